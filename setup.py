@@ -49,14 +49,14 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
         configure = [CMAKE, "-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
-                     f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DPython_EXECUTABLE={sys.executable}"]
-        configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
-        arguments = build / "arguments.txt"
-        # CMake keeps the compiler and tools of its first run, so a different call starts over.
-        if not arguments.exists() or arguments.read_text() != repr(configure):
+                     f"-DPython_EXECUTABLE={sys.executable}", *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
+        # CMake keeps the compiler, tools and flags of its first run, so a different call starts over.
+        call = repr([configure, COMPILER, *map(os.environ.get, ["CXX", "CXXFLAGS", "LDFLAGS"])])
+        last_call = build / "last_call.txt"
+        if not last_call.exists() or last_call.read_text() != call:
             shutil.rmtree(build, ignore_errors=True)
         subprocess.run(configure, check=True)
-        arguments.write_text(repr(configure))
+        last_call.write_text(call)
         subprocess.run([CMAKE, "--build", build], check=True)
         package = Path(self.get_ext_fullpath(ext.name)).parent
         subprocess.run([CMAKE, "--install", build, "--prefix", package], check=True)
