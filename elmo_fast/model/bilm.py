@@ -164,7 +164,7 @@ class BiLm(nn.Module):
         layers = self.run(vectors, index, mask.sum(1).cpu().numpy())
         places = mask.flatten().nonzero().squeeze(1)  # [N], where each token stands in [B * T]
         padded = [each.new_zeros(mask.numel(), each.shape[1]).index_copy(0, places, each) for each in layers]
-        return BiLmOutput([each.view(*mask.shape, -1) for each in padded], mask)
+        return BiLmOutput([each.view(*mask.shape, each.shape[1]) for each in padded], mask)
 
     def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.

@@ -30,8 +30,8 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         self.options = options.lstm
         self.state = state
         self.datasets = {}
-        for layer in range(self.options.n_layers):
-            for direction in DIRECTIONS:
+        for direction in DIRECTIONS:
+            for layer in range(self.options.n_layers):
                 for dataset in ("W_0", "B", "W_P_0")[: 2 + self.options.is_projected]:
                     own, name = f"{dataset}_{direction}_{layer}", lstm_name(direction, layer, dataset)
                     self.datasets[own] = name
