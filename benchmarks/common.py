@@ -130,7 +130,7 @@ def slug(name: str) -> str:
 # ---- text ----------------------------------------------------------------------------------
 
 
-def _shared() -> Path:
+def shared_folder() -> Path:
     return Path(os.environ.get("ELMO_FAST_SHARED") or ROOT.parent / "shared")
 
 
@@ -164,7 +164,7 @@ def _generated_sentences(count: int) -> list[list[str]]:
 
 def running_text(count: int) -> tuple[list[list[str]], str]:
     """The first `count` sentences, and where they come from: the file's name or 'generated'."""
-    path = _shared() / "text" / "wikitext2_valid.txt"
+    path = shared_folder() / "text" / "wikitext2_valid.txt"
     if not path.exists():
         return _generated_sentences(count), "generated (Zipf)"
     sentences: list[list[str]] = []
