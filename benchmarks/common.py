@@ -219,8 +219,7 @@ class Timing:
         return cls(float(median), float(p20), float(p80), len(samples), calls_per_round)
 
     def as_dict(self) -> dict:
-        return {name: float(f"{value:.5g}") if isinstance(value, float) else value
-                for name, value in asdict(self).items()}
+        return rounded(asdict(self))
 
 
 def _seconds(fn, calls: int) -> float:
@@ -250,6 +249,15 @@ def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0) -> di
 
 
 # ---- results -------------------------------------------------------------------------------
+
+
+def rounded(value):
+    """The same with five significant digits: more would be noise."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def revision() -> str | None:
