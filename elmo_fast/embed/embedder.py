@@ -141,7 +141,7 @@ class ElmoEmbedder:
             arrays = self.embed_sentences((line.tokens for line in running), batch_size)
             index: dict[str, str] = {}
             with hdf5_file(output_file_path) as writer:
-                for number, (line, vectors) in enumerate(zip(kept, _progress(arrays, count, progress))):
+                for number, (vectors, line) in enumerate(zip(_progress(arrays, count, progress), kept)):
                     key = line.text if use_sentence_keys else str(number)
                     writer.write(key, _formatted(vectors, output_format))
                     if not forget_sentences and not use_sentence_keys:
@@ -164,7 +164,7 @@ def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool) -> 
     except ImportError:
         logger.info("tqdm is not installed: no progress bar")
         return arrays
-    return iter(tqdm(arrays, total=count, unit=" sentences"))
+    return iter(tqdm(arrays, total=count, unit=" sentences", disable=None))
 
 
 def _device(cuda_device: int) -> torch.device:

@@ -109,9 +109,8 @@ def _named(name: str) -> ModelFiles:
     try:
         return ModelFiles(*map(fetch, urls))
     except (OSError, ImportError) as error:
-        wanted = "; ".join(f"{url} to {cache_path(url)}" for url in urls)
-        raise FileNotFoundError(f"model {name!r}: its files cannot be downloaded here ({error}). "
-                                f"Fetch two files by other means and put {wanted}") from error
+        wanted = ", and ".join(f"{url} as {cache_path(url)}" for url in urls)
+        raise FileNotFoundError(f"model {name!r}: {error}. Fetch its two files by other means: {wanted}") from error
 
 
 def _in_directory(directory: Path) -> ModelFiles:
@@ -166,20 +165,17 @@ def _is_url(name: str) -> bool:
 def _download(url: str, target: Path) -> None:
     try:
         import fsspec
+
+        with _partial(target) as part:
+            with fsspec.open(url, "rb") as source, open(part, "wb") as copy:
+                shutil.copyfileobj(source, copy, _BLOCK)
+                _check_size(url, getattr(source, "size", None), copy.tell())
     except ImportError as error:
-        raise ImportError(f"fetching {url} needs fsspec: install elmo-fast[remote]") from error
-    try:
-        with _partial(target) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
-            shutil.copyfileobj(source, copy, _BLOCK)
-            _check_size(url, getattr(source, "size", None), copy.tell())
-    except ImportError as error:
-        raise ImportError(f"fetching {url} needs another package ({error}): install elmo-fast[remote]") from error
-    except FileNotFoundError:
-        raise
+        raise ImportError(f"fetching {url} needs a package that is not there ({error}): "
+                          "install elmo-fast[remote]") from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None and error.filename:
-            raise
-        raise OSError(f"{url}: download failed ({type(error).__name__}: {error}); nothing was kept") from error
+        reason = type(error).__name__ if str(error) == url else f"{type(error).__name__}: {error}"
+        raise OSError(f"{url}: the download failed ({reason}); nothing of it was kept") from error
 
 
 def _check_size(url: str, expected: int | None, found: int) -> None:

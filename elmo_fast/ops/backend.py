@@ -9,7 +9,7 @@ import torch
 BACKENDS = ("auto", "reference", "torch", "native")
 OPS = ("char_cnn", "highway", "projected_lstm")
 
-_LADDER = ("native", "torch", "reference")
+LADDER = ("native", "torch", "reference")
 _NO_KERNEL = "this op has no native kernel for {device}"
 _NATIVE_KERNELS: dict[str, frozenset[str]] = {op: frozenset() for op in OPS}
 
@@ -34,7 +34,7 @@ def resolve(op: str, backend: str, device: torch.device) -> str:
         if reason:
             raise RuntimeError(f"backend: {backend!r} was asked for {op} and is not available: {reason}")
         return backend
-    for candidate in _LADDER:
+    for candidate in LADDER:
         reason = why_not(op, candidate, device)
         if not reason:
             return candidate
