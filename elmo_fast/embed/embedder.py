@@ -77,8 +77,7 @@ class ElmoEmbedder:
         A single empty sentence leaves the carried states alone, as in AllenNLP; beside others, or twice, an empty
         sentence runs as `<S> </S>`.
         """
-        batch = list(batch) if not isinstance(batch, (str, bytes)) else batch
-        check_batch(batch)
+        batch = check_batch(batch)
         if not batch:
             return []
         if len(batch) == 1 and not len(batch[0]):
