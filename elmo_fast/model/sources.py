@@ -141,6 +141,7 @@ def _unpacked(archive: Path) -> Path:
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if target.is_dir():
         return target
+    target.parent.mkdir(parents=True, exist_ok=True)
     with whole(target) as part:
         part.mkdir()
         try:
@@ -184,6 +185,7 @@ def _download(url: str, target: Path) -> None:
     try:
         import fsspec
 
+        target.parent.mkdir(parents=True, exist_ok=True)
         with whole(target) as part:
             with fsspec.open(url, "rb") as source, open(part, "wb") as copy:
                 shutil.copyfileobj(source, copy, _BLOCK)

@@ -34,7 +34,7 @@ def whole(target: str | os.PathLike) -> Iterator[Path]:
 def check_target(path: str | os.PathLike, name: str) -> None:
     """Raise `OSError` when a file cannot come to be at `path`, before any work is done for it; `name` is what it is."""
     target = os.fspath(path)
-    folder = os.path.dirname(os.path.realpath(target))
+    folder = target if target.endswith("/") else os.path.dirname(os.path.realpath(target))
     if not target:
         raise FileNotFoundError(f"{name}: expected a file's path, got an empty one")
     if os.path.isdir(target):
