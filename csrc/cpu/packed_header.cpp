@@ -17,7 +17,7 @@ std::string described(const PackedHeader& h) {
   std::string text = std::string(h.op == 0 ? "lstm" : "linear") + " for " +
                      (known ? isa_name(static_cast<Isa>(h.isa)) : "an unknown instruction set") +
                      (h.op == 0 ? ", precision " : ", epilogue ") + std::to_string(h.precision) + ", sizes";
-  for (int64_t size : h.sizes) text += " " + std::to_string(size);
+  for (int k = 0; k < (h.op == 0 ? 3 : 2); ++k) text += " " + std::to_string(h.sizes[k]);
   return text + ", version " + std::to_string(h.version);
 }
 
@@ -30,6 +30,16 @@ PackedHeader header_of(int32_t op, int32_t isa, int32_t precision, size_t bytes)
   header.precision = precision;
   header.bytes = bytes;
   return header;
+}
+
+void check_alignment(const void* packed) {
+  if (packed == nullptr || reinterpret_cast<uintptr_t>(packed) % 4 != 0)
+    throw std::invalid_argument("packed: expected a buffer aligned to 4 bytes");
+}
+
+void check_size(size_t size, uint64_t least) {
+  if (size < least)
+    throw std::invalid_argument("packed: expected " + std::to_string(least) + " bytes, got " + std::to_string(size));
 }
 
 }  // namespace
@@ -51,21 +61,20 @@ PackedHeader linear_header(int32_t isa, int32_t epilogue, int64_t input, int64_t
 }
 
 void check_buffer(const void* packed, size_t size, const PackedHeader& header) {
-  if (packed == nullptr || reinterpret_cast<uintptr_t>(packed) % 4 != 0)
-    throw std::invalid_argument("packed: expected a buffer aligned to 4 bytes");
-  if (size < header.bytes)
-    throw std::invalid_argument("packed: expected " + std::to_string(header.bytes) + " bytes, got " +
-                                std::to_string(size));
+  check_alignment(packed);
+  check_size(size, header.bytes);
 }
 
 void check_packed(const void* packed, size_t size, const PackedHeader& header) {
-  check_buffer(packed, size, header);
+  check_alignment(packed);
+  check_size(size, sizeof(PackedHeader));
   PackedHeader found;
   std::memcpy(&found, packed, sizeof found);
   if (std::memcmp(found.magic, header.magic, 8) != 0)
     throw std::invalid_argument("packed: these are not packed weights");
   if (std::memcmp(&found, &header, sizeof found) != 0)
     throw std::invalid_argument("packed: expected " + described(header) + "; got " + described(found));
+  check_size(size, header.bytes);
 }
 
 }  // namespace cpu
