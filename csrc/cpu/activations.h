@@ -1,5 +1,5 @@
 // sigmoid and tanh on vectors, for every float: denormal results, infinities, NaN. Include after one vec_*.h.
-// Measured over all 2^32 inputs (tests/native/activation_error.cpp): sigmoid <= 1.6 ulp, tanh <= 1.7 ulp.
+// Measured over all 2^32 inputs (tests/native/activation_error.cpp): sigmoid <= 1.97 ulp, tanh <= 1.46 ulp.
 #pragma once
 
 namespace {
@@ -27,9 +27,7 @@ inline Vec::F sigmoid(Vec::F x) {
   const Vec::F e = exp_nonpositive(Vec::sub(Vec::set1(0.0f), Vec::abs(x)));
   const Vec::F sum = Vec::add(one, e);
   const Vec::F lost = Vec::sub(e, Vec::sub(sum, one));
-  const Vec::F s = Vec::div(Vec::if_less(x, Vec::set1(0.0f), e, one), sum);
-  const Vec::F about_inverse = Vec::fnma(Vec::set1(0.5f), e, one);
-  return Vec::fnma(Vec::mul(s, lost), about_inverse, s);
+  return Vec::divide(Vec::if_less(x, Vec::set1(0.0f), e, one), sum, lost);
 }
 
 // A polynomial near zero, 1 - 2e / (1 + e) with e = exp(-2|x|) beyond.
@@ -37,7 +35,7 @@ inline Vec::F tanh(Vec::F x) {
   const Vec::F one = Vec::set1(1.0f);
   const Vec::F size = Vec::abs(x);
   const Vec::F e = exp_nonpositive(Vec::mul(Vec::set1(-2.0f), size));
-  const Vec::F far = Vec::sub(one, Vec::div(Vec::add(e, e), Vec::add(one, e)));
+  const Vec::F far = Vec::sub(one, Vec::divide(Vec::add(e, e), Vec::add(one, e)));
   const Vec::F square = Vec::mul(size, size);
   Vec::F p = Vec::set1(0.00229565497f);  // (tanh(x) - x) / x^3 in x^2, fitted on |x| <= 0.625
   p = Vec::fma(p, square, Vec::set1(-0.00834681652f));

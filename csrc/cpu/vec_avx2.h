@@ -16,7 +16,12 @@ struct Vec {
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
-  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  // a / (d + low) for d in [1, 2] and low below its last place; 1.5 - d / 2 is close enough to 1 / d.
+  static F divide(F a, F d, F low) {
+    const F q = divide(a, d);
+    return fnma(mul(q, low), fnma(set1(0.5f), d, set1(1.5f)), q);
+  }
+  static F divide(F a, F d) { return _mm256_div_ps(a, d); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
   static F at_least(F limit, F x) { return _mm256_max_ps(limit, x); }
