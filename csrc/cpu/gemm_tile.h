@@ -72,17 +72,25 @@ struct PanelSource {
   int64_t stride;
 };
 
-// Splits `rows` rows evenly into the fewest blocks of at most `most` rows.
+// Splits `rows` rows into the fewest blocks of at most `most` rows: evenly, or full ones and a rest.
 struct Blocks {
-  int64_t count, base, larger;
-  Blocks(int64_t rows, int64_t most)
-      : count((rows + most - 1) / most), base(count ? rows / count : 0), larger(count ? rows % count : 0) {}
-  int64_t begin(int64_t block) const { return block * base + (block < larger ? block : larger); }
+  int64_t count, base, larger, most, rows;
+  bool even;
+  Blocks(int64_t rows_, int64_t most_, bool even_)
+      : count((rows_ + most_ - 1) / most_), base(count ? rows_ / count : 0), larger(count ? rows_ % count : 0),
+        most(most_), rows(rows_), even(even_) {}
+  int64_t begin(int64_t block) const {
+    return even ? block * base + (block < larger ? block : larger) : block * most;
+  }
   int64_t find(int64_t row) const {
+    if (!even) return row / most;
     const int64_t in_larger = larger * (base + 1);
     return row < in_larger ? row / (base + 1) : larger + (row - in_larger) / base;
   }
-  int size(int64_t block) const { return static_cast<int>(base + (block < larger ? 1 : 0)); }
+  int size(int64_t block) const {
+    if (even) return static_cast<int>(base + (block < larger ? 1 : 0));
+    return static_cast<int>(block + 1 < count ? most : rows - block * most);
+  }
 };
 
 // The fp32 product as the loops see it: how operands are packed, and c += left x right over one unit of k.
@@ -91,6 +99,8 @@ struct Fp32Product {
   static constexpr int64_t unit = unit_k;
   static constexpr int64_t bytes_per_k = panel_width * sizeof(float);
 
+  static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, true); }
+  static int64_t buffer_rows(int64_t rows) { return rows; }
   static int64_t padded(int64_t k) { return k; }
   static int64_t row_bytes(int64_t k) { return k * static_cast<int64_t>(sizeof(float)); }
 
@@ -99,6 +109,10 @@ struct Fp32Product {
     TileTable<1, Vec::rows>::fill(table_[1]);
     TileTable<2, Vec::rows>::fill(table_[2]);
   }
+
+  // Around products with left operands of `rows` rows in all.
+  void begin(int64_t /*rows*/) const {}
+  void end() const {}
 
   // Rows [k0, k0 + k) of the panel.
   static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {

@@ -87,16 +87,23 @@ bool find_isa(Precision precision, Isa* isa) {
 #if defined(__x86_64__)
 
 const Fp32Engine& fp32_engine(Isa isa) {
+  if (isa > Isa::avx512) return avx512_engine();
   return isa == Isa::avx512 ? avx512_engine() : isa == Isa::avx2 ? avx2_engine() : generic_engine();
+}
+
+const LstmEngine& lstm_engine(Precision precision, Isa isa) {
+  if (precision == Precision::highest) return fp32_engine(isa).lstm;
+  const AmxEngine& amx = isa == Isa::amx ? amx_engine() : amx_emulated_engine();
+  return precision == Precision::high ? amx.high : amx.medium;
 }
 
 #else
 
 const Fp32Engine& fp32_engine(Isa) { return generic_engine(); }
 
-#endif
-
 const LstmEngine& lstm_engine(Precision, Isa isa) { return fp32_engine(isa).lstm; }
+
+#endif
 
 }  // namespace cpu
 }  // namespace elmo_fast

@@ -59,7 +59,7 @@ class LinearLoop {
   void run(const Share& rows, const Share& panels) {
     for (int64_t row = rows.begin; row < rows.end; row += linear_rows_at_once) {
       const int64_t count = smaller(linear_rows_at_once, rows.end - row);
-      const Blocks blocks(count, Fp32Product::block_rows);
+      const Blocks blocks = Fp32Product::blocks(count);
       gather(row, blocks);
       for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
         repeat_bias(panel, count);

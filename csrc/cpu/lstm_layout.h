@@ -29,7 +29,7 @@ struct WeightLayout {
   }
 };
 
-// Offsets in bytes into one direction's scratch.
+// Offsets in bytes into one direction's scratch. Row counts are what products may touch: P::buffer_rows.
 template <class P>
 struct ScratchLayout {
   size_t x;            // left operand [max_distinct, in]
@@ -46,15 +46,16 @@ struct ScratchLayout {
     const LstmShape& s = plan.shape;
     const WeightLayout<P> w(s);
     const int64_t word = sizeof(float);
+    const int64_t distinct = P::buffer_rows(plan.max_distinct), lanes = P::buffer_rows(plan.lanes);
     x = 0;
-    ahead = x + left_bytes<P>(plan.max_distinct, s.input);
-    h[0] = ahead + aligned64(w.tiles * plan.max_distinct * gate_width * word);
-    h[1] = h[0] + left_bytes<P>(plan.lanes, s.projection);
-    m = h[1] + left_bytes<P>(plan.lanes, s.projection);
-    c = m + (w.panels ? left_bytes<P>(plan.lanes, s.dim) : 0);
-    projected = c + aligned64(w.tiles * plan.lanes * Vec::width * word);
-    gates = projected + aligned64(w.panels * plan.lanes * panel_width * word);
-    gates_bytes = aligned64(plan.lanes * gate_width * word);
+    ahead = x + left_bytes<P>(distinct, s.input);
+    h[0] = ahead + aligned64(w.tiles * distinct * gate_width * word);
+    h[1] = h[0] + left_bytes<P>(lanes, s.projection);
+    m = h[1] + left_bytes<P>(lanes, s.projection);
+    c = m + (w.panels ? left_bytes<P>(lanes, s.dim) : 0);
+    projected = c + aligned64(w.tiles * lanes * Vec::width * word);
+    gates = projected + aligned64(w.panels * lanes * panel_width * word);
+    gates_bytes = aligned64(lanes * gate_width * word);
     size = gates + gates_bytes * static_cast<size_t>(team_size);
   }
 };

@@ -13,7 +13,8 @@ class LstmLoop {
   LstmLoop(const LstmPlan& plan, const LstmDirection& direction, Team team)
       : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape),
         tiles_(weights_.tiles, team.rank, team.size), panels_(weights_.panels, team.rank, team.size),
-        scratch_(plan, team.size), cell_limit_(Vec::set1(plan.cell_clip)), proj_limit_(Vec::set1(plan.proj_clip)) {}
+        scratch_(plan, team.size), distinct_rows_(P::buffer_rows(plan.max_distinct)),
+        cell_limit_(Vec::set1(plan.cell_clip)), proj_limit_(Vec::set1(plan.proj_clip)) {}
 
   void run() {
     load_cells();
@@ -26,6 +27,7 @@ class LstmLoop {
       input_products(d_.chunks[k]);
       for (int64_t t = d_.chunks[k].step_begin; t < d_.chunks[k].step_end; ++t) step(t);
     }
+    product_.end();
     store_cells();
   }
 
@@ -36,7 +38,7 @@ class LstmLoop {
     return reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
   }
   float* cells(int64_t tile) const { return floats(scratch_.c) + tile * plan_.lanes * Vec::width; }
-  float* ahead(int64_t tile) const { return floats(scratch_.ahead) + tile * plan_.max_distinct * gate_width; }
+  float* ahead(int64_t tile) const { return floats(scratch_.ahead) + tile * distinct_rows_ * gate_width; }
   float* gates() const {
     return floats(scratch_.gates + scratch_.gates_bytes * static_cast<size_t>(team_.rank));
   }
@@ -81,7 +83,7 @@ class LstmLoop {
 
   // Columns [begin, begin + count) of lane's h become part of step t's operand, or its reset value does.
   void put_next_h(int64_t t, int64_t lane, int64_t begin, int64_t count, const float* h) {
-    const Blocks blocks(plan_.live[t], P::block_rows);
+    const Blocks blocks = P::blocks(plan_.live[t]);
     put_h_in(t, blocks, blocks.find(lane), lane, begin, count, h);
   }
 
@@ -99,10 +101,11 @@ class LstmLoop {
 
   void input_products(const Chunk& chunk) {
     const Left<P> x = {d_.scratch + scratch_.x, shape_.input};
-    const Blocks blocks(chunk.distinct_count, P::block_rows);
+    const Blocks blocks = P::blocks(chunk.distinct_count);
     const Share mine(blocks.count, team_.rank, team_.size);
     for (int64_t b = mine.begin; b < mine.end; ++b) gather_block(chunk, x.block(blocks, b), blocks, b);
     meet();
+    product_.begin(chunk.distinct_count);
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       repeat_bias(tile, chunk.distinct_count);
       const char* right = d_.packed + weights_.input + tile * weights_.input_tile;
@@ -125,8 +128,9 @@ class LstmLoop {
 
   void step(int64_t t) {
     if (plan_.reset) reset_cells(t);
-    const Blocks blocks(plan_.live[t], P::block_rows);
+    const Blocks blocks = P::blocks(plan_.live[t]);
     const Left<P> h = h_operand(t);
+    product_.begin(plan_.live[t]);
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       gather_ahead(t, tile);
       const char* right = d_.packed + weights_.recurrent + tile * weights_.recurrent_tile;
@@ -156,7 +160,7 @@ class LstmLoop {
   void gather_ahead(int64_t t, int64_t tile) {
     const int32_t* slot = d_.slots + plan_.begin[t];
     const float* from = ahead(tile);
-    const int64_t next = plan_.max_distinct * gate_width;
+    const int64_t next = distinct_rows_ * gate_width;
     float* to = gates();
     for (int64_t lane = 0; lane < plan_.live[t]; ++lane, to += gate_width) {
       const float* row = from + slot[lane] * gate_width;
@@ -201,7 +205,7 @@ class LstmLoop {
   // h = clip(m W_P) for this thread's columns, units of D outermost so that a unit of weights serves all rows.
   void project(int64_t t, const Blocks& blocks) {
     const Left<P> m = m_operand();
-    const int64_t rows = plan_.live[t], panel_floats = plan_.lanes * panel_width;
+    const int64_t rows = plan_.live[t], panel_floats = P::buffer_rows(plan_.lanes) * panel_width;
     float* sums = floats(scratch_.projected);
     for (int64_t panel = panels_.begin; panel < panels_.end; ++panel)
       std::memset(sums + panel * panel_floats, 0, sizeof(float) * size_t(rows * panel_width));
@@ -231,8 +235,9 @@ class LstmLoop {
   const WeightLayout<P> weights_;
   const Share tiles_, panels_;
   const ScratchLayout<P> scratch_;
+  const int64_t distinct_rows_;
   const Vec::F cell_limit_, proj_limit_;
-  const P product_;
+  const P product_{};
 };
 
 template <class P>
