@@ -5,6 +5,10 @@
 
 namespace py = pybind11;
 
+namespace elmo_fast {
+void bind_cpu(py::module_& m);
+}
+
 namespace {
 
 py::dict cpu_features() {
@@ -36,4 +40,5 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "Native kernels of elmo_fast: raw pointers in and out, nothing of PyTorch.";
   bind_build(m);
   bind_cpu_features(m);
+  elmo_fast::bind_cpu(m);
 }

@@ -18,7 +18,7 @@
 namespace elmo_fast {
 namespace {
 
-const char* const kIsaNames[] = {"generic", "avx2", "avx512", "amx"};
+const char* const kIsaNames[] = {"generic", "avx2", "avx512", "amx", "amx-emulated"};
 
 struct Features {
   bool sse4_2 = false, avx2 = false, fma = false, f16c = false;
@@ -93,7 +93,7 @@ Isa cap() {
   if (!value || !*value) return Isa::amx;
   const auto name = std::find(std::begin(kIsaNames), std::end(kIsaNames), std::string(value));
   if (name == std::end(kIsaNames)) {
-    throw std::invalid_argument("ELMO_FAST_CPU_ISA: expected one of generic, avx2, avx512, amx, got '" +
+    throw std::invalid_argument("ELMO_FAST_CPU_ISA: expected one of generic, avx2, avx512, amx, amx-emulated, got '" +
                                 std::string(value) + "'");
   }
   return static_cast<Isa>(name - std::begin(kIsaNames));
@@ -129,7 +129,7 @@ Isa cpu_isa() {
     isa = Isa::amx;
   }
 #endif
-  return std::min(isa, highest);
+  return highest == Isa::amx_emulated && isa == Isa::avx512 ? highest : std::min(isa, highest);
 }
 
 const char* isa_name(Isa isa) { return kIsaNames[static_cast<int>(isa)]; }

@@ -1,14 +1,16 @@
 // What this CPU, its operating system and this build can run together.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace elmo_fast {
 
-// In ascending order: each level includes the ones before it.
-enum class Isa { generic, avx2, avx512, amx };
+// In ascending order: each level includes the ones before it. amx_emulated is AVX-512 code that computes what AMX
+// would, bit for bit; it is never found, only asked for, by tests.
+enum class Isa : int32_t { generic = 0, avx2 = 1, avx512 = 2, amx = 3, amx_emulated = 4 };
 
 // Name and presence of each feature; present means that the operating system keeps its registers too.
 std::vector<std::pair<std::string, bool>> cpu_features();
