@@ -6,15 +6,15 @@ import torch
 from elmo_fast.ops import backend
 from elmo_fast.ops.doctor import report
 
-CPU = torch.device("cpu")
+CPU = torch.empty(0)
 
 
 @pytest.mark.parametrize("op", backend.OPS)
 def test_auto_takes_what_is_there(op):
     chosen = backend.resolve(op, "auto", CPU)
-    assert backend.why_not(op, chosen, CPU) is None
+    assert backend.why_not(op, chosen, [CPU]) is None
     faster = backend.LADDER[: backend.LADDER.index(chosen)]
-    assert all(backend.why_not(op, name, CPU) for name in faster)
+    assert all(backend.why_not(op, name, [CPU]) for name in faster)
 
 
 @pytest.mark.parametrize("op", backend.OPS)
@@ -24,14 +24,14 @@ def test_by_name(op, name):
 
 
 def test_by_name_and_not_there(monkeypatch):
-    monkeypatch.setattr(backend, "why_not", lambda op, name, device: "it is Sunday" if name == "native" else None)
+    monkeypatch.setattr(backend, "why_not", lambda op, name, tensors: "it is Sunday" if name == "native" else None)
     with pytest.raises(RuntimeError, match="'native' was asked for highway and is not available: it is Sunday"):
         backend.resolve("highway", "native", CPU)
     assert backend.resolve("highway", "auto", CPU) == "torch"
 
 
 def test_auto_says_once_what_it_passed_over(monkeypatch, caplog):
-    monkeypatch.setattr(backend, "why_not", lambda op, name, device: "a reason of its own" if name == "native" else None)
+    monkeypatch.setattr(backend, "why_not", lambda op, name, tensors: "a reason of its own" if name == "native" else None)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             backend.resolve("highway", "auto", CPU)

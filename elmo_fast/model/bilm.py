@@ -191,7 +191,7 @@ class BiLm(nn.Module):
         with numerics(self._precision, vectors.device):
             schedule = make_schedule(lengths, lanes)
             order = torch.from_numpy(schedule.tokens).to(vectors.device).long()  # [2, S]
-            layers = self._elmo_lstm(vectors, index[order], schedule, fresh, self.backend)
+            layers = self._elmo_lstm(vectors, index[order], schedule, fresh, self.backend, self._precision)
             tokens = vectors[index]  # [N, P]
             dtype = self._elmo_lstm.W_0_0_0.dtype
             return [torch.cat([tokens, tokens], dim=1).to(dtype), *(in_text_order(each, order).to(dtype) for each in layers)]

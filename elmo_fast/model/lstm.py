@@ -8,7 +8,6 @@ from torch import nn
 
 from elmo_fast.model import allennlp_names, states
 from elmo_fast.model.options import Options
-from elmo_fast.model.token_source import full_precision
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import State
@@ -77,7 +76,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         self._carried = states.reset_rows(self._carried, mask)
 
     def forward(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, fresh: State | None = None,
-                backend: str = "auto") -> list[torch.Tensor]:
+                backend: str = "auto", precision: str = "highest") -> list[torch.Tensor]:
         """Outputs of every layer at every step-row of the schedule, [S, 2 P] each.
 
         `vectors` [R, P] are token vectors, `rows` int [2, S] names the one that each direction reads at each
@@ -85,13 +84,14 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         stands for zeros.
         """
         initial, restart = self._initial(schedule, fresh, vectors)
-        outputs, final = self.run(vectors, rows, schedule, initial, restart, backend)
+        outputs, final = self.run(vectors, rows, schedule, initial, restart, backend, precision)
         if self.stateful:
             self._carried = states.carried_on(self._carried, final)
         return outputs
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, initial: State,
-            restart: State | None = None, backend: str = "auto") -> tuple[list[torch.Tensor], State]:
+            restart: State | None = None, backend: str = "auto",
+            precision: str = "highest") -> tuple[list[torch.Tensor], State]:
         """Outputs of every layer and the final state, from the state given; what is carried is left alone.
 
         `initial` and the result are (h [L, lanes, 2 P], c [L, lanes, 2 D]); `restart` (h [L, 2 P], c [L, 2 D])
@@ -105,6 +105,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
                 x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
                 self._layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
                 restart=None if restart is None else (restart[0][layer], restart[1][layer]), backend=backend,
+                precision=precision,
             )
             x = out + x if layer and self.options.use_skip_connections else out
             outputs.append(x)
@@ -123,7 +124,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
     def _layer_weights(self, layer: int):
         def one(direction):
             names = (f"{dataset}_{direction}_{layer}" for dataset in ("W_0", "B", "W_P_0"))
-            return tuple(full_precision(getattr(self, name, None)) for name in names)
+            return tuple(getattr(self, name, None) for name in names)
 
         return one(0), one(1)
 

@@ -11,6 +11,8 @@ from elmo_fast.model import allennlp_names
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.highway import highway
+from elmo_fast.ops.linear import linear
+from elmo_fast.ops.precision import full_precision
 from elmo_fast.text import characters
 
 
@@ -63,13 +65,13 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
                              f"got {int(ids.min())} to {int(ids.max())}")
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
-        own = {name: full_precision(getattr(self, name)) for name in self.datasets}
+        own = {name: getattr(self, name) for name in self.datasets}
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
         x = char_cnn(ids, own["char_embed"], filters, self.options.activation, backend=backend)  # [N, filters]
         for k in range(self.options.n_highway):
             x = highway(x, own[f"W_carry_{k}"], own[f"b_carry_{k}"], own[f"W_transform_{k}"], own[f"b_transform_{k}"],
                         backend=backend)
-        return torch.addmm(own["b_proj"], x, own["W_proj"]) if self.has_projection else x
+        return linear(x, own["W_proj"], own["b_proj"], backend=backend) if self.has_projection else x
 
     def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
         char_embed = own["char_embed"]
@@ -126,11 +128,6 @@ class WordEmbedder(nn.Module):
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         known = full_precision(self.embedding)[(ids - 1).clamp(min=0)]
         return known * (ids > 0)[..., None]
-
-
-def full_precision(value: torch.Tensor | None) -> torch.Tensor | None:
-    """`value` in the type that computes: float32 for 16-bit parameters, else its own."""
-    return value.float() if value is not None and value.dtype in (torch.float16, torch.bfloat16) else value
 
 
 def _own_name(dataset: str) -> str:

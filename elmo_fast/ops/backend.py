@@ -4,15 +4,15 @@ import functools
 import importlib
 import logging
 import os
+from collections.abc import Sequence
 
 import torch
 
 BACKENDS = ("auto", "reference", "torch", "native")
-OPS = ("char_cnn", "highway", "projected_lstm")
-
+OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
-_NO_KERNEL = "this op has no native kernel for {device}"
-_NATIVE_KERNELS: dict[str, frozenset[str]] = {op: frozenset() for op in OPS}
+
+_NATIVE_DEVICES = {op: frozenset({"cpu"}) for op in OPS}
 
 logger = logging.getLogger(__name__)
 
@@ -24,32 +24,38 @@ def check_backend(backend: str) -> str:
     return backend
 
 
-def resolve(op: str, backend: str, device: torch.device) -> str:
-    """The backend that runs `op` on `device`: `reference`, `torch` or `native`.
+def resolve(op: str, backend: str, *tensors: torch.Tensor | None) -> str:
+    """The backend that runs `op` on `tensors`, its operands: `reference`, `torch` or `native`.
 
     `auto` takes the fastest that is there and logs once what it passed over. A backend asked for by name that
     is not there raises `RuntimeError` with the reason.
     """
+    tensors = [each for each in tensors if each is not None]
     if backend != "auto":
-        reason = why_not(op, check_backend(backend), device)
+        reason = why_not(op, check_backend(backend), tensors)
         if reason:
             raise RuntimeError(f"backend: {backend!r} was asked for {op} and is not available: {reason}")
         return backend
     for candidate in LADDER:
-        reason = why_not(op, candidate, device)
+        reason = why_not(op, candidate, tensors)
         if not reason:
             return candidate
         _log_once(op, candidate, reason)
     raise AssertionError("the reference runs everywhere")
 
 
-def why_not(op: str, backend: str, device: torch.device) -> str | None:
-    """None when `backend` can run `op` on `device`, else the reason it cannot."""
+def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor]) -> str | None:
+    """None when `backend` can run `op` on `tensors`, else the reason it cannot."""
     if backend != "native":
         return None
-    if device.type not in _NATIVE_KERNELS[op]:
-        return _NO_KERNEL.format(device=device.type)
-    return native_module()[1] if device.type == "cpu" else None
+    device = tensors[0].device.type
+    if device not in _NATIVE_DEVICES[op]:
+        return f"this op has no native kernel for {device}"
+    if any(each.dtype == torch.float64 for each in tensors):
+        return "the native kernels compute in float32, and an operand is float64"
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        return "the native kernels have no gradients, and an operand requires them"
+    return native_module()[1]
 
 
 @functools.cache

@@ -6,6 +6,8 @@ import platform
 import torch
 
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_not
+from elmo_fast.ops.native_cpu import runs_precision
+from elmo_fast.ops.precision import PRECISIONS
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
 
@@ -35,7 +37,12 @@ def _processor() -> list[str]:
         return [threads, f"native       not there: {reason}"]
     features = [name for name, there in module.cpu_features().items() if there]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}",
-            f"features     {', '.join(features) or 'none that matter'}"]
+            f"features     {', '.join(features) or 'none that matter'}",
+            "precision    " + "; ".join(f"{name} runs as {_runs_as(name)}" for name in PRECISIONS)]
+
+
+def _runs_as(precision: str) -> str:
+    return precision if runs_precision(precision) else "highest (16-bit products need AMX)"
 
 
 def _gpus() -> list[str]:
@@ -50,8 +57,9 @@ def _backends() -> list[str]:
     lines = []
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for device in map(torch.device, devices):
+        operand = torch.empty(0, device=device)
         for op in OPS:
-            chosen = resolve(op, "auto", device)
-            passed = [f"{name}: {why_not(op, name, device)}" for name in LADDER[: LADDER.index(chosen)]]
+            chosen = resolve(op, "auto", operand)
+            passed = [f"{name}: {why_not(op, name, [operand])}" for name in LADDER[: LADDER.index(chosen)]]
             lines.append(f"{device.type:<12} {op} runs on {chosen}" + (f" ({'; '.join(passed)})" if passed else ""))
     return lines

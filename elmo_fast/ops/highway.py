@@ -2,8 +2,9 @@
 
 import torch
 
-from elmo_fast.ops import reference
+from elmo_fast.ops import native_cpu, reference
 from elmo_fast.ops.backend import resolve
+from elmo_fast.ops.precision import full_precision
 
 
 def highway(
@@ -16,5 +17,7 @@ def highway(
     backend: str = "auto",
 ) -> torch.Tensor:
     """See `reference.highway`, which is also the torch path: two products leave nothing to save."""
-    resolve("highway", backend, x.device)
-    return reference.highway(x, w_carry, b_carry, w_transform, b_transform)
+    weights = w_carry, b_carry, w_transform, b_transform
+    if resolve("highway", backend, x, *weights) == "native":
+        return native_cpu.highway(x, *weights)
+    return reference.highway(x, *map(full_precision, weights))

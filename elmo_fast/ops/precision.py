@@ -15,6 +15,11 @@ def check_precision(precision: str) -> str:
     return precision
 
 
+def full_precision(value: torch.Tensor | None) -> torch.Tensor | None:
+    """`value` in the type that computes: float32 for 16-bit parameters, else its own."""
+    return value.float() if value is not None and value.dtype in (torch.float16, torch.bfloat16) else value
+
+
 @contextlib.contextmanager
 def numerics(precision: str, device: torch.device):
     """Run the body's matrix products in `precision` on `device`.
