@@ -4,7 +4,7 @@ import os
 import h5py
 import numpy as np
 import pytest
-from files import names
+from files import names, start
 
 from elmo_fast import ConfigurationError
 from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
@@ -97,3 +97,23 @@ def test_a_place_for_no_file_is_refused_before_any_work(tmp_path, monkeypatch, t
         with hdf5_file(target):
             pytest.fail("the body ran")
     assert names(tmp_path) == ["file"]
+
+
+def test_a_full_disk_is_found_at_once_and_leaves_nothing(tmp_path):
+    code = f"""
+import resource, signal
+import numpy as np
+from elmo_fast.embed.hdf5_writer import hdf5_file
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    with hdf5_file({str(tmp_path / "o.hdf5")!r}) as writer:
+        for written in range(1000):
+            writer.write(str(written), np.zeros((3, 7, 8)))
+except OSError as error:
+    print(written < 75, error.filename)
+"""
+    process = start(code)
+    output, _ = process.communicate(timeout=60)
+    assert (output, process.returncode) == (f"True {tmp_path / 'o.hdf5'}\n", 0)
+    assert names(tmp_path) == []

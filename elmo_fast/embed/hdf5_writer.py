@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.whole_file import check_target, whole
+from elmo_fast.model.whole_file import check_target
+from elmo_fast.model.whole_hdf5 import Disk, whole_hdf5
 
 INDEX_KEY = "sentence_to_index"
 
@@ -17,9 +18,9 @@ INDEX_KEY = "sentence_to_index"
 class Hdf5Writer:
     """Writes datasets of float32 by key into an open file."""
 
-    def __init__(self, file: h5py.File, path: str):
+    def __init__(self, file: h5py.File, disk: Disk):
         self._file = file
-        self._path = path
+        self._disk = disk
 
     def write(self, key: str, vectors: np.ndarray) -> None:
         """Add one sentence's vectors; `ConfigurationError` when the key is taken or cannot be a name in HDF5."""
@@ -28,12 +29,13 @@ class Hdf5Writer:
                                      f"got {key!r:.80}; line numbers always work")
         if key in self._file:
             raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice "
-                                     f"(or as a part of another's path) in {self._path}; line numbers always work")
+                                     f"(or as a part of another's path) in {self._disk.target}; line numbers always work")
         try:
             self._file.create_dataset(key, data=vectors, dtype="float32")
         except (ValueError, TypeError) as error:
             raise ConfigurationError(f"use_sentence_keys: expected sentences that HDF5 takes as names, "
                                      f"got {key!r:.80} ({error}); line numbers always work") from error
+        self._disk.check()
 
     def write_index(self, sentence_to_index: dict[str, str]) -> None:
         """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
@@ -45,8 +47,8 @@ class Hdf5Writer:
 def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
     """A writer whose file appears at `path` when the body succeeds, and leaves nothing behind when it does not."""
     check_output(path)
-    with whole(path) as part, h5py.File(part, "w") as file:
-        yield Hdf5Writer(file, os.fspath(path))
+    with whole_hdf5(path) as (file, disk):
+        yield Hdf5Writer(file, disk)
 
 
 def check_output(path: str | os.PathLike) -> None:

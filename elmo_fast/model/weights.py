@@ -7,7 +7,8 @@ import h5py
 import numpy as np
 
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
-from elmo_fast.model.whole_file import check_target, whole
+from elmo_fast.model.whole_file import check_target
+from elmo_fast.model.whole_hdf5 import whole_hdf5
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
@@ -150,6 +151,6 @@ def write_weights(path: str | os.PathLike, weights: Weights) -> None:
     The values of `read_weights` come back byte for byte (261 rows of characters).
     """
     check_target(path, "weight file")
-    with whole(path) as part, h5py.File(part, "w") as file:
+    with whole_hdf5(path) as (file, _):
         for dataset, values in weights.items():
             file.create_dataset(dataset, data=np.asarray(values, dtype=np.float32))

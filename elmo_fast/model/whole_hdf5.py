@@ -1,0 +1,54 @@
+"""HDF5 files that appear only when they are whole, and survive a full disk."""
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+
+from elmo_fast.model.whole_file import whole
+
+
+class Disk(io.FileIO):
+    """A file that keeps a failed write to itself, a full disk or Ctrl-C: HDF5 crashes when it closes after one."""
+
+    def __init__(self, part: Path, target: str | os.PathLike):
+        super().__init__(part, "x+")
+        self.target = os.fspath(target)
+        self.failure: BaseException | None = None
+
+    def write(self, values) -> int:
+        """Write all of `values`, or keep the reason and say that it was done."""
+        try:
+            rest = memoryview(values).cast("B")
+            while rest and not self.failure:
+                rest = rest[super().write(rest):]
+        except BaseException as error:
+            self.failure = error
+        return memoryview(values).nbytes
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, or keep the reason; after a failure there is nothing to set it for."""
+        try:
+            return size if self.failure else super().truncate(size)
+        except BaseException as error:
+            self.failure = error
+            return size
+
+    def check(self) -> None:
+        """Raise the failure that was kept."""
+        if isinstance(self.failure, OSError):
+            raise OSError(self.failure.errno, self.failure.strerror, self.target) from self.failure
+        if self.failure:
+            raise self.failure
+
+
+@contextlib.contextmanager
+def whole_hdf5(target: str | os.PathLike) -> Iterator[tuple[h5py.File, Disk]]:
+    """A new HDF5 file that becomes `target` when the body succeeds, and the disk below it, to check in a long body."""
+    with whole(target) as part, Disk(part, target) as disk:
+        with h5py.File(disk, "w") as file:
+            yield file, disk
+        disk.check()
