@@ -10,13 +10,15 @@
 #include <unistd.h>
 #endif
 
+// The build defines ELMO_FAST_HAS_AVX2, _AVX512, _AMX for the instruction sets that it compiled.
+
 namespace elmo_fast {
 namespace cpu {
 namespace {
 
 constexpr const char* names[] = {"generic", "avx2", "avx512", "amx", "amx-emulated"};
 
-#if defined(__x86_64__)
+#if defined(ELMO_FAST_HAS_AMX)
 
 // AMX tile data is enabled per process on request; without it the first tile operation faults.
 bool request_amx() {
@@ -39,13 +41,32 @@ bool has_amx() {
 #endif
 }
 
+#else
+
+bool has_amx() { return false; }
+
+#endif
+
+#if defined(ELMO_FAST_HAS_AVX512)
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+#else
+
+bool has_avx512() { return false; }
+
+#endif
+
+#if defined(ELMO_FAST_HAS_AVX2)
+
 Isa find_machine_isa() {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (avx512 && has_amx()) return Isa::amx;
-  return avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::generic;
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return Isa::generic;
+  if (!has_avx512()) return Isa::avx2;
+  return has_amx() ? Isa::amx : Isa::avx512;
 }
 
 #else
@@ -84,26 +105,29 @@ bool find_isa(Precision precision, Isa* isa) {
   return true;
 }
 
-#if defined(__x86_64__)
-
 const Fp32Engine& fp32_engine(Isa isa) {
-  if (isa > Isa::avx512) return avx512_engine();
-  return isa == Isa::avx512 ? avx512_engine() : isa == Isa::avx2 ? avx2_engine() : generic_engine();
+#if defined(ELMO_FAST_HAS_AVX512)
+  if (isa >= Isa::avx512) return avx512_engine();
+#endif
+#if defined(ELMO_FAST_HAS_AVX2)
+  if (isa >= Isa::avx2) return avx2_engine();
+#endif
+  (void)isa;
+  return generic_engine();
 }
 
 const LstmEngine& lstm_engine(Precision precision, Isa isa) {
-  if (precision == Precision::highest) return fp32_engine(isa).lstm;
-  const AmxEngine& amx = isa == Isa::amx ? amx_engine() : amx_emulated_engine();
-  return precision == Precision::high ? amx.high : amx.medium;
-}
-
-#else
-
-const Fp32Engine& fp32_engine(Isa) { return generic_engine(); }
-
-const LstmEngine& lstm_engine(Precision, Isa isa) { return fp32_engine(isa).lstm; }
-
+#if defined(ELMO_FAST_HAS_AMX)
+  if (isa == Isa::amx && precision != Precision::highest)
+    return precision == Precision::high ? amx_engine().high : amx_engine().medium;
 #endif
+#if defined(ELMO_FAST_HAS_AVX512)
+  if (isa == Isa::amx_emulated && precision != Precision::highest)
+    return precision == Precision::high ? amx_emulated_engine().high : amx_emulated_engine().medium;
+#endif
+  (void)precision;
+  return fp32_engine(isa).lstm;
+}
 
 }  // namespace cpu
 }  // namespace elmo_fast
