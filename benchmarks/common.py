@@ -1,0 +1,290 @@
+"""What every benchmark shares: machine facts, standard models, running text, timing, results."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+SCHEMA = 1
+
+FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
+# name: (LSTM cells, projection, highway layers), as the published models have them;
+# tiny exists for dry runs only
+SIZES = {
+    "tiny": (32, 16, 1),
+    "small": (1024, 128, 1),
+    "medium": (2048, 256, 1),
+    "original": (4096, 512, 2),
+}
+
+
+def standard_options(size: str, **lstm) -> dict:
+    """The options.json content of a standard model; keyword arguments replace LSTM entries."""
+    if size not in SIZES:
+        raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {size!r}")
+    cells, projection, highways = SIZES[size]
+    return {
+        "lstm": {
+            "use_skip_connections": True,
+            "n_layers": 2,
+            "dim": cells,
+            "projection_dim": projection,
+            "cell_clip": 3,
+            "proj_clip": 3,
+            **lstm,
+        },
+        "char_cnn": {
+            "activation": "relu",
+            "filters": [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS,
+            "n_highway": highways,
+            "embedding": {"dim": 16},
+            "n_characters": 262,
+            "max_characters_per_token": 50,
+        },
+    }
+
+
+# ---- machine -------------------------------------------------------------------------------
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints, or None where it is absent, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=ROOT)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu() -> dict:
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"model name\s*: (.*)", text)
+    flags = set(re.search(r"flags\s*: (.*)", text).group(1).split()) if "flags" in text else set()
+    known = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
+    return {
+        "model": model.group(1) if model else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "features": [name for name in known if name in flags],
+    }
+
+
+def _gpu() -> dict | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(0)
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "name": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "multiprocessors": facts.multi_processor_count,
+        "memory_gib": round(facts.total_memory / 2**30, 1),
+        "l2_mib": round(getattr(facts, "L2_cache_size", 0) / 2**20, 1),
+        "driver": driver.splitlines()[0] if driver else None,
+    }
+
+
+def machine() -> dict:
+    """Facts that decide a timing. Neither host names nor paths."""
+    import torch
+
+    nvcc = re.search(r"release ([\d.]+)", _output("nvcc", "--version") or "")
+    return {
+        "cpu": _cpu(),
+        "gpu": _gpu(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nvcc": nvcc.group(1) if nvcc else None,
+        "triton": _version("triton"),
+        "numpy": np.__version__,
+    }
+
+
+def slug(name: str) -> str:
+    """A folder name for a chip: 'NVIDIA H200' -> 'h200'."""
+    bare = re.sub(r"^NVIDIA\s+", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9]+", "-", bare.lower()).strip("-")
+
+
+# ---- text ----------------------------------------------------------------------------------
+
+
+def shared_folder() -> Path:
+    return Path(os.environ.get("ELMO_FAST_SHARED") or ROOT.parent / "shared")
+
+
+def _split_sentences(tokens: list[str]) -> list[list[str]]:
+    """Cuts a tokenized paragraph after each full stop; closing quotes stay with their sentence."""
+    sentences, current = [], []
+    for token in tokens:
+        if token in ('"', "'", ")") and not current and sentences:
+            sentences[-1].append(token)
+            continue
+        current.append(token)
+        if token in (".", "!", "?"):
+            sentences.append(current)
+            current = []
+    return sentences + [current] if current else sentences
+
+
+def _generated_sentences(count: int) -> list[list[str]]:
+    """Made-up words drawn by Zipf's law, with English word and sentence lengths."""
+    rng = np.random.default_rng(0)
+    ranks = np.arange(20_000)
+    # Mandelbrot's offset and this exponent repeat words as English does: 1 in 3 of 64 sentences' is distinct
+    weights = 1.0 / (ranks + 3.7) ** 1.25
+    letters = np.array(list("etaoinshrdlucmfwypvbgk"))
+    sizes = np.clip(rng.poisson(2 + np.log2(ranks + 2) / 3), 1, 16)
+    words = ["".join(rng.choice(letters, size)) for size in sizes]
+    lengths = np.clip(rng.gamma(4.0, 6.4, count).astype(int), 1, 120)
+    drawn = rng.choice(len(words), lengths.sum(), p=weights / weights.sum())
+    return [[words[i] for i in part] for part in np.split(drawn, np.cumsum(lengths)[:-1])]
+
+
+def running_text(count: int) -> tuple[list[list[str]], str]:
+    """The first `count` sentences, and where they come from: the file's name or 'generated'."""
+    path = shared_folder() / "text" / "wikitext2_valid.txt"
+    if not path.exists():
+        return _generated_sentences(count), "generated (Zipf)"
+    sentences: list[list[str]] = []
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            tokens = line.split()
+            if tokens and tokens[0] != "=":  # headings are not running text
+                sentences += _split_sentences(tokens)
+            if len(sentences) >= count:
+                return sentences[:count], path.name
+    raise ValueError(f"count: {path.name} has {len(sentences)} sentences, {count} were asked for")
+
+
+def batches(sentences: list, size: int) -> list[list]:
+    return [sentences[i : i + size] for i in range(0, len(sentences), size)]
+
+
+def text_facts(sentences: list[list[str]], batch_size: int) -> dict:
+    """How much of the work is repeated or padded: the figures depend on it."""
+    groups = batches(sentences, batch_size)
+    tokens = sum(map(len, sentences))
+    steps = sum(max(map(len, group)) + 2 for group in groups)
+    padded = sum(len(group) * (max(map(len, group)) + 2) for group in groups)
+    real = tokens + 2 * len(sentences)
+    distinct = sum(len({token for sentence in group for token in sentence}) for group in groups)
+    return {
+        "sentences": len(sentences),
+        "tokens": tokens,
+        "batch_size": batch_size,
+        "distinct_share": round(distinct / tokens, 3),
+        "padding_share": round(1 - real / padded, 3),
+        "live_rows_per_step": round(real / steps, 1),
+    }
+
+
+# ---- timing --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call: median, 20th and 80th percentile over `rounds` samples."""
+
+    median: float
+    p20: float
+    p80: float
+    rounds: int
+    calls_per_round: int
+
+    @classmethod
+    def of(cls, samples: list[float], calls_per_round: int = 1) -> "Timing":
+        p20, median, p80 = np.percentile(samples, [20, 50, 80])
+        return cls(float(median), float(p20), float(p80), len(samples), calls_per_round)
+
+    def as_dict(self) -> dict:
+        return rounded(asdict(self))
+
+
+def _seconds(fn, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        fn()
+    return (time.perf_counter() - start) / calls
+
+
+def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0) -> dict[str, Timing]:
+    """Times functions by turns, so that a slow minute of the machine hits all of them alike.
+
+    Every function is called once to warm up, then once a round, or as often as fills
+    `min_seconds`; the order turns by one each round.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds: expected at least 1, got {rounds}")
+    calls = {name: max(1, round(min_seconds / max(_seconds(fn, 1), 1e-9)))
+             for name, fn in functions.items()}
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    order = list(functions)
+    for _ in range(rounds):
+        for name in order:
+            samples[name].append(_seconds(functions[name], calls[name]))
+        order = order[1:] + order[:1]
+    return {name: Timing.of(samples[name], calls[name]) for name in functions}
+
+
+# ---- results -------------------------------------------------------------------------------
+
+
+def rounded(value):
+    """The same with five significant digits: more would be noise."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def revision() -> str | None:
+    """The commit measured, '+changes' behind it when the tree differs; None outside git."""
+    commit = _output("git", "rev-parse", "HEAD")
+    changed = _output("git", "status", "--porcelain", "--", ":!benchmarks/results")
+    return commit and commit + ("+changes" if changed else "")
+
+
+def document(name: str, settings: dict, results) -> dict:
+    """The frame every results file has."""
+    return {
+        "schema": SCHEMA,
+        "name": name,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "revision": revision(),
+        "machine": machine(),
+        "settings": settings,
+        "results": results,
+    }
+
+
+def write_json(path: Path, content) -> Path:
+    """Writes beside the target and renames, so that a reader never sees half a file."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)
+    return path

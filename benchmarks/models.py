@@ -1,0 +1,36 @@
+"""Random models of standard sizes: in memory for us, as files for a peer."""
+
+import json
+from pathlib import Path
+
+from benchmarks import common
+
+
+def build(size: str, *, backend: str = "reference", seed: int = 0, precision: str = "highest", **lstm):
+    """A `BiLm` that carries states; keyword arguments replace LSTM entries of the options."""
+    from elmo_fast import BiLm, Options
+    from elmo_fast.model.initialize import random_weights
+
+    options = Options.from_dict(common.standard_options(size, **lstm))
+    weights = random_weights(options, seed=seed)
+    return BiLm(options, weights, state="carry", precision=precision, backend=backend).eval()
+
+
+def write_files(folder: Path, size: str, seed: int = 0) -> tuple[Path, Path]:
+    """options.json and weights.hdf5 of the model that `build` gives for this size and seed."""
+    from elmo_fast import Options
+    from elmo_fast.model.initialize import random_weights
+    from elmo_fast.model.weights import write_weights
+
+    content = common.standard_options(size)
+    options_file, weight_file = folder / "options.json", folder / "weights.hdf5"
+    options_file.write_text(json.dumps(content), encoding="utf-8")
+    write_weights(weight_file, random_weights(Options.from_dict(content), seed=seed))
+    return options_file, weight_file
+
+
+def device_ids(sentences: list[list[str]], device: str):
+    """Character ids [B, T, 50] on the device, without boundaries."""
+    from elmo_fast import batch_to_ids
+
+    return batch_to_ids(sentences).to(device)

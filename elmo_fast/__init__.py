@@ -1,0 +1,31 @@
+"""elmo-fast: ELMo models (Peters et al. 2018) on today's PyTorch, with the original numbers and calls."""
+
+from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.model.bilm import BiLm, BiLmOutput, remove_boundaries
+from elmo_fast.model.elmo import Elmo
+from elmo_fast.model.initialize import random_weights
+from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.scalar_mix import ScalarMix
+from elmo_fast.model.weights import read_weights, write_weights
+from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
+from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
+
+__version__ = "0.1.0"
+__all__ = [
+    "Batcher",
+    "BiLm",
+    "BiLmOutput",
+    "ConfigurationError",
+    "Elmo",
+    "ElmoEmbedder",
+    "Options",
+    "ScalarMix",
+    "TokenBatcher",
+    "UnicodeCharsVocabulary",
+    "Vocabulary",
+    "batch_to_ids",
+    "random_weights",
+    "read_weights",
+    "remove_boundaries",
+    "write_weights",
+]

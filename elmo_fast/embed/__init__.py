@@ -1,0 +1,1 @@
+"""Floor 2: sentences to arrays and files."""

@@ -1,0 +1,178 @@
+"""`ElmoEmbedder`: tokenized sentences to NumPy arrays and HDF5 files, as AllenNLP's class of that name."""
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
+
+import numpy as np
+import torch
+
+from elmo_fast.embed import sentences as lines_of
+from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
+from elmo_fast.model.bilm import BiLm, remove_boundaries
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.sources import NAMED_MODELS
+from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
+
+DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
+DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
+DEFAULT_BATCH_SIZE = 64
+OUTPUT_FORMATS = ("all", "top", "average")
+
+logger = logging.getLogger(__name__)
+
+
+class ElmoEmbedder:
+    """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] each, token layer first.
+
+    In `state="carry"`, AllenNLP's way, sentence k of a batch starts where sentence k of the last batch ended, so
+    a sentence embedded twice gives two results; `zero` and `warm` always give one (see `BiLm`).
+    `options_file` and `weight_file` are paths or URLs; `cuda_device` -1 is the CPU.
+    """
+
+    def __init__(
+        self,
+        options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
+        weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE,
+        cuda_device: int = -1,
+        *,
+        state: str = "carry",
+        precision: str = "highest",
+        backend: str = "auto",
+    ):
+        device = _device(cuda_device)
+        bilm = BiLm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend)
+        self._take(bilm.to(device), cuda_device)
+
+    @classmethod
+    def from_bilm(cls, bilm: BiLm) -> "ElmoEmbedder":
+        """An embedder around a biLM that is already in memory, on whatever device it is."""
+        embedder = cls.__new__(cls)
+        device = next(bilm.parameters()).device
+        embedder._take(bilm, -1 if device.index is None else device.index)
+        return embedder
+
+    def _take(self, bilm: BiLm, cuda_device: int) -> None:
+        self.elmo_bilm = bilm.eval()
+        self.cuda_device = cuda_device
+
+    def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Vectors of a batch as padded tensors: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
+        ids = batch_to_ids(batch, *self.elmo_bilm.token_source.row_shape)
+        with torch.no_grad():
+            activations, mask = self.elmo_bilm(ids.to(next(self.elmo_bilm.parameters()).device))
+        inner = [remove_boundaries(layer, mask) for layer in activations]
+        return torch.stack([layer for layer, _ in inner], dim=1), inner[0][1].long()
+
+    def embed_sentence(self, sentence: Sequence[str]) -> np.ndarray:
+        """Vectors of one tokenized sentence: float32 [layers, tokens, 2 P]."""
+        check_sentence(sentence)
+        return self.embed_batch([sentence])[0]
+
+    def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        """Vectors of each sentence of one batch, float32 [layers, tokens, 2 P] each; an empty sentence has no tokens.
+
+        A single empty sentence leaves the carried states alone, as in AllenNLP; beside others, or twice, an empty
+        sentence runs as `<S> </S>`.
+        """
+        batch = check_batch(batch)
+        if not batch:
+            return []
+        if len(batch) == 1 and not len(batch[0]):
+            return [np.zeros((self.elmo_bilm.num_layers, 0, self.elmo_bilm.get_output_dim()), np.float32)]
+        if self.elmo_bilm.backend == "reference":
+            return self._embed_padded(batch)
+        with torch.no_grad():
+            layers, lengths = self.elmo_bilm.embed_tokens(batch)
+        values = torch.stack(layers).float().cpu().numpy()  # [layers, N, 2 P]
+        ends = np.cumsum(lengths)
+        return [values[:, end - length + 1 : end - 1].copy() for end, length in zip(ends, lengths)]
+
+    def _embed_padded(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
+        embeddings, mask = self.batch_to_embeddings(batch)
+        values = embeddings.float().cpu().numpy()
+        return [each[:, :length].copy() for each, length in zip(values, mask.sum(1).tolist())]
+
+    def embed_sentences(self, sentences: Iterable[Sequence[str]],
+                        batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[np.ndarray]:
+        """Vectors of each sentence of an iterable, in its order, float32 [layers, tokens, 2 P] each.
+
+        `batch_size` sentences run at a time; no more of the iterable is held.
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ValueError(f"batch_size: expected an integer of at least 1, got {batch_size!r}")
+        if isinstance(sentences, (str, bytes)):
+            check_sentence(sentences, "sentences")
+        return self._embed_batches(iter(sentences), batch_size)
+
+    def _embed_batches(self, sentences: Iterator[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
+        while batch := list(itertools.islice(sentences, batch_size)):
+            yield from self.embed_batch(batch)
+
+    def embed_file(
+        self,
+        input_file: IO[str],
+        output_file_path: str | os.PathLike,
+        output_format: str = "all",
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        forget_sentences: bool = False,
+        use_sentence_keys: bool = False,
+        *,
+        allow_blank: bool = False,
+        progress: bool = True,
+    ) -> None:
+        """Embed a text file, one tokenized sentence a line, into HDF5 datasets keyed by line index; closes the input.
+
+        `output_format` is `all` ([layers, tokens, 2 P]), `top` or `average` ([tokens, 2 P]). `sentence_to_index`
+        holds a JSON string that maps each sentence to its key, unless `forget_sentences`. With `use_sentence_keys`
+        the sentences themselves are the keys. `allow_blank` gives blank lines datasets without tokens. From
+        AllenNLP's `embed_file`. The output appears only when it is whole.
+        """
+        if output_format not in OUTPUT_FORMATS:
+            raise ConfigurationError(f"output_format: expected one of {', '.join(OUTPUT_FORMATS)}, "
+                                     f"got {output_format!r}")
+        if not hasattr(input_file, "readline"):
+            raise ValueError(f"input_file: expected a file opened as text, got {input_file!r:.80}")
+        check_output(output_file_path)
+        with input_file:
+            count = lines_of.scan(input_file, allow_blank)
+            kept, running = itertools.tee(lines_of.read_lines(input_file, allow_blank))
+            arrays = self.embed_sentences((line.tokens for line in running), batch_size)
+            index: dict[str, str] = {}
+            with hdf5_file(output_file_path) as writer:
+                for number, (vectors, line) in enumerate(zip(_progress(arrays, count, progress), kept)):
+                    key = line.text if use_sentence_keys else str(number)
+                    writer.write(key, _formatted(vectors, output_format))
+                    if not forget_sentences and not use_sentence_keys:
+                        index[line.text] = key
+                if not forget_sentences and not use_sentence_keys:
+                    writer.write_index(index)
+
+
+def _formatted(vectors: np.ndarray, output_format: str) -> np.ndarray:
+    if output_format == "all":
+        return vectors
+    return vectors[-1] if output_format == "top" else vectors.mean(axis=0)
+
+
+def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool) -> Iterator[np.ndarray]:
+    if not wanted:
+        return arrays
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        logger.info("tqdm is not installed: no progress bar")
+        return arrays
+    return iter(tqdm(arrays, total=count, unit=" sentences", disable=None))
+
+
+def _device(cuda_device: int) -> torch.device:
+    if isinstance(cuda_device, bool) or not isinstance(cuda_device, int) or cuda_device < -1:
+        raise ValueError(f"cuda_device: expected -1 for the CPU or the number of a GPU, got {cuda_device!r}")
+    count = torch.cuda.device_count()
+    if cuda_device >= count:
+        expected = f"-1 or a number below {count} (the GPUs that torch sees)" if count else "-1, for torch sees no GPU"
+        raise ValueError(f"cuda_device: expected {expected}, got {cuda_device}")
+    return torch.device("cpu") if cuda_device < 0 else torch.device("cuda", cuda_device)

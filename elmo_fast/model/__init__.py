@@ -1,0 +1,1 @@
+"""Floor 1: options and weights to layers of representations."""

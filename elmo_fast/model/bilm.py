@@ -1,0 +1,296 @@
+"""The bidirectional language model: token ids to the representations of every layer."""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from elmo_fast.model import states
+from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.options import Options
+from elmo_fast.model.sources import find_model
+from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
+from elmo_fast.model.weights import check_weights, read_weights
+from elmo_fast.model.word_cache import WordCache
+from elmo_fast.ops.backend import check_backend
+from elmo_fast.ops.precision import check_precision, numerics
+from elmo_fast.ops.reference import State, restore
+from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.text import characters
+from elmo_fast.text.batching import number_tokens
+
+WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
+    "The committee will meet again on Tuesday to discuss the report .",
+    "She opened the window and looked out over the quiet street .",
+    "Prices rose by about two per cent in the last quarter , the bank said .",
+    "\" I do not think so , \" he answered , \" but we shall see . \"",
+))
+BOUNDARIES = ("add", "present")
+
+
+class BiLmOutput(NamedTuple):
+    """`activations`, a list of [B, T, 2 P], token layer first, zero past a sentence's end; `mask` bool [B, T].
+
+    Unpacks as a pair, and answers to `["activations"]` and `["mask"]` as AllenNLP's dictionary does.
+    """
+
+    activations: list[torch.Tensor]
+    mask: torch.Tensor
+
+    def __getitem__(self, key):
+        return getattr(self, key) if isinstance(key, str) else tuple(self)[key]
+
+
+class BiLm(nn.Module):
+    """A bidirectional language model (Peters et al. 2018) with bilm-tf's weights.
+
+    `state` says where a sentence starts. `carry`: row k of a batch starts where row k of the last batch ended, as
+    in bilm-tf and AllenNLP. `zero`: from zeros. `warm`: from the state that `warm_text` leaves behind when it runs
+    from zeros, computed once and again when weights change. Zero and warm do not depend on order or batch mates.
+
+    `precision` is `highest` (IEEE fp32), `high` or `medium`; `backend` is `auto`, `reference`, `torch` or
+    `native`. 16-bit parameters (`.half()`, `.bfloat16()`) compute in fp32 from the rounded weights on the CPU and
+    as `medium` on CUDA; activations then have the parameters' type, states stay fp32.
+
+    `weights` are arrays by dataset name (`read_weights`); they are copied.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        weights: Mapping[str, np.ndarray],
+        *,
+        state: str = "carry",
+        precision: str = "highest",
+        backend: str = "auto",
+        requires_grad: bool = False,
+        warm_text: Sequence[Sequence[str]] = WARM_TEXT,
+    ):
+        super().__init__()
+        check_weights(weights, options)
+        self.options = options
+        self.precision = check_precision(precision)
+        self.backend = check_backend(backend)
+        self.warm_text = warm_text
+        # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
+        source = WordEmbedder if options.char_cnn is None else CharacterEncoder
+        self._token_embedder: TokenSource = source(options, weights, requires_grad)
+        self._elmo_lstm = LstmStack(options, weights, requires_grad, state)
+        self._word_embedding: WordCache | None = None
+        self._warm: tuple[tuple, State] | None = None
+
+    @classmethod
+    def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
+        """Read a model from two paths or URLs; `arguments` are those of `BiLm`."""
+        files = find_model(options_file=options_file, weight_file=weight_file)
+        options = Options.from_file(files.options_file)
+        return cls(options, read_weights(files.weight_file, options), **arguments)
+
+    @classmethod
+    def from_model(cls, model: str | os.PathLike, **arguments) -> "BiLm":
+        """Read a model from a name, a directory, a ZIP, or the URL of a ZIP; `arguments` are those of `BiLm`."""
+        files = find_model(model)
+        options = Options.from_file(files.options_file)
+        return cls(options, read_weights(files.weight_file, options), **arguments)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of representations, the token layer included."""
+        return self.options.n_layers
+
+    @property
+    def state(self) -> str:
+        """`carry`, `zero` or `warm`; may be set."""
+        return self._elmo_lstm.state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self._elmo_lstm.state = state
+
+    @property
+    def token_source(self) -> TokenSource:
+        """What gives tokens their vectors: the char encoder, or a table of words."""
+        return self._token_embedder
+
+    def get_output_dim(self) -> int:
+        """Values of one token in one layer: 2 P."""
+        return self.options.output_dim
+
+    def reset_states(self) -> None:
+        """Forget the carried states."""
+        self._elmo_lstm.reset_states()
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
+        parts = (self._token_embedder, self._elmo_lstm)
+        return {name: getattr(part, own).detach().float().cpu().numpy()
+                for part in parts for own, name in part.datasets.items()}
+
+    def cache_words(self, words: Sequence[str]) -> None:
+        """Keep the vectors of `words` for `forward(..., word_inputs=)`: word number k is `words[k]`, 0 is padding."""
+        with torch.no_grad(), numerics(self._precision, self._device):
+            marks = [characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN]
+            ids = self._token_embedder.token_ids([*marks, *words]).to(self._device)
+            vectors = torch.cat([self._token_embedder(piece, self.backend) for piece in ids.split(1024)])
+        trained = self._elmo_lstm.W_0_0_0.requires_grad
+        self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
+
+    def forward(self, ids: torch.Tensor, boundaries: str = "add",
+                word_inputs: torch.Tensor | None = None) -> BiLmOutput:
+        """Representations of a batch of sentences given as ids.
+
+        `ids` int [B, T, C] are character ids, 1 to 261 (word ids [B, T] for a model without characters), zero past
+        a sentence's end. With `boundaries="add"`, `<S>` and `</S>` are put around every sentence, also an empty
+        one, and the result has T + 2 positions; with `"present"` the ids carry them and the result has T.
+        `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers of words given to `cache_words`; a
+        number beyond them is read off the characters. Raises `ValueError` for ids of another shape, type or range.
+        """
+        mask = self._check_ids(ids, boundaries)
+        with numerics(self._precision, ids.device):
+            if word_inputs is not None:
+                if self._word_embedding is None:
+                    raise ValueError("word_inputs: expected None, since no words are cached; got a tensor")
+                vectors, index, mask = self._word_embedding.look_up(
+                    word_inputs, lambda rare: self._token_embedder(ids[rare], self.backend))
+            else:
+                if boundaries == "add":
+                    ids, mask = add_boundaries(ids, mask, *self._token_embedder.boundary_ids())
+                ids, index = self._rows(ids.flatten(0, 1), mask.flatten())
+                vectors = self._token_embedder(ids, self.backend)  # [R, P]
+        layers = self.run(vectors, index, mask.sum(1).cpu().numpy())
+        places = mask.flatten().nonzero().squeeze(1)  # [N], where each token stands in [B * T]
+        padded = [each.new_zeros(mask.numel(), each.shape[1]).index_copy(0, places, each) for each in layers]
+        return BiLmOutput([each.view(*mask.shape, each.shape[1]) for each in padded], mask)
+
+    def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
+        """Representations of tokenized sentences, laid end to end with their boundaries.
+
+        Returns a list of [N, 2 P], token layer first, and the positions of each sentence, int64 [sentences],
+        `<S>` and `</S>` included.
+        """
+        distinct, index, lengths = number_tokens(
+            (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN) for sentence in batch)
+        ids = self._token_embedder.token_ids(distinct).to(self._device)
+        with numerics(self._precision, ids.device):
+            vectors = self._token_embedder(ids, self.backend)
+        return self.run(vectors, torch.from_numpy(index).to(ids.device), lengths), lengths
+
+    def run(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray,
+            lanes: np.ndarray | None = None) -> list[torch.Tensor]:
+        """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
+
+        `vectors` [R, P] are token vectors, `index` int [N] the row of each position, `lengths` int [sentences]
+        count the positions, boundaries included. Sentence k runs in lane k of the carried states, or in lane
+        `lanes[k]`, one after the other.
+        """
+        fresh = self._warm_state() if self.state == "warm" else None
+        with numerics(self._precision, vectors.device):
+            schedule = make_schedule(lengths, lanes)
+            order = torch.from_numpy(schedule.tokens).to(vectors.device).long()  # [2, S]
+            layers = self._elmo_lstm(vectors, index[order], schedule, fresh, self.backend, self._precision)
+            tokens = vectors[index]  # [N, P]
+            dtype = self._elmo_lstm.W_0_0_0.dtype
+            return [torch.cat([tokens, tokens], dim=1).to(dtype), *(in_text_order(each, order).to(dtype) for each in layers)]
+
+    @property
+    def _device(self) -> torch.device:
+        return self._elmo_lstm.W_0_0_0.device
+
+    @property
+    def _precision(self) -> str:
+        dtype = self._elmo_lstm.W_0_0_0.dtype
+        return self.precision if dtype in (torch.float32, torch.float64) else "medium"
+
+    def _rows(self, ids: torch.Tensor, present: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows to encode and the row of each token: ids [B * T, ...], present [B * T]. The reference keeps them all."""
+        places = present.nonzero().squeeze(1)
+        return (ids, places) if self.backend == "reference" else distinct_rows(ids[places])
+
+    def _warm_state(self) -> State:
+        """State after `warm_text` ran from zeros, (h [L, 2 P], c [L, 2 D]): kept until weights or text change."""
+        key = tuple((value.data_ptr(), value._version, value.device) for value in self.parameters())
+        key += tuple(map(tuple, self.warm_text))
+        if self._warm is None or self._warm[0] != key:
+            self._warm = key, self._run_warm_text()
+        return self._warm[1]
+
+    def _run_warm_text(self) -> State:
+        framed = [token for sentence in self.warm_text
+                  for token in (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN)]
+        ids = self._token_embedder.token_ids(framed).to(self._elmo_lstm.W_0_0_0.device)
+        lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
+        with torch.no_grad(), numerics("highest", ids.device):
+            vectors = self._token_embedder(ids, self.backend)
+            zeros = states.zero_state(*self._elmo_lstm.state_sizes[:1], 1, *self._elmo_lstm.state_sizes[1:], vectors)
+            schedule = make_schedule(lengths, np.zeros_like(lengths))
+            order = torch.from_numpy(schedule.tokens).to(ids.device).long()
+            _, (h, c) = self._elmo_lstm.run(vectors, order, schedule, zeros, backend=self.backend)
+        return h[:, 0], c[:, 0]
+
+    def _check_ids(self, ids: torch.Tensor, boundaries: str) -> torch.Tensor:
+        if boundaries not in BOUNDARIES:
+            raise ValueError(f"boundaries: expected one of {', '.join(BOUNDARIES)}, got {boundaries!r}")
+        row_shape = self._token_embedder.row_shape
+        expected = f"integers of shape [batch, tokens{''.join(f', {size}' for size in row_shape)}]"
+        if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise ValueError(f"ids: expected a tensor of {expected}, got {getattr(ids, 'dtype', type(ids).__name__)}")
+        if ids.dim() != 2 + len(row_shape) or tuple(ids.shape[2:]) != row_shape:
+            raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
+        self._token_embedder.check_ids(ids)
+        mask = (ids > 0).flatten(2).any(2) if row_shape else ids > 0
+        if (mask[:, 1:] & ~mask[:, :-1]).any():
+            raise ValueError("ids: expected every sentence's tokens before its padding, "
+                             "got a position without a token in front of one with a token")
+        return mask
+
+
+def add_boundaries(ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor):
+    """Put `first` before and `last` after each sentence: ids [B, T, ...], mask [B, T] -> T + 2 positions."""
+    batch, longest = mask.shape
+    framed = ids.new_zeros(batch, longest + 2, *ids.shape[2:])
+    framed[:, 1:-1] = ids
+    framed[:, 0] = first.to(ids)
+    lengths = mask.sum(1)
+    framed[torch.arange(batch, device=ids.device), lengths + 1] = last.to(ids)
+    return framed, torch.arange(longest + 2, device=ids.device) < lengths[:, None] + 2
+
+
+def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drop `<S>` and `</S>`: values [B, T + 2, ...] and mask [B, T + 2] -> [B, T, ...], zero past the end, and [B, T].
+
+    The mask keeps its type. From AllenNLP's `remove_sentence_boundaries`.
+    """
+    lengths = (mask > 0).sum(1) - 2
+    inner = torch.arange(max(mask.shape[1] - 2, 0), device=mask.device) < lengths[:, None]
+    shape = (*inner.shape, *[1] * (values.dim() - 2))
+    return torch.where(inner.view(shape), values[:, 1:-1], values.new_zeros(())), inner.to(mask.dtype)
+
+
+def in_text_order(steps: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Outputs at step-rows [S, 2 P], of tokens `order` int64 [2, S] in each direction -> [S, 2 P] by token."""
+    halves = (restore(half, one) for half, one in zip(steps.chunk(2, dim=1), order))
+    return torch.cat(list(halves), dim=1)
+
+
+def distinct_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distinct rows and the number of each row among them: ids int [N, ...] -> [U, ...], int64 [N].
+
+    Rows are told apart by a 64-bit hash and then compared; should two rows share a hash, they are sorted instead.
+    """
+    rows = ids.flatten(1) if ids.dim() > 1 else ids[:, None]
+    hashes = (rows.long() * _multipliers(rows.shape[1], ids.device)).sum(1)
+    distinct, number = torch.unique(hashes, return_inverse=True)
+    first = torch.empty_like(distinct).index_copy(0, number, torch.arange(len(ids), device=ids.device))
+    if not torch.equal(rows[first][number], rows):
+        return torch.unique(ids, dim=0, return_inverse=True)
+    return ids[first], number
+
+
+@functools.lru_cache(maxsize=16)
+def _multipliers(count: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(-(2**62), 2**62, (count,), generator=generator).mul_(2).add_(1).to(device)

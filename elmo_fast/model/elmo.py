@@ -1,0 +1,111 @@
+"""`Elmo`: a biLM under learned scalar mixes, as AllenNLP's module of that name."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from elmo_fast.model.bilm import BiLm, remove_boundaries
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.scalar_mix import ScalarMix
+
+logger = logging.getLogger(__name__)
+
+
+class Elmo(nn.Module):
+    """ELMo representations (Peters et al. 2018): `num_output_representations` mixtures of one run of the biLM.
+
+    The call, results and parameter names are AllenNLP 0.9's. `options_file` and `weight_file` are paths or URLs.
+    `requires_grad` lets gradients reach every weight of the biLM; without it they reach the scalar mixes alone.
+    `vocab_to_cache` is a list of words whose vectors are kept: `word_inputs` are then their numbers in that list,
+    where number 0 is padding. `scalar_mix_parameters` fixes the mixing weights (before the softmax). `module`
+    stands in for the biLM, called with (ids, word ids or None); it has `num_layers` and returns a mapping with
+    `activations` and `mask`.
+    `state`, `precision` and `backend` are those of `BiLm`.
+    """
+
+    def __init__(
+        self,
+        options_file: str | os.PathLike | None,
+        weight_file: str | os.PathLike | None,
+        num_output_representations: int,
+        requires_grad: bool = False,
+        do_layer_norm: bool = False,
+        dropout: float = 0.5,
+        vocab_to_cache: Sequence[str] | None = None,
+        keep_sentence_boundaries: bool = False,
+        scalar_mix_parameters: Sequence[float] | None = None,
+        module: nn.Module | None = None,
+        *,
+        state: str = "carry",
+        precision: str = "highest",
+        backend: str = "auto",
+    ):
+        super().__init__()
+        self._elmo_lstm = _given(module, options_file, weight_file) if module is not None else BiLm.from_files(
+            options_file, weight_file, state=state, precision=precision, backend=backend, requires_grad=requires_grad)
+        self._keep_sentence_boundaries = keep_sentence_boundaries
+        self._has_cached_vocab = bool(vocab_to_cache)
+        if self._has_cached_vocab:
+            self._elmo_lstm.cache_words(vocab_to_cache)
+        self._dropout = nn.Dropout(p=dropout)
+        self._mixes = _check_count(num_output_representations)
+        for k in range(self._mixes):
+            mix = ScalarMix(self._elmo_lstm.num_layers, do_layer_norm, scalar_mix_parameters,
+                            trainable=scalar_mix_parameters is None)
+            self.add_module(f"scalar_mix_{k}", mix)
+
+    def get_output_dim(self) -> int:
+        """Values of one token in one representation: 2 P."""
+        return self._elmo_lstm.get_output_dim()
+
+    def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
+        """Representations of sentences given as character ids, int [batch, T, C] or [batch, ..., T, C].
+
+        `word_inputs` int [batch, ..., T] are numbers of cached words. Returns `elmo_representations`, a list of
+        `num_output_representations` tensors [batch, ..., T, 2 P], and `mask`, int64 [batch, ..., T]; T grows by
+        two where the boundaries are kept.
+        """
+        if word_inputs is not None and not self._has_cached_vocab:
+            logger.warning("word_inputs were passed, but no vocabulary is cached: the characters decide")
+        words = word_inputs if self._has_cached_vocab else None
+        leading = inputs.shape[:-2] if words is None else words.shape[:-1]
+        activations, mask = self._run(_flat(inputs, 3), None if words is None else _flat(words, 2))
+        representations = [self._dropout(self._mixed(k, activations, mask)) for k in range(self._mixes)]
+        if not self._keep_sentence_boundaries:
+            mask = remove_boundaries(activations[0][..., :0], mask)[1]
+        shape = (*leading, mask.shape[1])
+        return {
+            "elmo_representations": [each.view(*shape, each.shape[-1]) for each in representations],
+            "mask": mask.long().view(shape),
+        }
+
+    def _run(self, inputs: torch.Tensor, words: torch.Tensor | None):
+        ours = isinstance(self._elmo_lstm, BiLm)
+        output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
+        return output["activations"], output["mask"]
+
+    def _mixed(self, k: int, activations, mask) -> torch.Tensor:
+        mixed = getattr(self, f"scalar_mix_{k}")(activations, mask)
+        return mixed if self._keep_sentence_boundaries else remove_boundaries(mixed, mask)[0]
+
+
+def _given(module: nn.Module, options_file, weight_file) -> nn.Module:
+    if options_file is not None or weight_file is not None:
+        raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
+                                 f"got {options_file!r} and {weight_file!r}")
+    return module
+
+
+def _check_count(count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ConfigurationError(f"num_output_representations: expected an integer of at least 1, got {count!r}")
+    return count
+
+
+def _flat(ids: torch.Tensor, dims: int) -> torch.Tensor:
+    """Fold the leading dimensions into one: [batch, ..., T, C] -> [batch * ..., T, C]."""
+    return ids.reshape(-1, *ids.shape[1 - dims:]) if ids.dim() > dims else ids

@@ -1,0 +1,157 @@
+"""The stack of two-direction LSTM layers, and the states it carries between calls."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from elmo_fast.model import allennlp_names, states
+from elmo_fast.model.options import Options
+from elmo_fast.model.weights import DIRECTIONS, lstm_name
+from elmo_fast.ops.projected_lstm import projected_lstm
+from elmo_fast.ops.reference import State
+from elmo_fast.ops.schedule import Schedule
+
+_ALLENNLP_DIRECTIONS = ("forward", "backward")
+
+
+class LstmStack(allennlp_names.AllenNlpStateDict):
+    """LSTM layers with projection, clipping and skip connections, each direction on its own all the way up.
+
+    Parameters have bilm-tf's layout: `W_0_{d}_{l}` [2 P, 4 D] with gates i, j, f, o, `B_{d}_{l}` [4 D] without
+    the forget gate's +1, `W_P_0_{d}_{l}` [D, P]. `stateful`, `reset_states()` and `_states` are AllenNLP's.
+    """
+
+    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
+                 state: str = "carry"):
+        super().__init__()
+        self.options = options.lstm
+        self.state = state
+        self.datasets = {}
+        for direction in DIRECTIONS:
+            for layer in range(self.options.n_layers):
+                for dataset in ("W_0", "B", "W_P_0")[: 2 + self.options.is_projected]:
+                    own, name = f"{dataset}_{direction}_{layer}", lstm_name(direction, layer, dataset)
+                    self.datasets[own] = name
+                    parameter = nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad)
+                    self.register_parameter(own, parameter)
+        self._carried: State | None = None
+
+    @property
+    def state(self) -> str:
+        """`carry`, `zero` or `warm`: where a sentence starts (see `BiLm`)."""
+        return self._state
+
+    @state.setter
+    def state(self, state: str) -> None:
+        self._state = states.check_state(state)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether states are carried from batch to batch. Setting it chooses `carry`, or `zero` in its place."""
+        return self.state == "carry"
+
+    @stateful.setter
+    def stateful(self, stateful: bool) -> None:
+        if bool(stateful) != self.stateful:
+            self.state = "carry" if stateful else "zero"
+
+    @property
+    def _states(self) -> State | None:
+        """Carried states, (h [L, rows, 2 P], c [L, rows, 2 D]) with the forward half first, or None."""
+        return self._carried
+
+    @_states.setter
+    def _states(self, carried: State | None) -> None:
+        self._carried = states.check_states(carried, *self.state_sizes)
+
+    @property
+    def state_sizes(self) -> tuple[int, int, int]:
+        """Layers, values of h and values of c, both directions together."""
+        return self.options.n_layers, 2 * self.options.projection_dim, 2 * self.options.dim
+
+    def reset_states(self, mask: torch.Tensor | None = None) -> None:
+        """Forget the carried states of all rows, or of the rows where `mask` [rows] is not zero."""
+        self._carried = states.reset_rows(self._carried, mask)
+
+    def forward(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, fresh: State | None = None,
+                backend: str = "auto", precision: str = "highest") -> list[torch.Tensor]:
+        """Outputs of every layer at every step-row of the schedule, [S, 2 P] each.
+
+        `vectors` [R, P] are token vectors, `rows` int [2, S] names the one that each direction reads at each
+        step-row. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
+        stands for zeros.
+        """
+        initial, restart = self._initial(schedule, fresh, vectors)
+        outputs, final = self.run(vectors, rows, schedule, initial, restart, backend, precision)
+        if self.stateful:
+            self._carried = states.carried_on(self._carried, final)
+        return outputs
+
+    def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, initial: State,
+            restart: State | None = None, backend: str = "auto",
+            precision: str = "highest") -> tuple[list[torch.Tensor], State]:
+        """Outputs of every layer and the final state, from the state given; what is carried is left alone.
+
+        `initial` and the result are (h [L, lanes, 2 P], c [L, lanes, 2 D]); `restart` (h [L, 2 P], c [L, 2 D])
+        is the state of every sentence's start, or None when sentences of a lane carry on.
+        """
+        outputs: list[torch.Tensor] = []
+        finals: list[State] = []
+        x = vectors
+        for layer in range(self.options.n_layers):
+            out, final = projected_lstm(
+                x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
+                self._layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
+                restart=None if restart is None else (restart[0][layer], restart[1][layer]), backend=backend,
+                precision=precision,
+            )
+            x = out + x if layer and self.options.use_skip_connections else out
+            outputs.append(x)
+            finals.append(final)
+        return outputs, tuple(torch.stack(each) for each in zip(*finals))
+
+    def _initial(self, schedule: Schedule, fresh: State | None, like: torch.Tensor) -> tuple[State, State | None]:
+        layers, h_dim, c_dim = self.state_sizes
+        zeros = states.zero_state(layers, schedule.lanes.size, h_dim, c_dim, like)
+        if self.stateful:
+            return states.first_rows(self._carried, zeros), None
+        if fresh is None:
+            fresh = zeros[0].new_zeros(layers, h_dim), zeros[1].new_zeros(layers, c_dim)
+        return tuple(each[:, None].expand_as(zero) for each, zero in zip(fresh, zeros)), fresh
+
+    def _layer_weights(self, layer: int):
+        def one(direction):
+            names = (f"{dataset}_{direction}_{layer}" for dataset in ("W_0", "B", "W_P_0"))
+            return tuple(getattr(self, name, None) for name in names)
+
+        return one(0), one(1)
+
+    def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
+        theirs = {}
+        projection = self.options.projection_dim
+        for prefix, suffix in self._cells():
+            w = allennlp_names.swap_gates(own[f"W_0_{suffix}"].t())  # [4 D, 2 P]
+            theirs[f"{prefix}.input_linearity.weight"] = w[:, :projection].contiguous()
+            theirs[f"{prefix}.state_linearity.weight"] = w[:, projection:].contiguous()
+            theirs[f"{prefix}.state_linearity.bias"] = allennlp_names.bias_to_allennlp(own[f"B_{suffix}"])
+            if self.options.is_projected:
+                theirs[f"{prefix}.state_projection.weight"] = own[f"W_P_0_{suffix}"].t().contiguous()
+        return theirs
+
+    def from_allennlp(self, theirs: allennlp_names.Tensors) -> allennlp_names.Tensors:
+        own = {}
+        for prefix, suffix in self._cells():
+            both = [theirs[f"{prefix}.{part}_linearity.weight"] for part in ("input", "state")]
+            own[f"W_0_{suffix}"] = allennlp_names.swap_gates(torch.cat(both, dim=1)).t().contiguous()
+            own[f"B_{suffix}"] = allennlp_names.bias_from_allennlp(theirs[f"{prefix}.state_linearity.bias"])
+            if self.options.is_projected:
+                own[f"W_P_0_{suffix}"] = theirs[f"{prefix}.state_projection.weight"].t().contiguous()
+        return own
+
+    def _cells(self):
+        """AllenNLP's module name and our suffix of every cell."""
+        for layer in range(self.options.n_layers):
+            for direction, name in enumerate(_ALLENNLP_DIRECTIONS):
+                yield f"{name}_layer_{layer}", f"{direction}_{layer}"

@@ -1,0 +1,217 @@
+"""`options.json`, checked: what a biLM is made of, in bilm-tf's words."""
+
+import json
+import numbers
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+N_CHARACTERS = (261, 262)
+ACTIVATIONS = ("relu", "tanh")
+
+
+class ConfigurationError(ValueError):
+    """A model, option or file that does not fit; named as AllenNLP names it."""
+
+    def __reduce__(self):
+        return type(self), self.args
+
+
+@dataclass(frozen=True)
+class CharCnnOptions:
+    """The `char_cnn` section. `filters` holds (width, count) pairs."""
+
+    embedding_dim: int
+    filters: tuple[tuple[int, int], ...]
+    max_characters_per_token: int
+    activation: str
+    n_highway: int = 0
+
+    @property
+    def n_filters(self) -> int:
+        """Values of one token after the maximum over positions."""
+        return sum(count for _, count in self.filters)
+
+
+@dataclass(frozen=True)
+class LstmOptions:
+    """The `lstm` section. A clip of None means none."""
+
+    dim: int
+    projection_dim: int
+    n_layers: int
+    use_skip_connections: bool
+    cell_clip: float | None = None
+    proj_clip: float | None = None
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether h is a projection of the cell's output; else the two have the same size and `proj_clip` is unused."""
+        return self.projection_dim != self.dim
+
+
+@dataclass(frozen=True)
+class Options:
+    """A checked `options.json`. `char_cnn` is None for a model that reads word ids; `raw` keeps every key given."""
+
+    lstm: LstmOptions
+    char_cnn: CharCnnOptions | None
+    n_tokens_vocab: int | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of representations: the token layer and every LSTM layer."""
+        return self.lstm.n_layers + 1
+
+    @property
+    def output_dim(self) -> int:
+        """Values of one token in one layer, both directions."""
+        return 2 * self.lstm.projection_dim
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any], source: str = "options") -> "Options":
+        """Check the content of an `options.json`; raises `ConfigurationError` naming `source` and the key."""
+        top = _Section(options, source)
+        if options.get("bidirectional", True) is not True:
+            raise ConfigurationError(f"{source}: bidirectional: expected true (a two-direction model), "
+                                     f"got {options['bidirectional']!r}")
+        lstm = _lstm_options(top.section("lstm"))
+        char_cnn = _char_cnn_options(top.section("char_cnn")) if "char_cnn" in options else None
+        words = top.count("n_tokens_vocab", default=None)
+        if char_cnn is None and words is None:
+            raise ConfigurationError(f"{source}: expected the section char_cnn, or n_tokens_vocab for a model that "
+                                     f"reads word ids; found neither among {sorted(options)}")
+        return cls(lstm, char_cnn, words, dict(options))
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike) -> "Options":
+        """Read and check an `options.json`."""
+        name = os.fspath(path)
+        try:
+            with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
+                content = json.load(file)
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise ConfigurationError(f"options_file {name}: expected JSON, got something else ({error})") from error
+        return cls.from_dict(content, source=f"options_file {name}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of an `options.json` that gives these options."""
+        content = dict(self.raw)
+        content["lstm"] = dict(content.get("lstm", {}), **{
+            "dim": self.lstm.dim,
+            "projection_dim": self.lstm.projection_dim,
+            "n_layers": self.lstm.n_layers,
+            "use_skip_connections": self.lstm.use_skip_connections,
+            "cell_clip": self.lstm.cell_clip,
+            "proj_clip": self.lstm.proj_clip,
+        })
+        if self.n_tokens_vocab is not None:
+            content["n_tokens_vocab"] = self.n_tokens_vocab
+        if self.char_cnn is not None:
+            content["char_cnn"] = dict(content.get("char_cnn", {}), **{
+                "embedding": {"dim": self.char_cnn.embedding_dim},
+                "filters": [list(pair) for pair in self.char_cnn.filters],
+                "max_characters_per_token": self.char_cnn.max_characters_per_token,
+                "activation": self.char_cnn.activation,
+                "n_highway": self.char_cnn.n_highway,
+                "n_characters": N_CHARACTERS[1],
+            })
+        return content
+
+
+def _lstm_options(section: "_Section") -> LstmOptions:
+    options = LstmOptions(
+        dim=section.count("dim"),
+        projection_dim=section.count("projection_dim"),
+        n_layers=section.count("n_layers", default=1),
+        use_skip_connections=section.boolean("use_skip_connections"),
+        cell_clip=section.clip("cell_clip"),
+        proj_clip=section.clip("proj_clip"),
+    )
+    if options.projection_dim > options.dim:
+        raise ConfigurationError(f"{section.name}: projection_dim: expected at most dim ({options.dim}), "
+                                 f"got {options.projection_dim}")
+    return options
+
+
+def _char_cnn_options(section: "_Section") -> CharCnnOptions:
+    max_characters = section.count("max_characters_per_token", least=3)
+    section.one_of("n_characters", N_CHARACTERS, default=N_CHARACTERS[1])
+    return CharCnnOptions(
+        embedding_dim=section.section("embedding").count("dim"),
+        filters=section.filters("filters", max_characters),
+        max_characters_per_token=max_characters,
+        activation=section.one_of("activation", ACTIVATIONS),
+        n_highway=section.count("n_highway", default=0, least=0),
+    )
+
+
+_REQUIRED = object()
+
+
+class _Section:
+    """One object of the JSON file; every getter checks and names the key it reads."""
+
+    def __init__(self, content: Any, name: str):
+        if not isinstance(content, Mapping):
+            raise ConfigurationError(f"{name}: expected a JSON object, got {content!r:.80}")
+        self.content, self.name = content, name
+
+    def value(self, key: str, default: Any = _REQUIRED) -> Any:
+        found = self.content.get(key, default)
+        if found is _REQUIRED:
+            raise ConfigurationError(f"{self.name}: the key {key} is missing; found {sorted(self.content)}")
+        return found
+
+    def section(self, key: str) -> "_Section":
+        return _Section(self.value(key), f"{self.name}: {key}")
+
+    def count(self, key: str, default: Any = _REQUIRED, least: int = 1) -> int:
+        found = self.value(key, default)
+        if found is None and default is not _REQUIRED:
+            return default
+        if not _is_whole(found) or found < least:
+            raise self.error(key, f"an integer of at least {least}", found)
+        return int(found)
+
+    def boolean(self, key: str) -> bool:
+        found = self.value(key)
+        if not isinstance(found, bool):
+            raise self.error(key, "true or false", found)
+        return found
+
+    def clip(self, key: str) -> float | None:
+        found = self.value(key, None)
+        if found is None:
+            return None
+        if isinstance(found, bool) or not isinstance(found, numbers.Real) or not 0 < found <= sys.float_info.max:
+            raise self.error(key, "a number above 0, or null for no clipping", found)
+        return float(found)
+
+    def one_of(self, key: str, allowed: tuple, default: Any = _REQUIRED) -> Any:
+        found = self.value(key, default)
+        if isinstance(found, bool) or found not in allowed:
+            raise self.error(key, f"one of {', '.join(map(str, allowed))}", found)
+        return found
+
+    def filters(self, key: str, max_characters: int) -> tuple[tuple[int, int], ...]:
+        found = self.value(key)
+        if not isinstance(found, (list, tuple)) or not found:
+            raise self.error(key, "a list of [width, count] pairs", found)
+        for pair in found:
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(_is_whole(n) and n > 0 for n in pair):
+                raise self.error(key, "pairs of two integers above 0, [width, count]", pair)
+            if pair[0] > max_characters:
+                raise self.error(key, f"widths of at most max_characters_per_token ({max_characters})", pair)
+        return tuple((int(width), int(count)) for width, count in found)
+
+    def error(self, key: str, expected: str, found: Any) -> ConfigurationError:
+        return ConfigurationError(f"{self.name}: {key}: expected {expected}, got {found!r:.80}")
+
+
+def _is_whole(value: Any) -> bool:
+    """An integer, or a float that JSON wrote for one."""
+    return not isinstance(value, bool) and (isinstance(value, int) or isinstance(value, float) and value.is_integer())

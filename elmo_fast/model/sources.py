@@ -1,0 +1,203 @@
+"""Where a model's files come from: two paths, a directory, a ZIP, a URL, or a name; URLs are kept in a cache."""
+
+import hashlib
+import lzma
+import os
+import shutil
+import urllib.parse
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.whole_file import whole
+
+CACHE_VARIABLE = "ELMO_FAST_CACHE"
+_ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
+NAMED_MODELS = {
+    "small": f"{_ALLENNLP}/2x1024_128_2048cnn_1xhighway/elmo_2x1024_128_2048cnn_1xhighway",
+    "medium": f"{_ALLENNLP}/2x2048_256_2048cnn_1xhighway/elmo_2x2048_256_2048cnn_1xhighway",
+    "original": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway",
+    "original_5.5b": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway_5.5B/elmo_2x4096_512_2048cnn_2xhighway_5.5B",
+}
+_VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
+_BLOCK = 1 << 20
+_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)  # the last one: a password
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Local paths of a model's options, weights and, where it has one, vocabulary."""
+
+    options_file: Path
+    weight_file: Path
+    vocab_file: Path | None = None
+
+
+def find_model(
+    model: str | os.PathLike | None = None,
+    *,
+    options_file: str | os.PathLike | None = None,
+    weight_file: str | os.PathLike | None = None,
+) -> ModelFiles:
+    """Local files of a model, fetched into the cache where they are remote.
+
+    Either `model`, a name of `NAMED_MODELS`, a directory, a ZIP, or the URL of a ZIP; or both `options_file` and
+    `weight_file`, paths or URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
+    """
+    if model is None:
+        return _two_files(options_file, weight_file)
+    if options_file is not None or weight_file is not None:
+        raise ConfigurationError("model: expected either model or options_file and weight_file, got both")
+    name = os.fspath(model)
+    if name in NAMED_MODELS:
+        return _named(name)
+    path = fetch(name) if _is_url(name) else Path(name)
+    if path.is_dir():
+        return _in_directory(path)
+    if path.is_file() and zipfile.is_zipfile(path):
+        return _in_directory(_unpacked(path))
+    if path.exists():
+        raise ConfigurationError(f"model: expected a directory or a ZIP with options.json and *.hdf5, got {path}, "
+                                 "which is something else or a ZIP cut short")
+    raise FileNotFoundError(f"model: expected one of {', '.join(NAMED_MODELS)}, a directory, a ZIP or a URL; "
+                            f"found nothing at {path}")
+
+
+def fetch(location: str | os.PathLike) -> Path:
+    """Local path of a path or URL. A URL is downloaded once into the cache, where it appears only when whole."""
+    name = os.fspath(location)
+    if not _is_url(name):
+        return Path(name)
+    target = cache_path(name)
+    if not target.exists():
+        _download(name, target)
+    return target
+
+
+def cache_directory() -> Path:
+    """Directory of downloaded and unpacked files: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"
+
+
+def cache_path(url: str) -> Path:
+    """Where the cache keeps a URL's file: a folder for its host, then its path."""
+    parts = urllib.parse.urlsplit(url)
+    inner = [piece for piece in (parts.netloc.rpartition("@")[2] or parts.scheme, *parts.path.split("/"))
+             if piece not in ("", ".", "..")]
+    if parts.query:
+        inner[-1] += "." + hashlib.sha256(parts.query.encode()).hexdigest()[:12]
+    return cache_directory().joinpath(*inner)
+
+
+def _two_files(options_file, weight_file) -> ModelFiles:
+    for name, value in (("options_file", options_file), ("weight_file", weight_file)):
+        if value is None:
+            raise ConfigurationError(f"{name}: expected a path or URL, got None")
+    found = []
+    for name, value in (("options_file", options_file), ("weight_file", weight_file)):
+        path = fetch(value)
+        if not path.is_file():
+            what = "a directory" if path.is_dir() else "nothing"
+            raise FileNotFoundError(f"{name}: expected a file, found {what} at {path}")
+        found.append(path)
+    return ModelFiles(*found)
+
+
+def _named(name: str) -> ModelFiles:
+    urls = [f"{NAMED_MODELS[name]}_{kind}" for kind in ("options.json", "weights.hdf5")]
+    try:
+        return ModelFiles(*map(fetch, urls))
+    except (OSError, ImportError) as error:
+        also = "".join(f", and {url} at {cache_path(url)}" for url in urls if url not in str(error))
+        raise FileNotFoundError(f"model {name!r}: {error}{also}") from error
+
+
+def _in_directory(directory: Path) -> ModelFiles:
+    files = sorted(path for path in directory.iterdir() if _is_model_file(path.name))
+    options = _only(directory, "options.json", [path for path in files if path.name.endswith("options.json")])
+    weights = _only(directory, "*.hdf5", [path for path in files if path.name.endswith(".hdf5")])
+    vocabularies = [directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()]
+    return ModelFiles(options, weights, vocabularies[0] if vocabularies else None)
+
+
+def _only(directory: Path, wanted: str, found: list[Path]) -> Path:
+    exact = [path for path in found if path.name in (wanted, "model.hdf5", "weights.hdf5", "lm_weights.hdf5")]
+    candidates = exact if len(exact) == 1 else found
+    if len(candidates) != 1:
+        listed = ", ".join(path.name for path in candidates) or "none"
+        raise ConfigurationError(f"model {directory}: expected one file {wanted}, found {listed}")
+    return candidates[0]
+
+
+def _unpacked(archive: Path) -> Path:
+    """Directory with the model's members of a ZIP, unpacked into the cache once for each state of the archive."""
+    status = archive.stat()
+    key = f"{archive.resolve()}:{status.st_size}:{status.st_mtime_ns}"
+    target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole(target) as part:
+        part.mkdir()
+        try:
+            with zipfile.ZipFile(archive) as file:
+                _unpack_members(file, archive, part)
+        except _DAMAGE as error:
+            raise ConfigurationError(f"model {archive}: expected a whole ZIP file without a password, "
+                                     f"got one that cannot be unpacked ({error})") from error
+    return target
+
+
+def _unpack_members(file: zipfile.ZipFile, archive: Path, part: Path) -> None:
+    wanted: dict[str, zipfile.ZipInfo] = {}
+    for info in file.infolist():
+        name = Path(info.filename).name
+        if info.is_dir() or not _is_model_file(name):
+            continue
+        if name in wanted:
+            raise ConfigurationError(f"model {archive}: expected one model inside, "
+                                     f"found both {wanted[name].filename} and {info.filename}")
+        wanted[name] = info
+    if not any(name.endswith(".hdf5") for name in wanted) or not any(name.endswith(".json") for name in wanted):
+        raise ConfigurationError(f"model {archive}: expected options.json and *.hdf5 inside, "
+                                 f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
+    for name, info in wanted.items():
+        with file.open(info) as source, open(part / name, "wb") as copy:
+            shutil.copyfileobj(source, copy, _BLOCK)
+
+
+def _is_model_file(name: str) -> bool:
+    """Whether a model needs a file of this name; macOS puts a `._` file beside each, which is none of them."""
+    return not name.startswith(".") and (name.endswith(("options.json", ".hdf5")) or name in _VOCABULARY_NAMES)
+
+
+def _is_url(name: str) -> bool:
+    return "://" in name or "::" in name
+
+
+def _download(url: str, target: Path) -> None:
+    remedy = f"Fetched by other means, it belongs at {target}"
+    try:
+        import fsspec
+
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole(target) as part:
+            with fsspec.open(url, "rb") as source, open(part, "wb") as copy:
+                shutil.copyfileobj(source, copy, _BLOCK)
+                _check_size(url, getattr(source, "size", None), copy.tell())
+    except ImportError as error:
+        raise ImportError(f"fetching {url} needs a package that is not there ({error}): "
+                          f"install elmo-fast[remote]. {remedy}") from error
+    except Exception as error:
+        reason = type(error).__name__ if str(error) == url else f"{type(error).__name__}: {error}"
+        raise OSError(f"{url}: the download failed ({reason}); nothing of it was kept. {remedy}") from error
+
+
+def _check_size(url: str, expected: int | None, found: int) -> None:
+    if expected is not None and expected != found:
+        raise OSError(f"{url}: expected {expected} bytes, got {found}")

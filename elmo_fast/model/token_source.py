@@ -1,0 +1,136 @@
+"""What turns a token's ids into its vector without context: the char encoder, or a table of words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from elmo_fast.model import allennlp_names
+from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.highway import highway
+from elmo_fast.ops.linear import linear
+from elmo_fast.ops.precision import full_precision
+from elmo_fast.text import characters
+
+
+class TokenSource(Protocol):
+    """Ids of tokens to vectors. `row_shape` is the shape of one token's ids: (characters,), or () for a word id."""
+
+    row_shape: tuple[int, ...]
+
+    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids of `<S>` and of `</S>`, each [*row_shape]."""
+
+    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
+        """Ids of tokens: int64 [len(tokens), *row_shape]."""
+
+    def check_ids(self, ids: torch.Tensor) -> None:
+        """Raise `ValueError` for ids on the CPU that name no character or word."""
+
+    def __call__(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
+        """Vectors of tokens: ids [N, *row_shape] -> [N, P]."""
+
+
+class CharacterEncoder(allennlp_names.AllenNlpStateDict):
+    """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
+
+    Parameters have the names and shapes of bilm-tf's datasets. Where the filters already have the projection's
+    size and the weights hold no `CNN_proj`, there is none.
+    """
+
+    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
+        super().__init__()
+        self.options = options.char_cnn
+        self.row_shape = (self.options.max_characters_per_token,)
+        self.has_projection = "CNN_proj/W_proj" in weights
+        self.datasets = {_own_name(name): name for name in weights if not name.startswith("RNN_")}
+        for own, name in self.datasets.items():
+            self.register_parameter(own, nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad))
+
+    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        first, last = self.token_ids([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
+        return first, last
+
+    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
+        raw = characters.encode_tokens(tokens, self.options.max_characters_per_token)
+        return torch.from_numpy(characters.to_model_ids(raw)).long()
+
+    def check_ids(self, ids: torch.Tensor) -> None:
+        largest = int(characters.to_model_ids(characters.PADDING))
+        if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > largest):
+            raise ValueError(f"ids: expected character ids from 0 to {largest}, "
+                             f"got {int(ids.min())} to {int(ids.max())}")
+
+    def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+        own = {name: getattr(self, name) for name in self.datasets}
+        filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
+        x = char_cnn(ids, own["char_embed"], filters, self.options.activation, backend=backend)  # [N, filters]
+        for k in range(self.options.n_highway):
+            x = highway(x, own[f"W_carry_{k}"], own[f"b_carry_{k}"], own[f"W_transform_{k}"], own[f"b_transform_{k}"],
+                        backend=backend)
+        return linear(x, own["W_proj"], own["b_proj"], backend=backend) if self.has_projection else x
+
+    def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
+        char_embed = own["char_embed"]
+        theirs = {"_char_embedding_weights": torch.cat([torch.zeros_like(char_embed[:1]), char_embed])}
+        for i in range(len(self.options.filters)):
+            theirs[f"char_conv_{i}.weight"] = allennlp_names.conv_to_allennlp(own[f"W_cnn_{i}"])
+            theirs[f"char_conv_{i}.bias"] = own[f"b_cnn_{i}"]
+        for k in range(self.options.n_highway):
+            for short, long in (("W", "weight"), ("b", "bias")):
+                both = own[f"{short}_transform_{k}"], own[f"{short}_carry_{k}"]
+                theirs[f"_highways._layers.{k}.{long}"] = allennlp_names.highway_to_allennlp(*both)
+        if self.has_projection:
+            theirs["_projection.weight"] = own["W_proj"].t().contiguous()
+            theirs["_projection.bias"] = own["b_proj"]
+        return theirs
+
+    def from_allennlp(self, theirs: allennlp_names.Tensors) -> allennlp_names.Tensors:
+        own = {"char_embed": theirs["_char_embedding_weights"][1:]}
+        for i in range(len(self.options.filters)):
+            own[f"W_cnn_{i}"] = allennlp_names.conv_from_allennlp(theirs[f"char_conv_{i}.weight"])
+            own[f"b_cnn_{i}"] = theirs[f"char_conv_{i}.bias"]
+        for k in range(self.options.n_highway):
+            for short, long in (("W", "weight"), ("b", "bias")):
+                transform, carry = allennlp_names.highway_from_allennlp(theirs[f"_highways._layers.{k}.{long}"])
+                own[f"{short}_transform_{k}"], own[f"{short}_carry_{k}"] = transform, carry
+        if self.has_projection:
+            own["W_proj"], own["b_proj"] = theirs["_projection.weight"].t().contiguous(), theirs["_projection.bias"]
+        return own
+
+
+class WordEmbedder(nn.Module):
+    """A table of word vectors, for models trained on word ids: ids [N], 1 to V, 0 for no token -> [N, P]."""
+
+    row_shape: tuple[int, ...] = ()
+    datasets = {"embedding": "embedding"}
+
+    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
+        super().__init__()
+        self.embedding = nn.Parameter(torch.tensor(weights["embedding"]), requires_grad=requires_grad)
+
+    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        raise ConfigurationError("boundaries: expected 'present' for a model that reads word ids (their numbers of "
+                                 "<S> and </S> are the vocabulary's), got 'add'")
+
+    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
+        raise ConfigurationError("tokens: expected word ids (this model reads no characters), got strings; "
+                                 "number them with TokenBatcher and the model's vocabulary")
+
+    def check_ids(self, ids: torch.Tensor) -> None:
+        if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > len(self.embedding)):
+            raise ValueError(f"ids: expected word ids from 0 to {len(self.embedding)}, "
+                             f"got {int(ids.min())} to {int(ids.max())}")
+
+    def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+        known = full_precision(self.embedding)[(ids - 1).clamp(min=0)]
+        return known * (ids > 0)[..., None]
+
+
+def _own_name(dataset: str) -> str:
+    """`CNN/W_cnn_0` -> `W_cnn_0`, `CNN_high_1/b_carry` -> `b_carry_1`, `CNN_proj/W_proj` -> `W_proj`."""
+    group, _, leaf = dataset.rpartition("/")
+    return f"{leaf}_{group.removeprefix('CNN_high_')}" if group.startswith("CNN_high_") else leaf

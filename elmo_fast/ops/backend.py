@@ -1,0 +1,81 @@
+"""Which implementation of an op runs: the one place that decides, and can say why."""
+
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Sequence
+
+import torch
+
+BACKENDS = ("auto", "reference", "torch", "native")
+OPS = ("char_cnn", "highway", "linear", "projected_lstm")
+LADDER = ("native", "torch", "reference")
+
+_NATIVE_DEVICES = {op: frozenset({"cpu"}) for op in OPS}
+
+logger = logging.getLogger(__name__)
+
+
+def check_backend(backend: str) -> str:
+    """The argument itself, or `ValueError` when it is none of `BACKENDS`."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    return backend
+
+
+def resolve(op: str, backend: str, *tensors: torch.Tensor | None) -> str:
+    """The backend that runs `op` on `tensors`, its operands: `reference`, `torch` or `native`.
+
+    `auto` takes the fastest that is there and logs once what it passed over. A backend asked for by name that
+    is not there raises `RuntimeError` with the reason.
+    """
+    tensors = [each for each in tensors if each is not None]
+    if backend != "auto":
+        reason = why_not(op, check_backend(backend), tensors)
+        if reason:
+            raise RuntimeError(f"backend: {backend!r} was asked for {op} and is not available: {reason}")
+        return backend
+    for candidate in LADDER:
+        reason = why_not(op, candidate, tensors)
+        if not reason:
+            return candidate
+        _log_once(op, candidate, reason)
+    raise AssertionError("the reference runs everywhere")
+
+
+def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor]) -> str | None:
+    """None when `backend` can run `op` on `tensors`, else the reason it cannot."""
+    if backend != "native":
+        return None
+    device = tensors[0].device.type
+    if device not in _NATIVE_DEVICES[op]:
+        return f"this op has no native kernel for {device}"
+    if any(each.dtype == torch.float64 for each in tensors):
+        return "the native kernels compute in float32, and an operand is float64"
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        return "the native kernels have no gradients, and an operand requires them"
+    return native_module()[1]
+
+
+@functools.cache
+def native_module():
+    """The compiled module and None, or None and the reason it is not used."""
+    if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
+        return None, "ELMO_FAST_NO_NATIVE=1 is set"
+    try:
+        return importlib.import_module("elmo_fast._native"), None
+    except ImportError as error:
+        return None, _build_record() or f"the native module cannot be loaded ({error})"
+
+
+def _build_record() -> str | None:
+    try:
+        return importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
+    except (ImportError, AttributeError):
+        return None
+
+
+@functools.cache
+def _log_once(op: str, backend: str, reason: str) -> None:
+    logger.info("%s: backend %r is passed over: %s", op, backend, reason)

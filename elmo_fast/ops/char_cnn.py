@@ -1,0 +1,26 @@
+"""Characters of distinct tokens to filter values: chooses the backend."""
+
+from collections.abc import Sequence
+
+import torch
+
+from elmo_fast.ops import native_cpu, reference, torch_char_cnn
+from elmo_fast.ops.backend import resolve
+from elmo_fast.ops.precision import full_precision
+
+
+def char_cnn(
+    ids: torch.Tensor,
+    char_embed: torch.Tensor,
+    filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    activation: str,
+    *,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32."""
+    chosen = resolve("char_cnn", backend, char_embed, *(part for pair in filters for part in pair))
+    table = full_precision(char_embed)
+    if chosen == "native":
+        return torch_char_cnn.char_cnn(ids, table, filters, activation, native_cpu.linear)
+    run = reference.char_cnn if chosen == "reference" else torch_char_cnn.char_cnn
+    return run(ids, table, [tuple(map(full_precision, pair)) for pair in filters], activation)

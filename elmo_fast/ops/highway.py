@@ -1,0 +1,23 @@
+"""One highway layer: chooses the backend."""
+
+import torch
+
+from elmo_fast.ops import native_cpu, reference
+from elmo_fast.ops.backend import resolve
+from elmo_fast.ops.precision import full_precision
+
+
+def highway(
+    x: torch.Tensor,
+    w_carry: torch.Tensor,
+    b_carry: torch.Tensor,
+    w_transform: torch.Tensor,
+    b_transform: torch.Tensor,
+    *,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """See `reference.highway`, which is also the torch path: two products leave nothing to save."""
+    weights = w_carry, b_carry, w_transform, b_transform
+    if resolve("highway", backend, x, *weights) == "native":
+        return native_cpu.highway(x, *weights)
+    return reference.highway(x, *map(full_precision, weights))

@@ -1,0 +1,166 @@
+"""The C++ engine on the CPU: packs weights once, and hands it raw pointers. fp32 tensors in, fp32 tensors out.
+
+Its sums have a fixed order: a row's result has the same bits whatever batch it came in and however many threads ran.
+The kernels are registered with `torch.library` as `torch.ops.elmo_fast.linear` and `.projected_lstm`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.reference import LstmWeights, State, restore
+from elmo_fast.ops.schedule import Schedule
+
+_NO_EPILOGUE, _HIGHWAY = 0, 2
+
+_library = torch.library.Library("elmo_fast", "FRAGMENT")
+_library.define("linear(Tensor x, Tensor packed, int inputs, int outputs, int epilogue) -> Tensor")
+_library.define("projected_lstm(Tensor inputs, Tensor? rows, Tensor live, Tensor? starts, Tensor h, Tensor c, "
+                "Tensor packed, int dim, int precision, float cell_clip, float proj_clip, Tensor? restart_h, "
+                "Tensor? restart_c) -> (Tensor, Tensor, Tensor)")
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [N, K], weight [K, M], bias [M] or None -> x W + b [N, M]."""
+    inputs, outputs = weight.shape
+    packed = _packed((weight, bias), "linear", lambda each: _pack_linear(inputs, outputs, _NO_EPILOGUE, each))
+    return torch.ops.elmo_fast.linear(x.contiguous(), packed, inputs, outputs, _NO_EPILOGUE)
+
+
+def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
+            b_transform: torch.Tensor) -> torch.Tensor:
+    """As `reference.highway`."""
+    size = len(w_carry)
+    packed = _packed((w_carry, b_carry, w_transform, b_transform), "highway",
+                     lambda each: _pack_linear(size, size, _HIGHWAY, each))
+    return torch.ops.elmo_fast.linear(x.contiguous(), packed, size, size, _HIGHWAY)
+
+
+def projected_lstm(
+    inputs: torch.Tensor,
+    rows: torch.Tensor | None,
+    schedule: Schedule,
+    state: State,
+    weights: tuple[LstmWeights, LstmWeights],
+    *,
+    cell_clip: float | None = None,
+    proj_clip: float | None = None,
+    restart: State | None = None,
+    precision: str = "highest",
+) -> tuple[torch.Tensor, State]:
+    """As `reference.projected_lstm`; `precision` as `lstm_precision` knows it."""
+    (w, b, w_p), _ = weights
+    dim = len(b) // 4
+    level = PRECISIONS.index(precision)
+    shape = len(w) - state[0].shape[1] // 2, dim, state[0].shape[1] // 2
+    packed = _packed((*weights[0], *weights[1]), f"lstm {precision}",
+                     lambda each: _pack_lstm(shape, level, each))
+    order = torch.from_numpy(schedule.lanes)
+    out, h, c = torch.ops.elmo_fast.projected_lstm(
+        inputs.contiguous(), None if rows is None else rows.to(torch.int32).contiguous(),
+        torch.from_numpy(schedule.live), None if restart is None else torch.from_numpy(schedule.starts),
+        state[0][order], state[1][order], packed, dim, level, _limit(cell_clip), _limit(proj_clip),
+        *((None, None) if restart is None else (each.contiguous() for each in restart)))
+    return out, (restore(h, order), restore(c, order))
+
+
+def runs_precision(precision: str) -> bool:
+    """Whether the engine has kernels for `precision` on this machine: 16-bit products need AMX."""
+    module = native_module()[0]
+    return module is not None and bool(module.lstm_isa(PRECISIONS.index(precision)))
+
+
+def _limit(clip: float | None) -> float:
+    return math.inf if clip is None else clip
+
+
+_packs = WeakTensorKeyDictionary()
+
+
+def _packed(tensors: Sequence[torch.Tensor | None], kind: str,
+            pack: Callable[[Sequence[torch.Tensor | None]], torch.Tensor]) -> torch.Tensor:
+    """Packed weights, kept as long as the first tensor lives and packed again when any of them was edited."""
+    key = tuple(None if each is None else (each.data_ptr(), _version(each)) for each in tensors)
+    kind = f"{kind} for {native_module()[0].cpu_isa()}"
+    kept = _packs.setdefault(tensors[0], {})
+    if kind not in kept or kept[kind][0] != key:
+        plain = [None if each is None else each.detach().float().contiguous() for each in tensors]
+        kept[kind] = key, pack(plain)
+    return kept[kind][1]
+
+
+def _version(tensor: torch.Tensor) -> object:
+    """Counts in-place edits; an inference tensor does not count them, so its packing is never trusted."""
+    return object() if tensor.is_inference() else tensor._version
+
+
+def _bytes(size: int) -> torch.Tensor:
+    """An uninitialized uint8 tensor that begins on a cache line."""
+    whole = torch.empty(size + 64, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % 64 :][:size]
+
+
+def _pack_linear(inputs: int, outputs: int, epilogue: int, tensors) -> torch.Tensor:
+    module = native_module()[0]
+    packed = _bytes(module.linear_packed_size(inputs, outputs, epilogue))
+    pointers = [_pointer(each) for each in tensors] + [0] * (4 - len(tensors))
+    module.linear_pack(inputs, outputs, epilogue, *pointers, packed.data_ptr(), packed.numel())
+    return packed
+
+
+def _pack_lstm(shape: tuple[int, int, int], level: int, tensors) -> torch.Tensor:
+    module = native_module()[0]
+    packed = _bytes(module.lstm_packed_size(*shape, level))
+    pairs = [[_pointer(tensors[k]), _pointer(tensors[k + 3])] for k in range(3)]
+    module.lstm_pack(*shape, level, *pairs, packed.data_ptr(), packed.numel())
+    return packed
+
+
+def _pointer(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _run_linear(x, packed, inputs, outputs, epilogue):
+    y = x.new_empty(len(x), outputs)
+    native_module()[0].linear_forward(
+        input=inputs, output=outputs, epilogue=epilogue, packed=packed.data_ptr(), packed_size=packed.numel(),
+        x=x.data_ptr(), rows=len(x), x_stride=inputs, y=y.data_ptr(), y_stride=outputs,
+        threads=torch.get_num_threads())
+    return y
+
+
+def _fake_linear(x, packed, inputs, outputs, epilogue):
+    return x.new_empty(x.shape[0], outputs)
+
+
+def _run_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_clip, proj_clip, restart_h, restart_c):
+    count = len(inputs) if rows is None else rows.shape[1]
+    places = torch.arange(count, dtype=torch.int32).expand(2, -1).contiguous()
+    h, c, out = h.clone(), c.clone(), h.new_empty(count, h.shape[1])
+    projection = h.shape[1] // 2
+    width = inputs.shape[1] // 2 if rows is None else inputs.shape[1]
+    native_module()[0].lstm_forward(
+        input=width, dim=dim, projection=projection, precision=precision,
+        packed=packed.data_ptr(), packed_size=packed.numel(),
+        inputs=inputs.data_ptr(), input_rows=len(inputs), split_input=rows is None,
+        steps=len(live), live=live.data_ptr(), step_rows=count,
+        rows=(places if rows is None else rows).data_ptr(), out_rows=places.data_ptr(),
+        reset=_pointer(starts), reset_h=_pointer(restart_h), reset_c=_pointer(restart_c),
+        output=out.data_ptr(), output_rows=count, lanes=len(h), h=h.data_ptr(), c=c.data_ptr(),
+        cell_clip=cell_clip, proj_clip=proj_clip, threads=torch.get_num_threads())
+    return out, h, c
+
+
+def _fake_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_clip, proj_clip, restart_h, restart_c):
+    count = inputs.shape[0] if rows is None else rows.shape[1]
+    return h.new_empty(count, h.shape[1]), torch.empty_like(h), torch.empty_like(c)
+
+
+_library.impl("linear", _run_linear, "CPU")
+_library.impl("projected_lstm", _run_lstm, "CPU")
+torch.library.register_fake("elmo_fast::linear", _fake_linear, lib=_library)
+torch.library.register_fake("elmo_fast::projected_lstm", _fake_lstm, lib=_library)

@@ -1,0 +1,76 @@
+"""What `precision` means for plain torch operations, whatever the process-wide flags and autocast say."""
+
+import contextlib
+import threading
+
+import torch
+
+PRECISIONS = ("highest", "high", "medium")
+
+
+def check_precision(precision: str) -> str:
+    """The argument itself, or `ValueError` when it is none of `PRECISIONS`."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+    return precision
+
+
+def full_precision(value: torch.Tensor | None) -> torch.Tensor | None:
+    """`value` in the type that computes: float32 for 16-bit parameters, else its own."""
+    return value.float() if value is not None and value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+@contextlib.contextmanager
+def numerics(precision: str, device: torch.device):
+    """Run the body's matrix products in `precision` on `device`.
+
+    `highest` is IEEE fp32 (or fp64 where the operands are). On CUDA `high` lets tf32 in and `medium` runs
+    products on bf16 operands. On the CPU plain torch computes both as `highest`. Autocast around the call
+    never decides.
+    """
+    on_gpu = device.type == "cuda"
+    with _flags.held("tf32" if on_gpu and precision == "high" else "ieee"):
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu and precision == "medium"):
+            yield
+
+
+class _MatmulFlags:
+    """torch's process-wide fp32 matmul precision, held while any thread needs it, then put back.
+
+    When threads disagree the strictest wins. A flag that already means IEEE is not touched.
+    """
+
+    _FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._holders: list[str] = []
+        self._before: dict[tuple[str, str], str] = {}
+
+    @contextlib.contextmanager
+    def held(self, wanted: str):
+        with self._lock:
+            if not self._holders:
+                self._before = {flag: torch._C._get_fp32_precision_getter(*flag) for flag in self._FLAGS}
+            self._holders.append(wanted)
+            self._apply()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders.remove(wanted)
+                self._apply()
+
+    def _apply(self) -> None:
+        for flag, before in self._before.items():
+            if not self._holders:
+                value = before
+            elif "ieee" not in self._holders and flag[0] == "cuda":
+                value = "tf32"
+            else:
+                value = before if before == "none" else "ieee"
+            if torch._C._get_fp32_precision_getter(*flag) != value:
+                torch._C._set_fp32_precision_setter(*flag, value)
+
+
+_flags = _MatmulFlags()

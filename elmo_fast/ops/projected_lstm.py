@@ -1,0 +1,54 @@
+"""One layer of the two-direction projected LSTM: chooses the backend."""
+
+import functools
+import logging
+
+import torch
+
+from elmo_fast.ops import native_cpu, reference, torch_projected_lstm
+from elmo_fast.ops.backend import resolve
+from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.reference import LstmWeights, State
+from elmo_fast.ops.schedule import Schedule
+
+logger = logging.getLogger(__name__)
+
+
+def projected_lstm(
+    inputs: torch.Tensor,
+    rows: torch.Tensor | None,
+    schedule: Schedule,
+    state: State,
+    weights: tuple[LstmWeights, LstmWeights],
+    *,
+    cell_clip: float | None = None,
+    proj_clip: float | None = None,
+    restart: State | None = None,
+    backend: str = "auto",
+    precision: str = "highest",
+) -> tuple[torch.Tensor, State]:
+    """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32.
+
+    `precision` is what the native engine computes in, where this machine has it; the torch operations of the other
+    backends follow `elmo_fast.ops.precision.numerics`.
+    """
+    chosen = resolve("projected_lstm", backend, inputs, *state, *weights[0], *weights[1])
+    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
+    if chosen == "native":
+        return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=_on_cpu(precision), **clips)
+    run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
+    full = tuple(tuple(map(full_precision, direction)) for direction in weights)
+    return run(inputs, rows, schedule, state, full, **clips)
+
+
+def _on_cpu(precision: str) -> str:
+    """`precision`, or `highest` where the processor has no 16-bit tile products; says so once."""
+    if native_cpu.runs_precision(precision):
+        return precision
+    _log_once(precision)
+    return "highest"
+
+
+@functools.cache
+def _log_once(precision: str) -> None:
+    logger.info("precision %r runs as 'highest': this processor has no AMX", precision)

@@ -1,0 +1,123 @@
+"""The specification: char-CNN, highway and projected LSTM in plain torch, for any float dtype.
+
+Written to be read. Weights have the shapes of bilm-tf's weight file. Every faster backend has these signatures
+and is tested against these functions.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from elmo_fast.ops.schedule import Schedule
+
+State = tuple[torch.Tensor, torch.Tensor]
+LstmWeights = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def char_cnn(
+    ids: torch.Tensor,
+    char_embed: torch.Tensor,
+    filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    activation: str,
+) -> torch.Tensor:
+    """Convolutions over a token's characters, max over positions (Kim et al. 2016; Jozefowicz et al. 2016).
+
+    `ids` int [N, C], 0 to 261, where 0 reads a row of zeros; `char_embed` [261, E]; `filters` a pair
+    (weight [1, width, E, n], bias [n]) for each width; `activation` `relu` or `tanh` -> [N, sum of n].
+    """
+    table = torch.cat([torch.zeros_like(char_embed[:1]), char_embed])  # [262, E]
+    characters = table[ids].flatten(1)  # [N, C * E]
+    dim = char_embed.shape[1]
+    pooled = []
+    for weight, bias in filters:
+        width = weight.shape[1]
+        windows = characters.unfold(1, width * dim, dim)  # [N, C - width + 1, width * E]
+        convolved = windows @ weight.reshape(width * dim, -1)  # [N, C - width + 1, n]
+        pooled.append(ACTIVATIONS[activation](convolved.amax(1) + bias))
+    return torch.cat(pooled, dim=1)
+
+
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+def highway(
+    x: torch.Tensor,
+    w_carry: torch.Tensor,
+    b_carry: torch.Tensor,
+    w_transform: torch.Tensor,
+    b_transform: torch.Tensor,
+) -> torch.Tensor:
+    """One highway layer (Srivastava et al. 2015): x [N, D], weights [D, D], biases [D] -> [N, D].
+
+    `w_carry` gates the transformed value, as bilm-tf names it (AllenNLP's gate is its complement).
+    """
+    gate = torch.sigmoid(x @ w_carry + b_carry)
+    return gate * torch.relu(x @ w_transform + b_transform) + (1 - gate) * x
+
+
+def projected_lstm(
+    inputs: torch.Tensor,
+    rows: torch.Tensor | None,
+    schedule: Schedule,
+    state: State,
+    weights: tuple[LstmWeights, LstmWeights],
+    *,
+    cell_clip: float | None = None,
+    proj_clip: float | None = None,
+    restart: State | None = None,
+) -> tuple[torch.Tensor, State]:
+    """One layer of a two-direction LSTM with projection and clipping (Sak et al. 2014; bilm-tf's `LSTMCell`).
+
+    Runs the S step-rows of `schedule`. `inputs` [R, I] with `rows` int [2, S], the row that each direction reads at
+    each step-row; or, without `rows`, [S, 2 I], the forward half first. `state` (h [lanes, 2 P], c [lanes, 2 D]),
+    forward half first, lanes in the caller's order. `weights` forward then backward: (W [I + P, 4 D] with gates
+    i, j, f, o, B [4 D], W_P [D, P], or None when D == P: then h is not clipped). `restart` (h [2 P], c [2 D])
+    replaces a lane's state where a sentence starts; without it the sentences of a lane carry on.
+
+    Returns outputs [S, 2 P] and the final state; both as new tensors.
+    """
+    order = torch.as_tensor(schedule.lanes, device=inputs.device)
+    starts = torch.as_tensor(schedule.starts, device=inputs.device)[:, None]
+    sizes = schedule.live.tolist()
+    outputs, hs, cs = [], [], []
+    for direction in (0, 1):
+        x = half(inputs, direction) if rows is None else inputs[rows[direction]]  # [S, I]
+        h, c = (half(each[order], direction) for each in state)  # [lanes, P], [lanes, D]
+        fresh = None if restart is None else tuple(half(each, direction) for each in restart)
+        steps = [h[:0]]
+        for x_now, start in zip(x.split(sizes), starts.split(sizes)):
+            live = len(x_now)
+            before = h[:live], c[:live]
+            if fresh is not None:
+                before = tuple(torch.where(start, new, old) for new, old in zip(fresh, before))
+            h_now, c_now = lstm_cell(x_now, *before, *weights[direction], cell_clip, proj_clip)
+            h, c = torch.cat([h_now, h[live:]]), torch.cat([c_now, c[live:]])
+            steps.append(h_now)
+        outputs.append(torch.cat(steps))  # [S, P]
+        hs.append(restore(h, order))
+        cs.append(restore(c, order))
+    return torch.cat(outputs, dim=1), (torch.cat(hs, dim=1), torch.cat(cs, dim=1))
+
+
+def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip):
+    """One step of one direction: x [live, I], h [live, P], c [live, D] -> the next h and c."""
+    z = torch.cat([x, h], dim=1) @ w + b  # [live, 4 D]
+    i, j, f, o = z.chunk(4, dim=1)
+    c = clip(torch.sigmoid(f + 1) * c + torch.sigmoid(i) * torch.tanh(j), cell_clip)
+    m = torch.sigmoid(o) * torch.tanh(c)
+    return (m if w_p is None else clip(m @ w_p, proj_clip)), c
+
+
+def clip(x: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """`x` held within ±`limit`; None means no limit."""
+    return x if limit is None else x.clamp(-limit, limit)
+
+
+def half(x: torch.Tensor, direction: int) -> torch.Tensor:
+    """The forward (0) or backward (1) half of the last dimension."""
+    return x.chunk(2, dim=-1)[direction]
+
+
+def restore(rows: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Undo `rows = original[order]`."""
+    return torch.empty_like(rows).index_copy(0, order, rows)

@@ -1,0 +1,120 @@
+"""Sentences to padded id arrays: AllenNLP's `batch_to_ids`, bilm-tf's `Batcher` and `TokenBatcher`."""
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from elmo_fast.text import characters
+from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, UnicodeCharsVocabulary, Vocabulary
+
+_BOUNDARIES = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
+
+
+def batch_to_ids(
+    batch: Sequence[Sequence[str]], max_characters_per_token: int = characters.MAX_CHARACTERS_PER_TOKEN
+) -> torch.Tensor:
+    """Character ids of a batch of tokenized sentences: int64 [sentences, longest, max_characters_per_token].
+
+    Ids are 1 to 261, rows past a sentence's end are 0, and no sentence boundaries are added. From AllenNLP's
+    `batch_to_ids`. Raises `ValueError` for an empty batch, a sentence that is a string, or a token that is none.
+    """
+    sentences = _at_least_one(batch, "batch")
+    return torch.from_numpy(_pad(sentences, max_characters_per_token, characters.SENTENCE_MARKS, np.int64))
+
+
+def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Sequence[str]]:
+    """The sentences of `batch` as a list, also those of a generator; `ValueError` unless each is a list of tokens."""
+    if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable):
+        raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
+    sentences = list(batch)
+    for index, sentence in enumerate(sentences):
+        check_sentence(sentence, f"{name}[{index}]")
+    return sentences
+
+
+def check_sentence(sentence: Sequence[str], name: str = "sentence") -> None:
+    """Raise `ValueError` unless `sentence` is a list of tokens; a plain string is refused with the remedy."""
+    if isinstance(sentence, (str, bytes)):
+        raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {sentence!r:.60}; "
+                         "split it first (.split() for words, list() for letters)")
+    if not isinstance(sentence, Collection):
+        raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
+
+
+def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Distinct tokens in order of first use, the number of each token in running order, and sentence lengths.
+
+    Returns (distinct list, int32 [tokens], int64 [sentences]).
+    """
+    numbers: dict[str, int] = {}
+    running: list[int] = []
+    lengths: list[int] = []
+    for sentence in batch:
+        before = len(running)
+        try:
+            running.extend(numbers.setdefault(token, len(numbers)) for token in sentence)
+        except TypeError as error:  # a list has no hash: the batch is nested once too often
+            raise ValueError(f"token: expected a string, got one of another type ({error})") from error
+        lengths.append(len(running) - before)
+    return list(numbers), np.array(running, dtype=np.int32), np.array(lengths, dtype=np.int64)
+
+
+def _at_least_one(sentences: Iterable[Sequence[str]], name: str = "sentences") -> list[Sequence[str]]:
+    listed = check_batch(sentences, name)
+    if not listed:
+        raise ValueError(f"{name}: expected at least one sentence, got none")
+    return listed
+
+
+def _pad(batch, max_characters_per_token: int, marks: Mapping[str, int], dtype) -> np.ndarray:
+    distinct, running, lengths = number_tokens(batch)
+    encoded = characters.to_model_ids(characters.encode_tokens(distinct, max_characters_per_token, marks))
+    ids = np.zeros((len(lengths), int(lengths.max(initial=0)), max_characters_per_token), dtype=dtype)
+    present = np.arange(ids.shape[1]) < lengths[:, None]  # [B, T]
+    ids[present] = encoded[running]
+    return ids
+
+
+class Batcher:
+    """Sentences to character ids with `<S>` and `</S>` around each, as bilm-tf's `Batcher` gives them."""
+
+    def __init__(self, lm_vocab_file: str | os.PathLike, max_token_length: int):
+        self._lm_vocab = UnicodeCharsVocabulary(lm_vocab_file, max_token_length)
+        self._max_token_length = max_token_length
+
+    def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+        """int64 [sentences, longest + 2, max_token_length]; ids 1 to 261, zero past a sentence's end."""
+        sentences = _at_least_one(sentences)
+        framed = [(_BOUNDARIES[0], *sentence, _BOUNDARIES[1]) for sentence in sentences]
+        return _pad(framed, self._max_token_length, characters.SENTENCE_MARKS, np.int64)
+
+
+class TokenBatcher:
+    """Sentences to word ids + 1 with `<S>` and `</S>` around each, as bilm-tf's `TokenBatcher` gives them.
+
+    A vocabulary without `<S>` or `</S>` is refused, and so is a word outside a vocabulary that has no `<UNK>`:
+    bilm-tf gives both id 0, which masks the position and shortens the sentence without a word.
+    """
+
+    def __init__(self, lm_vocab_file: str | os.PathLike):
+        self._lm_vocab = Vocabulary(lm_vocab_file)
+        self._lm_vocab.require(*_BOUNDARIES)
+
+    def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+        """int64 [sentences, longest + 2]; ids 1 to size, zero past a sentence's end."""
+        sentences = _at_least_one(sentences)
+        ids = np.zeros((len(sentences), max(map(len, sentences)) + 2), dtype=np.int64)
+        for row, sentence in zip(ids, sentences):
+            self._require_known(sentence)
+            row[: len(sentence) + 2] = self._lm_vocab.encode(sentence, split=False) + 1
+        return ids
+
+    def _require_known(self, sentence: Sequence[str]) -> None:
+        if self._lm_vocab.unk >= 0:
+            return
+        for token in sentence:
+            if token not in self._lm_vocab:
+                raise ValueError(f"sentences: the word {token!r} is outside the vocabulary, "
+                                 f"which has no {UNKNOWN_TOKEN} to stand for it")

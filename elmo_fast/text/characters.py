@@ -1,0 +1,76 @@
+"""Tokens to character ids, as bilm-tf's `UnicodeCharsVocabulary` and AllenNLP's `ELMoCharacterMapper` map them.
+
+A token is its UTF-8 bytes between a begin-word and an end-word mark, padded on the right.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+BEGIN_SENTENCE = 256
+END_SENTENCE = 257
+BEGIN_WORD = 258
+END_WORD = 259
+PADDING = 260
+
+MAX_CHARACTERS_PER_TOKEN = 50
+BEGIN_SENTENCE_TOKEN = "<S>"
+END_SENTENCE_TOKEN = "</S>"
+SENTENCE_MARKS: Mapping[str, int] = {BEGIN_SENTENCE_TOKEN: BEGIN_SENTENCE, END_SENTENCE_TOKEN: END_SENTENCE}
+
+
+def to_model_ids(raw_ids):
+    """Raw character ids (0 to 260) to the ids a model reads (1 to 261), where 0 means "no token here"."""
+    return raw_ids + 1
+
+
+def mark_ids(mark: int, max_characters_per_token: int = MAX_CHARACTERS_PER_TOKEN) -> np.ndarray:
+    """Raw ids of a token that is one mark, such as `BEGIN_SENTENCE`: int32 [max_characters_per_token]."""
+    ids = np.full(max_characters_per_token, PADDING, dtype=np.int32)
+    ids[:3] = BEGIN_WORD, mark, END_WORD
+    return ids
+
+
+def encode_tokens(
+    tokens: Sequence[str],
+    max_characters_per_token: int = MAX_CHARACTERS_PER_TOKEN,
+    marks: Mapping[str, int] = SENTENCE_MARKS,
+) -> np.ndarray:
+    """Raw character ids of each token: int32 [len(tokens), max_characters_per_token].
+
+    `marks` maps the tokens that stand for one special character to its raw id. Bytes beyond
+    `max_characters_per_token - 2` are cut and lone surrogates dropped, as in both original systems.
+    Raises `ValueError` when a token is not a string.
+    """
+    limit = check_max_characters(max_characters_per_token) - 2
+    encoded = [_utf8(token)[:limit] for token in tokens]
+    count = len(encoded)
+    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=count)
+    ids = np.full((count, max_characters_per_token), PADDING, dtype=np.int32)  # [N, C]
+    ids[:, 0] = BEGIN_WORD
+    characters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+    row = np.repeat(np.arange(count), lengths)
+    first = np.cumsum(lengths) - lengths
+    column = np.arange(characters.size) - np.repeat(first, lengths) + 1
+    ids[row, column] = characters
+    ids[np.arange(count), lengths + 1] = END_WORD
+    for index, token in enumerate(tokens):
+        if token in marks:
+            ids[index] = mark_ids(marks[token], max_characters_per_token)
+    return ids
+
+
+def check_max_characters(max_characters_per_token: int) -> int:
+    """The argument itself when a token of that many characters can hold a mark, else `ValueError`."""
+    if not isinstance(max_characters_per_token, (int, np.integer)) or max_characters_per_token < 3:
+        raise ValueError(
+            "max_characters_per_token: expected an integer of at least 3 (begin-word, one character, end-word), "
+            f"got {max_characters_per_token!r}"
+        )
+    return int(max_characters_per_token)
+
+
+def _utf8(token: str) -> bytes:
+    if not isinstance(token, str):
+        raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
+    return token.encode("utf-8", "ignore")

@@ -1,0 +1,144 @@
+"""Vocabulary files and the classes that read them, with bilm-tf's names, shapes and dtypes (`bilm/data.py`)."""
+
+import gzip
+import os
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from elmo_fast.text import characters
+
+UNKNOWN_TOKEN = "<UNK>"
+_SKIPPED_LINE = "!!!MAXTERMID"
+
+
+class Vocabulary:
+    """Words of a vocabulary file, one a line, and their ids in file order.
+
+    `filename` is UTF-8 text, gzip-compressed when it ends in `.gz`. `validate_file=True` refuses a file that
+    lacks `<S>`, `</S>` or `<UNK>`. Special words that are absent have id -1. From bilm-tf's `Vocabulary`.
+    """
+
+    def __init__(self, filename: str | os.PathLike, validate_file: bool = False):
+        self._filename = os.fspath(filename)
+        self._id_to_word = _read_words(self._filename)
+        self._word_to_id = {word: index for index, word in enumerate(self._id_to_word)}
+        self._bos = self._word_to_id.get(characters.BEGIN_SENTENCE_TOKEN, -1)
+        self._eos = self._word_to_id.get(characters.END_SENTENCE_TOKEN, -1)
+        self._unk = self._word_to_id.get(UNKNOWN_TOKEN, -1)
+        if validate_file:
+            self.require(characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
+
+    @property
+    def bos(self) -> int:
+        """Id of `<S>`, or -1."""
+        return self._bos
+
+    @property
+    def eos(self) -> int:
+        """Id of `</S>`, or -1."""
+        return self._eos
+
+    @property
+    def unk(self) -> int:
+        """Id of `<UNK>`, or -1."""
+        return self._unk
+
+    @property
+    def size(self) -> int:
+        """Number of words."""
+        return len(self._id_to_word)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._word_to_id
+
+    def require(self, *words: str) -> None:
+        """Raise `ValueError` naming every one of `words` that the file lacks."""
+        missing = [word for word in words if word not in self._word_to_id]
+        if missing:
+            raise ValueError(f"vocabulary {self._filename}: expected a line for each of {', '.join(words)}; "
+                             f"missing {', '.join(missing)}")
+
+    def word_to_id(self, word: str) -> int:
+        """Id of `word`, or the id of `<UNK>` for a word outside the vocabulary."""
+        return self._word_to_id.get(word, self._unk)
+
+    def id_to_word(self, cur_id: int) -> str:
+        """Word of an id."""
+        return self._id_to_word[cur_id]
+
+    def decode(self, cur_ids: Sequence[int]) -> str:
+        """Words of the ids, joined by spaces."""
+        return " ".join(self.id_to_word(cur_id) for cur_id in cur_ids)
+
+    def encode(self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True) -> np.ndarray:
+        """Word ids between the ids of `<S>` and `</S>`: int32 [tokens + 2].
+
+        `sentence` is split on whitespace unless `split=False` (then it is a list of tokens). `reverse=True`
+        swaps the two sentence marks, for a sentence that is already reversed.
+        """
+        tokens = sentence.split() if split else sentence
+        first, last = (self._eos, self._bos) if reverse else (self._bos, self._eos)
+        return np.array([first, *map(self.word_to_id, tokens), last], dtype=np.int32)
+
+
+class UnicodeCharsVocabulary(Vocabulary):
+    """A vocabulary that also maps words to raw character ids (no +1): int32 [max_word_length] a word.
+
+    A token spelled `<S>` or `</S>` is the sentence mark. A file without both is refused: there bilm-tf gives
+    its last word the characters of `</S>`. From bilm-tf's `UnicodeCharsVocabulary`.
+    """
+
+    bos_char = characters.BEGIN_SENTENCE
+    eos_char = characters.END_SENTENCE
+    bow_char = characters.BEGIN_WORD
+    eow_char = characters.END_WORD
+    pad_char = characters.PADDING
+
+    def __init__(self, filename: str | os.PathLike, max_word_length: int, **kwargs):
+        super().__init__(filename, **kwargs)
+        self.require(characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
+        self._max_word_length = characters.check_max_characters(max_word_length)
+        self.bos_chars = characters.mark_ids(self.bos_char, max_word_length)
+        self.eos_chars = characters.mark_ids(self.eos_char, max_word_length)
+        self._word_char_ids = characters.encode_tokens(self._id_to_word, max_word_length)
+
+    @property
+    def word_char_ids(self) -> np.ndarray:
+        """Raw character ids of every word: int32 [size, max_word_length]."""
+        return self._word_char_ids
+
+    @property
+    def max_word_length(self) -> int:
+        """Characters a token, marks included."""
+        return self._max_word_length
+
+    def word_to_char_ids(self, word: str) -> np.ndarray:
+        """Raw character ids of one word, in the vocabulary or not: int32 [max_word_length]."""
+        if word in self._word_to_id:
+            return self._word_char_ids[self._word_to_id[word]]
+        return characters.encode_tokens([word], self._max_word_length)[0]
+
+    def encode_chars(self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True) -> np.ndarray:
+        """Raw character ids between those of the sentence marks: int32 [tokens + 2, max_word_length]."""
+        tokens = sentence.split() if split else sentence
+        first, last = (self.eos_chars, self.bos_chars) if reverse else (self.bos_chars, self.eos_chars)
+        words = characters.encode_tokens(list(tokens), self._max_word_length)
+        return np.concatenate([first[None], words, last[None]])
+
+
+def _read_words(filename: str) -> list[str]:
+    opener = gzip.open if filename.endswith(".gz") else open
+    try:
+        with opener(filename, "rt", encoding="utf-8") as lines:
+            words = [line.strip() for line in lines]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"vocabulary {filename}: expected gzip-compressed text, since the name ends in .gz, "
+                         f"got something else or a file cut short ({error})") from error
+    return [word for word in words if word != _SKIPPED_LINE]

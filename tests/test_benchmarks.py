@@ -1,0 +1,184 @@
+"""The benchmarks' logic, at sizes that measure nothing: what they write, and that one failure loses nothing else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import bench_reference, common, peers
+from benchmarks.gpu import ceilings, report, stage
+
+RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
+STAGES = ["build", "checks", "ceilings", "text", "eager", "cudnn", "compiled"]
+BROKEN = "ceilings"
+
+
+@pytest.fixture(scope="module")
+def dry_run(tmp_path_factory):
+    """A dry run whose interpreter refuses one stage, and the document that it left."""
+    folder = tmp_path_factory.mktemp("gpu")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\ncase "$*" in *benchmarks.gpu.{BROKEN}*) echo refused; exit 3;; esac\n'
+                      f'exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([RUN, "--dry-run", "--out", folder / "out"], env=environment, capture_output=True, text=True,
+                          timeout=200)
+    return done, folder / "out" / "dry-run"
+
+
+def test_a_broken_stage_leaves_the_results_of_the_others(dry_run):
+    done, folder = dry_run
+    assert done.returncode == 1, done.stdout + done.stderr
+    stages = json.loads((folder / "run.json").read_text())["stages"]
+    assert list(stages) == STAGES
+    assert stages[BROKEN]["status"] == "failed" and stages[BROKEN]["exit"] == 3
+    assert stages[BROKEN]["log"] == ["refused"] and stages[BROKEN]["results"] == []
+    for name in STAGES:
+        if name != BROKEN:
+            assert stages[name]["status"] == "complete", (name, stages[name], done.stdout)
+            assert stages[name]["results"], name
+
+
+def test_a_run_names_its_machine_and_no_path(dry_run):
+    _, folder = dry_run
+    text = (folder / "run.json").read_text()
+    document = json.loads(text)
+    assert document["machine"]["cpu"]["model"] and document["machine"]["torch"]
+    assert document["date"].endswith("Z") and document["schema"] == common.SCHEMA
+    for path in (common.ROOT, Path.home(), folder, sys.prefix):
+        assert f"{path}/" not in text
+    assert not (folder / "parts").exists()
+
+
+def test_timed_cases_carry_their_shape_and_spread(dry_run):
+    _, folder = dry_run
+    stages = json.loads((folder / "run.json").read_text())["stages"]
+    for name in ("eager", "cudnn", "compiled"):
+        for case in stages[name]["results"]:
+            assert case["batch"] >= 1 and case["length"] >= 1 and case["variant"]
+            assert 0 < case["p20"] <= case["median"] <= case["p80"]
+            assert case["tokens_per_s"] == pytest.approx(case["batch"] * case["length"] / case["median"], rel=1e-3)
+    assert {case["part"] for case in stages["text"]["results"]} == {"device", "arrays"}
+
+
+def test_checks_compare_every_layer_and_see_both_clips_fire(dry_run):
+    _, folder = dry_run
+    cases = json.loads((folder / "run.json").read_text())["stages"]["checks"]["results"]
+    assert {case["around"] for case in cases} == {"plain", "tf32 flags", "autocast"}
+    for case in cases:
+        assert case["passed"] and len(case["errors"]) == 3 and max(case["errors"]) <= case["limit"]
+        if "fire" in case["model"]:
+            assert case["clipped_h"] > 0 and case["clipped_c"] > 0
+
+
+def test_ceilings_name_what_a_cpu_cannot_measure(tmp_path):
+    dry = stage.Stage("ceilings", tmp_path / "ceilings.json", 20, dry_run=True)
+    ceilings.work(dry)
+    cases = {case["case"]: case for case in json.loads(dry.out.read_text())["results"]}
+    assert cases["copy"]["gb_per_s"] > 0 and cases["gemm fp32"]["tflop_per_s"] > 0
+    assert cases["launch"]["us_per_launch"] > 0 and "skipped" in cases["graph node"]
+
+
+def test_a_stage_that_ran_out_of_time_keeps_its_cases(tmp_path):
+    part = {"status": "running", "results": [{"variant": "model", "batch": 1, "length": 25, "tokens_per_s": 1.0}]}
+    (tmp_path / "eager.json").write_text(json.dumps(part))
+    (tmp_path / "eager.exit").write_text("124 90 90\n")
+    eager = report.join(tmp_path)["stages"]["eager"]
+    assert eager["status"] == "timed out" and eager["results"] == part["results"]
+
+
+def test_a_case_that_raises_is_recorded_and_the_next_one_runs(tmp_path):
+    dry = stage.Stage("eager", tmp_path / "eager.json", 20, dry_run=True)
+    dry.attempt({"case": "bad"}, lambda: 1 / 0)
+    dry.attempt({"case": "good"}, lambda: {"value": 1.23456789})
+    assert dry.document["results"] == [{"case": "bad", "failed": "ZeroDivisionError: division by zero"},
+                                       {"case": "good", "value": 1.2346}]
+    assert dry.verdict() is None
+    dry.strict = True
+    assert dry.verdict() == "1 of 2 cases failed"
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--stage", "nope"], "--stage: expected one of"),
+    (["--out"], "--out: expected a value"),
+    (["--allennlp", "/no/such/folder"], "--allennlp: no folder"),
+    (["--nonsense"], "unknown argument"),
+])
+def test_run_refuses_wrong_arguments(arguments, message):
+    done = subprocess.run([RUN, *arguments], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and message in done.stderr and not done.stdout
+
+
+def test_a_gpu_is_asked_for(tmp_path):
+    """Without nvidia-smi and without --dry-run nothing is written."""
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine has nvidia-smi")
+    done = subprocess.run([RUN, "--out", tmp_path], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2 and "--dry-run" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_interleaving_takes_turns():
+    order = []
+    timings = common.interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=3)
+    assert order == list("ab" "ab" "ba" "ab")  # the first pair warms up
+    assert timings["a"].rounds == 3 and timings["a"].p20 <= timings["a"].median <= timings["a"].p80
+
+
+@pytest.mark.parametrize("shared", ["present", "absent"])
+def test_running_text_says_where_it_comes_from(shared, tmp_path, monkeypatch):
+    monkeypatch.setenv("ELMO_FAST_SHARED", str(tmp_path))
+    if shared == "present":
+        (tmp_path / "text").mkdir()
+        text = ' \n = Title = \n\n He said " No . " \n She left . The end .\n'
+        (tmp_path / "text" / "wikitext2_valid.txt").write_text(text)
+        assert common.running_text(3) == (
+            [["He", "said", '"', "No", ".", '"'], ["She", "left", "."], ["The", "end", "."]], "wikitext2_valid.txt")
+        with pytest.raises(ValueError, match="3 sentences"):
+            common.running_text(4)
+    else:
+        sentences, source = common.running_text(256)
+        assert source.startswith("generated") and len(sentences) == 256 and min(map(len, sentences)) > 0
+        assert 0.25 < common.text_facts(sentences, 64)["distinct_share"] < 0.45
+
+
+def test_results_appear_whole(tmp_path):
+    path = common.write_json(tmp_path / "a" / "b.json", common.document("name", {"size": "tiny"}, [1]))
+    assert json.loads(path.read_text())["results"] == [1]
+    assert [each.name for each in path.parent.iterdir()] == ["b.json"]
+    assert common.slug("NVIDIA A100-SXM4-80GB") == "a100-sxm4-80gb" and common.slug("NVIDIA H200") == "h200"
+
+
+def test_the_reference_benchmark_writes_its_figures(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "tiny.json"
+    monkeypatch.setattr(sys, "argv", ["bench_reference", "--size", "tiny", "--batch-size", "3", "--batches", "2",
+                                      "--rounds", "1", "--backends", "reference", "torch", "--out", str(out)])
+    assert bench_reference.main() == 0, capsys.readouterr()
+    document = json.loads(out.read_text())
+    assert [case["variant"] for case in document["results"]] == ["reference", "torch"]
+    assert document["settings"]["agreement"]["torch"]["relative"] < bench_reference.AGREEMENT
+
+
+def test_disagreement_is_relative_to_the_largest_value():
+    truth = [np.array([0.0, 4.0]), np.array([2.0])]
+    found = [np.array([0.0, 4.0]), np.array([2.5])]
+    assert bench_reference.disagreement(found, truth) == (0.5, 0.125)
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path):
+    with pytest.raises(peers.PeerError, match="expected a checkout of AllenNLP 0.9"):
+        peers.load_allennlp(tmp_path)
+
+
+def test_allennlp_agrees_with_the_fixtures():
+    checkout, shared = os.environ.get("ELMO_FAST_ALLENNLP"), common.shared_folder()
+    if not checkout or not (shared / "fixtures").is_dir():
+        pytest.skip("needs ELMO_FAST_ALLENNLP (a checkout of AllenNLP 0.9) and the shared fixtures")
+    done = subprocess.run([sys.executable, "-m", "benchmarks.peers", "--allennlp", checkout, "--shared", shared],
+                          cwd=common.ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
