@@ -23,7 +23,7 @@ build_and_run() {  # name, sanitizer flags, program arguments
     object="$out/$(basename "$source" .cpp).o"
     objects+=("$object")
     # shellcheck disable=SC2046,SC2086
-    "$cxx" -std=c++17 -O1 -g -ffp-contract=off $defines $2 $(isa_flags "$source") -c "$source" -o "$object"
+    "$cxx" -std=c++17 -O1 -g -ffp-contract=off -I"$root/csrc" $defines $2 $(isa_flags "$source") -c "$source" -o "$object"
   done
   # shellcheck disable=SC2086
   "$cxx" $2 "${objects[@]}" -o "$out/sanitize" -lpthread
