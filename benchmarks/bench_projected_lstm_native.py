@@ -8,6 +8,7 @@ is the larger of its arithmetic at the measured multiply-add rate and its weight
 """
 
 import argparse
+import functools
 import os
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from elmo_fast import _native as native
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from test_projected_lstm_native import Schedule, Weights, batch_schedule, run, state  # noqa: E402
+from native_lstm import Schedule, Weights, batch_schedule, run, state  # noqa: E402
 
 CLIPS = (3.0, 3.0)
 
@@ -86,6 +87,29 @@ def timed(call):
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+def measure(args, flops, bandwidth):
+    """Per workload: name, tokens, floor in seconds, our median (clock, CPU), torch's median."""
+    rng = np.random.default_rng(0)
+    weights = Weights(rng, args.input, args.dim, args.projection, scale=0.03)
+    packed, baseline = weights.pack(args.precision), Torch(weights)
+    jobs = []
+    for name, schedule, distinct, lanes in workloads(rng, args.steps):
+        x = rng.standard_normal((distinct, args.input)).astype(np.float32)
+        h, c = state(rng, lanes, weights)
+        options = dict(clips=CLIPS, packed=packed, threads=args.threads, precision=args.precision)
+        ours = functools.partial(run, weights, schedule, x, h, c, **options)
+        theirs = functools.partial(baseline, schedule, *(torch.from_numpy(a) for a in (x, h, c)))
+        jobs.append((name, schedule, floor_seconds(weights, schedule, distinct, flops, bandwidth), ours, theirs))
+    times = [([], []) for _ in jobs]
+    for _ in range(args.rounds + 1):
+        for job, (a, b) in zip(jobs, times):
+            a.append(timed(job[3]))
+            b.append(timed(job[4]))
+    for (name, schedule, floor, *_), (a, b) in zip(jobs, times):
+        ours, theirs = sorted(a[1:]), sorted(b[1:])
+        yield name, schedule.size, floor, ours[len(ours) // 2], theirs[len(theirs) // 2][0]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in dict(threads=2, dim=4096, projection=512, input=512, steps=25, rounds=5, precision=0).items():
@@ -96,27 +120,11 @@ def main():
     isa = native.lstm_isa(args.precision)
     flops, bandwidth = (1e9 * x for x in machine_floor(args.threads, native.lstm_isa(0)))
     print(f"{isa}, {args.threads} threads: {flops / 1e9:.0f} GFLOP/s fp32, {bandwidth / 1e9:.0f} GB/s read")
-    rng = np.random.default_rng(0)
-    weights = Weights(rng, args.input, args.dim, args.projection, scale=0.03)
-    packed, baseline = weights.pack(args.precision), Torch(weights)
-    jobs = []
-    for name, schedule, distinct, lanes in workloads(rng, args.steps):
-        x = rng.standard_normal((distinct, args.input)).astype(np.float32)
-        h, c = state(rng, lanes, weights)
-        ours = lambda s=schedule, x=x, h=h, c=c: run(  # noqa: E731
-            weights, s, x, h, c, clips=CLIPS, packed=packed, threads=args.threads, precision=args.precision)  # fmt: skip
-        theirs = lambda s=schedule, t=[torch.from_numpy(a) for a in (x, h, c)]: baseline(s, *t)  # noqa: E731
-        jobs.append((name, schedule, floor_seconds(weights, schedule, distinct, flops, bandwidth), ours, theirs))
-    times = [([], []) for _ in jobs]
-    for _ in range(args.rounds + 1):
-        for job, (a, b) in zip(jobs, times):
-            a.append(timed(job[3]))
-            b.append(timed(job[4]))
+    rows = measure(args, flops, bandwidth)
     print(f"{'':28}{'tokens/s':>9}{'ms':>8}{'cpu ms':>8}{'floor':>7}{'cpu':>6}{'torch':>9}{'ratio':>7}")
-    for (name, schedule, floor, *_), (a, b) in zip(jobs, times):
-        (ours, cpu), theirs = sorted(a[1:])[len(a) // 2 - 1], sorted(b[1:])[len(b) // 2 - 1][0]
-        print(f"{name:28}{schedule.size / ours:9.0f}{ours * 1e3:8.1f}{cpu * 1e3:8.1f}{floor / ours:7.0%}"
-              f"{floor * args.threads / cpu:6.0%}{schedule.size / theirs:9.0f}{theirs / ours:7.2f}")  # fmt: skip
+    for name, tokens, floor, (ours, cpu), theirs in rows:
+        print(f"{name:28}{tokens / ours:9.0f}{ours * 1e3:8.1f}{cpu * 1e3:8.1f}{floor / ours:7.0%}"
+              f"{floor * args.threads / cpu:6.0%}{tokens / theirs:9.0f}{theirs / ours:7.2f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -169,25 +169,34 @@ class LstmLoop {
     }
   }
 
-  // Gates -> c, m of one block's rows in one tile.
+  // Gates -> c, m of one block's rows in one tile. Two passes: the second waits for the first's long chain of
+  // operations, and side by side with other rows' the waits overlap.
   void update_cells(int64_t t, int64_t tile, const Blocks& blocks, int64_t b) {
-    const Left<P> m_left = m_operand();
-    float m[Vec::width];
-    for (int64_t lane = blocks.begin(b), end = lane + blocks.size(b); lane < end; ++lane) {
-      const float* z = gates() + lane * gate_width;
-      float* c = cells(tile) + lane * Vec::width;
-      const Vec::F forget = sigmoid(Vec::add(Vec::load(z + 2 * Vec::width), Vec::set1(1.0f)));
-      const Vec::F input = sigmoid(Vec::load(z));
-      Vec::F cell = Vec::add(Vec::mul(forget, Vec::load(c)), Vec::mul(input, tanh(Vec::load(z + Vec::width))));
-      cell = clip(cell, cell_limit_);
-      Vec::store(c, cell);
-      Vec::store(m, Vec::mul(sigmoid(Vec::load(z + 3 * Vec::width)), tanh(cell)));
-      if (weights_.panels)
-        P::put_left(m_left.block(blocks, b), m_left.k, blocks.size(b), static_cast<int>(lane - blocks.begin(b)),
-                    tile * Vec::width, cells_of(tile), m);
-      else
-        emit(t, lane, tile * Vec::width, cells_of(tile), m);
+    const int64_t begin = blocks.begin(b), end = begin + blocks.size(b);
+    for (int64_t lane = begin; lane < end; ++lane)
+      update_cell(gates() + lane * gate_width, cells(tile) + lane * Vec::width);
+    for (int64_t lane = begin; lane < end; ++lane) {
+      float* m = gates() + lane * gate_width;
+      Vec::store(m, Vec::mul(Vec::load(m + 3 * Vec::width), tanh(Vec::load(cells(tile) + lane * Vec::width))));
     }
+    for (int64_t lane = begin; lane < end; ++lane) {
+      const float* m = gates() + lane * gate_width;
+      const int64_t cell = tile * Vec::width;
+      if (weights_.panels)
+        P::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(lane - begin), cell,
+                    cells_of(tile), m);
+      else
+        emit(t, lane, cell, cells_of(tile), m);
+    }
+  }
+
+  // z [gate_width], c [vector] -> c, and sigmoid(o) in its place.
+  void update_cell(float* z, float* c) const {
+    const Vec::F forget = sigmoid(Vec::add(Vec::load(z + 2 * Vec::width), Vec::set1(1.0f)));
+    const Vec::F input = sigmoid(Vec::load(z));
+    const Vec::F fresh = Vec::mul(input, tanh(Vec::load(z + Vec::width)));
+    Vec::store(c, clip(Vec::add(Vec::mul(forget, Vec::load(c)), fresh), cell_limit_));
+    Vec::store(z + 3 * Vec::width, sigmoid(Vec::load(z + 3 * Vec::width)));
   }
 
   static Vec::F clip(Vec::F x, Vec::F limit) {

@@ -2,6 +2,9 @@
 // Anonymous namespace on purpose: code compiled with AVX-512 flags must not be shared with other objects.
 #pragma once
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 reports its own _mm512_undefined_ps()
+#endif
 #include <immintrin.h>
 
 namespace {

@@ -5,6 +5,7 @@ set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 build="${1:-$root/build/sanitizers}"
 cxx="${CXX:-g++}"
+defines="-DELMO_FAST_HAS_AVX2 -DELMO_FAST_HAS_AVX512 -DELMO_FAST_HAS_AMX"
 
 avx512="-mavx512f -mavx512bw -mavx512dq -mavx512vl"
 isa_flags() {
@@ -22,7 +23,7 @@ build_and_run() {  # name, sanitizer flags, program arguments
     object="$out/$(basename "$source" .cpp).o"
     objects+=("$object")
     # shellcheck disable=SC2046,SC2086
-    "$cxx" -std=c++17 -O1 -g -ffp-contract=off $2 $(isa_flags "$source") -c "$source" -o "$object"
+    "$cxx" -std=c++17 -O1 -g -ffp-contract=off -I"$root/csrc" $defines $2 $(isa_flags "$source") -c "$source" -o "$object"
   done
   # shellcheck disable=SC2086
   "$cxx" $2 "${objects[@]}" -o "$out/sanitize" -lpthread

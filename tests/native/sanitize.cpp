@@ -128,7 +128,8 @@ void concurrent_callers(Precision precision) {
   std::vector<std::thread> callers;
   for (int k = 0; k < 4; ++k)
     callers.emplace_back([&, k] {
-      for (int turn = 0; turn < 8; ++turn) require(same(expected, data.run(precision, 1 + (k + turn) % 5, 2)), "callers");
+      for (int turn = 0; turn < 8; ++turn)
+        require(same(expected, data.run(precision, 1 + (k + turn) % 5, 2)), "callers");
     });
   for (std::thread& caller : callers) caller.join();
 }
