@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+import elmo_fast
 from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, ElmoEmbedder
 from elmo_fast.embed.hdf5_writer import check_output
 from elmo_fast.model.options import ConfigurationError
@@ -53,8 +54,16 @@ def _complain(message: str, status: int) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line: the usage would push the reason off the screen."""
+
+    def error(self, message: str):
+        self.exit(REFUSED, f"elmo-fast: error: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="elmo-fast", description="Run ELMo models.")
+    parser = _Parser(prog="elmo-fast", description="Run ELMo models.")
+    parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="say which backends are passed over, and why")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_embed(commands)
@@ -118,13 +127,27 @@ def _files(parsed: argparse.Namespace, default: str | None):
 
 def _embed(parsed: argparse.Namespace) -> None:
     check_output(parsed.output_file)
-    source = sys.stdin.fileno() if parsed.input_file == "-" else parsed.input_file
-    with open(source, encoding="utf-8", closefd=parsed.input_file != "-") as input_file:
+    with _opened(parsed.input_file) as input_file:
         files = _files(parsed, "original")
+        _keep_apart(parsed.output_file, parsed.input_file, files.options_file, files.weight_file)
         embedder = ElmoEmbedder(files.options_file, files.weight_file, parsed.cuda_device, state=parsed.state,
                                 precision=parsed.precision, backend=parsed.backend)
         embedder.embed_file(input_file, parsed.output_file, parsed.layers, parsed.batch_size, parsed.forget_sentences,
                             parsed.use_sentence_keys, allow_blank=parsed.allow_blank, progress=not parsed.quiet)
+
+
+def _opened(name: str):
+    if name != "-":
+        return open(name, encoding="utf-8")
+    if sys.stdin is None:
+        raise ConfigurationError("input file: expected text on stdin, which is closed")
+    return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
+
+
+def _keep_apart(output: str, *inputs: str | os.PathLike) -> None:
+    for path in inputs:
+        if os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
+            raise ConfigurationError(f"output file: expected another file than those that are read, got {output}")
 
 
 def _info(parsed: argparse.Namespace) -> None:

@@ -77,8 +77,7 @@ class ElmoEmbedder:
         A single empty sentence leaves the carried states alone, as in AllenNLP; beside others, or twice, an empty
         sentence runs as `<S> </S>`.
         """
-        batch = list(batch) if not isinstance(batch, (str, bytes)) else batch
-        check_batch(batch)
+        batch = check_batch(batch)
         if not batch:
             return []
         if len(batch) == 1 and not len(batch[0]):
@@ -134,6 +133,8 @@ class ElmoEmbedder:
         if output_format not in OUTPUT_FORMATS:
             raise ConfigurationError(f"output_format: expected one of {', '.join(OUTPUT_FORMATS)}, "
                                      f"got {output_format!r}")
+        if not hasattr(input_file, "readline"):
+            raise ValueError(f"input_file: expected a file opened as text, got {input_file!r:.80}")
         check_output(output_file_path)
         with input_file:
             count = lines_of.scan(input_file, allow_blank)
@@ -170,7 +171,8 @@ def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool) -> 
 def _device(cuda_device: int) -> torch.device:
     if isinstance(cuda_device, bool) or not isinstance(cuda_device, int) or cuda_device < -1:
         raise ValueError(f"cuda_device: expected -1 for the CPU or the number of a GPU, got {cuda_device!r}")
-    if cuda_device >= torch.cuda.device_count():
-        raise ValueError(f"cuda_device: expected -1 or a number below {torch.cuda.device_count()} "
-                         f"(the GPUs that torch sees), got {cuda_device}")
+    count = torch.cuda.device_count()
+    if cuda_device >= count:
+        expected = f"-1 or a number below {count} (the GPUs that torch sees)" if count else "-1, for torch sees no GPU"
+        raise ValueError(f"cuda_device: expected {expected}, got {cuda_device}")
     return torch.device("cpu") if cuda_device < 0 else torch.device("cuda", cuda_device)

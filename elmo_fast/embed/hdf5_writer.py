@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.whole_file import check_target, whole
 
 INDEX_KEY = "sentence_to_index"
 
@@ -22,12 +23,15 @@ class Hdf5Writer:
 
     def write(self, key: str, vectors: np.ndarray) -> None:
         """Add one sentence's vectors; `ConfigurationError` when the key is taken or cannot be a name in HDF5."""
+        if "\0" in key or key.rpartition("/")[2] in ("", "."):
+            raise ConfigurationError(f"use_sentence_keys: expected sentences that HDF5 takes as names, "
+                                     f"got {key!r:.80}; line numbers always work")
         if key in self._file:
             raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice "
                                      f"(or as a part of another's path) in {self._path}; line numbers always work")
         try:
             self._file.create_dataset(key, data=vectors, dtype="float32")
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise ConfigurationError(f"use_sentence_keys: expected sentences that HDF5 takes as names, "
                                      f"got {key!r:.80} ({error}); line numbers always work") from error
 
@@ -40,25 +44,11 @@ class Hdf5Writer:
 @contextlib.contextmanager
 def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
     """A writer whose file appears at `path` when the body succeeds, and leaves nothing behind when it does not."""
-    name = os.fspath(path)
-    check_output(name)
-    part = f"{name}.{os.getpid()}.part"
-    try:
-        with h5py.File(part, "w") as file:
-            yield Hdf5Writer(file, name)
-        os.replace(part, name)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(part)
+    check_output(path)
+    with whole(path) as part, h5py.File(part, "w") as file:
+        yield Hdf5Writer(file, os.fspath(path))
 
 
 def check_output(path: str | os.PathLike) -> None:
     """Raise `OSError` when a file cannot come to be at `path`: before any work is done for it."""
-    name = os.fspath(path)
-    folder = os.path.dirname(name) or "."
-    if os.path.isdir(name):
-        raise IsADirectoryError(f"output file: expected a file's path, got the directory {name}")
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"output file: expected an existing directory, found none at {folder}")
-    if not os.access(folder, os.W_OK) or (os.path.exists(name) and not os.access(name, os.W_OK)):
-        raise PermissionError(f"output file: expected a path that can be written, got {name}")
+    check_target(path, "output file")

@@ -5,6 +5,9 @@ from typing import IO, NamedTuple
 
 from elmo_fast.model.options import ConfigurationError
 
+_BYTE_ORDER_MARK = "\ufeff"  # some editors put it in front of UTF-8 text; it is no part of the first word
+_NO_LINE = "input file: expected one tokenized sentence a line, got an empty file"
+
 
 class Line(NamedTuple):
     """A line without its outer whitespace, and its tokens."""
@@ -14,13 +17,19 @@ class Line(NamedTuple):
 
 
 def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
-    """Lines of a file, split on whitespace. `ConfigurationError` names the blank line unless those are allowed."""
+    """Lines of a file, split on whitespace.
+
+    `ConfigurationError` names the blank line unless those are allowed, and refuses a file without lines.
+    """
+    number = -1
     for number, line in enumerate(_decoded(file)):
         text = line.strip()
         if not text and not allow_blank:
             raise ConfigurationError(f"input file: expected a sentence on every line, got a blank line at index "
                                      f"{number}; remove it, or allow blank lines")
         yield Line(text, text.split())
+    if number < 0:
+        raise ConfigurationError(_NO_LINE)
 
 
 def scan(file: IO[str], allow_blank: bool = False) -> int | None:
@@ -38,15 +47,30 @@ def scan(file: IO[str], allow_blank: bool = False) -> int | None:
         raise ConfigurationError(f"input file: expected a sentence on every line, got blank lines at indexes {shown}; "
                                  "remove them, or allow blank lines")
     if count == 0:
-        raise ConfigurationError("input file: expected one tokenized sentence a line, got an empty file")
+        raise ConfigurationError(_NO_LINE)
     return count
 
 
 def _decoded(file: IO[str]) -> Iterator[str]:
-    number = -1
     try:
         for number, line in enumerate(iter(file.readline, "")):
-            yield line
+            if not isinstance(line, str):
+                raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
+                                         f"opened for {type(line).__name__}")
+            yield line if number else line.removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes after line index {number} "
+        raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_place(file)} "
                                  f"({error})") from error
+
+
+def _place(file: IO[str]) -> str:
+    """Where the first undecodable line is, in words; the decoder reads whole blocks and cannot say."""
+    if not file.seekable() or not hasattr(file, "buffer"):
+        return ""
+    file.buffer.seek(0)
+    for number, line in enumerate(file.buffer):
+        try:
+            line.decode(file.encoding)
+        except UnicodeDecodeError:
+            return f" at line index {number}"
+    return ""

@@ -18,7 +18,7 @@ from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision, numerics
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.reference import State, restore
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text import characters
 from elmo_fast.text.batching import number_tokens
@@ -164,7 +164,7 @@ class BiLm(nn.Module):
         layers = self.run(vectors, index, mask.sum(1).cpu().numpy())
         places = mask.flatten().nonzero().squeeze(1)  # [N], where each token stands in [B * T]
         padded = [each.new_zeros(mask.numel(), each.shape[1]).index_copy(0, places, each) for each in layers]
-        return BiLmOutput([each.view(*mask.shape, -1) for each in padded], mask)
+        return BiLmOutput([each.view(*mask.shape, each.shape[1]) for each in padded], mask)
 
     def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
@@ -189,10 +189,12 @@ class BiLm(nn.Module):
         """
         fresh = self._warm_state() if self.state == "warm" else None
         with numerics(self._precision, vectors.device):
+            schedule = make_schedule(lengths, lanes)
+            order = torch.from_numpy(schedule.tokens).to(vectors.device).long()  # [2, S]
+            layers = self._elmo_lstm(vectors, index[order], schedule, fresh, self.backend)
             tokens = vectors[index]  # [N, P]
-            layers = self._elmo_lstm(vectors, index, make_schedule(lengths, lanes), fresh, self.backend)
             dtype = self._elmo_lstm.W_0_0_0.dtype
-            return [each.to(dtype) for each in (torch.cat([tokens, tokens], dim=1), *layers)]
+            return [torch.cat([tokens, tokens], dim=1).to(dtype), *(in_text_order(each, order).to(dtype) for each in layers)]
 
     @property
     def _device(self) -> torch.device:
@@ -224,9 +226,9 @@ class BiLm(nn.Module):
         with torch.no_grad(), numerics("highest", ids.device):
             vectors = self._token_embedder(ids, self.backend)
             zeros = states.zero_state(*self._elmo_lstm.state_sizes[:1], 1, *self._elmo_lstm.state_sizes[1:], vectors)
-            index = torch.arange(len(ids), device=ids.device)
             schedule = make_schedule(lengths, np.zeros_like(lengths))
-            _, (h, c) = self._elmo_lstm.run(vectors, index, schedule, zeros, backend=self.backend)
+            order = torch.from_numpy(schedule.tokens).to(ids.device).long()
+            _, (h, c) = self._elmo_lstm.run(vectors, order, schedule, zeros, backend=self.backend)
         return h[:, 0], c[:, 0]
 
     def _check_ids(self, ids: torch.Tensor, boundaries: str) -> torch.Tensor:
@@ -266,6 +268,12 @@ def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.T
     inner = torch.arange(max(mask.shape[1] - 2, 0), device=mask.device) < lengths[:, None]
     shape = (*inner.shape, *[1] * (values.dim() - 2))
     return torch.where(inner.view(shape), values[:, 1:-1], values.new_zeros(())), inner.to(mask.dtype)
+
+
+def in_text_order(steps: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Outputs at step-rows [S, 2 P], of tokens `order` int64 [2, S] in each direction -> [S, 2 P] by token."""
+    halves = (restore(half, one) for half, one in zip(steps.chunk(2, dim=1), order))
+    return torch.cat(list(halves), dim=1)
 
 
 def distinct_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

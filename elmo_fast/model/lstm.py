@@ -30,8 +30,8 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         self.options = options.lstm
         self.state = state
         self.datasets = {}
-        for layer in range(self.options.n_layers):
-            for direction in DIRECTIONS:
+        for direction in DIRECTIONS:
+            for layer in range(self.options.n_layers):
                 for dataset in ("W_0", "B", "W_P_0")[: 2 + self.options.is_projected]:
                     own, name = f"{dataset}_{direction}_{layer}", lstm_name(direction, layer, dataset)
                     self.datasets[own] = name
@@ -76,21 +76,21 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         """Forget the carried states of all rows, or of the rows where `mask` [rows] is not zero."""
         self._carried = states.reset_rows(self._carried, mask)
 
-    def forward(self, rows: torch.Tensor, index: torch.Tensor, schedule: Schedule, fresh: State | None = None,
+    def forward(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, fresh: State | None = None,
                 backend: str = "auto") -> list[torch.Tensor]:
-        """Outputs of every layer, [N, 2 P] each.
+        """Outputs of every layer at every step-row of the schedule, [S, 2 P] each.
 
-        `rows` [R, P] are token vectors, `index` int [N] names the row of each token, `schedule` orders the
-        tokens. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
+        `vectors` [R, P] are token vectors, `rows` int [2, S] names the one that each direction reads at each
+        step-row. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
         stands for zeros.
         """
-        initial, restart = self._initial(schedule, fresh, rows)
-        outputs, final = self.run(rows, index, schedule, initial, restart, backend)
+        initial, restart = self._initial(schedule, fresh, vectors)
+        outputs, final = self.run(vectors, rows, schedule, initial, restart, backend)
         if self.stateful:
             self._carried = states.carried_on(self._carried, final)
         return outputs
 
-    def run(self, rows: torch.Tensor, index: torch.Tensor, schedule: Schedule, initial: State,
+    def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, initial: State,
             restart: State | None = None, backend: str = "auto") -> tuple[list[torch.Tensor], State]:
         """Outputs of every layer and the final state, from the state given; what is carried is left alone.
 
@@ -99,15 +99,14 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
-        x = rows
+        x = vectors
         for layer in range(self.options.n_layers):
             out, final = projected_lstm(
-                x, index, schedule, (initial[0][layer], initial[1][layer]), self._layer_weights(layer),
-                cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
+                x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
+                self._layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
                 restart=None if restart is None else (restart[0][layer], restart[1][layer]), backend=backend,
             )
             x = out + x if layer and self.options.use_skip_connections else out
-            index = torch.arange(len(out), device=out.device) if layer == 0 else index
             outputs.append(x)
             finals.append(final)
         return outputs, tuple(torch.stack(each) for each in zip(*finals))

@@ -3,6 +3,7 @@
 import json
 import numbers
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +91,7 @@ class Options:
         """Read and check an `options.json`."""
         name = os.fspath(path)
         try:
-            with open(name, encoding="utf-8") as file:
+            with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
                 content = json.load(file)
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ConfigurationError(f"options_file {name}: expected JSON, got something else ({error})") from error
@@ -107,6 +108,8 @@ class Options:
             "cell_clip": self.lstm.cell_clip,
             "proj_clip": self.lstm.proj_clip,
         })
+        if self.n_tokens_vocab is not None:
+            content["n_tokens_vocab"] = self.n_tokens_vocab
         if self.char_cnn is not None:
             content["char_cnn"] = dict(content.get("char_cnn", {}), **{
                 "embedding": {"dim": self.char_cnn.embedding_dim},
@@ -184,7 +187,7 @@ class _Section:
         found = self.value(key, None)
         if found is None:
             return None
-        if isinstance(found, bool) or not isinstance(found, numbers.Real) or not 0 < found < float("inf"):
+        if isinstance(found, bool) or not isinstance(found, numbers.Real) or not 0 < found <= sys.float_info.max:
             raise self.error(key, "a number above 0, or null for no clipping", found)
         return float(found)
 

@@ -1,16 +1,17 @@
 """Where a model's files come from: two paths, a directory, a ZIP, a URL, or a name; URLs are kept in a cache."""
 
-import contextlib
 import hashlib
+import lzma
 import os
 import shutil
 import urllib.parse
 import zipfile
-from collections.abc import Iterator
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.whole_file import whole
 
 CACHE_VARIABLE = "ELMO_FAST_CACHE"
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
@@ -22,6 +23,7 @@ NAMED_MODELS = {
 }
 _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
 _BLOCK = 1 << 20
+_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)  # the last one: a password
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def find_model(
     if path.is_file() and zipfile.is_zipfile(path):
         return _in_directory(_unpacked(path))
     if path.exists():
-        raise ConfigurationError(f"model: expected a directory or a ZIP with options.json and *.hdf5, got {path}")
+        raise ConfigurationError(f"model: expected a directory or a ZIP with options.json and *.hdf5, got {path}, "
+                                 "which is something else or a ZIP cut short")
     raise FileNotFoundError(f"model: expected one of {', '.join(NAMED_MODELS)}, a directory, a ZIP or a URL; "
                             f"found nothing at {path}")
 
@@ -76,8 +79,9 @@ def fetch(location: str | os.PathLike) -> Path:
 def cache_directory() -> Path:
     """Directory of downloaded and unpacked files: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache."""
     chosen = os.environ.get(CACHE_VARIABLE)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "elmo-fast"
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"
 
 
 def cache_path(url: str) -> Path:
@@ -109,13 +113,14 @@ def _named(name: str) -> ModelFiles:
     try:
         return ModelFiles(*map(fetch, urls))
     except (OSError, ImportError) as error:
-        wanted = ", and ".join(f"{url} as {cache_path(url)}" for url in urls)
-        raise FileNotFoundError(f"model {name!r}: {error}. Fetch its two files by other means: {wanted}") from error
+        also = "".join(f", and {url} at {cache_path(url)}" for url in urls if url not in str(error))
+        raise FileNotFoundError(f"model {name!r}: {error}{also}") from error
 
 
 def _in_directory(directory: Path) -> ModelFiles:
-    options = _only(directory, "options.json", sorted(directory.glob("*options.json")))
-    weights = _only(directory, "*.hdf5", sorted(directory.glob("*.hdf5")))
+    files = sorted(path for path in directory.iterdir() if _is_model_file(path.name))
+    options = _only(directory, "options.json", [path for path in files if path.name.endswith("options.json")])
+    weights = _only(directory, "*.hdf5", [path for path in files if path.name.endswith(".hdf5")])
     vocabularies = [directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()]
     return ModelFiles(options, weights, vocabularies[0] if vocabularies else None)
 
@@ -136,26 +141,39 @@ def _unpacked(archive: Path) -> Path:
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if target.is_dir():
         return target
-    with _partial(target) as part:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with whole(target) as part:
         part.mkdir()
         try:
             with zipfile.ZipFile(archive) as file:
                 _unpack_members(file, archive, part)
-        except (zipfile.BadZipFile, EOFError) as error:
-            raise ConfigurationError(f"model {archive}: expected a whole ZIP file, got a damaged one ({error})") from error
+        except _DAMAGE as error:
+            raise ConfigurationError(f"model {archive}: expected a whole ZIP file without a password, "
+                                     f"got one that cannot be unpacked ({error})") from error
     return target
 
 
 def _unpack_members(file: zipfile.ZipFile, archive: Path, part: Path) -> None:
-    members = {Path(info.filename).name: info for info in file.infolist() if not info.is_dir()}
-    wanted = [name for name in members
-              if name.endswith(("options.json", ".hdf5")) or name in _VOCABULARY_NAMES]
+    wanted: dict[str, zipfile.ZipInfo] = {}
+    for info in file.infolist():
+        name = Path(info.filename).name
+        if info.is_dir() or not _is_model_file(name):
+            continue
+        if name in wanted:
+            raise ConfigurationError(f"model {archive}: expected one model inside, "
+                                     f"found both {wanted[name].filename} and {info.filename}")
+        wanted[name] = info
     if not any(name.endswith(".hdf5") for name in wanted) or not any(name.endswith(".json") for name in wanted):
         raise ConfigurationError(f"model {archive}: expected options.json and *.hdf5 inside, "
-                                 f"found {', '.join(sorted(members)[:8]) or 'nothing'}")
-    for name in wanted:
-        with file.open(members[name]) as source, open(part / name, "wb") as copy:
+                                 f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
+    for name, info in wanted.items():
+        with file.open(info) as source, open(part / name, "wb") as copy:
             shutil.copyfileobj(source, copy, _BLOCK)
+
+
+def _is_model_file(name: str) -> bool:
+    """Whether a model needs a file of this name; macOS puts a `._` file beside each, which is none of them."""
+    return not name.startswith(".") and (name.endswith(("options.json", ".hdf5")) or name in _VOCABULARY_NAMES)
 
 
 def _is_url(name: str) -> bool:
@@ -163,36 +181,23 @@ def _is_url(name: str) -> bool:
 
 
 def _download(url: str, target: Path) -> None:
+    remedy = f"Fetched by other means, it belongs at {target}"
     try:
         import fsspec
 
-        with _partial(target) as part:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with whole(target) as part:
             with fsspec.open(url, "rb") as source, open(part, "wb") as copy:
                 shutil.copyfileobj(source, copy, _BLOCK)
                 _check_size(url, getattr(source, "size", None), copy.tell())
     except ImportError as error:
         raise ImportError(f"fetching {url} needs a package that is not there ({error}): "
-                          "install elmo-fast[remote]") from error
+                          f"install elmo-fast[remote]. {remedy}") from error
     except Exception as error:
         reason = type(error).__name__ if str(error) == url else f"{type(error).__name__}: {error}"
-        raise OSError(f"{url}: the download failed ({reason}); nothing of it was kept") from error
+        raise OSError(f"{url}: the download failed ({reason}); nothing of it was kept. {remedy}") from error
 
 
 def _check_size(url: str, expected: int | None, found: int) -> None:
     if expected is not None and expected != found:
         raise OSError(f"{url}: expected {expected} bytes, got {found}")
-
-
-@contextlib.contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """A path beside `target` that becomes it when the body succeeds, and vanishes when it does not."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        yield part
-        if not (target.is_dir() and part.is_dir()):
-            os.replace(part, target)
-    finally:
-        if part.is_dir():
-            shutil.rmtree(part)
-        part.unlink(missing_ok=True)

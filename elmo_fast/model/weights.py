@@ -7,9 +7,12 @@ import h5py
 import numpy as np
 
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
+from elmo_fast.model.whole_file import check_target, whole
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
+# What h5py raises on damaged files, beside OSError: it maps HDF5's errors to whichever Python error is nearest.
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def lstm_name(direction: int, layer: int, dataset: str) -> str:
@@ -66,16 +69,20 @@ def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndar
     HDF5, is cut short, lacks a dataset, holds one of another shape, or holds layers the options do not know.
     """
     name = os.fspath(path)
+    if os.path.isdir(name):
+        raise IsADirectoryError(f"weight_file: expected an HDF5 file, got the directory {name}")
+    if not os.path.exists(name):
+        raise FileNotFoundError(f"weight_file: expected an HDF5 file, found nothing at {name}")
+    if not os.access(name, os.R_OK):
+        raise PermissionError(f"weight_file: expected a file that can be read, got {name}")
     try:
         with h5py.File(name, "r") as file:
             return _read(file, name, options)
-    except FileNotFoundError:
+    except ConfigurationError:
         raise
-    except OSError as error:
-        if os.path.isdir(name) or not os.access(name, os.R_OK):
-            raise
+    except _DAMAGE as error:
         raise ConfigurationError(f"weight_file {name}: expected an HDF5 file, got something else or a file cut short "
-                                 f"({error})") from error
+                                 f"or damaged ({error})") from error
 
 
 def _read(file: h5py.File, source: str, options: Options) -> dict[str, np.ndarray]:
@@ -142,13 +149,7 @@ def write_weights(path: str | os.PathLike, weights: Weights) -> None:
 
     The values of `read_weights` come back byte for byte (261 rows of characters).
     """
-    name = os.fspath(path)
-    part = f"{name}.{os.getpid()}.part"
-    try:
-        with h5py.File(part, "w") as file:
-            for dataset, values in weights.items():
-                file.create_dataset(dataset, data=np.asarray(values, dtype=np.float32))
-        os.replace(part, name)
-    finally:
-        if os.path.exists(part):
-            os.remove(part)
+    check_target(path, "weight file")
+    with whole(path) as part, h5py.File(part, "w") as file:
+        for dataset, values in weights.items():
+            file.create_dataset(dataset, data=np.asarray(values, dtype=np.float32))

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import logging
+import os
 
 import torch
 
@@ -53,7 +54,9 @@ def why_not(op: str, backend: str, device: torch.device) -> str | None:
 
 @functools.cache
 def native_module():
-    """The compiled module and None, or None and the reason it cannot be loaded."""
+    """The compiled module and None, or None and the reason it is not used."""
+    if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
+        return None, "ELMO_FAST_NO_NATIVE=1 is set"
     try:
         return importlib.import_module("elmo_fast._native"), None
     except ImportError as error:

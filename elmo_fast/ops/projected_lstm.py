@@ -10,7 +10,7 @@ from elmo_fast.ops.schedule import Schedule
 
 def projected_lstm(
     inputs: torch.Tensor,
-    index: torch.Tensor,
+    rows: torch.Tensor | None,
     schedule: Schedule,
     state: State,
     weights: tuple[LstmWeights, LstmWeights],
@@ -23,5 +23,5 @@ def projected_lstm(
     """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`."""
     chosen = resolve("projected_lstm", backend, inputs.device)
     run = {"reference": reference.projected_lstm, "torch": torch_projected_lstm.projected_lstm}[chosen]
-    return run(inputs, index, schedule, state, weights,
+    return run(inputs, rows, schedule, state, weights,
                cell_clip=cell_clip, proj_clip=proj_clip, restart=restart)

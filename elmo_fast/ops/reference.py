@@ -57,7 +57,7 @@ def highway(
 
 def projected_lstm(
     inputs: torch.Tensor,
-    index: torch.Tensor,
+    rows: torch.Tensor | None,
     schedule: Schedule,
     state: State,
     weights: tuple[LstmWeights, LstmWeights],
@@ -68,34 +68,32 @@ def projected_lstm(
 ) -> tuple[torch.Tensor, State]:
     """One layer of a two-direction LSTM with projection and clipping (Sak et al. 2014; bilm-tf's `LSTMCell`).
 
-    `inputs` [R, I], read by both directions, or [R, 2 I], the forward half first; `index` int [N], the input row
-    of each token; `schedule` of the N tokens; `state` (h [lanes, 2 P], c [lanes, 2 D]), forward half first.
-    `weights` forward then backward: (W [I + P, 4 D] with gates i, j, f, o, B [4 D], W_P [D, P], or None when
-    D == P: then h is not clipped). `restart` (h [2 P], c [2 D]) replaces a lane's state where a sentence starts;
-    without it sentences of a lane carry on.
+    Runs the S step-rows of `schedule`. `inputs` [R, I] with `rows` int [2, S], the row that each direction reads at
+    each step-row; or, without `rows`, [S, 2 I], the forward half first. `state` (h [lanes, 2 P], c [lanes, 2 D]),
+    forward half first, lanes in the caller's order. `weights` forward then backward: (W [I + P, 4 D] with gates
+    i, j, f, o, B [4 D], W_P [D, P], or None when D == P: then h is not clipped). `restart` (h [2 P], c [2 D])
+    replaces a lane's state where a sentence starts; without it the sentences of a lane carry on.
 
-    Returns outputs [N, 2 P] and the final state; both as new tensors.
+    Returns outputs [S, 2 P] and the final state; both as new tensors.
     """
     order = torch.as_tensor(schedule.lanes, device=inputs.device)
+    starts = torch.as_tensor(schedule.starts, device=inputs.device)[:, None]
+    sizes = schedule.live.tolist()
     outputs, hs, cs = [], [], []
     for direction in (0, 1):
-        w, b, w_p = weights[direction]
+        x = half(inputs, direction) if rows is None else inputs[rows[direction]]  # [S, I]
         h, c = (half(each[order], direction) for each in state)  # [lanes, P], [lanes, D]
         fresh = None if restart is None else tuple(half(each, direction) for each in restart)
-        x = inputs if inputs.shape[1] + h.shape[1] == w.shape[0] else half(inputs, direction)  # [R, I]
-        tokens = torch.as_tensor(schedule.tokens[direction], device=inputs.device).long()
-        starts = torch.as_tensor(schedule.starts, device=inputs.device)[:, None]
-        sizes = schedule.live.tolist()
-        steps = [x[:0, : h.shape[1]]]
-        for token, start in zip(tokens.split(sizes), starts.split(sizes)):
-            live = len(token)
+        steps = [h[:0]]
+        for x_now, start in zip(x.split(sizes), starts.split(sizes)):
+            live = len(x_now)
             before = h[:live], c[:live]
             if fresh is not None:
                 before = tuple(torch.where(start, new, old) for new, old in zip(fresh, before))
-            h_now, c_now = lstm_cell(x[index[token]], *before, w, b, w_p, cell_clip, proj_clip)
+            h_now, c_now = lstm_cell(x_now, *before, *weights[direction], cell_clip, proj_clip)
             h, c = torch.cat([h_now, h[live:]]), torch.cat([c_now, c[live:]])
             steps.append(h_now)
-        outputs.append(restore(torch.cat(steps), tokens))  # [N, P]
+        outputs.append(torch.cat(steps))  # [S, P]
         hs.append(restore(h, order))
         cs.append(restore(c, order))
     return torch.cat(outputs, dim=1), (torch.cat(hs, dim=1), torch.cat(cs, dim=1))

@@ -11,12 +11,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps over tokens that are numbered sentence after sentence (N tokens in all).
+    """Steps over lanes. A step-row is one live lane of one step, numbered step by step and lane by lane inside.
 
     `lanes` int64 [lanes]: the caller's lane at each position, longest stream first.
-    `live` int32 [steps]: how many positions still run at each step; never grows.
-    `tokens` int32 [2, N]: token read at each (step, position), steps outermost; row 0 forward, row 1 backward.
-    `starts` bool [N]: whether that (step, position) is the first of its sentence, in both directions alike.
+    `live` int32 [steps]: how many positions still run at each step; never grows. S is their sum.
+    `tokens` int32 [2, S]: number of the token at each step-row; row 0 forward, row 1 backward.
+    `starts` bool [S]: whether the step-row is the first of its sentence, in both directions alike.
     """
 
     lanes: np.ndarray
@@ -28,7 +28,7 @@ class Schedule:
 def make_schedule(lengths, lanes=None, lane_count: int | None = None) -> Schedule:
     """Schedule of sentences with `lengths` int [sentences], each in the lane `lanes` int [sentences] names.
 
-    Without `lanes`, sentence k is alone in lane k. Sentences of one lane run in the order given. A lane without
+    Tokens are numbered sentence after sentence. Without `lanes`, sentence k is alone in lane k. Sentences of one lane run in the order given. A lane without
     tokens never runs. Raises `ValueError` for negative lengths or lanes out of range.
     """
     lengths = _int_vector("lengths", lengths)

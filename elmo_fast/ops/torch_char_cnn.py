@@ -28,7 +28,7 @@ def char_cnn(
     pieces = [char_embed.new_empty(0, sum(weight.shape[-1] for weight, _ in filters))]
     for first in range(0, len(ends), _TOKENS_AT_ONCE):
         rows = order[first : first + _TOKENS_AT_ONCE]
-        longest = max(ends[first : first + _TOKENS_AT_ONCE])
+        longest = max(1, *ends[first : first + _TOKENS_AT_ONCE])
         pieces.append(_short_tokens(ids[rows], longest, table, filters, activation))
     values = torch.cat(pieces)
     return torch.empty_like(values).index_copy(0, order, values)
@@ -50,7 +50,7 @@ def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.T
     for weight, bias in filters:
         width = weight.shape[1]
         kernel = weight.reshape(width * dim, -1)
-        starts = min(max(longest, 1), positions - width + 1)
+        starts = min(longest, positions - width + 1)
         windows = characters.unfold(1, width * dim, dim)[:, :starts]  # [N, starts, width * E]
         value = (windows @ kernel).amax(1)
         if longest + width <= positions:

@@ -10,7 +10,7 @@ _ROWS_AT_ONCE = 1024
 
 def projected_lstm(
     inputs: torch.Tensor,
-    index: torch.Tensor,
+    rows: torch.Tensor | None,
     schedule: Schedule,
     state: State,
     weights: tuple[LstmWeights, LstmWeights],
@@ -21,20 +21,19 @@ def projected_lstm(
 ) -> tuple[torch.Tensor, State]:
     """As `reference.projected_lstm`."""
     lanes = torch.as_tensor(schedule.lanes, device=inputs.device)
-    starts = torch.as_tensor(schedule.starts, device=inputs.device)[:, None] if restart is not None else None
+    starts = None if restart is None else torch.as_tensor(schedule.starts, device=inputs.device)[:, None]
     outputs, finals = [], []
     for direction, (w, b, w_p) in enumerate(weights):
         before = tuple(half(each, direction)[lanes] for each in state)
         fresh = None if restart is None else tuple(half(each, direction) for each in restart)
-        x = inputs if inputs.shape[1] + before[0].shape[1] == w.shape[0] else half(inputs, direction)
-        tokens = torch.as_tensor(schedule.tokens[direction], device=inputs.device).long()
+        x = half(inputs, direction) if rows is None else inputs
         cell = _Cell(w[x.shape[1] :], w_p, cell_clip, proj_clip)
         steps = [before[0][:0]]
         for first, sizes in _chunks(schedule.live.tolist()):
             chunk = slice(first, first + sum(sizes))
-            inner = _input_products(x, index[tokens[chunk]], w[: x.shape[1]], b)
+            inner = _input_products(x, chunk, None if rows is None else rows[direction], w[: x.shape[1]], b)
             before = _run(cell, inner, sizes, before, None if fresh is None else starts[chunk], fresh, steps)
-        outputs.append(restore(torch.cat(steps), tokens))
+        outputs.append(torch.cat(steps))
         finals.append([restore(each, lanes) for each in before])
     return torch.cat(outputs, dim=1), tuple(torch.cat(pair, dim=1) for pair in zip(*finals))
 
@@ -51,11 +50,12 @@ def _chunks(live: list[int]):
         yield first, sizes
 
 
-def _input_products(x, rows, w_x, b) -> torch.Tensor:
-    """x W + b of every scheduled row, each distinct row multiplied once: [rows, 4 D]."""
-    distinct, place = rows.unique(return_inverse=True)
-    products = torch.addmm(b, x[distinct], w_x)
-    return products[place]
+def _input_products(x, chunk, rows, w_x, b) -> torch.Tensor:
+    """x W + b of the chunk's step-rows, each distinct row multiplied once: [rows of the chunk, 4 D]."""
+    if rows is None:
+        return torch.addmm(b, x[chunk], w_x)
+    distinct, place = rows[chunk].unique(return_inverse=True)
+    return torch.addmm(b, x[distinct], w_x)[place]
 
 
 def _run(cell, inner, sizes, before, starts, fresh, steps):

@@ -1,7 +1,7 @@
 """Sentences to padded id arrays: AllenNLP's `batch_to_ids`, bilm-tf's `Batcher` and `TokenBatcher`."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,18 +20,18 @@ def batch_to_ids(
     Ids are 1 to 261, rows past a sentence's end are 0, and no sentence boundaries are added. From AllenNLP's
     `batch_to_ids`. Raises `ValueError` for an empty batch, a sentence that is a string, or a token that is none.
     """
-    check_batch(batch)
-    if not batch:
-        raise ValueError("batch: expected at least one sentence, got none")
-    return torch.from_numpy(_pad(batch, max_characters_per_token, characters.SENTENCE_MARKS, np.int64))
+    sentences = _at_least_one(batch, "batch")
+    return torch.from_numpy(_pad(sentences, max_characters_per_token, characters.SENTENCE_MARKS, np.int64))
 
 
-def check_batch(batch: Sequence[Sequence[str]]) -> None:
-    """Raise `ValueError` unless `batch` is a sequence of sentences, each a sequence of tokens and not a string."""
+def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Sequence[str]]:
+    """The sentences of `batch` as a list, also those of a generator; `ValueError` unless each is a list of tokens."""
     if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable):
-        raise ValueError(f"batch: expected a list of tokenized sentences, got {type(batch).__name__}")
-    for index, sentence in enumerate(batch):
-        check_sentence(sentence, f"batch[{index}]")
+        raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
+    sentences = list(batch)
+    for index, sentence in enumerate(sentences):
+        check_sentence(sentence, f"{name}[{index}]")
+    return sentences
 
 
 def check_sentence(sentence: Sequence[str], name: str = "sentence") -> None:
@@ -39,7 +39,7 @@ def check_sentence(sentence: Sequence[str], name: str = "sentence") -> None:
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {sentence!r:.60}; "
                          "split it first (.split() for words, list() for letters)")
-    if not isinstance(sentence, Iterable):
+    if not isinstance(sentence, Collection):
         raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
 
 
@@ -53,9 +53,19 @@ def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray
     lengths: list[int] = []
     for sentence in batch:
         before = len(running)
-        running.extend(numbers.setdefault(token, len(numbers)) for token in sentence)
+        try:
+            running.extend(numbers.setdefault(token, len(numbers)) for token in sentence)
+        except TypeError as error:  # a list has no hash: the batch is nested once too often
+            raise ValueError(f"token: expected a string, got one of another type ({error})") from error
         lengths.append(len(running) - before)
     return list(numbers), np.array(running, dtype=np.int32), np.array(lengths, dtype=np.int64)
+
+
+def _at_least_one(sentences: Iterable[Sequence[str]], name: str = "sentences") -> list[Sequence[str]]:
+    listed = check_batch(sentences, name)
+    if not listed:
+        raise ValueError(f"{name}: expected at least one sentence, got none")
+    return listed
 
 
 def _pad(batch, max_characters_per_token: int, marks: Mapping[str, int], dtype) -> np.ndarray:
@@ -76,9 +86,7 @@ class Batcher:
 
     def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
         """int64 [sentences, longest + 2, max_token_length]; ids 1 to 261, zero past a sentence's end."""
-        check_batch(sentences)
-        if not sentences:
-            raise ValueError("sentences: expected at least one sentence, got none")
+        sentences = _at_least_one(sentences)
         framed = [(_BOUNDARIES[0], *sentence, _BOUNDARIES[1]) for sentence in sentences]
         return _pad(framed, self._max_token_length, characters.SENTENCE_MARKS, np.int64)
 
@@ -96,9 +104,7 @@ class TokenBatcher:
 
     def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
         """int64 [sentences, longest + 2]; ids 1 to size, zero past a sentence's end."""
-        check_batch(sentences)
-        if not sentences:
-            raise ValueError("sentences: expected at least one sentence, got none")
+        sentences = _at_least_one(sentences)
         ids = np.zeros((len(sentences), max(map(len, sentences)) + 2), dtype=np.int64)
         for row, sentence in zip(ids, sentences):
             self._require_known(sentence)

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -137,4 +138,7 @@ def _read_words(filename: str) -> list[str]:
             words = [line.strip() for line in lines]
     except UnicodeDecodeError as error:
         raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"vocabulary {filename}: expected gzip-compressed text, since the name ends in .gz, "
+                         f"got something else or a file cut short ({error})") from error
     return [word for word in words if word != _SKIPPED_LINE]

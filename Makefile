@@ -1,0 +1,76 @@
+# make embed     set up, then embed examples/sentences.txt
+# make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
+# make venv      set up only: an environment with torch, the build tools and this checkout, installed editable
+# make native    build the native module again and say what came of it
+# make clean     remove what was built; the environment stays
+#
+# Overrides, each as NAME=value:
+#   PYTHON       the interpreter to make the environment from (3.11 or newer)
+#   VENV         the environment; one that exists is used as it is
+#   TORCH        what to install when the environment has no torch of at least 2.11. It goes in before the package,
+#                whose own requirement it then meets. For a machine without a GPU give pip the place of the CPU
+#                wheels (PIP_FIND_LINKS, PIP_INDEX_URL): a quarter of a gigabyte instead of several.
+#   VENV_FLAGS   for `python -m venv`
+#   PIP_FLAGS    for every `pip install`
+#   PYTEST_FLAGS for pytest
+# Without a network, with an interpreter that has torch, pip and the build tools already:
+#   make test VENV_FLAGS="--system-site-packages --without-pip" PIP_FLAGS=--no-deps
+# (--without-pip, because the setuptools that a new environment brings would hide the newer one underneath.)
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+VENV_FLAGS ?=
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -q $(PIP_FLAGS)
+TOOLS := $(VENV)/.elmo-fast-tools
+# Named after the checkout: two of them may share an environment, and the last one installed is the one it runs.
+INSTALLED := $(VENV)/.elmo-fast-installed$(subst /,-,$(CURDIR))
+SOURCES := setup.py CMakeLists.txt $(shell find csrc)
+RECORD := elmo_fast/_build_info.py
+
+HAS_PYTHON := import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got " + sys.version)
+HAS_TORCH := from importlib.metadata import version; v = version("torch").split("."); assert (int(v[0]), int(v[1])) >= (2, 11)
+SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"]; \
+	print("native module:", why and "none, because " + why or "built")
+
+.PHONY: venv native embed test clean FORCE
+
+venv: $(INSTALLED)
+
+$(PY):
+	$(PYTHON) -c '$(HAS_PYTHON)'
+	$(PYTHON) -m venv $(VENV_FLAGS) $(VENV)
+
+$(TOOLS): pyproject.toml | $(PY)
+	$(PY) -c '$(HAS_TORCH)' 2>/dev/null || $(PIP) "$(TORCH)"
+	$(PIP) "setuptools>=77" "cmake>=3.18" ninja "pybind11>=2.12"
+	touch $@
+
+# The build tools of the environment itself, not fresh ones in isolation: a rebuild compiles only what changed.
+$(INSTALLED): $(TOOLS) $(SOURCES) $(if $(wildcard $(RECORD)),,FORCE)
+	$(PIP) --no-build-isolation -e ".[test,remote]"
+	rm -f $(VENV)/.elmo-fast-installed*
+	touch $@
+	@$(PY) -c '$(SAY_NATIVE)'
+
+native: FORCE
+	rm -f $(INSTALLED)
+	$(MAKE) $(INSTALLED)
+
+embed: $(INSTALLED)
+	$(PY) examples/tiny_model.py build/tiny_model
+	@echo "No trained model is bundled yet: this one is tiny and random. Files and shapes are real, vectors mean nothing."
+	rm -f build/embeddings.hdf5
+	$(VENV)/bin/elmo-fast embed examples/sentences.txt build/embeddings.hdf5 --all \
+		--options-file build/tiny_model/options.json --weight-file build/tiny_model/weights.hdf5
+	@$(PY) examples/show_hdf5.py build/embeddings.hdf5
+
+test: $(INSTALLED)
+	$(PY) -m pytest -q $(PYTEST_FLAGS)
+
+clean:
+	rm -rf build dist elmo_fast.egg-info elmo_fast/_native*.so $(RECORD)

@@ -1,0 +1,39 @@
+// The Python face of the native code: one bind_* function per header, no logic.
+#include <pybind11/pybind11.h>
+
+#include "cpu/cpu_features.h"
+
+namespace py = pybind11;
+
+namespace {
+
+py::dict cpu_features() {
+  py::dict features;
+  for (const auto& [name, present] : elmo_fast::cpu_features()) features[py::str(name)] = present;
+  return features;
+}
+
+void bind_cpu_features(py::module_& m) {
+  m.def("cpu_features", &cpu_features,
+        "Feature name -> whether the CPU has it and the operating system keeps its registers.");
+  m.def("amx_permitted", &elmo_fast::amx_permitted,
+        "Whether this process may use AMX tile data; the first call asks the operating system.");
+  m.def("cpu_isa", [] { return elmo_fast::isa_name(elmo_fast::cpu_isa()); },
+        "Best usable of generic, avx2, avx512, amx, at most the one in ELMO_FAST_CPU_ISA.");
+}
+
+void bind_build(py::module_& m) {
+#ifdef ELMO_FAST_HAS_CUDA
+  m.attr("has_cuda") = true;
+#else
+  m.attr("has_cuda") = false;
+#endif
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Native kernels of elmo_fast: raw pointers in and out, nothing of PyTorch.";
+  bind_build(m);
+  bind_cpu_features(m);
+}

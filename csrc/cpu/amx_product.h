@@ -1,0 +1,187 @@
+// bf16 products on 16 x 16 tiles with fp32 sums, for one part (bf16) or two (value = high + low, three products).
+// Include after vec_avx512.h, gemm_tile.h and a tiles_*.h that defines Tiles.
+//
+// Left operand, per 16 rows and 32 k: one tile [16 rows, 32 k] per part. Right operand, per 32 k: per part two tiles,
+// one per vector of columns, [16 pairs of k, 16 columns, 2]. k is padded to 32 with zeros on both sides.
+// Sums run over k in steps of 32 (low x high, high x high, high x low in each), the same for every row.
+#pragma once
+
+namespace {
+
+constexpr int64_t tile_bytes = 1024;
+constexpr int64_t tile_rows = 16;
+constexpr int64_t tile_k = 32;
+
+// Rounds to the nearest bf16, ties to even; a NaN stays one.
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float from_bf16(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// x as one bf16, or as two whose sum has 16 bits; what an infinite part leaves is 0.
+template <int Parts>
+inline void split_bf16(float x, uint16_t out[Parts]) {
+  out[0] = to_bf16(x);
+  if (Parts == 1) return;
+  const float high = from_bf16(out[0]), rest = x - high;
+  out[Parts - 1] = (out[0] & 0x7f80) == 0x7f80 ? 0 : to_bf16(rest);
+}
+
+template <class Tiles, int Parts>
+struct AmxProduct {
+  static constexpr int64_t block_rows = 2 * tile_rows;
+  static constexpr int64_t unit = 512;
+  static constexpr int64_t bytes_per_k = 2 * Parts * tile_bytes / tile_k;
+  static constexpr int64_t bytes_per_prefetch = 128;  // the neighbouring line comes along
+
+  // Tiles are read and written whole, so only the last rows of a buffer may be unused.
+  static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, false); }
+  static int64_t buffer_rows(int64_t rows) { return (rows + tile_rows - 1) / tile_rows * tile_rows; }
+  static int64_t padded(int64_t k) { return (k + tile_k - 1) / tile_k * tile_k; }
+  static int64_t row_bytes(int64_t k) { return padded(k) * Parts * static_cast<int64_t>(sizeof(uint16_t)); }
+
+  void begin(int64_t rows) const { Tiles::configure(static_cast<int>(rows < tile_rows ? rows : tile_rows)); }
+  void end() const { Tiles::release(); }
+
+  static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
+    std::memset(packed, 0, static_cast<size_t>(padded(k) * bytes_per_k));
+    for (int64_t row = 0; row < k; ++row)
+      for (int v = 0; v < 2; ++v)
+        for (int64_t col = 0; col < source.columns[v]; ++col) {
+          uint16_t parts[Parts];
+          split_bf16<Parts>(source.start[v][(k0 + row) * source.stride + col], parts);
+          const int64_t at = (row % tile_k / 2) * 64 + col * 4 + row % 2 * 2;
+          for (int part = 0; part < Parts; ++part)
+            std::memcpy(packed + row / tile_k * (2 * Parts * tile_bytes) + (2 * part + v) * tile_bytes + at,
+                        &parts[part], sizeof(uint16_t));
+        }
+  }
+
+  static void put_left(char* block, int64_t k_total, int /*rows*/, int r, int64_t k0, int64_t count,
+                       const float* values) {
+    char* row = block + r / tile_rows * (tile_rows * row_bytes(k_total)) + r % tile_rows * 64;
+    int64_t k = 0;
+    while (k < count) {
+      char* to = row + (k0 + k) / tile_k * (Parts * tile_bytes) + (k0 + k) % tile_k * 2;
+      if ((k0 + k) % 16 == 0 && count - k >= 16) {
+        put_sixteen(values + k, to);
+        k += 16;
+      } else {
+        uint16_t parts[Parts];
+        split_bf16<Parts>(values[k++], parts);
+        for (int part = 0; part < Parts; ++part) std::memcpy(to + part * tile_bytes, &parts[part], sizeof(uint16_t));
+      }
+    }
+  }
+
+  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, float* c,
+                size_t ldc, int64_t share, int64_t shares) const {
+    const char* left = block + k0 / tile_k * (Parts * tile_bytes);
+    const int64_t bytes = padded(k) * bytes_per_k, part = bytes / shares;
+    const Ahead ahead = {right + bytes + share * part, part / (padded(k) / tile_k)};
+    if (rows > tile_rows)
+      sum<2>(left, tile_rows * row_bytes(k_total), padded(k), right, c, ldc, ahead);
+    else
+      sum<1>(left, 0, padded(k), right, c, ldc, ahead);
+  }
+
+ private:
+  struct Ahead {
+    const char* from;
+    int64_t per_step;  // bytes
+  };
+
+  // split_bf16 of 16 values side by side.
+  static void put_sixteen(const float* values, char* to) {
+    const __m512 x = Vec::load(values);
+    const __m512i high = to_bf16_wide(x);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(high));
+    if (Parts == 1) return;
+    const __m512i exponent = _mm512_set1_epi32(0x7f80);
+    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(high, exponent), exponent);
+    const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (Parts - 1) * tile_bytes),
+                        _mm512_maskz_cvtepi32_epi16(finite, to_bf16_wide(rest)));
+  }
+
+  static __m512i to_bf16_wide(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x), half = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(half, _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(_mm512_srli_epi32(up, 16), nan, half, _mm512_set1_epi32(0x40));
+  }
+
+  // One or two tiles of rows, the second `second` bytes after the first.
+  template <int Rows>
+  static void sum(const char* left, int64_t second, int64_t k, const char* right, float* c, size_t ldc, Ahead ahead) {
+    Tiles::before();
+    float* c1 = c + tile_rows * static_cast<int64_t>(ldc);
+    Tiles::template load<0>(c, ldc * 4);
+    Tiles::template load<1>(c + Vec::width, ldc * 4);
+    if (Rows == 2) Tiles::template load<2>(c1, ldc * 4);
+    if (Rows == 2) Tiles::template load<3>(c1 + Vec::width, ldc * 4);
+    for (; k > 0; k -= tile_k) {
+      for (int64_t at = 0; at < ahead.per_step; at += bytes_per_prefetch) __builtin_prefetch(ahead.from + at, 0, 2);
+      ahead.from += ahead.per_step;
+      step<Rows>(left, second, right);
+      left += Parts * tile_bytes;
+      right += 2 * Parts * tile_bytes;
+    }
+    Tiles::template store<0>(c, ldc * 4);
+    Tiles::template store<1>(c + Vec::width, ldc * 4);
+    if (Rows == 2) Tiles::template store<2>(c1, ldc * 4);
+    if (Rows == 2) Tiles::template store<3>(c1 + Vec::width, ldc * 4);
+    Tiles::after();
+  }
+
+  template <int Rows>
+  static void step(const char* left, int64_t second, const char* right) {
+    load_right(right);
+    if (Parts == 2) {
+      load_left<Rows>(left + tile_bytes, second);
+      dot<Rows>();
+    }
+    load_left<Rows>(left, second);
+    dot<Rows>();
+    if (Parts == 2) {
+      load_right(right + 2 * tile_bytes);
+      dot<Rows>();
+    }
+  }
+
+  template <int Rows>
+  static void load_left(const char* left, int64_t second) {
+    Tiles::template load<4>(left, 64);
+    if (Rows == 2) Tiles::template load<5>(left + second, 64);
+  }
+
+  static void load_right(const char* right) {
+    Tiles::template load<6>(right, 64);
+    Tiles::template load<7>(right + tile_bytes, 64);
+  }
+
+  template <int Rows>
+  static void dot() {
+    Tiles::template dot<0, 4, 6>();
+    Tiles::template dot<1, 4, 7>();
+    if (Rows == 2) Tiles::template dot<2, 5, 6>();
+    if (Rows == 2) Tiles::template dot<3, 5, 7>();
+  }
+};
+
+template <class Tiles>
+AmxEngine engine_on() {
+  return {lstm_engine<AmxProduct<Tiles, 2>>(), lstm_engine<AmxProduct<Tiles, 1>>()};
+}
+
+}  // namespace

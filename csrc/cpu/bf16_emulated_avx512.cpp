@@ -1,0 +1,21 @@
+#include "tiles_emulated.h"
+#include "vec_avx512.h"
+
+#include "engine.h"
+#include "gemm_tile.h"
+#include "packed_product.h"
+#include "lstm_layout.h"
+#include "activations.h"
+#include "lstm_loop.h"
+#include "amx_product.h"
+
+namespace elmo_fast {
+namespace cpu {
+
+const AmxEngine& amx_emulated_engine() {
+  static const AmxEngine engine = engine_on<Tiles>();
+  return engine;
+}
+
+}  // namespace cpu
+}  // namespace elmo_fast

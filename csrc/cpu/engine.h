@@ -1,0 +1,112 @@
+// What one instruction set offers to the driver: plain structs and function pointers, nothing inline.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "../projected_lstm.h"
+
+namespace elmo_fast {
+namespace cpu {
+
+class Barrier;
+
+void barrier_wait(Barrier& barrier);
+
+// One thread's place among those that share a direction (or a product).
+struct Team {
+  int rank;
+  int size;
+  Barrier* barrier;
+};
+
+// Steps whose input products are computed together, once per distinct row.
+struct Chunk {
+  int64_t step_begin;
+  int64_t step_end;
+  int64_t distinct_begin;  // into LstmDirection::distinct
+  int64_t distinct_count;
+};
+
+struct LstmDirection {
+  const char* packed;
+  const float* inputs;       // first column this direction reads
+  const int32_t* distinct;   // rows of `inputs`, chunk by chunk
+  const int32_t* slots;      // [S] position of a step-row's input among its chunk's distinct rows
+  const int32_t* out_rows;   // [S]
+  const Chunk* chunks;
+  int64_t chunk_count;
+  const float* reset_h;      // [P] or null
+  const float* reset_c;      // [D] or null
+  float* output;             // this direction's half, row stride 2P
+  float* h;                  // likewise
+  float* c;                  // this direction's half, row stride 2D
+  char* scratch;
+};
+
+struct LstmPlan {
+  LstmShape shape;
+  int64_t input_stride;
+  int64_t lanes;         // live[0]: those that ever run
+  int64_t steps;         // without the trailing steps of no lane
+  const int32_t* live;
+  const int64_t* begin;  // [steps] first step-row of each step
+  const uint8_t* reset;
+  int64_t max_distinct;
+  float cell_clip;
+  float proj_clip;
+  LstmDirection direction[2];
+};
+
+struct LinearPlan {
+  LinearCall call;
+  const char* packed;
+  char* scratch;          // [threads] pieces of scratch_size
+  size_t scratch_size;
+};
+
+struct LstmWeights {
+  const float* weight;      // [in + P, 4D]
+  const float* bias;        // [4D]
+  const float* projection;  // [D, P] or null
+};
+
+struct LinearWeights {
+  const float* weight[2];
+  const float* bias[2];
+};
+
+struct LstmEngine {
+  size_t (*packed_size)(const LstmShape&);  // of one direction
+  void (*pack)(const LstmShape&, const LstmWeights&, char* packed);
+  size_t (*scratch_size)(const LstmPlan&, int team_size);  // of one direction
+  void (*run)(const LstmPlan&, const LstmDirection&, Team);
+};
+
+struct LinearEngine {
+  size_t (*packed_size)(const LinearShape&);
+  void (*pack)(const LinearShape&, const LinearWeights&, char* packed);
+  size_t (*scratch_size)(const LinearCall&);  // of one thread
+  void (*run)(const LinearPlan&, int rank, int size);
+};
+
+struct Fp32Engine {
+  LstmEngine lstm;
+  LinearEngine linear;
+  void (*sigmoid)(const float*, float*, int64_t);
+  void (*tanh)(const float*, float*, int64_t);
+};
+
+struct AmxEngine {
+  LstmEngine high;
+  LstmEngine medium;
+};
+
+const Fp32Engine& generic_engine();
+const Fp32Engine& avx2_engine();
+const Fp32Engine& avx512_engine();
+const AmxEngine& amx_engine();
+const AmxEngine& amx_emulated_engine();
+
+}  // namespace cpu
+}  // namespace elmo_fast

@@ -1,0 +1,81 @@
+#include "packed_header.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "isa_dispatch.h"
+
+namespace elmo_fast {
+namespace cpu {
+namespace {
+
+constexpr uint32_t format_version = 1;
+
+std::string described(const PackedHeader& h) {
+  const bool known = h.isa >= 0 && h.isa <= static_cast<int32_t>(Isa::amx_emulated);
+  std::string text = std::string(h.op == 0 ? "lstm" : "linear") + " for " +
+                     (known ? isa_name(static_cast<Isa>(h.isa)) : "an unknown instruction set") +
+                     (h.op == 0 ? ", precision " : ", epilogue ") + std::to_string(h.precision) + ", sizes";
+  for (int k = 0; k < (h.op == 0 ? 3 : 2); ++k) text += " " + std::to_string(h.sizes[k]);
+  return text + ", version " + std::to_string(h.version);
+}
+
+PackedHeader header_of(int32_t op, int32_t isa, int32_t precision, size_t bytes) {
+  PackedHeader header = {};
+  std::memcpy(header.magic, "elmofast", 8);
+  header.version = format_version;
+  header.op = op;
+  header.isa = isa;
+  header.precision = precision;
+  header.bytes = bytes;
+  return header;
+}
+
+void check_alignment(const void* packed) {
+  if (packed == nullptr || reinterpret_cast<uintptr_t>(packed) % 4 != 0)
+    throw std::invalid_argument("packed: expected a buffer aligned to 4 bytes");
+}
+
+void check_size(size_t size, uint64_t least) {
+  if (size < least)
+    throw std::invalid_argument("packed: expected " + std::to_string(least) + " bytes, got " + std::to_string(size));
+}
+
+}  // namespace
+
+PackedHeader lstm_header(int32_t isa, int32_t precision, int64_t input, int64_t dim, int64_t projection,
+                         size_t bytes) {
+  PackedHeader header = header_of(0, isa, precision, bytes);
+  header.sizes[0] = input;
+  header.sizes[1] = dim;
+  header.sizes[2] = projection;
+  return header;
+}
+
+PackedHeader linear_header(int32_t isa, int32_t epilogue, int64_t input, int64_t output, size_t bytes) {
+  PackedHeader header = header_of(1, isa, epilogue, bytes);
+  header.sizes[0] = input;
+  header.sizes[1] = output;
+  return header;
+}
+
+void check_buffer(const void* packed, size_t size, const PackedHeader& header) {
+  check_alignment(packed);
+  check_size(size, header.bytes);
+}
+
+void check_packed(const void* packed, size_t size, const PackedHeader& header) {
+  check_alignment(packed);
+  check_size(size, sizeof(PackedHeader));
+  PackedHeader found;
+  std::memcpy(&found, packed, sizeof found);
+  if (std::memcmp(found.magic, header.magic, 8) != 0)
+    throw std::invalid_argument("packed: these are not packed weights");
+  if (std::memcmp(&found, &header, sizeof found) != 0)
+    throw std::invalid_argument("packed: expected " + described(header) + "; got " + described(found));
+  check_size(size, header.bytes);
+}
+
+}  // namespace cpu
+}  // namespace elmo_fast

@@ -1,0 +1,69 @@
+"""Builds elmo_fast._native with CMake; where that cannot be, installs pure Python and records why."""
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent.resolve()
+RECORD = '"""Written by setup.py: why this installation has no native module, or None."""\n\nNATIVE_SKIPPED = {!r}\n'
+# The scripts folder comes first: an environment that is used without being activated is not on PATH.
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+CXX = shlex.split(os.environ.get("CXX", ""))[:1] or ["c++", "g++", "clang++"]
+COMPILER = next(filter(None, (shutil.which(name, path=PATH) for name in CXX)), None)
+CMAKE, NINJA = shutil.which("cmake", path=PATH), shutil.which("ninja", path=PATH)
+
+
+def why_no_native() -> str | None:
+    """None when the native module can be built here. A compiler that is there and fails is an error, not a reason."""
+    include = sysconfig.get_path("include")
+    reasons = {
+        "ELMO_FAST_NO_NATIVE=1 was set during installation": os.environ.get("ELMO_FAST_NO_NATIVE") == "1",
+        "it is not built on Windows": os.name == "nt",
+        f"no C++ compiler was found during installation (looked for {', '.join(CXX)})": not COMPILER,
+        f"Python.h was not found in {include} during installation": not Path(include, "Python.h").exists(),
+        "cmake, ninja or pybind11 was missing during installation": not (CMAKE and NINJA and find_spec("pybind11")),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class BuildPython(build_py):
+    def run(self):
+        super().run()
+        package = (ROOT if self.editable_mode else Path(self.build_lib)) / "elmo_fast"
+        (package / "_build_info.py").write_text(RECORD.format(SKIPPED))
+        if SKIPPED:
+            print(f"elmo-fast: installing without the native module: {SKIPPED}", file=sys.stderr)
+            # A module left from an earlier build may not match these sources.
+            (package / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}").unlink(missing_ok=True)
+
+
+class BuildNative(build_ext):
+    def build_extension(self, ext):
+        build = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+        configure = [CMAKE, "-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
+                     f"-DPython_EXECUTABLE={sys.executable}", *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
+        # CMake keeps the compiler, tools and flags of its first run, so a different call starts over.
+        call = repr([configure, COMPILER, *map(os.environ.get, ["CXX", "CXXFLAGS", "LDFLAGS"])])
+        last_call = build / "last_call.txt"
+        if not last_call.exists() or last_call.read_text() != call:
+            shutil.rmtree(build, ignore_errors=True)
+        subprocess.run(configure, check=True)
+        last_call.write_text(call)
+        subprocess.run([CMAKE, "--build", build], check=True)
+        package = Path(self.get_ext_fullpath(ext.name)).parent
+        subprocess.run([CMAKE, "--install", build, "--prefix", package], check=True)
+
+
+SKIPPED = why_no_native()
+setup(packages=[*find_packages(include=["elmo_fast", "elmo_fast.*"]), "elmo_fast.kernels"],
+      package_dir={"elmo_fast.kernels": "kernels"}, package_data={"elmo_fast": ["pretrained/**"]},
+      ext_modules=[] if SKIPPED else [Extension("elmo_fast._native", [])],
+      cmdclass={"build_py": BuildPython, "build_ext": BuildNative}, include_package_data=False)

@@ -1,0 +1,24 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Fill uninitialized tensors with NaN, so that a value nobody wrote is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of texts and TensorFlow-written fixtures that lies beside the checkout."""
+    beside = Path(__file__).resolve().parents[2] / "shared"
+    path = Path(os.environ.get("ELMO_FAST_SHARED", beside))
+    if not (path / "fixtures").is_dir():
+        pytest.skip(f"no test data at {path} (set ELMO_FAST_SHARED)")
+    return path

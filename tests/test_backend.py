@@ -1,0 +1,59 @@
+import logging
+
+import pytest
+import torch
+
+from elmo_fast.ops import backend
+from elmo_fast.ops.doctor import report
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("op", backend.OPS)
+def test_auto_takes_what_is_there(op):
+    chosen = backend.resolve(op, "auto", CPU)
+    assert backend.why_not(op, chosen, CPU) is None
+    faster = backend.LADDER[: backend.LADDER.index(chosen)]
+    assert all(backend.why_not(op, name, CPU) for name in faster)
+
+
+@pytest.mark.parametrize("op", backend.OPS)
+@pytest.mark.parametrize("name", ["reference", "torch"])
+def test_by_name(op, name):
+    assert backend.resolve(op, name, CPU) == name
+
+
+def test_by_name_and_not_there(monkeypatch):
+    monkeypatch.setattr(backend, "why_not", lambda op, name, device: "it is Sunday" if name == "native" else None)
+    with pytest.raises(RuntimeError, match="'native' was asked for highway and is not available: it is Sunday"):
+        backend.resolve("highway", "native", CPU)
+    assert backend.resolve("highway", "auto", CPU) == "torch"
+
+
+def test_auto_says_once_what_it_passed_over(monkeypatch, caplog):
+    monkeypatch.setattr(backend, "why_not", lambda op, name, device: "a reason of its own" if name == "native" else None)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            backend.resolve("highway", "auto", CPU)
+    assert caplog.text.count("a reason of its own") == 1
+
+
+def test_unknown_name():
+    with pytest.raises(ValueError, match="backend: expected one of auto, reference, torch, native, got 'cuda'"):
+        backend.resolve("highway", "cuda", CPU)
+
+
+def test_switched_off(monkeypatch):
+    monkeypatch.setenv("ELMO_FAST_NO_NATIVE", "1")
+    backend.native_module.cache_clear()
+    try:
+        assert backend.native_module() == (None, "ELMO_FAST_NO_NATIVE=1 is set")
+    finally:
+        backend.native_module.cache_clear()
+
+
+def test_doctor_names_every_op():
+    lines = "\n".join(report())
+    for op in backend.OPS:
+        assert f"{op} runs on {backend.resolve(op, 'auto', CPU)}" in lines
+    assert torch.__version__ in lines

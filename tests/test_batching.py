@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elmo_fast import Batcher, TokenBatcher, batch_to_ids
+
+WORDS = ["<S>", "</S>", "<UNK>", "the", "cat"]
+TOKENS = st.text(st.characters(exclude_categories=()), max_size=12) | st.sampled_from(["<S>", "</S>", "the"])
+BATCHES = st.lists(st.lists(TOKENS, max_size=4), min_size=1, max_size=4)
+
+
+@pytest.fixture(scope="module")
+def vocab_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
+    path.write_text("\n".join(WORDS), encoding="utf-8")
+    return path
+
+
+def token_ids(token, size):
+    """One token's model ids, byte by byte."""
+    special = {"<S>": [257], "</S>": [258]}
+    body = special.get(token, [byte + 1 for byte in token.encode("utf-8", "ignore")][: size - 2])
+    return [259, *body, 260] + [261] * (size - 2 - len(body))
+
+
+def padded(batch, size):
+    longest = max(map(len, batch))
+    return [[token_ids(token, size) for token in sentence] + [[0] * size] * (longest - len(sentence))
+            for sentence in batch]
+
+
+@given(BATCHES, st.integers(3, 20))
+def test_batch_to_ids_equals_a_loop_over_bytes(batch, size):
+    ids = batch_to_ids(batch, size)
+    assert ids.dtype == torch.int64 and ids.shape == (len(batch), max(map(len, batch)), size)
+    assert ids.tolist() == padded(batch, size)
+
+
+@given(batch=BATCHES)
+def test_batcher_frames_every_sentence(vocab_file, batch):
+    ids = Batcher(vocab_file, 9).batch_sentences(batch)
+    assert ids.dtype == np.int64
+    assert ids.tolist() == padded([["<S>", *sentence, "</S>"] for sentence in batch], 9)
+
+
+@given(batch=BATCHES)
+def test_token_batcher_numbers_words_from_1(vocab_file, batch):
+    ids = TokenBatcher(vocab_file).batch_sentences(batch)
+    longest = max(map(len, batch)) + 2
+    expected = []
+    for sentence in batch:
+        row = [1] + [WORDS.index(word) + 1 if word in WORDS else 3 for word in sentence] + [2]
+        expected.append(row + [0] * (longest - len(row)))
+    assert ids.dtype == np.int64 and ids.tolist() == expected
+
+
+def test_fifty_characters_by_default():
+    assert batch_to_ids([["a"]]).shape == (1, 1, 50)
+
+
+def test_empty_sentences_have_no_rows():
+    assert batch_to_ids([[], []]).shape == (2, 0, 50)
+
+
+@pytest.mark.parametrize("batch", [
+    (sentence for sentence in (["a"], ["b", "c"])), (("a",), ("b", "c")), np.array([["a", "x"], ["b", "c"]])[:, :],
+])
+def test_batches_of_other_kinds(batch):
+    listed = [["a", "x"], ["b", "c"]] if isinstance(batch, np.ndarray) else [["a"], ["b", "c"]]
+    assert torch.equal(batch_to_ids(batch), batch_to_ids(listed))
+
+
+@pytest.mark.parametrize("batch, message", [
+    ([], "batch: expected at least one sentence, got none"),
+    ("the cat", "batch: expected a list of tokenized sentences, got str"),
+    (["the cat"], r"batch\[0\]: expected a list of tokens, got the str 'the cat'; split it first"),
+    ([["a"], b"the"], r"batch\[1\]: expected a list of tokens, got the bytes"),
+    (7, "batch: expected a list of tokenized sentences, got int"),
+    ([7], r"batch\[0\]: expected a list of tokens, got int"),
+    ([None], r"batch\[0\]: expected a list of tokens, got NoneType"),
+    ([[None]], "token: expected a string, got NoneType"),
+    ([[b"a"]], "token: expected a string, got bytes"),
+    ([[["a"]]], "token: expected a string, got one of another type"),
+])
+def test_what_is_no_batch_is_refused(batch, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        batch_to_ids(batch)
+
+
+@pytest.mark.parametrize("sentences, message", [
+    ([], "sentences: expected at least one sentence"),
+    (["the cat"], r"sentences\[0\]: expected a list of tokens"),
+    ("the cat", "sentences: expected a list of tokenized"),
+])
+def test_batchers_refuse_what_is_no_batch(vocab_file, sentences, message):
+    for batcher in (Batcher(vocab_file, 50), TokenBatcher(vocab_file)):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            batcher.batch_sentences(sentences)
+
+
+@pytest.mark.parametrize("missing", ["<S>", "</S>"])
+def test_batchers_need_both_marks(tmp_path, missing):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(word for word in WORDS if word != missing), encoding="utf-8")
+    for make in (lambda: Batcher(path, 50), lambda: TokenBatcher(path)):
+        with pytest.raises(ValueError, match=f"missing {missing}$"):
+            make()
+
+
+def test_an_unknown_word_without_an_unk_line_is_refused(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("<S>\n</S>\nthe", encoding="utf-8")
+    batcher = TokenBatcher(path)
+    assert batcher.batch_sentences([["the"]]).tolist() == [[1, 3, 2]]
+    with pytest.raises(ValueError, match="sentences: the word 'dog' is outside the vocabulary"):
+        batcher.batch_sentences([["the", "dog"]])

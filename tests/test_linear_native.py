@@ -1,0 +1,154 @@
+"""The C++ product y = epilogue(x W + b) and the activations, against NumPy in float64."""
+
+import os
+
+import numpy as np
+import pytest
+
+native = pytest.importorskip("elmo_fast._native", reason="the native module is not built")
+if not hasattr(native, "linear_forward"):
+    pytest.skip("the native module has no CPU engine", allow_module_level=True)
+
+NONE, RELU, HIGHWAY = 0, 1, 2
+
+
+def reachable_isas():
+    found = []
+    for name in ("generic", "avx2", "avx512"):
+        os.environ["ELMO_FAST_CPU_ISA"] = name
+        found += [name] if native.lstm_isa(0) == name else []
+    del os.environ["ELMO_FAST_CPU_ISA"]
+    return found
+
+
+@pytest.fixture(params=reachable_isas())
+def each_isa(request, monkeypatch):
+    monkeypatch.setenv("ELMO_FAST_CPU_ISA", request.param)
+    return request.param
+
+
+def address(array):
+    return 0 if array is None else array.ctypes.data
+
+
+class Linear:
+    """W [K, M], b [M] and, for a highway layer, Wt and bt."""
+
+    def __init__(self, rng, inputs, outputs, epilogue, bias=True):
+        self.inputs, self.outputs, self.epilogue = inputs, outputs, epilogue
+        pairs = 2 if epilogue == HIGHWAY else 1
+        self.w = [rng.standard_normal((inputs, outputs)).astype(np.float32) for _ in range(pairs)] + [None]
+        self.b = [rng.standard_normal(outputs).astype(np.float32) if bias else None for _ in range(pairs)] + [None]
+        self.packed = np.full(native.linear_packed_size(inputs, outputs, epilogue), 255, np.uint8)
+        native.linear_pack(
+            inputs, outputs, epilogue, address(self.w[0]), address(self.b[0]), address(self.w[1]), address(self.b[1]),
+            address(self.packed), self.packed.size,
+        )  # fmt: skip
+
+    def run(self, x, threads=1, rows=None, x_stride=None, pad=0):
+        """[rows, M]; `pad` floats beyond each row must stay NaN."""
+        rows = len(x) if rows is None else rows
+        y = np.full((rows, self.outputs + pad), np.nan, np.float32)
+        native.linear_forward(
+            input=self.inputs, output=self.outputs, epilogue=self.epilogue, packed=address(self.packed),
+            packed_size=self.packed.size, x=address(x), rows=rows,
+            x_stride=x.shape[-1] if x_stride is None else x_stride, y=address(y), y_stride=y.shape[1], threads=threads,
+        )  # fmt: skip
+        assert np.isnan(y[:, self.outputs :]).all()
+        return y[:, : self.outputs]
+
+    def reference(self, x):
+        x = x.astype(np.float64)
+        z = [x @ w.astype(np.float64) + (0 if b is None else b) for w, b in zip(self.w, self.b) if w is not None]
+        if self.epilogue == RELU:
+            return np.maximum(z[0], 0)
+        if self.epilogue == HIGHWAY:
+            gate = 1 / (1 + np.exp(-z[0]))
+            return gate * np.maximum(z[1], 0) + (1 - gate) * x
+        return z[0]
+
+
+def error(got, expected):
+    assert np.isfinite(got).all()
+    return np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-300)
+
+
+@pytest.mark.parametrize("epilogue", [NONE, RELU, HIGHWAY])
+@pytest.mark.parametrize("inputs,outputs", [(1, 1), (16, 32), (37, 11), (700, 70), (512, 512)])
+@pytest.mark.parametrize("rows", [1, 5, 14, 15, 100, 1000])
+def test_product(each_isa, epilogue, inputs, outputs, rows):
+    rng = np.random.default_rng(rows)
+    linear = Linear(rng, inputs, inputs if epilogue == HIGHWAY else outputs, epilogue)
+    x = rng.standard_normal((rows, inputs)).astype(np.float32)
+    got = linear.run(x, pad=3)
+    assert error(got, linear.reference(x)) <= 1e-6
+    for threads in (2, 3, 5):
+        assert (linear.run(x, threads=threads) == got).all()
+    for k in (0, rows // 2, rows - 1):
+        assert (linear.run(x[k : k + 1]) == got[k]).all()
+
+
+def test_sliding_window_and_no_bias(each_isa):
+    rng = np.random.default_rng(0)
+    linear = Linear(rng, 48, 20, NONE, bias=False)
+    x = rng.standard_normal(16 * 50).astype(np.float32)
+    windows = np.lib.stride_tricks.sliding_window_view(x, 48)[::16]
+    got = linear.run(x, rows=len(windows), x_stride=16, threads=2)
+    assert error(got, linear.reference(windows)) <= 1e-6
+
+
+def test_nan_and_infinity_pass(each_isa):
+    linear = Linear(np.random.default_rng(1), 6, 6, HIGHWAY)
+    x = np.zeros((3, 6), np.float32)
+    x[1, 2], x[2, 3] = np.nan, np.inf
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = linear.reference(x)
+    got = linear.run(x)
+    assert np.isnan(got[1]).all() and (np.isnan(got) == np.isnan(expected)).all()
+    assert (np.isinf(got) == np.isinf(expected)).all()
+
+
+def test_no_rows(each_isa):
+    linear = Linear(np.random.default_rng(2), 4, 3, RELU)
+    assert linear.run(np.zeros((0, 4), np.float32)).shape == (0, 3)
+
+
+def test_wrong_sizes_are_refused():
+    linear = Linear(np.random.default_rng(3), 4, 3, NONE)
+    x = np.zeros((2, 4), np.float32)
+    with pytest.raises(ValueError, match="threads"):
+        linear.run(x, threads=0)
+    with pytest.raises(ValueError, match="x_stride"):
+        linear.run(x, x_stride=-1)
+    with pytest.raises(ValueError, match="shape"):
+        native.linear_packed_size(4, 3, HIGHWAY)
+    with pytest.raises(ValueError, match="epilogue"):
+        native.linear_packed_size(4, 3, 3)
+    linear.inputs = 5
+    with pytest.raises(ValueError, match="packed: expected linear"):
+        linear.run(x)
+
+
+def ulp_error(got, expected):
+    return np.max(np.abs(got - expected) / np.spacing(np.abs(expected).astype(np.float32)).astype(np.float64))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+def test_activations_within_two_ulp(each_isa, name):
+    """A sample over all bit patterns and the range in use; tests/native/activation_error.cpp does all of them."""
+    patterns = np.arange(0, 2**32, 8191, np.uint64).astype(np.uint32).view(np.float32)
+    x = np.concatenate([patterns[np.isfinite(patterns)], np.linspace(-105, 105, 400001, dtype=np.float32)])
+    y = np.empty_like(x)
+    getattr(native, name)(address(x), address(y), x.size)
+    wide = x.astype(np.float64)
+    small = np.exp(-np.abs(wide))
+    expected = np.tanh(wide) if name == "tanh" else np.where(wide < 0, small, 1) / (1 + small)
+    assert ulp_error(y, expected) <= 2
+
+
+@pytest.mark.parametrize("name,at_infinity", [("sigmoid", (1, 0)), ("tanh", (1, -1))])
+def test_activations_at_the_ends(each_isa, name, at_infinity):
+    x = np.array([np.inf, -np.inf, np.nan], np.float32)
+    y = np.empty_like(x)
+    getattr(native, name)(address(x), address(y), x.size)
+    assert tuple(y[:2]) == at_infinity and np.isnan(y[2])

@@ -1,0 +1,115 @@
+import gzip
+
+import numpy as np
+import pytest
+
+from elmo_fast import UnicodeCharsVocabulary, Vocabulary
+
+WORDS = ["the", ".", "Āt", "<S>", "</S>", "<UNK>"]
+
+
+def write(folder, words, name="vocab.txt"):
+    opener = gzip.open if name.endswith(".gz") else open
+    with opener(folder / name, "wt", encoding="utf-8") as file:
+        file.write("\n".join(words))
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "vocab.txt.gz"])
+def test_words_have_the_ids_of_their_lines(tmp_path, name):
+    vocabulary = Vocabulary(write(tmp_path, WORDS, name), validate_file=True)
+    assert [vocabulary.word_to_id(word) for word in WORDS] == [0, 1, 2, 3, 4, 5]
+    assert [vocabulary.id_to_word(k) for k in range(6)] == WORDS
+    assert (vocabulary.size, len(vocabulary), vocabulary.bos, vocabulary.eos, vocabulary.unk) == (6, 6, 3, 4, 5)
+    assert "the" in vocabulary and "cat" not in vocabulary
+    assert vocabulary.decode([0, 1]) == "the ."
+
+
+@pytest.mark.parametrize("sentence, options, expected", [
+    ("the cat .", {}, [3, 0, 5, 1, 4]),
+    (". cat the", {"reverse": True}, [4, 1, 5, 0, 3]),
+    (["the cat", "."], {"split": False}, [3, 5, 1, 4]),
+    ("", {}, [3, 4]),
+])
+def test_encode(tmp_path, sentence, options, expected):
+    ids = Vocabulary(write(tmp_path, WORDS)).encode(sentence, **options)
+    assert ids.tolist() == expected and ids.dtype == np.int32
+
+
+def test_the_last_of_equal_lines_gives_the_id(tmp_path):
+    vocabulary = Vocabulary(write(tmp_path, ["<S>", "a", "</S>", "a", "<S>"]))
+    assert (vocabulary.word_to_id("a"), vocabulary.bos, vocabulary.size) == (3, 4, 5)
+
+
+def test_a_maxtermid_line_takes_no_id(tmp_path):
+    vocabulary = Vocabulary(write(tmp_path, ["<S>", "!!!MAXTERMID", "</S>", "a"]))
+    assert (vocabulary.size, vocabulary.eos, vocabulary.word_to_id("a")) == (3, 1, 2)
+
+
+def test_lines_lose_their_outer_whitespace_and_blank_ones_count(tmp_path):
+    vocabulary = Vocabulary(write(tmp_path, ["  <S>\t", "", "a\r"]))
+    assert [vocabulary.id_to_word(k) for k in range(vocabulary.size)] == ["<S>", "", "a"]
+
+
+def test_without_special_words_their_ids_are_minus_1(tmp_path):
+    vocabulary = Vocabulary(write(tmp_path, ["a"]))
+    assert (vocabulary.bos, vocabulary.eos, vocabulary.unk) == (-1, -1, -1)
+    assert vocabulary.encode("a b").tolist() == [-1, 0, -1, -1]
+
+
+@pytest.mark.parametrize("missing", ["<S>", "</S>", "<UNK>"])
+def test_validation_names_the_special_word_that_is_missing(tmp_path, missing):
+    path = write(tmp_path, [word for word in WORDS if word != missing])
+    with pytest.raises(ValueError, match=f"{path}.*missing {missing}$"):
+        Vocabulary(path, validate_file=True)
+
+
+@pytest.mark.parametrize("content", [b"the\n", gzip.compress(b"the\n" * 90)[:-20]])
+def test_a_gz_file_that_is_none_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "vocab.txt.gz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"vocabulary {path}: expected gzip-compressed text"):
+        Vocabulary(path)
+
+
+def test_bytes_that_are_no_utf8_are_refused_by_name(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(b"caf\xe9\n")
+    with pytest.raises(ValueError, match=f"vocabulary {path}: expected UTF-8"):
+        Vocabulary(path)
+
+
+def test_character_ids_of_words(tmp_path):
+    vocabulary = UnicodeCharsVocabulary(write(tmp_path, WORDS), 5)
+    assert vocabulary.word_char_ids.tolist() == [
+        [258, 116, 104, 101, 259],
+        [258, 46, 259, 260, 260],
+        [258, 196, 128, 116, 259],
+        [258, 256, 259, 260, 260],
+        [258, 257, 259, 260, 260],
+        [258, 60, 85, 78, 259],
+    ]
+    assert vocabulary.word_char_ids.dtype == np.int32 and vocabulary.max_word_length == 5
+    assert vocabulary.word_to_char_ids("thhhh").tolist() == [258, 116, 104, 104, 259]
+    assert vocabulary.word_to_char_ids("</S>").tolist() == vocabulary.eos_chars.tolist()
+
+
+@pytest.mark.parametrize("reverse, first, last", [(False, 256, 257), (True, 257, 256)])
+def test_encode_chars(tmp_path, reverse, first, last):
+    vocabulary = UnicodeCharsVocabulary(write(tmp_path, WORDS), 4)
+    expected = [[258, first, 259, 260], [258, 97, 259, 260], [258, 46, 259, 260], [258, last, 259, 260]]
+    for sentence, split in (("a .", True), (["a", "."], False)):
+        ids = vocabulary.encode_chars(sentence, reverse=reverse, split=split)
+        assert ids.tolist() == expected and ids.dtype == np.int32
+
+
+def test_encode_chars_of_nothing(tmp_path):
+    vocabulary = UnicodeCharsVocabulary(write(tmp_path, WORDS), 4)
+    assert vocabulary.encode_chars("").tolist() == [[258, 256, 259, 260], [258, 257, 259, 260]]
+
+
+@pytest.mark.parametrize("missing", ["<S>", "</S>"])
+def test_characters_need_both_marks_in_the_file(tmp_path, missing):
+    path = write(tmp_path, [word for word in WORDS if word != missing])
+    with pytest.raises(ValueError, match=f"missing {missing}$"):
+        UnicodeCharsVocabulary(path, 50)
