@@ -8,17 +8,18 @@ must hold its limit whatever PyTorch's tf32 flags and autocast say.
 
 import contextlib
 import copy
+import runpy
 import sys
 import time
 
 import torch
 
 from benchmarks import common, models
-from benchmarks.gpu import eager
 from benchmarks.gpu import stage as stages
 
-# relative Frobenius error of a layer; the same figures as the project's table of tolerances
-LIMITS = {"highest": 2e-6, "high": 2.5e-3, "medium": 3e-2}
+# relative Frobenius error of a layer, by precision: the project has one table of these
+_TABLE = runpy.run_path(str(common.ROOT / "tests" / "tolerances.py"))["AGAINST_FLOAT64"]
+LIMITS = {"highest": _TABLE["highest"], "high": _TABLE["high-tf32"], "medium": _TABLE["medium-bf16"]}
 LOW_CLIP = 0.3
 TOKEN_SPREAD = 3.0  # standard deviation of the token vectors: the gates then leave their linear part
 ENOUGH = 3.0  # seconds that one more model needs at least
@@ -114,7 +115,7 @@ def check_model(stage: stages.Stage, name: str, size: str, lstm: dict) -> None:
     bilm = build(size, lstm)
     truth = outputs(copy.deepcopy(bilm).double(), "cpu")
     bilm = bilm.to(stage.device)
-    for backend in eager.BACKENDS:
+    for backend in models.backends(stage.device):
         bilm.backend = backend
         for around, context in surroundings(stage.device).items():
             for precision in LIMITS if around == "plain" else ("highest",):
