@@ -19,22 +19,6 @@ from benchmarks import common, models, peers
 AGREEMENT = 1e-5  # of the largest value
 
 
-class Ours:
-    """One backend of ours with the two methods that `peers.AllenNlp` has."""
-
-    def __init__(self, size: str, backend: str):
-        from elmo_fast import ElmoEmbedder
-
-        self.bilm = models.build(size, backend=backend)
-        self.embedder = ElmoEmbedder.from_bilm(self.bilm)
-
-    def reset_states(self) -> None:
-        self.bilm.reset_states()
-
-    def embed_batch(self, batch: list[list[str]]) -> list[np.ndarray]:
-        return self.embedder.embed_batch(batch)  # each [layers, tokens, 2 P]
-
-
 def run_over(embedder, groups) -> list[np.ndarray]:
     """All batches from fresh states."""
     embedder.reset_states()
@@ -69,7 +53,7 @@ def load(arguments: argparse.Namespace) -> dict:
             files = models.write_files(Path(folder), arguments.size)
             embedders["allennlp"] = peers.AllenNlp(arguments.allennlp, *files)
     for backend in arguments.backends:
-        embedders[backend] = Ours(arguments.size, backend)
+        embedders[backend] = models.Embedder(models.build(arguments.size, backend=backend))
     return embedders
 
 

@@ -16,6 +16,21 @@ def build(size: str, *, backend: str = "reference", seed: int = 0, precision: st
     return BiLm(options, weights, state="carry", precision=precision, backend=backend).eval()
 
 
+class Embedder:
+    """Ours with the two methods that `peers.AllenNlp` has."""
+
+    def __init__(self, bilm):
+        from elmo_fast import ElmoEmbedder
+
+        self.bilm, self.embedder = bilm, ElmoEmbedder.from_bilm(bilm)
+
+    def reset_states(self) -> None:
+        self.bilm.reset_states()
+
+    def embed_batch(self, batch: list[list[str]]) -> list:
+        return self.embedder.embed_batch(batch)  # each [layers, tokens, 2 P]
+
+
 def write_files(folder: Path, size: str, seed: int = 0) -> tuple[Path, Path]:
     """options.json and weights.hdf5 of the model that `build` gives for this size and seed."""
     from elmo_fast import Options
@@ -27,6 +42,16 @@ def write_files(folder: Path, size: str, seed: int = 0) -> tuple[Path, Path]:
     options_file.write_text(json.dumps(content), encoding="utf-8")
     write_weights(weight_file, random_weights(Options.from_dict(content), seed=seed))
     return options_file, weight_file
+
+
+def backends(device: str) -> list[str]:
+    """The plain backends, and `auto` where it takes a faster one for at least one op."""
+    import torch
+    from elmo_fast.ops.backend import OPS, resolve
+
+    plain = ["reference", "torch"]
+    chosen = {resolve(op, "auto", torch.device(device)) for op in OPS}
+    return plain + ["auto"] if chosen - set(plain) else plain
 
 
 def device_ids(sentences: list[list[str]], device: str):

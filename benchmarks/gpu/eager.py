@@ -6,8 +6,6 @@ from benchmarks import models
 from benchmarks.gpu import clock, grid
 from benchmarks.gpu import stage as stages
 
-BACKENDS = ("reference", "torch")
-
 
 def model_call(bilm, device: str):
     def prepare(batch: int, length: int):
@@ -28,7 +26,7 @@ def encoder_call(bilm, device: str):
 
 def work(stage: stages.Stage) -> None:
     bilm = models.build(grid.size(stage)).to(stage.device)
-    for backend in BACKENDS:
+    for backend in models.backends(stage.device):
         bilm.backend = backend
         facts = {"backend": backend, "precision": bilm.precision}
         grid.Grid(stage, "model", model_call(bilm, stage.device), facts).run()

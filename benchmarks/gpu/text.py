@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import common, models, peers
-from benchmarks.gpu import clock, eager, grid
+from benchmarks.gpu import clock, grid
 from benchmarks.gpu import stage as stages
 
 BATCH, SENTENCES = 64, 1024
@@ -34,7 +34,7 @@ def device_pass(bilm, groups, device: str):
 
 
 def arrays_pass(embedder, groups):
-    """`embedder`: ours or AllenNLP's; both have these two methods."""
+    """`embedder`: `models.Embedder` or `peers.AllenNlp`."""
 
     def run():
         embedder.reset_states()
@@ -44,26 +44,13 @@ def arrays_pass(embedder, groups):
     return run
 
 
-class Ours:
-    def __init__(self, bilm):
-        from elmo_fast import ElmoEmbedder
-
-        self.bilm, self.embedder = bilm, ElmoEmbedder.from_bilm(bilm)
-
-    def reset_states(self) -> None:
-        self.bilm.reset_states()
-
-    def embed_batch(self, batch):
-        return self.embedder.embed_batch(batch)
-
-
 def passes(stage: stages.Stage, groups, allennlp: str | None, folder: Path) -> dict:
     """One pass over all batches, by name."""
     size, result = grid.size(stage), {}
-    for backend in eager.BACKENDS:
+    for backend in models.backends(stage.device):
         bilm = models.build(size, backend=backend).to(stage.device)
         result[f"{backend} device"] = device_pass(bilm, groups, stage.device)
-        result[f"{backend} arrays"] = arrays_pass(Ours(bilm), groups)
+        result[f"{backend} arrays"] = arrays_pass(models.Embedder(bilm), groups)
     if allennlp:
         files = models.write_files(folder, size)
         peer = peers.AllenNlp(allennlp, *files, cuda_device=0 if stage.device == "cuda" else -1)
