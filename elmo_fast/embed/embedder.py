@@ -11,6 +11,7 @@ import torch
 
 from elmo_fast.embed import sentences as lines_of
 from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
+from elmo_fast.embed.lanes import LaneStream
 from elmo_fast.model.bilm import BiLm, remove_boundaries
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
@@ -99,13 +100,18 @@ class ElmoEmbedder:
                         batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[np.ndarray]:
         """Vectors of each sentence of an iterable, in its order, float32 [layers, tokens, 2 P] each.
 
-        `batch_size` sentences run at a time; no more of the iterable is held.
+        `batch_size` sentences run at a time, each row of the batch taking its next sentence as soon as it has room
+        (see `LaneStream`); the results are those of batches, and a bounded part of the iterable is read ahead.
+        Carried states move on when the iterable has ended.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size: expected an integer of at least 1, got {batch_size!r}")
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
-        return self._embed_batches(iter(sentences), batch_size)
+        if self.elmo_bilm.backend == "reference":
+            return self._embed_batches(iter(sentences), batch_size)
+        checked = (_checked(sentence, number) for number, sentence in enumerate(sentences))
+        return LaneStream(self.elmo_bilm, batch_size).run(checked)
 
     def _embed_batches(self, sentences: Iterator[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         while batch := list(itertools.islice(sentences, batch_size)):
@@ -149,6 +155,11 @@ class ElmoEmbedder:
                         index[line.text] = key
                 if not forget_sentences and not use_sentence_keys:
                     writer.write_index(index)
+
+
+def _checked(sentence: Sequence[str], number: int) -> Sequence[str]:
+    check_sentence(sentence, f"sentences[{number}]")
+    return sentence
 
 
 def _formatted(vectors: np.ndarray, output_format: str) -> np.ndarray:

@@ -17,9 +17,9 @@ from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbe
 from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
 from elmo_fast.ops.backend import check_backend
-from elmo_fast.ops.precision import check_precision, numerics
+from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State, restore
-from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.text import characters
 from elmo_fast.text.batching import number_tokens
 
@@ -166,6 +166,12 @@ class BiLm(nn.Module):
         padded = [each.new_zeros(mask.numel(), each.shape[1]).index_copy(0, places, each) for each in layers]
         return BiLmOutput([each.view(*mask.shape, each.shape[1]) for each in padded], mask)
 
+    def encode(self, tokens: Sequence[str]) -> torch.Tensor:
+        """Vectors of tokens without context: [tokens, P]."""
+        ids = self._token_embedder.token_ids(tokens).to(self._device)
+        with numerics(self._precision, ids.device):
+            return self._token_embedder(ids, self.backend)
+
     def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
 
@@ -174,10 +180,26 @@ class BiLm(nn.Module):
         """
         distinct, index, lengths = number_tokens(
             (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN) for sentence in batch)
-        ids = self._token_embedder.token_ids(distinct).to(self._device)
-        with numerics(self._precision, ids.device):
-            vectors = self._token_embedder(ids, self.backend)
-        return self.run(vectors, torch.from_numpy(index).to(ids.device), lengths), lengths
+        return self.run(self.encode(distinct), torch.from_numpy(index).to(self._device), lengths), lengths
+
+    def begin(self, lanes: int) -> tuple[State, State | None]:
+        """The state that `lanes` lanes begin in, and the one every sentence restarts from unless states are carried."""
+        fresh = self._warm_state() if self.state == "warm" else None
+        return self._elmo_lstm.begin(lanes, fresh, full_precision(self._elmo_lstm.W_0_0_0))
+
+    def advance(self, vectors: torch.Tensor, schedule: Schedule, state: State,
+                restart: State | None) -> tuple[list[torch.Tensor], State]:
+        """Run some steps of lanes: the LSTM layers at every step-row, [S, 2 P] each, and the state after the last.
+
+        `schedule.tokens` are rows of `vectors` [R, P]. Nothing is carried on: `carry_on` does that.
+        """
+        rows = torch.from_numpy(schedule.tokens).to(vectors.device)
+        with numerics(self._precision, vectors.device):
+            return self._elmo_lstm.run(vectors, rows, schedule, state, restart, self.backend, self._precision)
+
+    def carry_on(self, state: State) -> None:
+        """Keep the state that lanes ended in for the next call, where states are carried."""
+        self._elmo_lstm.carry_on(state)
 
     def run(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray,
             lanes: np.ndarray | None = None) -> list[torch.Tensor]:

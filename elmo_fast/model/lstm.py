@@ -83,10 +83,9 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         step-row. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
         stands for zeros.
         """
-        initial, restart = self._initial(schedule, fresh, vectors)
+        initial, restart = self.begin(schedule.lanes.size, fresh, vectors)
         outputs, final = self.run(vectors, rows, schedule, initial, restart, backend, precision)
-        if self.stateful:
-            self._carried = states.carried_on(self._carried, final)
+        self.carry_on(final)
         return outputs
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, initial: State,
@@ -112,14 +111,20 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
             finals.append(final)
         return outputs, tuple(torch.stack(each) for each in zip(*finals))
 
-    def _initial(self, schedule: Schedule, fresh: State | None, like: torch.Tensor) -> tuple[State, State | None]:
+    def begin(self, lanes: int, fresh: State | None, like: torch.Tensor) -> tuple[State, State | None]:
+        """The state that `lanes` lanes begin in, and the one that every sentence restarts from when none is carried."""
         layers, h_dim, c_dim = self.state_sizes
-        zeros = states.zero_state(layers, schedule.lanes.size, h_dim, c_dim, like)
+        zeros = states.zero_state(layers, lanes, h_dim, c_dim, like)
         if self.stateful:
             return states.first_rows(self._carried, zeros), None
         if fresh is None:
             fresh = zeros[0].new_zeros(layers, h_dim), zeros[1].new_zeros(layers, c_dim)
         return tuple(each[:, None].expand_as(zero) for each, zero in zip(fresh, zeros)), fresh
+
+    def carry_on(self, final: State) -> None:
+        """Keep the state that a batch ended in, where states are carried."""
+        if self.stateful:
+            self._carried = states.carried_on(self._carried, final)
 
     def _layer_weights(self, layer: int):
         def one(direction):
