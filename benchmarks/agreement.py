@@ -31,6 +31,12 @@ def relative_error(found, expected) -> float:
     return float(error) if np.isfinite(error) else float("inf")
 
 
+def by_layer(found: list, expected: list) -> list[float]:
+    """Relative error of each layer over all sentences; arrays are [layers, tokens, 2 P]."""
+    return [relative_error([each[layer] for each in found], [each[layer] for each in expected])
+            for layer in range(len(expected[0]))]
+
+
 def require(what: str, error: float, allowed: float) -> None:
     """Raises `ValueError` where the error is above what is allowed."""
     if not error <= allowed:

@@ -46,7 +46,7 @@ def absent_precisions() -> dict[str, str]:
     from elmo_fast.ops.native_cpu import runs_precision
     from elmo_fast.ops.precision import PRECISIONS
 
-    why = native_module()[1] or "runs as highest: the engine has no 16-bit tile products on this machine (they need AMX)"
+    why = native_module()[1] or "runs as highest: 16-bit tile products need AMX, which this machine does not offer"
     return {name: why for name in PRECISIONS if name != "highest" and not runs_precision(name)}
 
 
