@@ -11,7 +11,7 @@ import pytest
 from files import names, paths, run, start, tiny, write_model
 
 import elmo_fast
-from elmo_fast import ElmoEmbedder, Options, random_weights
+from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
 from elmo_fast.ops.backend import OPS
 
 SENTENCES = ["The cat sat .", "It rained", "caf\u00e9 \u732b"]
@@ -172,10 +172,10 @@ def test_offline_the_default_model_says_what_to_put_where(capsys, folder, monkey
     (ValueError("wrong"), 2, "wrong"),
 ])
 def test_a_failure_in_the_middle_is_told_in_one_line(capsys, folder, model, monkeypatch, error, status, message):
-    def failing(self, batch):
+    def failing(*_):
         raise error
 
-    monkeypatch.setattr(ElmoEmbedder, "embed_batch", failing)
+    monkeypatch.setattr(BiLm, "advance", failing)
     result = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", model, "--quiet")
     assert_refused(result, message, status)
     assert names(folder) == ["in.txt"]

@@ -9,6 +9,7 @@ import pytest
 from files import names, paths, start, write_model
 
 from elmo_fast import ConfigurationError, ElmoEmbedder
+from elmo_fast.embed import lanes
 
 SENTENCES = ["The cat sat .", "It rained", "The cat sat .", "caf\u00e9 \u732b", "x" * 60 + " </S>"]
 
@@ -107,7 +108,7 @@ def test_keys_count_from_the_first_line_with_carried_states(embedder, embed):
 
 
 def test_a_blank_line_is_refused_before_any_work(embedder, embed, tmp_path, monkeypatch):
-    monkeypatch.setattr(embedder, "embed_batch", lambda _: pytest.fail("it was embedded"))
+    monkeypatch.setattr(embedder.elmo_bilm, "encode", lambda _: pytest.fail("it was embedded"))
     with pytest.raises(ConfigurationError, match="^input file: .* got blank lines at indexes 1"):
         embed("a b\n\nc\n")
     assert names(tmp_path) == []
@@ -182,7 +183,7 @@ def test_bad_arguments_leave_nothing(embed, tmp_path, options, message):
 
 @pytest.mark.parametrize("target, error", [(".", IsADirectoryError), ("no/o.hdf5", FileNotFoundError)])
 def test_a_place_for_no_file_is_refused_before_any_work(embedder, tmp_path, monkeypatch, target, error):
-    monkeypatch.setattr(embedder, "embed_batch", lambda _: pytest.fail("it was embedded"))
+    monkeypatch.setattr(embedder.elmo_bilm, "encode", lambda _: pytest.fail("it was embedded"))
     with pytest.raises(error, match="^output file: "):
         embedder.embed_file(io.StringIO("a\n"), tmp_path / target)
 
@@ -192,18 +193,19 @@ def test_a_place_for_no_file_is_refused_before_any_work(embedder, tmp_path, monk
 def test_a_failure_in_the_middle_leaves_things_as_they_were(embedder, embed, tmp_path, monkeypatch, old, error):
     if old:
         (tmp_path / "o.hdf5").write_bytes(old)
-    embed_batch, calls = embedder.embed_batch, []
+    advance, calls = embedder.elmo_bilm.advance, []
 
-    def failing(batch):
-        calls.append(batch)
+    def failing(*arguments):
+        calls.append(arguments)
         if len(calls) == 3:
             raise error("in the middle")
-        return embed_batch(batch)
+        return advance(*arguments)
 
-    monkeypatch.setattr(embedder, "embed_batch", failing)
+    monkeypatch.setattr(embedder.elmo_bilm, "advance", failing)
+    monkeypatch.setattr(lanes, "_ROWS_AT_ONCE", 1)
     with pytest.raises(error, match="in the middle"):
-        embed("\n".join(SENTENCES), batch_size=2)
-    assert calls[2] == [SENTENCES[4].split()]
+        embed("\n".join(SENTENCES * 20), batch_size=2)
+    assert len(calls) == 3
     assert names(tmp_path) == (["o.hdf5"] if old else [])
     assert not old or (tmp_path / "o.hdf5").read_bytes() == old
 
@@ -213,13 +215,13 @@ def test_ctrl_c_in_the_middle_leaves_nothing(model, tmp_path):
 import sys
 from elmo_fast import ElmoEmbedder
 embedder = ElmoEmbedder(*{tuple(map(str, paths(model)))!r})
-embed_batch, calls = embedder.embed_batch, []
-def told(batch):
-    calls.append(batch)
+advance, calls = embedder.elmo_bilm.advance, []
+def told(*arguments):
+    calls.append(arguments)
     if len(calls) == 3:
         print("running", flush=True)
-    return embed_batch(batch)
-embedder.embed_batch = told
+    return advance(*arguments)
+embedder.elmo_bilm.advance = told
 try:
     embedder.embed_file(sys.stdin, {str(tmp_path / "o.hdf5")!r}, batch_size=1, progress=False)
 except KeyboardInterrupt:
