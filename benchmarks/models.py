@@ -17,18 +17,37 @@ def build(size: str, *, backend: str = "reference", seed: int = 0, precision: st
 
 
 class Embedder:
-    """Ours with the two methods that `peers.AllenNlp` has."""
+    """Ours with the two methods that `peers.AllenNlp` has, and the stream.
 
-    def __init__(self, bilm):
+    Embedders may share a model: each call sets its `precision`, whose packed weights the model keeps beside the others.
+    """
+
+    def __init__(self, bilm, precision: str | None = None):
         from elmo_fast import ElmoEmbedder
 
         self.bilm, self.embedder = bilm, ElmoEmbedder.from_bilm(bilm)
+        self.precision = precision or bilm.precision
 
     def reset_states(self) -> None:
         self.bilm.reset_states()
 
     def embed_batch(self, batch: list[list[str]]) -> list:
+        self.bilm.precision = self.precision
         return self.embedder.embed_batch(batch)  # each [layers, tokens, 2 P]
+
+    def embed_sentences(self, sentences: list[list[str]], batch_size: int) -> list:
+        self.bilm.precision = self.precision
+        return list(self.embedder.embed_sentences(sentences, batch_size))
+
+
+def absent_precisions() -> dict[str, str]:
+    """The precisions that the CPU engine does not compute in here, and why; what stands for them is `highest`."""
+    from elmo_fast.ops.backend import native_module
+    from elmo_fast.ops.native_cpu import runs_precision
+    from elmo_fast.ops.precision import PRECISIONS
+
+    why = native_module()[1] or "runs as highest: 16-bit tile products need AMX, which this machine does not offer"
+    return {name: why for name in PRECISIONS if name != "highest" and not runs_precision(name)}
 
 
 def write_files(folder: Path, size: str, seed: int = 0) -> tuple[Path, Path]:
@@ -50,7 +69,8 @@ def backends(device: str) -> list[str]:
     from elmo_fast.ops.backend import OPS, resolve
 
     plain = ["reference", "torch"]
-    chosen = {resolve(op, "auto", torch.device(device)) for op in OPS}
+    operand = torch.empty(0, device=device)
+    chosen = {resolve(op, "auto", operand) for op in OPS}
     return plain + ["auto"] if chosen - set(plain) else plain
 
 

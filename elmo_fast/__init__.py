@@ -1,9 +1,10 @@
 """elmo-fast: ELMo models (Peters et al. 2018) on today's PyTorch, with the original numbers and calls."""
 
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.model.bilm import BiLm, BiLmOutput, remove_boundaries
+from elmo_fast.model.bilm import BiLm, BiLmOutput
 from elmo_fast.model.elmo import Elmo
 from elmo_fast.model.initialize import random_weights
+from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.weights import read_weights, write_weights

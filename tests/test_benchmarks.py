@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import bench_reference, common, peers
+from benchmarks import bench_embed, bench_reference, common, embed_results, floor, models, peers
 from benchmarks.gpu import ceilings, report, stage
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
@@ -168,6 +168,70 @@ def test_disagreement_is_relative_to_the_largest_value():
     truth = [np.array([0.0, 4.0]), np.array([2.0])]
     found = [np.array([0.0, 4.0]), np.array([2.5])]
     assert bench_reference.disagreement(found, truth) == (0.5, 0.125)
+
+
+def embed(monkeypatch, out: Path, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["bench_embed", "--size", "tiny", "--batch-size", "3", "--batches", "3",
+                                      "--peer-batches", "1", "--rounds", "2", "--out", str(out), *arguments])
+    monkeypatch.setattr(bench_embed, "SENTENCE_SECONDS", 0.01)
+    return bench_embed.main()
+
+
+def test_the_embedding_benchmark_has_every_way_and_precision(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "tiny.json"
+    assert embed(monkeypatch, out) == 0, capsys.readouterr()
+    document = json.loads(out.read_text())
+    settings, cases = document["settings"], document["results"]
+    assert settings["times_as_fast_as"] == "reference" and settings["absent"] == models.absent_precisions()
+    precisions = {name for name in floor.PRECISIONS if name not in settings["absent"]}
+    assert set(settings["agreement"]["errors"]) == set(settings["rates"]) == precisions
+    ways = {"lanes of 3", "one batch of 3", "one sentence"}
+    ours = [case for case in cases if case["variant"] == "ours"]
+    assert sorted((case["way"], case["precision"]) for case in ours) == sorted(
+        (way, precision) for way in ways for precision in precisions)
+    assert [case["way"] for case in cases if case["variant"] == "reference"] == ["one batch of 3", "one sentence"]
+    for case in cases:
+        assert 0 < case["p20"] <= case["median"] <= case["p80"] and case["rounds"] == 2
+        assert case["times_as_fast"] == 1 or case["variant"] == "ours"
+        if "share" in case:
+            assert case["share"] == pytest.approx(case["tokens_per_s"] / case["floor_tokens_per_s"], rel=1e-3)
+            assert case["floor_tokens_per_s"] <= case["arithmetic_tokens_per_s"] * 1.0001
+    assert embed_results.table([document]).count("\n| tiny |") == len(ours)
+
+
+def test_the_embedding_benchmark_ends_on_a_disagreement(tmp_path, monkeypatch, capsys):
+    build = models.build
+    monkeypatch.setattr(models, "build", lambda size, backend: build(size, backend=backend, seed=backend == "auto"))
+    assert embed(monkeypatch, tmp_path / "tiny.json", "--precisions", "highest") == 1
+    assert "batches in highest against reference: relative error" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_is_made_of_embedding_results_only(tmp_path, monkeypatch, capsys):
+    other = common.write_json(tmp_path / "other.json", {"name": "reference tiny"})
+    assert embed(monkeypatch, tmp_path / "none.json", "--table", str(other)) == 1
+    assert "other.json has 'reference tiny'" in capsys.readouterr().err
+
+
+def test_a_floor_counts_each_product_once():
+    """MFLOP of the original model for one token: 17.6 for dense convolutions, 35.7 behind them, 151 for the LSTMs."""
+    options = common.standard_options("original")
+    encoder = 1e-6 * floor.encoder_flop(options, np.array([50]))
+    assert encoder == pytest.approx(17.6 + 33.6 + 2.1, abs=0.1)
+    sentences = [["a", "b", "a"], ["b"]]
+    batches, lanes = floor.work_of_batches([[each] for each in sentences]), floor.work_of_lanes(sentences, 2)
+    assert batches.live.tolist() == [1] * 8 and lanes.live.tolist() == [2, 2, 2, 1, 1]
+    assert sorted(batches.characters.tolist()) == [3] * 7 and lanes.characters.tolist() == [3] * 4
+    assert batches.tokens == lanes.tokens == 4
+    work = floor.Work(1, np.array([50]), np.array([1]))
+    assert 1e-6 * floor.flop(options, work) == pytest.approx(encoder + 67.1 + 67.1 + 16.8, abs=0.1)
+    rates = floor.Rates(threads=2, kib=1, fp32=1e9, read=4e9, tiles=0.0)  # a weight takes 1 ns to read, 2 to multiply
+    assert floor.seconds(options, work, rates, "highest") == pytest.approx(floor.flop(options, work) / 1e9)
+    slow = floor.Rates(threads=2, kib=1, fp32=1e9, read=1e9, tiles=0.0)  # 4 ns to read
+    assert floor.seconds(options, work, slow, "highest") - floor.seconds(options, work, rates, "highest") == (
+        pytest.approx(2 * floor.step_weights(options) * 2e-9))
+    with pytest.raises(floor.NoFloor, match="tile products for medium"):
+        floor.seconds(options, work, rates, "medium")
 
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path):

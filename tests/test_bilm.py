@@ -8,8 +8,8 @@ from models import SENTENCES, SHAPES, bilm, options, weights
 from tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
 
 from elmo_fast import BiLm, ConfigurationError, Options, batch_to_ids, random_weights
-from elmo_fast.model import bilm as bilm_module
-from elmo_fast.model.bilm import distinct_rows
+from elmo_fast.model import layout
+from elmo_fast.model.layout import distinct_rows
 
 IDS = batch_to_ids(SENTENCES)
 
@@ -117,9 +117,9 @@ def test_word_ids():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_parameters_compute_in_full_precision(dtype):
-    model = bilm().to(dtype)
+    model = bilm(backend="torch").to(dtype)
     rounded = {name: torch.from_numpy(values).to(dtype).float().numpy() for name, values in weights(options()).items()}
-    expected = BiLm(options(), rounded)(IDS)
+    expected = BiLm(options(), rounded, backend="torch")(IDS)
     found = model(IDS)
     for one, other in zip(found.activations, expected.activations):
         assert one.dtype == dtype
@@ -168,7 +168,7 @@ def test_distinct_rows():
 
 
 def test_distinct_rows_that_share_a_hash(monkeypatch):
-    monkeypatch.setattr(bilm_module, "_multipliers", lambda count, device: torch.ones(count, dtype=torch.int64))
+    monkeypatch.setattr(layout, "_multipliers", lambda count, device: torch.ones(count, dtype=torch.int64))
     rows = torch.tensor([[5, 1], [1, 5], [5, 1], [3, 3]])
     distinct, number = distinct_rows(rows)
     assert len(distinct) == 3 and torch.equal(distinct[number], rows)
@@ -181,3 +181,15 @@ def test_embed_tokens_equals_forward():
     for one, other in zip(packed, output.activations):
         assert (one - other[output.mask]).abs().max() < SAME_MODEL
     assert isinstance(lengths, np.ndarray)
+
+
+def test_without_fp32_weights_the_numbers_stay():
+    whole, packed = bilm(backend="native", state="warm"), bilm(backend="native", state="warm", keep_fp32=False)
+    assert torch.equal(stacked(packed(IDS)), stacked(whole(IDS)))
+    held = sum(value.numel() for value in packed.parameters() if not value.is_meta)
+    assert held < 0.4 * sum(value.numel() for value in whole.parameters())
+    for call in (packed.weights, packed.state_dict, lambda: copy.deepcopy(packed)(IDS)):
+        with pytest.raises(RuntimeError, match="weights: expected fp32 weights"):
+            call()
+    with pytest.raises(ConfigurationError, match="keep_fp32: expected True"):
+        bilm(backend="torch", keep_fp32=False)

@@ -4,7 +4,7 @@ import torch
 from models import SHAPES, options, weights
 from tolerances import AGAINST_FLOAT64, relative_error
 
-from elmo_fast.model.bilm import in_text_order
+from elmo_fast.model.layout import in_text_order
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule

@@ -1,6 +1,8 @@
-// What the machine allows: fp32 multiply-add rate and read bandwidth, each thread on its own, best of a few rounds.
-//   c++ -O3 -std=c++17 -mavx512f machine_floor.cpp -lpthread && ./a.out [threads]     (or -mavx2 -mfma, or nothing)
-// Prints: GFLOP/s of all threads, then GB/s of all threads over 32 MB per thread.
+// What the machine allows: multiply-add rates and read bandwidth, each thread on its own, best of a few rounds.
+//   c++ -O3 -std=c++17 -mavx512f [-mamx-tile -mamx-bf16] machine_floor.cpp -lpthread     (or -mavx2 -mfma, or nothing)
+//   ./a.out [threads] [KiB per thread]
+// Prints for all threads together: fp32 GFLOP/s, GB/s read over that much memory (default 32 MiB per thread), GFLOP/s of
+// bf16 tile products (0 where they are not compiled in or not permitted).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +11,11 @@
 #include <functional>
 #include <thread>
 #include <vector>
+#if defined(__AMX_BF16__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -56,6 +63,32 @@ void read_all(const std::vector<float>& data) {
   sink = sum[0][0];
 }
 
+#if defined(__AMX_BF16__)
+// The kernel keeps tile registers only for processes that ask (feature 18, request 0x1023).
+bool tiles_permitted() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+
+// Four tiles of sums, two of each operand, all 16 rows of 64 bytes; one product is 16 x 16 x 32 multiply-adds.
+void multiply_tiles(long rounds) {
+  alignas(64) unsigned char config[64] = {1};
+  for (int t = 0; t < 8; ++t) config[16 + 2 * t] = 64, config[48 + t] = 16;
+  _tile_loadconfig(config);
+  // clang-format off: these are statements, not expressions
+  _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
+  _tile_zero(4); _tile_zero(5); _tile_zero(6); _tile_zero(7);
+  // clang-format on
+  for (long r = 0; r < rounds; ++r) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+}
+#else
+bool tiles_permitted() { return false; }
+void multiply_tiles(long) {}
+#endif
+
 // The slowest thread of the best round.
 double best_time(int threads, const std::function<void(int)>& work) {
   double best = 1e9;
@@ -81,10 +114,15 @@ int main(int argc, char** argv) {
   const long rounds = 10000000;
   const double compute = best_time(threads, [&](int) { multiply_add(rounds); });
   std::printf("%.1f\n", 2.0 * rounds * chains * width * threads / compute / 1e9);
-  std::vector<std::vector<float>> data(size_t(threads), std::vector<float>((8 << 20) + 16, 1.0f));
+  const size_t floats = (argc > 2 ? size_t(std::max(1L, std::atol(argv[2]))) : size_t(32) << 10) << 8;
+  const int passes = int(std::max(size_t(4), (size_t(32) << 20) / floats));
+  std::vector<std::vector<float>> data(size_t(threads), std::vector<float>(floats + 16, 1.0f));
   const double read = best_time(threads, [&](int t) {
-    for (int k = 0; k < 4; ++k) read_all(data[size_t(t)]);
+    for (int k = 0; k < passes; ++k) read_all(data[size_t(t)]);
   });
-  std::printf("%.1f\n", 4.0 * threads * (32 << 20) / read / 1e9);
+  std::printf("%.1f\n", 4.0 * double(passes) * threads * double(floats) / read / 1e9);
+  const long products = 4000000;
+  const double tiles = tiles_permitted() ? best_time(threads, [&](int) { multiply_tiles(products / 4); }) : 0;
+  std::printf("%.1f\n", tiles > 0 ? 2.0 * 16 * 16 * 32 * products * threads / tiles / 1e9 : 0.0);
   return 0;
 }

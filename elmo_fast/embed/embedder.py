@@ -12,7 +12,8 @@ import torch
 from elmo_fast.embed import sentences as lines_of
 from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
 from elmo_fast.embed.lanes import LaneStream
-from elmo_fast.model.bilm import BiLm, remove_boundaries
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
@@ -42,9 +43,11 @@ class ElmoEmbedder:
         state: str = "carry",
         precision: str = "highest",
         backend: str = "auto",
+        keep_fp32: bool = True,
     ):
         device = _device(cuda_device)
-        bilm = BiLm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend)
+        bilm = BiLm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
+                               keep_fp32=keep_fp32)
         self._take(bilm.to(device), cuda_device)
 
     @classmethod

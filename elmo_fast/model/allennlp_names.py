@@ -21,6 +21,7 @@ class AllenNlpStateDict(nn.Module):
         raise NotImplementedError
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
+        require_data(self._parameters)
         own = {name: value if keep_vars else value.detach() for name, value in self._parameters.items()}
         for name, value in self.to_allennlp(own).items():
             destination[prefix + name] = value
@@ -47,6 +48,14 @@ class AllenNlpStateDict(nn.Module):
                                       error_msgs)
         for name in converted:
             del state_dict[name]
+
+
+def require_data(parameters: Tensors) -> None:
+    """Raise `RuntimeError` when the fp32 weights were dropped: what was packed from them cannot be written."""
+    gone = [name for name, value in parameters.items() if value.is_meta]
+    if gone:
+        raise RuntimeError(f"weights: expected fp32 weights in memory, but {', '.join(gone[:3])} and others were dropped "
+                           "(keep_fp32=False); read the model again to save, move or train it")
 
 
 def conv_to_allennlp(weight: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The bidirectional language model: token ids to the representations of every layer."""
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,15 +9,17 @@ import torch
 from torch import nn
 
 from elmo_fast.model import states
+from elmo_fast.model.allennlp_names import require_data
+from elmo_fast.model.layout import add_boundaries, distinct_rows, in_text_order
 from elmo_fast.model.lstm import LstmStack
-from elmo_fast.model.options import Options
+from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
-from elmo_fast.ops.backend import check_backend
+from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
-from elmo_fast.ops.reference import State, restore
+from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.text import characters
 from elmo_fast.text.batching import number_tokens
@@ -56,7 +57,8 @@ class BiLm(nn.Module):
     `native`. 16-bit parameters (`.half()`, `.bfloat16()`) compute in fp32 from the rounded weights on the CPU and
     as `medium` on CUDA; activations then have the parameters' type, states stay fp32.
 
-    `weights` are arrays by dataset name (`read_weights`); they are copied.
+    `weights` are arrays by dataset name (`read_weights`); they are copied. With `keep_fp32=False` the large matrices
+    stay in memory only as the native engine packs them: for inference on the CPU, not to be saved, moved or trained.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class BiLm(nn.Module):
         backend: str = "auto",
         requires_grad: bool = False,
         warm_text: Sequence[Sequence[str]] = WARM_TEXT,
+        keep_fp32: bool = True,
     ):
         super().__init__()
         check_weights(weights, options)
@@ -82,6 +85,8 @@ class BiLm(nn.Module):
         self._elmo_lstm = LstmStack(options, weights, requires_grad, state)
         self._word_embedding: WordCache | None = None
         self._warm: tuple[tuple, State] | None = None
+        if not keep_fp32:
+            self._drop_fp32()
 
     @classmethod
     def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
@@ -127,6 +132,8 @@ class BiLm(nn.Module):
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
         parts = (self._token_embedder, self._elmo_lstm)
+        for part in parts:
+            require_data(part._parameters)
         return {name: getattr(part, own).detach().float().cpu().numpy()
                 for part in parts for own, name in part.datasets.items()}
 
@@ -136,7 +143,7 @@ class BiLm(nn.Module):
             marks = [characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN]
             ids = self._token_embedder.token_ids([*marks, *words]).to(self._device)
             vectors = torch.cat([self._token_embedder(piece, self.backend) for piece in ids.split(1024)])
-        trained = self._elmo_lstm.W_0_0_0.requires_grad
+        trained = self._elmo_lstm.B_0_0.requires_grad
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
 
     def forward(self, ids: torch.Tensor, boundaries: str = "add",
@@ -185,7 +192,7 @@ class BiLm(nn.Module):
     def begin(self, lanes: int) -> tuple[State, State | None]:
         """The state that `lanes` lanes begin in, and the one every sentence restarts from unless states are carried."""
         fresh = self._warm_state() if self.state == "warm" else None
-        return self._elmo_lstm.begin(lanes, fresh, full_precision(self._elmo_lstm.W_0_0_0))
+        return self._elmo_lstm.begin(lanes, fresh, full_precision(self._elmo_lstm.B_0_0))
 
     def advance(self, vectors: torch.Tensor, schedule: Schedule, state: State,
                 restart: State | None) -> tuple[list[torch.Tensor], State]:
@@ -215,16 +222,16 @@ class BiLm(nn.Module):
             order = torch.from_numpy(schedule.tokens).to(vectors.device).long()  # [2, S]
             layers = self._elmo_lstm(vectors, index[order], schedule, fresh, self.backend, self._precision)
             tokens = vectors[index]  # [N, P]
-            dtype = self._elmo_lstm.W_0_0_0.dtype
+            dtype = self._elmo_lstm.B_0_0.dtype
             return [torch.cat([tokens, tokens], dim=1).to(dtype), *(in_text_order(each, order).to(dtype) for each in layers)]
 
     @property
     def _device(self) -> torch.device:
-        return self._elmo_lstm.W_0_0_0.device
+        return self._elmo_lstm.B_0_0.device
 
     @property
     def _precision(self) -> str:
-        dtype = self._elmo_lstm.W_0_0_0.dtype
+        dtype = self._elmo_lstm.B_0_0.dtype
         return self.precision if dtype in (torch.float32, torch.float64) else "medium"
 
     def _rows(self, ids: torch.Tensor, present: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -234,16 +241,19 @@ class BiLm(nn.Module):
 
     def _warm_state(self) -> State:
         """State after `warm_text` ran from zeros, (h [L, 2 P], c [L, 2 D]): kept until weights or text change."""
-        key = tuple((value.data_ptr(), value._version, value.device) for value in self.parameters())
-        key += tuple(map(tuple, self.warm_text))
+        key = self._warm_key()
         if self._warm is None or self._warm[0] != key:
             self._warm = key, self._run_warm_text()
         return self._warm[1]
 
+    def _warm_key(self) -> tuple:
+        weights = tuple((value.data_ptr(), value._version, value.device) for value in self.parameters())
+        return weights + tuple(map(tuple, self.warm_text))
+
     def _run_warm_text(self) -> State:
         framed = [token for sentence in self.warm_text
                   for token in (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN)]
-        ids = self._token_embedder.token_ids(framed).to(self._elmo_lstm.W_0_0_0.device)
+        ids = self._token_embedder.token_ids(framed).to(self._elmo_lstm.B_0_0.device)
         lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
         with torch.no_grad(), numerics("highest", ids.device):
             vectors = self._token_embedder(ids, self.backend)
@@ -252,6 +262,17 @@ class BiLm(nn.Module):
             order = torch.from_numpy(schedule.tokens).to(ids.device).long()
             _, (h, c) = self._elmo_lstm.run(vectors, order, schedule, zeros, backend=self.backend)
         return h[:, 0], c[:, 0]
+
+    def _drop_fp32(self) -> None:
+        if self.options.char_cnn is None or resolve("projected_lstm", self.backend, self._elmo_lstm.B_0_0) != "native":
+            raise ConfigurationError("keep_fp32: expected True, since fp32 weights can be dropped only where the native "
+                                     "engine runs a char-input model, got False")
+        if self.state == "warm":
+            self._warm_state()
+        self._token_embedder.drop_fp32()
+        self._elmo_lstm.drop_fp32(self._precision)
+        if self._warm is not None:
+            self._warm = self._warm_key(), self._warm[1]
 
     def _check_ids(self, ids: torch.Tensor, boundaries: str) -> torch.Tensor:
         if boundaries not in BOUNDARIES:
@@ -268,51 +289,3 @@ class BiLm(nn.Module):
             raise ValueError("ids: expected every sentence's tokens before its padding, "
                              "got a position without a token in front of one with a token")
         return mask
-
-
-def add_boundaries(ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor):
-    """Put `first` before and `last` after each sentence: ids [B, T, ...], mask [B, T] -> T + 2 positions."""
-    batch, longest = mask.shape
-    framed = ids.new_zeros(batch, longest + 2, *ids.shape[2:])
-    framed[:, 1:-1] = ids
-    framed[:, 0] = first.to(ids)
-    lengths = mask.sum(1)
-    framed[torch.arange(batch, device=ids.device), lengths + 1] = last.to(ids)
-    return framed, torch.arange(longest + 2, device=ids.device) < lengths[:, None] + 2
-
-
-def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drop `<S>` and `</S>`: values [B, T + 2, ...] and mask [B, T + 2] -> [B, T, ...], zero past the end, and [B, T].
-
-    The mask keeps its type. From AllenNLP's `remove_sentence_boundaries`.
-    """
-    lengths = (mask > 0).sum(1) - 2
-    inner = torch.arange(max(mask.shape[1] - 2, 0), device=mask.device) < lengths[:, None]
-    shape = (*inner.shape, *[1] * (values.dim() - 2))
-    return torch.where(inner.view(shape), values[:, 1:-1], values.new_zeros(())), inner.to(mask.dtype)
-
-
-def in_text_order(steps: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Outputs at step-rows [S, 2 P], of tokens `order` int64 [2, S] in each direction -> [S, 2 P] by token."""
-    halves = (restore(half, one) for half, one in zip(steps.chunk(2, dim=1), order))
-    return torch.cat(list(halves), dim=1)
-
-
-def distinct_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distinct rows and the number of each row among them: ids int [N, ...] -> [U, ...], int64 [N].
-
-    Rows are told apart by a 64-bit hash and then compared; should two rows share a hash, they are sorted instead.
-    """
-    rows = ids.flatten(1) if ids.dim() > 1 else ids[:, None]
-    hashes = (rows.long() * _multipliers(rows.shape[1], ids.device)).sum(1)
-    distinct, number = torch.unique(hashes, return_inverse=True)
-    first = torch.empty_like(distinct).index_copy(0, number, torch.arange(len(ids), device=ids.device))
-    if not torch.equal(rows[first][number], rows):
-        return torch.unique(ids, dim=0, return_inverse=True)
-    return ids[first], number
-
-
-@functools.lru_cache(maxsize=16)
-def _multipliers(count: int, device: torch.device) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(count)
-    return torch.randint(-(2**62), 2**62, (count,), generator=generator).mul_(2).add_(1).to(device)

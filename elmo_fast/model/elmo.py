@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from elmo_fast.model.bilm import BiLm, remove_boundaries
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.scalar_mix import ScalarMix
 

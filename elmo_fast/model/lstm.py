@@ -9,6 +9,7 @@ from torch import nn
 from elmo_fast.model import allennlp_names, states
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
+from elmo_fast.ops import packed_only
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule
@@ -132,6 +133,15 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
             return tuple(getattr(self, name, None) for name in names)
 
         return one(0), one(1)
+
+    def drop_fp32(self, precision: str) -> None:
+        """Keep the matrices only as the native engine packs them for `precision`."""
+        for layer in range(self.options.n_layers):
+            left = packed_only.drop_lstm(self._layer_weights(layer), precision)
+            names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in ("W_0", "B", "W_P_0"))
+            for name, value in zip(names, left):
+                if value is not None:
+                    setattr(self, name, value)
 
     def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
         theirs = {}

@@ -9,6 +9,7 @@ from torch import nn
 
 from elmo_fast.model import allennlp_names
 from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.ops import packed_only
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
@@ -72,6 +73,15 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
             x = highway(x, own[f"W_carry_{k}"], own[f"b_carry_{k}"], own[f"W_transform_{k}"], own[f"b_transform_{k}"],
                         backend=backend)
         return linear(x, own["W_proj"], own["b_proj"], backend=backend) if self.has_projection else x
+
+    def drop_fp32(self) -> None:
+        """Keep the large matrices only as the native engine packs them."""
+        for k in range(self.options.n_highway):
+            names = [f"W_carry_{k}", f"b_carry_{k}", f"W_transform_{k}", f"b_transform_{k}"]
+            for name, value in zip(names, packed_only.drop_highway(*(getattr(self, name) for name in names))):
+                setattr(self, name, value)
+        if self.has_projection:
+            self.W_proj, self.b_proj = packed_only.drop_linear(self.W_proj, self.b_proj)
 
     def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
         char_embed = own["char_embed"]

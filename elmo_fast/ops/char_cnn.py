@@ -6,6 +6,7 @@ import torch
 
 from elmo_fast.ops import native_cpu, reference, torch_char_cnn
 from elmo_fast.ops.backend import resolve
+from elmo_fast.ops.checks import check_ids
 from elmo_fast.ops.precision import full_precision
 
 
@@ -18,6 +19,7 @@ def char_cnn(
     backend: str = "auto",
 ) -> torch.Tensor:
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32."""
+    check_ids(ids, filters)
     chosen = resolve("char_cnn", backend, char_embed, *(part for pair in filters for part in pair))
     table = full_precision(char_embed)
     if chosen == "native":

@@ -4,6 +4,7 @@ import torch
 
 from elmo_fast.ops import native_cpu, reference
 from elmo_fast.ops.backend import resolve
+from elmo_fast.ops.checks import check_product
 from elmo_fast.ops.precision import full_precision
 
 
@@ -18,6 +19,8 @@ def highway(
 ) -> torch.Tensor:
     """See `reference.highway`, which is also the torch path: two products leave nothing to save."""
     weights = w_carry, b_carry, w_transform, b_transform
+    check_product(x, w_carry, b_carry)
+    check_product(x, w_transform, b_transform)
     if resolve("highway", backend, x, *weights) == "native":
         return native_cpu.highway(x, *weights)
     return reference.highway(x, *map(full_precision, weights))

@@ -27,7 +27,7 @@ _library.define("projected_lstm(Tensor inputs, Tensor? rows, Tensor live, Tensor
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [N, K], weight [K, M], bias [M] or None -> x W + b [N, M]."""
     inputs, outputs = weight.shape
-    packed = _packed((weight, bias), "linear", lambda each: _pack_linear(inputs, outputs, _NO_EPILOGUE, each))
+    packed = packed_linear(weight, bias)
     return torch.ops.elmo_fast.linear(x.contiguous(), packed, inputs, outputs, _NO_EPILOGUE)
 
 
@@ -35,8 +35,7 @@ def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_tra
             b_transform: torch.Tensor) -> torch.Tensor:
     """As `reference.highway`."""
     size = len(w_carry)
-    packed = _packed((w_carry, b_carry, w_transform, b_transform), "highway",
-                     lambda each: _pack_linear(size, size, _HIGHWAY, each))
+    packed = packed_highway(w_carry, b_carry, w_transform, b_transform)
     return torch.ops.elmo_fast.linear(x.contiguous(), packed, size, size, _HIGHWAY)
 
 
@@ -53,12 +52,8 @@ def projected_lstm(
     precision: str = "highest",
 ) -> tuple[torch.Tensor, State]:
     """As `reference.projected_lstm`; `precision` as `lstm_precision` knows it."""
-    (w, b, w_p), _ = weights
-    dim = len(b) // 4
-    level = PRECISIONS.index(precision)
-    shape = len(w) - state[0].shape[1] // 2, dim, state[0].shape[1] // 2
-    packed = _packed((*weights[0], *weights[1]), f"lstm {precision}",
-                     lambda each: _pack_lstm(shape, level, each))
+    dim, level = len(weights[0][1]) // 4, PRECISIONS.index(precision)
+    packed = packed_lstm(weights, precision)
     order = torch.from_numpy(schedule.lanes)
     out, h, c = torch.ops.elmo_fast.projected_lstm(
         inputs.contiguous(), None if rows is None else rows.to(torch.int32).contiguous(),
@@ -66,6 +61,32 @@ def projected_lstm(
         state[0][order], state[1][order], packed, dim, level, _limit(cell_clip), _limit(proj_clip),
         *((None, None) if restart is None else (each.contiguous() for each in restart)))
     return out, (restore(h, order), restore(c, order))
+
+
+def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Packed weights of `linear`, uint8."""
+    return _packed((weight, bias), "linear", lambda each: _pack_linear(*weight.shape, _NO_EPILOGUE, each))
+
+
+def packed_highway(w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
+                   b_transform: torch.Tensor) -> torch.Tensor:
+    """Packed weights of `highway`, uint8."""
+    return _packed((w_carry, b_carry, w_transform, b_transform), "highway",
+                   lambda each: _pack_linear(*w_carry.shape, _HIGHWAY, each))
+
+
+def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> torch.Tensor:
+    """Packed weights of `projected_lstm` in a precision that `runs_precision`, uint8."""
+    w, b, w_p = weights[0]
+    projection = len(b) // 4 if w_p is None else w_p.shape[1]
+    shape = len(w) - projection, len(b) // 4, projection
+    return _packed((*weights[0], *weights[1]), f"lstm {precision}",
+                   lambda each: _pack_lstm(shape, PRECISIONS.index(precision), each))
+
+
+def hand_over(old: Sequence[torch.Tensor | None], new: Sequence[torch.Tensor | None]) -> None:
+    """Let tensors `new`, which may hold no data, stand for `old` in what was packed from those."""
+    _packs[new[0]] = {kind: (_key(new), packed) for kind, (_, packed) in _packs.pop(old[0]).items()}
 
 
 def runs_precision(precision: str) -> bool:
@@ -84,13 +105,20 @@ _packs = WeakTensorKeyDictionary()
 def _packed(tensors: Sequence[torch.Tensor | None], kind: str,
             pack: Callable[[Sequence[torch.Tensor | None]], torch.Tensor]) -> torch.Tensor:
     """Packed weights, kept as long as the first tensor lives and packed again when any of them was edited."""
-    key = tuple(None if each is None else (each.data_ptr(), _version(each)) for each in tensors)
+    key = _key(tensors)
     kind = f"{kind} for {native_module()[0].cpu_isa()}"
     kept = _packs.setdefault(tensors[0], {})
     if kind not in kept or kept[kind][0] != key:
+        if any(each is not None and each.is_meta for each in tensors):
+            raise RuntimeError(f"weights: expected fp32 weights to pack ({kind}); they were dropped, and what was "
+                               "packed from them fits neither a copy of the model nor another precision")
         plain = [None if each is None else each.detach().float().contiguous() for each in tensors]
         kept[kind] = key, pack(plain)
     return kept[kind][1]
+
+
+def _key(tensors: Sequence[torch.Tensor | None]) -> tuple:
+    return tuple(None if each is None else (each.data_ptr(), _version(each)) for each in tensors)
 
 
 def _version(tensor: torch.Tensor) -> object:

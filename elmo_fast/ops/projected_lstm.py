@@ -7,6 +7,7 @@ import torch
 
 from elmo_fast.ops import native_cpu, reference, torch_projected_lstm
 from elmo_fast.ops.backend import resolve
+from elmo_fast.ops.checks import check_projected_lstm
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
@@ -32,16 +33,17 @@ def projected_lstm(
     `precision` is what the native engine computes in, where this machine has it; the torch operations of the other
     backends follow `elmo_fast.ops.precision.numerics`.
     """
+    check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart)
     chosen = resolve("projected_lstm", backend, inputs, *state, *weights[0], *weights[1])
     clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
     if chosen == "native":
-        return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=_on_cpu(precision), **clips)
+        return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
     full = tuple(tuple(map(full_precision, direction)) for direction in weights)
     return run(inputs, rows, schedule, state, full, **clips)
 
 
-def _on_cpu(precision: str) -> str:
+def on_cpu(precision: str) -> str:
     """`precision`, or `highest` where the processor has no 16-bit tile products; says so once."""
     if native_cpu.runs_precision(precision):
         return precision

@@ -1,0 +1,43 @@
+"""How far a fast path may be from what it is timed against: the limits of tests/tolerances.py."""
+
+import runpy
+
+import numpy as np
+
+from benchmarks import common
+
+_TABLE = runpy.run_path(str(common.ROOT / "tests" / "tolerances.py"))["AGAINST_FLOAT64"]
+_PATHS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
+
+
+def limit(precision: str, exact: bool = False) -> float:
+    """Relative Frobenius error allowed on the CPU; `exact` is against float64, else against another fp32 path.
+
+    Two fp32 paths may each be off by what `highest` allows, so that is added for the second.
+    """
+    return _TABLE[_PATHS[precision]] + (0.0 if exact else _TABLE["highest"])
+
+
+def relative_error(found, expected) -> float:
+    """|found - expected| / |expected| in float64 over all arrays; infinite where values are missing or not finite."""
+    difference = size = 0.0
+    for ours, theirs in zip(found, expected, strict=True):
+        ours, theirs = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+        if ours.shape != theirs.shape:
+            return float("inf")
+        difference += float(np.square(ours - theirs).sum())
+        size += float(np.square(theirs).sum())
+    error = np.sqrt(difference / size) if size else float(difference > 0)
+    return float(error) if np.isfinite(error) else float("inf")
+
+
+def by_layer(found: list, expected: list) -> list[float]:
+    """Relative error of each layer over all sentences; arrays are [layers, tokens, 2 P]."""
+    return [relative_error([each[layer] for each in found], [each[layer] for each in expected])
+            for layer in range(len(expected[0]))]
+
+
+def require(what: str, error: float, allowed: float) -> None:
+    """Raises `ValueError` where the error is above what is allowed."""
+    if not error <= allowed:
+        raise ValueError(f"{what}: relative error {error:.1e} (limit {allowed:.1e})")

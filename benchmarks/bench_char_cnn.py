@@ -1,0 +1,78 @@
+"""Times the char-CNN, and the whole char encoder around it, on the distinct tokens of a batch of running text.
+
+    python -m pytest benchmarks/bench_char_cnn.py --benchmark-only -k "encoder and original and b64"
+
+The convolutions are the same in all published sizes, so they have no size here; the encoder adds highways and
+projection. These ops compute in fp32 in every precision. The yardstick that runs between the rounds is the reference.
+"""
+
+import functools
+
+import pytest
+import torch
+
+from benchmarks import common, op_cases
+from elmo_fast import Options
+from elmo_fast.model.initialize import random_weights
+from elmo_fast.model.token_source import CharacterEncoder
+from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.text import characters
+
+
+@functools.cache
+def encoder(size: str) -> CharacterEncoder:
+    """The char encoder with random weights of a size; one LSTM layer is drawn beside it and dropped."""
+    options = Options.from_dict(common.standard_options(size, n_layers=1))
+    return CharacterEncoder(options, random_weights(options, seed=op_cases.SEED)).eval()
+
+
+@functools.cache
+def token_ids(batch: int) -> torch.Tensor:
+    """Character ids of a batch's distinct tokens: [R, 50]."""
+    distinct, _, _ = op_cases.numbered(batch)
+    return encoder("small").token_ids([*distinct])
+
+
+def convolve(model: CharacterEncoder, ids: torch.Tensor, backend: str, dtype=torch.float32) -> torch.Tensor:
+    filters = [(getattr(model, f"W_cnn_{k}").to(dtype), getattr(model, f"b_cnn_{k}").to(dtype))
+               for k in range(len(model.options.filters))]
+    return char_cnn(ids, model.char_embed.to(dtype), filters, model.options.activation, backend=backend)
+
+
+@functools.lru_cache(maxsize=1)
+def expected(what: str, size: str, batch: int) -> torch.Tensor:
+    """The reference: in float64 for small, else in fp32."""
+    model, ids = encoder(size), token_ids(batch)
+    with torch.no_grad():
+        if what == "char_cnn":
+            return convolve(model, ids, "reference", torch.float64)
+        if size != "small":
+            return model(ids, "reference")
+        try:
+            return model.double()(ids, "reference")
+        finally:
+            model.float()
+
+
+def measure(request, benchmark, what: str, size: str, batch: int, backend: str, precision: str, run) -> None:
+    op_cases.skip_absent(backend, precision)
+    with torch.no_grad():
+        op_cases.compare([run(backend)], [expected(what, size, batch)], precision, exact=size == "small")
+    op_cases.timed(request, benchmark, lambda: run(backend), lambda: run("reference"), "reference",
+                   len(token_ids(batch)), f"{what} {size} b{batch}")
+
+
+@pytest.mark.parametrize("backend, precision", op_cases.variants())
+@pytest.mark.parametrize("batch", op_cases.batches())
+def test_char_cnn(request, benchmark, backend, precision, batch):
+    model, ids = encoder("small"), token_ids(batch)
+    measure(request, benchmark, "char_cnn", "small", batch, backend, precision,
+            lambda name: convolve(model, ids, name))
+
+
+@pytest.mark.parametrize("backend, precision", op_cases.variants())
+@pytest.mark.parametrize("batch", op_cases.batches())
+@pytest.mark.parametrize("size", op_cases.SIZES)
+def test_char_encoder(request, benchmark, size, batch, backend, precision):
+    model, ids = encoder(size), token_ids(batch)
+    measure(request, benchmark, "encoder", size, batch, backend, precision, lambda name: model(ids, name))

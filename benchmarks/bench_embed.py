@@ -1,0 +1,263 @@
+"""Tokens per second from lists of tokens to NumPy arrays on the CPU: running text, states carried.
+
+AllenNLP's own code at batch 64 (without --allennlp: our reference path), and ours in three ways: a stream in 64 lanes,
+one batch of 64 at a time, one sentence of 25 tokens. All run the same random weights by turns in this process, after
+their numbers were compared; a disagreement ends the run. The slow side has fewer batches a turn: each turn it takes the
+next ones of the same text. Each figure stands beside its floor (benchmarks/floor.py).
+
+    python -m benchmarks.bench_embed --size original --allennlp CHECKOUT
+    python -m benchmarks.bench_embed --table benchmarks/results/cpu/embed-*.json
+"""
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import agreement, common, embed_results, floor, models, peers
+from benchmarks.bench_reference import run_over
+
+SENTENCE_TOKENS = 25
+SENTENCE_SECONDS = 0.5  # of calls in one turn: one sentence alone is too short to time
+PRECISIONS = tuple(floor.PRECISIONS)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences of running text, the same in batches, and the one that runs alone."""
+
+    sentences: list[list[str]]
+    groups: list[list[list[str]]]
+    alone: list[str]
+    source: str
+
+    @classmethod
+    def read(cls, batches: int, batch_size: int) -> "Text":
+        sentences, source = common.running_text(batches * batch_size)
+        running = list(itertools.chain.from_iterable(sentences))
+        alone = next((each for each in sentences if len(each) == SENTENCE_TOKENS), running[:SENTENCE_TOKENS])
+        return cls(sentences, common.batches(sentences, batch_size), alone, source)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What runs: the peer by its name, ours by precision (one model), and what cannot run with its reason."""
+
+    size: str
+    batch_size: int
+    peer_name: str
+    peer: object
+    ours: dict[str, models.Embedder]
+    absent: dict[str, str]
+
+
+def set_up(arguments: argparse.Namespace) -> Setup:
+    absent = {name: why for name, why in models.absent_precisions().items() if name in arguments.precisions}
+    precisions = [name for name in arguments.precisions if name not in absent]
+    if not precisions:
+        raise ValueError(f"--precisions: none runs here: {'; '.join(f'{k}: {v}' for k, v in absent.items())}")
+    if arguments.allennlp:
+        with tempfile.TemporaryDirectory() as folder:
+            peer = peers.AllenNlp(arguments.allennlp, *models.write_files(Path(folder), arguments.size))
+    else:
+        peer = models.Embedder(models.build(arguments.size, backend="reference"))
+    bilm = models.build(arguments.size, backend="auto")
+    ours = {precision: models.Embedder(bilm, precision) for precision in precisions}
+    name = "allennlp" if arguments.allennlp else "reference"
+    return Setup(arguments.size, arguments.batch_size, name, peer, ours, absent)
+
+
+# ---- agreement -----------------------------------------------------------------------------
+
+
+def check(setup: Setup, text: Text, batches: int) -> dict:
+    """Errors of ours against the peer, by way and precision; raises where they disagree. Warms everything up."""
+    groups = text.groups[:batches]
+    in_batches, alone = run_over(setup.peer, groups), run_over(setup.peer, [[text.alone]])
+    errors: dict = {}
+    for precision, embedder in setup.ours.items():
+        found = {"batches": agreement.by_layer(run_over(embedder, groups), in_batches)}
+        embedder.reset_states()
+        stream = embedder.embed_sentences(list(itertools.chain.from_iterable(groups)), setup.batch_size)
+        found["lanes"] = agreement.by_layer(stream, in_batches)
+        found["sentence"] = agreement.by_layer(run_over(embedder, [[text.alone]]), alone)
+        for way, layers in found.items():
+            agreement.require(f"{way} in {precision} against {setup.peer_name}", max(layers),
+                              agreement.limit(precision))
+        errors[precision] = {**found, "limit": agreement.limit(precision)}
+    return {"against": setup.peer_name, "errors": common.rounded(errors)}
+
+
+# ---- timing --------------------------------------------------------------------------------
+
+
+def count(groups) -> int:
+    return sum(len(sentence) for group in groups for sentence in group)
+
+
+def peer_turn(setup: Setup, text: Text, batches: int):
+    """Each turn the next batches of the text, from the states of the last; returns the tokens done."""
+    parts = itertools.cycle(common.batches(text.groups, batches))
+
+    def turn() -> int:
+        part = next(parts)
+        for group in part:
+            setup.peer.embed_batch(group)
+        return count(part)
+
+    return turn
+
+
+def batches_turn(embedder: models.Embedder, text: Text):
+    def turn() -> int:
+        run_over(embedder, text.groups)
+        return count(text.groups)
+
+    return turn
+
+
+def lanes_turn(embedder: models.Embedder, text: Text, lanes: int):
+    def turn() -> int:
+        embedder.reset_states()
+        embedder.embed_sentences(text.sentences, lanes)
+        return count(text.groups)
+
+    return turn
+
+
+def alternate(turns: dict, rounds: int) -> dict[object, list[float]]:
+    """Tokens per second of every turn of each; they take turns, and the order moves on by one each round."""
+    speeds: dict[object, list[float]] = {key: [] for key in turns}
+    order = list(turns)
+    for _ in range(rounds):
+        for key in order:
+            start = time.perf_counter()
+            tokens = turns[key]()
+            speeds[key].append(tokens / (time.perf_counter() - start))
+        order = order[1:] + order[:1]
+    return speeds
+
+
+def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int) -> dict[tuple, common.Timing]:
+    """Tokens per second by (way, variant, precision), the peer first."""
+    batch, lanes = f"one batch of {setup.batch_size}", f"lanes of {setup.batch_size}"
+    turns = {(batch, setup.peer_name, "highest"): peer_turn(setup, text, peer_batches)}
+    for precision, embedder in setup.ours.items():
+        turns[lanes, "ours", precision] = lanes_turn(embedder, text, setup.batch_size)
+        turns[batch, "ours", precision] = batches_turn(embedder, text)
+    return {key: common.Timing.of(speeds) for key, speeds in alternate(turns, rounds).items()}
+
+
+def time_sentence(setup: Setup, text: Text, rounds: int) -> dict[tuple, common.Timing]:
+    """Seconds for one sentence by (way, variant, precision), the peer first."""
+    embedders = {("one sentence", setup.peer_name, "highest"): setup.peer}
+    embedders |= {("one sentence", "ours", precision): each for precision, each in setup.ours.items()}
+    for embedder in embedders.values():
+        embedder.reset_states()
+    calls = {key: lambda embedder=embedder: embedder.embed_batch([text.alone]) for key, embedder in embedders.items()}
+    return common.interleave(calls, rounds, SENTENCE_SECONDS)
+
+
+# ---- floors, the whole run -------------------------------------------------------------------
+
+
+def floors(setup: Setup, text: Text, threads: int) -> tuple[dict, dict]:
+    """Floor by (way, precision) and the machine's rates by precision; reasons stand where there are none."""
+    options = common.standard_options(setup.size)
+    work = {f"lanes of {setup.batch_size}": floor.work_of_lanes(text.sentences, setup.batch_size),
+            f"one batch of {setup.batch_size}": floor.work_of_batches(text.groups),
+            "one sentence": floor.work_of_lanes([text.alone], 1)}
+    by_case, by_precision = {}, {}
+    for precision in setup.ours:
+        try:
+            rates = floor.measure_rates(threads, floor.kib_per_thread(options, precision, threads))
+            by_precision[precision] = rates.as_dict()
+            for way, each in work.items():
+                by_case[way, precision] = floor_of(options, each, rates, precision)
+        except floor.NoFloor as problem:
+            by_precision.setdefault(precision, {})["no_floor"] = str(problem)
+    return by_case, by_precision
+
+
+def floor_of(options: dict, work: floor.Work, rates: floor.Rates, precision: str) -> dict:
+    arithmetic = floor.flop(options, work)
+    return {"flop_per_token": arithmetic / work.tokens, "live_rows_per_step": float(work.live.mean()),
+            "arithmetic_tokens_per_s": rates.flops(precision) * work.tokens / arithmetic,
+            "floor_tokens_per_s": work.tokens / floor.seconds(options, work, rates, precision)}
+
+
+def run(arguments: argparse.Namespace, threads: int) -> dict:
+    """Everything; the content of the results file."""
+    text = Text.read(arguments.batches, arguments.batch_size)
+    setup = set_up(arguments)
+    agreed = check(setup, text, arguments.peer_batches)
+    floors_found, rates = floors(setup, text, threads)
+    speeds = time_text(setup, text, arguments.rounds, arguments.peer_batches)
+    alone = time_sentence(setup, text, arguments.rounds)
+    settings = {"size": setup.size, "states": "carry", "text": text.source,
+                **common.text_facts(text.sentences, setup.batch_size), "peer_batches_a_turn": arguments.peer_batches,
+                "times_as_fast_as": setup.peer_name, "absent": setup.absent, "agreement": agreed, "rates": rates}
+    results = embed_results.rows_of(speeds, alone, len(text.alone), floors_found)
+    return common.document(f"embed {setup.size}", settings, results)
+
+
+# ---- command -------------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=common.SIZES, default="original", help="model size (default: original)")
+    parser.add_argument("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
+                        help="of ours (default: all; the file says which this machine lacks)")
+    for option, default, what in (
+        ("--batch-size", 64, "sentences in a batch, lanes of a stream"),
+        ("--batches", 8, "batches of text in one turn of ours"),
+        ("--peer-batches", 2, "batches in one turn of the slow side, and in the comparison"),
+        ("--rounds", 5, "turns of each"),
+    ):
+        parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
+    parser.add_argument("--threads", type=positive, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="JSON to write (default: benchmarks/results/cpu/embed-SIZE.json)")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE",
+                        help="measure nothing: print a Markdown table of these results")
+    arguments = parser.parse_args()
+    if arguments.peer_batches > arguments.batches:
+        parser.error(f"--peer-batches: expected at most --batches ({arguments.batches}), got {arguments.peer_batches}")
+    return arguments
+
+
+def main() -> int:
+    import torch
+
+    arguments = parse()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        if arguments.table:
+            print(embed_results.table([embed_results.read(file) for file in arguments.table]))
+            return 0
+        content = run(arguments, torch.get_num_threads())
+    except (ValueError, RuntimeError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    out = arguments.out or common.RESULTS / "cpu" / f"embed-{arguments.size}.json"
+    common.write_json(out, content)
+    print(embed_results.table([content]))
+    print(f"written: {out.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""The least time that a model needs for a text on this machine: its arithmetic, and its weights read once a step.
+
+Counted is what exact computation cannot leave out: the char encoder over windows that touch a real character and the
+first layer's input product, once for each distinct token; every other product once for each position, `<S>` and `</S>`
+included. A step takes the larger of its arithmetic and the reading of its weights. The machine's rates are measured, by
+the CPU time of benchmarks/native/machine_floor.cpp.
+"""
+
+import os
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import common
+
+SOURCE = common.ROOT / "benchmarks" / "native" / "machine_floor.cpp"
+BOUNDARY_CHARACTERS = 3  # of <S> and </S>: a word's begin, the mark, a word's end
+# precision: bytes of one packed weight, tile products for one fp32 product (0: fp32 arithmetic)
+PRECISIONS = {"highest": (4, 0), "high": (4, 3), "medium": (2, 1)}
+_FEATURES = {"avx512f": ["-mavx512f"], "avx2": ["-mavx2", "-mfma"]}
+_TILES = ["-mamx-tile", "-mamx-bf16"]
+
+
+class NoFloor(RuntimeError):
+    """The machine's rates cannot be measured, or it has none for this precision."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """FLOP/s in fp32 and of bf16 tiles (0 without AMX), and bytes/s read from `kib` KiB a thread."""
+
+    threads: int
+    kib: int
+    fp32: float
+    read: float
+    tiles: float
+
+    def flops(self, precision: str) -> float:
+        products = PRECISIONS[precision][1]
+        if products and not self.tiles:
+            raise NoFloor(f"this machine has no rate of tile products for {precision}")
+        return self.tiles / products if products else self.fp32
+
+    def as_dict(self) -> dict:
+        return common.rounded(asdict(self))
+
+
+def measure_rates(threads: int, kib: int) -> Rates:
+    """The rates of all threads together; raises `NoFloor` where the program does not compile or run."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "floor"
+        try:
+            _compile(program)
+            printed = subprocess.run([program, str(threads), str(kib)], check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+            raise NoFloor(f"{SOURCE.name}: {said[0] if said else error}") from error
+    fp32, read, tiles = (1e9 * float(line) for line in printed.stdout.split())
+    return Rates(threads, kib, fp32, read, tiles)
+
+
+def _compile(program: Path) -> None:
+    features = common.machine()["cpu"]["features"]
+    vector = next((flags for name, flags in _FEATURES.items() if name in features), [])
+    tiles = _TILES if "amx_bf16" in features else []
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, "-O3", "-std=c++17", *vector, *tiles, str(SOURCE), "-o", str(program), "-lpthread"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+# ---- work ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Work:
+    """`tokens` of the text, characters of each distinct token int [R], rows int [steps] alive at each step."""
+
+    tokens: int
+    characters: np.ndarray
+    live: np.ndarray
+
+
+def work_of_batches(groups: list[list[list[str]]]) -> Work:
+    """Batches one after the other: a step runs the sentences that are long enough, tokens are distinct in a batch."""
+    parts = [work_of_lanes(group, len(group)) for group in groups]
+    return Work(sum(part.tokens for part in parts), np.concatenate([part.characters for part in parts]),
+                np.concatenate([part.live for part in parts]))
+
+
+def work_of_lanes(sentences: list[list[str]], lanes: int) -> Work:
+    """Sentence i in lane i mod `lanes`, back to back; tokens are distinct in the whole stream."""
+    positions = np.zeros(lanes, dtype=np.int64)
+    np.add.at(positions, np.arange(len(sentences)) % lanes, [len(sentence) + 2 for sentence in sentences])
+    live = (positions > np.arange(positions.max())[:, None]).sum(1)
+    distinct = {token for sentence in sentences for token in sentence}
+    characters = [len(token.encode("utf-8", "replace")) + 2 for token in distinct] + [BOUNDARY_CHARACTERS] * 2
+    return Work(sum(map(len, sentences)), np.array(characters), live)
+
+
+# ---- model ---------------------------------------------------------------------------------
+
+
+def step_weights(options: dict) -> int:
+    """Weights that one step of one layer reads, both directions: recurrent and cell projection."""
+    cells, projection = options["lstm"]["dim"], options["lstm"]["projection_dim"]
+    return 2 * (4 * cells * projection + (cells * projection if cells != projection else 0))
+
+
+def kib_per_thread(options: dict, precision: str, threads: int) -> int:
+    """How much of one layer's weights each thread reads in a step: decides which cache they come from."""
+    return max(1, step_weights(options) * PRECISIONS[precision][0] // threads // 1024)
+
+
+def encoder_flop(options: dict, characters: np.ndarray) -> float:
+    """Convolutions over real characters, highways and projection of distinct tokens with that many characters."""
+    cnn, projection = options["char_cnn"], options["lstm"]["projection_dim"]
+    most, dim = cnn["max_characters_per_token"], cnn["embedding"]["dim"]
+    real = np.minimum(characters, most)
+    windows = sum(count * width * dim * np.minimum(real, most - width + 1).sum() for width, count in cnn["filters"])
+    filters = sum(count for _, count in cnn["filters"])
+    dense = cnn["n_highway"] * 2 * filters**2 + (filters * projection if filters != projection else 0)
+    return float(2 * (windows + dense * len(characters)))
+
+
+def input_flop(options: dict) -> int:
+    """One layer's input product for one row, both directions."""
+    return 2 * 2 * options["lstm"]["projection_dim"] * 4 * options["lstm"]["dim"]
+
+
+def _outside_steps(options: dict, work: Work) -> float:
+    upper = (options["lstm"]["n_layers"] - 1) * int(work.live.sum())
+    return encoder_flop(options, work.characters) + input_flop(options) * (len(work.characters) + upper)
+
+
+def flop(options: dict, work: Work) -> float:
+    """All arithmetic of the work."""
+    steps = 2 * options["lstm"]["n_layers"] * step_weights(options) * int(work.live.sum())
+    return _outside_steps(options, work) + steps
+
+
+def seconds(options: dict, work: Work, rates: Rates, precision: str) -> float:
+    """The floor; raises `NoFloor` where the machine has no rate for `precision`."""
+    speed, weights = rates.flops(precision), step_weights(options)
+    steps = np.maximum(2.0 * weights * work.live / speed, weights * PRECISIONS[precision][0] / rates.read)
+    return _outside_steps(options, work) / speed + options["lstm"]["n_layers"] * float(steps.sum())

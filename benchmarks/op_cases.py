@@ -1,0 +1,91 @@
+"""What the benchmarks of single ops share: their cases, the text they read, and a yardstick that takes turns.
+
+pytest-benchmark runs case after case, so that times of two cases are minutes apart. Each case therefore times a
+yardstick of its own between its rounds; `extra_info` has the ratio, which is the figure to compare.
+"""
+
+import functools
+import itertools
+import statistics
+import time
+
+import pytest
+import torch
+
+from benchmarks import agreement, common, models
+from elmo_fast.ops.backend import native_module
+from elmo_fast.text import characters
+from elmo_fast.text.batching import number_tokens
+
+SIZES = ("small", "medium", "original")
+BATCHES = (1, 8, 64, 256)
+SEED = 0
+
+
+def variants(precisions=("highest",)) -> list:
+    """pytest parameters (backend, precision): plain torch has one precision on the CPU, the engine all of them."""
+    pairs = [("reference", "highest"), ("torch", "highest"), *(("native", each) for each in precisions)]
+    return [pytest.param(*pair, id="-".join(pair)) for pair in pairs]
+
+
+def batches() -> list:
+    return [pytest.param(size, id=f"b{size}") for size in BATCHES]
+
+
+def skip_absent(backend: str, precision: str) -> None:
+    if backend == "native" and native_module()[0] is None:
+        pytest.skip(native_module()[1])
+    if precision in models.absent_precisions():
+        pytest.skip(f"{precision} {models.absent_precisions()[precision]}")
+
+
+@functools.cache
+def numbered(batch: int):
+    """Distinct tokens, number of each position, positions of each sentence: running text between its boundaries.
+
+    A batch of one is a sentence of 25 tokens.
+    """
+    sentences, _ = common.running_text(max(batch, 64))
+    running = list(itertools.chain.from_iterable(sentences))
+    chosen = [running[:25]] if batch == 1 else sentences[:batch]
+    marks = characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN
+    return number_tokens((marks[0], *sentence, marks[1]) for sentence in chosen)
+
+
+def in_float64(*tensors):
+    return tuple(each if each is None or not each.is_floating_point() else each.double() for each in tensors)
+
+
+def compare(found, expected, precision: str, exact: bool) -> None:
+    """Arrays against the reference's, in float64 where `exact`."""
+    agreement.require(f"{precision} against the reference", agreement.relative_error(found, expected),
+                      agreement.limit(precision, exact))
+
+
+def clock(request):
+    """What --benchmark-timer names, of the two that make sense here."""
+    named = request.config.getoption("benchmark_timer")
+    return time.process_time if named == "time.process_time" else time.perf_counter
+
+
+def timed(request, benchmark, call, yardstick, yardstick_name: str, tokens: int, group: str) -> None:
+    """Times `call`, and the yardstick once before each round; --benchmark-min-rounds says how many rounds."""
+    seconds: list[float] = []
+
+    now = clock(request)
+
+    def between():
+        start = now()
+        yardstick()
+        seconds.append(now() - start)
+
+    benchmark.group = group
+    rounds = request.config.getoption("benchmark_min_rounds")
+    with torch.no_grad():
+        benchmark.pedantic(call, setup=between, rounds=rounds, warmup_rounds=1)
+    if benchmark.stats is None:  # --benchmark-disable
+        return
+    median = benchmark.stats.stats.median
+    benchmark.extra_info |= common.rounded({
+        "tokens": tokens, "tokens_per_s": tokens / median, "times_as_fast_as": yardstick_name,
+        "times_as_fast": statistics.median(seconds[1:]) / median})
