@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks import common, models, peers
 
 AGREEMENT = 1e-5  # of the largest value
+BUSY = 1.3  # 80th over 20th percentile
 
 
 def run_over(embedder, groups) -> list[np.ndarray]:
@@ -61,8 +62,8 @@ def measure(embedders: dict, groups, rounds: int, tokens: int) -> list[dict]:
     functions = {name: lambda embedder=embedder: run_over(embedder, groups) for name, embedder in embedders.items()}
     timings = common.interleave(functions, rounds)
     first = next(iter(timings))
-    return [common.rounded({"variant": name, **timing.as_dict(), "tokens_per_s": tokens / timing.median,
-                            f"times_as_fast_as_{first}": timings[first].median / timing.median})
+    return [common.rounded({"variant": name, **timing.as_dict(samples=True), "tokens_per_s": tokens / timing.median,
+                            f"times_as_fast_as_{first}": timing.times_as_fast_as(timings[first])})
             for name, timing in timings.items()]
 
 
@@ -106,7 +107,9 @@ def main() -> int:
     out = arguments.out or common.RESULTS / "cpu" / f"reference-{arguments.size}.json"
     common.write_json(out, common.document(f"reference {arguments.size}", settings, results))
     for case in results:
-        print("  ".join(f"{key}={value}" for key, value in case.items()))
+        print("  ".join(f"{key}={value}" for key, value in case.items() if key != "samples"))
+        if case["p80"] > BUSY * case["p20"]:
+            print(f"  {case['variant']}: its rounds differ by more than {BUSY}; run again when the machine is idle")
     print(f"written: {out.name}")
     return 0
 

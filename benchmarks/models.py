@@ -69,7 +69,8 @@ def backends(device: str) -> list[str]:
     from elmo_fast.ops.backend import OPS, resolve
 
     plain = ["reference", "torch"]
-    chosen = {resolve(op, "auto", torch.device(device)) for op in OPS}
+    operand = torch.empty(0, device=device)
+    chosen = {resolve(op, "auto", operand) for op in OPS}
     return plain + ["auto"] if chosen - set(plain) else plain
 
 

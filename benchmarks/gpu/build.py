@@ -14,8 +14,8 @@ TAIL = 15  # lines of a failed build's log that go into the results
 BACKENDS = """
 import json, sys, torch
 from elmo_fast.ops.backend import BACKENDS, OPS, why_not
-device = torch.device(sys.argv[1])
-print(json.dumps({op: {backend: why_not(op, backend, device) or "available"
+operands = [torch.empty(0, device=sys.argv[1])]
+print(json.dumps({op: {backend: why_not(op, backend, operands) or "available"
                        for backend in BACKENDS if backend != "auto"} for op in OPS}))
 """
 

@@ -74,11 +74,11 @@ def work(stage: stages.Stage, allennlp: str | None) -> None:
         functions = passes(stage, groups, allennlp, Path(folder))
         rounds = rounds_that_fit(stage, functions)
         timings = common.interleave(functions, rounds)
-    base = timings.get("allennlp arrays", timings["reference arrays"]).median
+    base = timings.get("allennlp arrays", timings["reference arrays"])
     for name, timing in timings.items():
         variant, part = name.split()
-        stage.add(variant=variant, part=part, **timing.as_dict(), tokens_per_s=facts["tokens"] / timing.median,
-                  times_as_fast=base / timing.median)
+        stage.add(variant=variant, part=part, **timing.as_dict(samples=True),
+                  tokens_per_s=facts["tokens"] / timing.median, times_as_fast=timing.times_as_fast_as(base))
     stage.document["settings"]["times_as_fast_as"] = "allennlp arrays" if allennlp else "reference arrays"
 
 
