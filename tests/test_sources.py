@@ -237,14 +237,16 @@ def test_two_processes_may_unpack_at_once(model, tmp_path, cache):
     assert found == {str(find_model(archive).weight_file)} and parts(cache) == []
 
 
-def test_threads_may_fetch_at_once(memory, cache):
-    memory.pipe("/x/w", b"weights" * 100_000)
-    threads = [threading.Thread(target=fetch, args=("memory://x/w",)) for _ in range(8)]
+def test_threads_may_fetch_at_once(tmp_path, cache):
+    remote = tmp_path / "remote"
+    remote.write_bytes(b"weights" * 100_000)
+    url = f"file://{remote}"
+    threads = [threading.Thread(target=fetch, args=(url,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert cache_path("memory://x/w").read_bytes() == b"weights" * 100_000 and parts(cache) == []
+    assert cache_path(url).read_bytes() == b"weights" * 100_000 and parts(cache) == []
 
 
 @pytest.mark.parametrize("name", ["no", "small.zip", "Original"])
