@@ -1,12 +1,14 @@
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
-from models import SENTENCES, bilm
+from models import SENTENCES, bilm, options, weights
 from tolerances import SAME_MODEL
 
-from elmo_fast import BiLm, ElmoEmbedder, Options, batch_to_ids, random_weights, remove_boundaries
+from elmo_fast import (BiLm, ElmoEmbedder, Options, batch_to_ids, random_weights, remove_boundaries,
+                       write_weights)
 
 BACKENDS = ["reference", "torch", "auto"]
 
@@ -110,3 +112,12 @@ def test_word_id_models_say_what_they_need():
                             "n_tokens_vocab": 9})
     with pytest.raises(ValueError, match="tokens: expected word ids"):
         ElmoEmbedder.from_bilm(BiLm(of, random_weights(of))).embed_sentence(["a"])
+
+
+def test_without_fp32_weights(tmp_path):
+    (tmp_path / "options.json").write_text(json.dumps(options().to_dict()), encoding="utf-8")
+    write_weights(tmp_path / "weights.hdf5", weights(options()))
+    files = tmp_path / "options.json", tmp_path / "weights.hdf5"
+    whole, packed = (ElmoEmbedder(*files, backend="native", keep_fp32=keep) for keep in (True, False))
+    for one, other in zip(packed.embed_batch(SENTENCES), whole.embed_batch(SENTENCES)):
+        np.testing.assert_array_equal(one, other)

@@ -31,7 +31,8 @@ class ElmoEmbedder:
 
     In `state="carry"`, AllenNLP's way, sentence k of a batch starts where sentence k of the last batch ended, so
     a sentence embedded twice gives two results; `zero` and `warm` always give one (see `BiLm`).
-    `options_file` and `weight_file` are paths or URLs; `cuda_device` -1 is the CPU.
+    `options_file` and `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. `keep_fp32=False` halves the
+    memory there (see `BiLm`).
     """
 
     def __init__(
@@ -46,9 +47,11 @@ class ElmoEmbedder:
         keep_fp32: bool = True,
     ):
         device = _device(cuda_device)
+        if not keep_fp32 and device.type != "cpu":
+            raise ValueError(f"keep_fp32: expected True on a GPU, got False with cuda_device {cuda_device}")
         bilm = BiLm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
                                keep_fp32=keep_fp32)
-        self._take(bilm.to(device), cuda_device)
+        self._take(bilm if device.type == "cpu" else bilm.to(device), cuda_device)
 
     @classmethod
     def from_bilm(cls, bilm: BiLm) -> "ElmoEmbedder":
