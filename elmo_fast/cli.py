@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO if parsed.verbose else logging.WARNING, format="%(levelname)s: %(message)s")
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         parsed.run(parsed)
         sys.stdout.flush()
@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_one_line(error), REFUSED)
     except (OSError, ImportError, RuntimeError, MemoryError) as error:
         return _complain(_one_line(error), FAILED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return DONE
 
 

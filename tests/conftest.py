@@ -22,3 +22,14 @@ def shared() -> Path:
     if not (path / "fixtures").is_dir():
         pytest.skip(f"no test data at {path} (set ELMO_FAST_SHARED)")
     return path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A test of the native engine is skipped, with the reason, where ELMO_FAST_NO_NATIVE=1 asks to do without it."""
+    try:
+        return (yield)
+    except RuntimeError as error:
+        if os.environ.get("ELMO_FAST_NO_NATIVE") == "1" and "is not available: ELMO_FAST_NO_NATIVE=1" in str(error):
+            pytest.skip(str(error))
+        raise
