@@ -110,3 +110,10 @@ def test_a_bad_sentence_is_named():
     stream = ElmoEmbedder.from_bilm(bilm()).embed_sentences([["fine"], "not split"])
     with pytest.raises(ValueError, match=r"sentences\[1\]: expected a list of tokens"):
         list(stream)
+
+
+def test_a_long_run_of_empty_sentences_does_not_end_the_stream(monkeypatch):
+    monkeypatch.setattr(lanes, "_TOKENS_AHEAD", 1)
+    sentences = [["a"], *[[]] * 100, ["b"]]
+    stream, batch = (ElmoEmbedder.from_bilm(bilm()) for _ in range(2))
+    assert_same(list(stream.embed_sentences(sentences, 1)), batches(batch, sentences, 1), stream.elmo_bilm.backend)

@@ -63,11 +63,11 @@ class LaneStream:
         self._source = _with_next(sentences)
         with torch.no_grad():
             state, restart = self._bilm.begin(len(self._lanes))
-        while pieces := self._plan():
-            with torch.no_grad():
-                state = self._advance(pieces, state, restart)
+        while (pieces := self._plan()) or self._finished:
+            if pieces:
+                with torch.no_grad():
+                    state = self._advance(pieces, state, restart)
             yield from self._in_order()
-        yield from self._in_order()
         if self._used:
             self._bilm.carry_on(tuple(each[:, : self._used] for each in state))
 
