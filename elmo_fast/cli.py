@@ -15,6 +15,7 @@ from elmo_fast.model.sources import NAMED_MODELS, find_model
 from elmo_fast.model.states import STATES
 from elmo_fast.ops.backend import BACKENDS
 from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.train.commands import add_commands as add_training
 
 DONE, FAILED, REFUSED = 0, 1, 2
 _REFUSALS = (ConfigurationError, ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -32,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except KeyboardInterrupt:
-        return _complain("interrupted; no output was left behind", FAILED)
+    except KeyboardInterrupt as interrupt:
+        return _complain(str(interrupt) or "interrupted; no output was left behind", FAILED)
     except _REFUSALS as error:
         return _complain(_one_line(error), REFUSED)
     except (OSError, ImportError, RuntimeError, MemoryError) as error:
@@ -64,12 +65,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="elmo-fast", description="Run ELMo models.")
+    parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="say which backends are passed over, and why")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_embed(commands)
     _add_info(commands)
+    add_training(commands)
     doctor = commands.add_parser("doctor", help="print versions, processor, GPU, and the backend of every operation")
     doctor.set_defaults(run=_doctor)
     return parser
