@@ -1,0 +1,201 @@
+"""SeqVec's functions and the work of its command: protein sequences of FASTA files to embeddings.
+
+After SeqVec (Heinzinger et al. 2019, BMC Bioinformatics 20:723), whose script gives the names, the flags, the batches
+and the rules for identifiers. One residue is one token.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from elmo_fast.compat.embedding_files import check_embedding_file, write_embeddings
+from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.sources import find_model
+from elmo_fast.text import fasta
+
+SEQVEC_URL = "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec"
+LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
+DEFAULT_BATCH_SIZE = 15000  # residues
+_NUMBER = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
+
+logger = logging.getLogger(__name__)
+
+
+def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> ElmoEmbedder:
+    """SeqVec's embedder, from `weights.hdf5` and `options.json` of a directory; on the first GPU unless `cpu`.
+
+    Without both files the published model is fetched into the cache (see `find_model`). `arguments` are those of
+    `ElmoEmbedder` after the device: `state`, `precision`, `backend`.
+    """
+    paths = {f"{part}_file": Path(model_dir) / name for part, name in
+             (("options", "options.json"), ("weight", "weights.hdf5"))}
+    if not all(path.is_file() for path in paths.values()):
+        logger.info("no options.json and weights.hdf5 in %s: the published SeqVec model is used", model_dir)
+        paths = {"options_file": f"{SEQVEC_URL}/options.json", "weight_file": f"{SEQVEC_URL}/weights.hdf5"}
+    files = find_model(**paths)
+    device = 0 if torch.cuda.is_available() and not cpu else -1
+    return ElmoEmbedder(files.options_file, files.weight_file, device, **arguments)
+
+
+def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
+    """Add a FASTA file's sequences, in upper case, to a dictionary by identifier.
+
+    The identifier is field `id_field` of the header split at `split_char`, the whole header for -1. Raises
+    `ConfigurationError` for a header without that field and for an identifier that is there already.
+    """
+    for header, sequence in fasta.read_fasta(fasta_path):
+        identifier = _identifier(header.replace(">", ""), split_char, id_field, fasta_path)
+        if identifier in sequences:
+            raise ConfigurationError(f"FASTA file: expected different identifiers, got {identifier!r:.60} twice "
+                                     f"(at last in {os.fspath(fasta_path)})")
+        sequences[identifier] = sequence.upper()
+
+
+def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) -> dict[str, str]:
+    """Sequences by identifier of one FASTA file (`.gz` too), or of all files with `fasta` in their name below a directory."""
+    place, sequences = Path(seq_dir), {}
+    if not place.exists():
+        raise FileNotFoundError(f"input: expected a FASTA file or a directory of them, found nothing at {place}")
+    paths = [place] if not place.is_dir() else sorted(path for path in place.glob("**/*fasta*") if path.is_file())
+    if not paths:
+        raise ConfigurationError(f"input: expected files with fasta in their name, found none below {place}")
+    for path in paths:
+        read_fasta(sequences, path, split_char, id_field)
+    return sequences
+
+
+def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> np.ndarray:
+    """One array of the layers' vectors [layers, L, 2 P]: [L, 2 P] for the sum or one layer, [L, layers * 2 P] for `all`.
+
+    `per_protein` takes the mean over residues.
+    """
+    if layer not in LAYERS:
+        raise ConfigurationError(f"layer: expected one of {', '.join(LAYERS)}, got {layer!r}")
+    if layer == "sum":
+        embedding = embedding.sum(axis=0)
+    elif layer == "all":
+        embedding = np.concatenate(list(embedding), axis=1)
+    elif _NUMBER[layer] < len(embedding):
+        embedding = embedding[_NUMBER[layer]]
+    else:
+        raise ConfigurationError(f"layer: expected a layer of a model that has {len(embedding)}, got {layer!r}")
+    return embedding.mean(axis=0) if per_protein else embedding
+
+
+def embed_with_fallback(batch: list[tuple[str, str]], model: ElmoEmbedder,
+                        model_dir: str | os.PathLike) -> Iterator[tuple[str, np.ndarray]]:
+    """Layers [layers, L, 2 P] of each (identifier, sequence): as one batch, else one by one, else on the CPU.
+
+    Each step down is logged as an error with its reason, as SeqVec does; the last error is raised.
+    """
+    try:
+        arrays = model.embed_batch([list(sequence) for _, sequence in batch])
+    except RuntimeError as error:
+        logger.error("a batch of %d sequences failed, they are run one by one: %s", len(batch), error)
+        for identifier, sequence in batch:
+            yield identifier, _embed_alone(identifier, sequence, model, model_dir)
+        return
+    for (identifier, _), layers in zip(batch, arrays, strict=True):
+        yield identifier, layers
+
+
+def get_embeddings(
+    seq_dir: str | os.PathLike,
+    model_dir: str | os.PathLike,
+    split_char: str = "|",
+    id_field: int = 1,
+    cpu: bool = False,
+    layer: str = "sum",
+    batchsize: int = DEFAULT_BATCH_SIZE,
+    per_protein: bool = False,
+    *,
+    progress: bool = True,
+    **arguments,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Identifiers and embeddings (see `process_embedding`) of every sequence, the shortest first.
+
+    A batch is complete when it holds more than `batchsize` residues, or with a sequence longer than half of that.
+    `arguments` are those of `get_elmo_model`. Input and model are read at the first step of the iteration.
+    """
+    if isinstance(batchsize, bool) or not isinstance(batchsize, int) or batchsize < 1:
+        raise ValueError(f"batchsize: expected an integer of at least 1, got {batchsize!r}")
+    if layer not in LAYERS:
+        raise ConfigurationError(f"layer: expected one of {', '.join(LAYERS)}, got {layer!r}")
+    return _embeddings(seq_dir, model_dir, split_char, id_field, cpu, layer, batchsize, per_protein, progress, arguments)
+
+
+def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
+                        the_generator: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write (identifier, array) pairs as they come to `.h5` (a dataset each), `.npz`, or `.npy` with a `.json` of identifiers.
+
+    `.npy` is one array [proteins, values], for `per_protein` alone. The file appears only when it is whole.
+    """
+    check_embedding_file(emb_path, per_protein)
+    write_embeddings(emb_path, the_generator)
+
+
+def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, model_dir: str | os.PathLike,
+                per_protein: bool = False, **arguments) -> None:
+    """What SeqVec's command does: `get_embeddings` into `save_from_generator`; `arguments` are the former's."""
+    check_embedding_file(output_path, per_protein)
+    save_from_generator(output_path, per_protein,
+                        get_embeddings(input_path, model_dir, per_protein=per_protein, **arguments))
+
+
+def _identifier(header: str, split_char: str, id_field: int, path) -> str:
+    fields = [header] if id_field == -1 else header.split(split_char)
+    if not -len(fields) <= id_field < len(fields):
+        raise ConfigurationError(f"id: expected a field of the header split at {split_char!r}, got number {id_field} of "
+                                 f"{header!r:.60} in {os.fspath(path)}; -1 takes the whole header")
+    if not fields[id_field].strip("/. "):
+        raise ConfigurationError(f"id: expected an identifier, got {fields[id_field]!r} from {header!r:.60} "
+                                 f"in {os.fspath(path)}")
+    return fields[id_field]
+
+
+def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir) -> np.ndarray:
+    try:
+        return model.embed_sentence(list(sequence))
+    except RuntimeError as error:
+        if model.cuda_device < 0:
+            raise
+        logger.error("%s, %d residues, failed and is run on the CPU: %s", identifier, len(sequence), error)
+        bilm = model.elmo_bilm
+        alone = _cpu_model(os.fspath(model_dir), bilm.state, bilm.precision, bilm.backend)
+        return alone.embed_sentence(list(sequence))
+
+
+@functools.lru_cache(maxsize=1)
+def _cpu_model(model_dir: str, state: str, precision: str, backend: str) -> ElmoEmbedder:
+    return get_elmo_model(model_dir, cpu=True, state=state, precision=precision, backend=backend)
+
+
+def _embeddings(seq_dir, model_dir, split_char, id_field, cpu, layer, batchsize, per_protein, progress, arguments):
+    from tqdm import tqdm
+
+    ordered = sorted(read_fasta_file(seq_dir, split_char, id_field).items(), key=lambda item: len(item[1]))
+    logger.info("%d sequences", len(ordered))
+    model = get_elmo_model(model_dir, cpu, **arguments)
+    with tqdm(total=len(ordered), unit=" sequences", disable=None if progress else True) as bar:
+        for batch in _batches(ordered, batchsize):
+            for identifier, layers in embed_with_fallback(batch, model, model_dir):
+                yield identifier, process_embedding(layers, per_protein, layer)
+                bar.update()
+
+
+def _batches(ordered: list[tuple[str, str]], batchsize: int) -> Iterator[list[tuple[str, str]]]:
+    batch, residues = [], 0
+    for item in ordered:
+        batch.append(item)
+        residues += len(item[1])
+        if residues > batchsize or 2 * len(item[1]) > batchsize:
+            yield batch
+            batch, residues = [], 0
+    if batch:
+        yield batch
