@@ -1,6 +1,7 @@
 """elmo-fast: ELMo models (Peters et al. 2018) on today's PyTorch, with the original numbers and calls."""
 
 from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.embed.load import LoadedElmo, load
 from elmo_fast.model.bilm import BiLm, BiLmOutput
 from elmo_fast.model.elmo import Elmo
 from elmo_fast.model.initialize import random_weights
@@ -9,6 +10,7 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.weights import read_weights, write_weights
 from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
+from elmo_fast.text.fasta import FastaRecord, read_fasta
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 
 __version__ = "0.1.0"
@@ -19,13 +21,17 @@ __all__ = [
     "ConfigurationError",
     "Elmo",
     "ElmoEmbedder",
+    "FastaRecord",
+    "LoadedElmo",
     "Options",
     "ScalarMix",
     "TokenBatcher",
     "UnicodeCharsVocabulary",
     "Vocabulary",
     "batch_to_ids",
+    "load",
     "random_weights",
+    "read_fasta",
     "read_weights",
     "remove_boundaries",
     "write_weights",

@@ -252,7 +252,7 @@ def test_threads_may_fetch_at_once(tmp_path, cache):
 @pytest.mark.parametrize("name", ["no", "small.zip", "Original"])
 def test_an_unknown_model_is_refused_with_what_there_is(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="^model: expected one of small, medium, original, original_5.5b, "
+    with pytest.raises(FileNotFoundError, match="^model: expected one of bundled, small, medium, original, original_5.5b, "
                                                 f"a directory, a ZIP or a URL; found nothing at {name}$"):
         find_model(name)
 
@@ -271,6 +271,38 @@ def test_a_url_is_kept_in_the_cache(memory, model, cache):
 def test_a_zip_from_a_url(memory, model, tmp_path):
     memory.pipe("/12.zip", pack(tmp_path / "m.zip", contents(model)).read_bytes())
     assert_is(find_model("memory://12.zip"), model)
+
+
+def test_a_remote_directory(memory, model, cache):
+    memory.pipe({f"/owner/model/{path.name}": path.read_bytes() for path in paths(model)})
+    memory.pipe({"/owner/model/vocab.txt": b"<S>\n</S>\n", "/owner/model/README.md": b"# a model"})
+    files = find_model("memory://owner/model")
+    assert_is(files, model, b"<S>\n</S>\n")
+    assert names(files.options_file.parent) == ["options.json", "vocab.txt", "weights.hdf5"]
+    memory.store.clear()
+    assert find_model("memory://owner/model") == files
+
+
+def test_a_remote_directory_of_which_a_part_is_cached_is_fetched_whole(memory, model, monkeypatch):
+    memory.pipe({f"/owner/model/{path.name}": path.read_bytes() for path in paths(model)})
+    fetched, fetch_it = [], sources.fetch
+
+    def stopped(url):
+        fetched.append(url)
+        if len(fetched) == 2:
+            raise OSError("connection lost")
+        return fetch_it(url)
+
+    monkeypatch.setattr(sources, "fetch", stopped)
+    with pytest.raises(OSError, match="connection lost"):
+        find_model("memory://owner/model")
+    assert_is(find_model("memory://owner/model"), model)
+
+
+def test_a_remote_directory_without_a_model_is_refused(memory):
+    memory.pipe("/owner/other/README.md", b"# no model")
+    with pytest.raises(ConfigurationError, match="found README.md"):
+        find_model("memory://owner/other")
 
 
 def test_a_path_is_no_url(tmp_path):

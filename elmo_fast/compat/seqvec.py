@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmo_fast.compat.embedding_files import check_embedding_file, write_embeddings
+from elmo_fast.embed.array_files import check_array_file, write_arrays
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
@@ -136,14 +136,14 @@ def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
 
     `.npy` is one array [proteins, values], for `per_protein` alone. The file appears only when it is whole.
     """
-    check_embedding_file(emb_path, per_protein)
-    write_embeddings(emb_path, the_generator)
+    check_array_file(emb_path, per_protein)
+    write_arrays(emb_path, the_generator)
 
 
 def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, model_dir: str | os.PathLike,
                 per_protein: bool = False, **arguments) -> None:
     """What SeqVec's command does: `get_embeddings` into `save_from_generator`; `arguments` are the former's."""
-    check_embedding_file(output_path, per_protein)
+    check_array_file(output_path, per_protein)
     save_from_generator(output_path, per_protein,
                         get_embeddings(input_path, model_dir, per_protein=per_protein, **arguments))
 

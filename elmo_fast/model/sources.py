@@ -21,6 +21,9 @@ NAMED_MODELS = {
     "original": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway",
     "original_5.5b": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway_5.5B/elmo_2x4096_512_2048cnn_2xhighway_5.5B",
 }
+DEFAULT_MODEL = "bundled"
+MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS)
+BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
 _BLOCK = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)  # the last one: a password
@@ -43,17 +46,20 @@ def find_model(
 ) -> ModelFiles:
     """Local files of a model, fetched into the cache where they are remote.
 
-    Either `model`, a name of `NAMED_MODELS`, a directory, a ZIP, or the URL of a ZIP; or both `options_file` and
-    `weight_file`, paths or URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
+    Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory where the
+    file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`, paths or
+    URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
     """
     if model is None:
         return _two_files(options_file, weight_file)
     if options_file is not None or weight_file is not None:
         raise ConfigurationError("model: expected either model or options_file and weight_file, got both")
     name = os.fspath(model)
+    if name == DEFAULT_MODEL:
+        return _in_directory(BUNDLED_DIRECTORY)
     if name in NAMED_MODELS:
         return _named(name)
-    path = fetch(name) if _is_url(name) else Path(name)
+    path = _fetched(name) if _is_url(name) else Path(name)
     if path.is_dir():
         return _in_directory(path)
     if path.is_file() and zipfile.is_zipfile(path):
@@ -61,7 +67,7 @@ def find_model(
     if path.exists():
         raise ConfigurationError(f"model: expected a directory or a ZIP with options.json and *.hdf5, got {path}, "
                                  "which is something else or a ZIP cut short")
-    raise FileNotFoundError(f"model: expected one of {', '.join(NAMED_MODELS)}, a directory, a ZIP or a URL; "
+    raise FileNotFoundError(f"model: expected one of {', '.join(MODEL_NAMES)}, a directory, a ZIP or a URL; "
                             f"found nothing at {path}")
 
 
@@ -115,6 +121,38 @@ def _named(name: str) -> ModelFiles:
     except (OSError, ImportError) as error:
         also = "".join(f", and {url} at {cache_path(url)}" for url in urls if url not in str(error))
         raise FileNotFoundError(f"model {name!r}: {error}{also}") from error
+
+
+def _fetched(url: str) -> Path:
+    """Local path of what a model's URL names: a file, or a directory's model files, `options.json` the last of them."""
+    folder = cache_path(url)
+    if folder.is_dir() and any(_is_model_file(path.name) and path.suffix == ".json" for path in folder.iterdir()):
+        return folder
+    names = _remote_model_files(url)
+    for name in sorted(names, key=lambda name: name.endswith(".json")):
+        fetch(f"{url.rstrip('/')}/{name}")
+    return folder if names else fetch(url)
+
+
+def _remote_model_files(url: str) -> list[str]:
+    """Names of the model files in a remote directory; none where the URL is no directory, or cannot be one."""
+    if "::" in url or url.startswith(("http://", "https://")) or url.endswith(".zip"):
+        return []
+    try:
+        import fsspec
+
+        system, path = fsspec.url_to_fs(url)
+        entries = system.ls(path, detail=True) if system.isdir(path) else []
+    except ImportError as error:
+        raise ImportError(f"reading {url} needs a package that is not there ({error}): install elmo-fast[remote]"
+                          f"{', and huggingface_hub for hf://' if url.startswith('hf://') else ''}") from error
+    except Exception as error:
+        raise OSError(f"model: {url} cannot be listed ({type(error).__name__}: {error})") from error
+    names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "file"]
+    found = [name for name in names if _is_model_file(name)]
+    if entries and not found:
+        raise ConfigurationError(f"model {url}: expected options.json and *.hdf5, found {', '.join(sorted(names)[:8])}")
+    return found
 
 
 def _in_directory(directory: Path) -> ModelFiles:

@@ -15,20 +15,20 @@ from elmo_fast.model.whole_hdf5 import whole_hdf5
 SUFFIXES = (".h5", ".npz", ".npy")
 
 
-def check_embedding_file(path: str | os.PathLike, one_vector_each: bool) -> None:
-    """Raise before any work when `write_embeddings` could not write there: `ConfigurationError` or `OSError`."""
+def check_array_file(path: str | os.PathLike, one_vector_each: bool) -> None:
+    """Raise before any work when `write_arrays` could not write there: `ConfigurationError` or `OSError`."""
     suffix = Path(path).suffix
     if suffix not in SUFFIXES:
         raise ConfigurationError(f"output: expected a file that ends in {', '.join(SUFFIXES)}, got {os.fspath(path)}")
     if suffix == ".npy" and not one_vector_each:
         raise ConfigurationError("output: expected .h5 or .npz for arrays of different lengths, got .npy, which is for "
-                                 "one vector a protein (--protein)")
+                                 "one vector each (pooled; --protein)")
     check_target(path, "output")
     if suffix == ".npy":
         check_target(Path(path).with_suffix(".json"), "output")
 
 
-def write_embeddings(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write named arrays; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
     {".h5": _write_h5, ".npz": _write_npz, ".npy": _write_npy}[Path(path).suffix](path, arrays)
 
