@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import elmo_fast
+from elmo_fast.compat.commands import add_commands as add_compat
 from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, ElmoEmbedder
 from elmo_fast.embed.hdf5_writer import check_output
 from elmo_fast.model.options import ConfigurationError
@@ -72,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_embed(commands)
     _add_info(commands)
     add_training(commands)
+    add_compat(commands)
     doctor = commands.add_parser("doctor", help="print versions, processor, GPU, and the backend of every operation")
     doctor.set_defaults(run=_doctor)
     return parser

@@ -5,7 +5,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from files import names, paths, tiny, write_model
+from files import names, paths, run, tiny, write_model
 
 from elmo_fast import ConfigurationError, ElmoEmbedder
 from elmo_fast.compat import seqvec
@@ -173,3 +173,22 @@ def test_a_sequence_too_long_for_the_gpu_runs_on_the_cpu(model, monkeypatch, cap
         (name, found), = seqvec.embed_with_fallback([("P4", "MKT")], embedder, model)
     assert name == "P4" and "run on the CPU" in caplog.text
     np.testing.assert_allclose(found, right, atol=1e-6)
+
+
+def test_the_command(model, fasta, tmp_path, capsys):
+    status, out, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / "x.h5", "--model", model, "--silent",
+                           "--layer", "all", "--protein", "--id", "0", "--split-char", "|NAME", "--state", "zero")
+    assert (status, out) == (0, "") and "error" not in err
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert set(file) == {f"sp|{key}" for key in PROTEINS}
+        for key, layers in expected(model, [[key] for key in PROTEINS], "zero").items():
+            wanted = np.concatenate([layer.mean(0) for layer in layers])
+            np.testing.assert_allclose(file[f"sp|{key}"], wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--id", "7"], "got number 7 of 'sp|P3|NAME x'"), (["--batchsize", "0"], "batchsize: expected"),
+    (["--layer", "top"], "invalid choice"), (["-i", "nowhere.fasta"], "found nothing at nowhere.fasta")])
+def test_the_command_says_in_one_line_what_is_wrong(model, fasta, tmp_path, capsys, arguments, words):
+    status, _, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / "x.h5", "--model", model, "--silent", *arguments)
+    assert status == 2 and words in err and err.count("\n") == 1 and "x.h5" not in names(tmp_path)
