@@ -96,7 +96,7 @@ def test_blank_lines_may_be_allowed(capsys, folder, model):
     ({2: ""}, "one of the arguments --all --top --average is required (see elmo-fast embed --help)"),
     ({2: "--bottom"}, "one of the arguments --all --top --average is required"),
     ({2: ("--all", "--top")}, "argument --top: not allowed with argument --all"),
-    ({3: ("--model", "nope")}, "model: expected one of small, medium, original, original_5.5b, a directory, a ZIP or a"),
+    ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, a directory, a ZIP or a"),
     ({3: ("--model", "in.txt")}, "model: expected a directory or a ZIP with options.json and *.hdf5, got in.txt"),
     ({3: ("--model", "model", "--options-file", "x")}, "model: expected either model or options_file and weight_file"),
     ({3: ("--options-file", "model/options.json")}, "weight_file: expected a path or URL, got None"),
@@ -193,7 +193,7 @@ def test_a_backend_that_is_not_there_is_a_failure(capsys, folder, model, monkeyp
     (["fly"], "argument COMMAND: invalid choice: 'fly'"),
     (["embed"], "the following arguments are required: INPUT, OUTPUT"),
     (["info"], "model: expected MODEL, or --options-file and --weight-file; got neither"),
-    (["info", "nope"], "model: expected one of small, medium, original, original_5.5b, a directory, a ZIP or a URL"),
+    (["info", "nope"], "model: expected one of bundled, small, medium, original, original_5.5b, a directory, a ZIP or a URL"),
     (["info", "m", "--weight-file", "w"], "model: expected either model or options_file and weight_file, got both"),
     (["doctor", "who"], "unrecognized arguments: who"),
 ])
