@@ -10,11 +10,14 @@ from torch import nn
 
 from elmo_fast.model import states
 from elmo_fast.model.allennlp_names import require_data
+from elmo_fast.model.fingerprint import fingerprint
 from elmo_fast.model.layout import add_boundaries, distinct_rows, in_text_order
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
+from elmo_fast.model.token_lookup import TokenLookup, check_table
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
+from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
 from elmo_fast.ops.backend import check_backend, resolve
@@ -72,6 +75,7 @@ class BiLm(nn.Module):
         requires_grad: bool = False,
         warm_text: Sequence[Sequence[str]] = WARM_TEXT,
         keep_fp32: bool = True,
+        token_table: TokenTable | str | os.PathLike | None = None,
     ):
         super().__init__()
         check_weights(weights, options)
@@ -85,6 +89,9 @@ class BiLm(nn.Module):
         self._elmo_lstm = LstmStack(options, weights, requires_grad, state)
         self._word_embedding: WordCache | None = None
         self._warm: tuple[tuple, State] | None = None
+        self._fingerprint: tuple[tuple, str] | None = None
+        self._lookup: TokenLookup | None = None
+        self.token_table = token_table
         if not keep_fp32:
             self._drop_fp32()
 
@@ -121,9 +128,28 @@ class BiLm(nn.Module):
         """What gives tokens their vectors: the char encoder, or a table of words."""
         return self._token_embedder
 
+    @property
+    def token_table(self) -> TokenTable | None:
+        """The table that token vectors come from, or None; may be set, also to a table's file.
+
+        A table of another model is refused, and so is one whose char encoder was changed after it was set.
+        """
+        return None if self._lookup is None else self._lookup.table
+
+    @token_table.setter
+    def token_table(self, table: TokenTable | str | os.PathLike | None) -> None:
+        self._lookup = None if table is None else self._checked_lookup(table)
+
     def get_output_dim(self) -> int:
         """Values of one token in one layer: 2 P."""
         return self.options.output_dim
+
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits of the network's options and all weights as they are now."""
+        key = self._weights_key()
+        if self._fingerprint is None or self._fingerprint[0] != key:
+            self._fingerprint = key, fingerprint(self.options, self.weights())
+        return self._fingerprint[1]
 
     def reset_states(self) -> None:
         """Forget the carried states."""
@@ -247,8 +273,11 @@ class BiLm(nn.Module):
         return self._warm[1]
 
     def _warm_key(self) -> tuple:
-        weights = tuple((value.data_ptr(), value._version, value.device) for value in self.parameters())
-        return weights + tuple(map(tuple, self.warm_text))
+        return self._weights_key() + tuple(map(tuple, self.warm_text))
+
+    def _weights_key(self) -> tuple:
+        parts = (self._token_embedder, self._elmo_lstm)
+        return tuple((value.data_ptr(), value._version, value.device) for part in parts for value in part.parameters())
 
     def _run_warm_text(self) -> State:
         framed = [token for sentence in self.warm_text
@@ -269,10 +298,21 @@ class BiLm(nn.Module):
                                      "engine runs a char-input model, got False")
         if self.state == "warm":
             self._warm_state()
+        known = self.fingerprint()
         self._token_embedder.drop_fp32()
         self._elmo_lstm.drop_fp32(self._precision)
+        self._fingerprint = self._weights_key(), known
         if self._warm is not None:
             self._warm = self._warm_key(), self._warm[1]
+
+    def _checked_lookup(self, table: TokenTable | str | os.PathLike) -> TokenLookup:
+        if self.options.char_cnn is None:
+            raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of its "
+                                     "own, got a token table")
+        table = table if isinstance(table, TokenTable) else TokenTable.open(table)
+        known = None if table.fingerprint is None else self.fingerprint()
+        check_table(table, self._token_embedder, self.options.lstm.projection_dim, known, self.backend)
+        return TokenLookup(table, self._token_embedder)
 
     def _check_ids(self, ids: torch.Tensor, boundaries: str) -> torch.Tensor:
         if boundaries not in BOUNDARIES:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from elmo_fast.model import allennlp_names
+from elmo_fast.model.fingerprint import weights_digest
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.ops import packed_only
 from elmo_fast.ops.char_cnn import char_cnn
@@ -74,8 +75,20 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
                         backend=backend)
         return linear(x, own["W_proj"], own["b_proj"], backend=backend) if self.has_projection else x
 
+    @property
+    def dim(self) -> int:
+        """Values of a token's vector."""
+        return len(self.b_proj) if self.has_projection else self.options.n_filters
+
+    def digest(self) -> str:
+        """A fingerprint of the weights as they are now; those that were dropped keep the one they had."""
+        if any(value.is_meta for value in self.parameters()):
+            return self._dropped_digest
+        return weights_digest({name: getattr(self, name).detach().float().cpu().numpy() for name in self.datasets})
+
     def drop_fp32(self) -> None:
         """Keep the large matrices only as the native engine packs them."""
+        self._dropped_digest = self.digest()
         for k in range(self.options.n_highway):
             names = [f"W_carry_{k}", f"b_carry_{k}", f"W_transform_{k}", f"b_transform_{k}"]
             for name, value in zip(names, packed_only.drop_highway(*(getattr(self, name) for name in names))):

@@ -46,6 +46,11 @@ class Vocabulary:
         return self._unk
 
     @property
+    def words(self) -> Sequence[str]:
+        """Words in file order. Not to be changed."""
+        return self._id_to_word
+
+    @property
     def size(self) -> int:
         """Number of words."""
         return len(self._id_to_word)
