@@ -38,7 +38,7 @@ void run_lstm(int64_t input, int64_t dim, int64_t projection, int precision, Add
               Address inputs, int64_t input_rows, bool split_input, int64_t steps, Address live, int64_t step_rows,
               Address rows, Address out_rows, Address reset, Address reset_h, Address reset_c, Address output,
               int64_t output_rows, int64_t lanes, Address h, Address c, float cell_clip, float proj_clip, int threads,
-              int64_t chunk_rows) {
+              int64_t chunk_rows, bool multiplied) {
   LstmCall call = {};
   call.shape = lstm_shape(input, dim, projection);
   call.precision = static_cast<Precision>(precision);
@@ -47,6 +47,7 @@ void run_lstm(int64_t input, int64_t dim, int64_t projection, int precision, Add
   call.inputs = at<const float>(inputs);
   call.input_rows = input_rows;
   call.split_input = split_input;
+  call.multiplied = multiplied;
   call.steps = steps;
   call.live = at<const int32_t>(live);
   call.step_rows = step_rows;
@@ -95,7 +96,8 @@ void bind_lstm(py::module_& m) {
         py::arg("inputs"), py::arg("input_rows"), py::arg("split_input"), py::arg("steps"), py::arg("live"),
         py::arg("step_rows"), py::arg("rows"), py::arg("out_rows"), py::arg("reset") = 0, py::arg("reset_h") = 0,
         py::arg("reset_c") = 0, py::arg("output"), py::arg("output_rows"), py::arg("lanes"), py::arg("h"),
-        py::arg("c"), py::arg("cell_clip"), py::arg("proj_clip"), py::arg("threads"), py::arg("chunk_rows") = 0);
+        py::arg("c"), py::arg("cell_clip"), py::arg("proj_clip"), py::arg("threads"), py::arg("chunk_rows") = 0,
+        py::arg("multiplied") = false);
 }
 
 void bind_linear(py::module_& m) {

@@ -47,6 +47,7 @@ struct LstmDirection {
 struct LstmPlan {
   LstmShape shape;
   int64_t input_stride;
+  bool multiplied;
   int64_t lanes;         // live[0]: those that ever run
   int64_t steps;         // without the trailing steps of no lane
   const int32_t* live;

@@ -1,6 +1,6 @@
 // The time loop of one direction, run by every thread of its team. Include after lstm_layout.h and activations.h.
 //
-// Per chunk: x W + B of its distinct rows. Per step: gates and cells of this thread's tiles, barrier, projection of
+// Per chunk: x W + B of its distinct rows, or the caller's, laid out in tiles. Per step: gates and cells of this thread's tiles, barrier, projection of
 // this thread's columns, which also writes the next step's h operand, barrier. A thread reads `ahead` and `c` only
 // where it wrote them. Without a projection the cells write the next h operand and the second barrier falls away.
 #pragma once
@@ -24,7 +24,8 @@ class LstmLoop {
     }
     meet();
     for (int64_t k = 0; k < d_.chunk_count; ++k) {
-      input_products(d_.chunks[k]);
+      if (plan_.multiplied) arrange_products(d_.chunks[k]);
+      else input_products(d_.chunks[k]);
       for (int64_t t = d_.chunks[k].step_begin; t < d_.chunks[k].step_end; ++t) step(t);
     }
     product_.end();
@@ -111,6 +112,22 @@ class LstmLoop {
       const char* right = d_.packed + weights_.input + tile * weights_.input_tile;
       for (int panel = 0; panel < 2; ++panel, right += panel_bytes<P>(shape_.input))
         multiply_panel(product_, x, blocks, right, ahead(tile) + panel * panel_width, gate_width);
+    }
+  }
+
+  // Products that the caller made, gate by gate, to this thread's tiles; the unused cells of the last tile zero.
+  void arrange_products(const Chunk& chunk) {
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
+      const int64_t cell = tile * Vec::width;
+      const size_t bytes = sizeof(float) * static_cast<size_t>(cells_of(tile));
+      float* to = ahead(tile);
+      for (int64_t r = 0; r < chunk.distinct_count; ++r, to += gate_width) {
+        const float* row = d_.inputs + d_.distinct[chunk.distinct_begin + r] * plan_.input_stride + cell;
+        for (int gate = 0; gate < 4; ++gate) {
+          Vec::store(to + gate * Vec::width, Vec::set1(0.0f));
+          std::memcpy(to + gate * Vec::width, row + gate * shape_.dim, bytes);
+        }
+      }
     }
   }
 

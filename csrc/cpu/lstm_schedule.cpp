@@ -19,6 +19,7 @@ void check_sizes(const LstmCall& call) {
   require(call.steps >= 0 && call.step_rows >= 0 && call.input_rows >= 0 && call.output_rows >= 0 && call.lanes >= 0,
           "steps, step_rows, input_rows, output_rows, lanes: expected no negative number");
   require(call.threads >= 1 && call.threads <= 1024, "threads: expected 1 to 1024");
+  require(!(call.split_input && call.multiplied), "split_input, multiplied: expected at most one");
   require(call.chunk_rows >= 0, "chunk_rows: expected 0 or more");
   require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
   require(call.input_rows <= INT32_MAX && call.output_rows <= INT32_MAX && call.step_rows <= INT32_MAX,

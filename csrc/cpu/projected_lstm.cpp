@@ -59,7 +59,8 @@ void run_rank(void* context, int rank) {
 
 void fill_plan(const LstmCall& call, const LstmSchedule& schedule, LstmPlan& plan) {
   plan.shape = call.shape;
-  plan.input_stride = call.shape.input * (call.split_input ? 2 : 1);
+  plan.input_stride = call.multiplied ? 8 * call.shape.dim : call.shape.input * (call.split_input ? 2 : 1);
+  plan.multiplied = call.multiplied;
   plan.steps = schedule.steps;
   plan.lanes = call.live[0];
   plan.live = call.live;
@@ -75,7 +76,7 @@ void fill_direction(const LstmCall& call, const DirectionSchedule& schedule, int
                     LstmDirection& direction) {
   const int64_t p = call.shape.projection, dim = call.shape.dim;
   direction.packed = static_cast<const char*>(call.packed) + sizeof(PackedHeader) + size_t(d) * packed_size;
-  direction.inputs = call.inputs + (call.split_input ? d * call.shape.input : 0);
+  direction.inputs = call.inputs + (call.multiplied ? d * 4 * dim : call.split_input ? d * call.shape.input : 0);
   direction.distinct = schedule.distinct.data();
   direction.slots = schedule.slots.data();
   direction.out_rows = call.out_rows + d * call.step_rows;

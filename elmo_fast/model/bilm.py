@@ -11,15 +11,16 @@ from torch import nn
 from elmo_fast.model import states
 from elmo_fast.model.allennlp_names import require_data
 from elmo_fast.model.fingerprint import fingerprint
+from elmo_fast.model.first_layer import FirstLayerTable
 from elmo_fast.model.layout import add_boundaries, distinct_rows, in_text_order
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_lookup import TokenLookup, check_table
+from elmo_fast.model.token_lookup import Found, TokenLookup, check_table
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.weights import check_weights, read_weights
-from elmo_fast.model.word_cache import WordCache
+from elmo_fast.model.word_cache import WordCache, look_up_words
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
@@ -91,6 +92,7 @@ class BiLm(nn.Module):
         self._warm: tuple[tuple, State] | None = None
         self._fingerprint: tuple[tuple, str] | None = None
         self._lookup: TokenLookup | None = None
+        self._first_layer: FirstLayerTable | None = None
         self.token_table = token_table
         if not keep_fp32:
             self._drop_fp32()
@@ -139,6 +141,8 @@ class BiLm(nn.Module):
     @token_table.setter
     def token_table(self, table: TokenTable | str | os.PathLike | None) -> None:
         self._lookup = None if table is None else self._checked_lookup(table)
+        small = self._lookup is not None and FirstLayerTable.fits(self.token_table)
+        self._first_layer = FirstLayerTable(self.token_table, self._token_embedder, self._elmo_lstm) if small else None
 
     def get_output_dim(self) -> int:
         """Values of one token in one layer: 2 P."""
@@ -172,38 +176,50 @@ class BiLm(nn.Module):
         trained = self._elmo_lstm.B_0_0.requires_grad
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
 
-    def forward(self, ids: torch.Tensor, boundaries: str = "add",
+    def forward(self, ids: torch.Tensor | None, boundaries: str = "add",
                 word_inputs: torch.Tensor | None = None) -> BiLmOutput:
         """Representations of a batch of sentences given as ids.
 
-        `ids` int [B, T, C] are character ids, 1 to 261 (word ids [B, T] for a model without characters), zero past
-        a sentence's end. With `boundaries="add"`, `<S>` and `</S>` are put around every sentence, also an empty
+        `ids` int [B, T, C] are character ids, 1 to 261 (word ids [B, T] for a model without characters, and also with
+        a token table, whose rows + 1 they then are), zero past a sentence's end. With `boundaries="add"`, `<S>` and `</S>` are put around every sentence, also an empty
         one, and the result has T + 2 positions; with `"present"` the ids carry them and the result has T.
-        `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers of words given to `cache_words`; a
-        number beyond them is read off the characters. Raises `ValueError` for ids of another shape, type or range.
+        `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers of words given to `cache_words`, or else
+        ids of the token table, zero past a sentence's end and without boundaries; a number beyond them is read off
+        the characters, and without such numbers `ids` may be None. Raises `ValueError` for ids of another shape, type
+        or range.
         """
-        mask = self._check_ids(ids, boundaries)
-        with numerics(self._precision, ids.device):
+        with numerics(self._precision, self._device):
             if word_inputs is not None:
-                if self._word_embedding is None:
-                    raise ValueError("word_inputs: expected None, since no words are cached; got a tensor")
-                vectors, index, mask = self._word_embedding.look_up(
-                    word_inputs, lambda rare: self._token_embedder(ids[rare], self.backend))
+                found, index, mask = self._words_found(word_inputs, ids)
             else:
+                source = self._source(ids)
+                mask = self._check_ids(ids, boundaries, source)
                 if boundaries == "add":
-                    ids, mask = add_boundaries(ids, mask, *self._token_embedder.boundary_ids())
+                    ids, mask = add_boundaries(ids, mask, *source.boundary_ids())
                 ids, index = self._rows(ids.flatten(0, 1), mask.flatten())
-                vectors = self._token_embedder(ids, self.backend)  # [R, P]
-        layers = self.run(vectors, index, mask.sum(1).cpu().numpy())
+                found = self._found(ids)
+        layers = self.run(found.vectors, index, mask.sum(1).cpu().numpy(), products=self.first_layer(found))
         places = mask.flatten().nonzero().squeeze(1)  # [N], where each token stands in [B * T]
         padded = [each.new_zeros(mask.numel(), each.shape[1]).index_copy(0, places, each) for each in layers]
         return BiLmOutput([each.view(*mask.shape, each.shape[1]) for each in padded], mask)
 
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
-        ids = self._token_embedder.token_ids(tokens).to(self._device)
-        with numerics(self._precision, ids.device):
-            return self._token_embedder(ids, self.backend)
+        return self.look_up(tokens).vectors
+
+    def look_up(self, tokens: Sequence[str]) -> Found:
+        """Vectors of tokens without context, and the rows of the token table that they came from."""
+        with numerics(self._precision, self._device):
+            if self._lookup is not None:
+                return self._lookup.strings(tokens, self.backend)
+            return self._found(self._token_embedder.token_ids(tokens).to(self._device))
+
+    def first_layer(self, found: Found) -> torch.Tensor | None:
+        """What the first LSTM layer's weights make of token vectors, [N, 8 D], where a small token table has it all."""
+        if self._first_layer is None or found.rows is None:
+            return None
+        with numerics(self._precision, self._device):
+            return self._first_layer.products(found.rows, self.backend, self._precision)
 
     def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
@@ -213,40 +229,44 @@ class BiLm(nn.Module):
         """
         distinct, index, lengths = number_tokens(
             (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN) for sentence in batch)
-        return self.run(self.encode(distinct), torch.from_numpy(index).to(self._device), lengths), lengths
+        found = self.look_up(distinct)
+        index = torch.from_numpy(index).to(self._device)
+        return self.run(found.vectors, index, lengths, products=self.first_layer(found)), lengths
 
     def begin(self, lanes: int) -> tuple[State, State | None]:
         """The state that `lanes` lanes begin in, and the one every sentence restarts from unless states are carried."""
         fresh = self._warm_state() if self.state == "warm" else None
         return self._elmo_lstm.begin(lanes, fresh, full_precision(self._elmo_lstm.B_0_0))
 
-    def advance(self, vectors: torch.Tensor, schedule: Schedule, state: State,
-                restart: State | None) -> tuple[list[torch.Tensor], State]:
+    def advance(self, vectors: torch.Tensor, schedule: Schedule, state: State, restart: State | None,
+                products: torch.Tensor | None = None) -> tuple[list[torch.Tensor], State]:
         """Run some steps of lanes: the LSTM layers at every step-row, [S, 2 P] each, and the state after the last.
 
-        `schedule.tokens` are rows of `vectors` [R, P]. Nothing is carried on: `carry_on` does that.
+        `schedule.tokens` are rows of `vectors` [R, P], and of `products` as `first_layer` gives them. Nothing is
+        carried on: `carry_on` does that.
         """
         rows = torch.from_numpy(schedule.tokens).to(vectors.device)
         with numerics(self._precision, vectors.device):
-            return self._elmo_lstm.run(vectors, rows, schedule, state, restart, self.backend, self._precision)
+            return self._elmo_lstm.run(vectors, rows, schedule, state, restart, self.backend, self._precision, products)
 
     def carry_on(self, state: State) -> None:
         """Keep the state that lanes ended in for the next call, where states are carried."""
         self._elmo_lstm.carry_on(state)
 
     def run(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray,
-            lanes: np.ndarray | None = None) -> list[torch.Tensor]:
+            lanes: np.ndarray | None = None, products: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
 
         `vectors` [R, P] are token vectors, `index` int [N] the row of each position, `lengths` int [sentences]
         count the positions, boundaries included. Sentence k runs in lane k of the carried states, or in lane
-        `lanes[k]`, one after the other.
+        `lanes[k]`, one after the other. `products` are those of `first_layer` for the vectors.
         """
         fresh = self._warm_state() if self.state == "warm" else None
         with numerics(self._precision, vectors.device):
             schedule = make_schedule(lengths, lanes)
             order = torch.from_numpy(schedule.tokens).to(vectors.device).long()  # [2, S]
-            layers = self._elmo_lstm(vectors, index[order], schedule, fresh, self.backend, self._precision)
+            layers = self._elmo_lstm(vectors, index[order], schedule, fresh, self.backend, self._precision,
+                                     products)
             tokens = vectors[index]  # [N, P]
             dtype = self._elmo_lstm.B_0_0.dtype
             return [torch.cat([tokens, tokens], dim=1).to(dtype), *(in_text_order(each, order).to(dtype) for each in layers)]
@@ -263,7 +283,29 @@ class BiLm(nn.Module):
     def _rows(self, ids: torch.Tensor, present: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows to encode and the row of each token: ids [B * T, ...], present [B * T]. The reference keeps them all."""
         places = present.nonzero().squeeze(1)
-        return (ids, places) if self.backend == "reference" else distinct_rows(ids[places])
+        every = self.backend == "reference" and self._lookup is None
+        return (ids, places) if every else distinct_rows(ids[places])
+
+    def _source(self, ids: torch.Tensor | None) -> TokenSource:
+        """What reads the ids: the token table where they are its own, else the model's encoder."""
+        from_table = self._lookup is not None and isinstance(ids, torch.Tensor) and ids.dim() == 2
+        return self._lookup if from_table else self._token_embedder
+
+    def _found(self, ids: torch.Tensor) -> Found:
+        """Vectors of tokens given as rows of ids, [N, ...]."""
+        if self._lookup is None:
+            return Found(self._token_embedder(ids, self.backend), None)
+        return self._lookup.numbers(ids) if ids.dim() == 1 else self._lookup.characters(ids, self.backend)
+
+    def _words_found(self, words: torch.Tensor, ids: torch.Tensor | None):
+        """Vectors of sentences given as word numbers, the row of each token, and the mask; `<S>` and `</S>` around each."""
+        known = self._word_embedding if self._word_embedding is not None else self._lookup
+        if known is None:
+            raise ValueError("word_inputs: expected None, since no words are cached and there is no token table; "
+                             "got a tensor")
+        if ids is not None:
+            self._check_ids(ids, "add", self._token_embedder)
+        return look_up_words(words, ids, known, self._found)
 
     def _warm_state(self) -> State:
         """State after `warm_text` ran from zeros, (h [L, 2 P], c [L, 2 D]): kept until weights or text change."""
@@ -314,16 +356,16 @@ class BiLm(nn.Module):
         check_table(table, self._token_embedder, self.options.lstm.projection_dim, known, self.backend)
         return TokenLookup(table, self._token_embedder)
 
-    def _check_ids(self, ids: torch.Tensor, boundaries: str) -> torch.Tensor:
+    def _check_ids(self, ids: torch.Tensor, boundaries: str, source: TokenSource) -> torch.Tensor:
         if boundaries not in BOUNDARIES:
             raise ValueError(f"boundaries: expected one of {', '.join(BOUNDARIES)}, got {boundaries!r}")
-        row_shape = self._token_embedder.row_shape
+        row_shape = source.row_shape
         expected = f"integers of shape [batch, tokens{''.join(f', {size}' for size in row_shape)}]"
         if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise ValueError(f"ids: expected a tensor of {expected}, got {getattr(ids, 'dtype', type(ids).__name__)}")
         if ids.dim() != 2 + len(row_shape) or tuple(ids.shape[2:]) != row_shape:
             raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
-        self._token_embedder.check_ids(ids)
+        source.check_ids(ids)
         mask = (ids > 0).flatten(2).any(2) if row_shape else ids > 0
         if (mask[:, 1:] & ~mask[:, :-1]).any():
             raise ValueError("ids: expected every sentence's tokens before its padding, "

@@ -11,7 +11,7 @@ from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
 from elmo_fast.ops import packed_only
 from elmo_fast.ops.projected_lstm import projected_lstm
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
 
 _ALLENNLP_DIRECTIONS = ("forward", "backward")
@@ -77,21 +77,22 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         self._carried = states.reset_rows(self._carried, mask)
 
     def forward(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, fresh: State | None = None,
-                backend: str = "auto", precision: str = "highest") -> list[torch.Tensor]:
+                backend: str = "auto", precision: str = "highest",
+                products: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Outputs of every layer at every step-row of the schedule, [S, 2 P] each.
 
         `vectors` [R, P] are token vectors, `rows` int [2, S] names the one that each direction reads at each
         step-row. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
-        stands for zeros.
+        stands for zeros. `products` [R, 8 D] is what the first layer's `input_products` gives for the vectors.
         """
         initial, restart = self.begin(schedule.lanes.size, fresh, vectors)
-        outputs, final = self.run(vectors, rows, schedule, initial, restart, backend, precision)
+        outputs, final = self.run(vectors, rows, schedule, initial, restart, backend, precision, products)
         self.carry_on(final)
         return outputs
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, initial: State,
-            restart: State | None = None, backend: str = "auto",
-            precision: str = "highest") -> tuple[list[torch.Tensor], State]:
+            restart: State | None = None, backend: str = "auto", precision: str = "highest",
+            products: torch.Tensor | None = None) -> tuple[list[torch.Tensor], State]:
         """Outputs of every layer and the final state, from the state given; what is carried is left alone.
 
         `initial` and the result are (h [L, lanes, 2 P], c [L, lanes, 2 D]); `restart` (h [L, 2 P], c [L, 2 D])
@@ -99,13 +100,13 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
-        x = vectors
+        x = vectors if products is None else products
         for layer in range(self.options.n_layers):
             out, final = projected_lstm(
                 x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
-                self._layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
+                self.layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
                 restart=None if restart is None else (restart[0][layer], restart[1][layer]), backend=backend,
-                precision=precision,
+                precision=precision, multiplied=layer == 0 and products is not None,
             )
             x = out + x if layer and self.options.use_skip_connections else out
             outputs.append(x)
@@ -127,7 +128,8 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         if self.stateful:
             self._carried = states.carried_on(self._carried, final)
 
-    def _layer_weights(self, layer: int):
+    def layer_weights(self, layer: int) -> tuple[LstmWeights, LstmWeights]:
+        """(W, B, W_P or None) of a layer, forward then backward."""
         def one(direction):
             names = (f"{dataset}_{direction}_{layer}" for dataset in ("W_0", "B", "W_P_0"))
             return tuple(getattr(self, name, None) for name in names)
@@ -137,7 +139,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
     def drop_fp32(self, precision: str) -> None:
         """Keep the matrices only as the native engine packs them for `precision`."""
         for layer in range(self.options.n_layers):
-            left = packed_only.drop_lstm(self._layer_weights(layer), precision)
+            left = packed_only.drop_lstm(self.layer_weights(layer), precision)
             names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in ("W_0", "B", "W_P_0"))
             for name, value in zip(names, left):
                 if value is not None:

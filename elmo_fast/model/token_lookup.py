@@ -18,10 +18,13 @@ SAMPLE = 64
 
 
 class Found(NamedTuple):
-    """`vectors` [N, P] of tokens, and `rows` int64 [N] of the table they came from, -1 for those that were encoded."""
+    """`vectors` [N, P] of tokens, and `rows` int64 [N] of the token table they came from.
+
+    A token that was encoded has row -1; where there is no table, `rows` is None.
+    """
 
     vectors: torch.Tensor
-    rows: np.ndarray
+    rows: np.ndarray | torch.Tensor | None
 
 
 class TokenLookup:
@@ -71,8 +74,12 @@ class TokenLookup:
 
     def numbers(self, ids: torch.Tensor) -> Found:
         """Vectors of tokens given as word ids, int [N], 1 to V."""
-        rows = (ids - 1).to(self.table.device)
-        return self._known(rows)
+        return self._known((ids - 1).to(self.table.device))
+
+    @property
+    def largest(self) -> int:
+        """The largest word id."""
+        return len(self.table)
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         marks = [characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN]
@@ -92,13 +99,13 @@ class TokenLookup:
                              f"got {int(ids.min())} to {int(ids.max())}")
 
     def __call__(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
-        return self.numbers(ids).vectors
+        """Vectors of word ids, int [N], 0 for no token -> [N, P]."""
+        return self.numbers(ids.clamp(min=1)).vectors * (ids > 0)[:, None]
 
     def _known(self, rows: np.ndarray | torch.Tensor) -> Found:
         self._check_encoder()
         like = full_precision(self._encoder.char_embed)
-        on_host = rows.cpu().numpy() if isinstance(rows, torch.Tensor) else rows
-        return Found(self.table.vectors(rows).to(like), on_host)
+        return Found(self.table.vectors(rows).to(like), rows)
 
     def _mixed(self, rows: np.ndarray, missing: np.ndarray, vectors: torch.Tensor, numbers: Sequence[int]) -> Found:
         """Known rows from the table, the missing ones from `vectors`, whose rows `numbers` names."""

@@ -1,42 +1,87 @@
 """Vectors of the words a caller chose to keep, in AllenNLP's numbering (`vocab_to_cache`)."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import nn
 
+from elmo_fast.model.layout import add_boundaries, distinct_rows
+from elmo_fast.model.token_lookup import Found
+
+
+class NumberedWords(Protocol):
+    """Vectors of words by number; `largest` is the largest number known."""
+
+    largest: int
+
+    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of `<S>` and `</S>`, each []."""
+
+    def numbers(self, ids: torch.Tensor) -> Found:
+        """Vectors of words by their numbers, int [N]."""
+
 
 class WordCache(nn.Module):
-    """`weight` [V, P]: row k is the vector of word k, where number 0 stands for padding. `marks` [2, P]: `<S>`, `</S>`."""
+    """`weight` [V, P]: row k is the vector of word k, where number 0 stands for padding. `marks` [2, P]: `<S>`, `</S>`.
+
+    As in AllenNLP the vector of number 0 is zeros.
+    """
 
     def __init__(self, words: torch.Tensor, marks: torch.Tensor, trained: bool):
         super().__init__()
         self.weight = nn.Parameter(words.clone(), requires_grad=trained)
+        with torch.no_grad():
+            self.weight[:1] = 0
         self.register_buffer("marks", marks.clone(), persistent=False)
 
-    def look_up(self, words: torch.Tensor, encode: Callable[[torch.Tensor], torch.Tensor]):
-        """Vectors of sentences given as word numbers int [B, T], with the two marks around each.
+    @property
+    def largest(self) -> int:
+        return len(self.weight) - 1
 
-        `encode` gives the vectors of the positions that a mask bool [B, T] picks: words beyond the table.
-        Returns rows [R, P], the row of each token int64 [N], and the mask [B, T + 2].
-        """
-        self._check(words)
-        batch, longest = words.shape
-        rare = words >= len(self.weight)
-        rows = [self.marks, self.weight, *([encode(rare)] if rare.any() else [])]
-        numbers = (words + 2).masked_scatter(rare, torch.arange(rare.sum(), device=words.device) + len(self.weight) + 2)
-        lengths = (words > 0).sum(1)
-        framed = words.new_zeros(batch, longest + 2)  # row 0 is <S>
-        framed[:, 1:-1] = numbers
-        framed[torch.arange(batch, device=words.device), lengths + 1] = 1
-        mask = torch.arange(longest + 2, device=words.device) < lengths[:, None] + 2
-        return torch.cat(rows), framed[mask], mask
+    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers beside those of words: -2 and -1."""
+        return torch.tensor(-2), torch.tensor(-1)
 
-    def _check(self, words: torch.Tensor) -> None:
-        if words.dim() != 2 or words.is_floating_point() or (words < 0).any():
-            raise ValueError(f"word_inputs: expected word numbers of shape [batch, tokens], none negative, "
-                             f"got {words.dtype} of shape {tuple(words.shape)}")
-        present = words > 0
-        if (present[:, 1:] & ~present[:, :-1]).any():
-            raise ValueError("word_inputs: expected every sentence's words before its padding (number 0), "
-                             "got a 0 in front of a word")
+    def numbers(self, ids: torch.Tensor) -> Found:
+        words, marks = self.weight[ids.clamp(min=0)], self.marks[(ids + 2).clamp(max=1)]
+        return Found(torch.where((ids < 0)[:, None], marks.to(words), words), None)
+
+
+def look_up_words(words: torch.Tensor, ids: torch.Tensor | None, known: NumberedWords,
+                  encode: Callable[[torch.Tensor], Found]) -> tuple[Found, torch.Tensor, torch.Tensor]:
+    """Vectors of sentences given as word numbers int [B, T], zero past the end, with the two marks around each.
+
+    `encode` gives the vectors of distinct rows of `ids` [B, T, C]: the characters of words beyond those known.
+    Returns rows [R, P], the row of each token int64 [N], and the mask bool [B, T + 2].
+    """
+    _check(words, ids)
+    rare = words > known.largest
+    framed, mask = add_boundaries(words.long(), words > 0, *known.boundary_ids())
+    numbers = framed[mask]  # [N]
+    beyond = numbers > known.largest
+    distinct, index = numbers[~beyond].unique(return_inverse=True)
+    found = known.numbers(distinct)
+    if not beyond.any():
+        return found, index, mask
+    if ids is None:
+        raise ValueError(f"ids: expected character ids beside word_inputs that hold numbers above {known.largest}, "
+                         f"got None and the number {int(words.max())}")
+    characters, place = distinct_rows(ids[rare])
+    vectors = torch.cat([found.vectors, encode(characters).vectors])
+    whole = torch.empty_like(numbers)
+    whole[~beyond], whole[beyond] = index, place + len(distinct)
+    return Found(vectors, None), whole, mask
+
+
+def _check(words: torch.Tensor, ids: torch.Tensor | None) -> None:
+    if words.dim() != 2 or words.is_floating_point() or (words < 0).any():
+        raise ValueError(f"word_inputs: expected word numbers of shape [batch, tokens], none negative, "
+                         f"got {words.dtype} of shape {tuple(words.shape)}")
+    if ids is not None and ids.shape[:2] != words.shape:
+        raise ValueError(f"word_inputs: expected a number for each token of ids {tuple(ids.shape[:2])}, "
+                         f"got shape {tuple(words.shape)}")
+    present = words > 0
+    if (present[:, 1:] & ~present[:, :-1]).any():
+        raise ValueError("word_inputs: expected every sentence's words before its padding (number 0), "
+                         "got a 0 in front of a word")

@@ -8,6 +8,7 @@ import torch
 from elmo_fast.ops import native_cpu, reference, torch_projected_lstm
 from elmo_fast.ops.backend import resolve
 from elmo_fast.ops.checks import check_projected_lstm
+from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
@@ -25,6 +26,7 @@ def projected_lstm(
     cell_clip: float | None = None,
     proj_clip: float | None = None,
     restart: State | None = None,
+    multiplied: bool = False,
     backend: str = "auto",
     precision: str = "highest",
 ) -> tuple[torch.Tensor, State]:
@@ -33,14 +35,34 @@ def projected_lstm(
     `precision` is what the native engine computes in, where this machine has it; the torch operations of the other
     backends follow `elmo_fast.ops.precision.numerics`.
     """
-    check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart)
+    check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart, multiplied)
     chosen = resolve("projected_lstm", backend, inputs, *state, *weights[0], *weights[1])
-    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
+    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart, "multiplied": multiplied}
     if chosen == "native":
         return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
     full = tuple(tuple(map(full_precision, direction)) for direction in weights)
     return run(inputs, rows, schedule, state, full, **clips)
+
+
+def input_products(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *, backend: str = "auto") -> torch.Tensor:
+    """x [R, I] -> x W + B of both directions, [R, 8 D], forward half first: `inputs` where they are `multiplied`.
+
+    In the native engine's `highest` they have the bits that it computes from `x` itself.
+    """
+    width = x.shape[1]
+    return torch.cat([linear(x, w[:width], b, backend=backend) for w, b, _ in weights], dim=1)
+
+
+def takes_products(backend: str, precision: str, weights: tuple[LstmWeights, LstmWeights]) -> bool:
+    """Whether `multiplied` inputs are of use: where no gradient is wanted, and products are fp32 in any case."""
+    operands = [each for direction in weights for each in direction if each is not None]
+    if any(each.is_meta for each in operands) or (
+            torch.is_grad_enabled() and any(each.requires_grad for each in operands)):
+        return False
+    chosen = resolve("projected_lstm", backend, *operands)
+    on_host = operands[0].device.type == "cpu"
+    return on_host if chosen == "torch" else chosen == "native" and on_host and on_cpu(precision) == "highest"
 
 
 def on_cpu(precision: str) -> str:

@@ -18,6 +18,7 @@ def projected_lstm(
     cell_clip: float | None = None,
     proj_clip: float | None = None,
     restart: State | None = None,
+    multiplied: bool = False,
 ) -> tuple[torch.Tensor, State]:
     """As `reference.projected_lstm`."""
     lanes = torch.as_tensor(schedule.lanes, device=inputs.device)
@@ -26,12 +27,14 @@ def projected_lstm(
     for direction, (w, b, w_p) in enumerate(weights):
         before = tuple(half(each, direction)[lanes] for each in state)
         fresh = None if restart is None else tuple(half(each, direction) for each in restart)
-        x = half(inputs, direction) if rows is None else inputs
-        cell = _Cell(w[x.shape[1] :], w_p, cell_clip, proj_clip)
+        x = half(inputs, direction) if rows is None or multiplied else inputs
+        width = len(w) - state[0].shape[1] // 2
+        cell = _Cell(w[width:], w_p, cell_clip, proj_clip)
         steps = [before[0][:0]]
         for first, sizes in _chunks(schedule.live.tolist()):
             chunk = slice(first, first + sum(sizes))
-            inner = _input_products(x, chunk, None if rows is None else rows[direction], w[: x.shape[1]], b)
+            own_rows = None if rows is None else rows[direction]
+            inner = x[own_rows[chunk]] if multiplied else _input_products(x, chunk, own_rows, w[:width], b)
             before = _run(cell, inner, sizes, before, None if fresh is None else starts[chunk], fresh, steps)
         outputs.append(torch.cat(steps))
         finals.append([restore(each, lanes) for each in before])
