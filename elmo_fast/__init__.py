@@ -8,6 +8,8 @@ from elmo_fast.model.initialize import random_weights
 from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
+from elmo_fast.model.table_build import build_token_table, corpus_words, write_token_table
+from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.weights import read_weights, write_weights
 from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
 from elmo_fast.text.fasta import FastaRecord, read_fasta
@@ -26,13 +28,17 @@ __all__ = [
     "Options",
     "ScalarMix",
     "TokenBatcher",
+    "TokenTable",
     "UnicodeCharsVocabulary",
     "Vocabulary",
     "batch_to_ids",
+    "build_token_table",
+    "corpus_words",
     "load",
     "random_weights",
     "read_fasta",
     "read_weights",
     "remove_boundaries",
+    "write_token_table",
     "write_weights",
 ]

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 
 import elmo_fast
 from elmo_fast.compat.commands import add_commands as add_compat
+from elmo_fast.embed.commands import add_commands as add_embedding
 from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, ElmoEmbedder
 from elmo_fast.embed.hdf5_writer import check_output
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS, find_model
 from elmo_fast.model.states import STATES
+from elmo_fast.model.token_table import UNKNOWN, TokenTable
 from elmo_fast.ops.backend import BACKENDS
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.train.commands import add_commands as add_training
@@ -71,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="store_true", help="say which backends are passed over, and why")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_embed(commands)
+    add_embedding(commands)
     _add_info(commands)
     add_training(commands)
     add_compat(commands)
@@ -100,6 +103,9 @@ def _add_embed(commands) -> None:
     embed.add_argument("--state", choices=STATES, default="carry", help="where a sentence starts (default: %(default)s)")
     embed.add_argument("--precision", choices=PRECISIONS, default="highest", help="(default: %(default)s)")
     embed.add_argument("--backend", choices=BACKENDS, default="auto", help="(default: %(default)s)")
+    embed.add_argument("--token-table", metavar="FILE", help="take the vectors of tokens from a file that cache wrote")
+    embed.add_argument("--unknown", choices=UNKNOWN, help="what a word outside the table gets: its own vector, an "
+                       "error, or <UNK>'s (default: encode)")
     embed.add_argument("--quiet", action="store_true", help="no progress bar")
     embed.set_defaults(run=_embed)
 
@@ -133,11 +139,15 @@ def _files(parsed: argparse.Namespace, default: str | None):
 
 def _embed(parsed: argparse.Namespace) -> None:
     check_output(parsed.output_file)
+    if parsed.unknown and not parsed.token_table:
+        raise ConfigurationError(f"--unknown: expected --token-table beside it, got {parsed.unknown} alone")
     with _opened(parsed.input_file) as input_file:
         files = _files(parsed, "original")
-        _keep_apart(parsed.output_file, parsed.input_file, files.options_file, files.weight_file)
+        _keep_apart(parsed.output_file, parsed.input_file, files.options_file, files.weight_file,
+                    *filter(None, [parsed.token_table]))
+        table = parsed.token_table and TokenTable.open(parsed.token_table, unknown=parsed.unknown or "encode")
         embedder = ElmoEmbedder(files.options_file, files.weight_file, parsed.cuda_device, state=parsed.state,
-                                precision=parsed.precision, backend=parsed.backend)
+                                precision=parsed.precision, backend=parsed.backend, token_table=table)
         embedder.embed_file(input_file, parsed.output_file, parsed.layers, parsed.batch_size, parsed.forget_sentences,
                             parsed.use_sentence_keys, allow_blank=parsed.allow_blank, progress=not parsed.quiet)
 

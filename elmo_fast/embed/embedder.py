@@ -16,6 +16,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
+from elmo_fast.model.token_table import TokenTable
 from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
@@ -32,7 +33,7 @@ class ElmoEmbedder:
     In `state="carry"`, AllenNLP's way, sentence k of a batch starts where sentence k of the last batch ended, so
     a sentence embedded twice gives two results; `zero` and `warm` always give one (see `BiLm`).
     `options_file` and `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. `keep_fp32=False` halves the
-    memory there (see `BiLm`).
+    memory there (see `BiLm`). `token_table` is a `TokenTable` or the file of one: tokens have their vectors from it.
     """
 
     def __init__(
@@ -45,12 +46,13 @@ class ElmoEmbedder:
         precision: str = "highest",
         backend: str = "auto",
         keep_fp32: bool = True,
+        token_table: TokenTable | str | os.PathLike | None = None,
     ):
-        device = _device(cuda_device)
+        device = torch_device(cuda_device)
         if not keep_fp32 and device.type != "cpu":
             raise ValueError(f"keep_fp32: expected True on a GPU, got False with cuda_device {cuda_device}")
         bilm = BiLm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
-                               keep_fp32=keep_fp32)
+                               keep_fp32=keep_fp32, token_table=token_table)
         self._take(bilm if device.type == "cpu" else bilm.to(device), cuda_device)
 
     @classmethod

@@ -124,7 +124,7 @@ class LaneStream:
         in_flight = [sentence for lane in self._lanes for sentence in lane.queue]
         vectors = self._tokens.vectors([*in_flight, *(piece.sentence for piece in pieces)])
         schedule, first_row, position = self._schedule(pieces)
-        layers, state = self._bilm.advance(vectors, schedule, state, restart)
+        layers, state = self._bilm.advance(vectors, schedule, state, restart, self._tokens.products)
         outputs = [layer.float().cpu().numpy() for layer in layers]
         for piece in pieces:
             rows = first_row[piece.at : piece.at + piece.end - piece.begin] + position[piece.lane]

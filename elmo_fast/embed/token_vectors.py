@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.token_lookup import Found
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
 _ROOM = 1 << 15
@@ -19,6 +20,8 @@ class TokenVectors:
         self._room = room
         self._rows: dict[str, int] = {}
         self._table: torch.Tensor | None = None
+        self._sources: np.ndarray | None = None
+        self._products: torch.Tensor | None = None
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, `<S>` and `</S>` around them: int32 [tokens + 2]."""
@@ -30,11 +33,20 @@ class TokenVectors:
         known = 0 if self._table is None else len(self._table)
         fresh = list(self._rows)[known:] if known < len(self._rows) else []
         if fresh:
-            encoded = self._bilm.encode(fresh)
-            self._table = encoded if self._table is None else torch.cat([self._table, encoded])
-        if len(self._rows) > self._room:
+            found = self._bilm.look_up(fresh)
+            self._table = found.vectors if self._table is None else torch.cat([self._table, found.vectors])
+            self._sources = _end_to_end(self._sources, found.rows)
+        forgets = len(self._rows) > self._room
+        if forgets:
             self._forget(in_flight)
+        if fresh or forgets:
+            self._products = self._bilm.first_layer(Found(self._table, self._sources))
         return self._table
+
+    @property
+    def products(self) -> torch.Tensor | None:
+        """What the first LSTM layer makes of the table, [R, 8 D], where a small token table has it (see `BiLm`)."""
+        return self._products
 
     def _forget(self, in_flight: Sequence) -> None:
         sentences = list({id(sentence): sentence for sentence in in_flight}.values())
@@ -42,6 +54,11 @@ class TokenVectors:
         tokens = list(self._rows)
         self._rows = {tokens[row]: number for number, row in enumerate(kept)}
         self._table = self._table[torch.from_numpy(kept).to(self._table.device).long()]
+        self._sources = None if self._sources is None else self._sources[kept]
         ends = np.cumsum([len(sentence.rows) for sentence in sentences])[:-1]
         for sentence, rows in zip(sentences, np.split(place.astype(np.int32), ends)):
             sentence.rows = rows
+
+
+def _end_to_end(before: np.ndarray | None, rows: np.ndarray | None) -> np.ndarray | None:
+    return rows if before is None or rows is None else np.concatenate([before, rows])

@@ -12,6 +12,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.scalar_mix import ScalarMix
+from elmo_fast.model.token_table import TokenTable
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,8 @@ class Elmo(nn.Module):
     The call, results and parameter names are AllenNLP 0.9's. `options_file` and `weight_file` are paths or URLs.
     `requires_grad` lets gradients reach every weight of the biLM; without it they reach the scalar mixes alone.
     `vocab_to_cache` is a list of words whose vectors are kept: `word_inputs` are then their numbers in that list,
-    where number 0 is padding. `scalar_mix_parameters` fixes the mixing weights (before the softmax). `module`
+    where number 0 is padding. `token_table` is a `TokenTable` or the file of one: tokens have their vectors from it,
+    and without `vocab_to_cache`, `word_inputs` are its ids. `scalar_mix_parameters` fixes the mixing weights (before the softmax). `module`
     stands in for the biLM, called with (ids, word ids or None); it has `num_layers` and returns a mapping with
     `activations` and `mask`.
     `state`, `precision` and `backend` are those of `BiLm`.
@@ -44,10 +46,12 @@ class Elmo(nn.Module):
         state: str = "carry",
         precision: str = "highest",
         backend: str = "auto",
+        token_table: TokenTable | str | os.PathLike | None = None,
     ):
         super().__init__()
-        self._elmo_lstm = _given(module, options_file, weight_file) if module is not None else BiLm.from_files(
-            options_file, weight_file, state=state, precision=precision, backend=backend, requires_grad=requires_grad)
+        self._elmo_lstm = _given(module, options_file, weight_file, token_table) if module is not None else BiLm.from_files(
+            options_file, weight_file, state=state, precision=precision, backend=backend, requires_grad=requires_grad,
+            token_table=token_table)
         self._keep_sentence_boundaries = keep_sentence_boundaries
         self._has_cached_vocab = bool(vocab_to_cache)
         if self._has_cached_vocab:
@@ -63,18 +67,20 @@ class Elmo(nn.Module):
         """Values of one token in one representation: 2 P."""
         return self._elmo_lstm.get_output_dim()
 
-    def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
+    def forward(self, inputs: torch.Tensor | None, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
         """Representations of sentences given as character ids, int [batch, T, C] or [batch, ..., T, C].
 
-        `word_inputs` int [batch, ..., T] are numbers of cached words. Returns `elmo_representations`, a list of
+        `word_inputs` int [batch, ..., T] are numbers of cached words, or ids of the token table; a number beyond them
+        is read off the characters, and without such numbers `inputs` may be None. Returns `elmo_representations`, a list of
         `num_output_representations` tensors [batch, ..., T, 2 P], and `mask`, int64 [batch, ..., T]; T grows by
         two where the boundaries are kept.
         """
-        if word_inputs is not None and not self._has_cached_vocab:
+        takes_words = self._has_cached_vocab or getattr(self._elmo_lstm, "token_table", None) is not None
+        if word_inputs is not None and not takes_words:
             logger.warning("word_inputs were passed, but no vocabulary is cached: the characters decide")
-        words = word_inputs if self._has_cached_vocab else None
+        words = word_inputs if takes_words else None
         leading = inputs.shape[:-2] if words is None else words.shape[:-1]
-        activations, mask = self._run(_flat(inputs, 3), None if words is None else _flat(words, 2))
+        activations, mask = self._run(None if inputs is None else _flat(inputs, 3), None if words is None else _flat(words, 2))
         representations = [self._dropout(self._mixed(k, activations, mask)) for k in range(self._mixes)]
         if not self._keep_sentence_boundaries:
             mask = remove_boundaries(activations[0][..., :0], mask)[1]
@@ -94,7 +100,9 @@ class Elmo(nn.Module):
         return mixed if self._keep_sentence_boundaries else remove_boundaries(mixed, mask)[0]
 
 
-def _given(module: nn.Module, options_file, weight_file) -> nn.Module:
+def _given(module: nn.Module, options_file, weight_file, token_table) -> nn.Module:
+    if token_table is not None:
+        raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
     if options_file is not None or weight_file is not None:
         raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
                                  f"got {options_file!r} and {weight_file!r}")
