@@ -37,7 +37,8 @@ def add_commands(commands) -> None:
 def _cache(parsed: argparse.Namespace) -> None:
     check_target(parsed.output_file, "output file")
     given = parsed.model or parsed.options_file or parsed.weight_file
-    files = find_model(parsed.model if given else "original", parsed.options_file, parsed.weight_file)
+    files = find_model(parsed.model if given else "original", options_file=parsed.options_file,
+                       weight_file=parsed.weight_file)
     for path in (parsed.vocabulary, files.options_file, files.weight_file):
         if os.path.exists(parsed.output_file) and os.path.exists(path) and os.path.samefile(parsed.output_file, path):
             raise ConfigurationError("output file: expected another file than those that are read, "

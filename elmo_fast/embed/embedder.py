@@ -187,7 +187,8 @@ def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool) -> 
     return iter(tqdm(arrays, total=count, unit=" sentences", disable=None))
 
 
-def _device(cuda_device: int) -> torch.device:
+def torch_device(cuda_device: int) -> torch.device:
+    """The device of AllenNLP's number for it: -1 is the CPU; `ValueError` for one that is not there."""
     if isinstance(cuda_device, bool) or not isinstance(cuda_device, int) or cuda_device < -1:
         raise ValueError(f"cuda_device: expected -1 for the CPU or the number of a GPU, got {cuda_device!r}")
     count = torch.cuda.device_count()
