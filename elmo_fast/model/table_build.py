@@ -19,7 +19,8 @@ from elmo_fast.model.whole_file import check_target
 from elmo_fast.ops.precision import numerics
 from elmo_fast.text import characters
 
-_WORDS_AT_ONCE = 1 << 13
+_WORDS_A_BLOCK = 1 << 13  # between two writes
+_WORDS_AT_ONCE = 1 << 10  # in one call of the encoder, whose values then stay near the processor
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +78,11 @@ def _encoded(bilm: BiLm, words: Sequence[str], first: int) -> Iterator[np.ndarra
     """Vectors of the words from `first` on, in blocks [N, P]."""
     encoder = _encoder(bilm)
     device = encoder.char_embed.device
-    for begin in range(first, len(words), _WORDS_AT_ONCE):
-        ids = encoder.token_ids(words[begin : begin + _WORDS_AT_ONCE]).to(device)
+    for begin in range(first, len(words), _WORDS_A_BLOCK):
+        ids = encoder.token_ids(words[begin : begin + _WORDS_A_BLOCK]).to(device)
         with torch.no_grad(), numerics("highest", device):
-            yield encoder(ids, bilm.backend).float().cpu().numpy()
+            pieces = [encoder(piece, bilm.backend) for piece in ids.split(_WORDS_AT_ONCE)]
+        yield torch.cat(pieces).float().cpu().numpy()
 
 
 def _progress(blocks: Iterator[np.ndarray], words: Sequence[str], done: int, wanted: bool) -> Iterator[np.ndarray]:

@@ -13,7 +13,9 @@ from elmo_fast.ops.reference import ACTIVATIONS
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 PADDING_ID = 261
-_TOKENS_AT_ONCE = 1024
+# On a CPU the windows and their products then stay in its caches, and in memory that is not new to the process.
+_TOKENS_AT_ONCE = {"cpu": 128}
+_TOKENS_AT_ONCE_ELSEWHERE = 1024
 
 
 def char_cnn(
@@ -29,9 +31,10 @@ def char_cnn(
     order = lengths.argsort()
     ends = lengths[order].tolist()
     pieces = [char_embed.new_empty(0, sum(weight.shape[-1] for weight, _ in filters))]
-    for first in range(0, len(ends), _TOKENS_AT_ONCE):
-        rows = order[first : first + _TOKENS_AT_ONCE]
-        longest = max(1, *ends[first : first + _TOKENS_AT_ONCE])
+    at_once = _TOKENS_AT_ONCE.get(ids.device.type, _TOKENS_AT_ONCE_ELSEWHERE)
+    for first in range(0, len(ends), at_once):
+        rows = order[first : first + at_once]
+        longest = max(1, *ends[first : first + at_once])
         pieces.append(_short_tokens(ids[rows], longest, table, filters, activation, multiply))
     values = torch.cat(pieces)
     return torch.empty_like(values).index_copy(0, order, values)

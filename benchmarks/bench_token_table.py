@@ -1,0 +1,242 @@
+"""What token tables save on the CPU, in `highest`: three lines, each timed by turns in this process.
+
+text       running text in 64 lanes and in batches of 64, states carried, beside our own path without a table
+proteins   25 letters, sequences of 500 residues, 15,000 residues a batch, beside our reference path
+building   a table of distinct words, words per second, beside the reference char encoder
+
+Numbers are compared before anything is timed; a disagreement ends the run. Every ratio is the median of the ratios of
+the rounds. The slow side of `proteins` and `building` has less to do a turn; the unit is tokens or words per second.
+
+    python -m benchmarks.bench_token_table                          # the three lines, into results/cpu/token-table.json
+    python -m benchmarks.bench_token_table --lines text --text-sizes small
+"""
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import agreement, common, models
+from benchmarks.bench_embed import alternate, batches_turn, lanes_turn, positive
+from benchmarks.bench_reference import run_over
+
+LINES = ("text", "proteins", "building")
+LETTERS = "ACDEFGHIKLMNPQRSTVWYBXZUO"  # amino acids, as SeqVec's users write them
+SAME = 1e-6  # of a table's path and the path without: the largest absolute difference
+
+
+class Group:
+    """Sentences in batches: what the turns of bench_embed run."""
+
+    def __init__(self, sentences: list[list[str]], batch_size: int):
+        self.sentences, self.groups = sentences, common.batches(sentences, batch_size)
+
+
+def with_table(size: str, words, seed: int = 0) -> models.Embedder:
+    """A model that takes its token vectors from a table of the words."""
+    from elmo_fast import build_token_table
+
+    bilm = models.build(size, backend="auto", seed=seed)
+    bilm.token_table = build_token_table(bilm, sorted(words))
+    return models.Embedder(bilm)
+
+
+def rows(line: str, size: str, speeds: dict[tuple, list[float]], first: tuple, unit: str) -> list[dict]:
+    """One result a case, speeds by (way, variant); ratios to the case `first`, or to the one of the same way."""
+    results = []
+    for (way, variant), samples in speeds.items():
+        beside = speeds.get((way, first[1]), speeds[first])
+        ratio = float(np.median(np.divide(samples, beside)))
+        timing = common.Timing.of(samples).as_dict(samples=True)
+        results.append(common.rounded({"line": line, "size": size, "way": way, "variant": variant, "unit": unit,
+                                       **timing, "times_as_fast": ratio}))
+    return results
+
+
+# ---- text ----------------------------------------------------------------------------------
+
+
+def text_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
+    sentences, source = common.running_text(arguments.batches * arguments.batch_size)
+    text = Group(sentences, arguments.batch_size)
+    plain = models.Embedder(models.build(size, backend="auto"))
+    table = with_table(size, set(itertools.chain.from_iterable(sentences)))
+    head = text.groups[:2]
+    worst = largest_difference(run_over(table, head), run_over(plain, head))
+    require_same(f"text in {size}", worst)
+    lanes, batch = f"lanes of {arguments.batch_size}", f"one batch of {arguments.batch_size}"
+    turns = {}
+    for variant, embedder in (("without a table", plain), ("with a table", table)):
+        turns[lanes, variant] = lanes_turn(embedder, text, arguments.batch_size)
+        turns[batch, variant] = batches_turn(embedder, text)
+    speeds = warmed(turns, arguments.rounds)
+    facts = {"text": source, **common.text_facts(sentences, arguments.batch_size), "largest_difference": worst}
+    return rows("text", size, speeds, (batch, "without a table"), "tokens/s"), facts
+
+
+# ---- proteins ------------------------------------------------------------------------------
+
+
+def proteins(count_: int, residues: int, seed: int) -> list[list[str]]:
+    drawn = np.random.default_rng(seed).integers(0, len(LETTERS), (count_, residues))
+    return [[LETTERS[k] for k in row] for row in drawn]
+
+
+def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
+    residues = arguments.residues
+    batch = max(1, arguments.batch_residues // residues)
+    text = Group(proteins(batch * arguments.protein_batches, residues, 0), batch)
+    slow = Group(text.sentences[:batch], batch)
+    reference = models.Embedder(models.build(size, backend="reference"))
+    table = with_table(size, LETTERS)
+    few = [[each[:40] for each in slow.sentences[:3]]]
+    errors = agreement.by_layer(run_over(table, few), run_over(reference, few))
+    agreement.require(f"proteins in {size} against reference", max(errors), agreement.limit("highest"))
+    way = f"batches of {arguments.batch_residues:,} residues"
+    turns = {(way, "reference"): batches_turn(reference, slow), (way, "with a table"): batches_turn(table, text),
+             (f"lanes of {batch}", "with a table"): lanes_turn(table, text, batch)}
+    speeds = warmed(turns, arguments.rounds, leave_out=(way, "reference"))
+    facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch, "errors": common.rounded(errors)}
+    return rows("proteins", size, speeds, (way, "reference"), "tokens/s"), facts
+
+
+# ---- building ------------------------------------------------------------------------------
+
+
+def distinct_words(wanted: int) -> tuple[list[str], str]:
+    """Distinct words of running English: the training corpus beside the checkout, else made up; and where they are from."""
+    folder = common.shared_folder() / "corpus" / "train"
+    words: dict[str, None] = {}
+    for path in sorted(folder.glob("*.txt")) if folder.is_dir() else []:
+        words.update(dict.fromkeys(path.read_text(encoding="utf-8").split()))
+        if len(words) >= wanted:
+            return list(words)[:wanted], "corpus"
+    source = f"corpus ({len(words)}) and compounds of its words" if words else "generated (Zipf)"
+    known = list(words) or sorted({word for sentence in common._generated_sentences(2000) for word in sentence})
+    for first, second in itertools.product(known, known):  # as hyphenated compounds are
+        if len(words) >= wanted:
+            break
+        words[f"{first}-{second}"] = None
+    return list(words)[:wanted], source
+
+
+def building_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
+    import torch
+
+    from elmo_fast import build_token_table
+    from elmo_fast.ops.precision import numerics
+
+    words, source = distinct_words(arguments.words)
+    bilm = models.build(size, backend="auto")
+    encoder = bilm.token_source
+    some = words[:: max(1, len(words) // arguments.reference_words)][: arguments.reference_words]
+    ids = encoder.token_ids(some)
+
+    def reference() -> int:
+        with torch.no_grad(), numerics("highest", ids.device):
+            for piece in ids.split(arguments.reference_batch):
+                encoder(piece, "reference")
+        return len(ids)
+
+    def ours() -> int:
+        build_token_table(bilm, words)
+        return len(words)
+
+    with torch.no_grad():
+        expected = encoder(ids[:256], "reference").numpy()
+    found = build_token_table(bilm, some[:256]).vectors(np.arange(len(expected))).numpy()
+    error = agreement.relative_error([found], [expected])
+    agreement.require(f"building in {size} against reference", error, agreement.limit("highest"))
+    speeds = alternate({("vectors", "reference"): reference, ("vectors", "with a table"): ours}, arguments.rounds)
+    lengths = [len(word.encode()) for word in words]
+    facts = {"words": len(words), "from": source, "bytes_a_word": round(float(np.mean(lengths)), 2),
+             "reference_words_a_turn": len(some), "reference_batch": arguments.reference_batch, "error": error}
+    return rows("building", size, speeds, ("vectors", "reference"), "words/s"), common.rounded(facts)
+
+
+# ---- the whole run -------------------------------------------------------------------------
+
+
+def largest_difference(found, expected) -> float:
+    return max(float(np.abs(one - other).max()) for one, other in zip(found, expected, strict=True) if one.size)
+
+
+def require_same(what: str, difference: float) -> None:
+    if not difference <= SAME:
+        raise ValueError(f"{what}: largest difference from the path without a table {difference:.1e} (limit {SAME:.0e})")
+
+
+def warmed(turns: dict, rounds: int, leave_out: tuple | None = None) -> dict[tuple, list[float]]:
+    """Speeds of every turn after each has run once, but the one that takes minutes and has run in the comparison."""
+    for key, turn in turns.items():
+        if key != leave_out:
+            turn()
+    return alternate(turns, rounds)
+
+
+def run(arguments: argparse.Namespace) -> dict:
+    """Everything; the content of the results file."""
+    results, facts = [], {}
+    plan = [(text_line, size) for size in arguments.text_sizes if "text" in arguments.lines]
+    plan += [(proteins_line, arguments.size)] if "proteins" in arguments.lines else []
+    plan += [(building_line, arguments.size)] if "building" in arguments.lines else []
+    for line, size in plan:
+        found, known = line(size, arguments)
+        results += found
+        facts[f"{found[0]['line']} {size}"] = known
+        print(table(found))
+    return common.document("token table", {"precision": "highest", "states": "carry", "lines": facts}, results)
+
+
+def table(results: list[dict]) -> str:
+    """Results as Markdown rows."""
+    return "\n".join(f"| {each['line']} | {each['size']} | {each['way']} | {each['variant']} | {each['median']:,.0f} "
+                     f"{each['unit']} | {each['times_as_fast']:.2f} |" for each in results)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lines", nargs="+", choices=LINES, default=list(LINES), metavar="LINE", help="(default: all)")
+    parser.add_argument("--size", choices=common.SIZES, default="original", help="of proteins and building "
+                        "(default: original)")
+    parser.add_argument("--text-sizes", nargs="+", choices=common.SIZES, default=["small", "original"], metavar="SIZE",
+                        help="of text (default: small original)")
+    for option, default, what in (
+        ("--batch-size", 64, "sentences in a batch, lanes of a stream"),
+        ("--batches", 8, "batches of text in one turn"),
+        ("--residues", 500, "residues in a sequence"),
+        ("--batch-residues", 15_000, "residues in a batch of sequences"),
+        ("--protein-batches", 2, "batches of sequences in one turn of ours; the reference has one"),
+        ("--words", 100_000, "distinct words of the table that is built"),
+        ("--reference-words", 2048, "words in one turn of the reference char encoder"),
+        ("--reference-batch", 1024, "words that the reference char encoder takes at a time"),
+        ("--rounds", 3, "turns of each"),
+    ):
+        parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
+    parser.add_argument("--threads", type=positive, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help="JSON to write (default: benchmarks/results/cpu/token-table.json)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    import torch
+
+    arguments = parse()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        content = run(arguments)
+    except (ValueError, RuntimeError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    out = arguments.out or common.RESULTS / "cpu" / "token-table.json"
+    common.write_json(out, content)
+    print(f"written: {out.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
