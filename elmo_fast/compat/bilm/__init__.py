@@ -1,0 +1,17 @@
+"""bilm-tf's public names on PyTorch (github.com/allenai/bilm-tf, package `bilm`): docs/migrating.md shows each old call."""
+
+from elmo_fast.compat.bilm.data import Batcher, TokenBatcher
+from elmo_fast.compat.bilm.dump import dump_bilm_embeddings, dump_token_embeddings
+from elmo_fast.compat.bilm.elmo import LayerWeights, Variables, weight_layers
+from elmo_fast.compat.bilm.model import BidirectionalLanguageModel
+
+__all__ = [
+    "Batcher",
+    "BidirectionalLanguageModel",
+    "LayerWeights",
+    "TokenBatcher",
+    "Variables",
+    "dump_bilm_embeddings",
+    "dump_token_embeddings",
+    "weight_layers",
+]

@@ -1,0 +1,176 @@
+"""bilm-tf's `weight_layers`: trainable mixtures of a biLM's layers, one set of weights a name."""
+
+import math
+import numbers
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.scalar_mix import masked_layer_norm
+
+
+class WeightedLayers(dict):
+    """What `weight_layers` returns: `weighted_op` [n, T, 2 P] and `regularization_op`, a scalar.
+
+    `weights` is the module with the trained parameters: call it on the next batch.
+    """
+
+    weights: "LayerWeights"
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The trained parameters, for an optimizer."""
+        return self.weights.parameters()
+
+
+@dataclass(frozen=True)
+class _Settings:
+    n_layers: int
+    l2_coef: float | None
+    use_top_only: bool
+    do_layer_norm: bool
+
+
+class LayerWeights(nn.Module):
+    """`gamma * sum_k softmax(W + 1/n)_k h_k` over n layers, with trainable `W` [n], zeros at first, and `gamma` [1], one.
+
+    `W` is None with `use_top_only`, where the top layer is scaled by `gamma` alone, neither normed nor regularized.
+    With `do_layer_norm`, each layer is first centred and scaled by one mean and one variance over the unmasked elements
+    of the whole batch. Called on `bilm_ops`, it returns `WeightedLayers`. From bilm-tf's `weight_layers`.
+    """
+
+    def __init__(self, n_layers: int, l2_coef: float | None = None, use_top_only: bool = False,
+                 do_layer_norm: bool = False):
+        super().__init__()
+        if isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1:
+            raise ValueError(f"n_layers: expected an integer of at least 1, got {n_layers!r}")
+        self.settings = _Settings(n_layers, _check_l2(l2_coef), bool(use_top_only), bool(do_layer_norm))
+        self.register_parameter("W", None if use_top_only else nn.Parameter(torch.zeros(n_layers)))
+        self.gamma = nn.Parameter(torch.ones(1))
+
+    def forward(self, bilm_ops: Mapping[str, Any]) -> WeightedLayers:
+        """Mix `lm_embeddings` [n, layers, T, 2 P] under `mask` [n, T], tensors or arrays."""
+        layers, mask = _inputs(bilm_ops, self.gamma.device)
+        if layers.shape[1] != self.settings.n_layers:
+            raise ConfigurationError(f"bilm_ops: expected lm_embeddings of {self.settings.n_layers} layers, "
+                                     f"got {layers.shape[1]}")
+        result = WeightedLayers(weighted_op=self._mixed(layers, mask) * self.gamma,
+                                regularization_op=self.regularization())
+        result.weights = self
+        return result
+
+    def regularization(self) -> torch.Tensor:
+        """`l2_coef * sum W^2`, a scalar; zero without a coefficient or with `use_top_only`."""
+        if self.W is None:
+            return self.gamma.new_zeros(())
+        return (self.settings.l2_coef or 0.0) * self.W.square().sum()
+
+    def _mixed(self, layers: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.W is None:
+            return layers[:, -1]
+        shares = torch.softmax(self.W + 1.0 / len(self.W), dim=0)
+        each = layers.unbind(1)
+        if self.settings.do_layer_norm:
+            each = [masked_layer_norm(layer, mask) for layer in each]
+        return sum(share * layer for share, layer in zip(shares, each))
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in vars(self.settings).items())
+
+
+class Variables(nn.Module):
+    """The sets of weights that `weight_layers` made, by name; `variables["input"].gamma`.
+
+    A biLM has one of its own (`BidirectionalLanguageModel.variables`), as a TensorFlow graph has its variables.
+    """
+
+    def __getitem__(self, name: str) -> LayerWeights:
+        if name not in self:
+            raise KeyError(name)
+        return self._modules[_key(name)]
+
+    def __contains__(self, name: str) -> bool:
+        return _key(name) in self._modules
+
+    def regularization_losses(self) -> list[torch.Tensor]:
+        """The L2 terms, one for each name but those of the top layer alone; their sum is what to add to a loss."""
+        return [weights.regularization() for weights in self.children() if weights.W is not None]
+
+    def get(self, name: str, settings: _Settings, reuse: bool) -> LayerWeights:
+        """The set of that name: a new one, or with `reuse` the one that is there. `ValueError` when it is otherwise."""
+        if reuse != (name in self):
+            raise ValueError(f"name: expected {'the name of weights that were made before' if reuse else 'a new name'}, "
+                             f"got {name!r}" + ("" if reuse else ", which is taken; reuse=True shares its weights"))
+        if not reuse:
+            self.add_module(_key(name), LayerWeights(**vars(settings)))
+            return self[name]
+        known = self[name].settings
+        if settings.l2_coef is None:
+            settings = _Settings(settings.n_layers, known.l2_coef, settings.use_top_only, settings.do_layer_norm)
+        if settings != known:
+            raise ConfigurationError(f"name: expected the settings that {name!r} was made with ({known}), got {settings}")
+        return self[name]
+
+
+def weight_layers(
+    name: str,
+    bilm_ops: Mapping[str, Any],
+    l2_coef: float | None = None,
+    use_top_only: bool = False,
+    do_layer_norm: bool = False,
+    *,
+    reuse: bool = False,
+    variables: Variables | None = None,
+) -> WeightedLayers:
+    """Mix a biLM's layers with trainable weights: `{"weighted_op": [n, T, 2 P], "regularization_op": scalar}`.
+
+    `bilm_ops` is what a `BidirectionalLanguageModel` returned, or a mapping with `lm_embeddings` [n, layers, T, 2 P] and
+    `mask` [n, T]. The weights are kept under `name` in `variables`: by default those of the model that made `bilm_ops`;
+    a mapping that no model made gets weights of its own, held by the result. A name makes new weights once; after that
+    it is refused unless `reuse=True` asks for the same ones. The arguments are those of `LayerWeights`. From bilm-tf,
+    where `reuse` is a variable scope's.
+    """
+    layers, _ = _inputs(bilm_ops)
+    settings = _Settings(layers.shape[1], _check_l2(l2_coef), bool(use_top_only), bool(do_layer_norm))
+    if variables is None:
+        variables = getattr(bilm_ops, "variables", None)
+    if variables is None and reuse:
+        raise ValueError("variables: expected the Variables that hold the weights to reuse, since no model made bilm_ops, "
+                         "got None; or call the `weights` of the earlier result")
+    variables = Variables() if variables is None else variables
+    weights = variables.get(name, settings, bool(reuse))
+    return (weights if reuse else weights.to(layers.device))(bilm_ops)
+
+
+def _inputs(bilm_ops: Mapping[str, Any], device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The layers and the mask, checked; arrays become tensors on `device`."""
+    missing = [name for name in ("lm_embeddings", "mask") if name not in bilm_ops]
+    if missing:
+        raise ValueError(f"bilm_ops: expected lm_embeddings and mask, got none of {', '.join(missing)}")
+    layers, mask = (value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value), device=device)
+                    for value in (bilm_ops["lm_embeddings"], bilm_ops["mask"]))
+    if layers.dim() != 4 or not layers.is_floating_point():
+        raise ValueError(f"bilm_ops: expected lm_embeddings of shape [sentences, layers, tokens, values], "
+                         f"got {layers.dtype} of shape {tuple(layers.shape)}")
+    if mask.shape != layers.shape[::2]:
+        raise ValueError(f"bilm_ops: expected a mask of shape {tuple(layers.shape[::2])}, got {tuple(mask.shape)}")
+    return layers, mask
+
+
+def _check_l2(l2_coef: float | None) -> float | None:
+    if l2_coef is None:
+        return None
+    if isinstance(l2_coef, bool) or not isinstance(l2_coef, numbers.Real) or not math.isfinite(l2_coef):
+        raise ValueError(f"l2_coef: expected a number or None, got {l2_coef!r}")
+    return float(l2_coef)
+
+
+def _key(name: str) -> str:
+    """The key of a name's weights in a `state_dict`: `input_ELMo`, with `.W` and `.gamma`."""
+    if not isinstance(name, str) or not name or "." in name:
+        raise ValueError(f"name: expected a string without dots, got {name!r}")
+    return f"{name}_ELMo"
