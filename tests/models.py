@@ -1,10 +1,11 @@
 """Models of every shape for the tests, from this project's own initializer."""
 
+import json
 from typing import Any
 
 import numpy as np
 
-from elmo_fast import BiLm, Options, random_weights
+from elmo_fast import BiLm, Options, random_weights, write_weights
 
 SENTENCES = [
     "The children play in the garden behind the old house .".split(),
@@ -41,6 +42,15 @@ def bilm(of: Options | None = None, seed: int = 0, **arguments) -> BiLm:
     """A random model."""
     of = of or options()
     return BiLm(of, weights(of, seed), **arguments)
+
+
+def files(folder, of: Options, seed: int = 0):
+    """A model as two files in a folder: the paths of its options and of its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / "options.json", folder / "weights.hdf5"
+    paths[0].write_text(json.dumps(of.to_dict()), encoding="utf-8")
+    write_weights(paths[1], weights(of, seed))
+    return paths
 
 
 # Every shape of model that the formats allow, by name.
