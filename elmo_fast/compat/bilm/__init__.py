@@ -1,4 +1,4 @@
-"""bilm-tf's public names on PyTorch (github.com/allenai/bilm-tf, package `bilm`): docs/migrating.md shows each old call."""
+"""bilm-tf's public names (github.com/allenai/bilm-tf) on PyTorch; docs/migrating.md shows each old call."""
 
 from elmo_fast.compat.bilm.data import Batcher, TokenBatcher
 from elmo_fast.compat.bilm.dump import dump_bilm_embeddings, dump_token_embeddings

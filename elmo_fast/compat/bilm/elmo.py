@@ -1,9 +1,9 @@
 """bilm-tf's `weight_layers`: trainable mixtures of a biLM's layers, one set of weights a name."""
 
+import dataclasses
 import math
 import numbers
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class WeightedLayers(dict):
         return self.weights.parameters()
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _Settings:
     n_layers: int
     l2_coef: float | None
@@ -36,11 +36,11 @@ class _Settings:
 
 
 class LayerWeights(nn.Module):
-    """`gamma * sum_k softmax(W + 1/n)_k h_k` over n layers, with trainable `W` [n], zeros at first, and `gamma` [1], one.
+    """`gamma * sum_k softmax(W + 1/n)_k h_k` over n layers, with trainable `W` [n], zeros at first, and `gamma` [1].
 
     `W` is None with `use_top_only`, where the top layer is scaled by `gamma` alone, neither normed nor regularized.
-    With `do_layer_norm`, each layer is first centred and scaled by one mean and one variance over the unmasked elements
-    of the whole batch. Called on `bilm_ops`, it returns `WeightedLayers`. From bilm-tf's `weight_layers`.
+    With `do_layer_norm`, each layer is first centred and scaled by one mean and one variance over the unmasked
+    elements of the whole batch. Called on `bilm_ops`, it returns `WeightedLayers`. From bilm-tf's `weight_layers`.
     """
 
     def __init__(self, n_layers: int, l2_coef: float | None = None, use_top_only: bool = False,
@@ -101,18 +101,20 @@ class Variables(nn.Module):
         return [weights.regularization() for weights in self.children() if weights.W is not None]
 
     def get(self, name: str, settings: _Settings, reuse: bool) -> LayerWeights:
-        """The set of that name: a new one, or with `reuse` the one that is there. `ValueError` when it is otherwise."""
-        if reuse != (name in self):
-            raise ValueError(f"name: expected {'the name of weights that were made before' if reuse else 'a new name'}, "
-                             f"got {name!r}" + ("" if reuse else ", which is taken; reuse=True shares its weights"))
+        """The set of that name: a new one, or with `reuse` the one that is there; else `ValueError`."""
+        if reuse and name not in self:
+            raise ValueError(f"name: expected the name of weights that were made before, got {name!r}")
+        if not reuse and name in self:
+            raise ValueError(f"name: expected a new name, got {name!r}, which is taken; reuse=True shares its weights")
         if not reuse:
             self.add_module(_key(name), LayerWeights(**vars(settings)))
             return self[name]
         known = self[name].settings
         if settings.l2_coef is None:
-            settings = _Settings(settings.n_layers, known.l2_coef, settings.use_top_only, settings.do_layer_norm)
+            settings = dataclasses.replace(settings, l2_coef=known.l2_coef)
         if settings != known:
-            raise ConfigurationError(f"name: expected the settings that {name!r} was made with ({known}), got {settings}")
+            raise ConfigurationError(f"name: expected the settings that {name!r} was made with ({known}), "
+                                     f"got {settings}")
         return self[name]
 
 
@@ -128,19 +130,19 @@ def weight_layers(
 ) -> WeightedLayers:
     """Mix a biLM's layers with trainable weights: `{"weighted_op": [n, T, 2 P], "regularization_op": scalar}`.
 
-    `bilm_ops` is what a `BidirectionalLanguageModel` returned, or a mapping with `lm_embeddings` [n, layers, T, 2 P] and
-    `mask` [n, T]. The weights are kept under `name` in `variables`: by default those of the model that made `bilm_ops`;
-    a mapping that no model made gets weights of its own, held by the result. A name makes new weights once; after that
-    it is refused unless `reuse=True` asks for the same ones. The arguments are those of `LayerWeights`. From bilm-tf,
-    where `reuse` is a variable scope's.
+    `bilm_ops` is what a `BidirectionalLanguageModel` returned, or a mapping with `lm_embeddings` [n, layers, T, 2 P]
+    and `mask` [n, T]. The weights are kept under `name` in `variables`: by default those of the model that made
+    `bilm_ops`; a mapping that no model made gets weights of its own, held by the result. A name makes new weights
+    once; after that it is refused unless `reuse=True` asks for the same ones. The other arguments are those of
+    `LayerWeights`. From bilm-tf, where `reuse` is a variable scope's.
     """
     layers, _ = _inputs(bilm_ops)
     settings = _Settings(layers.shape[1], _check_l2(l2_coef), bool(use_top_only), bool(do_layer_norm))
     if variables is None:
         variables = getattr(bilm_ops, "variables", None)
     if variables is None and reuse:
-        raise ValueError("variables: expected the Variables that hold the weights to reuse, since no model made bilm_ops, "
-                         "got None; or call the `weights` of the earlier result")
+        raise ValueError("variables: expected the Variables that hold the weights to reuse, since no model made "
+                         "bilm_ops, got None; or call the `weights` of the earlier result")
     variables = Variables() if variables is None else variables
     weights = variables.get(name, settings, bool(reuse))
     return (weights if reuse else weights.to(layers.device))(bilm_ops)

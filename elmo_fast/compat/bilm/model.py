@@ -30,15 +30,15 @@ class BilmOps(dict):
 
 
 class BidirectionalLanguageModel(nn.Module):
-    """A pretrained biLM with bilm-tf's call: ids in, layers out, states carried from call to call, weights not trained.
+    """A pretrained biLM with bilm-tf's call: ids in, layers out, states carried from call to call, no weight trained.
 
     `options_file` and `weight_file` are paths or URLs. With `use_character_inputs=False` it reads word ids
     (`TokenBatcher`), and `embedding_weight_file` has their vectors (`dump_token_embeddings`, or `elmo-fast cache`); a
-    file of another model is refused where it says of which model it is. `max_batch_size` bounds the sentences of a call.
-    `state`, `precision` and `backend` are those of `BiLm`.
+    file of another model is refused where it says of which model it is. `max_batch_size` bounds the sentences of a
+    call. `state`, `precision` and `backend` are those of `BiLm`.
 
-    Each `stream` carries states of its own, as each placeholder does in bilm-tf: name one for each use of the model that
-    runs by turns, such as contexts and questions.
+    Each `stream` carries states of its own, as each placeholder does in bilm-tf: name one for each use of the model
+    that runs by turns, such as contexts and questions.
     """
 
     def __init__(
