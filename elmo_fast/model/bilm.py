@@ -13,7 +13,7 @@ from elmo_fast.model.allennlp_names import require_data
 from elmo_fast.model.fingerprint import fingerprint
 from elmo_fast.model.first_layer import FirstLayerTable
 from elmo_fast.model.layout import add_boundaries, distinct_rows, in_text_order
-from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.lstm import LstmStack, Products
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_lookup import Found, TokenLookup, check_table
@@ -141,8 +141,8 @@ class BiLm(nn.Module):
     @token_table.setter
     def token_table(self, table: TokenTable | str | os.PathLike | None) -> None:
         self._lookup = None if table is None else self._checked_lookup(table)
-        small = self._lookup is not None and FirstLayerTable.fits(self.token_table)
-        self._first_layer = FirstLayerTable(self.token_table, self._token_embedder, self._elmo_lstm) if small else None
+        small = self._lookup is not None and FirstLayerTable.fits(self.token_table, self.options.lstm.dim)
+        self._first_layer = FirstLayerTable(self.token_table, self._elmo_lstm) if small else None
 
     def get_output_dim(self) -> int:
         """Values of one token in one layer: 2 P."""
@@ -214,8 +214,8 @@ class BiLm(nn.Module):
                 return self._lookup.strings(tokens, self.backend)
             return self._found(self._token_embedder.token_ids(tokens).to(self._device))
 
-    def first_layer(self, found: Found) -> torch.Tensor | None:
-        """What the first LSTM layer's weights make of token vectors, [N, 8 D], where a small token table has it all."""
+    def first_layer(self, found: Found) -> Products | None:
+        """What the first LSTM layer's weights make of token vectors, where a small token table has it all."""
         if self._first_layer is None or found.rows is None:
             return None
         with numerics(self._precision, self._device):
@@ -239,11 +239,11 @@ class BiLm(nn.Module):
         return self._elmo_lstm.begin(lanes, fresh, full_precision(self._elmo_lstm.B_0_0))
 
     def advance(self, vectors: torch.Tensor, schedule: Schedule, state: State, restart: State | None,
-                products: torch.Tensor | None = None) -> tuple[list[torch.Tensor], State]:
+                products: Products | None = None) -> tuple[list[torch.Tensor], State]:
         """Run some steps of lanes: the LSTM layers at every step-row, [S, 2 P] each, and the state after the last.
 
-        `schedule.tokens` are rows of `vectors` [R, P], and of `products` as `first_layer` gives them. Nothing is
-        carried on: `carry_on` does that.
+        `schedule.tokens` are rows of `vectors` [R, P]; `products` are those of `first_layer` for the vectors. Nothing
+        is carried on: `carry_on` does that.
         """
         rows = torch.from_numpy(schedule.tokens).to(vectors.device)
         with numerics(self._precision, vectors.device):
@@ -254,7 +254,7 @@ class BiLm(nn.Module):
         self._elmo_lstm.carry_on(state)
 
     def run(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray,
-            lanes: np.ndarray | None = None, products: torch.Tensor | None = None) -> list[torch.Tensor]:
+            lanes: np.ndarray | None = None, products: Products | None = None) -> list[torch.Tensor]:
         """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
 
         `vectors` [R, P] are token vectors, `index` int [N] the row of each position, `lengths` int [sentences]

@@ -41,6 +41,7 @@ class TokenLookup:
 
     def strings(self, tokens: Sequence[str], backend: str) -> Found:
         """Vectors of tokens."""
+        self._check_encoder()
         rows = self.table.rows(tokens)
         missing = np.flatnonzero(rows < 0)
         if not missing.size:
@@ -56,6 +57,7 @@ class TokenLookup:
 
     def characters(self, ids: torch.Tensor, backend: str) -> Found:
         """Vectors of tokens given as distinct rows of character ids, int [N, C]."""
+        self._check_encoder()
         on_host = ids.cpu()
         rows = self.table.rows_of_characters(on_host)
         missing = np.flatnonzero(rows < 0)
@@ -74,6 +76,7 @@ class TokenLookup:
 
     def numbers(self, ids: torch.Tensor) -> Found:
         """Vectors of tokens given as word ids, int [N], 1 to V."""
+        self._check_encoder()
         return self._known((ids - 1).to(self.table.device))
 
     @property
@@ -103,7 +106,6 @@ class TokenLookup:
         return self.numbers(ids.clamp(min=1)).vectors * (ids > 0)[:, None]
 
     def _known(self, rows: np.ndarray | torch.Tensor) -> Found:
-        self._check_encoder()
         like = full_precision(self._encoder.char_embed)
         return Found(self.table.vectors(rows).to(like), rows)
 
