@@ -1,5 +1,8 @@
 """A model with a token table gives what it gives without one, for every word, known or not, by every way in."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -95,7 +98,7 @@ def test_the_first_layer_is_tabled_for_small_vocabularies(monkeypatch):
         plain._elmo_lstm.W_0_0_0[0, 0] += 1
         assert_same(tabled.embed_tokens(sentences)[0], plain.embed_tokens(sentences)[0], "native")
     monkeypatch.setattr(first_layer, "BYTES", 8 * 37 * 4)
-    assert pair()[1]._first_layer is None
+    assert pair()[1]._inputs._first_layer is None
 
 
 def test_unknown_words_are_encoded_once_and_may_join():
@@ -168,6 +171,18 @@ def test_a_table_without_a_fingerprint_is_compared_with_the_model():
     with pytest.raises(ConfigurationError, match=r"others: row 0 \('<S>'\) differs by nan"):
         one.token_table = TokenTable(vectors, words)
     other.token_table = TokenTable(vectors)  # nothing but the shape can be checked
+
+
+def test_copies_keep_the_table():
+    _, tabled = pair()
+    tabled.embed_tokens([["The"]])
+    for again in (copy.deepcopy(tabled), pickle.loads(pickle.dumps(tabled))):
+        again.reset_states(), tabled.reset_states()
+        assert_same(again.embed_tokens(SENTENCES)[0], tabled.embed_tokens(SENTENCES)[0], "native")
+        with torch.no_grad():
+            again.token_source.b_proj[0] += 1
+        with pytest.raises(ConfigurationError, match="expected one of this char encoder"):
+            again.embed_tokens([["The"]])
 
 
 def test_changed_weights_are_noticed():

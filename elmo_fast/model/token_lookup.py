@@ -1,6 +1,6 @@
 """Token vectors of a model with a token table: the table's where it has the token, the char encoder's elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -131,6 +131,10 @@ class TokenLookup:
         if self.table.grows:
             self.table.add(words, vectors)
 
+    def __getstate__(self) -> dict:
+        """Addresses of weights mean nothing in a copy."""
+        return {**self.__dict__, "_key": None}
+
     def _encoder_key(self) -> tuple:
         return tuple((value.data_ptr(), value._version, value.device, value.dtype) for value in self._encoder.parameters())
 
@@ -148,18 +152,18 @@ class TokenLookup:
             self._key = key
 
 
-def check_table(table: TokenTable, encoder: CharacterEncoder, dim: int, fingerprint: str, backend: str) -> None:
-    """Raise `ConfigurationError` unless the table is one of this model.
+def check_table(table: TokenTable, encoder: CharacterEncoder, fingerprint: Callable[[], str], backend: str) -> None:
+    """Raise `ConfigurationError` unless the table is one of the model with this encoder and `fingerprint`.
 
     A table without a fingerprint, as bilm-tf writes it, is compared word by word for a sample of its words; without
     a vocabulary only its shape can be checked.
     """
-    if table.dim != dim:
-        raise ConfigurationError(f"token_table: expected vectors of {dim} values, got {table.dim}")
+    if table.dim != encoder.dim:
+        raise ConfigurationError(f"token_table: expected vectors of {encoder.dim} values, got {table.dim}")
     if table.fingerprint is not None:
-        if table.fingerprint != fingerprint:
-            raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {fingerprint}), got "
-                                     f"one of another model (fingerprint {table.fingerprint})")
+        if table.fingerprint != (own := fingerprint()):
+            raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {own}), got one of "
+                                     f"another model (fingerprint {table.fingerprint})")
     elif table.words is not None:
         _compare_sample(table, encoder, backend)
 
