@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bench_embed, bench_reference, common, embed_results, floor, models, peers
+from benchmarks import bench_embed, bench_reference, bench_token_table, common, embed_results, floor, models, peers
 from benchmarks.gpu import ceilings, report, stage
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
@@ -214,6 +214,39 @@ def test_the_embedding_benchmark_ends_on_a_disagreement(tmp_path, monkeypatch, c
     monkeypatch.setattr(models, "build", lambda size, backend: build(size, backend=backend, seed=backend == "auto"))
     assert embed(monkeypatch, tmp_path / "tiny.json", "--precisions", "highest") == 1
     assert "batches in highest against reference: relative error" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def token_table(monkeypatch, out: Path, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", [
+        "bench_token_table", "--size", "tiny", "--text-sizes", "tiny", "--batch-size", "3", "--batches", "2", "--residues",
+        "20", "--batch-residues", "60", "--words", "90", "--reference-words", "30", "--rounds", "2", "--out", str(out),
+        *arguments])
+    return bench_token_table.main()
+
+
+def test_the_token_table_benchmark_has_its_three_lines(tmp_path, monkeypatch, capsys):
+    assert token_table(monkeypatch, tmp_path / "tiny.json") == 0, capsys.readouterr()
+    document = json.loads((tmp_path / "tiny.json").read_text())
+    cases = document["results"]
+    assert [(case["line"], case["way"], case["variant"]) for case in cases] == [
+        *(("text", way, f"{which} a table") for which in ("without", "with") for way in ("lanes of 3", "one batch of 3")),
+        ("proteins", "batches of 60 residues", "reference"), ("proteins", "batches of 60 residues", "with a table"),
+        ("proteins", "lanes of 3", "with a table"),
+        ("building", "vectors", "reference"), ("building", "vectors", "with a table")]
+    for case in cases:
+        assert 0 < case["p20"] <= case["median"] <= case["p80"] and len(case["samples"]) == 2
+        assert case["times_as_fast"] == 1 or case["variant"] == "with a table"
+    facts = document["settings"]["lines"]
+    assert facts["building tiny"]["words"] == 90 and facts["proteins tiny"]["sequences_a_batch"] == 3
+    assert facts["text tiny"]["largest_difference"] <= bench_token_table.SAME
+
+
+def test_the_token_table_benchmark_ends_on_a_disagreement(tmp_path, monkeypatch, capsys):
+    build = models.build
+    monkeypatch.setattr(models, "build", lambda size, **named: build(size, **{**named, "seed": len(named)}))
+    assert token_table(monkeypatch, tmp_path / "tiny.json", "--lines", "text") == 1
+    assert "text in tiny: largest difference from the path without a table" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.lstm import Products
 from elmo_fast.model.token_lookup import Found
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
@@ -21,7 +22,7 @@ class TokenVectors:
         self._rows: dict[str, int] = {}
         self._table: torch.Tensor | None = None
         self._sources: np.ndarray | None = None
-        self._products: torch.Tensor | None = None
+        self._products: Products | None = None
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, `<S>` and `</S>` around them: int32 [tokens + 2]."""
@@ -44,8 +45,8 @@ class TokenVectors:
         return self._table
 
     @property
-    def products(self) -> torch.Tensor | None:
-        """What the first LSTM layer makes of the table, [R, 8 D], where a small token table has it (see `BiLm`)."""
+    def products(self) -> Products | None:
+        """What the first LSTM layer's weights make of the table, where a small token table has it (see `BiLm`)."""
         return self._products
 
     def _forget(self, in_flight: Sequence) -> None:

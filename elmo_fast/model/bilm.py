@@ -11,16 +11,16 @@ from torch import nn
 from elmo_fast.model import states
 from elmo_fast.model.allennlp_names import require_data
 from elmo_fast.model.fingerprint import fingerprint
-from elmo_fast.model.first_layer import FirstLayerTable
-from elmo_fast.model.layout import add_boundaries, distinct_rows, in_text_order
-from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.layout import in_text_order
+from elmo_fast.model.lstm import LstmStack, Products
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_lookup import Found, TokenLookup, check_table
+from elmo_fast.model.token_inputs import TokenInputs
+from elmo_fast.model.token_lookup import Found
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.weights import check_weights, read_weights
-from elmo_fast.model.word_cache import WordCache, look_up_words
+from elmo_fast.model.word_cache import WordCache
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
@@ -34,7 +34,6 @@ WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
     "Prices rose by about two per cent in the last quarter , the bank said .",
     "\" I do not think so , \" he answered , \" but we shall see . \"",
 ))
-BOUNDARIES = ("add", "present")
 
 
 class BiLmOutput(NamedTuple):
@@ -91,8 +90,7 @@ class BiLm(nn.Module):
         self._word_embedding: WordCache | None = None
         self._warm: tuple[tuple, State] | None = None
         self._fingerprint: tuple[tuple, str] | None = None
-        self._lookup: TokenLookup | None = None
-        self._first_layer: FirstLayerTable | None = None
+        self._inputs = TokenInputs()
         self.token_table = token_table
         if not keep_fp32:
             self._drop_fp32()
@@ -136,13 +134,11 @@ class BiLm(nn.Module):
 
         A table of another model is refused, and so is one whose char encoder was changed after it was set.
         """
-        return None if self._lookup is None else self._lookup.table
+        return self._inputs.table
 
     @token_table.setter
     def token_table(self, table: TokenTable | str | os.PathLike | None) -> None:
-        self._lookup = None if table is None else self._checked_lookup(table)
-        small = self._lookup is not None and FirstLayerTable.fits(self.token_table)
-        self._first_layer = FirstLayerTable(self.token_table, self._token_embedder, self._elmo_lstm) if small else None
+        self._inputs.take_table(table, self._token_embedder, self._elmo_lstm, self.fingerprint, self.backend)
 
     def get_output_dim(self) -> int:
         """Values of one token in one layer: 2 P."""
@@ -181,23 +177,19 @@ class BiLm(nn.Module):
         """Representations of a batch of sentences given as ids.
 
         `ids` int [B, T, C] are character ids, 1 to 261 (word ids [B, T] for a model without characters, and also with
-        a token table, whose rows + 1 they then are), zero past a sentence's end. With `boundaries="add"`, `<S>` and `</S>` are put around every sentence, also an empty
-        one, and the result has T + 2 positions; with `"present"` the ids carry them and the result has T.
-        `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers of words given to `cache_words`, or else
-        ids of the token table, zero past a sentence's end and without boundaries; a number beyond them is read off
-        the characters, and without such numbers `ids` may be None. Raises `ValueError` for ids of another shape, type
-        or range.
+        a token table, whose rows + 1 they then are), zero past a sentence's end. With `boundaries="add"`, `<S>` and
+        `</S>` are put around every sentence, also an empty one, and the result has T + 2 positions; with `"present"`
+        the ids carry them and the result has T. `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers
+        of words given to `cache_words`, or else ids of the token table, without boundaries; a number beyond them is
+        read off the characters, and without such numbers `ids` may be None. Raises `ValueError` for ids of another
+        shape, type or range.
         """
         with numerics(self._precision, self._device):
             if word_inputs is not None:
-                found, index, mask = self._words_found(word_inputs, ids)
+                tokens = self._inputs.word_numbers(word_inputs, ids, self._word_embedding, self._token_embedder, self.backend)
             else:
-                source = self._source(ids)
-                mask = self._check_ids(ids, boundaries, source)
-                if boundaries == "add":
-                    ids, mask = add_boundaries(ids, mask, *source.boundary_ids())
-                ids, index = self._rows(ids.flatten(0, 1), mask.flatten())
-                found = self._found(ids)
+                tokens = self._inputs.batch(ids, boundaries, self._token_embedder, self.backend)
+        found, index, mask = tokens
         layers = self.run(found.vectors, index, mask.sum(1).cpu().numpy(), products=self.first_layer(found))
         places = mask.flatten().nonzero().squeeze(1)  # [N], where each token stands in [B * T]
         padded = [each.new_zeros(mask.numel(), each.shape[1]).index_copy(0, places, each) for each in layers]
@@ -222,16 +214,12 @@ class BiLm(nn.Module):
     def look_up(self, tokens: Sequence[str]) -> Found:
         """Vectors of tokens without context, and the rows of the token table that they came from."""
         with numerics(self._precision, self._device):
-            if self._lookup is not None:
-                return self._lookup.strings(tokens, self.backend)
-            return self._found(self._token_embedder.token_ids(tokens).to(self._device))
+            return self._inputs.strings(tokens, self._token_embedder, self._device, self.backend)
 
-    def first_layer(self, found: Found) -> torch.Tensor | None:
-        """What the first LSTM layer's weights make of token vectors, [N, 8 D], where a small token table has it all."""
-        if self._first_layer is None or found.rows is None:
-            return None
+    def first_layer(self, found: Found) -> Products | None:
+        """What the first LSTM layer's weights make of token vectors, where a small token table has it all."""
         with numerics(self._precision, self._device):
-            return self._first_layer.products(found.rows, self.backend, self._precision)
+            return self._inputs.first_layer(found, self.backend, self._precision)
 
     def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
@@ -251,11 +239,11 @@ class BiLm(nn.Module):
         return self._elmo_lstm.begin(lanes, fresh, full_precision(self._elmo_lstm.B_0_0))
 
     def advance(self, vectors: torch.Tensor, schedule: Schedule, state: State, restart: State | None,
-                products: torch.Tensor | None = None) -> tuple[list[torch.Tensor], State]:
+                products: Products | None = None) -> tuple[list[torch.Tensor], State]:
         """Run some steps of lanes: the LSTM layers at every step-row, [S, 2 P] each, and the state after the last.
 
-        `schedule.tokens` are rows of `vectors` [R, P], and of `products` as `first_layer` gives them. Nothing is
-        carried on: `carry_on` does that.
+        `schedule.tokens` are rows of `vectors` [R, P]; `products` are those of `first_layer` for the vectors. Nothing
+        is carried on: `carry_on` does that.
         """
         rows = torch.from_numpy(schedule.tokens).to(vectors.device)
         with numerics(self._precision, vectors.device):
@@ -266,7 +254,7 @@ class BiLm(nn.Module):
         self._elmo_lstm.carry_on(state)
 
     def run(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray,
-            lanes: np.ndarray | None = None, products: torch.Tensor | None = None) -> list[torch.Tensor]:
+            lanes: np.ndarray | None = None, products: Products | None = None) -> list[torch.Tensor]:
         """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
 
         `vectors` [R, P] are token vectors, `index` int [N] the row of each position, `lengths` int [sentences]
@@ -291,33 +279,6 @@ class BiLm(nn.Module):
     def _precision(self) -> str:
         dtype = self._elmo_lstm.B_0_0.dtype
         return self.precision if dtype in (torch.float32, torch.float64) else "medium"
-
-    def _rows(self, ids: torch.Tensor, present: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows to encode and the row of each token: ids [B * T, ...], present [B * T]. The reference keeps them all."""
-        places = present.nonzero().squeeze(1)
-        every = self.backend == "reference" and self._lookup is None
-        return (ids, places) if every else distinct_rows(ids[places])
-
-    def _source(self, ids: torch.Tensor | None) -> TokenSource:
-        """What reads the ids: the token table where they are its own, else the model's encoder."""
-        from_table = self._lookup is not None and isinstance(ids, torch.Tensor) and ids.dim() == 2
-        return self._lookup if from_table else self._token_embedder
-
-    def _found(self, ids: torch.Tensor) -> Found:
-        """Vectors of tokens given as rows of ids, [N, ...]."""
-        if self._lookup is None:
-            return Found(self._token_embedder(ids, self.backend), None)
-        return self._lookup.numbers(ids) if ids.dim() == 1 else self._lookup.characters(ids, self.backend)
-
-    def _words_found(self, words: torch.Tensor, ids: torch.Tensor | None):
-        """Vectors of sentences given as word numbers, the row of each token, and the mask; `<S>` and `</S>` around each."""
-        known = self._word_embedding if self._word_embedding is not None else self._lookup
-        if known is None:
-            raise ValueError("word_inputs: expected None, since no words are cached and there is no token table; "
-                             "got a tensor")
-        if ids is not None:
-            self._check_ids(ids, "add", self._token_embedder)
-        return look_up_words(words, ids, known, self._found)
 
     def _warm_state(self) -> State:
         """State after `warm_text` ran from zeros, (h [L, 2 P], c [L, 2 D]): kept until weights or text change."""
@@ -358,28 +319,3 @@ class BiLm(nn.Module):
         self._fingerprint = self._weights_key(), known
         if self._warm is not None:
             self._warm = self._warm_key(), self._warm[1]
-
-    def _checked_lookup(self, table: TokenTable | str | os.PathLike) -> TokenLookup:
-        if self.options.char_cnn is None:
-            raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of its "
-                                     "own, got a token table")
-        table = table if isinstance(table, TokenTable) else TokenTable.open(table)
-        known = None if table.fingerprint is None else self.fingerprint()
-        check_table(table, self._token_embedder, self.options.lstm.projection_dim, known, self.backend)
-        return TokenLookup(table, self._token_embedder)
-
-    def _check_ids(self, ids: torch.Tensor, boundaries: str, source: TokenSource) -> torch.Tensor:
-        if boundaries not in BOUNDARIES:
-            raise ValueError(f"boundaries: expected one of {', '.join(BOUNDARIES)}, got {boundaries!r}")
-        row_shape = source.row_shape
-        expected = f"integers of shape [batch, tokens{''.join(f', {size}' for size in row_shape)}]"
-        if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise ValueError(f"ids: expected a tensor of {expected}, got {getattr(ids, 'dtype', type(ids).__name__)}")
-        if ids.dim() != 2 + len(row_shape) or tuple(ids.shape[2:]) != row_shape:
-            raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
-        source.check_ids(ids)
-        mask = (ids > 0).flatten(2).any(2) if row_shape else ids > 0
-        if (mask[:, 1:] & ~mask[:, :-1]).any():
-            raise ValueError("ids: expected every sentence's tokens before its padding, "
-                             "got a position without a token in front of one with a token")
-        return mask

@@ -1,43 +1,45 @@
-"""The first LSTM layer's input products of a small vocabulary, tabled: 25 amino acids take 3 MB and save x W everywhere."""
+"""The first LSTM layer's input products of a small vocabulary, tabled: 25 amino acids take 3 MB."""
 
 import numpy as np
 import torch
 
-from elmo_fast.model.lstm import LstmStack
-from elmo_fast.model.token_source import CharacterEncoder
+from elmo_fast.model.lstm import LstmStack, Products
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.ops.projected_lstm import input_products, takes_products
 
-WORDS = 1024  # 128 KiB a word in the original size
+BYTES = 1 << 27  # 1,024 words in the original size, 4,096 in the small one
 
 
 class FirstLayerTable:
     """x W + B of both directions for every word of a token table, made when first needed and again for other weights."""
 
-    def __init__(self, table: TokenTable, encoder: CharacterEncoder, stack: LstmStack):
-        self._table, self._encoder, self._stack = table, encoder, stack
+    def __init__(self, table: TokenTable, stack: LstmStack):
+        self._table, self._stack = table, stack
         self._count = len(table)
         self._made: tuple[tuple, torch.Tensor] | None = None
 
     @staticmethod
-    def fits(table: TokenTable) -> bool:
-        """Whether the vocabulary is small enough."""
-        return len(table) <= WORDS
+    def fits(table: TokenTable, dim: int) -> bool:
+        """Whether the products of the vocabulary take at most `BYTES`, in a model with cells of `dim`."""
+        return len(table) * 8 * dim * 4 <= BYTES
 
-    def products(self, rows: np.ndarray | torch.Tensor, backend: str, precision: str) -> torch.Tensor | None:
-        """Products of rows of the token table, int64 [N] -> [N, 8 D]; None where a row, or a way to use them, is missing."""
+    def products(self, rows: np.ndarray | torch.Tensor, backend: str, precision: str) -> Products | None:
+        """Products of rows of the token table, int64 [N]; None where a row, or a way to use them, is missing."""
         weights = self._stack.layer_weights(0)
         if not takes_products(backend, precision, weights):
             return None
         rows = torch.as_tensor(rows)
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._count:
             return None
-        return self._whole(weights, backend)[rows.to(weights[0][0].device)]
+        return Products(self._whole(weights, backend), rows)
+
+    def __getstate__(self) -> dict:
+        """A copy makes its own products."""
+        return {**self.__dict__, "_made": None}
 
     def _whole(self, weights, backend: str) -> torch.Tensor:
         key = backend, *((each.data_ptr(), each._version, each.device) for pair in weights for each in pair[:2])
         if self._made is None or self._made[0] != key:
-            like = weights[0][1]
-            vectors = self._table.vectors(np.arange(self._count)).to(like.device)
+            vectors = self._table.vectors(np.arange(self._count)).to(weights[0][1].device)
             self._made = key, input_products(vectors, weights, backend=backend)
         return self._made[1]

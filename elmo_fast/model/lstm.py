@@ -1,6 +1,7 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,13 @@ from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
 
 _ALLENNLP_DIRECTIONS = ("forward", "backward")
+
+
+class Products(NamedTuple):
+    """`table` [V, 8 D]: `input_products` of the first layer, and `rows` int64 [R]: the one of each token vector."""
+
+    table: torch.Tensor
+    rows: torch.Tensor
 
 
 class LstmStack(allennlp_names.AllenNlpStateDict):
@@ -78,12 +86,12 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
 
     def forward(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, fresh: State | None = None,
                 backend: str = "auto", precision: str = "highest",
-                products: torch.Tensor | None = None) -> list[torch.Tensor]:
+                products: Products | None = None) -> list[torch.Tensor]:
         """Outputs of every layer at every step-row of the schedule, [S, 2 P] each.
 
         `vectors` [R, P] are token vectors, `rows` int [2, S] names the one that each direction reads at each
         step-row. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
-        stands for zeros. `products` [R, 8 D] is what the first layer's `input_products` gives for the vectors.
+        stands for zeros. `products` are those of the vectors with the first layer's weights, where they are known.
         """
         initial, restart = self.begin(schedule.lanes.size, fresh, vectors)
         outputs, final = self.run(vectors, rows, schedule, initial, restart, backend, precision, products)
@@ -92,7 +100,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, initial: State,
             restart: State | None = None, backend: str = "auto", precision: str = "highest",
-            products: torch.Tensor | None = None) -> tuple[list[torch.Tensor], State]:
+            products: Products | None = None) -> tuple[list[torch.Tensor], State]:
         """Outputs of every layer and the final state, from the state given; what is carried is left alone.
 
         `initial` and the result are (h [L, lanes, 2 P], c [L, lanes, 2 D]); `restart` (h [L, 2 P], c [L, 2 D])
@@ -100,7 +108,9 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
-        x = vectors if products is None else products
+        x = vectors
+        if products is not None:
+            x, rows = products.table, products.rows[rows.long()]
         for layer in range(self.options.n_layers):
             out, final = projected_lstm(
                 x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),

@@ -1,6 +1,6 @@
 """Token vectors of a model with a token table: the table's where it has the token, the char encoder's elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ class TokenLookup:
 
     def strings(self, tokens: Sequence[str], backend: str) -> Found:
         """Vectors of tokens."""
+        self._check_encoder()
         rows = self.table.rows(tokens)
         missing = np.flatnonzero(rows < 0)
         if not missing.size:
@@ -56,6 +57,7 @@ class TokenLookup:
 
     def characters(self, ids: torch.Tensor, backend: str) -> Found:
         """Vectors of tokens given as distinct rows of character ids, int [N, C]."""
+        self._check_encoder()
         on_host = ids.cpu()
         rows = self.table.rows_of_characters(on_host)
         missing = np.flatnonzero(rows < 0)
@@ -74,6 +76,7 @@ class TokenLookup:
 
     def numbers(self, ids: torch.Tensor) -> Found:
         """Vectors of tokens given as word ids, int [N], 1 to V."""
+        self._check_encoder()
         return self._known((ids - 1).to(self.table.device))
 
     @property
@@ -103,7 +106,6 @@ class TokenLookup:
         return self.numbers(ids.clamp(min=1)).vectors * (ids > 0)[:, None]
 
     def _known(self, rows: np.ndarray | torch.Tensor) -> Found:
-        self._check_encoder()
         like = full_precision(self._encoder.char_embed)
         return Found(self.table.vectors(rows).to(like), rows)
 
@@ -129,6 +131,10 @@ class TokenLookup:
         if self.table.grows:
             self.table.add(words, vectors)
 
+    def __getstate__(self) -> dict:
+        """Addresses of weights mean nothing in a copy."""
+        return {**self.__dict__, "_key": None}
+
     def _encoder_key(self) -> tuple:
         return tuple((value.data_ptr(), value._version, value.device, value.dtype) for value in self._encoder.parameters())
 
@@ -146,18 +152,18 @@ class TokenLookup:
             self._key = key
 
 
-def check_table(table: TokenTable, encoder: CharacterEncoder, dim: int, fingerprint: str, backend: str) -> None:
-    """Raise `ConfigurationError` unless the table is one of this model.
+def check_table(table: TokenTable, encoder: CharacterEncoder, fingerprint: Callable[[], str], backend: str) -> None:
+    """Raise `ConfigurationError` unless the table is one of the model with this encoder and `fingerprint`.
 
     A table without a fingerprint, as bilm-tf writes it, is compared word by word for a sample of its words; without
     a vocabulary only its shape can be checked.
     """
-    if table.dim != dim:
-        raise ConfigurationError(f"token_table: expected vectors of {dim} values, got {table.dim}")
+    if table.dim != encoder.dim:
+        raise ConfigurationError(f"token_table: expected vectors of {encoder.dim} values, got {table.dim}")
     if table.fingerprint is not None:
-        if table.fingerprint != fingerprint:
-            raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {fingerprint}), got "
-                                     f"one of another model (fingerprint {table.fingerprint})")
+        if table.fingerprint != (own := fingerprint()):
+            raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {own}), got one of "
+                                     f"another model (fingerprint {table.fingerprint})")
     elif table.words is not None:
         _compare_sample(table, encoder, backend)
 

@@ -40,7 +40,7 @@ class TokenTable:
             raise ValueError(f"words: expected one for each of {len(self._base)} vectors, got {len(self._words)}")
         self._rows = {word: row for row, word in enumerate(self._words or [])}
         self._growth = _growth(grow)
-        self._room, self._grown = self._base[:0], 0
+        self._room, self._grown = self._base.new_empty(0, self.dim), 0
         self._lock = threading.RLock()
         self._index: CharacterIndex | None = None
         self._path: str | None = None

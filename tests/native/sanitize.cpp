@@ -34,12 +34,13 @@ struct Data {
   LstmShape shape;
   int64_t lanes;
   std::vector<char> packed;
-  Floats inputs, h, c, reset_h, reset_c;
+  Floats inputs, products, h, c, reset_h, reset_c;
   std::vector<int32_t> live, rows, out_rows;
   std::vector<uint8_t> reset;
 
   Data(const Case& k, Precision precision, std::mt19937& rng)
       : shape{k.input, k.dim, k.projection}, lanes(k.lanes), inputs(random_floats(size_t(9 * k.input), rng)),
+        products(random_floats(size_t(9 * 8 * k.dim), rng)),
         h(random_floats(size_t(k.lanes * 2 * k.projection), rng)), c(random_floats(size_t(k.lanes * 2 * k.dim), rng)),
         reset_h(random_floats(size_t(2 * k.projection), rng)), reset_c(random_floats(size_t(2 * k.dim), rng)) {
     pack(precision, rng);
@@ -67,14 +68,15 @@ struct Data {
   }
 
   // output, h, c one after the other.
-  Floats run(Precision precision, int threads, int64_t chunk) const {
+  Floats run(Precision precision, int threads, int64_t chunk, bool multiplied = false) const {
     Floats output(rows.size() / 2 * 2 * size_t(shape.projection), NAN), h_end = h, c_end = c;
     LstmCall call = {};
     call.shape = shape;
     call.precision = precision;
     call.packed = packed.data();
     call.packed_size = packed.size();
-    call.inputs = inputs.data();
+    call.inputs = multiplied ? products.data() : inputs.data();
+    call.multiplied = multiplied;
     call.input_rows = 9;
     call.steps = int64_t(live.size());
     call.live = live.data();
@@ -116,8 +118,13 @@ void lstm_cases(Precision precision) {
                         Case{33, 520, 33, 2, 2}, Case{8, 64, 16, 64, 6}}) {
     const Data data(k, precision, rng);
     const Floats expected = data.run(precision, 1, 0);
+    const Floats tabled = data.run(precision, 1, 0, true);
     for (float value : expected) require(std::isfinite(value), "every output is written");
-    for (int threads : {2, 3, 4, 7}) require(same(expected, data.run(precision, threads, threads % 3)), "same bits");
+    for (float value : tabled) require(std::isfinite(value), "every output is written from products");
+    for (int threads : {2, 3, 4, 7}) {
+      require(same(expected, data.run(precision, threads, threads % 3)), "same bits");
+      require(same(tabled, data.run(precision, threads, threads % 3, true)), "same bits from products");
+    }
   }
 }
 
