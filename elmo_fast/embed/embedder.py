@@ -35,6 +35,8 @@ class ElmoEmbedder:
     memory there (see `BiLm`).
     """
 
+    _bilm: type[BiLm] = BiLm
+
     def __init__(
         self,
         options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
@@ -49,8 +51,8 @@ class ElmoEmbedder:
         device = _device(cuda_device)
         if not keep_fp32 and device.type != "cpu":
             raise ValueError(f"keep_fp32: expected True on a GPU, got False with cuda_device {cuda_device}")
-        bilm = BiLm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
-                               keep_fp32=keep_fp32)
+        bilm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
+                                     keep_fp32=keep_fp32)
         self._take(bilm if device.type == "cpu" else bilm.to(device), cuda_device)
 
     @classmethod
@@ -69,8 +71,8 @@ class ElmoEmbedder:
         """Vectors of a batch as padded tensors: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
         ids = batch_to_ids(batch, *self.elmo_bilm.token_source.row_shape)
         with torch.no_grad():
-            activations, mask = self.elmo_bilm(ids.to(next(self.elmo_bilm.parameters()).device))
-        inner = [remove_boundaries(layer, mask) for layer in activations]
+            output = self.elmo_bilm(ids.to(next(self.elmo_bilm.parameters()).device))
+        inner = [remove_boundaries(layer, output["mask"]) for layer in output["activations"]]
         return torch.stack([layer for layer, _ in inner], dim=1), inner[0][1].long()
 
     def embed_sentence(self, sentence: Sequence[str]) -> np.ndarray:

@@ -28,6 +28,8 @@ class Elmo(nn.Module):
     `state`, `precision` and `backend` are those of `BiLm`.
     """
 
+    _bilm: type[BiLm] = BiLm
+
     def __init__(
         self,
         options_file: str | os.PathLike | None,
@@ -46,11 +48,11 @@ class Elmo(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        self._elmo_lstm = _given(module, options_file, weight_file) if module is not None else BiLm.from_files(
+        self._elmo_lstm = _given(module, options_file, weight_file) if module is not None else self._bilm.from_files(
             options_file, weight_file, state=state, precision=precision, backend=backend, requires_grad=requires_grad)
         self._keep_sentence_boundaries = keep_sentence_boundaries
         self._has_cached_vocab = bool(vocab_to_cache)
-        if self._has_cached_vocab:
+        if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
             self._elmo_lstm.cache_words(vocab_to_cache)
         self._dropout = nn.Dropout(p=dropout)
         self._mixes = _check_count(num_output_representations)
