@@ -226,7 +226,8 @@ class TestCachedWords:
         assert deep["mask"].shape == (2, 4, 2 + 2 * keep)
         for k in range(4):
             assert torch.equal(deep["mask"][:, k], flat["mask"])
-            assert torch.allclose(deep["elmo_representations"][0][:, k], flat["elmo_representations"][0], atol=SAME_MODEL)
+            found, expected = deep["elmo_representations"][0][:, k], flat["elmo_representations"][0]
+            assert torch.allclose(found, expected, atol=SAME_MODEL)
 
 
 def test_elmo_over_a_given_module(files):

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
@@ -135,14 +136,15 @@ class ElmoEmbedder:
         use_sentence_keys: bool = False,
         *,
         allow_blank: bool = False,
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> None:
         """Embed a text file, one tokenized sentence a line, into HDF5 datasets keyed by line index; closes the input.
 
         `output_format` is `all` ([layers, tokens, 2 P]), `top` or `average` ([tokens, 2 P]). `sentence_to_index`
         holds a JSON string that maps each sentence to its key, unless `forget_sentences`. With `use_sentence_keys`
         the sentences themselves are the keys. `allow_blank` gives blank lines datasets without tokens. From
-        AllenNLP's `embed_file`. The output appears only when it is whole.
+        AllenNLP's `embed_file`. The output appears only when it is whole. `progress` is a bar on a terminal's stderr,
+        or `"lines"`: a line every ten seconds on any.
         """
         if output_format not in OUTPUT_FORMATS:
             raise ConfigurationError(f"output_format: expected one of {', '.join(OUTPUT_FORMATS)}, "
@@ -176,7 +178,7 @@ def _formatted(vectors: np.ndarray, output_format: str) -> np.ndarray:
     return vectors[-1] if output_format == "top" else vectors.mean(axis=0)
 
 
-def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool) -> Iterator[np.ndarray]:
+def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool | str) -> Iterator[np.ndarray]:
     if not wanted:
         return arrays
     try:
@@ -184,7 +186,19 @@ def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool) -> 
     except ImportError:
         logger.info("tqdm is not installed: no progress bar")
         return arrays
-    return iter(tqdm(arrays, total=count, unit=" sentences", disable=None))
+    as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False} if wanted == "lines" else {}
+    return iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None, **as_lines}))
+
+
+class _Lines:
+    """stderr for tqdm, each of its updates a line of its own."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            print(text, file=sys.stderr)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def _device(cuda_device: int) -> torch.device:

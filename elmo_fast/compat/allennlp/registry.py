@@ -2,6 +2,9 @@
 
 import importlib
 import logging
+import os
+import pkgutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +37,15 @@ def register(base: type, name: str, subclass: type) -> None:
     """Make AllenNLP build `subclass` where a configuration says `"type": name`."""
     if hasattr(base, "register"):
         base.register(name, exist_ok=True)(subclass)
+
+
+def import_submodules(package: str) -> None:
+    """Import a package or module, from the working directory too, and every module below it, as `--include-package`."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    found = importlib.import_module(package)
+    for module in pkgutil.walk_packages(getattr(found, "__path__", []), f"{package}."):
+        importlib.import_module(module.name)
 
 
 def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping[str, Callable[[Any], Any]],
