@@ -1,6 +1,7 @@
 """AllenNLP's `Elmo`, `_ElmoBiLm` and `_ElmoCharacterEncoder`, by AllenNLP's names and calls."""
 
 import importlib
+import inspect
 import json
 import logging
 
@@ -49,6 +50,22 @@ def files(tmp_path_factory):
 def test_old_imports_with_the_prefix(module, names):
     found = importlib.import_module(f"elmo_fast.compat.allennlp.{module}")
     assert all(hasattr(found, name) for name in names.split())
+
+
+@pytest.mark.parametrize("call, arguments", [
+    (Elmo, "num_output_representations requires_grad=False do_layer_norm=False dropout=0.5 vocab_to_cache=None "
+           "keep_sentence_boundaries=False scalar_mix_parameters=None module=None"),
+    (_ElmoBiLm, "requires_grad=False vocab_to_cache=None"),
+    (_ElmoCharacterEncoder, "requires_grad=False"),
+    (ElmoTokenEmbedder, "do_layer_norm=False dropout=0.5 requires_grad=False projection_dim=None vocab_to_cache=None "
+                        "scalar_mix_parameters=None"),
+])
+def test_signatures(call, arguments):
+    given = [parameter for parameter in inspect.signature(call).parameters.values()
+             if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    assert [each.name for each in given[:2]] == ["options_file", "weight_file"]
+    found = [each.name if each.default is each.empty else f"{each.name}={each.default}" for each in given[2:]]
+    assert found == arguments.split()
 
 
 @pytest.mark.parametrize("model", ["allennlp", "bilm-tf"])

@@ -93,7 +93,9 @@ class Elmo(nn.Module):
 
     def _mixed(self, k: int, activations, mask) -> torch.Tensor:
         mixed = getattr(self, f"scalar_mix_{k}")(activations, mask)
-        return mixed if self._keep_sentence_boundaries else remove_boundaries(mixed, mask)[0]
+        if not self._keep_sentence_boundaries:
+            return remove_boundaries(mixed, mask)[0]
+        return torch.where(mask[..., None] > 0, mixed, mixed.new_zeros(()))  # layer norm leaves an offset past the end
 
 
 def _given(module: nn.Module, options_file, weight_file) -> nn.Module:
