@@ -160,8 +160,7 @@ def _progress(parsed: argparse.Namespace) -> bool | str:
 
 def _heed_allennlps_flags(parsed: argparse.Namespace) -> None:
     if parsed.vocab_path is not None:
-        logging.warning("--vocab-path: not used, neither here nor by AllenNLP 0.9; `elmo-fast embed` encodes every "
-                        "distinct word once anyway")
+        logging.warning("--vocab-path: not used, neither here nor by AllenNLP 0.9")
     if parsed.include_package:
         from elmo_fast.compat.allennlp.registry import import_submodules
 

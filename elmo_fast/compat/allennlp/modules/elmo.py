@@ -86,7 +86,7 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         framed, mask = add_boundaries(inputs, self._mask(inputs), *self.boundary_ids())
         rows, index = distinct_rows(framed[mask])
         with numerics(self.precision, inputs.device):
-            vectors = super().forward(rows, backend or self.backend)[index]  # [N, P]
+            vectors = super().forward(rows, backend or self.backend)[index].to(self.char_embed.dtype)  # [N, P]
         places = mask.flatten().nonzero().squeeze(1)
         padded = vectors.new_zeros(mask.numel(), self.output_dim).index_copy(0, places, vectors)
         return {"mask": mask.long(), "token_embedding": padded.view(*mask.shape, -1)}
