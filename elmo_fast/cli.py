@@ -107,7 +107,18 @@ def _add_embed(commands) -> None:
     embed.add_argument("--unknown", choices=UNKNOWN, help="what a word outside the table gets: its own vector, an "
                        "error, or <UNK>'s (default: encode)")
     embed.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_allennlps_flags(embed)
     embed.set_defaults(run=_embed)
+
+
+def _add_allennlps_flags(embed: argparse.ArgumentParser) -> None:
+    """Flags of `allennlp elmo` that are there for scripts that pass them."""
+    old = embed.add_argument_group("further flags of `allennlp elmo`")
+    old.add_argument("--file-friendly-logging", action="store_true",
+                     help="progress as lines, one every ten seconds, also where stderr is a file")
+    old.add_argument("--include-package", action="append", default=[], metavar="PACKAGE",
+                     help="import a package and its modules first; may be given more than once")
+    old.add_argument("--vocab-path", metavar="FILE", help="not used, neither here nor by AllenNLP 0.9")
 
 
 def _add_info(commands) -> None:
@@ -141,6 +152,7 @@ def _embed(parsed: argparse.Namespace) -> None:
     check_output(parsed.output_file)
     if parsed.unknown and not parsed.token_table:
         raise ConfigurationError(f"--unknown: expected --token-table beside it, got {parsed.unknown} alone")
+    _heed_allennlps_flags(parsed)
     with _opened(parsed.input_file) as input_file:
         files = _files(parsed, "original")
         _keep_apart(parsed.output_file, parsed.input_file, files.options_file, files.weight_file,
@@ -149,7 +161,21 @@ def _embed(parsed: argparse.Namespace) -> None:
         embedder = ElmoEmbedder(files.options_file, files.weight_file, parsed.cuda_device, state=parsed.state,
                                 precision=parsed.precision, backend=parsed.backend, token_table=table)
         embedder.embed_file(input_file, parsed.output_file, parsed.layers, parsed.batch_size, parsed.forget_sentences,
-                            parsed.use_sentence_keys, allow_blank=parsed.allow_blank, progress=not parsed.quiet)
+                            parsed.use_sentence_keys, allow_blank=parsed.allow_blank, progress=_progress(parsed))
+
+
+def _progress(parsed: argparse.Namespace) -> bool | str:
+    return "lines" if parsed.file_friendly_logging and not parsed.quiet else not parsed.quiet
+
+
+def _heed_allennlps_flags(parsed: argparse.Namespace) -> None:
+    if parsed.vocab_path is not None:
+        logging.warning("--vocab-path: not used, neither here nor by AllenNLP 0.9")
+    if parsed.include_package:
+        from elmo_fast.compat.allennlp.registry import import_submodules
+
+        for package in parsed.include_package:
+            import_submodules(package)
 
 
 def _opened(name: str):

@@ -36,6 +36,36 @@ def arrays(path):
         return {key: file[key][...] for key in file if key != "sentence_to_index"}
 
 
+def test_further_flags_of_allennlp(capsys, folder, model, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (folder / "mine" / "below").mkdir(parents=True)
+    for name, number in (("mine/__init__.py", 1), ("mine/below/__init__.py", 2), ("mine/below/deep.py", 3)):
+        (folder / name).write_text(f"import sys\nsys.stderr.write('imported {number}\\n')\n")
+    plain = run(capsys, "embed", "in.txt", "plain.hdf5", "--all", "--model", model)
+    assert plain == (0, "", "")
+    status, out, err = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", model, "--file-friendly-logging",
+                           "--include-package", "mine")
+    assert (status, out) == (0, "") and "\r" not in err
+    lines = err.splitlines()
+    assert lines[:3] == ["imported 1", "imported 2", "imported 3"]
+    assert lines[3].startswith("0%|") and lines[-1].startswith("100%|") and "3/3" in lines[-1]
+    for key, expected in arrays("plain.hdf5").items():
+        np.testing.assert_array_equal(arrays("out.hdf5")[key], expected)
+    assert run(capsys, "embed", "in.txt", "out.hdf5", "--top", "--model", model, "--file-friendly-logging",
+               "--quiet") == (0, "", "")
+    (folder / "out.hdf5").unlink()
+    result = run(capsys, "embed", "in.txt", "out.hdf5", "--top", "--model", model, "--include-package", "none_such")
+    assert_refused(result, "No module named 'none_such'", status=1)
+    assert not (folder / "out.hdf5").exists()
+
+
+def test_vocabulary_path_is_said_to_be_unused(folder, model):
+    process = start(["embed", "in.txt", "out.hdf5", "--top", "--model", model, "--vocab-path", "none.txt"])
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "") and err.startswith("WARNING: --vocab-path: not used")
+    assert len(arrays("out.hdf5")) == 3
+
+
 def assert_refused(result, message, status=2):
     """One line on stderr, nothing on stdout."""
     assert result[0] == status and result[1] == ""

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
@@ -36,6 +37,8 @@ class ElmoEmbedder:
     memory there (see `BiLm`). `token_table` is a `TokenTable` or the file of one: tokens have their vectors from it.
     """
 
+    _bilm: type[BiLm] = BiLm
+
     def __init__(
         self,
         options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
@@ -51,8 +54,8 @@ class ElmoEmbedder:
         device = torch_device(cuda_device)
         if not keep_fp32 and device.type != "cpu":
             raise ValueError(f"keep_fp32: expected True on a GPU, got False with cuda_device {cuda_device}")
-        bilm = BiLm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
-                               keep_fp32=keep_fp32, token_table=token_table)
+        bilm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
+                                     keep_fp32=keep_fp32, token_table=token_table)
         self._take(bilm if device.type == "cpu" else bilm.to(device), cuda_device)
 
     @classmethod
@@ -71,8 +74,8 @@ class ElmoEmbedder:
         """Vectors of a batch as padded tensors: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
         ids = batch_to_ids(batch, *self.elmo_bilm.token_source.row_shape)
         with torch.no_grad():
-            activations, mask = self.elmo_bilm(ids.to(next(self.elmo_bilm.parameters()).device))
-        inner = [remove_boundaries(layer, mask) for layer in activations]
+            output = self.elmo_bilm(ids.to(next(self.elmo_bilm.parameters()).device))
+        inner = [remove_boundaries(layer, output["mask"]) for layer in output["activations"]]
         return torch.stack([layer for layer, _ in inner], dim=1), inner[0][1].long()
 
     def embed_sentence(self, sentence: Sequence[str]) -> np.ndarray:
@@ -135,14 +138,15 @@ class ElmoEmbedder:
         use_sentence_keys: bool = False,
         *,
         allow_blank: bool = False,
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> None:
         """Embed a text file, one tokenized sentence a line, into HDF5 datasets keyed by line index; closes the input.
 
         `output_format` is `all` ([layers, tokens, 2 P]), `top` or `average` ([tokens, 2 P]). `sentence_to_index`
         holds a JSON string that maps each sentence to its key, unless `forget_sentences`. With `use_sentence_keys`
         the sentences themselves are the keys. `allow_blank` gives blank lines datasets without tokens. From
-        AllenNLP's `embed_file`. The output appears only when it is whole.
+        AllenNLP's `embed_file`. The output appears only when it is whole. `progress` is a bar on a terminal's stderr,
+        or `"lines"`: a line every ten seconds on any.
         """
         if output_format not in OUTPUT_FORMATS:
             raise ConfigurationError(f"output_format: expected one of {', '.join(OUTPUT_FORMATS)}, "
@@ -176,7 +180,7 @@ def _formatted(vectors: np.ndarray, output_format: str) -> np.ndarray:
     return vectors[-1] if output_format == "top" else vectors.mean(axis=0)
 
 
-def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool) -> Iterator[np.ndarray]:
+def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool | str) -> Iterator[np.ndarray]:
     if not wanted:
         return arrays
     try:
@@ -184,7 +188,19 @@ def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool) -> 
     except ImportError:
         logger.info("tqdm is not installed: no progress bar")
         return arrays
-    return iter(tqdm(arrays, total=count, unit=" sentences", disable=None))
+    as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False} if wanted == "lines" else {}
+    return iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None, **as_lines}))
+
+
+class _Lines:
+    """stderr for tqdm, each of its updates a line of its own."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            print(text, file=sys.stderr)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 def torch_device(cuda_device: int) -> torch.device:

@@ -14,7 +14,7 @@ from elmo_fast.model.fingerprint import fingerprint
 from elmo_fast.model.layout import in_text_order
 from elmo_fast.model.lstm import LstmStack, Products
 from elmo_fast.model.options import ConfigurationError, Options
-from elmo_fast.model.sources import find_model
+from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.token_inputs import TokenInputs
 from elmo_fast.model.token_lookup import Found
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
@@ -84,9 +84,8 @@ class BiLm(nn.Module):
         self.backend = check_backend(backend)
         self.warm_text = warm_text
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
-        source = WordEmbedder if options.char_cnn is None else CharacterEncoder
-        self._token_embedder: TokenSource = source(options, weights, requires_grad)
-        self._elmo_lstm = LstmStack(options, weights, requires_grad, state)
+        self._token_embedder = self._make_token_source(weights, requires_grad)
+        self._elmo_lstm = self._make_lstm(weights, requires_grad, state)
         self._word_embedding: WordCache | None = None
         self._warm: tuple[tuple, State] | None = None
         self._fingerprint: tuple[tuple, str] | None = None
@@ -98,16 +97,24 @@ class BiLm(nn.Module):
     @classmethod
     def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
         """Read a model from two paths or URLs; `arguments` are those of `BiLm`."""
-        files = find_model(options_file=options_file, weight_file=weight_file)
-        options = Options.from_file(files.options_file)
-        return cls(options, read_weights(files.weight_file, options), **arguments)
+        return cls._read(find_model(options_file=options_file, weight_file=weight_file), **arguments)
 
     @classmethod
     def from_model(cls, model: str | os.PathLike, **arguments) -> "BiLm":
         """Read a model from a name, a directory, a ZIP, or the URL of a ZIP; `arguments` are those of `BiLm`."""
-        files = find_model(model)
+        return cls._read(find_model(model), **arguments)
+
+    @classmethod
+    def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
         options = Options.from_file(files.options_file)
         return cls(options, read_weights(files.weight_file, options), **arguments)
+
+    def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
+        source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
+        return source(self.options, weights, requires_grad)
+
+    def _make_lstm(self, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str) -> LstmStack:
+        return LstmStack(self.options, weights, requires_grad, state)
 
     @property
     def num_layers(self) -> int:

@@ -30,6 +30,8 @@ class Elmo(nn.Module):
     `state`, `precision` and `backend` are those of `BiLm`.
     """
 
+    _bilm: type[BiLm] = BiLm
+
     def __init__(
         self,
         options_file: str | os.PathLike | None,
@@ -49,12 +51,14 @@ class Elmo(nn.Module):
         token_table: TokenTable | str | os.PathLike | None = None,
     ):
         super().__init__()
-        self._elmo_lstm = _given(module, options_file, weight_file, token_table) if module is not None else BiLm.from_files(
-            options_file, weight_file, state=state, precision=precision, backend=backend, requires_grad=requires_grad,
-            token_table=token_table)
+        if module is not None:
+            self._elmo_lstm = _given(module, options_file, weight_file, token_table)
+        else:
+            self._elmo_lstm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision,
+                                                    backend=backend, requires_grad=requires_grad, token_table=token_table)
         self._keep_sentence_boundaries = keep_sentence_boundaries
         self._has_cached_vocab = bool(vocab_to_cache)
-        if self._has_cached_vocab:
+        if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
             self._elmo_lstm.cache_words(vocab_to_cache)
         self._dropout = nn.Dropout(p=dropout)
         self._mixes = _check_count(num_output_representations)
@@ -97,7 +101,9 @@ class Elmo(nn.Module):
 
     def _mixed(self, k: int, activations, mask) -> torch.Tensor:
         mixed = getattr(self, f"scalar_mix_{k}")(activations, mask)
-        return mixed if self._keep_sentence_boundaries else remove_boundaries(mixed, mask)[0]
+        if not self._keep_sentence_boundaries:
+            return remove_boundaries(mixed, mask)[0]
+        return torch.where(mask[..., None] > 0, mixed, mixed.new_zeros(()))  # layer norm leaves an offset past the end
 
 
 def _given(module: nn.Module, options_file, weight_file, token_table) -> nn.Module:

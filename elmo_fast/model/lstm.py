@@ -40,11 +40,12 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         self.datasets = {}
         for direction in DIRECTIONS:
             for layer in range(self.options.n_layers):
-                for dataset in ("W_0", "B", "W_P_0")[: 2 + self.options.is_projected]:
+                for dataset in ("W_0", "B", "W_P_0"):
                     own, name = f"{dataset}_{direction}_{layer}", lstm_name(direction, layer, dataset)
-                    self.datasets[own] = name
-                    parameter = nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad)
-                    self.register_parameter(own, parameter)
+                    if name in weights:
+                        self.datasets[own] = name
+                        parameter = nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad)
+                        self.register_parameter(own, parameter)
         self._carried: State | None = None
 
     @property
@@ -160,10 +161,10 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         projection = self.options.projection_dim
         for prefix, suffix in self._cells():
             w = allennlp_names.swap_gates(own[f"W_0_{suffix}"].t())  # [4 D, 2 P]
-            theirs[f"{prefix}.input_linearity.weight"] = w[:, :projection].contiguous()
-            theirs[f"{prefix}.state_linearity.weight"] = w[:, projection:].contiguous()
+            theirs[f"{prefix}.input_linearity.weight"] = w[:, :-projection].contiguous()
+            theirs[f"{prefix}.state_linearity.weight"] = w[:, -projection:].contiguous()
             theirs[f"{prefix}.state_linearity.bias"] = allennlp_names.bias_to_allennlp(own[f"B_{suffix}"])
-            if self.options.is_projected:
+            if f"W_P_0_{suffix}" in own:
                 theirs[f"{prefix}.state_projection.weight"] = own[f"W_P_0_{suffix}"].t().contiguous()
         return theirs
 
@@ -173,7 +174,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
             both = [theirs[f"{prefix}.{part}_linearity.weight"] for part in ("input", "state")]
             own[f"W_0_{suffix}"] = allennlp_names.swap_gates(torch.cat(both, dim=1)).t().contiguous()
             own[f"B_{suffix}"] = allennlp_names.bias_from_allennlp(theirs[f"{prefix}.state_linearity.bias"])
-            if self.options.is_projected:
+            if f"{prefix}.state_projection.weight" in theirs:
                 own[f"W_P_0_{suffix}"] = theirs[f"{prefix}.state_projection.weight"].t().contiguous()
         return own
 

@@ -1,7 +1,8 @@
 """Weight files in bilm-tf's HDF5 layout, read with every shape checked, and written back value for value."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import h5py
 import numpy as np
@@ -69,6 +70,25 @@ def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndar
     a one-layer bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not
     HDF5, is cut short, lacks a dataset, holds one of another shape, or holds layers the options do not know.
     """
+    with _opened(path) as (file, name):
+        shapes = expected_shapes(options)
+        if options.char_cnn is not None and "CNN_proj" in file:
+            shapes.update(_projection_shapes(options))
+        found = _datasets(file)
+        weights = _take(found, shapes, name)
+        _refuse_more(found, name, options)
+        return weights
+
+
+def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Some weights of a file, float32, by dataset name, whatever else it holds. Errors are those of `read_weights`."""
+    with _opened(path) as (file, name):
+        return _take(_datasets(file), shapes, name)
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike) -> Iterator[tuple[h5py.File, str]]:
+    """A weight file to read, and its name; damage found while it is read is a `ConfigurationError`."""
     name = os.fspath(path)
     if os.path.isdir(name):
         raise IsADirectoryError(f"weight_file: expected an HDF5 file, got the directory {name}")
@@ -78,7 +98,7 @@ def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndar
         raise PermissionError(f"weight_file: expected a file that can be read, got {name}")
     try:
         with h5py.File(name, "r") as file:
-            return _read(file, name, options)
+            yield file, name
     except ConfigurationError:
         raise
     except _DAMAGE as error:
@@ -86,18 +106,15 @@ def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndar
                                  f"or damaged ({error})") from error
 
 
-def _read(file: h5py.File, source: str, options: Options) -> dict[str, np.ndarray]:
-    shapes = expected_shapes(options)
-    if options.char_cnn is not None and "CNN_proj" in file:
-        shapes.update(_projection_shapes(options))
-    found = _datasets(file)
+def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
+          source: str) -> dict[str, np.ndarray]:
+    """Move the datasets of `shapes` out of `found` and into memory."""
     weights = {}
     for name, shape in shapes.items():
         dataset = found.pop(name, None)
         if dataset is None:
             raise ConfigurationError(f"weight_file {source}: dataset {name}: expected shape {shape}, found none")
         weights[name] = _checked(dataset, name, shape, source)
-    _refuse_more(found, source, options)
     return weights
 
 

@@ -9,7 +9,7 @@ import torch
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, UnicodeCharsVocabulary, Vocabulary
 
-_BOUNDARIES = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
+BOUNDARIES = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
 
 
 def batch_to_ids(
@@ -87,7 +87,7 @@ class Batcher:
     def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
         """int64 [sentences, longest + 2, max_token_length]; ids 1 to 261, zero past a sentence's end."""
         sentences = _at_least_one(sentences)
-        framed = [(_BOUNDARIES[0], *sentence, _BOUNDARIES[1]) for sentence in sentences]
+        framed = [(BOUNDARIES[0], *sentence, BOUNDARIES[1]) for sentence in sentences]
         return _pad(framed, self._max_token_length, characters.SENTENCE_MARKS, np.int64)
 
 
@@ -100,7 +100,7 @@ class TokenBatcher:
 
     def __init__(self, lm_vocab_file: str | os.PathLike):
         self._lm_vocab = Vocabulary(lm_vocab_file)
-        self._lm_vocab.require(*_BOUNDARIES)
+        self._lm_vocab.require(*BOUNDARIES)
 
     def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
         """int64 [sentences, longest + 2]; ids 1 to size, zero past a sentence's end."""

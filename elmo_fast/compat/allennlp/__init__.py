@@ -1,0 +1,39 @@
+"""AllenNLP 0.9's ELMo calls: `from elmo_fast.compat.allennlp import Elmo, ElmoEmbedder, batch_to_ids`.
+
+The modules lie where AllenNLP has them (`modules.elmo`, `commands.elmo`, `data.token_indexers.elmo_indexer`, ...), so
+that putting `elmo_fast.compat.` in front of an old import is enough. What differs on purpose: docs/migrating.md.
+Where AllenNLP itself is installed, its configurations build these classes as soon as this package is imported.
+"""
+
+from elmo_fast.compat.allennlp.commands.elmo import (DEFAULT_BATCH_SIZE, DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE,
+                                                     ElmoEmbedder)
+from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper, ELMoTokenCharactersIndexer
+from elmo_fast.compat.allennlp.modules.elmo import Elmo, _ElmoBiLm, _ElmoCharacterEncoder, batch_to_ids
+from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
+from elmo_fast.compat.allennlp.modules.highway import Highway
+from elmo_fast.compat.allennlp.modules.scalar_mix import ScalarMix
+from elmo_fast.compat.allennlp.modules.token_embedders.elmo_token_embedder import ElmoTokenEmbedder
+from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
+from elmo_fast.compat.allennlp.tools.word_vectors import create_elmo_embeddings_from_vocab
+from elmo_fast.model.options import ConfigurationError
+
+__all__ = [
+    "ConfigurationError",
+    "DEFAULT_BATCH_SIZE",
+    "DEFAULT_OPTIONS_FILE",
+    "DEFAULT_WEIGHT_FILE",
+    "ELMoCharacterMapper",
+    "ELMoTokenCharactersIndexer",
+    "Elmo",
+    "ElmoEmbedder",
+    "ElmoLstm",
+    "ElmoTokenEmbedder",
+    "Highway",
+    "ScalarMix",
+    "_ElmoBiLm",
+    "_ElmoCharacterEncoder",
+    "add_sentence_boundary_token_ids",
+    "batch_to_ids",
+    "create_elmo_embeddings_from_vocab",
+    "remove_sentence_boundaries",
+]

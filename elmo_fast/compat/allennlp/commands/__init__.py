@@ -1,0 +1,1 @@
+"""`allennlp.commands`, as far as it is ELMo's."""

@@ -1,0 +1,24 @@
+"""`allennlp.commands.elmo`: `ElmoEmbedder` and the files it reads when none are named."""
+
+from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
+from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
+from elmo_fast.embed import embedder
+from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
+from elmo_fast.model.options import ConfigurationError
+
+__all__ = ["ConfigurationError", "DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ElmoEmbedder",
+           "batch_to_ids"]
+
+
+class ElmoEmbedder(embedder.ElmoEmbedder):
+    """Vectors of tokenized sentences; `elmo_bilm` is an `_ElmoBiLm`. From AllenNLP's `ElmoEmbedder`.
+
+    `cuda_device` is what it was given; the device that counts is the one `elmo_bilm` is on, as after
+    `elmo_bilm.to(device)`.
+    """
+
+    _bilm = _ElmoBiLm
+
+    def _take(self, bilm: _ElmoBiLm, cuda_device: int) -> None:
+        super()._take(bilm, cuda_device)
+        self.indexer = ELMoTokenCharactersIndexer()

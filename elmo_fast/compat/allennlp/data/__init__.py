@@ -1,0 +1,1 @@
+"""`allennlp.data`, as far as it is ELMo's."""

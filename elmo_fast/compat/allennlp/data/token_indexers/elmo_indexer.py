@@ -1,0 +1,132 @@
+"""`allennlp.data.token_indexers.elmo_indexer`: tokens to the character ids that ELMo reads."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmo_fast.compat.allennlp import registry
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.text import characters
+
+Counts = dict[str, dict[str, int]]
+_TokenIndexer = registry.base_class("allennlp.data.token_indexers.token_indexer", "TokenIndexer", object)
+_KEY = "elmo_tokens"  # what AllenNLP calls the ids from 1.0 on
+
+
+class ELMoCharacterMapper:
+    """One word to its character ids, 1 to 261: a list of `max_word_length`. From AllenNLP's `ELMoCharacterMapper`.
+
+    `tokens_to_add` maps words to the character (0 to 260) that stands for the whole word. A subclass with another
+    `max_word_length` serves models of other `max_characters_per_token`.
+    """
+
+    max_word_length = characters.MAX_CHARACTERS_PER_TOKEN
+
+    beginning_of_sentence_character = characters.BEGIN_SENTENCE
+    end_of_sentence_character = characters.END_SENTENCE
+    beginning_of_word_character = characters.BEGIN_WORD
+    end_of_word_character = characters.END_WORD
+    padding_character = characters.PADDING
+
+    beginning_of_sentence_characters = characters.mark_ids(characters.BEGIN_SENTENCE).tolist()
+    end_of_sentence_characters = characters.mark_ids(characters.END_SENTENCE).tolist()
+
+    bos_token = characters.BEGIN_SENTENCE_TOKEN
+    eos_token = characters.END_SENTENCE_TOKEN
+
+    def __init__(self, tokens_to_add: Mapping[str, int] | None = None):
+        self.tokens_to_add = dict(tokens_to_add or {})
+        for word, character in self.tokens_to_add.items():
+            if character not in range(self.padding_character + 1):
+                raise ConfigurationError(f"tokens_to_add: expected a character from 0 to {self.padding_character} for "
+                                         f"each word, got {character!r} for {word!r}")
+
+    def convert_word_to_char_ids(self, word: str) -> list[int]:
+        """Character ids of one word."""
+        return self.convert_words([word])[0].tolist()
+
+    def convert_words(self, words: Sequence[str]) -> np.ndarray:
+        """Character ids of words: int32 [words, max_word_length]."""
+        marks = {**characters.SENTENCE_MARKS, **self.tokens_to_add}
+        return characters.to_model_ids(characters.encode_tokens(words, self.max_word_length, marks))
+
+    def __eq__(self, other: object) -> bool:
+        return self.__dict__ == other.__dict__ if isinstance(self, other.__class__) else NotImplemented
+
+    __hash__ = None
+
+
+class ELMoTokenCharactersIndexer(_TokenIndexer):
+    """Tokens to character ids, as AllenNLP's indexer of that name gives them to its fields, 0.9 and later.
+
+    `tokens` are objects with a `text`, or strings. `vocabulary` and `namespace` play no part.
+    """
+
+    def __init__(self, namespace: str = "elmo_characters", tokens_to_add: Mapping[str, int] | None = None,
+                 token_min_padding_length: int = 0):
+        self._token_min_padding_length = token_min_padding_length
+        self._namespace = namespace
+        self._mapper = ELMoCharacterMapper(tokens_to_add)
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any] | None = None, **extras: Any) -> "ELMoTokenCharactersIndexer":
+        """From a section of an AllenNLP configuration, or a dict of the constructor's arguments."""
+        return cls(**registry.pop_arguments(params, cls.__name__, {
+            "namespace": str, "tokens_to_add": registry.integers, "token_min_padding_length": int}))
+
+    def count_vocab_items(self, token: Any, counter: Counts) -> None:
+        """Nothing: characters need no vocabulary."""
+
+    def tokens_to_indices(self, tokens: Sequence[Any], vocabulary: Any = None,
+                          index_name: str = _KEY) -> dict[str, list[list[int]]]:
+        """`{index_name: character ids of each token}`; the name is AllenNLP 1.0's unless given, as 0.9 gives it."""
+        texts = [token if isinstance(token, str) else token.text for token in tokens]
+        if None in texts:
+            raise ConfigurationError("tokens: expected tokens with their text, got one whose text is None; "
+                                     "use a tokenizer that keeps it")
+        return {index_name: self._mapper.convert_words(texts).tolist()}
+
+    def get_padding_lengths(self, token: Any) -> dict[str, int]:
+        """Of one token's ids (0.9) nothing; of a dictionary of lists (1.0 on) the padded length of each."""
+        if not isinstance(token, Mapping):
+            return {}
+        return {name: max(len(ids), self._token_min_padding_length) for name, ids in token.items()}
+
+    def as_padded_tensor(self, tokens: Mapping[str, list[list[int]]], desired_num_tokens: Mapping[str, int],
+                         padding_lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """int64 [desired tokens, characters] for each list: zeros where tokens are missing, surplus ones cut."""
+        return {name: self._padded(ids, desired_num_tokens[name]) for name, ids in tokens.items()}
+
+    def as_padded_tensor_dict(self, tokens: Mapping[str, list[list[int]]],
+                              padding_lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """As `as_padded_tensor`, called by AllenNLP 1.0 and later."""
+        return self.as_padded_tensor(tokens, padding_lengths, {})
+
+    def get_empty_token_list(self) -> dict[str, list]:
+        """What no tokens give."""
+        return {_KEY: []}
+
+    def get_keys(self, index_name: str) -> list[str]:
+        """Names that `tokens_to_indices` gives its lists."""
+        return [index_name]
+
+    def get_token_min_padding_length(self) -> int:
+        """Fewest tokens that a field pads to."""
+        return self._token_min_padding_length
+
+    def _padded(self, ids: list[list[int]], length: int) -> torch.Tensor:
+        padded = torch.zeros(length, self._mapper.max_word_length, dtype=torch.int64)
+        kept = ids[:length]
+        if kept:
+            padded[: len(kept)] = torch.tensor(kept)
+        return padded
+
+    def __eq__(self, other: object) -> bool:
+        return self.__dict__ == other.__dict__ if isinstance(self, other.__class__) else NotImplemented
+
+    __hash__ = None
+
+
+registry.register(_TokenIndexer, "elmo_characters", ELMoTokenCharactersIndexer)

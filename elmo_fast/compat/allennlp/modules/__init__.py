@@ -1,0 +1,7 @@
+"""`allennlp.modules`, as far as they are ELMo's."""
+
+from elmo_fast.compat.allennlp.modules.elmo import Elmo
+from elmo_fast.compat.allennlp.modules.highway import Highway
+from elmo_fast.compat.allennlp.modules.scalar_mix import ScalarMix
+
+__all__ = ["Elmo", "Highway", "ScalarMix"]

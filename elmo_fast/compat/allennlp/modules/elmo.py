@@ -1,0 +1,189 @@
+"""`allennlp.modules.elmo`: `Elmo` and the biLM and char encoder below it, with AllenNLP's arguments and results."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmo_fast.compat.allennlp import registry
+from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper, ELMoTokenCharactersIndexer
+from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
+from elmo_fast.compat.allennlp.modules.highway import Highway
+from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
+from elmo_fast.model import elmo
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.layout import add_boundaries, distinct_rows
+from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.scalar_mix import ScalarMix
+from elmo_fast.model.sources import ModelFiles, find_model
+from elmo_fast.model.token_source import CharacterEncoder, TokenSource
+from elmo_fast.model.weights import read_weights
+from elmo_fast.ops.backend import check_backend
+from elmo_fast.ops.precision import check_precision, numerics
+from elmo_fast.text.batching import batch_to_ids
+
+__all__ = ["ConfigurationError", "ELMoCharacterMapper", "ELMoTokenCharactersIndexer", "Elmo", "ElmoLstm", "Highway",
+           "ScalarMix", "_ElmoBiLm", "_ElmoCharacterEncoder", "add_sentence_boundary_token_ids", "batch_to_ids",
+           "remove_sentence_boundaries"]
+
+logger = logging.getLogger(__name__)
+
+
+class _ElmoCharacterEncoder(CharacterEncoder):
+    """Token vectors without context, from character ids. From AllenNLP's `_ElmoCharacterEncoder`.
+
+    `options_file` and `weight_file` are paths or URLs; `precision` and `backend` are those of `BiLm`.
+    """
+
+    def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
+                 precision: str = "highest", backend: str = "auto"):
+        self._build(*_read_model(find_model(options_file=options_file, weight_file=weight_file)), requires_grad,
+                    precision, backend)
+
+    @classmethod
+    def from_weights(cls, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool, precision: str,
+                     backend: str) -> "_ElmoCharacterEncoder":
+        """An encoder of weights that are in memory already, by dataset name."""
+        encoder = cls.__new__(cls)
+        encoder._build(options, weights, requires_grad, precision, backend)
+        return encoder
+
+    def _build(self, options: Options, weights, requires_grad: bool, precision: str, backend: str) -> None:
+        if options.char_cnn is None:
+            raise ConfigurationError("options_file: expected a model with the section char_cnn, "
+                                     "got one that reads word ids")
+        super().__init__(options, weights, requires_grad)
+        self.output_dim = options.lstm.projection_dim
+        self.requires_grad = requires_grad
+        self.precision = check_precision(precision)
+        self.backend = check_backend(backend)
+
+    @property
+    def _beginning_of_sentence_characters(self) -> torch.Tensor:
+        """Character ids of `<S>`, int64 [C]."""
+        return self.boundary_ids()[0]
+
+    @property
+    def _end_of_sentence_characters(self) -> torch.Tensor:
+        """Character ids of `</S>`, int64 [C]."""
+        return self.boundary_ids()[1]
+
+    def get_output_dim(self) -> int:
+        """Values of one token, P."""
+        return self.output_dim
+
+    def forward(self, inputs: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
+        """Vectors of sentences, `<S>` and `</S>` around each: character ids int [B, T, C], zero past a sentence's end.
+
+        Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2]. Ids of single tokens
+        [N, C], which is how a biLM reads them, give vectors [N, P].
+        """
+        if inputs.dim() == 2:
+            return super().forward(inputs, backend or self.backend)
+        framed, mask = add_boundaries(inputs, self._mask(inputs), *self.boundary_ids())
+        rows, index = distinct_rows(framed[mask])
+        with numerics(self.precision, inputs.device):
+            vectors = super().forward(rows, backend or self.backend)[index].to(self.char_embed.dtype)  # [N, P]
+        places = mask.flatten().nonzero().squeeze(1)
+        padded = vectors.new_zeros(mask.numel(), self.output_dim).index_copy(0, places, vectors)
+        return {"mask": mask.long(), "token_embedding": padded.view(*mask.shape, -1)}
+
+    def _mask(self, inputs: torch.Tensor) -> torch.Tensor:
+        if inputs.dim() != 3 or inputs.shape[2:] != self.row_shape or inputs.is_floating_point():
+            raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
+                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        self.check_ids(inputs)
+        mask = (inputs > 0).any(2)
+        if (mask[:, 1:] & ~mask[:, :-1]).any():
+            raise ValueError("inputs: expected every sentence's tokens before its padding, "
+                             "got a position without a token in front of one with a token")
+        return mask
+
+
+class _ElmoBiLm(BiLm):
+    """The biLM, with AllenNLP's call and result. From AllenNLP's `_ElmoBiLm`.
+
+    `vocab_to_cache` is a list of words whose vectors are kept: `word_inputs` are their numbers in it, where number 0
+    is padding. `arguments` are those of `BiLm`: `state`, `precision`, `backend`, `warm_text`, `keep_fp32`.
+    """
+
+    def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
+                 vocab_to_cache: Sequence[str] | None = None, **arguments):
+        files = find_model(options_file=options_file, weight_file=weight_file)
+        super().__init__(*_read_model(files), requires_grad=requires_grad, **arguments)
+        if vocab_to_cache:
+            self.cache_words(vocab_to_cache)
+
+    @classmethod
+    def _read(cls, files: ModelFiles, **arguments) -> "_ElmoBiLm":
+        return cls(files.options_file, files.weight_file, **arguments)
+
+    def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
+        if self.options.char_cnn is None:
+            return super()._make_token_source(weights, requires_grad)
+        return _ElmoCharacterEncoder.from_weights(self.options, weights, requires_grad, self.precision, self.backend)
+
+    def _make_lstm(self, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str) -> ElmoLstm:
+        return ElmoLstm.from_weights(self.options, weights, requires_grad, state, self.precision, self.backend)
+
+    @property
+    def _bos_embedding(self) -> torch.Tensor | None:
+        """Cached vector of `<S>`, [P]."""
+        return None if self._word_embedding is None else self._word_embedding.marks[0]
+
+    @property
+    def _eos_embedding(self) -> torch.Tensor | None:
+        """Cached vector of `</S>`, [P]."""
+        return None if self._word_embedding is None else self._word_embedding.marks[1]
+
+    def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
+        """Layers of sentences given as character ids int [B, T, C], zero past a sentence's end, without boundaries.
+
+        `word_inputs` int [B, T] are numbers of cached words, and are not looked at when none are cached; a number
+        beyond them is read off the characters. Returns `activations`, a list of [B, T + 2, 2 P], token layer first,
+        and `mask`, int64 [B, T + 2].
+        """
+        words = None if self._word_embedding is None else word_inputs
+        output = super().forward(inputs, word_inputs=words)
+        return {"activations": output.activations, "mask": output.mask.long()}
+
+    def create_cached_cnn_embeddings(self, tokens: Sequence[str]) -> None:
+        """Keep the vectors of `tokens`, in AllenNLP's numbering: number k is `tokens[k]`, and 0 is padding."""
+        self.cache_words(tokens)
+
+    def cache_words(self, words: Sequence[str]) -> None:
+        super().cache_words(words)
+        self._word_embedding.weight.data[:1] = 0  # padding, as AllenNLP's table and its checkpoints have it
+        if self._word_embedding.weight.requires_grad:
+            logger.warning("vocab_to_cache: with requires_grad the cached vectors are trained by themselves, "
+                           "and the char encoder by the other words alone")
+
+
+class Elmo(elmo.Elmo):
+    """`elmo_fast.Elmo` over an `_ElmoBiLm`. From AllenNLP's `Elmo`."""
+
+    _bilm = _ElmoBiLm
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any] | None = None, **extras: Any) -> "Elmo":
+        """From a section of an AllenNLP configuration (`Params`), or a dict of the constructor's arguments."""
+        files = registry.model_files(params)
+        return cls(**registry.pop_arguments(params, cls.__name__, {
+            **dict.fromkeys(files, registry.as_is), "num_output_representations": int,
+            "requires_grad": registry.boolean, "do_layer_norm": registry.boolean, "dropout": float,
+            "vocab_to_cache": list, "keep_sentence_boundaries": registry.boolean,
+            "scalar_mix_parameters": registry.numbers, "state": str, "precision": str, "backend": str,
+        }, required=(*files, "num_output_representations")))
+
+    @property
+    def _scalar_mixes(self) -> list[ScalarMix]:
+        """`scalar_mix_0`, `scalar_mix_1`, ..."""
+        return [getattr(self, f"scalar_mix_{k}") for k in range(self._mixes)]
+
+
+def _read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
+    options = Options.from_file(files.options_file)
+    return options, read_weights(files.weight_file, options)

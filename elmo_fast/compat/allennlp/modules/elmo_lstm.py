@@ -1,0 +1,172 @@
+"""`allennlp.modules.elmo_lstm`: the stack of LSTM layers by itself, over padded vectors and a mask."""
+
+import math
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import nn
+
+from elmo_fast.model.layout import in_text_order
+from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.options import ConfigurationError, LstmOptions, Options
+from elmo_fast.model.sources import fetch
+from elmo_fast.model.weights import DIRECTIONS, lstm_name, read_datasets
+from elmo_fast.ops import reference
+from elmo_fast.ops.backend import check_backend
+from elmo_fast.ops.precision import check_precision, numerics
+from elmo_fast.ops.reference import LstmWeights, State
+from elmo_fast.ops.schedule import make_schedule
+
+
+class ElmoLstm(LstmStack):
+    """Two-direction LSTM layers with projection, clipping and skip connections. From AllenNLP's `ElmoLstm`.
+
+    New weights are random and trainable; `load_weights` reads a file's, which train if `requires_grad`. States are
+    carried from call to call unless `stateful` is set to False. `recurrent_dropout_probability` drops the same
+    values of h at every step of a sentence, in training, which runs in plain torch. `precision` and `backend` are
+    those of `BiLm`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        cell_size: int,
+        num_layers: int,
+        requires_grad: bool = False,
+        recurrent_dropout_probability: float = 0.0,
+        memory_cell_clip_value: float | None = None,
+        state_projection_clip_value: float | None = None,
+        *,
+        precision: str = "highest",
+        backend: str = "auto",
+    ):
+        for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("cell_size", cell_size),
+                           ("num_layers", num_layers)):
+            _check(isinstance(size, int) and size >= 1, name, "an integer of at least 1", size)
+        for name, clip in (("memory_cell_clip_value", memory_cell_clip_value),
+                           ("state_projection_clip_value", state_projection_clip_value)):
+            _check(clip is None or clip > 0, name, "a number above 0, or None for no clipping", clip)
+        _check(0 <= recurrent_dropout_probability < 1, "recurrent_dropout_probability", "a number from 0 to below 1",
+               recurrent_dropout_probability)
+        options = Options(LstmOptions(cell_size, hidden_size, num_layers, True, memory_cell_clip_value,
+                                      state_projection_clip_value), None)
+        super().__init__(options, _random_weights(options.lstm, input_size), requires_grad=True)
+        self._describe(input_size, requires_grad, recurrent_dropout_probability, precision, backend)
+
+    @classmethod
+    def from_weights(cls, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str,
+                     precision: str, backend: str) -> "ElmoLstm":
+        """A stack of weights that are in memory already, by dataset name."""
+        stack = cls.__new__(cls)
+        LstmStack.__init__(stack, options, weights, requires_grad, state)
+        stack._describe(options.lstm.projection_dim, requires_grad, 0.0, precision, backend)
+        return stack
+
+    def _describe(self, input_size: int, requires_grad: bool, dropout: float, precision: str, backend: str) -> None:
+        self.input_size = input_size
+        self.hidden_size = self.options.projection_dim
+        self.cell_size = self.options.dim
+        self.num_layers = self.options.n_layers
+        self.requires_grad = requires_grad
+        self.recurrent_dropout_probability = dropout
+        self.precision = check_precision(precision)
+        self.backend = check_backend(backend)
+
+    def load_weights(self, weight_file: str | os.PathLike) -> None:
+        """Read the weights of the LSTM layers from a model's HDF5 file, a path or URL."""
+        shapes = {name: tuple(getattr(self, own).shape) for own, name in self.datasets.items()}
+        for name, values in read_datasets(fetch(weight_file), shapes).items():
+            own = next(own for own, dataset in self.datasets.items() if dataset == name)
+            parameter = getattr(self, own)
+            parameter.data.copy_(torch.from_numpy(values))
+            parameter.requires_grad_(self.requires_grad)
+
+    def forward(self, inputs: torch.Tensor, mask: torch.Tensor, *steps, **named) -> torch.Tensor | list[torch.Tensor]:
+        """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
+
+        Zero where the mask is. A row whose mask is all zero keeps its carried state. A biLM calls with `steps`, the
+        arguments of `LstmStack.forward`.
+        """
+        if steps:
+            return super().forward(inputs, mask, *steps, **named)
+        lengths = self._lengths(inputs, mask)
+        with numerics(self.precision, inputs.device):
+            if self.training and self.recurrent_dropout_probability:
+                return self._run_dropping(inputs, lengths)
+            present = mask > 0
+            schedule = make_schedule(lengths.cpu().numpy())
+            order = torch.from_numpy(schedule.tokens).to(inputs.device).long()  # [2, N]
+            layers = super().forward(inputs[present], order, schedule, None, self.backend, self.precision)
+        padded = inputs.new_zeros(len(layers), mask.numel(), 2 * self.hidden_size)
+        places = present.flatten().nonzero().squeeze(1)
+        values = torch.stack([in_text_order(each, order) for each in layers]).to(padded)
+        return padded.index_copy(1, places, values).view(len(layers), *mask.shape, -1)
+
+    def _lengths(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
+            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {self.input_size}], "
+                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        if mask.shape != inputs.shape[:2]:
+            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
+        present = mask > 0
+        if (present[:, 1:] & ~present[:, :-1]).any():
+            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
+        return present.sum(1)
+
+    def _run_dropping(self, inputs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """As `forward`, with recurrent dropout: every direction of every layer drops values of its own."""
+        initial, _ = self.begin(len(inputs), None, inputs)
+        outputs, finals = [], []
+        x = [inputs, inputs]
+        for layer in range(self.num_layers):
+            state = [[reference.half(each[layer], direction) for each in initial] for direction in DIRECTIONS]
+            runs = [self._run_one(x[d], lengths, state[d], self._cell(d, layer), reverse=d == 1) for d in DIRECTIONS]
+            x = [run[0] + before if layer else run[0] for run, before in zip(runs, x)]
+            outputs.append(torch.cat(x, dim=2))
+            finals.append([torch.cat(pair, dim=1) for pair in zip(runs[0][1], runs[1][1])])
+        self.carry_on(tuple(torch.stack(each) for each in zip(*finals)))
+        present = torch.arange(inputs.shape[1], device=inputs.device) < lengths[:, None]
+        return torch.stack(outputs) * present[..., None]
+
+    def _run_one(self, x: torch.Tensor, lengths: torch.Tensor, state, weights: LstmWeights,
+                 reverse: bool) -> tuple[torch.Tensor, State]:
+        """One direction of one layer: x [B, T, I] -> outputs [B, T, P], final h [B, P] and c [B, D]."""
+        h, c = state
+        clips = self.options.cell_clip, self.options.proj_clip
+        kept = nn.functional.dropout(torch.ones_like(h), self.recurrent_dropout_probability)
+        outputs = [torch.zeros_like(h)] * x.shape[1]
+        for step in sorted(range(x.shape[1]), reverse=reverse):
+            live = (step < lengths)[:, None]
+            h_now, c_now = reference.lstm_cell(x[:, step], h, c, *weights, *clips)
+            outputs[step] = torch.where(live, kept * h_now, outputs[step])
+            h, c = torch.where(live, kept * h_now, h), torch.where(live, c_now, c)
+        return torch.stack(outputs, dim=1), (h, c)
+
+    def _cell(self, direction: int, layer: int) -> LstmWeights:
+        return tuple(getattr(self, f"{dataset}_{direction}_{layer}", None) for dataset in ("W_0", "B", "W_P_0"))
+
+
+def _check(fits: bool, name: str, expected: str, value) -> None:
+    if not fits or isinstance(value, bool):
+        raise ConfigurationError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _random_weights(lstm: LstmOptions, input_size: int) -> dict[str, np.ndarray]:
+    """Weights by dataset name: orthogonal blocks for each gate, uniform projections, zero biases."""
+    weights = {}
+    for direction in DIRECTIONS:
+        for layer in range(lstm.n_layers):
+            widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
+            rows = [torch.cat([_orthogonal(width, lstm.dim) for _ in range(4)], dim=1) for width in widths]
+            limit = 1 / math.sqrt(lstm.dim)
+            values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
+                      "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
+            weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
+    return weights
+
+
+def _orthogonal(rows: int, columns: int) -> torch.Tensor:
+    return nn.init.orthogonal_(torch.empty(rows, columns))

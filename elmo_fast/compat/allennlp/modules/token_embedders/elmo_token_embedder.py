@@ -1,0 +1,81 @@
+"""`allennlp.modules.token_embedders.elmo_token_embedder`: one ELMo representation, projected if asked."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from elmo_fast.compat.allennlp import registry
+from elmo_fast.compat.allennlp.modules.elmo import Elmo
+from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
+from elmo_fast.model.options import ConfigurationError
+
+_TokenEmbedder = registry.base_class("allennlp.modules.token_embedders.token_embedder", "TokenEmbedder", nn.Module)
+
+
+class ElmoTokenEmbedder(_TokenEmbedder):
+    """`Elmo` with one representation, through a linear layer to `projection_dim` where that is given.
+
+    The arguments, results and parameter names are AllenNLP's, 0.9 and later; `arguments` are those of `Elmo` beside
+    them: `state`, `precision`, `backend`. The default files are the original model's.
+    """
+
+    def __init__(
+        self,
+        options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
+        weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE,
+        do_layer_norm: bool = False,
+        dropout: float = 0.5,
+        requires_grad: bool = False,
+        projection_dim: int | None = None,
+        vocab_to_cache: Sequence[str] | None = None,
+        scalar_mix_parameters: Sequence[float] | None = None,
+        **arguments,
+    ):
+        super().__init__()
+        if projection_dim is not None and projection_dim < 0:
+            raise ConfigurationError(f"projection_dim: expected an integer of at least 1, or None, "
+                                     f"got {projection_dim!r}")
+        self._elmo = Elmo(options_file, weight_file, 1, do_layer_norm=do_layer_norm, dropout=dropout,
+                          requires_grad=requires_grad, vocab_to_cache=vocab_to_cache,
+                          scalar_mix_parameters=scalar_mix_parameters, **arguments)
+        self.output_dim = projection_dim or self._elmo.get_output_dim()
+        self._projection = nn.Linear(self._elmo.get_output_dim(), projection_dim) if projection_dim else None
+
+    def get_output_dim(self) -> int:
+        """Values of one token."""
+        return self.output_dim
+
+    def forward(self, inputs: torch.Tensor | None = None, word_inputs: torch.Tensor | None = None, *,
+                elmo_tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """Character ids int [B, ..., T, C] -> [B, ..., T, output_dim]; `word_inputs` int [B, ..., T] as in `Elmo`.
+
+        `elmo_tokens` is what AllenNLP calls the ids from 1.0 on.
+        """
+        ids = elmo_tokens if inputs is None else inputs
+        representation = self._elmo(ids, word_inputs)["elmo_representations"][0]
+        return representation if self._projection is None else self._projection(representation)
+
+    @classmethod
+    def from_params(cls, vocab: Any = None, params: Mapping[str, Any] | None = None,
+                    **extras: Any) -> "ElmoTokenEmbedder":
+        """From a section of an AllenNLP configuration (`Params`), or a dict of the constructor's arguments.
+
+        `namespace_to_cache` caches the words of that namespace of `vocab`.
+        """
+        files = registry.model_files(params)
+        found = registry.pop_arguments(params, cls.__name__, {
+            **dict.fromkeys(files, registry.as_is), "do_layer_norm": registry.boolean, "dropout": float,
+            "requires_grad": registry.boolean, "projection_dim": int, "vocab_to_cache": list,
+            "scalar_mix_parameters": registry.numbers, "namespace_to_cache": str,
+            "state": str, "precision": str, "backend": str,
+        })
+        namespace = found.pop("namespace_to_cache", None)
+        if namespace is not None:
+            found["vocab_to_cache"] = list(vocab.get_token_to_index_vocabulary(namespace))
+        return cls(**found)
+
+
+registry.register(_TokenEmbedder, "elmo_token_embedder", ElmoTokenEmbedder)

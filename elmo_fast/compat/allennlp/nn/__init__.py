@@ -1,0 +1,1 @@
+"""`allennlp.nn`, as far as it is ELMo's."""

@@ -1,0 +1,31 @@
+"""`allennlp.nn.util`: sentence boundaries on and off."""
+
+from typing import Any
+
+import torch
+
+from elmo_fast.model.layout import add_boundaries, remove_boundaries
+
+
+def remove_sentence_boundaries(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drop the first and last position of each sentence: tensor [B, T, ...] and mask [B, T] -> T - 2 positions.
+
+    The result is zero past a sentence's end, its mask int64. From AllenNLP's function of that name.
+    """
+    inner, inner_mask = remove_boundaries(tensor, mask)
+    return inner, inner_mask.long()
+
+
+def add_sentence_boundary_token_ids(tensor: torch.Tensor, mask: torch.Tensor, sentence_begin_token: Any,
+                                    sentence_end_token: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put a begin and an end token around each sentence: tensor [B, T] or [B, T, D], mask [B, T] -> T + 2 positions.
+
+    The tokens are numbers for [B, T], vectors [D] for [B, T, D]. The new mask, int64, follows from the old one
+    (AllenNLP's from the values: it loses a position whose values are not positive). From AllenNLP's function.
+    """
+    if tensor.dim() not in (2, 3):
+        raise ValueError("tensor: expected shape [batch, tokens] or [batch, tokens, values], "
+                         f"got {tuple(tensor.shape)}")
+    marks = (torch.as_tensor(mark) for mark in (sentence_begin_token, sentence_end_token))
+    framed, framed_mask = add_boundaries(tensor, mask.long(), *marks)
+    return framed, framed_mask.long()

@@ -1,0 +1,104 @@
+"""AllenNLP's registry and parameters, where AllenNLP 0.9 to 2.x is installed; nothing here needs it."""
+
+import importlib
+import logging
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from elmo_fast.model.options import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+_WORDS = {"true": True, "false": False}
+
+
+def base_class(module: str, name: str, otherwise: type) -> type:
+    """AllenNLP's class, so that ours are instances of it; `otherwise` where AllenNLP is absent or does not import.
+
+    Importing its module also registers AllenNLP's own classes, which therefore cannot come after ours.
+    """
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name == "allennlp":
+            return otherwise
+        reason: Exception = error
+    except Exception as error:  # of any kind: an old AllenNLP meets packages it never knew
+        reason = error
+    logger.warning("%s does not import (%s: %s): ELMo classes are not registered with AllenNLP", module,
+                   type(reason).__name__, reason)
+    return otherwise
+
+
+def register(base: type, name: str, subclass: type) -> None:
+    """Make AllenNLP build `subclass` where a configuration says `"type": name`."""
+    if hasattr(base, "register"):
+        base.register(name, exist_ok=True)(subclass)
+
+
+def import_submodules(package: str) -> None:
+    """Import a package or module, from the working directory too, and every module below it, as `--include-package`."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    found = importlib.import_module(package)
+    for module in pkgutil.walk_packages(getattr(found, "__path__", []), f"{package}."):
+        importlib.import_module(module.name)
+
+
+def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping[str, Callable[[Any], Any]],
+                  required: Sequence[str] = ()) -> dict[str, Any]:
+    """Arguments of a constructor from AllenNLP's `Params`, which are emptied, or from a dict, which is left alone.
+
+    `convert` has a function for every name that may occur. Raises `ConfigurationError` for other names, for a value
+    that cannot be converted, and for a name of `required` that is missing.
+    """
+    left = dict(params or {}) if params is None or isinstance(params, dict) else params
+    missing = [name for name in required if name not in left]
+    if missing:
+        raise ConfigurationError(f"{owner}: expected {', '.join(required)}, got none for {', '.join(missing)}")
+    found = {name: _converted(left.pop(name), f"{owner}: {name}", to) for name, to in convert.items() if name in left}
+    if len(left):
+        raise ConfigurationError(f"{owner}: expected nothing but {', '.join(convert)}, got {', '.join(sorted(left))}")
+    return found
+
+
+def model_files(params: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Names of the two file arguments, which are noted for AllenNLP's model archive where `params` keeps one."""
+    names = ("options_file", "weight_file")
+    for name in names:
+        if hasattr(params, "add_file_to_archive") and name in params:
+            params.add_file_to_archive(name)
+    return names
+
+
+def as_is(value: Any) -> Any:
+    """The value itself."""
+    return value
+
+
+def boolean(value: Any) -> bool:
+    """A truth value, also as the words `true` and `false`."""
+    value = _WORDS.get(value, value) if isinstance(value, str) else value
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def numbers(values: Sequence[Any]) -> list[float]:
+    """A list of numbers."""
+    return [float(value) for value in values]
+
+
+def integers(values: Mapping[str, Any]) -> dict[str, int]:
+    """A dictionary of integers."""
+    return {name: int(value) for name, value in values.items()}
+
+
+def _converted(value: Any, name: str, convert: Callable[[Any], Any]) -> Any:
+    try:
+        return value if value is None else convert(value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{name}: got {value!r} ({error})") from error

@@ -1,0 +1,1 @@
+"""`allennlp.tools`, as far as they are ELMo's."""
