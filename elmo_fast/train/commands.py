@@ -176,7 +176,12 @@ def _perplexity(parsed: argparse.Namespace) -> None:
 
 
 def _export(parsed: argparse.Namespace) -> None:
-    from elmo_fast.train.export import export_run
+    from elmo_fast.train.export import export_run, export_state_dict
 
-    export_run(parsed.source, parsed.output, checkpoint=parsed.checkpoint, softmax=parsed.softmax,
-               float16=parsed.float16)
+    if (parsed.source is None) == (parsed.from_module is None):
+        raise ValueError("source: expected either RUN or --from-module, got " + ("neither" if parsed.source is None else "both"))
+    if parsed.from_module is not None:
+        export_state_dict(parsed.from_module, parsed.options_file, parsed.output, parsed.float16)
+    else:
+        export_run(parsed.source, parsed.output, checkpoint=parsed.checkpoint, softmax=parsed.softmax,
+                   float16=parsed.float16)

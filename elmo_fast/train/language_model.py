@@ -13,6 +13,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.states import zero_state
 from elmo_fast.model.token_source import CharacterEncoder, WordEmbedder
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
+from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule
 from elmo_fast.train.batches import Batch
@@ -109,14 +110,20 @@ class LanguageModel(nn.Module):
 
     def losses(self, batch: Batch, state: State, drop: Drop | None) -> tuple[torch.Tensor, State, list[TouchedRows]]:
         """Mean loss of each direction [D], the state after the batch (detached), and the table rows it used."""
-        steps = self.plan.learning.unroll_steps
-        tops, state = self.outputs(batch.tokens, batch.rows, steps, state, drop)
-        if drop is not None:
-            tops = [drop(top) for top in tops]
-        tops = self.by_direction(tops, steps, batch.rows.shape[1])
+        steps, device = self.plan.learning.unroll_steps, self.softmax_b.device
+        with numerics(self.precision, device):
+            tops, state = self.outputs(batch.tokens, batch.rows, steps, state, drop)
+        tops = self.by_direction([full_precision(top) for top in tops], steps, batch.rows.shape[1])
         touched = [] if batch.samples is None else self._touched(batch.samples.words)
-        losses = torch.stack([self._loss(top, batch, number, touched) for number, top in enumerate(tops)])
-        return losses, tuple(each.detach() for each in state), touched
+        with numerics(self.softmax_precision, device):
+            losses = torch.stack([self._loss(top if drop is None else drop(top), batch, number, touched)
+                                  for number, top in enumerate(tops)])
+        return losses, tuple(full_precision(each.detach()) for each in state), touched
+
+    @property
+    def softmax_precision(self) -> str:
+        """What scores and gradients of fp32 operands compute in: 16-bit scores would be too coarse."""
+        return "highest" if self.precision == "highest" else "high"
 
     def by_direction(self, tops: list[torch.Tensor], steps: int, positions: int) -> list[torch.Tensor]:
         """Outputs of the op's two directions [S', P] as outputs of the model's directions [S, P]."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.batches import Numbering
 from elmo_fast.train.language_model import LanguageModel
@@ -85,7 +85,7 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
     if sum(shard.sentences for shard in shards) < batch_size:
         raise ValueError(f"batch_size: expected at most the {sum(shard.sentences for shard in shards)} sentences of the "
                          f"held-out text, got {batch_size}")
-    with torch.no_grad(), numerics(model.precision, model.softmax_b.device):
+    with torch.no_grad():
         losses = torch.cat(list(_losses(model, shards, vocabulary, batch_size, progress)), dim=1)  # [D, batches]
     means = losses.mean(1)
     return Perplexity(math.exp(means.mean()), tuple(map(math.exp, means.tolist())), losses.shape[1], batch_size)
@@ -107,10 +107,11 @@ def _losses(model: LanguageModel, shards, vocabulary, rows: int, progress: bool)
                 return
             batch = numbering.batch(texts, rows, np.zeros(0))
             steps = batch.targets.shape[1] // rows
-            tops, state = model.outputs(batch.tokens.to(device), batch.rows.to(device), steps, state)
+            with numerics(model.precision, device):
+                tops, state = model.outputs(batch.tokens.to(device), batch.rows.to(device), steps, state)
             tops = model.by_direction(tops, steps, batch.rows.shape[1])
             yield torch.stack([
-                full_cross_entropy_in_pieces(top, model.softmax_w, model.softmax_b, targets.to(device))
+                full_cross_entropy_in_pieces(full_precision(top), model.softmax_w, model.softmax_b, targets.to(device))
                 .double().view(steps, rows).mean(1).cpu() for top, targets in zip(tops, batch.targets)])
             bar.update(steps * rows)
 

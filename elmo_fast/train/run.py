@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.whole_file import whole
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoints
 from elmo_fast.train.perplexity import perplexity
@@ -202,7 +202,7 @@ def copy_vocabulary(source: str, folder: Path) -> Path:
     """The run's own copy of the vocabulary, so that a run is whole without the file it began with."""
     target = folder / "vocab.txt"
     if not (target.exists() and target.samefile(source)):
-        with checkpoints.whole(target) as part:
+        with whole(target) as part:
             shutil.copyfile(source, part)
     return target
 

@@ -1,5 +1,6 @@
 """Sets a run up from its arguments, fresh, from a model, or from where it stopped."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -15,27 +16,26 @@ from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoints
 from elmo_fast.train.language_model import SOFTMAX, LanguageModel, fresh_weights
 from elmo_fast.train.load import OPTIONS_FILE, SOFTMAX_FILE, VOCABULARY_FILE, read_softmax
-from elmo_fast.train.options import Learning, Plan, read_json, sized
+from elmo_fast.train.options import Plan, read_json, sized
 from elmo_fast.train.replicas import Replicas
 from elmo_fast.train.run import Run, Running, copy_vocabulary, running_of
 from elmo_fast.train.shards import Shard, read_shards
 from elmo_fast.train.trainer import Trainer
 
-DATA_FILE = "data.json"
+RUN_FILE = "run.json"
 _MAY_CHANGE = ("n_epochs", "max_steps")  # of a run that is resumed
 
 
 def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, device: str | None = None,
-                    precision: str | None = None, workers: int | None = None, **given: Any) -> None:
+                    workers: int | None = None, **given: Any) -> None:
     """Train; the arguments are those of `elmo-fast train`, and what is not given has its default."""
     replicas = Replicas(_device(device))
     try:
-        folder = Path(run_directory)
-        torch.use_deterministic_algorithms(replicas.device.type == "cuda", warn_only=True)
+        if replicas.device.type == "cuda":
+            torch.use_deterministic_algorithms(True, warn_only=True)
         workers = (2 if replicas.device.type == "cuda" else 0) if workers is None else workers
-        precision = precision or _precision(replicas.device)
         set_up = _resumed if resume else _started
-        set_up(folder, replicas, precision, workers, given).train()
+        set_up(Path(run_directory), replicas, workers, given).train()
     finally:
         replicas.close()
 
@@ -62,21 +62,21 @@ def _precision(device: torch.device) -> str:
 # ---- a new run -----------------------------------------------------------------------------
 
 
-def _started(folder: Path, replicas: Replicas, precision: str, workers: int, given: dict[str, Any]) -> Run:
+def _started(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
     if checkpoints.in_order(folder):
         raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; go on with --resume, or "
                                  "name another")
     running = running_of(given)
+    precision = given.pop("precision", None) or _precision(replicas.device)
     data = _data(given)
     shards, heldout = _read(data, running)
     vocabulary = Vocabulary(data["vocab"], validate_file=True)
     plan, weights = _plan_and_weights(given, vocabulary, shards)
     if replicas.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        vocabulary_file = copy_vocabulary(data["vocab"], folder)
-        data["vocab"] = str(vocabulary_file)
+        copy_vocabulary(data.pop("vocab"), folder)
         _write_json(folder / OPTIONS_FILE, plan.to_dict())
-        _write_json(folder / DATA_FILE, data)
+        _write_json(folder / RUN_FILE, {**data, "precision": precision, **dataclasses.asdict(running)})
     model = LanguageModel(plan, weights, precision=precision).to(replicas.device)
     trainer = Trainer(model, shards, vocabulary, replicas, workers)
     _check_length(trainer)
@@ -154,10 +154,12 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 # ---- a run that goes on --------------------------------------------------------------------
 
 
-def _resumed(folder: Path, replicas: Replicas, precision: str, workers: int, given: dict[str, Any]) -> Run:
-    if not (folder / OPTIONS_FILE).is_file() or not (folder / DATA_FILE).is_file():
-        raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {DATA_FILE}")
-    running = running_of(given)
+def _resumed(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
+    if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
+        raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
+    data = read_json(folder / RUN_FILE)
+    running = running_of({**data, **given})
+    given = {name: value for name, value in given.items() if not hasattr(running, name)}
     surplus = sorted(given.keys() - set(_MAY_CHANGE))
     if surplus:
         raise ConfigurationError(f"--{surplus[0].replace('_', '-')}: expected no such argument beside --resume, which goes "
@@ -165,14 +167,14 @@ def _resumed(folder: Path, replicas: Replicas, precision: str, workers: int, giv
     plan = Plan.from_dict({**read_json(folder / OPTIONS_FILE), **given}, f"options_file {folder / OPTIONS_FILE}")
     if given and replicas.is_first:
         _write_json(folder / OPTIONS_FILE, plan.to_dict())
-    data = read_json(folder / DATA_FILE)
     shards, heldout = _read(data, running)
     vocabulary = Vocabulary(folder / VOCABULARY_FILE, validate_file=True)
     if vocabulary.size != plan.model.n_tokens_vocab:
         raise ConfigurationError(f"vocabulary {folder / VOCABULARY_FILE}: expected {plan.model.n_tokens_vocab} words, got "
                                  f"{vocabulary.size}")
     found = checkpoints.in_order(folder)
-    model = LanguageModel(plan, fresh_weights(plan, plan.learning.seed), precision=precision).to(replicas.device)
+    fresh = fresh_weights(plan, plan.learning.seed)
+    model = LanguageModel(plan, fresh, precision=data["precision"]).to(replicas.device)
     trainer = Trainer(model, shards, vocabulary, replicas, workers)
     _check_length(trainer)
     evaluations: list[dict[str, Any]] = []

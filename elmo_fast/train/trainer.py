@@ -85,10 +85,10 @@ class Trainer:
 
     def _backward(self, k: int, batch: Batch):
         self._random.manual_seed(_mixed(self.learning.seed, self._numbers[k], self.step_number))
-        with numerics(self.model.precision, self.replicas.device):
-            losses, self._states[k], touched = self.model.losses(batch, self._states[k], self._drop())
-            loss = losses.mean()
-        (loss * (self.learning.unroll_steps / self.streams)).backward()
+        losses, self._states[k], touched = self.model.losses(batch, self._states[k], self._drop())
+        loss = losses.mean()
+        with numerics(self.model.softmax_precision, self.replicas.device):
+            (loss * (self.learning.unroll_steps / self.streams)).backward()
         return loss.detach(), touched
 
     def _drop(self):
