@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import elmo_fast
 from elmo_fast.compat.commands import add_commands as add_compat
+from elmo_fast.embed.commands import add_commands as add_scoring
 from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, ElmoEmbedder
 from elmo_fast.embed.hdf5_writer import check_output
 from elmo_fast.model.options import ConfigurationError
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_embed(commands)
     _add_info(commands)
     add_training(commands)
+    add_scoring(commands)
     add_compat(commands)
     doctor = commands.add_parser("doctor", help="print versions, processor, GPU, and the backend of every operation")
     doctor.set_defaults(run=_doctor)

@@ -78,12 +78,12 @@ def test_scores_sum_to_the_trainers_loss(files, head, tmp_path):
 
 
 def test_pieces_change_nothing(head, monkeypatch):
-    whole, ranked = head.score(SENTENCES), head.all_substitutes(SENTENCES[0])
+    whole, ranked = head.score(SENTENCES), head.substitutes_at(SENTENCES[0], range(7))
     monkeypatch.setattr(softmax_head, "_AT_ONCE", 2 * len(WORDS))
     for one, other in zip(whole, head.score(SENTENCES)):
         np.testing.assert_allclose(one.forward, other.forward, atol=1e-6)
         np.testing.assert_allclose(one.backward, other.backward, atol=1e-6)
-    assert [[each.word for each in place] for place in head.all_substitutes(SENTENCES[0])] == [
+    assert [[each.word for each in place] for place in head.substitutes_at(SENTENCES[0], range(7))] == [
         [each.word for each in place] for place in ranked]
 
 
@@ -92,7 +92,7 @@ def test_substitutes_are_ranked_and_hold_no_marks(files, head, direction):
     sentence = SENTENCES[3]
     forward, backward = by_hand(files, sentence)
     allowed = [WORDS.index(word) for word in WORDS if word not in ("<S>", "</S>", "<UNK>")]
-    for position, found in enumerate(head.all_substitutes(sentence, k=100, direction=direction)):
+    for position, found in enumerate(head.substitutes_at(sentence, range(len(sentence)), 100, direction)):
         values = {"forward": forward[position], "backward": backward[position + 2],
                   "both": forward[position] + backward[position + 2]}[direction][allowed]
         values = values - np.log(np.exp(values).sum())
@@ -119,12 +119,12 @@ def test_warm_scores_do_not_depend_on_the_batch(files):
 
 
 def test_no_sentences_have_no_scores(head):
-    assert head.score([]) == [] and head.all_substitutes([]) == []
+    assert head.score([]) == [] and head.substitutes_at([], []) == []
 
 
 @pytest.mark.parametrize("call, words", [
     (lambda head: head.score("a string"), "sentences"),
-    (lambda head: head.substitutes(["the"], 1), "position: expected 0 to 0"),
+    (lambda head: head.substitutes(["the"], 1), "positions: expected 0 to 0"),
     (lambda head: head.substitutes(["the"], 0, k=0), "k: expected"),
     (lambda head: head.substitutes(["the"], 0, direction="up"), "direction: expected"),
 ])

@@ -122,15 +122,22 @@ class SoftmaxHead:
 
         `both` multiplies the probabilities of the two directions, which do not see the token itself.
         """
-        check_batch([sentence], "sentence")
-        if not 0 <= position < len(sentence):
-            raise ValueError(f"position: expected 0 to {len(sentence) - 1}, got {position}")
-        return next(self._substitutes(sentence, [position], k, direction))
+        return self.substitutes_at(sentence, [position], k, direction)[0]
 
-    def all_substitutes(self, sentence: Sequence[str], k: int = 10, direction: str = "both") -> list[list[Substitute]]:
-        """As `substitutes`, for every token of a sentence."""
+    def substitutes_at(self, sentence: Sequence[str], positions: Sequence[int], k: int = 10,
+                       direction: str = "both") -> list[list[Substitute]]:
+        """As `substitutes`, for several tokens of a sentence, which is run once."""
         check_batch([sentence], "sentence")
-        return list(self._substitutes(sentence, range(len(sentence)), k, direction)) if len(sentence) else []
+        for position in positions:
+            if not 0 <= position < len(sentence):
+                raise ValueError(f"positions: expected 0 to {len(sentence) - 1}, got {position}")
+        return list(self._substitutes(sentence, positions, k, direction)) if len(positions) else []
+
+    def logits(self, sentence: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores of every word in place of each token, before any normalization: forward and backward, [n, V] each."""
+        check_batch([sentence], "sentence")
+        states, _ = self._states([sentence])
+        return self._scores(states["forward"][:-2]), self._scores(states["backward"][2:])
 
     def _substitutes(self, sentence: Sequence[str], positions: Sequence[int], k: int,
                      direction: str) -> Iterator[list[Substitute]]:
@@ -139,7 +146,7 @@ class SoftmaxHead:
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k: expected an integer of at least 1, got {k!r}")
         states, _ = self._states([sentence])
-        before = torch.tensor(positions, device=self._w.device)  # the token stands at position + 1, behind <S>
+        before = torch.tensor(list(positions), device=self._w.device)  # the token stands at position + 1, behind <S>
         rows = {"forward": before, "backward": before + 2}
         ways = ("forward", "backward") if direction == "both" else (direction,)
         k = min(k, self.vocabulary.size - len(_SPECIAL))
