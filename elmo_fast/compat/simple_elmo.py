@@ -13,8 +13,8 @@ import torch
 
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.softmax_head import SOFTMAX_FILE, SoftmaxHead
-from elmo_fast.model.sources import ModelFiles, find_model
+from elmo_fast.model.softmax_head import SoftmaxHead
+from elmo_fast.model.sources import SOFTMAX_FILE, ModelFiles, find_model
 from elmo_fast.text import characters
 from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import Vocabulary
@@ -154,7 +154,7 @@ def _chosen(vectors: np.ndarray, layers: str) -> np.ndarray:
 def _files(directory: str | os.PathLike) -> ModelFiles:
     """As `find_model`, and of several weight files none of which has a usual name the first in alphabetical order."""
     place = Path(directory)
-    weights = sorted(place.glob("*.hdf5")) if place.is_dir() else []
+    weights = sorted(path for path in place.glob("*.hdf5") if path.name != SOFTMAX_FILE) if place.is_dir() else []
     if len(weights) < 2:
         return find_model(directory)
     named = place / "model.hdf5"

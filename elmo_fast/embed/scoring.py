@@ -9,8 +9,8 @@ from typing import IO
 from elmo_fast.embed.sentences import read_lines
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.softmax_head import SOFTMAX_FILE, SoftmaxHead
-from elmo_fast.model.sources import DEFAULT_MODEL, find_model
+from elmo_fast.model.softmax_head import SoftmaxHead
+from elmo_fast.model.sources import DEFAULT_MODEL, SOFTMAX_FILE, find_model
 
 DEFAULT_BATCH_SIZE = 64
 

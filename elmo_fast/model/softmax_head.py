@@ -21,7 +21,6 @@ from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
 
 SOFTMAX = ("softmax/W", "softmax/b")
-SOFTMAX_FILE = "softmax.hdf5"
 DIRECTIONS = ("both", "forward", "backward")
 _SPECIAL = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
 _AT_ONCE = 1 << 24  # scores in memory at a time
