@@ -12,6 +12,7 @@ from elmo_fast.compat.commands import add_commands as add_compat
 from elmo_fast.embed.commands import add_commands as add_embedding
 from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, ElmoEmbedder
 from elmo_fast.embed.hdf5_writer import check_output
+from elmo_fast.embed.scoring_commands import add_commands as add_scoring
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS, find_model
 from elmo_fast.model.states import STATES
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add_embedding(commands)
     _add_info(commands)
     add_training(commands)
+    add_scoring(commands)
     add_compat(commands)
     doctor = commands.add_parser("doctor", help="print versions, processor, GPU, and the backend of every operation")
     doctor.set_defaults(run=_doctor)

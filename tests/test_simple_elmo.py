@@ -2,11 +2,12 @@ import gzip
 import shutil
 import zipfile
 
+import h5py
 import numpy as np
 import pytest
 from files import paths, tiny, write_model
 
-from elmo_fast import ElmoEmbedder
+from elmo_fast import BiLm, ElmoEmbedder
 from elmo_fast.compat.simple_elmo import ElmoModel
 
 TEXTS = ["The cat sat on the mat".split(), ["One"], "A much longer sentence than all of the others".split(),
@@ -118,3 +119,47 @@ def test_nothing_works_before_load():
 
 def test_no_sentences_give_an_empty_array(directory):
     assert loaded(directory).get_elmo_vectors([]).shape == (0, 0, 8)
+
+
+@pytest.fixture
+def full(directory):
+    """A model with a softmax of eight words."""
+    generator = np.random.default_rng(3)
+    with h5py.File(directory / "softmax.hdf5", "w") as file:
+        file["softmax/W"] = generator.normal(0, 3, (8, 4)).astype(np.float32)
+        file["softmax/b"] = generator.normal(0, 1, 8).astype(np.float32)
+    (directory / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nthe\ncat\nsat\non\nmat\n")
+    return directory
+
+
+@pytest.mark.parametrize("topn, nodelimiters", [(3, True), (8, False), (1000, True)])
+def test_substitutes_of_each_direction(full, topn, nodelimiters):
+    model = ElmoModel(state="zero")
+    model.load(full, full=True)
+    text = "the cat sat unseen"
+    (tokens,) = model.get_elmo_substitutes([text], topn=topn, nodelimiters=nodelimiters)
+    layers, _ = BiLm.from_files(*paths(full), state="zero").embed_tokens([text.split()])
+    forward, backward = (half.detach().numpy().astype(np.float64) for half in layers[-1].chunk(2, dim=1))
+    with h5py.File(full / "softmax.hdf5") as file:
+        w, b = file["softmax/W"][()], file["softmax/b"][()]
+    for at, token in enumerate(tokens):
+        assert token["word"] == text.split()[at] and set(token) == {"word", "forward", "backward"}
+        for way, state in (("forward", forward[at]), ("backward", backward[at + 2])):
+            scores = w @ state + b
+            ids = sorted(range(2 if nodelimiters else 0, 8), key=lambda word: -scores[word])[:topn]
+            assert token[way]["candidate_ids"] == ids
+            assert token[way]["candidate_words"] == [model.vocab.id_to_word(word) for word in ids]
+            np.testing.assert_allclose(token[way]["logp"], scores[ids], atol=1e-4)
+
+
+def test_substitutes_need_the_full_model(directory, full):
+    with pytest.raises(RuntimeError, match="full=True"):
+        loaded(full).get_elmo_substitutes(["the cat"])
+    model = ElmoModel()
+    model.load(full, full=True)
+    assert model.get_elmo_substitutes(["", "the"])[0] == []
+    with pytest.raises(ValueError, match="data: expected"):
+        model.get_elmo_substitutes("the cat")
+    (full / "softmax.hdf5").unlink()
+    with pytest.raises(FileNotFoundError, match="import-tf"):
+        model.load(full, full=True)

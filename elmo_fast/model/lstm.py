@@ -1,6 +1,6 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -99,13 +99,16 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         self.carry_on(final)
         return outputs
 
-    def run(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, initial: State,
+    def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, initial: State,
             restart: State | None = None, backend: str = "auto", precision: str = "highest",
-            products: Products | None = None) -> tuple[list[torch.Tensor], State]:
+            products: Products | None = None,
+            drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
         """Outputs of every layer and the final state, from the state given; what is carried is left alone.
 
         `initial` and the result are (h [L, lanes, 2 P], c [L, lanes, 2 D]); `restart` (h [L, 2 P], c [L, 2 D])
-        is the state of every sentence's start, or None when sentences of a lane carry on.
+        is the state of every sentence's start, or None when sentences of a lane carry on. Without `rows`, `vectors`
+        are the inputs of every step-row, [S, 2 P]. `drop` is applied to each layer's input, and what it leaves is
+        what a skip connection adds.
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
@@ -113,6 +116,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         if products is not None:
             x, rows = products.table, products.rows[rows.long()]
         for layer in range(self.options.n_layers):
+            x = x if drop is None else drop(x)
             out, final = projected_lstm(
                 x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
                 self.layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,

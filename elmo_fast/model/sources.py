@@ -24,6 +24,7 @@ NAMED_MODELS = {
 DEFAULT_MODEL = "bundled"
 MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS)
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
+SOFTMAX_FILE = "softmax.hdf5"  # beside a model's weights, where it has one
 _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
 _BLOCK = 1 << 20
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)  # the last one: a password
@@ -158,7 +159,7 @@ def _remote_model_files(url: str) -> list[str]:
 def _in_directory(directory: Path) -> ModelFiles:
     files = sorted(path for path in directory.iterdir() if _is_model_file(path.name))
     options = _only(directory, "options.json", [path for path in files if path.name.endswith("options.json")])
-    weights = _only(directory, "*.hdf5", [path for path in files if path.name.endswith(".hdf5")])
+    weights = _only(directory, "*.hdf5", [path for path in files if path.name.endswith(".hdf5") and path.name != SOFTMAX_FILE])
     vocabularies = [directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()]
     return ModelFiles(options, weights, vocabularies[0] if vocabularies else None)
 

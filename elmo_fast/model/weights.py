@@ -162,12 +162,12 @@ def check_weights(weights: Weights, options: Options) -> None:
                                      f"found {None if found is None else tuple(found.shape)}")
 
 
-def write_weights(path: str | os.PathLike, weights: Weights) -> None:
+def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32) -> None:
     """Write weights in bilm-tf's layout; the file takes its name only when it is whole.
 
-    The values of `read_weights` come back byte for byte (261 rows of characters).
+    The values of `read_weights` come back byte for byte (261 rows of characters), in float16 rounded.
     """
     check_target(path, "weight file")
     with whole_hdf5(path) as (file, _):
         for dataset, values in weights.items():
-            file.create_dataset(dataset, data=np.asarray(values, dtype=np.float32))
+            file.create_dataset(dataset, data=np.asarray(values, dtype=dtype))

@@ -88,14 +88,15 @@ def _add_running(group) -> None:
     group.add_argument("--evaluate-batch-size", type=at_least(1), metavar="N", help="rows of the held-out text "
                        "(default: 256)")
     group.add_argument("--checkpoint-every", type=at_least(1), metavar="N", help="steps (default: 500)")
+    group.add_argument("--log-every", type=at_least(1), metavar="N", help="steps (default: 10)")
     group.add_argument("--keep", type=at_least(1), metavar="K", help="checkpoints kept (default: 2)")
     group.add_argument("--workers", type=at_least(0), metavar="N", help="processes that prepare batches (default: 0 on a "
                        "CPU, 2 beside a GPU)")
     group.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU where there is one)")
     group.add_argument("--precision", choices=("highest", "high", "medium"), help="(default: medium, which is bf16, on "
                        "GPUs that have it, else highest)")
-    group.add_argument("--tensorboard", action="store_true", help="also write TensorBoard events into RUN")
-    group.add_argument("--quiet", action="store_true", help="no progress bar")
+    group.add_argument("--tensorboard", action="store_true", default=None, help="also write TensorBoard events into RUN")
+    group.add_argument("--quiet", action="store_true", default=None, help="no progress bar")
 
 
 def _add_perplexity(parser: argparse.ArgumentParser) -> None:
@@ -155,14 +156,14 @@ def _vocab(parsed: argparse.Namespace) -> None:
 
 def run_train(parsed: argparse.Namespace) -> None:
     """Train as the parsed arguments of `add_train` say."""
-    from elmo_fast.train.run import start_or_resume
+    from elmo_fast.train.start import start_or_resume
 
     start_or_resume(**given(parsed))
 
 
 def given(parsed: argparse.Namespace) -> dict[str, Any]:
     """The arguments that were given, by name."""
-    left_out = ("run", "verbose")
+    left_out = ("run", "verbose", "command")
     return {name: value for name, value in vars(parsed).items() if value is not None and name not in left_out}
 
 
@@ -175,7 +176,12 @@ def _perplexity(parsed: argparse.Namespace) -> None:
 
 
 def _export(parsed: argparse.Namespace) -> None:
-    from elmo_fast.train.export import export_command
+    from elmo_fast.train.export import export_run, export_state_dict
 
-    export_command(parsed.source, parsed.output, checkpoint=parsed.checkpoint, softmax=parsed.softmax,
-                   float16=parsed.float16, module_file=parsed.from_module, options_file=parsed.options_file)
+    if (parsed.source is None) == (parsed.from_module is None):
+        raise ValueError("source: expected either RUN or --from-module, got " + ("neither" if parsed.source is None else "both"))
+    if parsed.from_module is not None:
+        export_state_dict(parsed.from_module, parsed.options_file, parsed.output, parsed.float16)
+    else:
+        export_run(parsed.source, parsed.output, checkpoint=parsed.checkpoint, softmax=parsed.softmax,
+                   float16=parsed.float16)

@@ -1,0 +1,68 @@
+"""Log-probabilities and substitutes of the sentences of a text file, as lines of text."""
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from typing import IO
+
+from elmo_fast.embed.sentences import read_lines
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.softmax_head import SoftmaxHead
+from elmo_fast.model.sources import DEFAULT_MODEL, SOFTMAX_FILE, find_model
+
+DEFAULT_BATCH_SIZE = 64
+
+
+def load_head(model: str | os.PathLike = DEFAULT_MODEL, softmax_file: str | os.PathLike | None = None,
+              vocab_file: str | os.PathLike | None = None, **arguments) -> SoftmaxHead:
+    """A model with its softmax and vocabulary, from `softmax.hdf5` and `vocab.txt` beside its weights unless given.
+
+    `model` as in `find_model`, `arguments` those of `BiLm`.
+    """
+    files = find_model(model)
+    softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
+    if not os.path.isfile(softmax_file):
+        raise FileNotFoundError(f"softmax: expected the file that `elmo-fast export --softmax` writes, found none at "
+                                f"{softmax_file}")
+    if vocab_file is None and files.vocab_file is None:
+        raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, got none")
+    bilm = BiLm.from_files(files.options_file, files.weight_file, **arguments)
+    return SoftmaxHead.from_files(bilm.eval(), softmax_file, vocab_file or files.vocab_file)
+
+
+def score_lines(head: SoftmaxHead, input_file: IO[str], tokens: bool = False,
+                batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[str]:
+    """Lines of tab-separated columns: forward and backward natural log-probability of each sentence, and its text.
+
+    With `tokens` one line a token, `</S>` and `<S>` at the end, and a blank line after each sentence. Blank lines are
+    empty sentences.
+    """
+    lines = read_lines(input_file, allow_blank=True)
+    while batch := list(itertools.islice(lines, batch_size)):
+        for line, score in zip(batch, head.score([line.tokens for line in batch])):
+            if not tokens:
+                yield f"{score.forward_total:.6f}\t{score.backward_total:.6f}\t{line.text}"
+                continue
+            for token, forward, backward in zip(line.tokens, score.forward, score.backward):
+                yield f"{forward:.6f}\t{backward:.6f}\t{token}"
+            yield f"{score.end:.6f}\t\t</S>"
+            yield f"\t{score.begin:.6f}\t<S>"
+            yield ""
+
+
+def substitute_lines(head: SoftmaxHead, input_file: IO[str], k: int = 10, direction: str = "both",
+                     words: frozenset[str] | None = None) -> Iterator[str]:
+    """A JSON object a line for each token, or for the tokens in `words`: sentence, position, word and `substitutes`.
+
+    Substitutes are pairs of a word and the natural log of its probability, the likeliest first.
+    """
+    for number, line in enumerate(read_lines(input_file, allow_blank=True)):
+        positions = [at for at, token in enumerate(line.tokens) if words is None or token in words]
+        if not positions:
+            continue
+        for at, found in zip(positions, head.substitutes_at(line.tokens, positions, k, direction)):
+            pairs = [[each.word, round(each.log_probability, 6)] for each in found]
+            yield json.dumps({"sentence": number, "position": at, "word": line.tokens[at], "substitutes": pairs},
+                             ensure_ascii=False)

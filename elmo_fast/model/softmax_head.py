@@ -1,0 +1,181 @@
+"""The softmax over words of a language model: log-probabilities of a text's tokens, and likely words in their place.
+
+The forward direction predicts a word from what stands before it, the backward direction from what stands after it
+(Peters et al. 2018, section 3.1); neither has seen the word itself.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import torch
+
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.ops.linear import linear
+from elmo_fast.text import characters
+from elmo_fast.text.batching import check_batch
+from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
+
+SOFTMAX = ("softmax/W", "softmax/b")
+DIRECTIONS = ("both", "forward", "backward")
+_SPECIAL = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
+_AT_ONCE = 1 << 24  # scores in memory at a time
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+
+
+def read_softmax(path: str | os.PathLike, projection_dim: int) -> dict[str, np.ndarray]:
+    """`softmax/W` [V, P] and `softmax/b` [V] of an HDF5 file, float32; `ConfigurationError` for other shapes."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"softmax: expected an HDF5 file, found none at {path}")
+    try:
+        with h5py.File(path, "r") as file:
+            w, b = (np.asarray(file[name], dtype=np.float32) for name in SOFTMAX)
+    except _DAMAGE as error:
+        raise ConfigurationError(f"softmax {path}: expected an HDF5 file with {SOFTMAX[0]} and {SOFTMAX[1]}, got "
+                                 f"something else ({error})") from error
+    if w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
+        raise ConfigurationError(f"softmax {path}: expected W [words, {projection_dim}] and b [words], got "
+                                 f"{w.shape} and {b.shape}")
+    return dict(zip(SOFTMAX, (w, b)))
+
+
+@dataclass(frozen=True)
+class SentenceScore:
+    """Natural logs of the probabilities of a sentence's n tokens in both directions, float32 [n] each.
+
+    `end` is that of `</S>` after the last token, `begin` that of `<S>` before the first one, read backward. A word
+    outside the vocabulary counts as `<UNK>`.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    end: float
+    begin: float
+
+    @property
+    def forward_total(self) -> float:
+        """Log-probability of the sentence read forward, its end included."""
+        return float(self.forward.sum(dtype=np.float64)) + self.end
+
+    @property
+    def backward_total(self) -> float:
+        """Log-probability of the sentence read backward, its beginning included."""
+        return float(self.backward.sum(dtype=np.float64)) + self.begin
+
+
+class Substitute(NamedTuple):
+    """A word and the natural log of its probability among all words that are no marks."""
+
+    word: str
+    log_probability: float
+    id: int
+
+
+class SoftmaxHead:
+    """Scores of a biLM's words; `w` [V, P] and `b` [V] in the order of `vocabulary`.
+
+    States follow the model's `state`; with `zero` and `warm` a sentence's scores depend on nothing but itself.
+    """
+
+    def __init__(self, bilm: BiLm, w: np.ndarray, b: np.ndarray, vocabulary: Vocabulary):
+        if vocabulary.size != len(w):
+            raise ConfigurationError(f"vocabulary: expected the {len(w)} words of the softmax, got {vocabulary.size}")
+        vocabulary.require(*_SPECIAL)
+        self.bilm, self.vocabulary = bilm, vocabulary
+        device = next(bilm.parameters()).device
+        self._w = torch.from_numpy(np.ascontiguousarray(w.T)).to(device)  # [P, V]
+        self._b = torch.from_numpy(b).to(device)
+        self._marks = torch.tensor([vocabulary.word_to_id(word) for word in _SPECIAL], device=device)
+
+    @classmethod
+    def from_files(cls, bilm: BiLm, softmax_file: str | os.PathLike, vocab_file: str | os.PathLike) -> "SoftmaxHead":
+        """The softmax of a file that `elmo-fast export --softmax` wrote, and its vocabulary."""
+        softmax = read_softmax(softmax_file, bilm.options.lstm.projection_dim)
+        return cls(bilm, *softmax.values(), Vocabulary(vocab_file))
+
+    def score(self, sentences: Sequence[Sequence[str]]) -> list[SentenceScore]:
+        """Scores of each tokenized sentence of one batch."""
+        sentences = check_batch(sentences, "sentences")
+        if not sentences:
+            return []
+        states, lengths = self._states(sentences)
+        framed = [self._ids(sentence) for sentence in sentences]
+        wanted = {"forward": np.concatenate([np.append(ids[1:], 0) for ids in framed]),
+                  "backward": np.concatenate([np.append(0, ids[:-1]) for ids in framed])}
+        found = {way: self._log_probabilities(states[way], wanted[way]) for way in wanted}
+        scores, start = [], 0
+        for length in lengths:
+            forward, backward = (found[way][start : start + length] for way in ("forward", "backward"))
+            scores.append(SentenceScore(forward[: length - 2].copy(), backward[2:].copy(), float(forward[length - 2]),
+                                        float(backward[1])))
+            start += length
+        return scores
+
+    def substitutes(self, sentence: Sequence[str], position: int, k: int = 10,
+                    direction: str = "both") -> list[Substitute]:
+        """The `k` likeliest words in place of token number `position`, the likeliest first; marks and `<UNK>` never.
+
+        `both` multiplies the probabilities of the two directions, which do not see the token itself.
+        """
+        return self.substitutes_at(sentence, [position], k, direction)[0]
+
+    def substitutes_at(self, sentence: Sequence[str], positions: Sequence[int], k: int = 10,
+                       direction: str = "both") -> list[list[Substitute]]:
+        """As `substitutes`, for several tokens of a sentence, which is run once."""
+        check_batch([sentence], "sentence")
+        for position in positions:
+            if not 0 <= position < len(sentence):
+                raise ValueError(f"positions: expected 0 to {len(sentence) - 1}, got {position}")
+        return list(self._substitutes(sentence, positions, k, direction)) if len(positions) else []
+
+    def logits(self, sentence: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores of every word in place of each token, before any normalization: forward and backward, [n, V] each."""
+        check_batch([sentence], "sentence")
+        states, _ = self._states([sentence])
+        return self._scores(states["forward"][:-2]), self._scores(states["backward"][2:])
+
+    def _substitutes(self, sentence: Sequence[str], positions: Sequence[int], k: int,
+                     direction: str) -> Iterator[list[Substitute]]:
+        if direction not in DIRECTIONS:
+            raise ValueError(f"direction: expected one of {', '.join(DIRECTIONS)}, got {direction!r}")
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ValueError(f"k: expected an integer of at least 1, got {k!r}")
+        states, _ = self._states([sentence])
+        before = torch.tensor(list(positions), device=self._w.device)  # the token stands at position + 1, behind <S>
+        rows = {"forward": before, "backward": before + 2}
+        ways = ("forward", "backward") if direction == "both" else (direction,)
+        k = min(k, self.vocabulary.size - len(_SPECIAL))
+        for some in torch.arange(len(positions)).split(max(1, _AT_ONCE // self.vocabulary.size)):
+            scores = sum(self._scores(states[way][rows[way][some]]).log_softmax(1) for way in ways)  # [some, V]
+            scores[:, self._marks] = -torch.inf
+            best = scores.log_softmax(1).topk(k, dim=1)
+            for values, ids in zip(best.values.tolist(), best.indices.tolist()):
+                yield [Substitute(self.vocabulary.id_to_word(word), value, word) for value, word in zip(values, ids)]
+
+    @torch.no_grad()
+    def _states(self, sentences: Sequence[Sequence[str]]) -> tuple[dict[str, torch.Tensor], np.ndarray]:
+        """Top-layer outputs of each direction [N, P], sentences with their boundaries end to end, and their lengths."""
+        layers, lengths = self.bilm.embed_tokens(sentences)
+        forward, backward = layers[-1].float().chunk(2, dim=1)
+        return {"forward": forward, "backward": backward}, lengths
+
+    def _ids(self, sentence: Sequence[str]) -> np.ndarray:
+        return self.vocabulary.encode(list(sentence), split=False)  # with <S> and </S> around
+
+    @torch.no_grad()
+    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+        """[N, P] -> [N, V]."""
+        return linear(states.contiguous(), self._w, self._b, backend=self.bilm.backend)
+
+    def _log_probabilities(self, states: torch.Tensor, wanted: np.ndarray) -> np.ndarray:
+        """Log-probability of word `wanted[n]` in state n: float32 [N]."""
+        ids = torch.from_numpy(wanted.astype(np.int64)).to(states.device)
+        found = []
+        for some, target in zip(*(each.split(max(1, _AT_ONCE // self.vocabulary.size)) for each in (states, ids))):
+            scores = self._scores(some)
+            found.append(scores.gather(1, target[:, None]).squeeze(1) - scores.logsumexp(1))
+        return torch.cat(found).cpu().numpy()

@@ -1,0 +1,105 @@
+"""A trained or fine-tuned model as the files that this engine, AllenNLP and bilm-tf load."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.initialize import random_weights
+from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.weights import write_weights
+from elmo_fast.model.whole_file import whole
+from elmo_fast.train.language_model import SOFTMAX
+from elmo_fast.train.load import OPTIONS_FILE, SOFTMAX_FILE, VOCABULARY_FILE, weights_of_run
+
+WEIGHTS_FILE = "weights.hdf5"
+_MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
+_MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
+
+
+def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint: str | os.PathLike | None = None,
+               softmax: bool = False, float16: bool = False) -> None:
+    """Write a run's model into the directory `output`: options with 262 characters, weights, vocabulary.
+
+    With `softmax`, its W and b go into a file of their own. A model of one direction is refused.
+    """
+    plan, weights = weights_of_run(run, checkpoint)
+    if not plan.bidirectional:
+        raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP and "
+                                 "bilm-tf know no other; got one of the forward direction alone")
+    own = {name: values for name, values in weights.items() if name not in SOFTMAX}
+    kept = {name: value for name, value in plan.model.to_dict().items() if name in _MODEL_KEYS}
+    _write(Path(output), {"bidirectional": True, **kept}, own, float16)
+    if softmax:
+        write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_dtype(float16))
+    with whole(Path(output) / VOCABULARY_FILE) as part:
+        shutil.copyfile(Path(run) / VOCABULARY_FILE, part)
+
+
+def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False) -> None:
+    """Write the biLM of an `Elmo`, or a `BiLm`, into the directory `output`."""
+    found = [each for each in module.modules() if isinstance(each, BiLm)]
+    if len(found) != 1:
+        raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(found)} of them in "
+                                 f"{type(module).__name__}")
+    content = {name: value for name, value in found[0].options.to_dict().items() if name in _MODEL_KEYS}
+    _write(Path(output), content, found[0].weights(), float16)
+
+
+def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
+                      float16: bool = False) -> None:
+    """As `export_module`, from a file of a `state_dict` in which an `Elmo` or a `BiLm` is found under any prefix.
+
+    `options_file` is that of the model that was fine-tuned; AllenNLP's checkpoints are read as well.
+    """
+    if options_file is None:
+        raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
+    options = Options.from_file(options_file)
+    tensors = _state_dict(path)
+    found = [name.removesuffix(marker) for name in tensors for marker in _MARKERS if name.endswith(marker)]
+    if len(found) != 1:
+        raise ConfigurationError(f"--from-module {path}: expected the state_dict of a module with one biLM in it, found "
+                                 f"{len(found)} among {len(tensors)} tensors")
+    own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(found[0])}
+    own = {name: value for name, value in own.items() if name.startswith(("_token_embedder.", "_elmo_lstm."))}
+    weights = random_weights(options)
+    if "_token_embedder._projection.weight" in own and "CNN_proj/W_proj" not in weights:
+        size = options.lstm.projection_dim
+        weights.update({"CNN_proj/W_proj": np.zeros((size, size), np.float32), "CNN_proj/b_proj": np.zeros(size, np.float32)})
+    bilm = BiLm(options, weights)
+    try:
+        bilm.load_state_dict(own)
+    except RuntimeError as error:
+        raise ConfigurationError(f"--from-module {path}: expected the weights of {options_file}, got others: "
+                                 f"{error}") from error
+    export_module(bilm, output, float16)
+
+
+def _state_dict(path: str | os.PathLike) -> dict[str, torch.Tensor]:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"--from-module: expected a file, found none at {path}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigurationError(f"--from-module {path}: expected what torch.save(module.state_dict(), ...) writes, got "
+                                 f"something else ({type(error).__name__})") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
+    return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+
+
+def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    write_weights(output / WEIGHTS_FILE, weights, dtype=_dtype(float16))
+    with whole(output / OPTIONS_FILE) as part:
+        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _dtype(float16: bool) -> type:
+    return np.float16 if float16 else np.float32

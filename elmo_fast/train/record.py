@@ -1,0 +1,81 @@
+"""What a run leaves to read: a log of JSON lines, TensorBoard events, and a picture of the losses."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from elmo_fast.model.whole_file import whole
+
+LOG_FILE, PICTURE_FILE = "log.jsonl", "loss.png"
+
+
+class Record:
+    """Appends one JSON object a line to `log.jsonl`; every object has a `step` and a `kind`.
+
+    A run that goes on after `step` forgets the lines of later steps, which it is going to write again.
+    """
+
+    def __init__(self, run: str | os.PathLike, step: int, tensorboard: bool = False):
+        self._path = Path(run) / LOG_FILE
+        kept = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
+        with whole(self._path) as part:
+            part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        self._file = open(self._path, "a", encoding="utf-8")
+        self._events = _events(run, step) if tensorboard else None
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Add a line, and its numbers as TensorBoard scalars."""
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """End the files."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def _events(run, step: int):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(f"tensorboard: writing events needs a package that is not there ({error}): install "
+                          "elmo-fast[tensorboard]") from error
+    return SummaryWriter(str(run), purge_step=step + 1)
+
+
+def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
+    """The lines of a run's log; a last line that was cut short is left out."""
+    path = Path(run) / LOG_FILE
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def draw(run: str | os.PathLike) -> str | None:
+    """Draw `loss.png` from the log; None when it was drawn, else why not."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        return f"no picture of the losses: {error}; install elmo-fast[plots]"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    log = read_log(run)
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for kind, name in (("train", "training, sampled words"), ("heldout", "held out, all words")):
+        lines = [line for line in log if line["kind"] == kind]
+        axes.plot([line["step"] for line in lines], [line["perplexity"] for line in lines], label=name,
+                  marker="o" if kind == "heldout" else None)
+    axes.set(xlabel="step", ylabel="perplexity", yscale="log")
+    axes.legend()
+    with whole(Path(run) / PICTURE_FILE) as part:
+        figure.savefig(part, format="png", dpi=120)
+    pyplot.close(figure)
+    return None

@@ -1,0 +1,72 @@
+"""The processes that train one model together, and how their gradients and losses become one."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Replicas:
+    """This process among `world`, number `rank`; alone unless `torchrun` started it. Rank 0 writes the files."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self._objects = None
+        if self.world > 1:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            self._objects = dist.new_group(backend="gloo")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace each tensor by its sum over the processes, in one exchange."""
+        if self.world == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(part.view_as(tensor))
+
+    def all_rows(self, rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows int64 [R] and values [R, ...] of every process, in the order of ranks."""
+        if self.world == 1:
+            return rows, values
+        counts = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
+        counts[self.rank] = len(rows)
+        dist.all_reduce(counts)
+        return self._gathered(rows, counts), self._gathered(values, counts)
+
+    def _gathered(self, own: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        sizes = counts.tolist()
+        padded = own.new_zeros(max(sizes), *own.shape[1:])
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """A picklable value of every process, in the order of ranks, on rank 0; None on the others."""
+        if self.world == 1:
+            return [value]
+        found = [None] * self.world if self.is_first else None
+        dist.gather_object(value, found, group=self._objects)
+        return found
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's picklable value, on every process."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, group=self._objects)
+        return box[0]
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.world > 1:
+            dist.destroy_process_group()
