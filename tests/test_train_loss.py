@@ -6,7 +6,7 @@ import torch
 
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.batches import BatchStream, Numbering, load, sample
-from elmo_fast.train.language_model import SOFTMAX
+from elmo_fast.train.language_model import SOFTMAX, LanguageModel
 from elmo_fast.train.log_uniform import draw_unique, log_expected_count, probabilities
 from elmo_fast.train.replicas import Replicas
 from elmo_fast.train.sampled_softmax import full_cross_entropy, full_cross_entropy_in_pieces, sampled_cross_entropy
@@ -307,3 +307,23 @@ def test_samples_are_by_direction_and_their_hits_complete():
     for k in range(2):
         expected = {(s, n) for s in range(25) for n in range(12) if drawn[k][n] == targets[k][s]}
         assert set(zip(*samples.hits[k].tolist())) == expected and expected
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adamw"])
+def test_an_update_is_seen_by_what_was_packed_from_the_weights(optimizer, tmp_path):
+    """The native engine packs weights once for each version of them; some of torch's optimizers count no version."""
+    of, language_model, _, batches = set_up("characters", tmp_path, optimizer=optimizer)
+    updater = Updater(language_model, of.learning, Replicas(torch.device("cpu")))
+
+    def tops(each):
+        with torch.no_grad():
+            found, _ = each.outputs(batches[0].tokens, batches[0].rows, of.learning.unroll_steps, each.begin(3))
+        return torch.cat(found, dim=1)
+
+    before = tops(language_model)
+    losses, _, touched = language_model.losses(batches[0], language_model.begin(3), None)
+    (losses.mean() * 20).backward()
+    updater.step(touched, 0.1)
+    fresh = LanguageModel(of, language_model.weights())
+    assert relative_error(tops(language_model), tops(fresh)) < 1e-6
+    assert relative_error(tops(language_model), before) > 1e-3
