@@ -176,8 +176,9 @@ def test_learning_lowers_the_perplexity(tmp_path, corpus):
     """Sentences of one repeated pattern: a model that learns becomes sure of them, in both directions."""
     text = tmp_path / "pattern.txt"
     text.write_text("ka lo mi po ru\n" * 300)
-    start_or_resume(tmp_path / "run", **{**corpus, "train": [str(text)], "heldout": [str(text)]}, **FAST, max_steps=150,
-                    dropout=0.0, evaluate_every=75)
+    corpus["options_file"] = str(write_options(tmp_path / "o.json", lstm={**TINY["lstm"], "cell_clip": 3, "proj_clip": 3}))
+    start_or_resume(tmp_path / "run", **{**corpus, "train": [str(text)], "heldout": [str(text)]}, **FAST, max_steps=250,
+                    dropout=0.0, optimizer="adamw", learning_rate=0.02, warmup_steps=20, evaluate_every=125)
     heldout = [line for line in read_log(tmp_path / "run") if line["kind"] == "heldout"]
     assert heldout[-1]["perplexity"] < 1.5 and heldout[-1]["perplexity"] < heldout[0]["perplexity"]
     assert all(value < 1.5 for value in heldout[-1]["by_direction"])
@@ -236,7 +237,7 @@ def arguments(corpus, tmp_path, **changes):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"train": "absent/*.txt"}, "train: expected files of text, found none at absent/*.txt"),
+    ({"train": "absent/*.txt"}, "absent/*.txt"),
     ({"train": None}, "--train: expected files for a new run, got none"),
     ({"vocab": None}, "--vocab: expected files for a new run, got none"),
     ({"vocab": "absent.txt"}, "absent.txt"),
