@@ -9,6 +9,7 @@ import torch
 
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.whole_file import whole
+from elmo_fast.model.whole_hdf5 import Disk
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)\.pt")
@@ -40,12 +41,12 @@ def write(path: Path, content: dict[str, Any]) -> None:
     """Write a file that takes its name only when all of it is on the disk. `OSError` names the file on a full disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with whole(path) as part, open(part, "wb") as file:
-            torch.save({"format": FORMAT, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-    except (OSError, RuntimeError) as error:
-        raise OSError(f"checkpoint {path}: it could not be written, and the ones before it are kept ({error})") from error
+        with whole(path) as part, Disk(part, path) as disk:
+            torch.save({"format": FORMAT, **content}, disk)
+            disk.check()
+            os.fsync(disk.fileno())
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} (the checkpoints before it are kept)", str(path)) from error
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:

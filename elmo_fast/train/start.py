@@ -72,14 +72,14 @@ def _started(folder: Path, replicas: Replicas, workers: int, given: dict[str, An
     shards, heldout = _read(data, running)
     vocabulary = Vocabulary(data["vocab"], validate_file=True)
     plan, weights = _plan_and_weights(given, vocabulary, shards)
+    model = LanguageModel(plan, weights, precision=precision).to(replicas.device)
+    trainer = Trainer(model, shards, vocabulary, replicas, workers)
+    _check_sizes(trainer, vocabulary.size)
     if replicas.is_first:
         folder.mkdir(parents=True, exist_ok=True)
         copy_vocabulary(data.pop("vocab"), folder)
         _write_json(folder / OPTIONS_FILE, plan.to_dict())
         _write_json(folder / RUN_FILE, {**data, "precision": precision, **dataclasses.asdict(running)})
-    model = LanguageModel(plan, weights, precision=precision).to(replicas.device)
-    trainer = Trainer(model, shards, vocabulary, replicas, workers)
-    _check_length(trainer)
     return Run(folder, trainer, vocabulary, heldout, running, [])
 
 
@@ -137,9 +137,12 @@ def _fine_tuned(model: dict[str, Any], options_file, size, given: dict[str, Any]
     return plan, weights
 
 
-def _check_length(trainer: Trainer) -> None:
+def _check_sizes(trainer: Trainer, words: int) -> None:
+    learning = trainer.learning
+    if learning.sample_softmax and learning.n_negative_samples_batch > words:
+        raise ValueError(f"n_negative_samples_batch: expected at most the {words} words of the vocabulary, got "
+                         f"{learning.n_negative_samples_batch}; lower --negatives, or train with --full-softmax")
     if trainer.steps_an_epoch < 1:
-        learning = trainer.learning
         available = sum(shard.tokens + shard.sentences for shard in trainer.shards)
         raise ValueError(f"unroll_steps: expected at most {available // (learning.batch_size * trainer.streams)} for "
                          f"{available:,} tokens with their sentences' ends in {learning.batch_size} rows of "
@@ -176,7 +179,7 @@ def _resumed(folder: Path, replicas: Replicas, workers: int, given: dict[str, An
     fresh = fresh_weights(plan, plan.learning.seed)
     model = LanguageModel(plan, fresh, precision=data["precision"]).to(replicas.device)
     trainer = Trainer(model, shards, vocabulary, replicas, workers)
-    _check_length(trainer)
+    _check_sizes(trainer, vocabulary.size)
     evaluations: list[dict[str, Any]] = []
     if found:
         state = checkpoints.read(found[-1])

@@ -48,6 +48,8 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        # Fused optimizers change weights without counting it, and what is packed from weights goes by that count.
+        torch.autograd.graph.increment_version(list(self._model.parameters()))
         for table, numbers, values in rows:
             self._update_rows(table, numbers, values, rate)
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,51 @@
+"""Small corpora, plans and runs for the tests of the trainer."""
+
+import json
+
+import numpy as np
+
+from elmo_fast.train.language_model import LanguageModel, fresh_weights
+from elmo_fast.train.options import Plan
+from elmo_fast.train.vocabulary import make_vocabulary
+
+WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru") for ending in ("", "ta", "né", "s", "x")]
+TINY = {
+    "lstm": {"dim": 12, "projection_dim": 5, "n_layers": 2, "use_skip_connections": True, "cell_clip": 0.3,
+             "proj_clip": 0.1},
+    "char_cnn": {"embedding": {"dim": 3}, "filters": [[1, 4], [2, 5], [3, 6]], "n_highway": 1, "n_characters": 261,
+                 "max_characters_per_token": 12, "activation": "relu"},
+    "batch_size": 3, "unroll_steps": 4, "n_negative_samples_batch": 7,
+}
+WORD_INPUT = {key: value for key, value in TINY.items() if key != "char_cnn"}
+
+
+def write_corpus(folder, shards=3, sentences=25, seed=0):
+    """Write shards of made-up sentences, also empty ones, and their vocabulary; returns (glob, vocabulary file)."""
+    generator = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(shards):
+        lines = [" ".join(generator.choice(WORDS, generator.integers(0, 9))) for _ in range(sentences)]
+        (folder / f"part-{number}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    make_vocabulary(str(folder / "part-*.txt"), folder / "vocab.txt", min_count=2, max_size=28)
+    return str(folder / "part-*.txt"), folder / "vocab.txt"
+
+
+def plan(content=None, words=20, **changes):
+    """A plan; `content` is TINY unless given, `changes` replace keys of its top level."""
+    return Plan.from_dict({**(content or TINY), "n_tokens_vocab": words, **changes})
+
+
+def model(of=None, seed=0, scale=2.0):
+    """A language model with fresh weights, some enlarged so that clips and filters fire, biases not zero."""
+    of = of or plan()
+    generator = np.random.default_rng(seed)
+    weights = {name: (value * (scale if "LSTM" in name else 20 if "W_cnn" in name else 1)
+                      + generator.normal(0, 0.2, value.shape) * (value.ndim == 1)).astype(np.float32)
+               for name, value in fresh_weights(of, seed).items()}
+    return LanguageModel(of, weights)
+
+
+def write_options(path, content=None, **changes):
+    """Write an options file; as `plan`."""
+    path.write_text(json.dumps({**(content or TINY), **changes}), encoding="utf-8")
+    return path
