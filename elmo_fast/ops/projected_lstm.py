@@ -5,8 +5,8 @@ import logging
 
 import torch
 
-from elmo_fast.ops import native_cpu, reference, torch_projected_lstm
-from elmo_fast.ops.backend import resolve
+from elmo_fast.ops import native_cpu, native_training, reference, torch_projected_lstm
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_projected_lstm
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.reference import LstmWeights, State
@@ -34,8 +34,11 @@ def projected_lstm(
     backends follow `elmo_fast.ops.precision.numerics`.
     """
     check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart)
-    chosen = resolve("projected_lstm", backend, inputs, *state, *weights[0], *weights[1])
+    operands = inputs, *state, *weights[0], *weights[1], *(restart or ())
+    chosen = resolve("projected_lstm", backend, *operands)
     clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
+    if chosen == "native" and needs_gradient(operands):
+        return native_training.projected_lstm(inputs, rows, schedule, state, weights, **clips)
     if chosen == "native":
         return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
