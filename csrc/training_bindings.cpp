@@ -1,9 +1,12 @@
-// Python's view of csrc/projected_lstm_training.h, in the manner of cpu_bindings.cpp.
+// Python's view of csrc/projected_lstm_training.h and csrc/char_cnn.h, in the manner of cpu_bindings.cpp.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <array>
+#include <tuple>
+#include <vector>
 
+#include "char_cnn.h"
 #include "projected_lstm_training.h"
 
 namespace py = pybind11;
@@ -91,6 +94,42 @@ void backward(const py::dict& values, Address saved, size_t saved_size, Address 
   lstm_backward(call);
 }
 
+// Banks by (width, filters, first column, address of the weight, address of its gradient or 0).
+using Bank = std::tuple<int64_t, int64_t, int64_t, Address, Address>;
+
+struct CharCnn {
+  std::vector<CharBank> banks;
+  CharCnnCall call;
+};
+
+CharCnn char_cnn_call(Address ids, int64_t tokens, int64_t characters, int32_t padding, Address table,
+                      int64_t table_rows, int64_t dim, const std::vector<Bank>& banks, int threads) {
+  CharCnn found = {{}, {at<const int32_t>(ids), tokens, characters, padding, at<const float>(table), table_rows, dim,
+                        nullptr, int64_t(banks.size()), 0, threads}};
+  for (const auto& [width, filters, first, weight, grad] : banks) {
+    found.banks.push_back({width, filters, first, at<const float>(weight), at<float>(grad)});
+    found.call.filters += filters;
+  }
+  found.call.banks = found.banks.data();
+  return found;
+}
+
+void forward_char_cnn(Address ids, int64_t tokens, int64_t characters, int32_t padding, Address table,
+                      int64_t table_rows, int64_t dim, const std::vector<Bank>& banks, int threads, Address values,
+                      Address picks) {
+  const CharCnn made = char_cnn_call(ids, tokens, characters, padding, table, table_rows, dim, banks, threads);
+  const py::gil_scoped_release released;
+  char_cnn_forward(made.call, at<float>(values), at<uint32_t>(picks));
+}
+
+void backward_char_cnn(Address ids, int64_t tokens, int64_t characters, int32_t padding, Address table,
+                       int64_t table_rows, int64_t dim, const std::vector<Bank>& banks, int threads,
+                       Address grad_values, Address picks, Address grad_table) {
+  const CharCnn made = char_cnn_call(ids, tokens, characters, padding, table, table_rows, dim, banks, threads);
+  const py::gil_scoped_release released;
+  char_cnn_backward(made.call, at<const float>(grad_values), at<const uint32_t>(picks), at<float>(grad_table));
+}
+
 }  // namespace
 
 void bind_training(py::module_& m) {
@@ -115,6 +154,12 @@ void bind_training(py::module_& m) {
         py::arg("grad_output"), py::arg("grad_h"), py::arg("grad_c"), py::arg("grad_inputs"), py::arg("grad_weights"),
         py::arg("grad_biases"), py::arg("grad_projections"), py::arg("grad_reset_h"), py::arg("grad_reset_c"),
         py::arg("scratch"), py::arg("scratch_size"));
+  m.def("char_cnn_forward", forward_char_cnn, py::kw_only(), py::arg("ids"), py::arg("tokens"), py::arg("characters"),
+        py::arg("padding"), py::arg("table"), py::arg("table_rows"), py::arg("dim"), py::arg("banks"),
+        py::arg("threads"), py::arg("values"), py::arg("picks"));
+  m.def("char_cnn_backward", backward_char_cnn, py::kw_only(), py::arg("ids"), py::arg("tokens"),
+        py::arg("characters"), py::arg("padding"), py::arg("table"), py::arg("table_rows"), py::arg("dim"),
+        py::arg("banks"), py::arg("threads"), py::arg("grad_values"), py::arg("picks"), py::arg("grad_table"));
 }
 
 }  // namespace elmo_fast

@@ -120,6 +120,15 @@ struct LstmTrainingEngine {
   void (*run)(const LstmPlan&, const LstmBackward&, Team);
 };
 
+struct CharCnnPlan;  // char_cnn_plan.h
+
+struct CharCnnEngine {
+  size_t (*forward_floats)(const CharCnnPlan&);  // of scratch
+  size_t (*backward_floats)(const CharCnnPlan&);
+  void (*forward)(const CharCnnPlan&, Team);
+  void (*backward)(const CharCnnPlan&, Team);
+};
+
 struct LinearEngine {
   size_t (*packed_size)(const LinearShape&);
   void (*pack)(const LinearShape&, const LinearWeights&, char* packed);
@@ -131,6 +140,7 @@ struct Fp32Engine {
   LstmEngine lstm;
   LstmTrainingEngine training;
   LinearEngine linear;
+  CharCnnEngine char_cnn;
   void (*sigmoid)(const float*, float*, int64_t);
   void (*tanh)(const float*, float*, int64_t);
 };

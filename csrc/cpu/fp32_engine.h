@@ -12,6 +12,9 @@
 #include "lstm_backward_loop.h"
 #include "lstm_weight_gradients.h"
 #include "linear_loop.h"
+#include "char_cnn_plan.h"
+#include "char_cnn_loop.h"
+#include "char_cnn_gradients.h"
 
 namespace {
 
@@ -20,6 +23,7 @@ Fp32Engine fp32_engine() {
           {lstm_kept, lstm_saved_row_bytes, lstm_run_direction<Fp32Product, true>, backward_packed_bytes,
            backward_pack_direction, backward_scratch_bytes, lstm_run_backward},
           {linear_packed_bytes, linear_pack_all, linear_scratch_bytes, linear_run_share},
+          {char_cnn_forward_floats, char_cnn_backward_floats, char_cnn_run_forward, char_cnn_run_backward},
           map_floats<sigmoid>,
           map_floats<tanh>};
 }

@@ -13,7 +13,7 @@ OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
 _NATIVE_DEVICES = {op: frozenset({"cpu"}) for op in OPS}
-_NATIVE_GRADIENTS = frozenset({"projected_lstm"})
+_NATIVE_GRADIENTS = frozenset({"char_cnn", "projected_lstm"})
 
 logger = logging.getLogger(__name__)
 
