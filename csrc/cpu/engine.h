@@ -28,6 +28,13 @@ struct Chunk {
   int64_t distinct_count;
 };
 
+// What a forward keeps of one direction for its gradients (backward_layout.h), or nulls.
+struct LstmKept {
+  float* gates;
+  float* cells;
+  float* projected;
+};
+
 struct LstmDirection {
   const char* packed;
   const float* inputs;       // first column this direction reads
@@ -42,6 +49,7 @@ struct LstmDirection {
   float* h;                  // likewise
   float* c;                  // this direction's half, row stride 2D
   char* scratch;
+  LstmKept kept;
 };
 
 struct LstmPlan {
@@ -50,6 +58,7 @@ struct LstmPlan {
   bool multiplied;
   int64_t lanes;         // live[0]: those that ever run
   int64_t steps;         // without the trailing steps of no lane
+  int64_t step_rows;     // S
   const int32_t* live;
   const int64_t* begin;  // [steps] first step-row of each step
   const uint8_t* reset;
@@ -57,6 +66,24 @@ struct LstmPlan {
   float cell_clip;
   float proj_clip;
   LstmDirection direction[2];
+};
+
+// One direction of the gradients; the members of LstmDirection that it reads are those of the forward.
+struct LstmBackward {
+  LstmDirection forward;     // packed for the gradients; one chunk with all distinct rows; h and c read only
+  const float* grad_output;  // this direction's half, row stride 2P
+  float* grad_h;             // likewise
+  float* grad_c;             // this direction's half, row stride 2D
+  float* grad_inputs;        // row stride as of the inputs; this and what follows may be null
+  float* grad_weights;
+  float* grad_biases;
+  float* grad_projections;
+  float* grad_reset_h;
+  float* grad_reset_c;
+  bool clips_cells;          // false: there is no such clip
+  bool clips_projection;
+  float above_cell_clip;     // the smallest number above the limit: x < it exactly where x <= the limit
+  float above_proj_clip;
 };
 
 struct LinearPlan {
@@ -84,6 +111,25 @@ struct LstmEngine {
   void (*run)(const LstmPlan&, const LstmDirection&, Team);
 };
 
+struct LstmTrainingEngine {
+  LstmKept (*kept)(const LstmShape&, int64_t step_rows, float* saved);  // where each part lies in one direction's
+  size_t (*saved_row_bytes)(const LstmShape&);                          // of one step-row and direction
+  void (*run_keeping)(const LstmPlan&, const LstmDirection&, Team);     // LstmEngine::run that fills `kept`
+  size_t (*packed_size)(const LstmShape&);                              // of one direction
+  void (*pack)(const LstmShape&, const LstmWeights&, char* packed);     // no bias
+  size_t (*scratch_size)(const LstmPlan&, int team_size);               // of one direction
+  void (*run)(const LstmPlan&, const LstmBackward&, Team);
+};
+
+struct CharCnnPlan;  // char_cnn_plan.h
+
+struct CharCnnEngine {
+  size_t (*forward_floats)(const CharCnnPlan&);  // of scratch
+  size_t (*backward_floats)(const CharCnnPlan&);
+  void (*forward)(const CharCnnPlan&, Team);
+  void (*backward)(const CharCnnPlan&, Team);
+};
+
 struct LinearEngine {
   size_t (*packed_size)(const LinearShape&);
   void (*pack)(const LinearShape&, const LinearWeights&, char* packed);
@@ -93,7 +139,9 @@ struct LinearEngine {
 
 struct Fp32Engine {
   LstmEngine lstm;
+  LstmTrainingEngine training;
   LinearEngine linear;
+  CharCnnEngine char_cnn;
   void (*sigmoid)(const float*, float*, int64_t);
   void (*tanh)(const float*, float*, int64_t);
 };

@@ -3,11 +3,14 @@
 // Per chunk: x W + B of its distinct rows, or the caller's, laid out in tiles. Per step: gates and cells of this thread's tiles, barrier, projection of
 // this thread's columns, which also writes the next step's h operand, barrier. A thread reads `ahead` and `c` only
 // where it wrote them. Without a projection the cells write the next h operand and the second barrier falls away.
+//
+// With Keep the activations of the gates, the cells and m W_P before its clip stay in `kept`, where the gradients
+// read them (backward_layout.h); the numbers are the same.
 #pragma once
 
 namespace {
 
-template <class P>
+template <class P, bool Keep = false>
 class LstmLoop {
  public:
   LstmLoop(const LstmPlan& plan, const LstmDirection& direction, Team team)
@@ -40,8 +43,12 @@ class LstmLoop {
   }
   float* cells(int64_t tile) const { return floats(scratch_.c) + tile * plan_.lanes * Vec::width; }
   float* ahead(int64_t tile) const { return floats(scratch_.ahead) + tile * distinct_rows_ * gate_width; }
-  float* gates() const {
+  float* own_gates() const {
     return floats(scratch_.gates + scratch_.gates_bytes * static_cast<size_t>(team_.rank));
+  }
+  float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
+    if constexpr (Keep) return d_.kept.gates + (tile * plan_.step_rows + plan_.begin[t]) * gate_width;
+    else return own_gates();
   }
   int64_t cells_of(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
   Left<P> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
@@ -152,7 +159,7 @@ class LstmLoop {
       gather_ahead(t, tile);
       const char* right = d_.packed + weights_.recurrent + tile * weights_.recurrent_tile;
       for (int panel = 0; panel < 2; ++panel, right += panel_bytes<P>(shape_.projection))
-        multiply_panel(product_, h, blocks, right, gates() + panel * panel_width, gate_width);
+        multiply_panel(product_, h, blocks, right, gates(t, tile) + panel * panel_width, gate_width);
       for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
     }
     meet();
@@ -178,7 +185,7 @@ class LstmLoop {
     const int32_t* slot = d_.slots + plan_.begin[t];
     const float* from = ahead(tile);
     const int64_t next = distinct_rows_ * gate_width;
-    float* to = gates();
+    float* to = gates(t, tile);
     for (int64_t lane = 0; lane < plan_.live[t]; ++lane, to += gate_width) {
       const float* row = from + slot[lane] * gate_width;
       for (int64_t k = 0; k < gate_width; k += 16) __builtin_prefetch(row + next + k, 0, 2);
@@ -190,14 +197,19 @@ class LstmLoop {
   // operations, and side by side with other rows' the waits overlap.
   void update_cells(int64_t t, int64_t tile, const Blocks& blocks, int64_t b) {
     const int64_t begin = blocks.begin(b), end = begin + blocks.size(b);
+    float* const z = gates(t, tile);
     for (int64_t lane = begin; lane < end; ++lane)
-      update_cell(gates() + lane * gate_width, cells(tile) + lane * Vec::width);
+      update_cell(z + lane * gate_width, cells(tile) + lane * Vec::width);
+    if constexpr (Keep)
+      std::memcpy(d_.kept.cells + (tile * plan_.step_rows + plan_.begin[t] + begin) * Vec::width,
+                  cells(tile) + begin * Vec::width, sizeof(float) * size_t((end - begin) * Vec::width));
+    float* const all_m = own_gates();
     for (int64_t lane = begin; lane < end; ++lane) {
-      float* m = gates() + lane * gate_width;
-      Vec::store(m, Vec::mul(Vec::load(m + 3 * Vec::width), tanh(Vec::load(cells(tile) + lane * Vec::width))));
+      const Vec::F out = Vec::load(z + lane * gate_width + 3 * Vec::width);
+      Vec::store(all_m + lane * gate_width, Vec::mul(out, tanh(Vec::load(cells(tile) + lane * Vec::width))));
     }
     for (int64_t lane = begin; lane < end; ++lane) {
-      const float* m = gates() + lane * gate_width;
+      const float* m = all_m + lane * gate_width;
       const int64_t cell = tile * Vec::width;
       if (weights_.panels)
         P::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(lane - begin), cell,
@@ -207,11 +219,17 @@ class LstmLoop {
     }
   }
 
-  // z [gate_width], c [vector] -> c, and sigmoid(o) in its place.
+  // z [gate_width], c [vector] -> c, and sigmoid(o) in its place; with Keep all activations in theirs.
   void update_cell(float* z, float* c) const {
     const Vec::F forget = sigmoid(Vec::add(Vec::load(z + 2 * Vec::width), Vec::set1(1.0f)));
     const Vec::F input = sigmoid(Vec::load(z));
-    const Vec::F fresh = Vec::mul(input, tanh(Vec::load(z + Vec::width)));
+    const Vec::F candidate = tanh(Vec::load(z + Vec::width));
+    const Vec::F fresh = Vec::mul(input, candidate);
+    if constexpr (Keep) {
+      Vec::store(z, input);
+      Vec::store(z + Vec::width, candidate);
+      Vec::store(z + 2 * Vec::width, forget);
+    }
     Vec::store(c, clip(Vec::add(Vec::mul(forget, Vec::load(c)), fresh), cell_limit_));
     Vec::store(z + 3 * Vec::width, sigmoid(Vec::load(z + 3 * Vec::width)));
   }
@@ -249,6 +267,9 @@ class LstmLoop {
 
   void emit_projected(int64_t t, int64_t lane, int64_t panel, float* sums) {
     float* h = sums + lane * panel_width;
+    if constexpr (Keep)
+      std::memcpy(d_.kept.projected + (panel * plan_.step_rows + plan_.begin[t] + lane) * panel_width, h,
+                  panel_width * sizeof(float));
     Vec::store(h, clip(Vec::load(h), proj_limit_));
     Vec::store(h + Vec::width, clip(Vec::load(h + Vec::width), proj_limit_));
     emit(t, lane, panel * panel_width, smaller(panel_width, shape_.projection - panel * panel_width), h);
@@ -266,9 +287,9 @@ class LstmLoop {
   const P product_{};
 };
 
-template <class P>
+template <class P, bool Keep = false>
 void lstm_run_direction(const LstmPlan& plan, const LstmDirection& direction, Team team) {
-  LstmLoop<P>(plan, direction, team).run();
+  LstmLoop<P, Keep>(plan, direction, team).run();
 }
 
 template <class P>

@@ -105,14 +105,19 @@ class ChunkBuilder {
 
 }  // namespace
 
-void check_lstm_call(const LstmCall& call) {
+void check_lstm_reading(const LstmCall& call) {
   check_sizes(call);
   require(call.steps == 0 || call.live != nullptr, "live: expected a pointer");
   check_live(call);
   if (call.step_rows == 0) return;
-  require(call.rows && call.out_rows && call.inputs && call.output && call.h && call.c,
-          "rows, out_rows, inputs, output, h, c: expected pointers");
+  require(call.rows && call.inputs && call.h && call.c, "rows, inputs, h, c: expected pointers");
   check_range(call.rows, 2 * call.step_rows, 0, call.input_rows, "rows");
+}
+
+void check_lstm_call(const LstmCall& call) {
+  check_lstm_reading(call);
+  if (call.step_rows == 0) return;
+  require(call.out_rows && call.output, "out_rows, output: expected pointers");
   check_range(call.out_rows, 2 * call.step_rows, -1, call.output_rows, "out_rows");
 }
 

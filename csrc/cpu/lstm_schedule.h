@@ -24,6 +24,9 @@ struct LstmSchedule {
 // Throws std::invalid_argument on sizes and indices that do not fit together.
 void check_lstm_call(const LstmCall& call);
 
+// The same but for where outputs go.
+void check_lstm_reading(const LstmCall& call);
+
 LstmSchedule make_schedule(const LstmCall& call);
 
 }  // namespace cpu

@@ -14,10 +14,11 @@ constexpr uint32_t format_version = 1;
 
 std::string described(const PackedHeader& h) {
   const bool known = h.isa >= 0 && h.isa <= static_cast<int32_t>(Isa::amx_emulated);
-  std::string text = std::string(h.op == 0 ? "lstm" : "linear") + " for " +
+  const char* names[] = {"lstm", "linear", "lstm gradients", "a training forward"};
+  std::string text = std::string(h.op >= 0 && h.op < 4 ? names[h.op] : "an unknown op") + " for " +
                      (known ? isa_name(static_cast<Isa>(h.isa)) : "an unknown instruction set") +
-                     (h.op == 0 ? ", precision " : ", epilogue ") + std::to_string(h.precision) + ", sizes";
-  for (int k = 0; k < (h.op == 0 ? 3 : 2); ++k) text += " " + std::to_string(h.sizes[k]);
+                     (h.op == 1 ? ", epilogue " : ", precision ") + std::to_string(h.precision) + ", sizes";
+  for (int k = 0; k < (h.op == 1 ? 2 : 3); ++k) text += " " + std::to_string(h.sizes[k]);
   return text + ", version " + std::to_string(h.version);
 }
 
@@ -29,6 +30,13 @@ PackedHeader header_of(int32_t op, int32_t isa, int32_t precision, size_t bytes)
   header.isa = isa;
   header.precision = precision;
   header.bytes = bytes;
+  return header;
+}
+
+PackedHeader with_sizes(PackedHeader header, int64_t first, int64_t second, int64_t third) {
+  header.sizes[0] = first;
+  header.sizes[1] = second;
+  header.sizes[2] = third;
   return header;
 }
 
@@ -46,11 +54,15 @@ void check_size(size_t size, uint64_t least) {
 
 PackedHeader lstm_header(int32_t isa, int32_t precision, int64_t input, int64_t dim, int64_t projection,
                          size_t bytes) {
-  PackedHeader header = header_of(0, isa, precision, bytes);
-  header.sizes[0] = input;
-  header.sizes[1] = dim;
-  header.sizes[2] = projection;
-  return header;
+  return with_sizes(header_of(0, isa, precision, bytes), input, dim, projection);
+}
+
+PackedHeader lstm_backward_header(int32_t isa, int64_t input, int64_t dim, int64_t projection, size_t bytes) {
+  return with_sizes(header_of(2, isa, 0, bytes), input, dim, projection);
+}
+
+PackedHeader lstm_saved_header(int32_t isa, int64_t step_rows, int64_t dim, int64_t projection, size_t bytes) {
+  return with_sizes(header_of(3, isa, 0, bytes), step_rows, dim, projection);
 }
 
 PackedHeader linear_header(int32_t isa, int32_t epilogue, int64_t input, int64_t output, size_t bytes) {

@@ -10,7 +10,7 @@ namespace cpu {
 struct PackedHeader {
   char magic[8];
   uint32_t version;
-  int32_t op;         // 0 LSTM, 1 linear
+  int32_t op;         // 0 LSTM, 1 linear, 2 LSTM for gradients, 3 what a forward kept for them
   int32_t isa;
   int32_t precision;  // of the LSTM; the epilogue of a linear
   int64_t sizes[4];
@@ -21,6 +21,9 @@ static_assert(sizeof(PackedHeader) == 64, "payload starts on a cache line");
 
 PackedHeader lstm_header(int32_t isa, int32_t precision, int64_t input, int64_t dim, int64_t projection, size_t bytes);
 PackedHeader linear_header(int32_t isa, int32_t epilogue, int64_t input, int64_t output, size_t bytes);
+
+PackedHeader lstm_backward_header(int32_t isa, int64_t input, int64_t dim, int64_t projection, size_t bytes);
+PackedHeader lstm_saved_header(int32_t isa, int64_t step_rows, int64_t dim, int64_t projection, size_t bytes);
 
 // Throws std::invalid_argument unless `packed` is aligned to 4 bytes and holds at least `header.bytes`.
 void check_buffer(const void* packed, size_t size, const PackedHeader& header);

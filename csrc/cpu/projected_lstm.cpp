@@ -6,20 +6,13 @@
 
 #include "call_scope.h"
 #include "isa_dispatch.h"
-#include "lstm_schedule.h"
+#include "lstm_plan.h"
 #include "packed_header.h"
-#include "thread_pool.h"
 
 namespace elmo_fast {
 namespace {
 
 using namespace cpu;
-
-void check_shape(const LstmShape& s) {
-  if (s.input <= 0 || s.dim <= 0 || s.projection <= 0 || s.input > INT32_MAX || s.dim > INT32_MAX / 4 ||
-      s.projection > INT32_MAX)
-    throw std::invalid_argument("shape: expected positive input, dim and projection");
-}
 
 Isa isa_for(Precision precision) {
   const auto number = static_cast<int32_t>(precision);
@@ -40,11 +33,9 @@ PackedHeader header_for(const LstmShape& s, Precision precision, Isa isa) {
 struct LstmJob {
   LstmPlan plan;
   const LstmEngine* engine;
-  int team_size;
-  int directions_per_team;
-  Barrier barriers[2];
 };
 
+<<<<<<< HEAD
 // An even number of threads makes two teams of one direction each; an odd one works on both in turn.
 void run_rank(void* context, int rank) {
   LstmJob& job = *static_cast<LstmJob*>(context);
@@ -87,6 +78,11 @@ void fill_direction(const LstmCall& call, const DirectionSchedule& schedule, int
   direction.output = call.output + d * p;
   direction.h = call.h + d * p;
   direction.c = call.c + d * dim;
+=======
+void run_direction(void* context, int direction, Team team) {
+  const LstmJob& job = *static_cast<LstmJob*>(context);
+  job.engine->run(job.plan, job.plan.direction[direction], team);
+>>>>>>> train-op
 }
 
 }  // namespace
@@ -124,18 +120,15 @@ void lstm_forward(const LstmCall& call) {
   const LstmSchedule schedule = make_schedule(call);
   LstmJob job;
   job.engine = &lstm_engine(call.precision, isa);
-  const int teams = call.threads % 2 == 0 ? 2 : 1;
-  job.team_size = call.threads / teams;
-  job.directions_per_team = 2 / teams;
   fill_plan(call, schedule, job.plan);
-  const size_t scratch_size = job.engine->scratch_size(job.plan, job.team_size);
+  const int teams = lstm_teams(call.threads);
+  const size_t scratch_size = job.engine->scratch_size(job.plan, call.threads / teams);
   char* scratch = thread_scratch(scratch_size * size_t(teams));
   for (int d = 0; d < 2; ++d) {
     fill_direction(call, schedule.direction[d], d, job.engine->packed_size(call.shape), job.plan.direction[d]);
     job.plan.direction[d].scratch = scratch + (teams == 2 ? size_t(d) * scratch_size : 0);
-    job.barriers[d].reset(job.team_size);
   }
-  run_together(call.threads, run_rank, &job);
+  run_directions(call.threads, run_direction, &job);
 }
 
 }  // namespace elmo_fast

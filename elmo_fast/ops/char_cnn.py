@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from elmo_fast.ops import native_cpu, reference, torch_char_cnn
-from elmo_fast.ops.backend import resolve
+from elmo_fast.ops import native_char_cnn, native_cpu, reference, torch_char_cnn
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_ids
 from elmo_fast.ops.precision import full_precision
 
@@ -20,7 +20,10 @@ def char_cnn(
 ) -> torch.Tensor:
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32."""
     check_ids(ids, filters)
-    chosen = resolve("char_cnn", backend, char_embed, *(part for pair in filters for part in pair))
+    operands = char_embed, *(part for pair in filters for part in pair)
+    chosen = resolve("char_cnn", backend, *operands)
+    if chosen == "native" and needs_gradient(operands):
+        return native_char_cnn.char_cnn(ids, char_embed, filters, activation)
     table = full_precision(char_embed)
     if chosen == "native":
         return torch_char_cnn.char_cnn(ids, table, filters, activation, native_cpu.linear)

@@ -60,20 +60,25 @@ def projected_lstm(
     out, h, c = torch.ops.elmo_fast.projected_lstm(
         inputs.contiguous(), None if rows is None else rows.to(torch.int32).contiguous(),
         torch.from_numpy(schedule.live), None if restart is None else torch.from_numpy(schedule.starts),
+<<<<<<< HEAD
         state[0][order], state[1][order], packed, dim, level, _limit(cell_clip), _limit(proj_clip),
         *((None, None) if restart is None else (each.contiguous() for each in restart)), width if multiplied else 0)
+=======
+        state[0][order], state[1][order], packed, dim, level, limit(cell_clip), limit(proj_clip),
+        *((None, None) if restart is None else (each.contiguous() for each in restart)))
+>>>>>>> train-op
     return out, (restore(h, order), restore(c, order))
 
 
 def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Packed weights of `linear`, uint8."""
-    return _packed((weight, bias), "linear", lambda each: _pack_linear(*weight.shape, _NO_EPILOGUE, each))
+    return packed_weights((weight, bias), "linear", lambda each: _pack_linear(*weight.shape, _NO_EPILOGUE, each))
 
 
 def packed_highway(w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
                    b_transform: torch.Tensor) -> torch.Tensor:
     """Packed weights of `highway`, uint8."""
-    return _packed((w_carry, b_carry, w_transform, b_transform), "highway",
+    return packed_weights((w_carry, b_carry, w_transform, b_transform), "highway",
                    lambda each: _pack_linear(*w_carry.shape, _HIGHWAY, each))
 
 
@@ -82,7 +87,7 @@ def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> tor
     w, b, w_p = weights[0]
     projection = len(b) // 4 if w_p is None else w_p.shape[1]
     shape = len(w) - projection, len(b) // 4, projection
-    return _packed((*weights[0], *weights[1]), f"lstm {precision}",
+    return packed_weights((*weights[0], *weights[1]), f"lstm {precision}",
                    lambda each: _pack_lstm(shape, PRECISIONS.index(precision), each))
 
 
@@ -97,14 +102,15 @@ def runs_precision(precision: str) -> bool:
     return module is not None and bool(module.lstm_isa(PRECISIONS.index(precision)))
 
 
-def _limit(clip: float | None) -> float:
+def limit(clip: float | None) -> float:
+    """A clip as the engine takes it."""
     return math.inf if clip is None else clip
 
 
 _packs = WeakTensorKeyDictionary()
 
 
-def _packed(tensors: Sequence[torch.Tensor | None], kind: str,
+def packed_weights(tensors: Sequence[torch.Tensor | None], kind: str,
             pack: Callable[[Sequence[torch.Tensor | None]], torch.Tensor]) -> torch.Tensor:
     """Packed weights, kept as long as the first tensor lives and packed again when any of them was edited."""
     key = _key(tensors)
@@ -128,7 +134,7 @@ def _version(tensor: torch.Tensor) -> object:
     return object() if tensor.is_inference() else tensor._version
 
 
-def _bytes(size: int) -> torch.Tensor:
+def aligned_bytes(size: int) -> torch.Tensor:
     """An uninitialized uint8 tensor that begins on a cache line."""
     whole = torch.empty(size + 64, dtype=torch.uint8)
     return whole[-whole.data_ptr() % 64 :][:size]
@@ -136,21 +142,22 @@ def _bytes(size: int) -> torch.Tensor:
 
 def _pack_linear(inputs: int, outputs: int, epilogue: int, tensors) -> torch.Tensor:
     module = native_module()[0]
-    packed = _bytes(module.linear_packed_size(inputs, outputs, epilogue))
-    pointers = [_pointer(each) for each in tensors] + [0] * (4 - len(tensors))
+    packed = aligned_bytes(module.linear_packed_size(inputs, outputs, epilogue))
+    pointers = [pointer(each) for each in tensors] + [0] * (4 - len(tensors))
     module.linear_pack(inputs, outputs, epilogue, *pointers, packed.data_ptr(), packed.numel())
     return packed
 
 
 def _pack_lstm(shape: tuple[int, int, int], level: int, tensors) -> torch.Tensor:
     module = native_module()[0]
-    packed = _bytes(module.lstm_packed_size(*shape, level))
-    pairs = [[_pointer(tensors[k]), _pointer(tensors[k + 3])] for k in range(3)]
+    packed = aligned_bytes(module.lstm_packed_size(*shape, level))
+    pairs = [[pointer(tensors[k]), pointer(tensors[k + 3])] for k in range(3)]
     module.lstm_pack(*shape, level, *pairs, packed.data_ptr(), packed.numel())
     return packed
 
 
-def _pointer(tensor: torch.Tensor | None) -> int:
+def pointer(tensor: torch.Tensor | None) -> int:
+    """Address of a tensor's data, 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -181,7 +188,7 @@ def _run_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_cli
         inputs=inputs.data_ptr(), input_rows=len(inputs), split_input=rows is None, multiplied=bool(multiplied),
         steps=len(live), live=live.data_ptr(), step_rows=count,
         rows=(places if rows is None else rows).data_ptr(), out_rows=places.data_ptr(),
-        reset=_pointer(starts), reset_h=_pointer(restart_h), reset_c=_pointer(restart_c),
+        reset=pointer(starts), reset_h=pointer(restart_h), reset_c=pointer(restart_c),
         output=out.data_ptr(), output_rows=count, lanes=len(h), h=h.data_ptr(), c=c.data_ptr(),
         cell_clip=cell_clip, proj_clip=proj_clip, threads=torch.get_num_threads())
     return out, h, c

@@ -5,8 +5,8 @@ import logging
 
 import torch
 
-from elmo_fast.ops import native_cpu, reference, torch_projected_lstm
-from elmo_fast.ops.backend import resolve
+from elmo_fast.ops import native_cpu, native_training, reference, torch_projected_lstm
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_projected_lstm
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import full_precision
@@ -36,8 +36,16 @@ def projected_lstm(
     backends follow `elmo_fast.ops.precision.numerics`.
     """
     check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart, multiplied)
-    chosen = resolve("projected_lstm", backend, inputs, *state, *weights[0], *weights[1])
-    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart, "multiplied": multiplied}
+    operands = inputs, *state, *weights[0], *weights[1], *(restart or ())
+    chosen = resolve("projected_lstm", backend, *operands)
+    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
+    if chosen == "native" and needs_gradient(operands):
+        if not multiplied:
+            return native_training.projected_lstm(inputs, rows, schedule, state, weights, **clips)
+        if backend == "native":
+            raise RuntimeError("backend: 'native' was asked for and has no gradients of inputs that were multiplied before")
+        chosen = "torch"
+    clips["multiplied"] = multiplied
     if chosen == "native":
         return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm

@@ -105,7 +105,7 @@ class LanguageModel(nn.Module):
             layers, state = self.lstm.run(vectors, rows.int(), schedule, state, None, self.backend, self.precision)
         else:
             x = torch.cat([vectors[rows[0]], vectors[rows[1]]], dim=1)  # [S, 2 P]
-            layers, state = self.lstm.run(x, None, schedule, state, None, self.backend, self.precision, drop)
+            layers, state = self.lstm.run(x, None, schedule, state, None, self.backend, self.precision, drop=drop)
         return list(layers[-1].chunk(2, dim=1)), state
 
     def losses(self, batch: Batch, state: State, drop: Drop | None) -> tuple[torch.Tensor, State, list[TouchedRows]]:
