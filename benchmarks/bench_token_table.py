@@ -106,7 +106,7 @@ def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
 
 
 def distinct_words(wanted: int) -> tuple[list[str], str]:
-    """Distinct words of running English: the training corpus beside the checkout, else made up; and where they are from."""
+    """Distinct words of running English, of the training corpus, else made up; and their source."""
     folder = common.shared_folder() / "corpus" / "train"
     words: dict[str, None] = {}
     for path in sorted(folder.glob("*.txt")) if folder.is_dir() else []:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tolerances import AGAINST_TENSORFLOW
 
-from elmo_fast import BiLm, Elmo, ElmoEmbedder, batch_to_ids, remove_boundaries
+from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, TokenTable, batch_to_ids, build_token_table
+from elmo_fast import remove_boundaries
 from elmo_fast.cli import main
 
 SENTENCES = {"allennlp": "sentences.json", "bilm-tf": "lm_embeddings_sentences.json"}
@@ -110,3 +111,40 @@ def test_token_vectors_of_a_vocabulary(shared):
         source = BiLm.from_files(folder / "options.json", folder / "lm_weights.hdf5").token_source
         found = source(source.token_ids(words), backend).detach().numpy()
         assert np.abs(found - expected).max() < AGAINST_TENSORFLOW
+
+
+@pytest.mark.parametrize("fixture", MODELS, indirect=True)
+@pytest.mark.parametrize("words", ["vocab_test.txt", "of the text", "few"])
+def test_a_token_table(fixture, words):
+    """Of a vocabulary file, of every word, and of so few that most are encoded."""
+    options, weights, texts, layers, folder = fixture
+    vocabulary = {"vocab_test.txt": folder / "vocab_test.txt", "few": ["the"],
+                  "of the text": sorted({word for batch in texts for sentence in batch for word in sentence})}[words]
+    bilm = BiLm.from_files(options, weights)
+    bilm.token_table = build_token_table(bilm, vocabulary)
+    embedder = ElmoEmbedder.from_bilm(bilm)
+    for batch, expected in zip(texts, layers):
+        for found, one in zip(embedder.embed_batch(batch), expected):
+            assert_close(found, one)
+
+
+@pytest.mark.parametrize("fixture", ["allennlp"], indirect=True)
+def test_the_token_embeddings_that_bilm_tf_wrote(fixture):
+    options, weights, texts, layers, folder = fixture
+    theirs = TokenTable.open(folder / "elmo_token_embeddings.hdf5", folder / "vocab_test.txt")
+    bilm = BiLm.from_files(options, weights, token_table=theirs)
+    ours = build_token_table(bilm, folder / "vocab_test.txt")
+    assert theirs.words == ours.words and theirs.fingerprint is None
+    assert_close(theirs.vectors(np.arange(len(theirs))), ours.vectors(np.arange(len(ours))).numpy())
+    embedder = ElmoEmbedder.from_bilm(bilm)
+    for batch, expected in zip(texts, layers):
+        for found, one in zip(embedder.embed_batch(batch), expected):
+            assert_close(found, one)
+    bare = TokenTable.open(folder / "elmo_token_embeddings.hdf5")
+    bilm = BiLm.from_files(options, weights, token_table=bare)
+    ids = torch.from_numpy(theirs.ids(["<S>", *theirs.words[5:9], "</S>"]))[None]
+    plain = BiLm.from_files(options, weights)(batch_to_ids([theirs.words[5:9]]))
+    for found, one in zip(bilm(ids, boundaries="present").activations, plain.activations):
+        assert_close(found.detach(), one.detach().numpy())
+    with pytest.raises(ConfigurationError, match="expected the vectors of this model, got others"):
+        bilm.token_table = TokenTable.open(folder / "elmo_token_embeddings.hdf5", [*theirs.words[1:], theirs.words[0]])

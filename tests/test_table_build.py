@@ -107,7 +107,8 @@ def test_a_killed_run_is_taken_up(tmp_path, monkeypatch, puts):
     monkeypatch.setattr(table_build, "_WORDS_A_BLOCK", 8)
     encoded = []
     inner = table_build._encoded
-    monkeypatch.setattr(table_build, "_encoded", lambda model, words, first: encoded.append(first) or inner(model, words, first))
+    monkeypatch.setattr(table_build, "_encoded",
+                        lambda model, words, first: encoded.append(first) or inner(model, words, first))
     write_token_table(bilm(), WORDS, path)
     assert encoded == [8 * ((puts - 1) // 2)] and names(tmp_path) == ["t.hdf5"]
     assert torch.equal(TokenTable.open(path).vectors(np.arange(len(WORDS))),
@@ -153,7 +154,7 @@ def test_a_full_disk_leaves_what_is_done_and_the_old_file(tmp_path, monkeypatch)
 def test_two_runs_do_not_write_one_table(tmp_path):
     arguments = tmp_path / "t.hdf5", WORDS, 11, "float32", bilm().fingerprint()
     with table_part.TablePart(*arguments):
-        with pytest.raises(ConfigurationError, match="expected no other process to write it, found one at work on t.hdf5.p"):
+        with pytest.raises(ConfigurationError, match="expected no other process to write it, found one at work"):
             with table_part.TablePart(*arguments):
                 pytest.fail("two runs at once")
     with table_part.TablePart(*arguments) as part:
@@ -186,7 +187,7 @@ def test_the_command_caches_and_embeds(capsys, folder):
         for key, values in arrays("plain.hdf5").items():
             np.testing.assert_allclose(arrays("out.hdf5")[key], values, atol=1e-6)
     status, _, error = run(capsys, *embed, "out.hdf5", "--token-table", "t.hdf5", "--unknown", "error")
-    assert status == 2 and "token table: expected words of the table (6 words), got 'children', 'play', 'It', 'and'" in error
+    assert status == 2 and "expected words of the table (6 words), got 'children', 'play', 'It', 'and'" in error
     assert run(capsys, "cache", "text.txt", "all.hdf5", "--corpus", "--storage", "float16", "--model", "model")[0] == 0
     assert set(TokenTable.open("all.hdf5").words) == {"<S>", "</S>", *"The children play . It rained and".split()}
     assert run(capsys, *embed, "out.hdf5", "--token-table", "all.hdf5", "--unknown", "error")[0] == 0

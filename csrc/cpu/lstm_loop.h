@@ -1,8 +1,9 @@
 // The time loop of one direction, run by every thread of its team. Include after lstm_layout.h and activations.h.
 //
-// Per chunk: x W + B of its distinct rows, or the caller's, laid out in tiles. Per step: gates and cells of this thread's tiles, barrier, projection of
-// this thread's columns, which also writes the next step's h operand, barrier. A thread reads `ahead` and `c` only
-// where it wrote them. Without a projection the cells write the next h operand and the second barrier falls away.
+// Per chunk: x W + B of its distinct rows, or the caller's, laid out in tiles. Per step: gates and cells of this
+// thread's tiles, barrier, projection of this thread's columns, which also writes the next step's h operand, barrier.
+// A thread reads `ahead` and `c` only where it wrote them. Without a projection the cells write the next h operand and
+// the second barrier falls away.
 //
 // With Keep the activations of the gates, the cells and m W_P before its clip stay in `kept`, where the gradients
 // read them (backward_layout.h); the numbers are the same.

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +10,11 @@ from torch import nn
 from elmo_fast.model import states
 from elmo_fast.model.allennlp_names import require_data
 from elmo_fast.model.fingerprint import fingerprint
-from elmo_fast.model.layout import in_text_order
+from elmo_fast.model.layout import BiLmOutput, in_text_order
 from elmo_fast.model.lstm import LstmStack, Products
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import ModelFiles, find_model
+from elmo_fast.model.states import WARM_TEXT
 from elmo_fast.model.token_inputs import TokenInputs
 from elmo_fast.model.token_lookup import Found
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
@@ -27,26 +27,6 @@ from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.text import characters
 from elmo_fast.text.batching import number_tokens
-
-WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
-    "The committee will meet again on Tuesday to discuss the report .",
-    "She opened the window and looked out over the quiet street .",
-    "Prices rose by about two per cent in the last quarter , the bank said .",
-    "\" I do not think so , \" he answered , \" but we shall see . \"",
-))
-
-
-class BiLmOutput(NamedTuple):
-    """`activations`, a list of [B, T, 2 P], token layer first, zero past a sentence's end; `mask` bool [B, T].
-
-    Unpacks as a pair, and answers to `["activations"]` and `["mask"]` as AllenNLP's dictionary does.
-    """
-
-    activations: list[torch.Tensor]
-    mask: torch.Tensor
-
-    def __getitem__(self, key):
-        return getattr(self, key) if isinstance(key, str) else tuple(self)[key]
 
 
 class BiLm(nn.Module):
@@ -193,7 +173,8 @@ class BiLm(nn.Module):
         """
         with numerics(self._precision, self._device):
             if word_inputs is not None:
-                tokens = self._inputs.word_numbers(word_inputs, ids, self._word_embedding, self._token_embedder, self.backend)
+                tokens = self._inputs.word_numbers(word_inputs, ids, self._word_embedding, self._token_embedder,
+                                                   self.backend)
             else:
                 tokens = self._inputs.batch(ids, boundaries, self._token_embedder, self.backend)
         found, index, mask = tokens

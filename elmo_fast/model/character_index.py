@@ -72,4 +72,6 @@ def _word(inner: np.ndarray) -> str | None:
     for mark, raw in characters.SENTENCE_MARKS.items():
         if inner.tolist() == [raw]:
             return mark
-    return None if (inner > 255).any() or (inner < 0).any() else inner.astype(np.uint8).tobytes().decode("utf-8", "replace")
+    if (inner > 255).any() or (inner < 0).any():
+        return None
+    return inner.astype(np.uint8).tobytes().decode("utf-8", "replace")

@@ -24,8 +24,8 @@ class Elmo(nn.Module):
     `requires_grad` lets gradients reach every weight of the biLM; without it they reach the scalar mixes alone.
     `vocab_to_cache` is a list of words whose vectors are kept: `word_inputs` are then their numbers in that list,
     where number 0 is padding. `token_table` is a `TokenTable` or the file of one: tokens have their vectors from it,
-    and without `vocab_to_cache`, `word_inputs` are its ids. `scalar_mix_parameters` fixes the mixing weights (before the softmax). `module`
-    stands in for the biLM, called with (ids, word ids or None); it has `num_layers` and returns a mapping with
+    and without `vocab_to_cache`, `word_inputs` are its ids. `scalar_mix_parameters` fixes the mixing weights (before
+    the softmax). `module` stands in for the biLM, called with (ids, word ids or None); it has `num_layers` and returns a mapping with
     `activations` and `mask`.
     `state`, `precision` and `backend` are those of `BiLm`.
     """
@@ -75,8 +75,8 @@ class Elmo(nn.Module):
         """Representations of sentences given as character ids, int [batch, T, C] or [batch, ..., T, C].
 
         `word_inputs` int [batch, ..., T] are numbers of cached words, or ids of the token table; a number beyond them
-        is read off the characters, and without such numbers `inputs` may be None. Returns `elmo_representations`, a list of
-        `num_output_representations` tensors [batch, ..., T, 2 P], and `mask`, int64 [batch, ..., T]; T grows by
+        is read off the characters, and without such numbers `inputs` may be None. Returns `elmo_representations`, a
+        list of `num_output_representations` tensors [batch, ..., T, 2 P], and `mask`, int64 [batch, ..., T]; T grows by
         two where the boundaries are kept.
         """
         takes_words = self._has_cached_vocab or getattr(self._elmo_lstm, "token_table", None) is not None
@@ -84,7 +84,7 @@ class Elmo(nn.Module):
             logger.warning("word_inputs were passed, but no vocabulary is cached: the characters decide")
         words = word_inputs if takes_words else None
         leading = inputs.shape[:-2] if words is None else words.shape[:-1]
-        activations, mask = self._run(None if inputs is None else _flat(inputs, 3), None if words is None else _flat(words, 2))
+        activations, mask = self._run(_flat(inputs, 3), _flat(words, 2))
         representations = [self._dropout(self._mixed(k, activations, mask)) for k in range(self._mixes)]
         if not self._keep_sentence_boundaries:
             mask = remove_boundaries(activations[0][..., :0], mask)[1]
@@ -121,6 +121,6 @@ def _check_count(count: int) -> int:
     return count
 
 
-def _flat(ids: torch.Tensor, dims: int) -> torch.Tensor:
-    """Fold the leading dimensions into one: [batch, ..., T, C] -> [batch * ..., T, C]."""
-    return ids.reshape(-1, *ids.shape[1 - dims:]) if ids.dim() > dims else ids
+def _flat(ids: torch.Tensor | None, dims: int) -> torch.Tensor | None:
+    """Fold the leading dimensions into one: [batch, ..., T, C] -> [batch * ..., T, C]; None stays None."""
+    return ids.reshape(-1, *ids.shape[1 - dims:]) if ids is not None and ids.dim() > dims else ids

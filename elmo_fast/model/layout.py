@@ -1,10 +1,24 @@
 """How tokens lie in tensors: padded with or without boundaries, distinct, in text order or in the order of steps."""
 
 import functools
+from typing import NamedTuple
 
 import torch
 
 from elmo_fast.ops.reference import restore
+
+
+class BiLmOutput(NamedTuple):
+    """`activations`, a list of [B, T, 2 P], token layer first, zero past a sentence's end; `mask` bool [B, T].
+
+    Unpacks as a pair, and answers to `["activations"]` and `["mask"]` as AllenNLP's dictionary does.
+    """
+
+    activations: list[torch.Tensor]
+    mask: torch.Tensor
+
+    def __getitem__(self, key):
+        return getattr(self, key) if isinstance(key, str) else tuple(self)[key]
 
 
 def add_boundaries(ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor):

@@ -5,6 +5,13 @@ import torch
 from elmo_fast.ops.reference import State
 
 STATES = ("carry", "zero", "warm")
+# What runs from zeros to give the state of `warm`.
+WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
+    "The committee will meet again on Tuesday to discuss the report .",
+    "She opened the window and looked out over the quiet street .",
+    "Prices rose by about two per cent in the last quarter , the bank said .",
+    "\" I do not think so , \" he answered , \" but we shall see . \"",
+))
 
 
 def check_state(state: str) -> str:

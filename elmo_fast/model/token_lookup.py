@@ -88,8 +88,8 @@ class TokenLookup:
         marks = [characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN]
         rows = self.table.rows(marks)
         if (rows < 0).any():
-            raise ConfigurationError("boundaries: expected 'present' for word ids of a token table without <S> and </S>, "
-                                     "got 'add'")
+            raise ConfigurationError("boundaries: expected 'present' for word ids of a token table without <S> and "
+                                     "</S>, got 'add'")
         first, last = torch.from_numpy(rows + 1)
         return first, last
 
@@ -136,7 +136,8 @@ class TokenLookup:
         return {**self.__dict__, "_key": None}
 
     def _encoder_key(self) -> tuple:
-        return tuple((value.data_ptr(), value._version, value.device, value.dtype) for value in self._encoder.parameters())
+        parameters = self._encoder.parameters()
+        return tuple((value.data_ptr(), value._version, value.device, value.dtype) for value in parameters)
 
     def _check_encoder(self) -> None:
         """Refuse the table when the char encoder has other weights by now, or is being trained."""

@@ -124,7 +124,7 @@ class TokenTable:
         return np.fromiter((self._rows.get(word, -1) for word in words), dtype=np.int64, count=len(words))
 
     def ids(self, words: Sequence[str]) -> np.ndarray:
-        """Token ids of words, int64 [N]: rows + 1. Words outside get `<UNK>`'s with `unknown="unk"`, else `ValueError`."""
+        """Token ids of words, int64 [N]: rows + 1. A word outside gets `<UNK>`'s with `unknown="unk"`, else an error."""
         rows = self.rows(words)
         missing = np.flatnonzero(rows < 0)
         if missing.size and self.unknown != "unk":

@@ -18,7 +18,8 @@ def check_projected_lstm(inputs: torch.Tensor, rows: torch.Tensor | None, schedu
         _check_shape("restart[0]", restart[0], (2 * projection,))
         _check_shape("restart[1]", restart[1], (2 * dim,))
     if multiplied and rows is None:
-        raise ValueError("rows: expected the row of inputs that each step-row reads, since inputs are multiplied; got None")
+        raise ValueError("rows: expected the row of inputs that each step-row reads, since inputs are multiplied; "
+                         "got None")
     if rows is None:
         _check_shape("inputs", inputs, (steps, 2 * width))
     else:
