@@ -38,7 +38,8 @@ void check_shape(const LstmShape& s) {
 
 void fill_plan(const LstmCall& call, const LstmSchedule& schedule, LstmPlan& plan) {
   plan.shape = call.shape;
-  plan.input_stride = call.shape.input * (call.split_input ? 2 : 1);
+  plan.input_stride = call.multiplied ? 8 * call.shape.dim : call.shape.input * (call.split_input ? 2 : 1);
+  plan.multiplied = call.multiplied;
   plan.steps = schedule.steps;
   plan.step_rows = call.step_rows;
   plan.lanes = call.live[0];
@@ -55,7 +56,7 @@ void fill_direction(const LstmCall& call, const DirectionSchedule& schedule, int
                     LstmDirection& direction) {
   const int64_t p = call.shape.projection, dim = call.shape.dim;
   direction.packed = static_cast<const char*>(call.packed) + sizeof(PackedHeader) + size_t(d) * packed_size;
-  direction.inputs = call.inputs + (call.split_input ? d * call.shape.input : 0);
+  direction.inputs = call.inputs + (call.multiplied ? d * 4 * dim : call.split_input ? d * call.shape.input : 0);
   direction.distinct = schedule.distinct.data();
   direction.slots = schedule.slots.data();
   direction.out_rows = call.out_rows ? call.out_rows + d * call.step_rows : nullptr;

@@ -35,54 +35,9 @@ struct LstmJob {
   const LstmEngine* engine;
 };
 
-<<<<<<< HEAD
-// An even number of threads makes two teams of one direction each; an odd one works on both in turn.
-void run_rank(void* context, int rank) {
-  LstmJob& job = *static_cast<LstmJob*>(context);
-  const IeeeScope ieee;
-  const int team = rank / job.team_size;
-  for (int k = 0; k < job.directions_per_team; ++k) {
-    const LstmDirection& direction = job.plan.direction[team + k];
-    job.engine->run(job.plan, direction, {rank % job.team_size, job.team_size, &job.barriers[team]});
-    barrier_wait(job.barriers[team]);
-  }
-}
-
-void fill_plan(const LstmCall& call, const LstmSchedule& schedule, LstmPlan& plan) {
-  plan.shape = call.shape;
-  plan.input_stride = call.multiplied ? 8 * call.shape.dim : call.shape.input * (call.split_input ? 2 : 1);
-  plan.multiplied = call.multiplied;
-  plan.steps = schedule.steps;
-  plan.lanes = call.live[0];
-  plan.live = call.live;
-  plan.begin = schedule.begin.data();
-  plan.reset = call.reset;
-  plan.cell_clip = call.cell_clip;
-  plan.proj_clip = call.proj_clip;
-  const int64_t a = schedule.direction[0].max_distinct, b = schedule.direction[1].max_distinct;
-  plan.max_distinct = a > b ? a : b;
-}
-
-void fill_direction(const LstmCall& call, const DirectionSchedule& schedule, int d, size_t packed_size,
-                    LstmDirection& direction) {
-  const int64_t p = call.shape.projection, dim = call.shape.dim;
-  direction.packed = static_cast<const char*>(call.packed) + sizeof(PackedHeader) + size_t(d) * packed_size;
-  direction.inputs = call.inputs + (call.multiplied ? d * 4 * dim : call.split_input ? d * call.shape.input : 0);
-  direction.distinct = schedule.distinct.data();
-  direction.slots = schedule.slots.data();
-  direction.out_rows = call.out_rows + d * call.step_rows;
-  direction.chunks = schedule.chunks.data();
-  direction.chunk_count = int64_t(schedule.chunks.size());
-  direction.reset_h = call.reset_h ? call.reset_h + d * p : nullptr;
-  direction.reset_c = call.reset_c ? call.reset_c + d * dim : nullptr;
-  direction.output = call.output + d * p;
-  direction.h = call.h + d * p;
-  direction.c = call.c + d * dim;
-=======
 void run_direction(void* context, int direction, Team team) {
   const LstmJob& job = *static_cast<LstmJob*>(context);
   job.engine->run(job.plan, job.plan.direction[direction], team);
->>>>>>> train-op
 }
 
 }  // namespace

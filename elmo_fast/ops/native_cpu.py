@@ -60,13 +60,8 @@ def projected_lstm(
     out, h, c = torch.ops.elmo_fast.projected_lstm(
         inputs.contiguous(), None if rows is None else rows.to(torch.int32).contiguous(),
         torch.from_numpy(schedule.live), None if restart is None else torch.from_numpy(schedule.starts),
-<<<<<<< HEAD
-        state[0][order], state[1][order], packed, dim, level, _limit(cell_clip), _limit(proj_clip),
-        *((None, None) if restart is None else (each.contiguous() for each in restart)), width if multiplied else 0)
-=======
         state[0][order], state[1][order], packed, dim, level, limit(cell_clip), limit(proj_clip),
-        *((None, None) if restart is None else (each.contiguous() for each in restart)))
->>>>>>> train-op
+        *((None, None) if restart is None else (each.contiguous() for each in restart)), width if multiplied else 0)
     return out, (restore(h, order), restore(c, order))
 
 
