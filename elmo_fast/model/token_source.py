@@ -14,7 +14,8 @@ from elmo_fast.ops import packed_only
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
-from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.precision import active_precision, full_precision
+from elmo_fast.ops.range import fits_fp16
 from elmo_fast.text import characters
 
 
@@ -69,11 +70,16 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own = {name: getattr(self, name) for name in self.datasets}
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
-        x = char_cnn(ids, own["char_embed"], filters, self.options.activation, backend=backend)  # [N, filters]
-        for k in range(self.options.n_highway):
-            x = highway(x, own[f"W_carry_{k}"], own[f"b_carry_{k}"], own[f"W_transform_{k}"], own[f"b_transform_{k}"],
-                        backend=backend)
-        return linear(x, own["W_proj"], own["b_proj"], backend=backend) if self.has_projection else x
+        highways = [[own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")]
+                    for k in range(self.options.n_highway)]
+        projection = (own["W_proj"], own["b_proj"]) if self.has_projection else None
+        bounded = (active_precision() == "medium" and ids.device.type == "cuda"
+                   and fits_fp16(own["char_embed"], filters, self.options.activation, highways, projection))
+        how = {"backend": backend, "bounded": bounded}
+        x = char_cnn(ids, own["char_embed"], filters, self.options.activation, **how)  # [N, filters]
+        for weights in highways:
+            x = highway(x, *weights, **how)
+        return full_precision(x) if projection is None else linear(x, *projection, **how)
 
     @property
     def dim(self) -> int:
