@@ -46,7 +46,7 @@ def _run(x, first, b_first, second, b_second, operands: str, out, gated: bool) -
                  WIDEN=widened(operands), enable_fp_fusion=True)
 
 
-@triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == 0})
+@triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
 @triton.jit
 def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,
              GATED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
@@ -57,46 +57,47 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
     before = program // (GROUP * column_tiles) * GROUP
     together = tl.minimum(row_tiles - before, GROUP)
     within = program % (GROUP * column_tiles)
-    row = (before + within % together) * BM + tl.arange(0, BM)
+    first_row = (before + within % together) * BM
     column = within // together * BN + tl.arange(0, BN)
 
-    # Rows and columns past the end read the last one and are not stored.
-    row_inside, column_inside = tl.minimum(row, rows - 1).to(tl.int64), tl.minimum(column, outputs - 1)
+    # Rows past the end read the last one and are not stored. One base pointer and offsets of 32 bits within the tile
+    # leave the registers to the sums.
+    row = tl.arange(0, BM)
+    row_inside = tl.minimum(row, rows - 1 - first_row)
+    column_inside = column < outputs
+    x += first_row.to(tl.int64) * inner
+    out += first_row.to(tl.int64) * outputs
     k = tl.arange(0, BK)
-    x_at = x + row_inside[:, None] * inner + k[None, :]
-    first_at = first + k[:, None] * stride_k + column_inside[None, :] * stride_n
-    second_at = second + k[:, None] * stride_k + column_inside[None, :] * stride_n
-    total_first = tl.zeros((BM, BN), tl.float32)
-    total_second = tl.zeros((BM, BN), tl.float32)
+    x_at = row_inside[:, None] * inner + k[None, :]
+    weight_at = k[:, None] * stride_k + column[None, :] * stride_n
+    # Sums begin at the biases, which then take no registers beside them at the end.
+    total_first = tl.zeros((BM, BN), tl.float32) + tl.load(b_first + column, mask=column_inside, other=0.0)[None, :]
+    total_second = tl.zeros((BM, BN), tl.float32) + tl.load(b_second + column, mask=column_inside, other=0.0)[None, :]
     for start in range(0, inner, BK):
         inside = k < inner - start
         if EVEN:
-            tile = tl.load(x_at)
-            weight = tl.load(first_at)
+            tile = tl.load(x + start + x_at)
+            weight = tl.load(first + start * stride_k + weight_at)
         else:
-            tile = tl.load(x_at, mask=inside[None, :], other=0.0)
-            weight = tl.load(first_at, mask=inside[:, None], other=0.0)
+            tile = tl.load(x + start + x_at, mask=inside[None, :], other=0.0)
+            weight = tl.load(first + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :], other=0.0)
         if WIDEN:
             tile, weight = tile.to(tl.float32), weight.to(tl.float32)
         total_first = tl.dot(tile, weight, total_first, input_precision=PRECISION)
         if GATED:
             if EVEN:
-                weight = tl.load(second_at)
+                weight = tl.load(second + start * stride_k + weight_at)
             else:
-                weight = tl.load(second_at, mask=inside[:, None], other=0.0)
+                weight = tl.load(second + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :], other=0.0)
             if WIDEN:
                 weight = weight.to(tl.float32)
             total_second = tl.dot(tile, weight, total_second, input_precision=PRECISION)
-        x_at += BK
-        first_at += BK * stride_k
-        second_at += BK * stride_k
 
-    stored = (row < rows)[:, None] & (column < outputs)[None, :]
-    result = total_first + tl.load(b_first + column_inside)[None, :]
+    stored = (row < rows - first_row)[:, None] & column_inside[None, :]
+    result = total_first
     if GATED:
-        gate = tl.sigmoid(result)
-        total_second += tl.load(b_second + column_inside)[None, :]
+        gate = tl.sigmoid(total_first)
         value = tl.maximum(total_second, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        kept = tl.load(x + row_inside[:, None] * inner + column_inside[None, :]).to(tl.float32)
+        kept = tl.load(x + row[:, None] * inner + column[None, :], mask=stored, other=0.0).to(tl.float32)
         result = gate * value + (1.0 - gate) * kept
-    tl.store(out + row.to(tl.int64)[:, None] * outputs + column[None, :], result.to(out.dtype.element_ty), mask=stored)
+    tl.store(out + row[:, None] * outputs + column[None, :], result.to(out.dtype.element_ty), mask=stored)
