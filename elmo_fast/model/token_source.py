@@ -18,6 +18,8 @@ from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.range import fits_fp16
 from elmo_fast.text import characters
 
+_WARMUP_TOKENS = 4096
+
 
 class TokenSource(Protocol):
     """Ids of tokens to vectors. `row_shape` is the shape of one token's ids: (characters,), or () for a word id."""
@@ -35,6 +37,9 @@ class TokenSource(Protocol):
 
     def __call__(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
         """Vectors of tokens: ids [N, *row_shape] -> [N, P]."""
+
+    def warmup(self, backend: str) -> None:
+        """Have compiled and tuned what calls will run."""
 
 
 class CharacterEncoder(allennlp_names.AllenNlpStateDict):
@@ -91,6 +96,13 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
         if any(value.is_meta for value in self.parameters()):
             return self._dropped_digest
         return weights_digest({name: getattr(self, name).detach().float().cpu().numpy() for name in self.datasets})
+
+    def warmup(self, backend: str = "auto") -> None:
+        """Run a few and many tokens of English lengths, so that kernels are compiled and tuned for both."""
+        ids = self.token_ids(["x" * (1 + k % 12) for k in range(_WARMUP_TOKENS)]).to(self.char_embed.device)
+        with torch.no_grad():
+            for count in (1, _WARMUP_TOKENS):
+                self(ids[:count], backend)
 
     def drop_fp32(self) -> None:
         """Keep the large matrices only as the native engine packs them."""
@@ -153,6 +165,9 @@ class WordEmbedder(nn.Module):
         if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > len(self.embedding)):
             raise ValueError(f"ids: expected word ids from 0 to {len(self.embedding)}, "
                              f"got {int(ids.min())} to {int(ids.max())}")
+
+    def warmup(self, backend: str = "auto") -> None:
+        """A table has nothing to compile."""
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         known = full_precision(self.embedding)[(ids - 1).clamp(min=0)]
