@@ -142,6 +142,12 @@ class BiLm(nn.Module):
         """Forget the carried states."""
         self._elmo_lstm.reset_states()
 
+    def warmup(self) -> None:
+        """Compile and tune the char encoder's kernels now, where it runs on a GPU, and not at the first call."""
+        if self._device.type == "cuda":
+            with numerics(self._precision, self._device):
+                self._token_embedder.warmup(self.backend)
+
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
         parts = (self._token_embedder, self._elmo_lstm)
