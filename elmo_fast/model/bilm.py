@@ -22,6 +22,7 @@ from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
 from elmo_fast.ops.backend import check_backend, resolve
+from elmo_fast.ops.edits import edit_key
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
@@ -280,7 +281,7 @@ class BiLm(nn.Module):
 
     def _weights_key(self) -> tuple:
         parts = (self._token_embedder, self._elmo_lstm)
-        return tuple((value.data_ptr(), value._version, value.device) for part in parts for value in part.parameters())
+        return tuple(edit_key(value) for part in parts for value in part.parameters())
 
     def _run_warm_text(self) -> State:
         framed = [token for sentence in self.warm_text

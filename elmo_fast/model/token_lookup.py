@@ -10,6 +10,7 @@ from elmo_fast.model.character_index import words_of_ids
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_source import CharacterEncoder
 from elmo_fast.model.token_table import TokenTable
+from elmo_fast.ops.edits import edit_key
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
@@ -136,8 +137,7 @@ class TokenLookup:
         return {**self.__dict__, "_key": None}
 
     def _encoder_key(self) -> tuple:
-        parameters = self._encoder.parameters()
-        return tuple((value.data_ptr(), value._version, value.device, value.dtype) for value in parameters)
+        return tuple(map(edit_key, self._encoder.parameters()))
 
     def _check_encoder(self) -> None:
         """Refuse the table when the char encoder has other weights by now, or is being trained."""

@@ -11,6 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.edits import edit_key
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.reference import LstmWeights, State, restore
 from elmo_fast.ops.schedule import Schedule
@@ -121,12 +122,7 @@ def packed_weights(tensors: Sequence[torch.Tensor | None], kind: str,
 
 
 def _key(tensors: Sequence[torch.Tensor | None]) -> tuple:
-    return tuple(None if each is None else (each.data_ptr(), _version(each)) for each in tensors)
-
-
-def _version(tensor: torch.Tensor) -> object:
-    """Counts in-place edits; an inference tensor does not count them, so its packing is never trusted."""
-    return object() if tensor.is_inference() else tensor._version
+    return tuple(None if each is None else edit_key(each) for each in tensors)
 
 
 def aligned_bytes(size: int) -> torch.Tensor:
