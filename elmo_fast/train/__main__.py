@@ -2,11 +2,21 @@
 
 import argparse
 import logging
+import sys
 
 from elmo_fast.train.commands import add_train, run_train
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Train; failures of the input and interruptions are one line on stderr and exit status 1."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     parser = argparse.ArgumentParser(prog="python -m elmo_fast.train", description="Train a model; see elmo-fast train.")
     add_train(parser)
-    run_train(parser.parse_args())
+    try:
+        run_train(parser.parse_args())
+    except (ValueError, OSError, ImportError, KeyboardInterrupt) as error:
+        sys.exit(f"elmo_fast.train: error: {' '.join(str(error).split()) or type(error).__name__}")
+
+
+if __name__ == "__main__":
+    main()
