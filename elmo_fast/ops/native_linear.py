@@ -52,7 +52,8 @@ def _run_backward(grad, x, weight, needed):
         grads[0] = _product(grad, weight.t().contiguous())
     if needed[1] or needed[2]:
         both = _product(torch.cat([x.t(), x.new_ones(1, len(x))]), grad)  # [K + 1, M]
-        grads[1:] = [each.clone() if wanted else x.new_empty(0) for each, wanted in zip((both[:-1], both[-1]), needed[1:])]
+        grads[1:] = [each.clone() if wanted else x.new_empty(0)
+                     for each, wanted in zip((both[:-1], both[-1]), needed[1:])]
     return tuple(grads)
 
 
