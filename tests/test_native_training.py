@@ -278,7 +278,8 @@ def test_gradcheck_of_what_the_native_gradients_are_held_to():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=9), st.integers(1, 40), st.integers(1, 24), st.integers(1, 24), st.booleans(), st.booleans(), st.integers(0, 2**16))
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 4)), min_size=1, max_size=9), st.integers(1, 40),
+       st.integers(1, 24), st.integers(1, 24), st.booleans(), st.booleans(), st.integers(0, 2**16))
 def test_any_shape_agrees_with_float64(sentences, dim, projection, width, gathered, restarted, seed):
     lengths, lanes = (np.array(each) for each in zip(*sentences))
     check(draw((width, dim, min(projection, dim)), lengths, lanes, gathered, restarted,
