@@ -6,7 +6,9 @@ import numpy as np
 
 from benchmarks import common
 
-TABLE = runpy.run_path(str(common.ROOT / "tests" / "tolerances.py"))["AGAINST_FLOAT64"]
+_TOLERANCES = runpy.run_path(str(common.ROOT / "tests" / "tolerances.py"))
+TABLE = _TOLERANCES["AGAINST_FLOAT64"]
+GRADIENT_LIMIT = _TOLERANCES["GRADIENT_AGAINST_FLOAT64"]
 _PATHS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
 
 

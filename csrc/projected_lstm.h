@@ -1,5 +1,5 @@
 // The LSTM with projection and both clips, one layer and both directions per call, and the plain product that
-// shares its micro-kernels. This header is the contract; csrc/cpu implements it.
+// shares its micro-kernels. This header is the contract; csrc/cpu implements it. Gradients: projected_lstm_training.h.
 //
 // One step of one direction, x [in], h [P], c [D]:
 //   z = [x, h] W + B                          W [in + P, 4D], gates i, j, f, o along the columns; B [4D]

@@ -152,11 +152,11 @@ def test_linear_against_float64():
         assert not rows or relative_error(found, expected) < AGAINST_FLOAT64["highest"]
 
 
-def test_gradients_and_float64_go_elsewhere():
+def test_float64_and_gradients_of_other_types_go_elsewhere():
     x, weight, bias = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True), torch.zeros(4)
-    assert linear(x, weight, bias).requires_grad
-    with pytest.raises(RuntimeError, match="'native' was asked for linear and is not available: .*no gradients"):
-        linear(x, weight, bias, backend="native")
+    assert linear(x, weight, bias).requires_grad and linear(x, weight.half(), bias).requires_grad
+    with pytest.raises(RuntimeError, match="linear and is not available: the native kernels have gradients in float32 only"):
+        linear(x, weight.half(), bias, backend="native")
     with pytest.raises(RuntimeError, match="an operand is float64"):
         linear(x.double(), weight.detach().double(), bias.double(), backend="native")
     with torch.no_grad():
@@ -178,7 +178,7 @@ def test_registered_ops():
     weights = layer(options(), torch.float32)
     for restart in (None, tuple(each[0] for each in state)):
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, registered(inputs, index, state, weights, restart))
-    packed = native_cpu._pack_linear(11, 5, 0, [torch.randn(11, 5), torch.randn(5)])
+    packed = native_cpu.pack_linear(11, 5, 0, [torch.randn(11, 5), torch.randn(5)])
     torch.library.opcheck(torch.ops.elmo_fast.linear.default, (inputs, packed, 11, 5, 0))
 
 

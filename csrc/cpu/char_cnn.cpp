@@ -36,7 +36,7 @@ void check_banks(const CharCnnCall& call) {
   require(call.bank_count > 0 && call.banks != nullptr, "banks: expected at least one");
   for (int64_t b = 0; b < call.bank_count; ++b) {
     const CharBank& bank = call.banks[b];
-    require(bank.width > 0 && bank.width <= call.characters, "banks: expected widths from 1 to the characters of a token");
+    require(bank.width > 0 && bank.width <= call.characters, "banks: expected widths from 1 to a token's characters");
     require(bank.filters > 0 && bank.first >= 0 && bank.first + bank.filters <= call.filters && bank.weight,
             "banks: expected filters, with a weight, within the columns");
   }

@@ -58,6 +58,11 @@ void run_backward(void* context, int direction, Team team) {
   job.engine->run(job.plan, job.direction[direction], team);
 }
 
+void check_trainable(const LstmCall& call) {
+  check_shape(call.shape);
+  if (call.multiplied) throw std::invalid_argument("multiplied: expected false for a call with gradients");
+}
+
 // One chunk of everything: its distinct rows are the call's.
 LstmSchedule whole_schedule(LstmCall call) {
   call.chunk_rows = INT64_MAX;
@@ -110,7 +115,7 @@ size_t lstm_saved_size(const LstmShape& shape, int64_t step_rows) {
 }
 
 void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size) {
-  check_shape(call.shape);
+  check_trainable(call);
   const LstmEngine& engine = fp32_engine(training_isa()).lstm;
   const size_t payload = engine.packed_size(call.shape);
   check_packed(call.packed, call.packed_size,
@@ -156,7 +161,7 @@ void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], c
 }
 
 size_t lstm_backward_scratch_size(const LstmCall& forward) {
-  check_shape(forward.shape);
+  check_trainable(forward);
   check_lstm_reading(forward);
   if (forward.step_rows == 0) return 0;
   const LstmSchedule schedule = whole_schedule(forward);
@@ -167,7 +172,7 @@ size_t lstm_backward_scratch_size(const LstmCall& forward) {
 }
 
 void lstm_backward(const LstmBackwardCall& call) {
-  check_shape(call.forward.shape);
+  check_trainable(call.forward);
   check_packed(call.forward.packed, call.forward.packed_size, packed_header(call.forward.shape));
   check_lstm_reading(call.forward);
   check_packed(call.saved, call.saved_size, saved_header(call.forward.shape, call.forward.step_rows));

@@ -14,7 +14,6 @@ LADDER = ("native", "torch", "reference")
 
 _NATIVE_DEVICES = {op: frozenset({"cpu"}) for op in OPS} | {
     op: frozenset({"cpu", "cuda"}) for op in ("char_cnn", "highway", "linear")}
-_NATIVE_GRADIENTS = frozenset({"char_cnn", "projected_lstm"})
 _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
 
 logger = logging.getLogger(__name__)
@@ -58,8 +57,6 @@ def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor]) -> str | Non
         return "the native kernels compute in float32, and an operand is float64"
     if device == "cuda":
         return why_no_triton(torch.cuda.get_device_capability(tensors[0].device))
-    if needs_gradient(tensors) and op not in _NATIVE_GRADIENTS:
-        return "the native kernel of this op has no gradients, and an operand requires them"
     if needs_gradient(tensors) and any(each.dtype != torch.float32 for each in tensors):
         return "the native kernels have gradients in float32 only, and an operand is of another type"
     return native_module()[1]

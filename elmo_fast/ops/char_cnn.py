@@ -25,6 +25,8 @@ def char_cnn(
     `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
     in `medium` their result is fp16 where `bounded` says that it fits (`range.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
+
+    On the CPU `native` without gradients is `torch_char_cnn` on the engine's products; there are no second derivatives.
     """
     check_ids(ids, filters)
     operands = char_embed, *(part for pair in filters for part in pair)

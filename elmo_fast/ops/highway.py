@@ -2,8 +2,8 @@
 
 import torch
 
-from elmo_fast.ops import native_cpu, reference
-from elmo_fast.ops.backend import resolve
+from elmo_fast.ops import native_cpu, native_linear, reference
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_product
 from elmo_fast.ops.precision import full_precision
 
@@ -32,4 +32,5 @@ def highway(
         from elmo_fast.ops import native_cuda
 
         return native_cuda.highway(x, *weights, precision, bounded)
-    return native_cpu.highway(x, *weights)
+    run = native_linear.highway if needs_gradient((x, *weights)) else native_cpu.highway
+    return run(x, *weights)

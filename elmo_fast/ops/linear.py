@@ -2,8 +2,8 @@
 
 import torch
 
-from elmo_fast.ops import native_cpu
-from elmo_fast.ops.backend import resolve
+from elmo_fast.ops import native_cpu, native_linear
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_product
 from elmo_fast.ops.precision import full_precision
 
@@ -21,4 +21,5 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
         from elmo_fast.ops import native_cuda
 
         return native_cuda.linear(x, weight, bias, precision, bounded)
-    return native_cpu.linear(x, weight, bias)
+    run = native_linear.linear if needs_gradient((x, weight, bias)) else native_cpu.linear
+    return run(x, weight, bias)

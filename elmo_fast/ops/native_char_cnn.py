@@ -15,8 +15,8 @@ from elmo_fast.ops.torch_char_cnn import PADDING_ID
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
 _library.define("char_cnn_train(Tensor ids, Tensor table, Tensor[] weights) -> (Tensor, Tensor)")
-_library.define("char_cnn_backward(Tensor grad, Tensor picks, Tensor ids, Tensor table, Tensor[] weights, bool[] needed) "
-                "-> Tensor[]")
+_library.define("char_cnn_backward(Tensor grad, Tensor picks, Tensor ids, Tensor table, Tensor[] weights, "
+                "bool[] needed) -> Tensor[]")
 
 
 def char_cnn(

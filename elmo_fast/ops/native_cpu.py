@@ -16,7 +16,7 @@ from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.reference import LstmWeights, State, restore
 from elmo_fast.ops.schedule import Schedule
 
-_NO_EPILOGUE, _HIGHWAY = 0, 2
+NO_EPILOGUE, _HIGHWAY = 0, 2
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
 _library.define("linear(Tensor x, Tensor packed, int inputs, int outputs, int epilogue) -> Tensor")
@@ -29,7 +29,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """x [N, K], weight [K, M], bias [M] or None -> x W + b [N, M]."""
     inputs, outputs = weight.shape
     packed = packed_linear(weight, bias)
-    return torch.ops.elmo_fast.linear(x.contiguous(), packed, inputs, outputs, _NO_EPILOGUE)
+    return torch.ops.elmo_fast.linear(x.contiguous(), packed, inputs, outputs, NO_EPILOGUE)
 
 
 def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
@@ -66,25 +66,25 @@ def projected_lstm(
     return out, (restore(h, order), restore(c, order))
 
 
-def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, keep: bool = True) -> torch.Tensor:
     """Packed weights of `linear`, uint8."""
-    return packed_weights((weight, bias), "linear", lambda each: _pack_linear(*weight.shape, _NO_EPILOGUE, each))
+    return packed_weights((weight, bias), "linear", lambda each: pack_linear(*weight.shape, NO_EPILOGUE, each), keep)
 
 
 def packed_highway(w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
                    b_transform: torch.Tensor) -> torch.Tensor:
     """Packed weights of `highway`, uint8."""
     return packed_weights((w_carry, b_carry, w_transform, b_transform), "highway",
-                   lambda each: _pack_linear(*w_carry.shape, _HIGHWAY, each))
+                   lambda each: pack_linear(*w_carry.shape, _HIGHWAY, each))
 
 
-def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> torch.Tensor:
+def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:
     """Packed weights of `projected_lstm` in a precision that `runs_precision`, uint8."""
     w, b, w_p = weights[0]
     projection = len(b) // 4 if w_p is None else w_p.shape[1]
     shape = len(w) - projection, len(b) // 4, projection
     return packed_weights((*weights[0], *weights[1]), f"lstm {precision}",
-                   lambda each: _pack_lstm(shape, PRECISIONS.index(precision), each))
+                          lambda each: _pack_lstm(shape, PRECISIONS.index(precision), each), keep)
 
 
 def hand_over(old: Sequence[torch.Tensor | None], new: Sequence[torch.Tensor | None]) -> None:
@@ -107,18 +107,26 @@ _packs = WeakTensorKeyDictionary()
 
 
 def packed_weights(tensors: Sequence[torch.Tensor | None], kind: str,
-            pack: Callable[[Sequence[torch.Tensor | None]], torch.Tensor]) -> torch.Tensor:
-    """Packed weights, kept as long as the first tensor lives and packed again when any of them was edited."""
+                   pack: Callable[[Sequence[torch.Tensor | None]], torch.Tensor], keep: bool = True) -> torch.Tensor:
+    """Packed weights, kept as long as the first tensor lives and packed again when any of them was edited.
+
+    Without `keep`, for weights in training, what is there of them is dropped and what is packed is not kept: fused
+    optimizers edit tensors without counting it as an edit.
+    """
     key = _key(tensors)
     kind = f"{kind} for {native_module()[0].cpu_isa()}"
     kept = _packs.setdefault(tensors[0], {})
-    if kind not in kept or kept[kind][0] != key:
-        if any(each is not None and each.is_meta for each in tensors):
-            raise RuntimeError(f"weights: expected fp32 weights to pack ({kind}); they were dropped, and what was "
-                               "packed from them fits neither a copy of the model nor another precision")
-        plain = [None if each is None else each.detach().float().contiguous() for each in tensors]
-        kept[kind] = key, pack(plain)
-    return kept[kind][1]
+    if keep and kind in kept and kept[kind][0] == key:
+        return kept[kind][1]
+    if any(each is not None and each.is_meta for each in tensors):
+        raise RuntimeError(f"weights: expected fp32 weights to pack ({kind}); they were dropped, and what was "
+                           "packed from them fits neither a copy of the model nor another precision")
+    found = pack([None if each is None else each.detach().float().contiguous() for each in tensors])
+    if keep:
+        kept[kind] = key, found
+    else:
+        kept.clear()
+    return found
 
 
 def _key(tensors: Sequence[torch.Tensor | None]) -> tuple:
@@ -131,7 +139,8 @@ def aligned_bytes(size: int) -> torch.Tensor:
     return whole[-whole.data_ptr() % 64 :][:size]
 
 
-def _pack_linear(inputs: int, outputs: int, epilogue: int, tensors) -> torch.Tensor:
+def pack_linear(inputs: int, outputs: int, epilogue: int, tensors) -> torch.Tensor:
+    """Contiguous fp32 weights and biases, in the order of `linear` or `highway`, as the engine reads them."""
     module = native_module()[0]
     packed = aligned_bytes(module.linear_packed_size(inputs, outputs, epilogue))
     pointers = [pointer(each) for each in tensors] + [0] * (4 - len(tensors))

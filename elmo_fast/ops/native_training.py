@@ -20,7 +20,6 @@ _library.define(f"projected_lstm_train({_OPERANDS}, Tensor packed) -> (Tensor, T
 _library.define(f"projected_lstm_backward(Tensor? grad_out, Tensor? grad_h, Tensor? grad_c, {_OPERANDS}, Tensor saved, "
                 f"bool[] needed) -> ({', '.join(['Tensor'] * 11)})")
 _TENSORS = 14  # operands before the clips
-_STATE, _WEIGHTS, _RESTART = slice(4, 6), slice(6, 12), slice(12, 14)
 
 
 def projected_lstm(
@@ -41,7 +40,7 @@ def projected_lstm(
         torch.from_numpy(schedule.live), None if restart is None else torch.from_numpy(schedule.starts),
         state[0][order], state[1][order], *weights[0], *weights[1],
         *((None, None) if restart is None else (each.contiguous() for each in restart)),
-        native_cpu.limit(cell_clip), native_cpu.limit(proj_clip), native_cpu.packed_lstm(weights, "highest"))
+        native_cpu.limit(cell_clip), native_cpu.limit(proj_clip), native_cpu.packed_lstm(weights, "highest", keep=False))
     return out, (restore(h, order), restore(c, order))
 
 
@@ -152,15 +151,12 @@ def _fake_backward(grad_out, grad_h, grad_c, inputs, rows, live, starts, h, c, w
 
 
 def _packed(inputs, rows, h, c, weights) -> torch.Tensor:
-    sizes = _sizes(inputs, rows, h, c)[1:]
-    return native_cpu.packed_weights(weights, "lstm gradients", lambda each: _pack(sizes, each))
-
-
-def _pack(sizes, tensors) -> torch.Tensor:
-    module = native_module()[0]
+    """The weights as gradients read them; an optimizer edits them before the next call."""
+    module, sizes = native_module()[0], _sizes(inputs, rows, h, c)[1:]
     packed = native_cpu.aligned_bytes(module.lstm_backward_packed_size(*sizes))
-    weights, _, projections = ([native_cpu.pointer(tensors[k]), native_cpu.pointer(tensors[k + 3])] for k in range(3))
-    module.lstm_backward_pack(*sizes, weights, projections, packed.data_ptr(), packed.numel())
+    plain = [None if each is None else each.contiguous() for each in weights]
+    matrices, _, projections = ([native_cpu.pointer(plain[k]), native_cpu.pointer(plain[k + 3])] for k in range(3))
+    module.lstm_backward_pack(*sizes, matrices, projections, packed.data_ptr(), packed.numel())
     return packed
 
 

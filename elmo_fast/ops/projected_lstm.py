@@ -33,7 +33,8 @@ def projected_lstm(
     """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32.
 
     `precision` is what the native engine computes in, where this machine has it; the torch operations of the other
-    backends follow `elmo_fast.ops.precision.numerics`.
+    backends follow `elmo_fast.ops.precision.numerics`. Where gradients are recorded the native engine computes in
+    `highest`; it has none of second order.
     """
     check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart, multiplied)
     operands = inputs, *state, *weights[0], *weights[1], *(restart or ())

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the CPU engine and sanitize.cpp with AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer,
+# Builds the CPU engine and sanitize*.cpp with AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer,
 # and runs both on every instruction set of this machine. No Python, no CMake. Usage: run_sanitizers.sh [build folder]
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd)"
@@ -19,7 +19,7 @@ isa_flags() {
 build_and_run() {  # name, sanitizer flags, program arguments
   local out="$build/$1" objects=() source object
   mkdir -p "$out"
-  for source in "$root"/csrc/cpu/*.cpp "$root/tests/native/sanitize.cpp"; do
+  for source in "$root"/csrc/cpu/*.cpp "$root"/tests/native/sanitize*.cpp; do
     object="$out/$(basename "$source" .cpp).o"
     objects+=("$object")
     # shellcheck disable=SC2046,SC2086

@@ -14,6 +14,8 @@
 #include "../../csrc/cpu/thread_pool.h"
 #include "../../csrc/projected_lstm.h"
 
+void training_cases();  // sanitize_training.cpp
+
 namespace {
 
 using namespace elmo_fast;
@@ -208,6 +210,7 @@ int main(int argc, char** argv) {
     std::printf("precision %d on %s: clean\n", int(precision), lstm_isa(precision).c_str());
   }
   linear_cases();
+  training_cases();
   if (argc < 2 || std::strcmp(argv[1], "--no-fork") != 0) forked_child();
   return 0;
 }
