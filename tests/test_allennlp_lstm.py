@@ -79,6 +79,13 @@ def test_numbers_masks_and_states(sizes, backend):
                     assert np.abs(one[layer].numpy() - other).max() < SAME_MODEL
 
 
+@pytest.mark.parametrize("sizes", [(3, 5, 7, 2), (4, 4, 4, 2), (2, 6, 6, 1)])
+def test_the_same_without_gradients(sizes):
+    with torch.no_grad():
+        found, expected = (lstm(*sizes, backend=backend)(*batch(size=sizes[0])) for backend in ("auto", "reference"))
+    assert torch.allclose(found, expected, atol=SAME_MODEL)
+
+
 def test_batches_that_shrink_and_grow():
     ours = lstm()
     ours(*batch([2, 3, 4]))

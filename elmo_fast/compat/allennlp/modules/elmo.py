@@ -156,7 +156,6 @@ class _ElmoBiLm(BiLm):
 
     def cache_words(self, words: Sequence[str]) -> None:
         super().cache_words(words)
-        self._word_embedding.weight.data[:1] = 0  # padding, as AllenNLP's table and its checkpoints have it
         if self._word_embedding.weight.requires_grad:
             logger.warning("vocab_to_cache: with requires_grad the cached vectors are trained by themselves, "
                            "and the char encoder by the other words alone")
