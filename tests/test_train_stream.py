@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -12,6 +14,7 @@ from elmo_fast.train.stream import Order, Rows, Sentences
 from elmo_fast.train import shards as shards_module
 from elmo_fast.train import stream as stream_module
 from elmo_fast.train.vocabulary import make_vocabulary
+from tests.files import ROOT
 from tests.training import write_corpus
 
 
@@ -204,3 +207,29 @@ def test_memory_is_bounded(tmp_path):
     assert lines.tokens(399_999) == "some words in a line here".split()
     assert os.path.getsize(path) > 3 * lines._starts.nbytes
     assert isinstance(lines._starts, np.ndarray)
+
+
+ORPHANS = """
+import sys, time
+from elmo_fast.train import shards
+
+def slow(text):
+    print("counting", flush=True)
+    time.sleep(100)
+
+shards._PIECE = 100
+list(shards.over_pieces(slow, sys.argv[1:], processes=2))
+"""
+
+
+def test_processes_that_count_end_with_a_killed_parent(tmp_path):
+    write_corpus(tmp_path)
+    parent = start_with(ORPHANS, *map(str, tmp_path.glob("part-*.txt")))
+    assert parent.stdout.readline() == "counting\n"
+    parent.kill()
+    parent.communicate(timeout=30)  # ends when nobody has the pipe any more
+
+
+def start_with(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
