@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from elmo_fast.train.shards import Lines, Shard, over_pieces, read_shards
 from elmo_fast.train.stream import Order, Rows, Sentences
 from elmo_fast.train import shards as shards_module
+from elmo_fast.train import stream as stream_module
 from elmo_fast.train.vocabulary import make_vocabulary
+from tests.files import ROOT
 from tests.training import write_corpus
 
 
@@ -71,7 +75,9 @@ def test_marks_are_never_read_or_predicted_from_the_wrong_side(tmp_path):
         assert first in inputs and last in targets
 
 
-def test_rows_go_on_from_any_position(tmp_path):
+@pytest.mark.parametrize("mixed", [1, 40, 1 << 22])
+def test_rows_go_on_from_any_position(tmp_path, monkeypatch, mixed):
+    monkeypatch.setattr(stream_module, "_MIXED_SENTENCES", mixed)
     shards = read_shards(write_corpus(tmp_path)[0], "train")
     reader = Rows(shards, Order(3, True, 1, 2), 3, 4)
     batches, positions = [], [reader.position()]
@@ -106,6 +112,24 @@ def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path):
     parts = [epoch(seed=1, stream=stream, streams=3) for stream in range(3)]
     assert sum(map(len, parts)) == count
     assert sum(map(Counter, parts), Counter()) == everything
+
+
+def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
+    for number in range(6):
+        (tmp_path / f"part-{number}.txt").write_text(f"w{number}\n" * 40)
+    shards = read_shards(str(tmp_path / "part-*"), "train")
+
+    def files(count):
+        sentences = Sentences(shards, Order(3))
+        return [sentences.next()[1][1] for _ in range(count)]
+
+    assert len(set(files(40))) == 6  # all at once
+    monkeypatch.setattr(stream_module, "_MIXED_SENTENCES", 80)
+    found = files(240)
+    assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160)) and set(found[:40]) == set(found[40:80])
+    assert Counter(found) == {f"w{number}": 40 for number in range(6)}
+    monkeypatch.setattr(stream_module, "_MIXED_FILES", 1)
+    assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
 
 
 @pytest.mark.parametrize("text", ["one", "one\n", "\none\n\n two  three\r\n\n", "a\u2028b\x85c\u00a0d\n"])
@@ -183,3 +207,29 @@ def test_memory_is_bounded(tmp_path):
     assert lines.tokens(399_999) == "some words in a line here".split()
     assert os.path.getsize(path) > 3 * lines._starts.nbytes
     assert isinstance(lines._starts, np.ndarray)
+
+
+ORPHANS = """
+import sys, time
+from elmo_fast.train import shards
+
+def slow(text):
+    print("counting", flush=True)
+    time.sleep(100)
+
+shards._PIECE = 100
+list(shards.over_pieces(slow, sys.argv[1:], processes=2))
+"""
+
+
+def test_processes_that_count_end_with_a_killed_parent(tmp_path):
+    write_corpus(tmp_path)
+    parent = start_with(ORPHANS, *map(str, tmp_path.glob("part-*.txt")))
+    assert parent.stdout.readline() == "counting\n"
+    parent.kill()
+    parent.communicate(timeout=30)  # ends when nobody has the pipe any more
+
+
+def start_with(code, *arguments):
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True,
+                            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})

@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 
+from elmo_fast.train import checkpoints
 from elmo_fast.train.language_model import LanguageModel, fresh_weights
 from elmo_fast.train.options import Plan
+from elmo_fast.train.record import read_log
 from elmo_fast.train.vocabulary import make_vocabulary
 
 WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru") for ending in ("", "ta", "né", "s", "x")]
@@ -49,3 +51,24 @@ def write_options(path, content=None, **changes):
     """Write an options file; as `plan`."""
     path.write_text(json.dumps({**(content or TINY), **changes}), encoding="utf-8")
     return path
+
+
+def corpus_arguments(folder):
+    """Arguments of a small run: text, held-out text, vocabulary and options."""
+    pattern, vocabulary = write_corpus(folder / "text")
+    heldout, _ = write_corpus(folder / "heldout", shards=1, seed=9)
+    return {"train": [pattern], "heldout": [heldout], "vocab": str(vocabulary),
+            "options_file": str(write_options(folder / "options.json"))}
+
+
+def command_arguments(corpus, tmp_path, **changes):
+    """The command's arguments for a new run, some of them replaced or left out (None)."""
+    given = {"train": corpus["train"][0], "vocab": corpus["vocab"], "options-file": corpus["options_file"], **changes}
+    return ["train", tmp_path / "new", "--quiet", *(part for name, value in given.items() if value is not None
+                                                   for part in (f"--{name}", value))]
+
+
+def final(folder):
+    """The last checkpoint, and the log without the speeds."""
+    log = [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in read_log(folder)]
+    return checkpoints.read(checkpoints.in_order(folder)[-1]), log

@@ -178,7 +178,8 @@ def _export(parsed: argparse.Namespace) -> None:
     from elmo_fast.train.export import export_run, export_state_dict
 
     if (parsed.source is None) == (parsed.from_module is None):
-        raise ValueError("source: expected either RUN or --from-module, got " + ("neither" if parsed.source is None else "both"))
+        found = "neither" if parsed.source is None else "both"
+        raise ValueError(f"source: expected either RUN or --from-module, got {found}")
     if parsed.from_module is not None:
         export_state_dict(parsed.from_module, parsed.options_file, parsed.output, parsed.float16)
     else:

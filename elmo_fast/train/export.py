@@ -71,7 +71,8 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     weights = random_weights(options)
     if "_token_embedder._projection.weight" in own and "CNN_proj/W_proj" not in weights:
         size = options.lstm.projection_dim
-        weights.update({"CNN_proj/W_proj": np.zeros((size, size), np.float32), "CNN_proj/b_proj": np.zeros(size, np.float32)})
+        shapes = {"CNN_proj/W_proj": (size, size), "CNN_proj/b_proj": (size,)}
+        weights.update({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     bilm = BiLm(options, weights)
     try:
         bilm.load_state_dict(own)

@@ -4,6 +4,8 @@ import concurrent.futures
 import glob
 import mmap
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -54,16 +56,32 @@ def read_shards(patterns: Sequence[str] | str, name: str, processes: int | None 
 def over_pieces(function: Callable, paths: Iterable[str], processes: int | None = None) -> Iterator[tuple[str, object]]:
     """(path, `function(text)`) for pieces of whole lines that together are the files, in the files' order.
 
-    Large texts are counted by as many processes as there are cores, or by `processes`.
+    Texts of more than one piece are counted by as many processes as there are cores, or by `processes`.
     """
-    pieces = [(path, first, _PIECE) for path in paths for first in range(0, max(1, os.path.getsize(path)), _PIECE)]
-    wanted = processes or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    sizes = {path: os.path.getsize(path) for path in paths}
+    pieces = [(path, first, _PIECE) for path, size in sizes.items() for first in range(0, max(1, size), _PIECE)]
+    wanted = processes or (1 if sum(sizes.values()) <= _PIECE else _cores())
     if min(wanted, len(pieces)) == 1:
         yield from ((piece[0], _on_piece(function, piece)) for piece in pieces)
         return
-    with concurrent.futures.ProcessPoolExecutor(min(wanted, len(pieces))) as pool:
+    with concurrent.futures.ProcessPoolExecutor(min(wanted, len(pieces)), initializer=_end_with,
+                                                initargs=(os.getpid(),)) as pool:
         results = pool.map(_on_piece, [function] * len(pieces), pieces)
         yield from ((piece[0], result) for piece, result in zip(pieces, results))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _end_with(parent: int) -> None:
+    """Let this process end when its parent was killed: a pool's processes would wait for work for ever."""
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _on_piece(function: Callable, piece: tuple[str, int, int]):
