@@ -12,7 +12,7 @@ BACKENDS = ("auto", "reference", "torch", "native")
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
-_NATIVE_DEVICES = {op: frozenset({"cpu"}) for op in OPS}
+_NATIVE_DEVICES = {op: frozenset({"cpu"}) for op in OPS} | {"projected_lstm": frozenset({"cpu", "cuda"})}
 _NATIVE_GRADIENTS = frozenset({"char_cnn", "projected_lstm"})
 
 logger = logging.getLogger(__name__)
@@ -54,11 +54,11 @@ def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor]) -> str | Non
         return f"this op has no native kernel for {device}"
     if any(each.dtype == torch.float64 for each in tensors):
         return "the native kernels compute in float32, and an operand is float64"
-    if needs_gradient(tensors) and op not in _NATIVE_GRADIENTS:
-        return "the native kernel of this op has no gradients, and an operand requires them"
+    if needs_gradient(tensors) and (op not in _NATIVE_GRADIENTS or device != "cpu"):
+        return "the native kernel of this op has no gradients here, and an operand requires them"
     if needs_gradient(tensors) and any(each.dtype != torch.float32 for each in tensors):
         return "the native kernels have gradients in float32 only, and an operand is of another type"
-    return native_module()[1]
+    return native_module()[1] if device == "cpu" else None
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:

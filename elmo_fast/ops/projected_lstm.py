@@ -5,9 +5,10 @@ import logging
 
 import torch
 
-from elmo_fast.ops import native_cpu, native_training, reference, torch_projected_lstm
+from elmo_fast.ops import cuda_lstm, native_cpu, native_training, reference, torch_projected_lstm
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_projected_lstm
+from elmo_fast.ops.host_device import to_device
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.reference import LstmWeights, State
@@ -31,8 +32,9 @@ def projected_lstm(
     precision: str = "highest",
 ) -> tuple[torch.Tensor, State]:
     """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32.
+    `rows` may lie on the host.
 
-    `precision` is what the native engine computes in, where this machine has it; the torch operations of the other
+    `precision` is what the native engines compute in, where this machine has it; the torch operations of the other
     backends follow `elmo_fast.ops.precision.numerics`.
     """
     check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart, multiplied)
@@ -45,12 +47,18 @@ def projected_lstm(
         if backend == "native":
             raise RuntimeError("backend: 'native' was asked for and has no gradients of inputs that were multiplied before")
         chosen = "torch"
+    if chosen == "native" and inputs.device.type == "cuda":
+        if not multiplied:
+            return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, **clips)
+        if backend == "native":
+            raise RuntimeError("backend: 'native' was asked for and reads no inputs that were multiplied before on a GPU")
+        chosen = "torch"
     clips["multiplied"] = multiplied
     if chosen == "native":
         return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
     full = tuple(tuple(map(full_precision, direction)) for direction in weights)
-    return run(inputs, rows, schedule, state, full, **clips)
+    return run(inputs, None if rows is None else to_device(rows, inputs.device), schedule, state, full, **clips)
 
 
 def input_products(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *, backend: str = "auto") -> torch.Tensor:
