@@ -20,9 +20,9 @@ class Marks:
         self._there: dict[tuple[torch.device, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def prepare(self, source: TokenSource, ids: torch.Tensor) -> None:
-        """Have the ids at hand in the type of `ids` and where those are, if that is a GPU."""
+        """Have the ids at hand in the type of `ids` and where those are."""
         key = ids.device, ids.dtype
-        if ids.device.type == "cuda" and key not in self._there:
+        if key not in self._there:
             self._there[key] = tuple(to_device(each.to(ids.dtype), ids.device) for each in source.boundary_ids())
 
     def ready(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 
 from elmo_fast.ops.lstm_operands import Operands, when_gone
 from elmo_fast.ops.reference import State
-from elmo_fast.ops.step_graphs import Capture, ChunkGraphs
+from elmo_fast.ops.step_graphs import Capture, Capturing, ChunkGraphs
 from elmo_fast.ops.step_plan import CHUNKS, MOST_LANES
 
 _PRODUCT_BYTES = 1 << 28
@@ -51,7 +51,7 @@ class Arena:
 
     def __init__(self, sizes: Sizes, device: torch.device, capture: Capture | None):
         self.sizes, self.device, self.lock = sizes, device, threading.RLock()
-        self._capture = capture
+        self._capturing = Capturing(capture)
         self._held: int | None = None
         self._buckets: OrderedDict[int, Bucket] = OrderedDict()
         dim, projection, typed = sizes.dim, sizes.projection, {"device": device, "dtype": sizes.dtype}
@@ -80,7 +80,7 @@ class Arena:
     def bucket(self, lanes: int) -> "Bucket":
         """The buffers of a bucket of lanes."""
         if lanes not in self._buckets:
-            self._buckets[lanes] = Bucket(self, lanes, ChunkGraphs(self._capture))
+            self._buckets[lanes] = Bucket(self, lanes, ChunkGraphs(self._capturing))
         self._buckets.move_to_end(lanes)
         while len(self._buckets) > _MOST_BUCKETS:
             self._buckets.popitem(last=False)

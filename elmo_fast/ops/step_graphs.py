@@ -23,38 +23,55 @@ class Graph(Protocol):
 Capture = Callable[[Callable[[], None]], Graph]
 
 
+class Capturing:
+    """`capture` until it fails once: from then on no graph is made, and a warning has said why."""
+
+    def __init__(self, capture: Capture | None):
+        self._capture = capture
+
+    def __bool__(self) -> bool:
+        return self._capture is not None
+
+    def __call__(self, work: Callable[[], None]) -> Graph | None:
+        """The graph of `work`, or None."""
+        try:
+            return self._capture(work)
+        except RuntimeError as error:
+            logger.warning("LSTM steps run without CUDA graphs from here on, since a capture failed: %s", error)
+            self._capture = None
+            return None
+
+
 class ChunkGraphs:
     """The graphs of one set of buffers, at most `most`; the one unused for longest goes first.
 
-    `capture(work)` records what `work()` queues without running it. Without it every chunk runs plainly. The plain
-    first run loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
+    A capture records what `work()` queues without running it. Without one every chunk runs plainly. The plain first
+    run loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
     """
 
-    def __init__(self, capture: Capture | None, most: int = _MOST_GRAPHS):
-        self._capture, self._most = capture, most
+    def __init__(self, capturing: Capturing, most: int = _MOST_GRAPHS):
+        self._capturing, self._most = capturing, most
         self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
         self._seen: set[Hashable] = set()
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Do `work`, which queues the same operations on the same addresses whenever `key` is the same."""
-        if self._capture is None or (key not in self._graphs and key not in self._seen):
-            self._seen.add(key)
+        graph = self._graphs.get(key)
+        if graph is None and key in self._seen and self._capturing:
+            graph = self._capturing(work)
+        self._seen.add(key)
+        if graph is None:
             return work()
-        if key not in self._graphs and not self._captured(key, work):
-            return work()
+        self._graphs[key] = graph
         self._graphs.move_to_end(key)
-        self._graphs[key].replay()
-
-    def _captured(self, key: Hashable, work: Callable[[], None]) -> bool:
-        try:
-            self._graphs[key] = self._capture(work)
-        except RuntimeError as error:
-            logger.warning("LSTM steps run without CUDA graphs from here on, since a capture failed: %s", error)
-            self._capture = None
-            return False
         while len(self._graphs) > self._most:
             self._graphs.popitem(last=False)
-        return True
+        graph.replay()
+
+
+def capture_on(device: torch.device) -> Capture | None:
+    """What captures on `device`: None where there are no graphs."""
+    return CudaCapture(device) if device.type == "cuda" else None
 
 
 class CudaCapture:

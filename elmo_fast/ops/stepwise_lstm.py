@@ -22,7 +22,7 @@ from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import LstmWeights, State, restore
 from elmo_fast.ops.schedule import Schedule
 from elmo_fast.ops.step_buffers import Arena, Arenas, Bucket, Sizes
-from elmo_fast.ops.step_graphs import CudaCapture
+from elmo_fast.ops.step_graphs import capture_on
 from elmo_fast.ops.step_plan import Block, blocks, chunks_of
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
@@ -88,6 +88,11 @@ def _triton_kernels():
     return lstm_pointwise
 
 
+def known_on_host(rows: torch.Tensor) -> bool:
+    """Whether the host can read `rows` without waiting."""
+    return rows.device.type == "cpu"
+
+
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """out = a b, matrices or batches of them, summed in fp32 whatever their type."""
     product = torch.mm if a.dim() == 2 else torch.bmm
@@ -113,12 +118,10 @@ def surroundings(precision: str, device: torch.device):
 def arena_of(of: Operands, device: torch.device) -> Arena:
     """The arena for these operands on the current stream. Inside somebody's capture it is one for this call alone."""
     sizes = Sizes.of(of)
-    if device.type != "cuda":
-        return _arenas.get((device, sizes), of.owner, lambda: Arena(sizes, device, None))
     if is_capturing(device):
         return Arena(sizes, device, None)
-    key = device, torch.cuda.current_stream(device).cuda_stream, sizes
-    return _arenas.get(key, of.owner, lambda: Arena(sizes, device, CudaCapture(device)))
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    return _arenas.get((device, stream, sizes), of.owner, lambda: Arena(sizes, device, capture_on(device)))
 
 
 def _run(inputs, rows, live, starts, h, c, weights, precision, cell_clip, proj_clip, restart_h, restart_c):
@@ -161,7 +164,7 @@ class _Call:
 
     def __init__(self, arena: Arena, of: Operands, inputs, rows, starts: np.ndarray | None, settings: tuple):
         self.arena, self.operands, self.inputs = arena, of, inputs
-        self.on_host = rows is not None and rows.device.type == "cpu"
+        self.on_host = rows is not None and known_on_host(rows)
         self.rows = rows.numpy() if self.on_host else rows
         self.starts, self.settings = starts, settings
         # a table that is not much larger than what is read of it is multiplied whole
