@@ -29,7 +29,7 @@ def prepared(shape, batches, **settings):
     for batch in batches:
         model(batch_to_ids(batch, *model.token_source.row_shape))
     for layer in range(shape.lstm.n_layers):
-        weights = stepwise_lstm.flat_weights(model._elmo_lstm._layer_weights(layer))
+        weights = stepwise_lstm.flat_weights(model._elmo_lstm.layer_weights(layer))
         lstm_operands.operands(weights, shape.lstm.projection_dim, model.precision, stepwise_lstm.limit(shape.lstm.proj_clip))
     return model
 
@@ -95,7 +95,7 @@ def test_what_a_capture_cannot_do_is_refused(capture):
 def test_the_lstm_waits_for_nothing(precision, capture, monkeypatch):
     of = SHAPES["clips that fire"]
     model = prepared(of, [SENTENCES], precision=precision)
-    weights = model._elmo_lstm._layer_weights(1)
+    weights = model._elmo_lstm.layer_weights(1)
     x, lengths = torch.randn(3, 20, 22), torch.tensor([20, 0, 7])
     state = torch.zeros(3, 22), torch.zeros(3, 74)
 

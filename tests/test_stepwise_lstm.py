@@ -356,6 +356,18 @@ def test_buckets_and_graphs_are_bounded(graphs, monkeypatch):
     assert list(arena._buckets) == [4, 8]
 
 
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_inference_mode_leaves_nothing_behind(precision, graphs):
+    of = SHAPES["two layers"]
+    operands, weights = draw(of, torch.float32), op_tests.layer(of, torch.float32)
+    with torch.inference_mode():
+        own = draw(of, torch.float32), op_tests.layer(of, torch.float32)
+        inside = [run(of, precision, *given, weights=each) for given, each in ((operands, weights), own)]
+    outside = run(of, precision, *operands, weights=weights)
+    assert torch.equal(inside[0][0], outside[0]) and torch.equal(inside[1][0], outside[0])
+    outside[0].add_(1)
+
+
 def test_threads_take_turns_on_an_arena(graphs):
     of = SHAPES["clips that fire"]
     cases = [(draw(of, torch.float32, seed), op_tests.layer(of, torch.float32, seed % 2)) for seed in range(4)]

@@ -11,6 +11,7 @@ Registered with `torch.library` as `torch.ops.elmo_fast.stepwise_lstm`.
 import contextlib
 import functools
 import math
+import os
 
 import numpy as np
 import torch
@@ -72,6 +73,8 @@ def why_no_triton(device: torch.device) -> str | None:
     """None where Triton's kernels run on `device`, else the reason that torch operations stand in for them."""
     if device.type != "cuda":
         return f"Triton has no kernels for {device.type}"
+    if os.environ.get("ELMO_FAST_NO_TRITON") == "1":
+        return "ELMO_FAST_NO_TRITON=1 is set"
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         return f"Triton's kernels need sm_80 or newer, and this is sm_{major}{minor}"
@@ -108,9 +111,12 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def surroundings(precision: str, device: torch.device):
-    """Products in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already."""
+    """Products in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
+
+    Buffers outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
+    """
     where = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with torch.no_grad(), where, numerics("highest" if precision == "medium" else precision, device):
+    with torch.inference_mode(False), torch.no_grad(), where, numerics("highest" if precision == "medium" else precision, device):
         with torch.autocast(device.type, enabled=False):
             yield
 
