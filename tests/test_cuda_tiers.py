@@ -2,11 +2,14 @@ import json
 import logging
 
 import pytest
+import test_projected_lstm as op_tests
 import torch
+from models import SHAPES
 
-from elmo_fast.ops import cuda_tiers
+from elmo_fast.ops import cuda_lstm, cuda_tiers
 from elmo_fast.ops.cuda_tiers import Rule, Work
 from elmo_fast.ops.doctor import tier_lines
+from elmo_fast.ops.schedule import make_schedule
 
 CPU = torch.device("cpu")
 RUNS, NONE = {"A": None, "B": None, "C": None}, {"A": None, "B": "no kernels", "C": "no kernels"}
@@ -55,6 +58,24 @@ def test_a_forced_tier(monkeypatch):
     monkeypatch.setenv(cuda_tiers.VARIABLE, "fastest")
     with pytest.raises(ValueError, match="ELMO_FAST_CUDA_TIER: expected one of A, B, C, got 'fastest'"):
         cuda_tiers.choose(work, CPU)
+
+
+def test_a_layer_runs_on_the_tier_that_is_chosen(monkeypatch):
+    of = SHAPES["two layers"]
+    inputs, index, state = op_tests.draw(of, torch.float32)
+    schedule = make_schedule(op_tests.LENGTHS)
+    rows, weights = index[torch.from_numpy(schedule.tokens).long()], op_tests.layer(of, torch.float32)
+
+    def run():
+        return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, cell_clip=3.0, precision="medium")
+
+    asked = []
+    monkeypatch.setattr(cuda_tiers, "choose", lambda work, device: asked.append(work) or "A")
+    out, _ = run()
+    assert out.shape == (len(index), 22) and asked == [Work(37, 6, 7, "medium")]
+    monkeypatch.setattr(cuda_lstm, "is_capturing", lambda device: True)
+    with pytest.raises(RuntimeError, match="schedule: expected none while a CUDA graph is captured"):
+        run()
 
 
 def test_doctor_names_every_tier():

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
@@ -69,38 +70,79 @@ class ChunkGraphs:
         graph.replay()
 
 
-def capture_on(device: torch.device) -> Capture | None:
-    """What captures on `device`: None where there are no graphs."""
-    return CudaCapture(device) if device.type == "cuda" else None
-
-
 class CudaCapture:
-    """Captures into graphs that share one pool of memory, so they must be replayed on one stream, one at a time."""
+    """Captures what is replayed on one stream of the caller's, all of it into one pool of memory.
 
-    _one_at_a_time = threading.Lock()  # PyTorch allows one capture in a process
+    A graph keeps the address of the scratch memory that cuBLAS had while it was captured. cuBLAS has one for each
+    thread and stream, which PyTorch frees when it is asked to clear them. So captures run in a thread where nothing
+    else runs, on a stream that serves one stream of the caller's: the scratch then comes from the pool, and is used by
+    graphs that wait for each other. The pool lives as long as one of its graphs does, and the first is kept for that.
+    """
 
-    def __init__(self, device: torch.device):
-        with torch.cuda.device(device):
-            self._stream = torch.cuda.Stream(device)
-            self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream, thread: ThreadPoolExecutor):
+        self._device, self.stream, self._thread = device, stream, thread
+        self._pool = torch.cuda.graph_pool_handle()
+        self._first: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, work: Callable[[], None]) -> Graph:
+        graph = self._thread.submit(self._capture, work).result()
+        self._first = self._first or graph
+        return graph
+
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with self._one_at_a_time, torch.cuda.stream(self._stream):
-            _forget_workspaces()
+        with torch.cuda.device(self._device), torch.no_grad():
+            if self._first is None:
+                set_up_products(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(self.stream), torch.no_grad():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-                try:
-                    work()
-                finally:
-                    graph.capture_end()
+                work()
             finally:
-                _forget_workspaces()
+                graph.capture_end()
         return graph
 
 
-def _forget_workspaces() -> None:
-    """Let the capture's products allocate scratch of its own, in its pool: what eager calls use may be freed or busy."""
-    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if forget is not None:
-        forget()
+def set_up_products(device: torch.device) -> None:
+    """Have cuBLAS set up for this thread, which no capture may do; on another stream than that of the captures."""
+    ones = torch.ones(1, 1, 1, device=device)
+    torch.bmm(ones, ones)
+
+
+class Captures:
+    """A `CudaCapture` for each stream that asks, kept for good: at most `most`, since PyTorch's own streams are few."""
+
+    def __init__(self, most: int = 16):
+        self._most = most
+        self._lock = threading.Lock()
+        self._made: dict[tuple[torch.device, int], CudaCapture] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def on(self, device: torch.device) -> CudaCapture | None:
+        """What captures for the current stream of `device`; None, and a warning, when too many streams have asked."""
+        key = device, torch.cuda.current_stream(device).cuda_stream
+        with self._lock:
+            if key not in self._made:
+                stream = self._unused_stream(device) if len(self._made) < self._most else None
+                if stream is None:
+                    logger.warning("LSTM steps run without CUDA graphs on this stream: %d others have them",
+                                   len(self._made))
+                    return None
+                # one thread: PyTorch allows one capture at a time
+                self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
+                self._made[key] = CudaCapture(device, stream, self._thread)
+            return self._made[key]
+
+    def _unused_stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """A stream that serves nobody here: PyTorch hands out a few, round and round."""
+        taken = {each.stream.cuda_stream for each in self._made.values()}
+        drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most))
+        return next((stream for stream in drawn if stream.cuda_stream not in taken), None)
+
+
+_captures = Captures()
+
+
+def capture_on(device: torch.device) -> Capture | None:
+    """What captures for the current stream of `device`: None where there are no graphs."""
+    return _captures.on(device) if device.type == "cuda" else None
