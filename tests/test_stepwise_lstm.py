@@ -130,6 +130,36 @@ def test_agrees_in_lanes_with_restarts(precision, rows_known):
                  LIMITS[precision])
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_triton_kernels_do_what_torch_operations_do(kind, restarts, triton_kernels):
+    lanes, dim, projection = 3, 37, 11
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    zh, z, bias, r = drawn(2, lanes, 4 * dim), drawn(5, 2, 4 * dim).to(kind), drawn(2, 4 * dim), drawn(2, lanes, projection)
+    scale = torch.tensor([1.0, 2, 4, 1, 8])[:, None].repeat(1, 2) if kind == torch.float16 else None
+    fresh_h, fresh_c = drawn(2, projection), drawn(2, dim)
+    meta = torch.tensor([[4, -1, 0], [2, -1, 3], [1, 0, 0]], dtype=torch.int32)
+    after = torch.tensor([[4, -1, 0], [2, -1, 3], [0, 0, 1]], dtype=torch.int32)
+    before = drawn(2, lanes, dim), drawn(2, lanes, dim).to(kind), drawn(2, lanes, projection), drawn(2, lanes, projection).to(kind)
+    results = []
+    for kernels in (triton_kernels, torch_lstm_pointwise):
+        c, m, h, operand = (each.clone() for each in before)
+        out = torch.full((lanes, 2 * projection), torch.nan)
+        kernels.gates(zh, z, scale, bias, meta, fresh_c, c, m, 0.3, restarts)
+        kernels.hidden(r, meta, after, fresh_h, h, operand, out, 0.5, restarts)
+        live = [0, 2]  # what the other lane's operands hold is nobody's
+        results.append((c, m[:, live].float(), h, operand[:, live].float(), out[live]))
+    rounding = 4 * torch.finfo(kind).eps  # the interpreter cuts bf16 off where a GPU rounds it
+    for one, other in zip(*results):
+        assert torch.allclose(one, other, rtol=rounding, atol=1e-6)
+    restarted = torch.allclose(results[0][3][:, 1], fresh_h, rtol=rounding, atol=1e-6)
+    assert restarted == restarts and torch.equal(results[0][0][:, 1], before[0][:, 1])
+
+
 @pytest.fixture
 def as_an_op(monkeypatch, arenas):
     """The tests of the op, with tier A in the place of plain torch."""
@@ -197,6 +227,21 @@ def test_medium_takes_fp16_where_the_operands_are_bounded(change, dtype):
     assert lstm_operands.operands(weights, 11, "medium", clip).dtype == torch.bfloat16
 
 
+def test_scaled_rows_give_their_products(arenas):
+    of = SHAPES["two layers"]
+    inputs, _, _ = draw(of, torch.float32)
+    for row, size in enumerate((1e5, 1e30, 1e-3, 1.0)):
+        inputs[row] *= size
+    weights = op_tests.layer(of, torch.float32)
+    operands = lstm_operands.operands(stepwise_lstm.flat_weights(weights), 11, "medium", 3.0)
+    arena = stepwise_lstm.arena_of(operands, inputs.device)
+    stepwise_lstm.multiply_rows(arena, operands, (inputs, inputs.flip(0)))
+    for one, x in enumerate((inputs, inputs.flip(0))):
+        found = arena.z[: len(x), one].double() * arena.scale[: len(x), one, None]
+        expected = x.double() @ weights[one][0][:11].double()
+        assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
+
+
 def test_rows_of_any_size_fit_fp16(arenas, pointwise):
     of = SHAPES["two layers"]
     inputs, index, state = draw(of, torch.float32)
@@ -260,6 +305,23 @@ def test_replays_give_what_plain_steps_give(precision, restarts, graphs, pointwi
     for plain, replayed in zip(results[:2], results[2:]):
         assert all(map(torch.equal, plain, replayed))
     assert not torch.equal(results[0][0], results[1][0])
+
+
+def test_each_setting_has_graphs_of_its_own(graphs):
+    """Clips, restarts and precision in turn on one arena, until all of it is replayed."""
+    inputs, index, state = draw(SHAPES["two layers"], torch.float32)
+    state = tuple(each[:3] for each in state)
+    restart = tuple(torch.linspace(-1, 1, 2 * size) for size in (11, 37))
+    weights = op_tests.layer(SHAPES["two layers"], torch.float32)
+    cases = [(of, more) for of in (options(), options({"cell_clip": 0.3}), options({"proj_clip": 0.05}))
+             for more in ({}, {"restart": restart})]
+    expected = [expected_of(of, inputs, index, state, lanes=LANES, **{key: tuple(each.double() for each in value)
+                                                                     for key, value in more.items()}) for of, more in cases]
+    for _ in range(3):
+        for (of, more), truth in zip(cases, expected):
+            assert_close(run(of, "highest", inputs, index, state, lanes=LANES, weights=weights, **more), truth,
+                         LIMITS["highest"])
+    assert len(graphs) == 1 and graphs[0].replayed
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 100, 250])
