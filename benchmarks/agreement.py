@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks import common
 
-_TABLE = runpy.run_path(str(common.ROOT / "tests" / "tolerances.py"))["AGAINST_FLOAT64"]
+TABLE = runpy.run_path(str(common.ROOT / "tests" / "tolerances.py"))["AGAINST_FLOAT64"]
 _PATHS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
 
 
@@ -15,7 +15,7 @@ def limit(precision: str, exact: bool = False) -> float:
 
     Two fp32 paths may each be off by what `highest` allows, so that is added for the second.
     """
-    return _TABLE[_PATHS[precision]] + (0.0 if exact else _TABLE["highest"])
+    return TABLE[_PATHS[precision]] + (0.0 if exact else TABLE["highest"])
 
 
 def relative_error(found, expected) -> float:

@@ -4,6 +4,8 @@ Counted is what exact computation cannot leave out: the char encoder over window
 first layer's input product, once for each distinct token; every other product once for each position, `<S>` and `</S>`
 included. A step takes the larger of its arithmetic and the reading of its weights. The machine's rates are measured, by
 the CPU time of benchmarks/native/machine_floor.cpp.
+
+    python -m benchmarks.floor      # the char encoder's counts for one token, and its floor on a GPU, as Markdown
 """
 
 import os
@@ -146,3 +148,79 @@ def seconds(options: dict, work: Work, rates: Rates, precision: str) -> float:
     speed, weights = rates.flops(precision), step_weights(options)
     steps = np.maximum(2.0 * weights * work.live / speed, weights * PRECISIONS[precision][0] / rates.read)
     return _outside_steps(options, work) / speed + options["lstm"]["n_layers"] * float(steps.sum())
+
+
+# ---- char encoder on a GPU -----------------------------------------------------------------
+
+# bytes of an activation in device memory, by precision
+ACTIVATION_BYTES = {"highest": 4, "high": 4, "medium": 2}
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a GPU can do: FLOP/s by precision, and bytes/s of device memory."""
+
+    name: str
+    flops: dict
+    read: float
+
+
+# NVIDIA's H200 datasheet, SXM, dense; measured ceilings take its place in results (benchmarks/gpu/encoder.py).
+H200 = Chip("H200 (datasheet)", {"highest": 67e12, "high": 494.5e12, "medium": 989e12}, 4.8e12)
+
+
+@dataclass(frozen=True)
+class Count:
+    """Arithmetic and device-memory traffic of one token in one kernel; weights, read once a call, are left out."""
+
+    flop: float
+    bytes: float
+
+    def tokens_per_s(self, chip: Chip, precision: str) -> float:
+        """The floor: the larger of the two times."""
+        return 1 / max(self.flop / chip.flops[precision], self.bytes / chip.read)
+
+
+def char_cnn_count(options: dict, characters: np.ndarray, precision: str, id_bytes: int = 8) -> Count:
+    """The mean over tokens with that many characters, windows that touch a real one; ids read, values written."""
+    bare = {"char_cnn": {**options["char_cnn"], "n_highway": 0},
+            "lstm": {"projection_dim": sum(count for _, count in options["char_cnn"]["filters"])}}
+    written = bare["lstm"]["projection_dim"] * ACTIVATION_BYTES[precision]
+    read = options["char_cnn"]["max_characters_per_token"] * id_bytes
+    return Count(encoder_flop(bare, np.asarray(characters)) / len(characters), read + written)
+
+
+def highway_count(options: dict, precision: str) -> Count:
+    """One layer: two square products, one row read and one written."""
+    size = sum(count for _, count in options["char_cnn"]["filters"])
+    return Count(4.0 * size**2, 2.0 * size * ACTIVATION_BYTES[precision])
+
+
+def encoder_table(chip: Chip, characters: np.ndarray) -> str:
+    """Markdown: counts and floors of both kernels at the original model's shapes."""
+    options = common.standard_options("original")
+    lines = ["| kernel | precision | MFLOP a token | bytes a token | M tokens/s |", "|---|---|---|---|---|"]
+    for precision in ACTIVATION_BYTES:
+        counts = {"char_cnn": char_cnn_count(options, characters, precision),
+                  "highway layer": highway_count(options, precision)}
+        for name, count in counts.items():
+            lines.append(f"| {name} | {precision} | {count.flop / 1e6:.2f} | {count.bytes:,.0f} | "
+                         f"{count.tokens_per_s(chip, precision) / 1e6:.1f} |")
+    return "\n".join(lines)
+
+
+def characters_of(tokens) -> np.ndarray:
+    """Characters of tokens, marks included: int [len(tokens)]."""
+    return np.array([len(token.encode("utf-8", "replace")) + 2 for token in tokens])
+
+
+def main() -> int:
+    sentences, source = common.running_text(2000)
+    characters = characters_of(sorted({token for sentence in sentences for token in sentence}))
+    print(f"{H200.name}, distinct tokens of {source}, {characters.mean():.1f} characters on average\n")
+    print(encoder_table(H200, characters))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -15,7 +15,7 @@ from benchmarks import bench_embed, bench_reference, bench_token_table, common, 
 from benchmarks.gpu import ceilings, report, sanitizer, stage, tier_table, tiers
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
-STAGES = ["build", "checks", "ceilings", "tiers", "text", "sanitizer", "eager", "cudnn", "compiled"]
+STAGES = ["build", "checks", "ceilings", "encoder", "tiers", "text", "sanitizer", "eager", "cudnn", "compiled"]
 BROKEN = "ceilings"
 
 
@@ -152,6 +152,28 @@ def test_what_the_sanitizer_says(said, passed):
 def test_what_the_sanitizer_watches_runs(capsys):
     sanitizer.small("cpu")
     assert "done" in capsys.readouterr().out
+
+
+def test_the_encoder_stage_checks_before_it_times(dry_run):
+    _, folder = dry_run
+    cases = json.loads((folder / "run.json").read_text())["stages"]["encoder"]["results"]
+    assert {case["case"] for case in cases} == {"char_cnn", "highway"}
+    assert {"torch", "torch compiled"} <= {case["variant"] for case in cases} <= {"native", "torch", "torch compiled"}
+    for check, timed in zip(cases[::2], cases[1::2]):
+        assert check["part"] == "check" and check["passed"] and 0 <= check["error"] <= check["limit"]
+        assert timed["part"] == "time" and timed["tokens_per_s"] == pytest.approx(timed["tokens"] / timed["median"], rel=1e-3)
+
+
+def test_the_char_encoder_is_counted_by_token():
+    options = common.standard_options("original")
+    dense = floor.char_cnn_count(options, np.array([50, 50]), "highest")
+    assert dense.flop == pytest.approx(17.6e6, rel=0.005) and dense.bytes == 50 * 8 + 2048 * 4
+    layer = floor.highway_count(options, "medium")
+    assert layer.flop == 4 * 2048**2 and layer.bytes == 2 * 2048 * 2
+    chip = floor.Chip("made up", {"medium": layer.flop * 10, "highest": 1e30}, 1e30)
+    assert layer.tokens_per_s(chip, "medium") == pytest.approx(10)
+    assert dense.tokens_per_s(floor.Chip("slow memory", chip.flops, dense.bytes * 3), "highest") == pytest.approx(3)
+    assert floor.encoder_table(floor.H200, np.array([7, 9])).count("\n| ") == 6
 
 
 def test_ceilings_name_what_a_cpu_cannot_measure(tmp_path):

@@ -144,6 +144,12 @@ class BiLm(nn.Module):
         """Forget the carried states."""
         self._elmo_lstm.reset_states()
 
+    def warmup(self) -> None:
+        """Compile and tune the char encoder's kernels now, where it runs on a GPU, and not at the first call."""
+        if self._device.type == "cuda":
+            with numerics(self._precision, self._device):
+                self._token_embedder.warmup(self.backend)
+
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
         parts = (self._token_embedder, self._elmo_lstm)
@@ -213,16 +219,10 @@ class BiLm(nn.Module):
         return self.look_up(tokens).vectors
 
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """Vectors without context of tokens given as ids, a row each: int [N, C], or word ids [N] -> [N, P]."""
-        source = self._source(ids[None])
-        if tuple(ids.shape[1:]) != source.row_shape:
-            raise ValueError(f"ids: expected rows of shape {source.row_shape}, got {tuple(ids.shape[1:])}")
-        source.check_ids(ids)
-        if not len(ids):
-            return full_precision(self._elmo_lstm.B_0_0).new_zeros(0, self.options.lstm.projection_dim)
+        """Vectors without context of tokens given as ids, none of them zero: int [N, C], or word ids [N] -> [N, P]."""
         with numerics(self._precision, self._device):
-            distinct, index = distinct_rows(ids)
-            return self._found(distinct).vectors[index]
+            found, index, _ = self._inputs.batch(ids[None], "present", self._token_embedder, self._device, self.backend)
+        return found.vectors[index]
 
     def look_up(self, tokens: Sequence[str]) -> Found:
         """Vectors of tokens without context, and the rows of the token table that they came from."""

@@ -14,8 +14,11 @@ from elmo_fast.ops import packed_only
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
-from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.precision import active_precision, full_precision
+from elmo_fast.ops.range import fits_fp16
 from elmo_fast.text import characters
+
+_WARMUP_TOKENS = 4096
 
 
 class TokenSource(Protocol):
@@ -34,6 +37,9 @@ class TokenSource(Protocol):
 
     def __call__(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
         """Vectors of tokens: ids [N, *row_shape] -> [N, P]."""
+
+    def warmup(self, backend: str) -> None:
+        """Have compiled and tuned what calls will run."""
 
 
 class CharacterEncoder(allennlp_names.AllenNlpStateDict):
@@ -69,11 +75,16 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own = {name: getattr(self, name) for name in self.datasets}
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
-        x = char_cnn(ids, own["char_embed"], filters, self.options.activation, backend=backend)  # [N, filters]
-        for k in range(self.options.n_highway):
-            x = highway(x, own[f"W_carry_{k}"], own[f"b_carry_{k}"], own[f"W_transform_{k}"], own[f"b_transform_{k}"],
-                        backend=backend)
-        return linear(x, own["W_proj"], own["b_proj"], backend=backend) if self.has_projection else x
+        highways = [[own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")]
+                    for k in range(self.options.n_highway)]
+        projection = (own["W_proj"], own["b_proj"]) if self.has_projection else None
+        bounded = (active_precision() == "medium" and ids.device.type == "cuda"
+                   and fits_fp16(own["char_embed"], filters, self.options.activation, highways, projection))
+        how = {"backend": backend, "bounded": bounded}
+        x = char_cnn(ids, own["char_embed"], filters, self.options.activation, **how)  # [N, filters]
+        for weights in highways:
+            x = highway(x, *weights, **how)
+        return full_precision(x) if projection is None else linear(x, *projection, **how)
 
     @property
     def dim(self) -> int:
@@ -85,6 +96,13 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
         if any(value.is_meta for value in self.parameters()):
             return self._dropped_digest
         return weights_digest({name: getattr(self, name).detach().float().cpu().numpy() for name in self.datasets})
+
+    def warmup(self, backend: str = "auto") -> None:
+        """Run a few and many tokens of English lengths, so that kernels are compiled and tuned for both."""
+        ids = self.token_ids(["x" * (1 + k % 12) for k in range(_WARMUP_TOKENS)]).to(self.char_embed.device)
+        with torch.no_grad():
+            for count in (1, _WARMUP_TOKENS):
+                self(ids[:count], backend)
 
     def drop_fp32(self) -> None:
         """Keep the large matrices only as the native engine packs them."""
@@ -147,6 +165,9 @@ class WordEmbedder(nn.Module):
         if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > len(self.embedding)):
             raise ValueError(f"ids: expected word ids from 0 to {len(self.embedding)}, "
                              f"got {int(ids.min())} to {int(ids.max())}")
+
+    def warmup(self, backend: str = "auto") -> None:
+        """A table has nothing to compile."""
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         known = full_precision(self.embedding)[(ids - 1).clamp(min=0)]

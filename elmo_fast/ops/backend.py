@@ -12,8 +12,9 @@ BACKENDS = ("auto", "reference", "torch", "native")
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
-_NATIVE_DEVICES = {op: frozenset({"cpu"}) for op in OPS} | {"projected_lstm": frozenset({"cpu", "cuda"})}
+_NATIVE_DEVICES = {op: frozenset({"cpu", "cuda"}) for op in OPS}
 _NATIVE_GRADIENTS = frozenset({"char_cnn", "projected_lstm"})
+_TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
 
 logger = logging.getLogger(__name__)
 
@@ -54,16 +55,35 @@ def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor]) -> str | Non
         return f"this op has no native kernel for {device}"
     if any(each.dtype == torch.float64 for each in tensors):
         return "the native kernels compute in float32, and an operand is float64"
-    if needs_gradient(tensors) and (op not in _NATIVE_GRADIENTS or device != "cpu"):
-        return "the native kernel of this op has no gradients here, and an operand requires them"
+    if device == "cuda" and op == "projected_lstm":
+        return "the native kernels have no gradients on a GPU, and an operand requires them" if needs_gradient(tensors) else None
+    if device == "cuda":
+        return why_no_triton(torch.cuda.get_device_capability(tensors[0].device))
+    if needs_gradient(tensors) and op not in _NATIVE_GRADIENTS:
+        return "the native kernel of this op has no gradients, and an operand requires them"
     if needs_gradient(tensors) and any(each.dtype != torch.float32 for each in tensors):
         return "the native kernels have gradients in float32 only, and an operand is of another type"
-    return native_module()[1] if device == "cpu" else None
+    return native_module()[1]
 
 
 def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
     """Whether a call on these operands is recorded for gradients."""
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+
+
+@functools.cache
+def why_no_triton(capability: tuple[int, int]) -> str | None:
+    """None when the Triton kernels run on a GPU of compute capability `capability`, else the reason they do not."""
+    if os.environ.get("ELMO_FAST_NO_TRITON") == "1":
+        return "ELMO_FAST_NO_TRITON=1 is set"
+    if capability < _TRITON_CAPABILITY:
+        return (f"the Triton kernels need a GPU of compute capability {_TRITON_CAPABILITY[0]}.{_TRITON_CAPABILITY[1]} "
+                f"or newer, and this one has {capability[0]}.{capability[1]}")
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        return f"triton cannot be imported ({error}); pip install 'elmo-fast[triton]' brings it"
+    return None
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import torch
 
 from elmo_fast.ops import native_char_cnn, native_cpu, reference, torch_char_cnn
 from elmo_fast.ops.backend import needs_gradient, resolve
-from elmo_fast.ops.checks import check_ids
+from elmo_fast.ops.checks import check_ids, check_range
 from elmo_fast.ops.host_device import is_capturing
 from elmo_fast.ops.precision import full_precision
 
@@ -18,11 +18,23 @@ def char_cnn(
     activation: str,
     *,
     backend: str = "auto",
+    precision: str | None = None,
+    bounded: bool = False,
 ) -> torch.Tensor:
-    """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32."""
+    """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
+
+    `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
+    in `medium` their result is fp16 where `bounded` says that it fits (`range.fits_fp16`), else bf16. The other
+    backends follow `numerics`; 16-bit weights compute in fp32.
+    """
     check_ids(ids, filters)
     operands = char_embed, *(part for pair in filters for part in pair)
     chosen = resolve("char_cnn", backend, *operands)
+    if chosen == "native" and char_embed.device.type == "cuda":
+        from elmo_fast.ops import native_cuda
+
+        check_range(ids, len(char_embed))
+        return native_cuda.char_cnn(ids.to(char_embed.device), char_embed, filters, activation, precision, bounded)
     if chosen == "native" and needs_gradient(operands):
         return native_char_cnn.char_cnn(ids, char_embed, filters, activation)
     table = full_precision(char_embed)

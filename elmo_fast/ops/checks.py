@@ -38,6 +38,12 @@ def check_ids(ids: torch.Tensor, filters) -> None:
                          f"got {ids.dtype} of shape {tuple(ids.shape)}")
 
 
+def check_range(ids: torch.Tensor, largest: int) -> None:
+    """Raise `ValueError` for ids on the CPU that are no characters; those on a GPU are not waited for."""
+    if ids.device.type == "cpu" and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) <= largest):
+        raise ValueError(f"ids: expected character ids from 0 to {largest}, got {int(ids.min())} to {int(ids.max())}")
+
+
 def check_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> None:
     """Raise `ValueError` unless x [N, K], weight [K, M] and bias [M] fit together."""
     if weight.dim() != 2:

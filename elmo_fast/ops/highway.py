@@ -16,11 +16,20 @@ def highway(
     b_transform: torch.Tensor,
     *,
     backend: str = "auto",
+    precision: str | None = None,
+    bounded: bool = False,
 ) -> torch.Tensor:
-    """See `reference.highway`, which is also the torch path: two products leave nothing to save."""
+    """See `reference.highway`, which is also the torch path: two products leave nothing to save.
+
+    `precision` and `bounded` as in `elmo_fast.ops.char_cnn`, and so is the type of the result.
+    """
     weights = w_carry, b_carry, w_transform, b_transform
     check_product(x, w_carry, b_carry)
     check_product(x, w_transform, b_transform)
-    if resolve("highway", backend, x, *weights) == "native":
-        return native_cpu.highway(x, *weights)
-    return reference.highway(x, *map(full_precision, weights))
+    if resolve("highway", backend, x, *weights) != "native":
+        return reference.highway(x, *map(full_precision, weights))
+    if x.device.type == "cuda":
+        from elmo_fast.ops import native_cuda
+
+        return native_cuda.highway(x, *weights, precision, bounded)
+    return native_cpu.highway(x, *weights)

@@ -8,9 +8,17 @@ from elmo_fast.ops.checks import check_product
 from elmo_fast.ops.precision import full_precision
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend: str = "auto") -> torch.Tensor:
-    """x [N, K], weight [K, M], bias [M] -> x W + b [N, M]; `backend` as in `elmo_fast.ops.backend`."""
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend: str = "auto",
+           precision: str | None = None, bounded: bool = False) -> torch.Tensor:
+    """x [N, K], weight [K, M], bias [M] -> x W + b [N, M]; `backend` as in `elmo_fast.ops.backend`.
+
+    `precision` and `bounded` as in `elmo_fast.ops.char_cnn`, but the native kernel's result is fp32.
+    """
     check_product(x, weight, bias)
-    if resolve("linear", backend, x, weight, bias) == "native":
-        return native_cpu.linear(x, weight, bias)
-    return torch.addmm(full_precision(bias), x, full_precision(weight))
+    if resolve("linear", backend, x, weight, bias) != "native":
+        return torch.addmm(full_precision(bias), x, full_precision(weight))
+    if x.device.type == "cuda":
+        from elmo_fast.ops import native_cuda
+
+        return native_cuda.linear(x, weight, bias, precision, bounded)
+    return native_cpu.linear(x, weight, bias)

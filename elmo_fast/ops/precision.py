@@ -1,11 +1,14 @@
 """What `precision` means for plain torch operations, whatever the process-wide flags and autocast say."""
 
 import contextlib
+import contextvars
 import threading
 
 import torch
 
 PRECISIONS = ("highest", "high", "medium")
+
+_active = contextvars.ContextVar("precision", default="highest")
 
 
 def check_precision(precision: str) -> str:
@@ -29,9 +32,18 @@ def numerics(precision: str, device: torch.device):
     never decides.
     """
     on_gpu = device.type == "cuda"
-    with _flags.held("tf32" if on_gpu and precision == "high" else "ieee"):
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu and precision == "medium"):
-            yield
+    token = _active.set(precision)
+    try:
+        with _flags.held("tf32" if on_gpu and precision == "high" else "ieee"):
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu and precision == "medium"):
+                yield
+    finally:
+        _active.reset(token)
+
+
+def active_precision() -> str:
+    """The precision of the innermost `numerics` around the call, `highest` outside of any."""
+    return _active.get()
 
 
 class _MatmulFlags:

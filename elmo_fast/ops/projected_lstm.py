@@ -41,24 +41,31 @@ def projected_lstm(
     operands = inputs, *state, *weights[0], *weights[1], *(restart or ())
     chosen = resolve("projected_lstm", backend, *operands)
     clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
+    chosen = _able(chosen, backend, weights, multiplied and needs_gradient(operands), multiplied)
     if chosen == "native" and needs_gradient(operands):
-        if not multiplied:
-            return native_training.projected_lstm(inputs, rows, schedule, state, weights, **clips)
-        if backend == "native":
-            raise RuntimeError("backend: 'native' was asked for and has no gradients of inputs that were multiplied before")
-        chosen = "torch"
+        return native_training.projected_lstm(inputs, rows, schedule, state, weights, **clips)
     if chosen == "native" and inputs.device.type == "cuda":
-        if not multiplied:
-            return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, **clips)
-        if backend == "native":
-            raise RuntimeError("backend: 'native' was asked for and reads no inputs that were multiplied before on a GPU")
-        chosen = "torch"
+        return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, **clips)
     clips["multiplied"] = multiplied
     if chosen == "native":
         return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
     full = tuple(tuple(map(full_precision, direction)) for direction in weights)
     return run(inputs, None if rows is None else to_device(rows, inputs.device), schedule, state, full, **clips)
+
+
+def _able(chosen: str, backend: str, weights: tuple[LstmWeights, LstmWeights], products_with_gradients: bool,
+          products: bool) -> str:
+    """`chosen`, or `torch` for what the native engine does not know, unless it was asked for by name."""
+    square = any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in weights)
+    reason = "a projection to as many values as there are cells" if square else (
+        "gradients of inputs that were multiplied before" if products_with_gradients else
+        "inputs that were multiplied before on a GPU" if products and weights[0][0].device.type == "cuda" else None)
+    if chosen != "native" or reason is None:
+        return chosen
+    if backend == "native":
+        raise RuntimeError(f"backend: 'native' was asked for projected_lstm and is not available: it knows no {reason}")
+    return "torch"
 
 
 def input_products(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *, backend: str = "auto") -> torch.Tensor:

@@ -11,12 +11,11 @@ Registered with `torch.library` as `torch.ops.elmo_fast.stepwise_lstm`.
 import contextlib
 import functools
 import math
-import os
 
 import numpy as np
 import torch
 
-from elmo_fast.ops import torch_lstm_pointwise
+from elmo_fast.ops import backend, torch_lstm_pointwise
 from elmo_fast.ops.host_device import is_capturing, to_device
 from elmo_fast.ops.lstm_operands import Operands, operands
 from elmo_fast.ops.precision import numerics
@@ -73,16 +72,7 @@ def why_no_triton(device: torch.device) -> str | None:
     """None where Triton's kernels run on `device`, else the reason that torch operations stand in for them."""
     if device.type != "cuda":
         return f"Triton has no kernels for {device.type}"
-    if os.environ.get("ELMO_FAST_NO_TRITON") == "1":
-        return "ELMO_FAST_NO_TRITON=1 is set"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        return f"Triton's kernels need sm_80 or newer, and this is sm_{major}{minor}"
-    try:
-        _triton_kernels()
-    except ImportError as error:
-        return f"triton cannot be loaded ({error})"
-    return None
+    return backend.why_no_triton(torch.cuda.get_device_capability(device))
 
 
 def _triton_kernels():

@@ -4,7 +4,7 @@ A window that starts in a token's padding sees padding alone, so all of them giv
 constant joins the maximum when such a window exists.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -16,6 +16,7 @@ PADDING_ID = 261
 # On a CPU the windows and their products then stay in its caches, and in memory that is not new to the process.
 _TOKENS_AT_ONCE = {"cpu": 128}
 _TOKENS_AT_ONCE_ELSEWHERE = 1024
+_WINDOWS_AT_ONCE = 32768  # in a gradient, which keeps every window's values
 
 
 def char_cnn(
@@ -26,24 +27,66 @@ def char_cnn(
     multiply: Multiply = torch.matmul,
 ) -> torch.Tensor:
     """As `reference.char_cnn`: ids [N, C] -> [N, filters]. `multiply` is the product of windows [M, K] and [K, n]."""
-    table = torch.cat([torch.zeros_like(char_embed[:1]), char_embed])  # [262, E]
-    lengths = token_lengths(ids)
-    order = lengths.argsort()
-    ends = lengths[order].tolist()
+    table = _with_no_token(char_embed)
     pieces = [char_embed.new_empty(0, sum(weight.shape[-1] for weight, _ in filters))]
-    at_once = _TOKENS_AT_ONCE.get(ids.device.type, _TOKENS_AT_ONCE_ELSEWHERE)
-    for first in range(0, len(ends), at_once):
-        rows = order[first : first + at_once]
-        longest = max(1, *ends[first : first + at_once])
+    orders = [torch.empty(0, dtype=torch.int64, device=ids.device)]
+    for rows, longest in _by_length(ids):
+        orders.append(rows)
         pieces.append(_short_tokens(ids[rows], longest, table, filters, activation, multiply))
     values = torch.cat(pieces)
-    return torch.empty_like(values).index_copy(0, order, values)
+    return torch.empty_like(values).index_copy(0, torch.cat(orders), values)
+
+
+def gradients(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
+              activation: str, grad: torch.Tensor, needed: Sequence[bool],
+              around: Callable) -> list[torch.Tensor]:
+    """Gradients of char_embed, of every weight, then of every bias, from `grad` [N, filters], recomputed in fp32.
+
+    `needed` says of each whether it is wanted; the result has those that are. `around()` is a context for the products.
+    Memory holds the windows of a bounded number of tokens.
+    """
+    tensors = [char_embed, *(weight for weight, _ in filters), *(bias for _, bias in filters)]
+    leaves = [each.detach().float().contiguous().requires_grad_(wanted) for each, wanted in zip(tensors, needed)]
+    wanted = [each for each in leaves if each.requires_grad]
+    sums = [torch.zeros_like(each) for each in wanted]
+    pairs = list(zip(leaves[1:][:len(filters)], leaves[1:][len(filters):]))
+    for rows, longest in _by_length(ids, _WINDOWS_AT_ONCE):
+        with torch.enable_grad(), around():
+            value = _short_tokens(ids[rows], longest, _with_no_token(leaves[0]), pairs, activation, torch.matmul)
+            found = torch.autograd.grad(value, wanted, grad[rows].to(value.dtype), allow_unused=True)
+        for total, each in zip(sums, found):
+            if each is not None:
+                total += each
+    return [total.to(of.dtype) for total, of in zip(sums, (each for each, want in zip(tensors, needed) if want))]
 
 
 def token_lengths(ids: torch.Tensor) -> torch.Tensor:
     """One past the last id of each row that is not padding: ids [N, C] -> int64 [N]."""
     positions = torch.arange(1, ids.shape[1] + 1, device=ids.device)
     return ((ids != PADDING_ID) * positions).amax(1)
+
+
+def _by_length(ids: torch.Tensor, windows: int | None = None) -> Iterator[tuple[torch.Tensor, int]]:
+    """Rows of `ids` by rising length, some at a time, and from where on all of these are padding.
+
+    `windows` bounds how many windows the rows have together.
+    """
+    lengths = token_lengths(ids)
+    order = lengths.argsort()
+    ends = lengths[order].tolist()
+    at_once = _TOKENS_AT_ONCE.get(ids.device.type, _TOKENS_AT_ONCE_ELSEWHERE)
+    first = 0
+    while first < len(ends):
+        last = first + at_once
+        while windows and last > first + 1 and (min(last, len(ends)) - first) * max(1, *ends[first:last]) > windows:
+            last = first + (last - first) // 2
+        yield order[first:last], max(1, *ends[first:last])
+        first = last
+
+
+def _with_no_token(char_embed: torch.Tensor) -> torch.Tensor:
+    """The table that ids read: row 0, zeros, stands for no token; [261, E] -> [262, E]."""
+    return torch.cat([torch.zeros_like(char_embed[:1]), char_embed])
 
 
 def _short_tokens(ids, longest: int, table, filters, activation: str, multiply: Multiply) -> torch.Tensor:
@@ -58,8 +101,32 @@ def _short_tokens(ids, longest: int, table, filters, activation: str, multiply: 
         kernel = weight.view(width * dim, -1)
         starts = min(longest, positions - width + 1)
         windows = characters.unfold(1, width * dim, dim)[:, :starts]  # [N, starts, width * E]
-        value = multiply(windows.reshape(-1, width * dim), kernel).view(len(ids), starts, -1).amax(1)
-        if longest + width <= positions:
-            value = torch.maximum(value, multiply(table[PADDING_ID].repeat(1, width), kernel))
+        value = multiply(windows.reshape(-1, width * dim), kernel).view(len(ids), starts, -1)
+        skipped = positions - width + 1 - starts
+        if skipped > 0:
+            value = _LargestWindow.apply(value, multiply(table[PADDING_ID].repeat(1, width), kernel), skipped)
+        else:
+            value = value.amax(1)
         pooled.append(ACTIVATIONS[activation](value + bias))
     return torch.cat(pooled, dim=1)
+
+
+class _LargestWindow(torch.autograd.Function):
+    """Maximum of windows [N, S, n] and of `copies` equal ones [1, n] -> [N, n].
+
+    Windows that tie for it share the gradient evenly, each copy for itself: that of `amax` over all of them.
+    """
+
+    @staticmethod
+    def forward(ctx, windows, padding, copies: int):
+        largest = torch.maximum(windows.amax(1), padding)
+        ctx.copies = copies
+        ctx.save_for_backward(windows, padding, largest)
+        return largest
+
+    @staticmethod
+    def backward(ctx, grad):
+        windows, padding, largest = ctx.saved_tensors
+        hit, padding_hit = windows == largest[:, None], padding == largest
+        share = grad / (hit.sum(1) + ctx.copies * padding_hit)
+        return hit * share[:, None], (ctx.copies * padding_hit * share).sum(0, keepdim=True), None

@@ -3,9 +3,8 @@
 import argparse
 from typing import Any
 
-OPTIMIZERS = ("adagrad", "adamw")
-DECAYS = ("constant", "linear", "cosine")
-SIZES = ("small", "medium", "original")
+from elmo_fast.train.options import DECAYS, OPTIMIZERS, SIZES
+
 _GLOB = "files or globs of UTF-8 text, one tokenized sentence a line"
 
 

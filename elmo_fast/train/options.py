@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from elmo_fast.model.options import ConfigurationError, Options
-from elmo_fast.train.commands import DECAYS, OPTIMIZERS
 
+DECAYS = ("constant", "linear", "cosine")
 _DEFAULTS = {  # by optimizer
     "adagrad": {"learning_rate": 0.2, "warmup_steps": 0, "decay": "constant"},
     "adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"},
 }
+OPTIMIZERS = tuple(_DEFAULTS)
 # The published models: LSTM cells, projection, highway layers.
-_SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
+SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
 
@@ -120,7 +121,7 @@ _EXPECTED = {
 
 def sized(name: str) -> dict[str, Any]:
     """The `lstm` and `char_cnn` sections of a published model's size."""
-    dim, projection, highways = _SIZES[name]
+    dim, projection, highways = SIZES[name]
     return {
         "lstm": {"dim": dim, "projection_dim": projection, "n_layers": 2, "use_skip_connections": True,
                  "cell_clip": 3, "proj_clip": 3},

@@ -97,7 +97,8 @@ class BidirectionalLanguageModel(nn.Module):
         ids = self._checked(ids, bounded=False)
         mask = _mask(ids)
         vectors = self._zeros(*mask.shape, self.bilm.get_output_dim() // 2)
-        vectors[mask] = self.bilm.encode_ids(ids[mask]).to(vectors.dtype)
+        if mask.any():
+            vectors[mask] = self.bilm.encode_ids(ids[mask]).to(vectors.dtype)
         return vectors
 
     def lstm_init_states(self, stream: Hashable = "") -> dict[str, list[list[torch.Tensor]]]:

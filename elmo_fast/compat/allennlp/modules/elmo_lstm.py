@@ -81,7 +81,8 @@ class ElmoLstm(LstmStack):
         for name, values in read_datasets(fetch(weight_file), shapes).items():
             own = next(own for own, dataset in self.datasets.items() if dataset == name)
             parameter = getattr(self, own)
-            parameter.data.copy_(torch.from_numpy(values))
+            with torch.no_grad():
+                parameter.copy_(torch.from_numpy(values))
             parameter.requires_grad_(self.requires_grad)
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor, *steps, **named) -> torch.Tensor | list[torch.Tensor]:

@@ -1,0 +1,37 @@
+"""Times one highway layer on the distinct tokens of a batch of running text.
+
+    python -m pytest benchmarks/bench_highway.py --benchmark-only -k "b64"
+
+All published sizes have the same layer, 2048 wide. It computes in fp32 in every precision on the CPU; for a GPU see the
+stage `encoder` of gpu/run.sh. The yardstick that runs between the rounds is the reference.
+"""
+
+import functools
+
+import pytest
+import torch
+
+from benchmarks import common, op_cases
+from elmo_fast.ops.highway import highway
+
+
+@functools.lru_cache(maxsize=1)
+def operands(batch: int):
+    """x [distinct tokens, D], W_carry, b_carry, W_transform, b_transform."""
+    size = sum(count for _, count in common.FILTERS)
+    generator = torch.Generator().manual_seed(op_cases.SEED)
+    x = torch.randn(len(op_cases.numbered(batch)[0]), size, generator=generator)
+    pairs = [(torch.randn(size, size, generator=generator) / size**0.5, torch.randn(size, generator=generator))
+             for _ in range(2)]
+    return x, *(part for pair in pairs for part in pair)
+
+
+@pytest.mark.parametrize("backend, precision", op_cases.variants())
+@pytest.mark.parametrize("batch", op_cases.batches())
+def test_highway(request, benchmark, batch, backend, precision):
+    op_cases.skip_absent(backend, precision)
+    given = operands(batch)
+    expected = highway(*op_cases.in_float64(*given), backend="reference")
+    op_cases.compare([highway(*given, backend=backend)], [expected], precision, exact=True)
+    op_cases.timed(request, benchmark, lambda: highway(*given, backend=backend),
+                   lambda: highway(*given, backend="reference"), "reference", len(given[0]), f"highway b{batch}")

@@ -1,0 +1,240 @@
+"""Characters of tokens to filter values in one kernel: embedding, convolutions of every width, maximum, activation.
+
+A program takes BM tokens and BN filters of one width. It keeps the filters on chip, walks over the positions of its
+tokens and keeps the running maximum in registers, so that a position costs one matrix product of the embedded windows
+[BM, width * E] with the filters and one maximum. Tokens come sorted by length: a program stops one position behind its
+longest token, at the first window of nothing but padding, which stands for all the later ones. Only windows that the
+convolution has are computed (a window must lie within the C characters), so the padding joins the maximum exactly where
+a window of padding exists, and a token's value has the same bits whatever tokens share its program.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from elmo_fast.kernels.configs import choose, widened
+
+# Windows up to these many values (a power of two) are one product, with the filters kept on chip; longer windows, and
+# all of IEEE fp32, whose products run on the fp32 units, go in pieces.
+WHOLE = (32, 64, 128)
+PIECES = len(WHOLE)
+ACTIVATIONS = ("relu", "tanh")
+
+
+def char_cnn(ids: torch.Tensor, order: torch.Tensor | None, lengths: torch.Tensor, packed, activation: str,
+             out: torch.Tensor) -> None:
+    """Filter values of tokens: ids int [N, C], contiguous -> out [N, F].
+
+    `order` int [N] names the tokens by falling length, or None leaves them as they are; `lengths` int [N] are those of
+    the tokens in that order (`token_lengths`). `packed` is a `PackedFilters`. Ids outside the table read its nearest
+    row.
+    """
+    count, characters = ids.shape
+    if not count:
+        return
+    kernel = choose("char_cnn", _char_cnn, packed.operands, count, out.device)
+
+    def grid(meta):
+        filters = sum(triton.cdiv(each, meta["BN"]) for each in packed.counts)
+        return (triton.cdiv(count, meta["BM"]) * filters,)
+
+    kernel[grid](ids, ids if order is None else order, lengths, packed.table, packed.weights, packed.biases,
+                 packed.widths, out, count, characters, out.shape[1], len(packed.table) - 1, len(packed.counts),
+                 EP=packed.table.shape[1], KINDS=packed.kinds, STEP=packed.step, SORTED=order is not None,
+                 TANH=activation == "tanh", PRECISION=packed.precision, WIDEN=widened(packed.operands),
+                 enable_fp_fusion=True)
+
+
+def token_lengths(ids: torch.Tensor, padding: int) -> torch.Tensor:
+    """One past the last id of each token that is not padding: ids int [N, C], contiguous -> int32 [N]."""
+    count, characters = ids.shape
+    lengths = torch.empty(count, dtype=torch.int32, device=ids.device)
+    if count:
+        _token_lengths[(triton.cdiv(count, 32),)](ids, lengths, count, characters, padding, BM=32,
+                                                  BC=triton.next_power_of_2(characters))
+    return lengths
+
+
+@triton.jit
+def _token_lengths(ids, lengths, count, characters, padding, BM: tl.constexpr, BC: tl.constexpr):
+    token = tl.program_id(0) * BM + tl.arange(0, BM)
+    place = tl.arange(0, BC)
+    inside = (token < count)[:, None] & (place < characters)[None, :]
+    seen = tl.load(ids + token.to(tl.int64)[:, None] * characters + place[None, :], mask=inside, other=0)
+    real = inside & (seen != padding)
+    tl.store(lengths + token, tl.max(tl.where(real, place[None, :] + 1, 0), axis=1), mask=token < count)
+
+
+@triton.jit
+def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, characters, columns, last_row, groups,
+              EP: tl.constexpr, KINDS: tl.constexpr, STEP: tl.constexpr, SORTED: tl.constexpr,
+              TANH: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+              BK: tl.constexpr):
+    # Which filters: `widths` [groups, 5] has width, first weight, first column, number of filters and kind.
+    tiles = 0
+    for group in range(groups):
+        tiles += tl.cdiv(tl.load(widths + 5 * group + 3), BN)
+    tile = tl.program_id(0) % tiles
+    first = 0
+    own = 0
+    own_first = 0
+    for group in range(groups):
+        own = tl.where(tile >= first, group, own)
+        own_first = tl.where(tile >= first, first, own_first)
+        first += tl.cdiv(tl.load(widths + 5 * group + 3), BN)
+    width = tl.load(widths + 5 * own)
+    weight = weights + tl.multiple_of(tl.load(widths + 5 * own + 1), 16)
+    column = tl.multiple_of(tl.load(widths + 5 * own + 2), STEP)
+    size = tl.multiple_of(tl.load(widths + 5 * own + 3), STEP)
+    kind = tl.load(widths + 5 * own + 4)
+    filter = (tile - own_first) * BN + tl.arange(0, BN)  # [BN]
+
+    place = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
+    present = place < count
+    token = tl.load(order + place, mask=present, other=0).to(tl.int64) if SORTED else tl.minimum(place, count - 1).to(tl.int64)
+    longest = tl.max(tl.load(lengths + place, mask=present, other=0), axis=0)
+    trips = tl.minimum(longest, characters - width) + 1
+    rows = ids + token * characters  # [BM]
+
+    best = tl.full((BM, BN), float("-inf"), tl.float32)
+    if KINDS & 1:
+        if kind == 0:
+            best = _whole(rows, table, weight, best, width, size, filter, trips, last_row, EP, 32, PRECISION, WIDEN,
+                          BM, BN)
+    if KINDS & 2:
+        if kind == 1:
+            best = _whole(rows, table, weight, best, width, size, filter, trips, last_row, EP, 64, PRECISION, WIDEN,
+                          BM, BN)
+    if KINDS & 4:
+        if kind == 2:
+            best = _whole(rows, table, weight, best, width, size, filter, trips, last_row, EP, 128, PRECISION, WIDEN,
+                          BM, BN)
+    if KINDS & 8:
+        if kind == 3:
+            best = _pieces(rows, table, weight, best, width, size, filter, trips, last_row, EP, BK, PRECISION, WIDEN,
+                          BM, BN)
+
+    best += tl.load(biases + column + filter, mask=filter < size, other=0.0)[None, :]
+    best = _tanh(best) if TANH else tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out + token[:, None] * columns + (column + filter)[None, :], best.to(out.dtype.element_ty),
+             mask=present[:, None] & (filter < size)[None, :])
+
+
+@triton.jit
+def _whole(rows, table, weight, best, width, size, filter, trips, last_row, EP: tl.constexpr, K: tl.constexpr,
+           PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Maximum over positions of windows of up to K values; `weight` [size, K] lies on chip throughout."""
+    k = tl.arange(0, K)
+    kept = tl.load(weight + filter[:, None] * K + k[None, :], mask=(filter < size)[:, None], other=0.0)
+    kept = tl.trans(kept)  # [K, BN]
+    if WIDEN:
+        kept = kept.to(tl.float32)
+    seen = _characters(rows, 0, width, last_row, K // EP)
+    ahead = _embedded(table, seen, 0, EP, K // EP, EP, BM)
+    seen = _characters(rows, tl.minimum(1, trips - 1), width, last_row, K // EP)
+    for start in range(0, trips):
+        # The next windows, and the ids of those behind them, are on their way while these are multiplied.
+        windows = ahead
+        ahead = _embedded(table, seen, 0, EP, K // EP, EP, BM)
+        seen = _characters(rows, tl.minimum(start + 2, trips - 1), width, last_row, K // EP)
+        if WIDEN:
+            windows = windows.to(tl.float32)
+        found = tl.dot(windows, kept, input_precision=PRECISION)
+        best = tl.maximum(best, found, propagate_nan=tl.PropagateNan.ALL)
+    return best
+
+
+@triton.jit
+def _pieces(rows, table, weight, best, width, size, filter, trips, last_row, EP: tl.constexpr, BK: tl.constexpr,
+            PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Maximum over positions of windows of any size, BK values at a time; `weight` [width * EP, size]."""
+    CHARACTERS: tl.constexpr = BK // EP if BK > EP else 1
+    VALUES: tl.constexpr = BK // CHARACTERS
+    k = tl.arange(0, BK)
+    for start in range(0, trips):
+        found = tl.zeros((BM, BN), tl.float32)
+        for at in range(0, width * EP, BK):
+            seen = _characters(rows, start + at // EP, width - at // EP, last_row, CHARACTERS)
+            windows = _embedded(table, seen, at % EP, EP, CHARACTERS, VALUES, BM)
+            piece = tl.load(weight + (at + k)[:, None] * size + filter[None, :],
+                            mask=(at + k < width * EP)[:, None] & (filter < size)[None, :], other=0.0)
+            if WIDEN:
+                windows, piece = windows.to(tl.float32), piece.to(tl.float32)
+            found = tl.dot(windows, piece, found, input_precision=PRECISION)
+        best = tl.maximum(best, found, propagate_nan=tl.PropagateNan.ALL)
+    return best
+
+
+@triton.jit
+def _characters(rows, start, left, last_row, CHARACTERS: tl.constexpr):
+    """Ids of the characters from `start` on of each token, [BM, CHARACTERS]; beyond `left` of them 0, a row of zeros."""
+    step = tl.arange(0, CHARACTERS)
+    seen = tl.load(rows[:, None] + (start + step)[None, :], mask=(step < left)[None, :], other=0)
+    return tl.minimum(tl.maximum(seen, 0), last_row).to(tl.int32)
+
+
+@triton.jit
+def _embedded(table, seen, value, EP: tl.constexpr, CHARACTERS: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr):
+    """Of each character's EP values VALUES, from `value` on: [BM, CHARACTERS * VALUES]."""
+    place = tl.multiple_of(seen * EP + value, (1, VALUES))
+    found = tl.load(table + place[:, :, None] + tl.arange(0, VALUES)[None, None, :])
+    return tl.reshape(found, (BM, CHARACTERS * VALUES))
+
+
+@triton.jit
+def _tanh(x):
+    """By a polynomial near zero, where the exponentials cancel (coefficients: Cephes' tanhf, Moshier 1989)."""
+    square = x * x
+    small = ((((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
+              + 1.33314422036e-1) * square - 3.33332819422e-1) * square * x + x
+    size = tl.abs(x)
+    large = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
+    return tl.where(size < 0.625, small, tl.where(x < 0, -large, large))
+
+
+class PackedFilters:
+    """Weights of `char_cnn` as the kernel reads them, in the type that the products run in.
+
+    `char_embed` [V, E] and, for each width, weight [1, width, E, n] and bias [n], all on one device. `operands` is one
+    of `configs.OPERANDS`. A character's E values are padded with zeros to a power of two of at least 16.
+    """
+
+    def __init__(self, char_embed: torch.Tensor, weights, biases, operands: str):
+        dtype, self.precision = OPERAND_TYPES[operands]
+        self.operands = operands
+        dim = char_embed.shape[1]
+        padded = max(16, triton.next_power_of_2(dim))
+        self.table = char_embed.new_zeros(len(char_embed) + 1, padded, dtype=dtype)
+        self.table[1:, :dim] = char_embed
+        self.biases = torch.cat([each.float() for each in biases])
+        self.counts = [weight.shape[-1] for weight in weights]
+        parts, rows, first, column = [], [], 0, 0
+        for weight in weights:
+            kind, part = _packed(weight, padded, dtype, operands)
+            parts.append(part.reshape(-1))
+            rows.append((weight.shape[1], first, column, weight.shape[-1], kind))
+            first, column = first + part.numel(), column + weight.shape[-1]
+        self.weights = torch.cat(parts)
+        self.kinds = sum({1 << row[-1] for row in rows})
+        self.step = math.gcd(16, *self.counts)  # what divides every first column and number of filters
+        self.widths = torch.tensor(rows, dtype=torch.int32).to(char_embed.device)
+
+
+def _packed(weight: torch.Tensor, padded: int, dtype: torch.dtype, operands: str) -> tuple[int, torch.Tensor]:
+    """Kind and values of one width: [n, K] with K one of `WHOLE`, or for pieces [width * padded, n]."""
+    _, width, dim, count = weight.shape
+    fits = [size for size in WHOLE if operands != "ieee" and padded <= size and width * padded <= size]
+    if not fits:
+        part = weight.new_zeros(width, padded, count, dtype=dtype)
+        part[:, :dim] = weight[0]
+        return PIECES, part
+    part = weight.new_zeros(count, fits[0] // padded, padded, dtype=dtype)
+    part[:, :width, :dim] = weight[0].permute(2, 0, 1)
+    return WHOLE.index(fits[0]), part
+
+
+# What products run on: the type of both operands, and what Triton calls the way of multiplying fp32.
+OPERAND_TYPES = {"ieee": (torch.float32, "ieee"), "tf32": (torch.float32, "tf32"), "fp16": (torch.float16, "tf32"),
+                 "bf16": (torch.bfloat16, "tf32")}

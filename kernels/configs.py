@@ -1,0 +1,92 @@
+"""Tile sizes of the kernels by GPU generation, kind of operand and amount of work: what is tuned, and between what.
+
+Each entry was compiled ahead of time for its generation without spilled registers and within its shared memory
+(tests/test_kernels_compile.py). `few` is for so few tokens that the grid would not fill the chip with larger tiles.
+Where an entry has several configurations, Triton times them at the first call on a machine and keeps the choice on
+disk; each is timed for `TUNING_MS`.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+
+OPERANDS = ("ieee", "tf32", "fp16", "bf16")
+GENERATIONS = (80, 90)
+FEW = 512  # tokens
+TUNING_MS = 40
+
+
+@dataclass(frozen=True)
+class Tile:
+    """BM tokens x BN filters or outputs, BK values of the inner dimension at a time (where it is not kept whole)."""
+
+    bm: int
+    bn: int
+    bk: int
+    warps: int
+    stages: int
+
+    def config(self) -> triton.Config:
+        return triton.Config({"BM": self.bm, "BN": self.bn, "BK": self.bk}, num_warps=self.warps, num_stages=self.stages)
+
+
+_SIXTEEN_BITS = {
+    ("char_cnn", 80): {"few": (Tile(32, 64, 64, 4, 2),), "many": (Tile(128, 64, 64, 8, 2), Tile(64, 64, 64, 4, 2))},
+    ("char_cnn", 90): {"few": (Tile(64, 64, 64, 4, 2),), "many": (Tile(64, 256, 64, 8, 2), Tile(64, 128, 64, 8, 2))},
+    ("highway", 80): {"few": (Tile(32, 32, 64, 4, 4),), "many": (Tile(128, 64, 64, 8, 3), Tile(128, 64, 32, 8, 4))},
+    ("highway", 90): {"few": (Tile(64, 32, 128, 4, 3),), "many": (Tile(128, 128, 64, 8, 4), Tile(128, 128, 64, 8, 3))},
+}
+_TF32 = {
+    ("char_cnn", 80): {"few": (Tile(32, 32, 32, 4, 2),), "many": (Tile(128, 32, 32, 8, 2), Tile(64, 32, 32, 4, 2))},
+    ("char_cnn", 90): {"few": (Tile(64, 64, 32, 4, 2),), "many": (Tile(64, 128, 32, 8, 2), Tile(128, 64, 32, 8, 2))},
+    ("highway", 80): {"few": (Tile(32, 32, 32, 4, 4),), "many": (Tile(128, 64, 32, 8, 3), Tile(64, 64, 32, 4, 4))},
+    ("highway", 90): {"few": (Tile(64, 32, 64, 4, 3),), "many": (Tile(128, 64, 32, 8, 4), Tile(64, 128, 32, 8, 4))},
+}
+_IEEE = {
+    ("char_cnn", 80): {"few": (Tile(16, 64, 16, 4, 2),), "many": (Tile(64, 128, 16, 8, 2), Tile(64, 64, 16, 8, 2))},
+    ("highway", 80): {"few": (Tile(16, 32, 32, 4, 3),), "many": (Tile(128, 64, 16, 8, 3), Tile(64, 64, 16, 8, 3))},
+}
+_IEEE |= {(name, 90): of for (name, _), of in _IEEE.items()}
+# The interpreter, which runs the kernels without a GPU, has nothing to time; every operation costs it the same few
+# microseconds, so large tiles of little waste suit it.
+_INTERPRETED = {"few": Tile(32, 32, 32, 4, 1), "many": Tile(256, 32, 32, 4, 1)}
+_BY_OPERANDS = {"ieee": _IEEE, "tf32": _TF32, "fp16": _SIXTEEN_BITS, "bf16": _SIXTEEN_BITS}
+
+
+def tiles(kernel: str, generation: int, operands: str, amount: str) -> tuple[Tile, ...]:
+    """The configurations of `kernel` for an `amount` (`few`, `many`) of tokens on a generation of `GENERATIONS`."""
+    return _BY_OPERANDS[operands][kernel, generation][amount]
+
+
+def amount_of(tokens: int) -> str:
+    return "few" if tokens <= FEW else "many"
+
+
+def generation_of(device: torch.device) -> int:
+    """The newest of `GENERATIONS` that is not newer than the GPU."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return max(each for each in GENERATIONS if each <= 10 * major + minor)
+
+
+def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
+    """`kernel` with its configurations for this work, to be called as a Triton kernel."""
+    amount = amount_of(tokens)
+    of = (_INTERPRETED[amount],) if device.type == "cpu" else tiles(name, generation_of(device), operands, amount)
+    return _tuned(kernel, of)
+
+
+@functools.cache
+def _tuned(kernel, of: tuple[Tile, ...]):
+    configs = [tile.config() for tile in of]
+    return triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel)
+
+
+def widened(operands: str) -> bool:
+    """Whether products need their operands as fp32, which is exact: the interpreter cannot multiply bf16."""
+    return operands == "bf16" and triton.knobs.runtime.interpret
+
+
+def _milliseconds(call, quantiles):
+    return triton.testing.do_bench(call, warmup=TUNING_MS // 4, rep=TUNING_MS, quantiles=quantiles)

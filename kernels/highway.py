@@ -1,0 +1,103 @@
+"""One highway layer, or one product with a bias, in one kernel: every product over one tile of x, mixed in registers.
+
+A program takes BM rows of x and BN outputs. A highway layer runs the products of carry and transform on the same tile of
+x; gate, relu and mix follow on the accumulators, and the result alone is written. Programs are numbered so that those
+that run together share rows of x and columns of the weights in L2.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from elmo_fast.kernels.configs import choose, widened
+
+GROUP = 8  # tiles of rows that run together
+
+
+def highway(x: torch.Tensor, carry: torch.Tensor, b_carry: torch.Tensor, transform: torch.Tensor,
+            b_transform: torch.Tensor, operands: str, out: torch.Tensor) -> None:
+    """A highway layer: x [N, D], weights [D, D] as `pack_product` gives them, biases fp32 [D] -> out [N, D]."""
+    _run(x, carry, b_carry, transform, b_transform, operands, out, gated=True)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, operands: str, out: torch.Tensor) -> None:
+    """x [N, K], weight [K, M] as `pack_product` gives it, bias fp32 [M] -> out [N, M]."""
+    _run(x, weight, bias, weight, bias, operands, out, gated=False)
+
+
+def pack_product(weight: torch.Tensor, operands: str, dtype: torch.dtype) -> torch.Tensor:
+    """A weight [K, M] as the kernel reads it best: tensor cores want the inner dimension contiguous."""
+    weight = weight.to(dtype)
+    return weight.contiguous() if operands == "ieee" else weight.t().contiguous().t()
+
+
+def _run(x, first, b_first, second, b_second, operands: str, out, gated: bool) -> None:
+    rows, inner = x.shape
+    if not rows:
+        return
+    outputs = out.shape[1]
+    kernel = choose("highway", _highway, operands, rows, x.device)
+
+    def grid(meta):
+        return (triton.cdiv(rows, meta["BM"]) * triton.cdiv(outputs, meta["BN"]),)
+
+    kernel[grid](x, first, b_first, second, b_second, out, rows, outputs, inner, first.stride(0), first.stride(1),
+                 GROUP=GROUP, GATED=gated, PRECISION="ieee" if operands == "ieee" else "tf32",
+                 WIDEN=widened(operands), enable_fp_fusion=True)
+
+
+@triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
+@triton.jit
+def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,
+             GATED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr):
+    # GROUP tiles of rows share each tile of columns before the next one is read.
+    program = tl.program_id(0)
+    row_tiles, column_tiles = tl.cdiv(rows, BM), tl.cdiv(outputs, BN)
+    before = program // (GROUP * column_tiles) * GROUP
+    together = tl.minimum(row_tiles - before, GROUP)
+    within = program % (GROUP * column_tiles)
+    first_row = (before + within % together) * BM
+    column = within // together * BN + tl.arange(0, BN)
+
+    # Rows past the end read the last one and are not stored. One base pointer and offsets of 32 bits within the tile
+    # leave the registers to the sums.
+    row = tl.arange(0, BM)
+    row_inside = tl.minimum(row, rows - 1 - first_row)
+    column_inside = column < outputs
+    x += first_row.to(tl.int64) * inner
+    out += first_row.to(tl.int64) * outputs
+    k = tl.arange(0, BK)
+    x_at = row_inside[:, None] * inner + k[None, :]
+    weight_at = k[:, None] * stride_k + column[None, :] * stride_n
+    # Sums begin at the biases, which then take no registers beside them at the end.
+    total_first = tl.zeros((BM, BN), tl.float32) + tl.load(b_first + column, mask=column_inside, other=0.0)[None, :]
+    total_second = tl.zeros((BM, BN), tl.float32) + tl.load(b_second + column, mask=column_inside, other=0.0)[None, :]
+    for start in range(0, inner, BK):
+        inside = k < inner - start
+        if EVEN:
+            tile = tl.load(x + start + x_at)
+            weight = tl.load(first + start * stride_k + weight_at)
+        else:
+            tile = tl.load(x + start + x_at, mask=inside[None, :], other=0.0)
+            weight = tl.load(first + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :], other=0.0)
+        if WIDEN:
+            tile, weight = tile.to(tl.float32), weight.to(tl.float32)
+        total_first = tl.dot(tile, weight, total_first, input_precision=PRECISION)
+        if GATED:
+            if EVEN:
+                weight = tl.load(second + start * stride_k + weight_at)
+            else:
+                weight = tl.load(second + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :], other=0.0)
+            if WIDEN:
+                weight = weight.to(tl.float32)
+            total_second = tl.dot(tile, weight, total_second, input_precision=PRECISION)
+
+    stored = (row < rows - first_row)[:, None] & column_inside[None, :]
+    result = total_first
+    if GATED:
+        gate = tl.sigmoid(total_first)
+        value = tl.maximum(total_second, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        kept = tl.load(x + row[:, None] * inner + column[None, :], mask=stored, other=0.0).to(tl.float32)
+        result = gate * value + (1.0 - gate) * kept
+    tl.store(out + row[:, None] * outputs + column[None, :], result.to(out.dtype.element_ty), mask=stored)
