@@ -51,7 +51,7 @@ def test_equals_the_ordinary_forward(shape, state, capture, monkeypatch):
     capture()
     monkeypatch.setattr(one, "backend", "auto")
     monkeypatch.setattr("elmo_fast.model.token_source.char_cnn",
-                        lambda *operands, backend: char_cnn.char_cnn(*operands, backend="torch"))
+                        lambda *operands, backend, **how: char_cnn.char_cnn(*operands, backend="torch", **how))
     for each, truth in zip(ids, expected):
         same(one(each), truth)
     if state == "carry":
