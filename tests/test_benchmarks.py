@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from benchmarks import bench_embed, bench_reference, bench_token_table, common, embed_results, floor, models, peers
-from benchmarks.gpu import ceilings, report, stage
+from benchmarks.gpu import ceilings, report, sanitizer, stage, tier_table, tiers
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
-STAGES = ["build", "checks", "ceilings", "encoder", "text", "eager", "cudnn", "compiled"]
+STAGES = ["build", "checks", "ceilings", "encoder", "tiers", "text", "sanitizer", "eager", "cudnn", "compiled"]
 BROKEN = "ceilings"
 
 
@@ -38,7 +38,7 @@ def dry_run(tmp_path_factory):
     python.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(python), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([RUN, "--dry-run", "--out", folder / "out"], env=environment, capture_output=True, text=True,
-                          timeout=200)
+                          timeout=280)
     return done, folder / "out" / "dry-run"
 
 
@@ -69,12 +69,14 @@ def test_a_run_names_its_machine_and_no_path(dry_run):
 def test_timed_cases_carry_their_shape_and_spread(dry_run):
     _, folder = dry_run
     stages = json.loads((folder / "run.json").read_text())["stages"]
-    for name in ("eager", "cudnn", "compiled"):
-        for case in stages[name]["results"]:
+    timed = [case for case in stages["tiers"]["results"] if "median" in case]
+    assert {case["precision"] for case in timed} == {"highest", "high", "medium"}
+    for name in ("eager", "cudnn", "compiled", "tiers"):
+        for case in timed if name == "tiers" else stages[name]["results"]:
             assert case["batch"] >= 1 and case["length"] >= 1 and case["variant"]
             assert 0 < case["p20"] <= case["median"] <= case["p80"]
             assert case["tokens_per_s"] == pytest.approx(case["batch"] * case["length"] / case["median"], rel=1e-3)
-    assert {case["part"] for case in stages["text"]["results"]} == {"device", "arrays"}
+    assert {case["part"] for case in stages["text"]["results"]} == {"device", "arrays", "lanes"}
 
 
 def test_checks_compare_every_layer_and_see_both_clips_fire(dry_run):
@@ -85,6 +87,71 @@ def test_checks_compare_every_layer_and_see_both_clips_fire(dry_run):
         assert case["passed"] and len(case["errors"]) == 3 and max(case["errors"]) <= case["limit"]
         if "fire" in case["model"]:
             assert case["clipped_h"] > 0 and case["clipped_c"] > 0
+
+
+def test_a_tier_that_is_wrong_is_not_timed(tmp_path, monkeypatch):
+    dry = stage.Stage("tiers", tmp_path / "tiers.json", 20, dry_run=True, strict=True)
+    monkeypatch.setattr(tiers, "engine", lambda stage: lambda *operands, **settings: (torch.zeros(1), operands[3]))
+    tiers.time_if_right(dry, None, "A", "highest")
+    cases = dry.document["results"]
+    assert len(cases) == len(tiers.DRY_CHECKED) and not any(case.get("passed") for case in cases)
+    assert dry.verdict() == "2 of 2 cases failed"
+
+
+def timed(tier, precision, length, batch, median):
+    return {"tier": tier, "precision": precision, "length": length, "batch": batch, "median": median}
+
+
+def test_the_table_of_tiers_follows_what_was_measured():
+    from elmo_fast.ops import cuda_tiers
+
+    seconds = {  # A, B, C at batch 1, 16, 64; C has lost its advantage at 64, and B's over A is below the threshold
+        1000: ((9, 6, 3), (9, 6, 4), (9, 8.9, 12)), 25: ((9, 6, 7), (9, 6, 7), (9, 10, 12))}
+    cases = [timed(tier, "medium", length, batch, median) for length, rows in seconds.items()
+             for batch, row in zip((1, 16, 64), rows) for tier, median in zip("ABC", row)]
+    cases += [timed("A", "highest", 25, 1, 1.0), {"tier": "B", "skipped": "no reason"}]
+    before = {"schema": 1, "rules": [{"tier": "A"}], "by_gpu": {"another": [{"tier": "A"}]}}
+    run = {"date": "today", "revision": "abc", "machine": {"gpu": {"name": "NVIDIA H200"}},
+           "stages": {"tiers": {"results": cases, "settings": {"dim": 4096}}}}
+    table = tier_table.table(run, before)
+    assert table["measured"]["NVIDIA H200"] == {"date": "today", "revision": "abc"} and "another" in table["by_gpu"]
+    rules = cuda_tiers.read_rules(table, "NVIDIA H200")
+    runs = dict.fromkeys(cuda_tiers.TIERS)
+    for lanes, steps, dim, precision, tier in (
+            (1, 1000, 4096, "medium", "C"), (16, 1000, 4096, "medium", "C"), (32, 158, 4096, "medium", "C"),
+            (33, 1000, 4096, "medium", "A"), (256, 1000, 4096, "medium", "A"), (16, 157, 4096, "medium", "B"),
+            (16, 1, 2048, "medium", "B"), (33, 25, 4096, "medium", "A"), (16, 25, 1024, "medium", "A"),
+            (16, 1000, 4096, "highest", "A"), (16, 1000, 4096, "high", "A")):
+        assert cuda_tiers.by_rules(rules, cuda_tiers.Work(dim, lanes, steps, precision), runs) == tier, (lanes, steps)
+    for document in ({**run, "machine": {"gpu": None}}, {**run, "stages": {}}):
+        with pytest.raises(ValueError, match="stage 'tiers' timed a GPU"):
+            tier_table.table(document, before)
+
+
+def test_a_dry_run_gives_no_table(dry_run):
+    _, folder = dry_run
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu.tier_table", "--results", folder / "run.json", "--install"],
+                          cwd=common.ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "timed a GPU" in done.stderr
+
+
+@pytest.mark.parametrize("said, passed", [
+    ("done\n========= ERROR SUMMARY: 0 errors\n", True),
+    ("done\n========= Invalid read\n========= ERROR SUMMARY: 1 error\n", False),
+    ("========= ERROR SUMMARY: 0 errors\n", False),
+    ("done\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", True),
+    ("done\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n", False),
+    ("Device not supported\n", None),
+])
+def test_what_the_sanitizer_says(said, passed):
+    found = sanitizer.verdict(said)
+    assert found.get("passed") is passed
+    assert ("failed" in found) == (passed is None) and ("log" in found) == (passed is False)
+
+
+def test_what_the_sanitizer_watches_runs(capsys):
+    sanitizer.small("cpu")
+    assert "done" in capsys.readouterr().out
 
 
 def test_the_encoder_stage_checks_before_it_times(dry_run):

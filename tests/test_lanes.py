@@ -33,13 +33,25 @@ def assert_same(found, expected, backend):
             np.testing.assert_allclose(one, other, atol=SAME_MODEL, err_msg=f"sentence {number}")
 
 
-@pytest.fixture(params=["whole", "small pieces"])
+@pytest.fixture(params=["whole", "small pieces", "small pieces, one ahead"])
 def sizes(request, monkeypatch):
-    """Chunks that end in the middle of sentences, little reading ahead, a table that forgets."""
-    if request.param == "small pieces":
+    """Chunks that end in the middle of sentences, little reading ahead, a table that forgets; as on a GPU, too."""
+    if request.param.endswith("one ahead"):
+        put_in_place_later(monkeypatch)
+    if request.param != "whole":
         monkeypatch.setattr(lanes, "_ROWS_AT_ONCE", 1)
         monkeypatch.setattr(lanes, "_TOKENS_AHEAD", 1)
         monkeypatch.setattr(token_vectors.TokenVectors.__init__, "__defaults__", (25,))
+
+
+def put_in_place_later(monkeypatch):
+    begin = lanes.LaneStream.__init__
+
+    def one_ahead(self, *arguments):
+        begin(self, *arguments)
+        self._chunks_ahead = 1
+
+    monkeypatch.setattr(lanes.LaneStream, "__init__", one_ahead)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 64])
@@ -77,7 +89,10 @@ def test_empty_sentences(sentences, size):
         assert torch.equal(one, other)
 
 
-def test_one_lane_far_behind(monkeypatch):
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_one_lane_far_behind(monkeypatch, ahead):
+    if ahead:
+        put_in_place_later(monkeypatch)
     monkeypatch.setattr(lanes, "_ROWS_AT_ONCE", 64)
     monkeypatch.setattr(lanes, "_TOKENS_AHEAD", 100)
     sentences = [["long"] * 300 if number == 1 else ["a", "b"] for number in range(200)]
@@ -104,6 +119,20 @@ def test_reading_ahead_is_bounded(monkeypatch):
     stream = ElmoEmbedder.from_bilm(bilm()).embed_sentences(source, 2)
     next(stream)
     assert len(taken) < 100
+
+
+def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
+    put_in_place_later(monkeypatch)
+    monkeypatch.setattr(lanes, "_ROWS_AT_ONCE", 1)
+    order = []
+    for name in ("_advance", "_put"):
+        def note(self, *arguments, name=name, run=getattr(lanes.LaneStream, name)):
+            order.append(name)
+            return run(self, *arguments)
+
+        monkeypatch.setattr(lanes.LaneStream, name, note)
+    list(ElmoEmbedder.from_bilm(bilm()).embed_sentences([["a"] * 40, ["b"] * 40], 2))
+    assert order == ["_advance", "_advance", "_put", "_advance", "_put", "_put"]
 
 
 def test_a_bad_sentence_is_named():

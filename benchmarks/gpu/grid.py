@@ -8,7 +8,7 @@ from benchmarks import common
 from benchmarks.gpu import clock
 from benchmarks.gpu.stage import Stage
 
-SHAPES = tuple((batch, length) for length in (25, 100, 1000) for batch in (1, 16, 64, 256))
+SHAPES = tuple((batch, length) for length in (25, 100, 1000) for batch in (1, 4, 16, 64, 256))
 DRY_SHAPES = ((1, 4), (3, 4), (1, 9))
 SECONDS = 2.0  # for one case, unless a single call takes longer
 SPARE = 1.3  # an estimate may be this far off
@@ -35,7 +35,8 @@ def fixed_batch(batch: int, length: int) -> list[list[str]]:
 class Grid:
     """One variant over the shapes. `prepare(batch, length)` gives the call to time; it runs unclocked.
 
-    `facts` describe every case beforehand; `notes` are what `prepare` found out about the last one.
+    `facts` describe every case beforehand; `notes` are what `prepare` found out about the last one; a case takes about
+    `seconds`.
     """
 
     stage: Stage
@@ -43,6 +44,7 @@ class Grid:
     prepare: object
     facts: dict
     notes: dict = field(default_factory=dict)
+    seconds: float = SECONDS
 
     def __post_init__(self):
         self.known: dict[int, tuple[int, float]] = {}  # batch: (length, seconds) of the last call timed
@@ -63,7 +65,7 @@ class Grid:
             return {"skipped": f"one call takes about {estimate:.1f} s, {max(0.0, left):.1f} s are left"}
         call = self.prepare(batch, length)
         with torch.no_grad():
-            timing = clock.measure(call, self.stage.device, min(SECONDS, self.stage.left()))
+            timing = clock.measure(call, self.stage.device, min(self.seconds, self.stage.left()))
         self.known[batch] = (length, timing.median)
         return {**timing.as_dict(), **rates(batch, length, timing.median), **self.notes}
 

@@ -18,6 +18,7 @@ from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table import TokenTable
+from elmo_fast.ops.host_device import to_host
 from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
@@ -74,7 +75,7 @@ class ElmoEmbedder:
         """Vectors of a batch as padded tensors: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
         ids = batch_to_ids(batch, *self.elmo_bilm.token_source.row_shape)
         with torch.no_grad():
-            output = self.elmo_bilm(ids.to(next(self.elmo_bilm.parameters()).device))
+            output = self.elmo_bilm(ids)
         inner = [remove_boundaries(layer, output["mask"]) for layer in output["activations"]]
         return torch.stack([layer for layer, _ in inner], dim=1), inner[0][1].long()
 
@@ -98,13 +99,13 @@ class ElmoEmbedder:
             return self._embed_padded(batch)
         with torch.no_grad():
             layers, lengths = self.elmo_bilm.embed_tokens(batch)
-        values = torch.stack(layers).float().cpu().numpy()  # [layers, N, 2 P]
+        values = to_host(torch.stack(layers).float()).numpy()  # [layers, N, 2 P]
         ends = np.cumsum(lengths)
         return [values[:, end - length + 1 : end - 1].copy() for end, length in zip(ends, lengths)]
 
     def _embed_padded(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
         embeddings, mask = self.batch_to_embeddings(batch)
-        values = embeddings.float().cpu().numpy()
+        values = to_host(embeddings.float()).numpy()
         return [each[:, :length].copy() for each, length in zip(values, mask.sum(1).tolist())]
 
     def embed_sentences(self, sentences: Iterable[Sequence[str]],

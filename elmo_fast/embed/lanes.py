@@ -13,6 +13,7 @@ import torch
 
 from elmo_fast.embed.token_vectors import TokenVectors
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.ops.host_device import HostCopy, to_device
 from elmo_fast.ops.schedule import Schedule
 
 _ROWS_AT_ONCE = 4096
@@ -40,6 +41,18 @@ class _Piece:
     end: int
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A chunk that was queued: its pieces, the step-rows of each, and its outputs on their way to the host.
+
+    The outputs are the vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P].
+    """
+
+    pieces: list[_Piece]
+    rows: list[np.ndarray]
+    outputs: HostCopy
+
+
 @dataclass
 class _Lane:
     queue: deque[_Sentence] = field(default_factory=deque)
@@ -47,31 +60,34 @@ class _Lane:
 
 
 class LaneStream:
-    """Embeds a stream of sentences in `lanes` lanes; iterate once over `run`.
+    """Embeds a stream of sentences in `lanes` lanes; iterate once over `run`."""
 
-    Carried states pass over an empty sentence alone in its batch, as in AllenNLP; with `runs_empty` it runs as
-    `<S> </S>`, as in bilm-tf.
-    """
-
-    def __init__(self, bilm: BiLm, lanes: int, runs_empty: bool = False):
+    def __init__(self, bilm: BiLm, lanes: int):
         self._bilm = bilm
         self._lanes = [_Lane() for _ in range(lanes)]
         self._carried = bilm.state == "carry"
-        self._runs_empty = runs_empty
         self._steps = max(16, _ROWS_AT_ONCE // lanes)
         self._tokens = TokenVectors(bilm)
         self._read = self._written = self._ahead = self._used = 0
         self._finished: dict[int, np.ndarray] = {}
+        # On a GPU the outputs of a chunk come back, and go where they belong, while the next chunk runs.
+        device = next(bilm.parameters()).device
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._chunks_ahead = 1 if self._copies else 0
 
     def run(self, sentences: Iterator[Sequence[str]]) -> Iterator[np.ndarray]:
         """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states move on when the stream has ended."""
         self._source = _with_next(sentences)
         with torch.no_grad():
             state, restart = self._bilm.begin(len(self._lanes))
-        while (pieces := self._plan()) or self._finished:
+        begun: deque[_Begun] = deque()
+        while (pieces := self._plan()) or begun or self._finished:
             if pieces:
                 with torch.no_grad():
-                    state = self._advance(pieces, state, restart)
+                    chunk, state = self._advance(pieces, state, restart)
+                begun.append(chunk)
+            while len(begun) > (self._chunks_ahead if pieces else 0):
+                self._put(begun.popleft())
             yield from self._in_order()
         if self._used:
             self._bilm.carry_on(tuple(each[:, : self._used] for each in state))
@@ -118,23 +134,22 @@ class LaneStream:
         sentence = _Sentence(self._read, self._tokens.rows(tokens))
         self._read += 1
         self._ahead += len(sentence.rows)
-        if self._carried and alone and not self._runs_empty and not len(tokens):
+        if self._carried and alone and not len(tokens):
             self._finish(sentence)  # a batch of one empty sentence is not run and leaves its state alone
             return
         self._used = max(self._used, position + 1)
         self._lanes[position if self._carried else number].queue.append(sentence)
 
     def _advance(self, pieces: list[_Piece], state, restart):
-        """Run the pieces and put their outputs in place."""
+        """Queue the pieces; their outputs are fetched by `_put`."""
         in_flight = [sentence for lane in self._lanes for sentence in lane.queue]
         vectors = self._tokens.vectors([*in_flight, *(piece.sentence for piece in pieces)])
         schedule, first_row, position = self._schedule(pieces)
         layers, state = self._bilm.advance(vectors, schedule, state, restart, self._tokens.products)
-        outputs = [layer.float().cpu().numpy() for layer in layers]
-        for piece in pieces:
-            rows = first_row[piece.at : piece.at + piece.end - piece.begin] + position[piece.lane]
-            self._put(piece, rows, outputs, vectors)
-        return state
+        tokens = vectors[to_device(schedule.tokens[0], vectors.device)]
+        rows = [first_row[piece.at : piece.at + piece.end - piece.begin] + position[piece.lane] for piece in pieces]
+        outputs = HostCopy([each.float() for each in (tokens, *layers)], self._copies)
+        return _Begun(pieces, rows, outputs), state
 
     def _schedule(self, pieces: list[_Piece]) -> tuple[Schedule, np.ndarray, np.ndarray]:
         """The chunk's schedule, the step-row at which each step begins, and each lane's position in a step."""
@@ -155,31 +170,33 @@ class LaneStream:
         schedule = Schedule(order, live, np.ascontiguousarray(tokens[:, running]), starts[running])
         return schedule, np.cumsum(live) - live, position
 
-    def _put(self, piece: _Piece, rows: np.ndarray, outputs: list[np.ndarray], vectors: torch.Tensor) -> None:
+    def _put(self, begun: _Begun) -> None:
+        """Copy a chunk's outputs to its sentences."""
+        outputs = [each.numpy() for each in begun.outputs.result()]
+        for piece, rows in zip(begun.pieces, begun.rows):
+            self._put_piece(piece, rows, outputs)
+
+    def _put_piece(self, piece: _Piece, rows: np.ndarray, outputs: list[np.ndarray]) -> None:
         """Copy a piece's outputs to its sentence, `<S>` and `</S>` left out."""
         sentence = piece.sentence
         length = len(sentence.rows)
         if sentence.vectors is None:
-            sentence.vectors = self._begun(sentence, vectors)
+            sentence.vectors = self._begun(sentence)
         begin, end = max(piece.begin, 1), min(piece.end, length - 1)
         if begin < end:
             inner = rows[begin - piece.begin : end - piece.begin]
             half = sentence.vectors.shape[2] // 2
-            for layer, output in zip(sentence.vectors[1:], outputs):
+            tokens, *layers = outputs
+            sentence.vectors[0, begin - 1 : end - 1] = np.tile(tokens[inner], 2)
+            for layer, output in zip(sentence.vectors[1:], layers):
                 layer[begin - 1 : end - 1, :half] = output[inner, :half]
                 layer[length - 1 - end : length - 1 - begin, half:] = output[inner[::-1], half:]
         if piece.end == length:
             self._finish(sentence)
 
-    def _begun(self, sentence: _Sentence, vectors: torch.Tensor | None = None) -> np.ndarray:
-        """Room for a sentence's vectors, its token layer filled."""
-        shape = self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()
-        room = np.empty(shape, dtype=np.float32)
-        if shape[1]:
-            inner = torch.from_numpy(sentence.rows[1:-1])
-            token_layer = vectors[inner.to(vectors.device)].float().cpu().numpy()
-            room[0] = np.concatenate([token_layer, token_layer], axis=1)
-        return room
+    def _begun(self, sentence: _Sentence) -> np.ndarray:
+        """Room for a sentence's vectors."""
+        return np.empty((self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()), dtype=np.float32)
 
     def _finish(self, sentence: _Sentence) -> None:
         self._finished[sentence.number] = self._begun(sentence) if sentence.vectors is None else sentence.vectors

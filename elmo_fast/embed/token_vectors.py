@@ -8,6 +8,7 @@ import torch
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.lstm import Products
 from elmo_fast.model.token_lookup import Found
+from elmo_fast.ops.host_device import to_device
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
 _ROOM = 1 << 15
@@ -54,7 +55,7 @@ class TokenVectors:
         kept, place = np.unique(np.concatenate([sentence.rows for sentence in sentences]), return_inverse=True)
         tokens = list(self._rows)
         self._rows = {tokens[row]: number for number, row in enumerate(kept)}
-        self._table = self._table[torch.from_numpy(kept).to(self._table.device).long()]
+        self._table = self._table[to_device(kept, self._table.device).long()]
         self._sources = None if self._sources is None else self._sources[kept]
         ends = np.cumsum([len(sentence.rows) for sentence in sentences])[:-1]
         for sentence, rows in zip(sentences, np.split(place.astype(np.int32), ends)):

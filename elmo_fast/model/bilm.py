@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.model import states
+from elmo_fast.model import captured, states
 from elmo_fast.model.allennlp_names import require_data
 from elmo_fast.model.fingerprint import fingerprint
 from elmo_fast.model.layout import BiLmOutput, in_text_order
@@ -15,14 +15,15 @@ from elmo_fast.model.lstm import LstmStack, Products
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.states import WARM_TEXT
-from elmo_fast.model.token_inputs import TokenInputs
+from elmo_fast.model.token_inputs import TokenInputs, check_shape
 from elmo_fast.model.token_lookup import Found
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
-from elmo_fast.ops.backend import check_backend, resolve
+from elmo_fast.ops.backend import check_backend, resolve, why_not
 from elmo_fast.ops.edits import edit_key
+from elmo_fast.ops.host_device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
@@ -71,6 +72,7 @@ class BiLm(nn.Module):
         self._warm: tuple[tuple, State] | None = None
         self._fingerprint: tuple[tuple, str] | None = None
         self._inputs = TokenInputs()
+        self._marks = captured.Marks()
         self.token_table = token_table
         if not keep_fp32:
             self._drop_fp32()
@@ -177,18 +179,41 @@ class BiLm(nn.Module):
         of words given to `cache_words`, or else ids of the token table, without boundaries; a number beyond them is
         read off the characters, and without such numbers `ids` may be None. Raises `ValueError` for ids of another
         shape, type or range.
+
+        Ids on a GPU are copied back once, and nothing else is waited for. While a CUDA graph is captured nothing is:
+        then shapes are static, every position is computed, and ids are not checked (see `captured`).
         """
+        if is_capturing(self._device):
+            return self._forward_captured(ids, boundaries, word_inputs)
+        if boundaries == "add" and isinstance(ids, torch.Tensor):
+            self._marks.prepare(self._token_embedder, ids)
         with numerics(self._precision, self._device):
             if word_inputs is not None:
                 tokens = self._inputs.word_numbers(word_inputs, ids, self._word_embedding, self._token_embedder,
-                                                   self.backend)
+                                                   self._device, self.backend)
             else:
-                tokens = self._inputs.batch(ids, boundaries, self._token_embedder, self.backend)
+                tokens = self._inputs.batch(ids, boundaries, self._token_embedder, self._device, self.backend)
         found, index, mask = tokens
-        layers = self.run(found.vectors, index, mask.sum(1).cpu().numpy(), products=self.first_layer(found))
-        places = mask.flatten().nonzero().squeeze(1)  # [N], where each token stands in [B * T]
+        layers = self.run(found.vectors, index, mask.sum(1).numpy(), products=self.first_layer(found))
+        places = to_device(mask.flatten().nonzero().squeeze(1), self._device)  # [N], where each token stands in [B * T]
         padded = [each.new_zeros(mask.numel(), each.shape[1]).index_copy(0, places, each) for each in layers]
-        return BiLmOutput([each.view(*mask.shape, each.shape[1]) for each in padded], mask)
+        return BiLmOutput([each.view(*mask.shape, each.shape[1]) for each in padded],
+                          to_device(mask, self._device))
+
+    def _forward_captured(self, ids: torch.Tensor, boundaries: str, word_inputs: torch.Tensor | None) -> BiLmOutput:
+        if word_inputs is not None:
+            raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
+        stack = self._elmo_lstm
+        check_shape(ids, boundaries, self._token_embedder)
+        reason = why_not("projected_lstm", "native", [stack.B_0_0])
+        if reason or self.backend not in ("auto", "native"):
+            raise RuntimeError("backend: expected one that a CUDA graph can capture, 'native' or 'auto', got "
+                               f"{self.backend!r}" + (f": {reason}" if reason else ""))
+        marks = self._marks.ready(ids) if boundaries == "add" else None
+        with numerics(self._precision, self._device):
+            fresh = self._warm_state() if self.state == "warm" else None
+            layers, mask = captured.forward(self._token_embedder, stack, ids, marks, fresh, self.backend, self._precision)
+        return BiLmOutput([each.to(stack.B_0_0.dtype) for each in layers], mask)
 
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
@@ -197,7 +222,7 @@ class BiLm(nn.Module):
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors without context of tokens given as ids, none of them zero: int [N, C], or word ids [N] -> [N, P]."""
         with numerics(self._precision, self._device):
-            found, index, _ = self._inputs.batch(ids[None], "present", self._token_embedder, self.backend)
+            found, index, _ = self._inputs.batch(ids[None], "present", self._token_embedder, self._device, self.backend)
         return found.vectors[index]
 
     def look_up(self, tokens: Sequence[str]) -> Found:
@@ -219,8 +244,7 @@ class BiLm(nn.Module):
         distinct, index, lengths = number_tokens(
             (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN) for sentence in batch)
         found = self.look_up(distinct)
-        index = torch.from_numpy(index).to(self._device)
-        return self.run(found.vectors, index, lengths, products=self.first_layer(found)), lengths
+        return self.run(found.vectors, torch.from_numpy(index), lengths, products=self.first_layer(found)), lengths
 
     def begin(self, lanes: int) -> tuple[State, State | None]:
         """The state that `lanes` lanes begin in, and the one every sentence restarts from unless states are carried."""
@@ -234,7 +258,7 @@ class BiLm(nn.Module):
         `schedule.tokens` are rows of `vectors` [R, P]; `products` are those of `first_layer` for the vectors. Nothing
         is carried on: `carry_on` does that.
         """
-        rows = torch.from_numpy(schedule.tokens).to(vectors.device)
+        rows = torch.from_numpy(schedule.tokens)
         with numerics(self._precision, vectors.device):
             return self._elmo_lstm.run(vectors, rows, schedule, state, restart, self.backend, self._precision, products)
 
@@ -246,17 +270,17 @@ class BiLm(nn.Module):
             lanes: np.ndarray | None = None, products: Products | None = None) -> list[torch.Tensor]:
         """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
 
-        `vectors` [R, P] are token vectors, `index` int [N] the row of each position, `lengths` int [sentences]
+        `vectors` [R, P] are token vectors, `index` int [N] the row of each position (best on the host), `lengths` int [sentences]
         count the positions, boundaries included. Sentence k runs in lane k of the carried states, or in lane
         `lanes[k]`, one after the other. `products` are those of `first_layer` for the vectors.
         """
         fresh = self._warm_state() if self.state == "warm" else None
         with numerics(self._precision, vectors.device):
             schedule = make_schedule(lengths, lanes)
-            order = torch.from_numpy(schedule.tokens).to(vectors.device).long()  # [2, S]
-            layers = self._elmo_lstm(vectors, index[order], schedule, fresh, self.backend, self._precision,
-                                     products)
-            tokens = vectors[index]  # [N, P]
+            rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
+            layers = self._elmo_lstm(vectors, rows, schedule, fresh, self.backend, self._precision, products)
+            order = to_device(schedule.tokens, vectors.device).long()
+            tokens = vectors[to_device(index, vectors.device)]  # [N, P]
             dtype = self._elmo_lstm.B_0_0.dtype
             return [torch.cat([tokens, tokens], dim=1).to(dtype), *(in_text_order(each, order).to(dtype) for each in layers)]
 
@@ -286,14 +310,14 @@ class BiLm(nn.Module):
     def _run_warm_text(self) -> State:
         framed = [token for sentence in self.warm_text
                   for token in (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN)]
-        ids = self._token_embedder.token_ids(framed).to(self._elmo_lstm.B_0_0.device)
+        ids = to_device(self._token_embedder.token_ids(framed), self._device)
         lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
         with torch.no_grad(), numerics("highest", ids.device):
             vectors = self._token_embedder(ids, self.backend)
             zeros = states.zero_state(*self._elmo_lstm.state_sizes[:1], 1, *self._elmo_lstm.state_sizes[1:], vectors)
             schedule = make_schedule(lengths, np.zeros_like(lengths))
-            order = torch.from_numpy(schedule.tokens).to(ids.device).long()
-            _, (h, c) = self._elmo_lstm.run(vectors, order, schedule, zeros, backend=self.backend)
+            rows = torch.from_numpy(schedule.tokens)
+            _, (h, c) = self._elmo_lstm.run(vectors, rows, schedule, zeros, backend=self.backend)
         return h[:, 0], c[:, 0]
 
     def _drop_fp32(self) -> None:

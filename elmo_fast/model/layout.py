@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from elmo_fast.ops.host_device import HostCopy
 from elmo_fast.ops.reference import restore
 
 
@@ -19,6 +20,20 @@ class BiLmOutput(NamedTuple):
 
     def __getitem__(self, key):
         return getattr(self, key) if isinstance(key, str) else tuple(self)[key]
+
+
+def on_host(*ids: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """Ids where their layout is worked out: those on a GPU copied back, all of them behind one wait, others as they are.
+
+    Character ids travel as int16 and word ids as int32; what lies beyond 16 or 32 bits arrives as a number that is no id.
+    """
+    away = [each for each in ids if isinstance(each, torch.Tensor) and each.device.type == "cuda"]
+    if not away:
+        return list(ids)
+    kinds = [torch.int16 if each.dim() > 2 else torch.int32 for each in away]
+    short = [each.clamp(-1, torch.iinfo(kind).max).to(kind) for each, kind in zip(away, kinds)]
+    arrived = iter(HostCopy(short, torch.cuda.current_stream(away[0].device)).result())
+    return [next(arrived) if isinstance(each, torch.Tensor) and each.device.type == "cuda" else each for each in ids]
 
 
 def add_boundaries(ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor):

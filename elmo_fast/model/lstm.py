@@ -11,6 +11,7 @@ from elmo_fast.model import allennlp_names, states
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
 from elmo_fast.ops import packed_only
+from elmo_fast.ops.padded_lstm import padded_lstm
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
@@ -47,6 +48,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
                         parameter = nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad)
                         self.register_parameter(own, parameter)
         self._carried: State | None = None
+        self._in_graph: list[State] = []  # states that captured graphs read and write, kept for those
 
     @property
     def state(self) -> str:
@@ -83,7 +85,12 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
 
     def reset_states(self, mask: torch.Tensor | None = None) -> None:
         """Forget the carried states of all rows, or of the rows where `mask` [rows] is not zero."""
-        self._carried = states.reset_rows(self._carried, mask)
+        left = states.reset_rows(self._carried, mask)
+        if self._is_in_graph():
+            for k, kept in enumerate(self._carried):
+                kept.zero_() if left is None else kept.copy_(left[k])
+        else:
+            self._carried = left
 
     def forward(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, fresh: State | None = None,
                 backend: str = "auto", precision: str = "highest",
@@ -128,6 +135,35 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
             finals.append(final)
         return outputs, tuple(torch.stack(each) for each in zip(*finals))
 
+    def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, fresh: State | None,
+                   precision: str) -> list[torch.Tensor]:
+        """Outputs of every layer [B, T, 2 P] inside a capture: `vectors` [B, T, P], `lengths` int [B] on their GPU.
+
+        Carried states are updated where they lie, so that each replay goes on where the last one ended.
+        """
+        if self.stateful and (self._carried is None or self._carried[0].shape[1] < len(lengths)):
+            raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph is captured "
+                               "(run the model once on a batch as large), got "
+                               f"{0 if self._carried is None else self._carried[0].shape[1]}")
+        initial, _ = self.begin(len(lengths), fresh, vectors)
+        outputs: list[torch.Tensor] = []
+        x = vectors
+        for layer in range(self.options.n_layers):
+            state = initial[0][layer], initial[1][layer]
+            out, final = padded_lstm(x, lengths, state, self.layer_weights(layer), cell_clip=self.options.cell_clip,
+                                     proj_clip=self.options.proj_clip, precision=precision)
+            x = out + x if layer and self.options.use_skip_connections else out
+            outputs.append(x)
+            if self.stateful:
+                for kept, new in zip(self._carried, final):
+                    kept[layer, : len(lengths)].copy_(new)
+        if self.stateful and not self._is_in_graph():
+            self._in_graph.append(self._carried)
+        return outputs
+
+    def _is_in_graph(self) -> bool:
+        return any(each is self._carried for each in self._in_graph)
+
     def begin(self, lanes: int, fresh: State | None, like: torch.Tensor) -> tuple[State, State | None]:
         """The state that `lanes` lanes begin in, and the one that every sentence restarts from when none is carried."""
         layers, h_dim, c_dim = self.state_sizes
@@ -140,8 +176,14 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
 
     def carry_on(self, final: State) -> None:
         """Keep the state that a batch ended in, where states are carried."""
-        if self.stateful:
-            self._carried = states.carried_on(self._carried, final)
+        if not self.stateful:
+            return
+        carried = states.carried_on(self._carried, final)
+        if self._is_in_graph() and self._carried[0].shape == carried[0].shape:
+            for kept, new in zip(self._carried, carried):
+                kept.copy_(new)
+        else:
+            self._carried = carried
 
     def layer_weights(self, layer: int) -> tuple[LstmWeights, LstmWeights]:
         """(W, B, W_P or None) of a layer, forward then backward."""

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from elmo_fast.model.first_layer import FirstLayerTable
-from elmo_fast.model.layout import add_boundaries, distinct_rows
+from elmo_fast.model.layout import add_boundaries, distinct_rows, on_host
 from elmo_fast.model.lstm import LstmStack, Products
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_lookup import Found, TokenLookup, check_table
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.word_cache import WordCache, look_up_words
+from elmo_fast.ops.host_device import to_device
 
 BOUNDARIES = ("add", "present")
 # Vectors of a batch's tokens [R, P], the row of each token int64 [N] in running order, and the mask bool [B, T].
@@ -53,31 +54,37 @@ class TokenInputs:
         """Vectors of tokens, by an encoder on `device`."""
         if self._lookup is not None:
             return self._lookup.strings(tokens, backend)
-        return Found(encoder(encoder.token_ids(tokens).to(device), backend), None)
+        return Found(encoder(to_device(encoder.token_ids(tokens), device), backend), None)
 
-    def batch(self, ids: torch.Tensor, boundaries: str, encoder: TokenSource, backend: str) -> BatchTokens:
-        """Tokens of a batch given as ids, as `BiLm.forward` takes them."""
+    def batch(self, ids: torch.Tensor, boundaries: str, encoder: TokenSource, device: torch.device,
+              backend: str) -> BatchTokens:
+        """Tokens of a batch given as ids, as `BiLm.forward` takes them. They are copied back once and laid out here."""
         source = self._source(ids, encoder)
-        mask = _checked_mask(ids, boundaries, source)
+        check_shape(ids, boundaries, source)
+        ids, = on_host(ids)
+        mask = _checked_mask(ids, source)
         if boundaries == "add":
             ids, mask = add_boundaries(ids, mask, *source.boundary_ids())
         places = mask.flatten().nonzero().squeeze(1)
         rows = ids.flatten(0, 1)
         if backend == "reference" and self._lookup is None:  # it encodes every row there is
-            return self._found(rows, encoder, backend), places, mask
+            return self._found(rows, encoder, device, backend), places, mask
         distinct, index = distinct_rows(rows[places])
-        return self._found(distinct, encoder, backend), index, mask
+        return self._found(distinct, encoder, device, backend), index, mask
 
     def word_numbers(self, words: torch.Tensor, ids: torch.Tensor | None, cache: WordCache | None,
-                     encoder: TokenSource, backend: str) -> BatchTokens:
+                     encoder: TokenSource, device: torch.device, backend: str) -> BatchTokens:
         """Tokens of a batch given as numbers of cached words, or else as token ids; `<S>` and `</S>` around each."""
         known = cache if cache is not None else self._lookup
         if known is None:
             raise ValueError("word_inputs: expected None, since no words are cached and there is no token table; "
                              "got a tensor")
         if ids is not None:
-            _checked_mask(ids, "add", encoder)
-        return look_up_words(words, ids, known, lambda rare: self._found(rare, encoder, backend))
+            check_shape(ids, "add", encoder)
+        words, ids = on_host(words, ids)
+        if ids is not None:
+            _checked_mask(ids, encoder)
+        return look_up_words(words, ids, known, lambda rare: self._found(rare, encoder, device, backend))
 
     def first_layer(self, found: Found, backend: str, precision: str) -> Products | None:
         """What the first LSTM layer's weights make of token vectors, where a small token table has it all."""
@@ -90,15 +97,16 @@ class TokenInputs:
         from_table = self._lookup is not None and isinstance(ids, torch.Tensor) and ids.dim() == 2
         return self._lookup if from_table else encoder
 
-    def _found(self, ids: torch.Tensor, encoder: TokenSource, backend: str) -> Found:
-        """Vectors of tokens given as rows of ids, [N, ...]."""
+    def _found(self, ids: torch.Tensor, encoder: TokenSource, device: torch.device, backend: str) -> Found:
+        """Vectors of tokens given as rows of ids, [N, ...], by an encoder on `device`."""
+        ids = ids.long()
         if self._lookup is None:
-            return Found(encoder(ids, backend), None)
+            return Found(encoder(to_device(ids, device), backend), None)
         return self._lookup.numbers(ids) if ids.dim() == 1 else self._lookup.characters(ids, backend)
 
 
-def _checked_mask(ids: torch.Tensor, boundaries: str, source: TokenSource) -> torch.Tensor:
-    """Where ids [B, T, ...] hold tokens, bool [B, T]; `ValueError` for what no model reads."""
+def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource) -> None:
+    """Raise `ValueError` unless ids are integers of the shape that `source` reads."""
     if boundaries not in BOUNDARIES:
         raise ValueError(f"boundaries: expected one of {', '.join(BOUNDARIES)}, got {boundaries!r}")
     row_shape = source.row_shape
@@ -107,8 +115,12 @@ def _checked_mask(ids: torch.Tensor, boundaries: str, source: TokenSource) -> to
         raise ValueError(f"ids: expected a tensor of {expected}, got {getattr(ids, 'dtype', type(ids).__name__)}")
     if ids.dim() != 2 + len(row_shape) or tuple(ids.shape[2:]) != row_shape:
         raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
+
+
+def _checked_mask(ids: torch.Tensor, source: TokenSource) -> torch.Tensor:
+    """Where ids [B, T, ...] on the host hold tokens, bool [B, T]; `ValueError` for what no model reads."""
     source.check_ids(ids)
-    mask = (ids > 0).flatten(2).any(2) if row_shape else ids > 0
+    mask = (ids > 0).flatten(2).any(2) if source.row_shape else ids > 0
     if (mask[:, 1:] & ~mask[:, :-1]).any():
         raise ValueError("ids: expected every sentence's tokens before its padding, "
                          "got a position without a token in front of one with a token")

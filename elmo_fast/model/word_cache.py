@@ -8,6 +8,7 @@ from torch import nn
 
 from elmo_fast.model.layout import add_boundaries, distinct_rows
 from elmo_fast.model.token_lookup import Found
+from elmo_fast.ops.host_device import to_device
 
 
 class NumberedWords(Protocol):
@@ -44,6 +45,7 @@ class WordCache(nn.Module):
         return torch.tensor(-2), torch.tensor(-1)
 
     def numbers(self, ids: torch.Tensor) -> Found:
+        ids = to_device(ids, self.weight.device)
         words, marks = self.weight[ids.clamp(min=0)], self.marks[(ids + 2).clamp(max=1)]
         return Found(torch.where((ids < 0)[:, None], marks.to(words), words), None)
 
@@ -53,7 +55,8 @@ def look_up_words(words: torch.Tensor, ids: torch.Tensor | None, known: Numbered
     """Vectors of sentences given as word numbers int [B, T], zero past the end, with the two marks around each.
 
     `encode` gives the vectors of distinct rows of `ids` [B, T, C]: the characters of words beyond those known.
-    Returns rows [R, P], the row of each token int64 [N], and the mask bool [B, T + 2].
+    `words` and `ids` lie on the host. Returns rows [R, P], the row of each token int64 [N], and the mask bool
+    [B, T + 2].
     """
     _check(words, ids)
     rare = words > known.largest

@@ -12,8 +12,7 @@ BACKENDS = ("auto", "reference", "torch", "native")
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
-_NATIVE_DEVICES = {op: frozenset({"cpu"}) for op in OPS} | {
-    op: frozenset({"cpu", "cuda"}) for op in ("char_cnn", "highway", "linear")}
+_NATIVE_DEVICES = {op: frozenset({"cpu", "cuda"}) for op in OPS}
 _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
 
 logger = logging.getLogger(__name__)
@@ -55,6 +54,8 @@ def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor]) -> str | Non
         return f"this op has no native kernel for {device}"
     if any(each.dtype == torch.float64 for each in tensors):
         return "the native kernels compute in float32, and an operand is float64"
+    if device == "cuda" and op == "projected_lstm":
+        return "the native kernels have no gradients on a GPU, and an operand requires them" if needs_gradient(tensors) else None
     if device == "cuda":
         return why_no_triton(torch.cuda.get_device_capability(tensors[0].device))
     if needs_gradient(tensors) and any(each.dtype != torch.float32 for each in tensors):

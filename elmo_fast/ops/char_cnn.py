@@ -7,6 +7,7 @@ import torch
 from elmo_fast.ops import native_char_cnn, native_cpu, reference, torch_char_cnn
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_ids, check_range
+from elmo_fast.ops.host_device import is_capturing
 from elmo_fast.ops.precision import full_precision
 
 
@@ -41,5 +42,7 @@ def char_cnn(
     table = full_precision(char_embed)
     if chosen == "native":
         return torch_char_cnn.char_cnn(ids, table, filters, activation, native_cpu.linear)
-    run = reference.char_cnn if chosen == "reference" else torch_char_cnn.char_cnn
+    # sorting tokens by length reads the lengths back, which a captured graph cannot
+    whole = chosen == "reference" or is_capturing(ids.device)
+    run = reference.char_cnn if whole else torch_char_cnn.char_cnn
     return run(ids, table, [tuple(map(full_precision, pair)) for pair in filters], activation)

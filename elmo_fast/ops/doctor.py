@@ -5,16 +5,28 @@ import platform
 
 import torch
 
+from elmo_fast.ops import cuda_tiers
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_not
 from elmo_fast.ops.native_cpu import runs_precision
 from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.stepwise_lstm import why_no_triton
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
 
 
 def report() -> list[str]:
     """Lines on versions, processor, GPUs, and for every op the backend in use and why faster ones are not."""
-    return [*_versions(), *_processor(), *_gpus(), *_backends()]
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [*_versions(), *_processor(), *_gpus(), *_backends(), *(line for each in devices for line in tier_lines(each))]
+
+
+def tier_lines(device: torch.device) -> list[str]:
+    """Lines on the LSTM's tiers on a GPU, and on what A's small kernels are."""
+    reasons = {tier: cuda_tiers.why_not(tier, device) for tier in cuda_tiers.TIERS}
+    triton = why_no_triton(device)
+    return [f"LSTM tier {tier}  {'runs' if not reason else 'not there: ' + reason} ({device})"
+            for tier, reason in reasons.items()] + [
+        f"LSTM steps   {'Triton kernels' if not triton else 'torch operations: ' + triton} ({device})"]
 
 
 def _versions() -> list[str]:

@@ -5,9 +5,10 @@ import logging
 
 import torch
 
-from elmo_fast.ops import native_cpu, native_training, reference, torch_projected_lstm
+from elmo_fast.ops import cuda_lstm, native_cpu, native_training, reference, torch_projected_lstm
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_projected_lstm
+from elmo_fast.ops.host_device import to_device
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.reference import LstmWeights, State
@@ -31,8 +32,9 @@ def projected_lstm(
     precision: str = "highest",
 ) -> tuple[torch.Tensor, State]:
     """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32.
+    `rows` may lie on the host.
 
-    `precision` is what the native engine computes in, where this machine has it; the torch operations of the other
+    `precision` is what the native engines compute in, where this machine has it; the torch operations of the other
     backends follow `elmo_fast.ops.precision.numerics`. Where gradients are recorded the native engine computes in
     `highest`; it has none of second order.
     """
@@ -40,22 +42,26 @@ def projected_lstm(
     operands = inputs, *state, *weights[0], *weights[1], *(restart or ())
     chosen = resolve("projected_lstm", backend, *operands)
     clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
-    chosen = _able(chosen, backend, weights, multiplied and needs_gradient(operands))
+    chosen = _able(chosen, backend, weights, multiplied and needs_gradient(operands), multiplied)
     if chosen == "native" and needs_gradient(operands):
         return native_training.projected_lstm(inputs, rows, schedule, state, weights, **clips)
+    if chosen == "native" and inputs.device.type == "cuda":
+        return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, **clips)
     clips["multiplied"] = multiplied
     if chosen == "native":
         return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
     full = tuple(tuple(map(full_precision, direction)) for direction in weights)
-    return run(inputs, rows, schedule, state, full, **clips)
+    return run(inputs, None if rows is None else to_device(rows, inputs.device), schedule, state, full, **clips)
 
 
-def _able(chosen: str, backend: str, weights: tuple[LstmWeights, LstmWeights], products_with_gradients: bool) -> str:
+def _able(chosen: str, backend: str, weights: tuple[LstmWeights, LstmWeights], products_with_gradients: bool,
+          products: bool) -> str:
     """`chosen`, or `torch` for what the native engine does not know, unless it was asked for by name."""
     square = any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in weights)
     reason = "a projection to as many values as there are cells" if square else (
-        "gradients of inputs that were multiplied before" if products_with_gradients else None)
+        "gradients of inputs that were multiplied before" if products_with_gradients else
+        "inputs that were multiplied before on a GPU" if products and weights[0][0].device.type == "cuda" else None)
     if chosen != "native" or reason is None:
         return chosen
     if backend == "native":

@@ -1,0 +1,62 @@
+"""Copies between the host and a GPU that wait for nothing they need not wait for.
+
+A copy from ordinary memory makes the host wait for all work that the stream holds; one from page-locked memory is
+queued behind that work. PyTorch keeps page-locked blocks for reuse, and hands none out again before its copy is done.
+"""
+
+import numpy as np
+import torch
+
+
+def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`values` on `device`, queued on the current stream where that is a GPU's; the host does not wait."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values)) if isinstance(values, np.ndarray) else values
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device, non_blocking=True)
+    if tensor.numel() == 0:
+        return tensor.new_empty(tensor.shape, device=device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` on the host; waits for the work of the current stream, once."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    waiting = HostCopy([tensor], torch.cuda.current_stream(tensor.device))
+    return waiting.result()[0]
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of `device` is being captured into somebody's CUDA graph."""
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+class HostCopy:
+    """Tensors on their way to the host: `result` waits for them and for nothing that was queued since.
+
+    The copies run on `stream` after what the current stream holds now. Without a stream, or off the GPU, the tensors
+    are copied at once.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], stream: "torch.cuda.Stream | None"):
+        self._done = None
+        if stream is None or not tensors or tensors[0].device.type != "cuda":
+            self._arrived = [each.cpu() for each in tensors]
+            return
+        stream.wait_stream(torch.cuda.current_stream(tensors[0].device))
+        with torch.cuda.stream(stream):
+            self._arrived = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True)
+                             for each in tensors]
+            self._done = torch.cuda.Event()
+            self._done.record(stream)
+        for each in tensors:
+            each.record_stream(stream)
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors, on the host."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._arrived

@@ -1,0 +1,99 @@
+"""The two small kernels of an LSTM step, between its batched products. Shapes as in `ops/torch_lstm_pointwise.py`.
+
+One program is one direction of one lane and a block of its cells; a program whose lane has no token ends at once.
+"""
+
+import triton
+import triton.language as tl
+
+_BLOCK = 512
+
+
+def gates(zh, z, scale, bias, meta, fresh_c, c, m, cell_clip: float, restarts: bool) -> None:
+    """One step's gates: updates `c` and `m` of the lanes that have a token."""
+    _, lanes, dim = c.shape
+    block = min(_BLOCK, triton.next_power_of_2(dim))
+    _gates[triton.cdiv(dim, block), lanes, 2](
+        zh, z, z if scale is None else scale, bias, meta, fresh_c, c, m, dim, lanes, cell_clip,
+        RESTARTS=restarts, SCALED=scale is not None, BLOCK=block, num_warps=4)
+
+
+def hidden(r, meta, after, fresh_h, h, operand, out, proj_clip: float, restarts: bool) -> None:
+    """What follows the projection: `h`, `out`, and `operand` for the next step."""
+    _, lanes, projection = h.shape
+    block = min(_BLOCK, triton.next_power_of_2(projection))
+    _hidden[triton.cdiv(projection, block), lanes, 2](
+        r, meta, after, fresh_h, h, operand, out, projection, lanes, proj_clip, RESTARTS=restarts, BLOCK=block,
+        num_warps=4)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _tanh(x):
+    # near zero (tanh(x) - x) / x^3 as a polynomial in x^2, the one of csrc/cpu/activations.h: no digits cancel
+    size = tl.abs(x)
+    square = size * size
+    p = 0.00229565497 * square - 0.00834681652
+    p = p * square + 0.0217699111
+    p = p * square - 0.0539593995
+    p = p * square + 0.133333042
+    p = p * square - 0.333333343
+    near = x + x * square * p
+    far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * size))
+    return tl.where(size < 0.625, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def _clip(x, limit):
+    # comparisons with NaN are false: it passes, as through torch.clamp
+    return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
+
+
+@triton.jit
+def _gates(zh, z, scale, bias, meta, fresh_c, c, m, dim, lanes, cell_clip,
+           RESTARTS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    lane, direction = tl.program_id(1), tl.program_id(2)
+    row = tl.load(meta + direction * lanes + lane).to(tl.int64)
+    if row >= 0:
+        cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = cell < dim
+        at = direction.to(tl.int64) * lanes + lane
+        inner = z + (row * 2 + direction) * 4 * dim + cell
+        outer = zh + at * 4 * dim + cell
+        shift = bias + direction * 4 * dim + cell
+        factor = tl.load(scale + row * 2 + direction) if SCALED else 1.0
+        i = tl.load(outer, inside) + tl.load(inner, inside).to(tl.float32) * factor + tl.load(shift, inside)
+        j = (tl.load(outer + dim, inside) + tl.load(inner + dim, inside).to(tl.float32) * factor
+             + tl.load(shift + dim, inside))
+        f = (tl.load(outer + 2 * dim, inside) + tl.load(inner + 2 * dim, inside).to(tl.float32) * factor
+             + tl.load(shift + 2 * dim, inside))
+        o = (tl.load(outer + 3 * dim, inside) + tl.load(inner + 3 * dim, inside).to(tl.float32) * factor
+             + tl.load(shift + 3 * dim, inside))
+        before = tl.load(c + at * dim + cell, inside)
+        if RESTARTS:
+            if tl.load(meta + 2 * lanes + lane) != 0:
+                before = tl.load(fresh_c + direction * dim + cell, inside)
+        after = _clip(_sigmoid(f + 1.0) * before + _sigmoid(i) * _tanh(j), cell_clip)
+        tl.store(c + at * dim + cell, after, inside)
+        tl.store(m + at * dim + cell, (_sigmoid(o) * _tanh(after)).to(m.dtype.element_ty), inside)
+
+
+@triton.jit
+def _hidden(r, meta, after, fresh_h, h, operand, out, projection, lanes, proj_clip,
+            RESTARTS: tl.constexpr, BLOCK: tl.constexpr):
+    lane, direction = tl.program_id(1), tl.program_id(2)
+    if tl.load(meta + direction * lanes + lane) >= 0:
+        column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = column < projection
+        at = (direction.to(tl.int64) * lanes + lane) * projection + column
+        value = _clip(tl.load(r + at, inside).to(tl.float32), proj_clip)
+        tl.store(h + at, value, inside)
+        tl.store(out + (lane.to(tl.int64) * 2 + direction) * projection + column, value, inside)
+        if RESTARTS:
+            if tl.load(after + 2 * lanes + lane) != 0:
+                value = tl.load(fresh_h + direction * projection + column, inside)
+        tl.store(operand + at, value.to(operand.dtype.element_ty), inside)

@@ -1,0 +1,68 @@
+"""CUDA graphs without a GPU: a capture that keeps the work and, when it replays, watches every address it touches.
+
+A graph bakes addresses in. What a replay may touch is therefore memory that lives as long as the graph, here the
+buffers of the arena, and what was allocated inside; and it may wait for nothing.
+"""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_nonzero", "item", "_unique2")
+
+
+class Watch(TorchDispatchMode):
+    """Raises where an operation touches memory that is neither in `known` nor made under this watch."""
+
+    def __init__(self, known):
+        super().__init__()
+        self._known = set(known)
+        self._made = []  # kept alive, so that no address is used twice
+        self.operations = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        assert name not in _WAITING, f"{name} waits for the device"
+        self.check(*tree_leaves((args, kwargs or {})), by=name)
+        result = function(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor):
+                self._known.add(address(each))
+                self._made.append(each)
+        self.operations += 1
+        return result
+
+    def check(self, *values, by: str) -> None:
+        for each in values:
+            if isinstance(each, torch.Tensor):
+                assert address(each) in self._known, f"{by} touches memory that is not the graph's, {tuple(each.shape)}"
+
+
+def address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class FakeCapture:
+    """Stands in for `step_graphs.CudaCapture`; `fails` makes every capture raise."""
+
+    def __init__(self, arena_of_work, fails: bool = False):
+        self._buffers, self.fails = arena_of_work, fails
+        self.captured, self.replayed = 0, 0
+
+    def __call__(self, work):
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.captured += 1
+        return _FakeGraph(self, work)
+
+
+class _FakeGraph:
+    def __init__(self, capture, work):
+        self._capture, self._work = capture, work
+        self._known = {address(each) for each in capture._buffers()}
+
+    def replay(self):
+        assert {address(each) for each in self._capture._buffers()} >= self._known, "a buffer was made anew"
+        self._capture.replayed += 1
+        with Watch(self._known):
+            self._work()
