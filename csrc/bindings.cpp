@@ -8,6 +8,7 @@ namespace py = pybind11;
 namespace elmo_fast {
 void bind_cpu(py::module_& m);
 void bind_training(py::module_& m);
+void bind_cuda(py::module_& m);
 }
 
 namespace {
@@ -43,4 +44,5 @@ PYBIND11_MODULE(_native, m) {
   bind_cpu_features(m);
   elmo_fast::bind_cpu(m);
   elmo_fast::bind_training(m);
+  elmo_fast::bind_cuda(m);
 }
