@@ -27,10 +27,10 @@ def highway(
     check_product(x, w_carry, b_carry)
     check_product(x, w_transform, b_transform)
     if resolve("highway", backend, x, *weights) != "native":
-        return reference.highway(x, *map(full_precision, weights))
+        return reference.highway(full_precision(x), *map(full_precision, weights))
     if x.device.type == "cuda":
         from elmo_fast.ops import native_cuda
 
         return native_cuda.highway(x, *weights, precision, bounded)
     run = native_linear.highway if needs_gradient((x, *weights)) else native_cpu.highway
-    return run(x, *weights)
+    return run(full_precision(x), *weights)

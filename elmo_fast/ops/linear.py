@@ -16,10 +16,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
     """
     check_product(x, weight, bias)
     if resolve("linear", backend, x, weight, bias) != "native":
-        return torch.addmm(full_precision(bias), x, full_precision(weight))
+        return torch.addmm(full_precision(bias), full_precision(x), full_precision(weight))
     if x.device.type == "cuda":
         from elmo_fast.ops import native_cuda
 
         return native_cuda.linear(x, weight, bias, precision, bounded)
     run = native_linear.linear if needs_gradient((x, weight, bias)) else native_cpu.linear
-    return run(x, weight, bias)
+    return run(full_precision(x), weight, bias)

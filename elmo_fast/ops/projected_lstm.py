@@ -31,14 +31,16 @@ def projected_lstm(
     backend: str = "auto",
     precision: str = "highest",
 ) -> tuple[torch.Tensor, State]:
-    """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. 16-bit weights compute in fp32.
-    `rows` may lie on the host.
+    """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. Operands of 16 bits
+    compute in fp32. `rows` may lie on the host.
 
     `precision` is what the native engines compute in, where this machine has it; the torch operations of the other
     backends follow `elmo_fast.ops.precision.numerics`. Where gradients are recorded the native engine computes in
     `highest`; it has none of second order.
     """
     check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart, multiplied)
+    inputs, state = full_precision(inputs), tuple(map(full_precision, state))
+    restart = None if restart is None else tuple(map(full_precision, restart))
     operands = inputs, *state, *weights[0], *weights[1], *(restart or ())
     chosen = resolve("projected_lstm", backend, *operands)
     clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
