@@ -62,11 +62,9 @@ native: FORCE
 	$(MAKE) $(INSTALLED)
 
 embed: $(INSTALLED)
-	$(PY) examples/tiny_model.py build/tiny_model
-	@echo "No trained model is bundled yet: this one is tiny and random. Files and shapes are real, vectors mean nothing."
+	mkdir -p build
 	rm -f build/embeddings.hdf5
-	$(VENV)/bin/elmo-fast embed examples/sentences.txt build/embeddings.hdf5 --all \
-		--options-file build/tiny_model/options.json --weight-file build/tiny_model/weights.hdf5
+	$(VENV)/bin/elmo-fast embed examples/sentences.txt build/embeddings.hdf5 --all
 	@$(PY) examples/show_hdf5.py build/embeddings.hdf5
 
 test: $(INSTALLED)

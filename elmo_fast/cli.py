@@ -14,7 +14,7 @@ from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, ElmoEmbedder
 from elmo_fast.embed.hdf5_writer import check_output
 from elmo_fast.embed.scoring_commands import add_commands as add_scoring
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.sources import NAMED_MODELS, find_model
+from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES, find_model
 from elmo_fast.model.states import STATES
 from elmo_fast.model.token_table import UNKNOWN, TokenTable
 from elmo_fast.ops.backend import BACKENDS
@@ -94,8 +94,8 @@ def _add_embed(commands) -> None:
     layers.add_argument("--average", dest="layers", action="store_const", const="average", help="the mean of the layers")
     embed.add_argument("--options-file", metavar="FILE", help="options.json, a path or URL")
     embed.add_argument("--weight-file", metavar="FILE", help="HDF5 weights, a path or URL")
-    embed.add_argument("--model", help=f"in place of the two files: {', '.join(NAMED_MODELS)}, a directory, a ZIP or "
-                                       "a URL (default: original)")
+    embed.add_argument("--model", help=f"in place of the two files: {', '.join(MODEL_NAMES)}, a directory, a ZIP or "
+                                       "a URL (default: bundled)")
     embed.add_argument("--batch-size", type=_positive, default=DEFAULT_BATCH_SIZE, help="sentences at a time "
                        "(default: %(default)s)")
     embed.add_argument("--cuda-device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
@@ -125,7 +125,7 @@ def _add_allennlps_flags(embed: argparse.ArgumentParser) -> None:
 
 def _add_info(commands) -> None:
     info = commands.add_parser("info", help="print a model's layers, sizes and parameters")
-    info.add_argument("model", metavar="MODEL", nargs="?", help=f"{', '.join(NAMED_MODELS)}, a directory, a ZIP or a URL")
+    info.add_argument("model", metavar="MODEL", nargs="?", help=f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or a URL")
     info.add_argument("--options-file", metavar="FILE", help="options.json, a path or URL")
     info.add_argument("--weight-file", metavar="FILE", help="HDF5 weights, a path or URL")
     info.set_defaults(run=_info)
@@ -156,7 +156,7 @@ def _embed(parsed: argparse.Namespace) -> None:
         raise ConfigurationError(f"--unknown: expected --token-table beside it, got {parsed.unknown} alone")
     _heed_allennlps_flags(parsed)
     with _opened(parsed.input_file) as input_file:
-        files = _files(parsed, "original")
+        files = _files(parsed, DEFAULT_MODEL)
         _keep_apart(parsed.output_file, parsed.input_file, files.options_file, files.weight_file,
                     *filter(None, [parsed.token_table]))
         table = parsed.token_table and TokenTable.open(parsed.token_table, unknown=parsed.unknown or "encode")

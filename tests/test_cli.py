@@ -184,13 +184,13 @@ def test_a_bad_model_is_refused_in_one_line(capsys, folder, name, damage, messag
     assert names(folder) == ["in.txt", "model"]
 
 
-def test_offline_the_default_model_says_what_to_put_where(capsys, folder, monkeypatch):
+def test_offline_a_named_model_says_what_to_put_where(capsys, folder, monkeypatch):
     def no_network(*_, **__):
         raise OSError("Network is unreachable")
 
     monkeypatch.setattr(fsspec, "open", no_network)
     monkeypatch.setenv("ELMO_FAST_CACHE", str(folder / "cache"))
-    result = run(capsys, "embed", "in.txt", "out.hdf5", "--all")
+    result = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", "original")
     assert_refused(result, "model 'original': https://")
     assert result[2].count(f"at {folder / 'cache'}") == 2
 

@@ -486,7 +486,8 @@ def test_compiles_into_one_op(arenas):
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
 def test_states_over_ragged_batches(shape, state, graphs, monkeypatch):
     """A batch, a smaller one, a larger one, against the reference in float64; the LSTM's steps are replayed."""
-    def tier_a(*operands, backend, **settings):
+    def tier_a(*operands, backend, multiplied, **settings):
+        assert not multiplied
         return stepwise_lstm.projected_lstm(*operands, **settings)
 
     truth, found = bilm(SHAPES[shape], state=state, backend="reference").double(), bilm(SHAPES[shape], state=state)

@@ -43,7 +43,8 @@ def assert_same_run(one, other):
     assert first_log == second_log
 
 
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw"}, {"accumulate": 2}, {"bidirectional": False}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw"}, {"accumulate": 2}, {"bidirectional": False},
+                                     {"reset_states": 0.3}], ids=str)
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, corpus, changes):
     start_or_resume(tmp_path / "whole", **corpus, **FAST, **changes, max_steps=12, checkpoint_every=3, evaluate_every=6,
                     decay="constant")

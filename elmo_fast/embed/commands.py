@@ -7,7 +7,7 @@ from elmo_fast.embed import sentences as lines_of
 from elmo_fast.embed.embedder import torch_device
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.sources import NAMED_MODELS, find_model
+from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES, find_model
 from elmo_fast.model.table_build import corpus_words, write_token_table
 from elmo_fast.model.table_file import STORAGES
 from elmo_fast.model.whole_file import check_target
@@ -25,8 +25,8 @@ def add_commands(commands) -> None:
                        "every word it holds")
     cache.add_argument("--options-file", metavar="FILE", help="options.json, a path or URL")
     cache.add_argument("--weight-file", metavar="FILE", help="HDF5 weights, a path or URL")
-    cache.add_argument("--model", help=f"in place of the two files: {', '.join(NAMED_MODELS)}, a directory, a ZIP or "
-                                       "a URL (default: original)")
+    cache.add_argument("--model", help=f"in place of the two files: {', '.join(MODEL_NAMES)}, a directory, a ZIP or "
+                                       "a URL (default: bundled)")
     cache.add_argument("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
     cache.add_argument("--cuda-device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
     cache.add_argument("--backend", choices=BACKENDS, default="auto", help="(default: %(default)s)")
@@ -37,7 +37,7 @@ def add_commands(commands) -> None:
 def _cache(parsed: argparse.Namespace) -> None:
     check_target(parsed.output_file, "output file")
     given = parsed.model or parsed.options_file or parsed.weight_file
-    files = find_model(parsed.model if given else "original", options_file=parsed.options_file,
+    files = find_model(parsed.model if given else DEFAULT_MODEL, options_file=parsed.options_file,
                        weight_file=parsed.weight_file)
     for path in (parsed.vocabulary, files.options_file, files.weight_file):
         if os.path.exists(parsed.output_file) and os.path.exists(path) and os.path.samefile(parsed.output_file, path):

@@ -60,12 +60,17 @@ class _Lane:
 
 
 class LaneStream:
-    """Embeds a stream of sentences in `lanes` lanes; iterate once over `run`."""
+    """Embeds a stream of sentences in `lanes` lanes; iterate once over `run`.
 
-    def __init__(self, bilm: BiLm, lanes: int):
+    Carried states pass over an empty sentence alone in its batch, as in AllenNLP; with `runs_empty` it runs as
+    `<S> </S>`, as in bilm-tf.
+    """
+
+    def __init__(self, bilm: BiLm, lanes: int, runs_empty: bool = False):
         self._bilm = bilm
         self._lanes = [_Lane() for _ in range(lanes)]
         self._carried = bilm.state == "carry"
+        self._runs_empty = runs_empty
         self._steps = max(16, _ROWS_AT_ONCE // lanes)
         self._tokens = TokenVectors(bilm)
         self._read = self._written = self._ahead = self._used = 0
@@ -134,7 +139,7 @@ class LaneStream:
         sentence = _Sentence(self._read, self._tokens.rows(tokens))
         self._read += 1
         self._ahead += len(sentence.rows)
-        if self._carried and alone and not len(tokens):
+        if self._carried and alone and not self._runs_empty and not len(tokens):
             self._finish(sentence)  # a batch of one empty sentence is not run and leaves its state alone
             return
         self._used = max(self._used, position + 1)

@@ -64,6 +64,8 @@ def _add_model(group) -> None:
 def _add_learning(group) -> None:
     group.add_argument("--batch-size", type=at_least(1), metavar="N", help="rows (default: 128)")
     group.add_argument("--unroll-steps", type=at_least(1), metavar="N", help="tokens a row and step (default: 20)")
+    group.add_argument("--reset-states", type=_number(0, 1), metavar="P", help="share of rows that begin a batch from "
+                       "zeros, so that the model also knows fresh states (default: 0, as bilm-tf)")
     group.add_argument("--accumulate", type=at_least(1), metavar="N", help="batches of their own stream whose gradients "
                        "are averaged in one step, as N processes would (default: 1)")
     group.add_argument("--epochs", dest="n_epochs", type=_number(0, float("inf")), metavar="N", help="(default: 10)")

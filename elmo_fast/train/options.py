@@ -27,6 +27,8 @@ class Learning:
 
     `n_epochs` may be a fraction; `max_steps`, where given, wins. `all_clip_norm_val` bounds the norm of the gradient
     of loss * `unroll_steps`, all trainables together. `accumulate` batches, each of its own stream, make one step.
+    `reset_states` is the share of rows that begin a batch from zeros, drawn anew for every batch; without it a model
+    knows zero states from its first step alone, and may never find its way out of them on another text.
     """
 
     batch_size: int = 128
@@ -44,6 +46,7 @@ class Learning:
     decay: str = "constant"
     weight_decay: float = 0.01
     accumulate: int = 1
+    reset_states: float = 0.0
     max_steps: int | None = None
     seed: int = 0
 
@@ -115,7 +118,7 @@ _EXPECTED = {
     "all_clip_norm_val": _between(0, math.inf), "n_epochs": _between(0, math.inf),
     "learning_rate": _between(0, math.inf), "optimizer": (" or ".join(OPTIMIZERS), lambda value: value in OPTIMIZERS),
     "warmup_steps": _whole(0), "decay": (", ".join(DECAYS), lambda value: value in DECAYS),
-    "weight_decay": _between(0, 1), "accumulate": _whole(1), "max_steps": _whole(1), "seed": _whole(0),
+    "weight_decay": _between(0, 1), "accumulate": _whole(1), "reset_states": _between(0, 1), "max_steps": _whole(1), "seed": _whole(0),
 }
 
 

@@ -9,6 +9,7 @@ import torch
 
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.reference import State
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.batches import Batch, BatchStream, Numbering, load
 from elmo_fast.train.language_model import LanguageModel
@@ -85,11 +86,20 @@ class Trainer:
 
     def _backward(self, k: int, batch: Batch):
         self._random.manual_seed(_mixed(self.learning.seed, self._numbers[k], self.step_number))
-        losses, self._states[k], touched = self.model.losses(batch, self._states[k], self._drop())
+        state = self._some_reset(self._states[k])
+        losses, self._states[k], touched = self.model.losses(batch, state, self._drop())
         loss = losses.mean()
         with numerics(self.model.softmax_precision, self.replicas.device):
             (loss * (self.learning.unroll_steps / self.streams)).backward()
         return loss.detach(), touched
+
+    def _some_reset(self, state: State) -> State:
+        """`state` with zeros in the rows that were drawn for it: h [L, rows, 2 P] and c [L, rows, 2 D]."""
+        if not self.learning.reset_states:
+            return state
+        drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
+        kept = (drawn >= self.learning.reset_states)[None, :, None]
+        return tuple(torch.where(kept, each, torch.zeros_like(each)) for each in state)
 
     def _drop(self):
         if not self.learning.dropout:
