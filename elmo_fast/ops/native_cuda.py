@@ -137,8 +137,17 @@ def _char_cnn_gradient(ctx, grad):
 
 def _run_char_cnn_gradient(grad, ids, char_embed, weights, biases, activation, operands, needed):
     filters = list(zip(weights, biases))
-    return torch_char_cnn.gradients(ids, char_embed, filters, activation, grad, needed,
-                                    lambda: _gradient_numerics(operands, ids.device))
+    with _recording():
+        return torch_char_cnn.gradients(ids, char_embed, filters, activation, grad, needed,
+                                        lambda: _gradient_numerics(operands, ids.device))
+
+
+def _recording():
+    """Let autograd record inside an op of our own, which torch runs below it."""
+    below = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+        below = below.remove(getattr(torch._C.DispatchKey, key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
 
 
 def _no_second_derivatives(ctx, *_):

@@ -161,6 +161,8 @@ def gradients(compute, ids, char_embed, filters, activation, dtype):
 @pytest.mark.parametrize("ties", [False, True])
 def test_gradients_agree_with_the_reference(activation, ties):
     char_embed, filters = model([[1, 3], [3, 4], [6, 5]])
+    if activation == "tanh":  # its slope where it saturates, 1 - tanh(x)^2, is all rounding in fp32
+        filters = [(weight / 8, bias) for weight, bias in filters]
     if ties:  # some filters see no difference between windows, or see only one value of a character
         filters[1][0][..., :2] = 0
         filters[1][1][:2] = 0.5
