@@ -17,10 +17,9 @@ import torch
 
 from benchmarks import common
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.sources import find_model
+from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
+from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.language_model import SOFTMAX
-from elmo_fast.train.load import SOFTMAX_FILE, read_softmax
 from elmo_fast.train.sampled_softmax import full_cross_entropy_in_pieces
 
 POLICIES = ("zero", "warm", "carry")
@@ -85,7 +84,7 @@ def main(arguments=None) -> dict:
     if parsed.warm_text:
         bilm.warm_text = _sentences(parsed.warm_text)
     vocabulary = Vocabulary(parsed.vocab or files.vocab_file, validate_file=True)
-    softmax = read_softmax(parsed.softmax or files.weight_file.parent / SOFTMAX_FILE, bilm.options)
+    softmax = read_softmax(parsed.softmax or files.weight_file.parent / SOFTMAX_FILE, bilm.get_output_dim() // 2)
     sentences = _sentences(parsed.text)[: parsed.sentences]
     found = {}
     for policy in POLICIES:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.batches import BatchStream, Numbering, load
-from elmo_fast.train.language_model import SOFTMAX, LanguageModel
+from elmo_fast.train.language_model import LanguageModel
 from elmo_fast.train.replicas import Replicas
 from elmo_fast.train.sampled_softmax import full_cross_entropy, full_cross_entropy_in_pieces, sampled_cross_entropy
 from elmo_fast.train.shards import read_shards

@@ -13,10 +13,11 @@ import torch
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.initialize import random_weights
 from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.softmax_head import SOFTMAX
+from elmo_fast.model.sources import SOFTMAX_FILE
 from elmo_fast.model.weights import write_weights
 from elmo_fast.model.whole_file import whole
-from elmo_fast.train.language_model import SOFTMAX
-from elmo_fast.train.load import OPTIONS_FILE, SOFTMAX_FILE, VOCABULARY_FILE, weights_of_run
+from elmo_fast.train.load import OPTIONS_FILE, VOCABULARY_FILE, weights_of_run
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")

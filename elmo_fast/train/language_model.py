@@ -10,6 +10,7 @@ from torch import nn
 from elmo_fast.model.initialize import random_weights
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.states import zero_state
 from elmo_fast.model.token_source import CharacterEncoder, WordEmbedder
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
@@ -20,7 +21,6 @@ from elmo_fast.train.batches import Batch
 from elmo_fast.train.options import Plan
 from elmo_fast.train.sampled_softmax import full_cross_entropy, sampled_cross_entropy
 
-SOFTMAX = ("softmax/W", "softmax/b")
 Drop = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -3,19 +3,18 @@
 import os
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from elmo_fast.model.options import ConfigurationError, Options
-from elmo_fast.model.sources import ModelFiles, find_model
+from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
+from elmo_fast.model.sources import SOFTMAX_FILE, ModelFiles, find_model
 from elmo_fast.model.weights import read_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoints
-from elmo_fast.train.language_model import SOFTMAX, LanguageModel
+from elmo_fast.train.language_model import LanguageModel
 from elmo_fast.train.options import Plan, read_json
 
-OPTIONS_FILE, VOCABULARY_FILE, SOFTMAX_FILE = "options.json", "vocab.txt", "softmax.hdf5"
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+OPTIONS_FILE, VOCABULARY_FILE = "options.json", "vocab.txt"
 
 
 def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
@@ -53,7 +52,7 @@ def weights_of_run(run: str | os.PathLike,
 def _weights_of_files(model, softmax_file) -> tuple[Plan, dict[str, np.ndarray], Path | None]:
     files = find_model(model)
     options = Options.from_file(files.options_file)
-    softmax = read_softmax(softmax_file or _beside(files), options)
+    softmax = read_softmax(softmax_file or _beside(files), options.lstm.projection_dim)
     content = {**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])}
     return Plan.from_dict(content), {**read_weights(files.weight_file, options), **softmax}, files.vocab_file
 
@@ -64,19 +63,3 @@ def _beside(files: ModelFiles) -> Path:
         raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found nothing "
                                 f"at {path}")
     return path
-
-
-def read_softmax(path: str | os.PathLike, options: Options) -> dict[str, np.ndarray]:
-    """`softmax/W` [V, P] and `softmax/b` [V] of an HDF5 file, float32; `ConfigurationError` for other shapes."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"softmax: expected an HDF5 file, found none at {path}")
-    try:
-        with h5py.File(path, "r") as file:
-            w, b = (np.asarray(file[name], dtype=np.float32) for name in SOFTMAX)
-    except _DAMAGE as error:
-        raise ConfigurationError(f"softmax {path}: expected an HDF5 file with {SOFTMAX[0]} and {SOFTMAX[1]}, got "
-                                 f"something else ({error})") from error
-    if w.ndim != 2 or w.shape[1] != options.lstm.projection_dim or b.shape != w.shape[:1]:
-        raise ConfigurationError(f"softmax {path}: expected W [words, {options.lstm.projection_dim}] and b [words], got "
-                                 f"{w.shape} and {b.shape}")
-    return dict(zip(SOFTMAX, (w, b)))

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.sources import find_model
+from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
+from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import read_weights
 from elmo_fast.model.whole_file import whole
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoints
-from elmo_fast.train.language_model import SOFTMAX, LanguageModel, fresh_weights
-from elmo_fast.train.load import OPTIONS_FILE, SOFTMAX_FILE, VOCABULARY_FILE, read_softmax
+from elmo_fast.train.language_model import LanguageModel, fresh_weights
+from elmo_fast.train.load import OPTIONS_FILE, VOCABULARY_FILE
 from elmo_fast.train.options import Plan, read_json, sized
 from elmo_fast.train.replicas import Replicas
 from elmo_fast.train.run import Run, Running, copy_vocabulary, running_of
@@ -129,7 +130,7 @@ def _fine_tuned(model: dict[str, Any], options_file, size, given: dict[str, Any]
     weights = {**fresh_weights(plan, plan.learning.seed), **read_weights(files.weight_file, plan.model)}
     softmax = model["softmax"] or files.weight_file.parent / SOFTMAX_FILE
     if model["softmax"] or softmax.is_file():
-        loaded = read_softmax(softmax, plan.model)
+        loaded = read_softmax(softmax, plan.model.lstm.projection_dim)
         if len(loaded[SOFTMAX[0]]) != vocabulary.size:
             raise ConfigurationError(f"softmax {softmax}: expected the {vocabulary.size} words of the vocabulary, got "
                                      f"{len(loaded[SOFTMAX[0]])}: give the vocabulary it was trained with")
