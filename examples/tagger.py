@@ -42,7 +42,7 @@ class Tagger(nn.Module):
 
     def __init__(self, bilm: BiLm, tags: int):
         super().__init__()
-        self.elmo = Elmo(num_output_representations=1, dropout=DROPOUT, module=bilm)
+        self.elmo = Elmo(None, None, 1, dropout=DROPOUT, module=bilm)
         self.lstm = nn.LSTM(bilm.get_output_dim(), HIDDEN, batch_first=True, bidirectional=True)
         self.scores = nn.Sequential(nn.Dropout(DROPOUT), nn.Linear(2 * HIDDEN, tags))
 
