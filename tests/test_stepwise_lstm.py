@@ -439,7 +439,8 @@ def test_threads_take_turns_on_an_arena(graphs):
     def work(number):
         for _ in range(5):
             operands, weights = cases[number]
-            if not torch.equal(run(of, "highest", *operands, weights=weights)[0], expected[number]):
+            found = run(of, "highest", *operands, weights=weights)[0]
+            if not torch.allclose(found, expected[number], rtol=0, atol=1e-5):  # products may be split otherwise
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
