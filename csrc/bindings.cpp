@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include "cpu/cpu_features.h"
+#include "cpu/openmp_threads.h"
 
 namespace py = pybind11;
 
@@ -28,6 +29,12 @@ void bind_cpu_features(py::module_& m) {
         "Best usable of generic, avx2, avx512, amx, at most the one in ELMO_FAST_CPU_ISA.");
 }
 
+void bind_threads(py::module_& m) {
+  m.def("use_openmp_threads", &elmo_fast::cpu::use_openmp_threads,
+        "Run on the threads of the OpenMP runtime that this process has loaded; whether there is one.");
+  m.def("threads_are_openmp", &elmo_fast::cpu::threads_are_openmp, "Whether they are those of an OpenMP runtime.");
+}
+
 void bind_build(py::module_& m) {
 #ifdef ELMO_FAST_HAS_CUDA
   m.attr("has_cuda") = true;
@@ -42,6 +49,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "Native kernels of elmo_fast: raw pointers in and out, nothing of PyTorch.";
   bind_build(m);
   bind_cpu_features(m);
+  bind_threads(m);
   elmo_fast::bind_cpu(m);
   elmo_fast::bind_training(m);
   elmo_fast::bind_cuda(m);

@@ -11,7 +11,6 @@ from test_highway import arguments as highway_arguments
 from tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights
-from elmo_fast.ops import native_linear
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.highway import highway
@@ -138,12 +137,8 @@ def test_highway_agrees_with_float64(name):
         check(highway, *highway_arguments(torch.float64))
 
 
-OPS = {"char_cnn": (lambda: convolution(SIXTEEN)), "highway": (lambda: (highway, *highway_arguments(torch.float64)))}
-
-
-@pytest.mark.parametrize("case", OPS)
-def test_any_number_of_threads_gives_the_same_bits(case):
-    op, *operands = OPS[case]()
+def test_any_number_of_threads_gives_the_same_bits():
+    op, *operands = convolution(SIXTEEN)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 7):
@@ -154,9 +149,8 @@ def test_any_number_of_threads_gives_the_same_bits(case):
     assert all(torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others))
 
 
-@pytest.mark.parametrize("case", OPS)
-def test_no_second_derivatives(case):
-    op, *operands = OPS[case]()
+def test_no_second_derivatives():
+    op, *operands = convolution(SIXTEEN)
     leaves = [each.float().requires_grad_() for each in operands]
     grad, = torch.autograd.grad(op(*leaves, backend="native").square().sum(), leaves[1], create_graph=True)
     with pytest.raises(RuntimeError, match="the native backend has no second derivatives"):
@@ -164,14 +158,13 @@ def test_no_second_derivatives(case):
 
 
 def test_an_edit_between_forward_and_backward_is_refused():
-    for case in OPS.values():
-        op, *operands = case()
-        leaves = [each.float().requires_grad_() for each in operands]
-        out = op(*leaves, backend="native")
-        with torch.no_grad():
-            leaves[1].mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
+    op, *operands = convolution(SIXTEEN)
+    leaves = [each.float().requires_grad_() for each in operands]
+    out = op(*leaves, backend="native")
+    with torch.no_grad():
+        leaves[1].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 def test_registered_ops():
@@ -184,11 +177,6 @@ def test_registered_ops():
     values, picks = ops.char_cnn_train(ids.int(), table, kernels)
     torch.library.opcheck(ops.char_cnn_backward.default,
                           (torch.randn_like(values), picks, ids.int(), table, kernels, [True, False, True, True, True]))
-    x, weight, bias = torch.randn(9, 5), torch.randn(5, 7), torch.randn(7)
-    packed = native_linear.native_cpu.packed_linear(weight, bias)
-    torch.library.opcheck(ops.linear_train.default, (x.requires_grad_(), weight.requires_grad_(), bias, packed))
-    torch.library.opcheck(ops.linear_backward.default,
-                          (torch.randn(9, 7), x.detach(), weight.detach(), [True, True, False]))
 
 
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])

@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include "openmp_threads.h"
+
 #include <unistd.h>
 
 #include <chrono>
@@ -143,6 +145,7 @@ void barrier_wait(Barrier& barrier) { barrier.wait(); }
 
 void run_together(int count, void (*task)(void*, int), void* context) {
   if (count == 1) return task(context, 0);
+  if (run_on_openmp(count, task, context)) return;
   Pool& workers = pool();
   const std::vector<Worker*> taken = workers.take(static_cast<size_t>(count - 1));
   Job job{task, context, {count - 1}};

@@ -68,6 +68,11 @@ def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
+def trains_on_cpu(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a call on these operands is recorded for gradients, on the CPU."""
+    return needs_gradient(tensors) and tensors[0].device.type == "cpu"
+
+
 @functools.cache
 def why_no_triton(capability: tuple[int, int]) -> str | None:
     """None when the Triton kernels run on a GPU of compute capability `capability`, else the reason they do not."""
@@ -89,9 +94,12 @@ def native_module():
     if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
         return None, "ELMO_FAST_NO_NATIVE=1 is set"
     try:
-        return importlib.import_module("elmo_fast._native"), None
+        module = importlib.import_module("elmo_fast._native")
     except ImportError as error:
         return None, _build_record() or f"the native module cannot be loaded ({error})"
+    if os.environ.get("ELMO_FAST_OWN_THREADS") != "1":
+        module.use_openmp_threads()
+    return module, None
 
 
 def _build_record() -> str | None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from elmo_fast.ops import native_cpu, native_linear, reference
-from elmo_fast.ops.backend import needs_gradient, resolve
+from elmo_fast.ops import native_cpu, reference
+from elmo_fast.ops.backend import resolve, trains_on_cpu
 from elmo_fast.ops.checks import check_product
 from elmo_fast.ops.precision import full_precision
 
@@ -22,15 +22,15 @@ def highway(
     """See `reference.highway`, which is also the torch path: two products leave nothing to save.
 
     `precision` and `bounded` as in `elmo_fast.ops.char_cnn`, and so is the type of the result.
+    With gradients on the CPU as `elmo_fast.ops.linear`.
     """
     weights = w_carry, b_carry, w_transform, b_transform
     check_product(x, w_carry, b_carry)
     check_product(x, w_transform, b_transform)
-    if resolve("highway", backend, x, *weights) != "native":
+    if resolve("highway", backend, x, *weights) != "native" or trains_on_cpu((x, *weights)):
         return reference.highway(full_precision(x), *map(full_precision, weights))
     if x.device.type == "cuda":
         from elmo_fast.ops import native_cuda
 
         return native_cuda.highway(x, *weights, precision, bounded)
-    run = native_linear.highway if needs_gradient((x, *weights)) else native_cpu.highway
-    return run(full_precision(x), *weights)
+    return native_cpu.highway(full_precision(x), *weights)
