@@ -1,11 +1,13 @@
 import json
 import logging
+import subprocess
+import sys
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from files import names, paths, run, tiny, write_model
+from files import ROOT, names, paths, run, tiny, write_model
 
 from elmo_fast import ConfigurationError, ElmoEmbedder
 from elmo_fast.compat import seqvec
@@ -192,3 +194,37 @@ def test_the_command(model, fasta, tmp_path, capsys):
 def test_the_command_says_in_one_line_what_is_wrong(model, fasta, tmp_path, capsys, arguments, words):
     status, _, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / "x.h5", "--model", model, "--silent", *arguments)
     assert status == 2 and words in err and err.count("\n") == 1 and "x.h5" not in names(tmp_path)
+
+
+PEAK = """
+import resource, sys
+from elmo_fast import cli
+status = cli.main(sys.argv[1:])
+print(status, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def peak_megabytes(*arguments):
+    """Peak memory of the command in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", PEAK, "seqvec", *map(str, arguments), "--silent"], cwd=ROOT,
+                          capture_output=True, text=True, check=True)
+    status, peak = map(int, done.stdout.split())
+    assert status == 0
+    return peak
+
+
+def test_a_thousand_proteins_in_bounded_memory(tmp_path):
+    """Ten times as many proteins make ten times as large a file, and nothing else that grows."""
+    generator = np.random.default_rng(0)
+    model = write_model(tmp_path / "model", tiny(lstm__dim=32, lstm__projection_dim=24))
+    lengths = [int(each) for each in generator.integers(30, 2001, 1000)]
+    for count in (100, 1000):
+        (tmp_path / f"{count}.fasta").write_text("".join(
+            f">sp|Q{k:04}|NAME\n{''.join(generator.choice(list('ACDEFGHIKLMNPQRSTVWYXUBZO'), length))}\n"
+            for k, length in enumerate(lengths[:count])))
+    peaks = [peak_megabytes("-i", tmp_path / f"{count}.fasta", "-o", tmp_path / f"{count}.h5", "--model", model)
+             for count in (100, 1000)]
+    with h5py.File(tmp_path / "1000.h5") as file:
+        assert {key: len(file[key]) for key in file} == {f"Q{k:04}": length for k, length in enumerate(lengths)}
+    grown = sum(lengths[100:]) * 48 * 4 // 2**20
+    assert grown > 150 and peaks[1] - peaks[0] < grown // 2, peaks
