@@ -1,5 +1,6 @@
 """The Triton kernels without a GPU: results by Triton's interpreter, resources by compiling ahead of time, dispatch."""
 
+import concurrent.futures
 import os
 import re
 import subprocess
@@ -32,20 +33,32 @@ def python(*arguments, **environment):
     return done.stdout
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in (ROOT / "tests" / "interpreter").glob("test_*.py")))
-def test_results_in_the_interpreter(file):
-    pytest.importorskip("triton")
-    printed = python("-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/interpreter/{file}", TRITON_INTERPRET="1")
-    assert re.search(r"\b[1-9]\d* passed", printed), printed
+INTERPRETED = sorted(path.name for path in (ROOT / "tests" / "interpreter").glob("test_*.py"))
+GENERATIONS = (80, 90)
 
 
-@pytest.mark.parametrize("generation", [80, 90])
-def test_resources_of_every_configuration(generation, capsys):
+@pytest.fixture(scope="module")
+def printed():
+    """What the interpreters' tests and the compilers print, by file or generation: two processes at a time."""
     pytest.importorskip("triton")
-    printed = python("-m", "benchmarks.kernel_resources", "--generation", str(generation))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        jobs = {file: pool.submit(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/interpreter/{file}",
+                                  TRITON_INTERPRET="1") for file in INTERPRETED}
+        jobs |= {number: pool.submit(python, "-m", "benchmarks.kernel_resources", "--generation", str(number))
+                 for number in GENERATIONS}
+        yield lambda key: jobs[key].result()
+
+
+@pytest.mark.parametrize("file", INTERPRETED)
+def test_results_in_the_interpreter(file, printed):
+    assert re.search(r"\b[1-9]\d* passed", printed(file)), printed(file)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_resources_of_every_configuration(generation, capsys, printed):
     with capsys.disabled():
-        print("\n" + printed, end="")
-    lines = printed.splitlines()
+        print("\n" + printed(generation), end="")
+    lines = printed(generation).splitlines()
     assert len(lines) == len(list(kernel_resources.cases((generation,))))
     for line in lines:
         operands = line.split()[2]
