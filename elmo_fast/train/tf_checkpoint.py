@@ -73,7 +73,8 @@ def _last(folder: Path) -> Path:
     text = (folder / STATE_FILE).read_text(encoding="utf-8", errors="replace")
     named = re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE)
     if not named:
-        raise ConfigurationError(f"checkpoint {folder / STATE_FILE}: expected a line model_checkpoint_path: \"...\", {found}")
+        raise ConfigurationError(f"checkpoint {folder / STATE_FILE}: expected a line with model_checkpoint_path, "
+                                 f"{found}")
     for prefix in (folder / Path(named[1]).name, folder / named[1]):
         if _is_there(prefix):
             return prefix
@@ -142,8 +143,8 @@ class _Conversation:
                               f"({answer['missing']}): install elmo-fast[tensorflow], or name a Python that has TensorFlow "
                               f"in {PYTHON_VARIABLE}")
         if "error" in answer:
-            raise ConfigurationError(f"checkpoint {self._prefix}: expected a checkpoint that TensorFlow wrote, got something "
-                                     f"else or one cut short or damaged ({answer['error']:.200})")
+            raise ConfigurationError(f"checkpoint {self._prefix}: expected a checkpoint that TensorFlow wrote, got "
+                                     f"something else or one cut short or damaged ({answer['error']:.200})")
         return answer
 
     def _died(self) -> RuntimeError:
