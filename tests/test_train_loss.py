@@ -159,7 +159,7 @@ def plain_gradients(language_model, batch, drop, unroll):
         else:
             losses.append(torch.nn.functional.cross_entropy(scores, targets))
     (torch.stack(losses).mean() * unroll).backward()
-    return {name: each.grad for name, each in twin._named().items()}
+    return {name: each.grad for name, each in twin.by_name().items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)

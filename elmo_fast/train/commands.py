@@ -1,4 +1,4 @@
-"""The subcommands `vocab`, `train`, `perplexity` and `export`: their arguments, and the one function each calls."""
+"""The subcommands that train, test, export and import: their arguments, and the one function each calls."""
 
 import argparse
 from typing import Any
@@ -9,12 +9,13 @@ _GLOB = "files or globs of UTF-8 text, one tokenized sentence a line"
 
 
 def add_commands(commands) -> None:
-    """Add the four subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
+    """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
     for name, add, run, summary in (
         ("vocab", _add_vocab, _vocab, "count the words of a tokenized text and write a vocabulary file"),
         ("train", add_train, run_train, "train a model from a tokenized text, or go on with a run or a model"),
         ("perplexity", _add_perplexity, _perplexity, "print the perplexity of a trained model on a text"),
         ("export", _add_export, _export, "write the options.json and HDF5 weights of a trained or fine-tuned model"),
+        ("import-tf", _add_import, _import, "make a run of a checkpoint that bilm-tf's training left, to go on with it"),
     ):
         parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         add(parser)
@@ -122,6 +123,20 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--options-file", metavar="FILE", help="options.json of that module")
 
 
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = ("TensorFlow reads the checkpoint: install elmo-fast[tensorflow], or name another environment's Python "
+                     "that has it in ELMO_FAST_TENSORFLOW_PYTHON.")
+    parser.add_argument("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, of "
+                        "which the last is taken, or a checkpoint's path such as DIR/model.ckpt-1250")
+    parser.add_argument("output", metavar="OUT", help="a new directory, for `train OUT --resume --train TEXT`, perplexity "
+                        "and export")
+    parser.add_argument("--vocab", metavar="FILE", help="vocabulary it was trained with (default: vocab.txt beside the "
+                        "checkpoint)")
+    parser.add_argument("--options-file", metavar="FILE", help="its options (default: options.json beside the checkpoint)")
+    parser.add_argument("--fresh-accumulators", action="store_true", help="begin Adagrad's accumulators at 1 where the "
+                        "checkpoint has none, in place of an error")
+
+
 def at_least(least: int):
     """An argparse type: an integer of at least `least`."""
     def parse(text: str) -> int:
@@ -187,3 +202,13 @@ def _export(parsed: argparse.Namespace) -> None:
     else:
         export_run(parsed.source, parsed.output, checkpoint=parsed.checkpoint, softmax=parsed.softmax,
                    float16=parsed.float16)
+
+
+def _import(parsed: argparse.Namespace) -> None:
+    from elmo_fast.train.import_tf import import_checkpoint
+
+    done = import_checkpoint(parsed.source, parsed.output, vocab_file=parsed.vocab, options_file=parsed.options_file,
+                             fresh_accumulators=parsed.fresh_accumulators)
+    kept = done.variables - done.fresh_accumulators
+    print(f"{parsed.output}: {done.checkpoint} after {done.step:,} steps, {done.variables} variables, {kept} with their "
+          f"accumulators; train {parsed.output} --resume --train TEXT goes on")

@@ -67,9 +67,10 @@ class LanguageModel(nn.Module):
 
     def weights(self) -> dict[str, np.ndarray]:
         """float32 arrays by dataset name, as `__init__` takes them; copies."""
-        return {name: value.detach().float().cpu().numpy().copy() for name, value in self._named().items()}
+        return {name: value.detach().float().cpu().numpy().copy() for name, value in self.by_name().items()}
 
-    def _named(self) -> dict[str, nn.Parameter]:
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """Parameters by dataset name, as `weights()` has them; a shared table stands under two."""
         named = {}
         for part in (self.token_source, self.lstm):
             for own, name in part.datasets.items():
@@ -80,7 +81,7 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Take over `weights`, named as those of `weights()`. `ConfigurationError` for other names or shapes."""
-        named = self._named()
+        named = self.by_name()
         for name in sorted(named.keys() | weights.keys()):
             expected, found = (None if name not in each else tuple(each[name].shape) for each in (named, weights))
             if expected != found:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gzip
 import logging
 import math
 import shutil
@@ -202,8 +203,9 @@ def copy_vocabulary(source: str, folder: Path) -> Path:
     """The run's own copy of the vocabulary, so that a run is whole without the file it began with."""
     target = folder / "vocab.txt"
     if not (target.exists() and target.samefile(source)):
-        with whole(target) as part:
-            shutil.copyfile(source, part)
+        with whole(target) as part, (gzip.open if source.endswith(".gz") else open)(source, "rb") as words:
+            with open(part, "wb") as copy:
+                shutil.copyfileobj(words, copy)
     return target
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,13 @@ from elmo_fast.train.run import Run, Running, copy_vocabulary, running_of
 from elmo_fast.train.shards import Shard, read_shards
 from elmo_fast.train.trainer import Trainer
 
+logger = logging.getLogger(__name__)
+
 RUN_FILE = "run.json"
 _MAY_CHANGE = ("n_epochs", "max_steps")  # of a run that is resumed
+# Of one that has read no text yet, since another program began it: what no weight and no accumulator depends on.
+_OPEN = ("train", "heldout", "precision", "batch_size", "unroll_steps", "accumulate", "dropout", "sample_softmax",
+         "n_negative_samples_batch", "all_clip_norm_val", "learning_rate", "warmup_steps", "decay", "reset_states", "seed")
 
 
 def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, device: str | None = None,
@@ -89,8 +95,11 @@ def _data(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("train", "vocab"):
         if not data[name]:
             raise ConfigurationError(f"--{name}: expected files for a new run, got none")
-    return {name: [os.path.abspath(each) for each in value] if isinstance(value, list) else
-            value and os.path.abspath(value) for name, value in data.items()}
+    return {name: _absolute(value) for name, value in data.items()}
+
+
+def _absolute(value: list[str] | str | None) -> list[str] | str | None:
+    return [os.path.abspath(each) for each in value] if isinstance(value, list) else value and os.path.abspath(value)
 
 
 def _read(data: dict[str, Any], running: Running) -> tuple[list[Shard], list[Shard]]:
@@ -162,32 +171,53 @@ def _resumed(folder: Path, replicas: Replicas, workers: int, given: dict[str, An
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
     data = read_json(folder / RUN_FILE)
+    found = checkpoints.in_order(folder)
+    state = checkpoints.read(found[-1]) if found else None
+    is_open = state is not None and state["streams"] is None
     running = running_of({**data, **given})
     given = {name: value for name, value in given.items() if not hasattr(running, name)}
-    surplus = sorted(given.keys() - set(_MAY_CHANGE))
+    surplus = sorted(given.keys() - {*_MAY_CHANGE, *(_OPEN if is_open else ())})
     if surplus:
         raise ConfigurationError(f"--{surplus[0].replace('_', '-')}: expected no such argument beside --resume, which goes "
                                  "on with the run's own")
-    plan = Plan.from_dict({**read_json(folder / OPTIONS_FILE), **given}, f"options_file {folder / OPTIONS_FILE}")
-    if given and replicas.is_first:
-        _write_json(folder / OPTIONS_FILE, plan.to_dict())
+    if is_open:
+        data = _first_data(data, given, replicas)
     shards, heldout = _read(data, running)
+    if is_open:
+        given["n_train_tokens"] = sum(shard.tokens for shard in shards)
+    plan = Plan.from_dict({**read_json(folder / OPTIONS_FILE), **given}, f"options_file {folder / OPTIONS_FILE}")
     vocabulary = Vocabulary(folder / VOCABULARY_FILE, validate_file=True)
     if vocabulary.size != plan.model.n_tokens_vocab:
         raise ConfigurationError(f"vocabulary {folder / VOCABULARY_FILE}: expected {plan.model.n_tokens_vocab} words, got "
                                  f"{vocabulary.size}")
-    found = checkpoints.in_order(folder)
     fresh = fresh_weights(plan, plan.learning.seed)
     model = LanguageModel(plan, fresh, precision=data["precision"]).to(replicas.device)
     trainer = Trainer(model, shards, vocabulary, replicas, workers)
     _check_sizes(trainer, vocabulary.size)
     evaluations: list[dict[str, Any]] = []
-    if found:
-        state = checkpoints.read(found[-1])
-        _check_shards(state["shards"], shards)
+    if state is not None:
+        if not is_open:
+            _check_shards(state["shards"], shards)
         trainer.restore(state)
         evaluations = state["evaluations"]
+    if given and replicas.is_first:
+        _write_json(folder / OPTIONS_FILE, plan.to_dict())
+    if is_open and replicas.is_first:
+        _write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(running)})
+    if trainer.step_number >= trainer.total_steps:
+        logger.warning("%s: step %d of %d, so there is nothing left to do; --max-steps or --epochs, counted from the very "
+                       "first step, train longer", folder, trainer.step_number, trainer.total_steps)
     return Run(folder, trainer, vocabulary, heldout, running, evaluations)
+
+
+def _first_data(data: dict[str, Any], given: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
+    """Text and precision of a run that has read no text yet; takes them out of `given`."""
+    own = {name: given.pop(name, None) or data.get(name) for name in ("train", "heldout", "precision")}
+    if not own["train"]:
+        raise ConfigurationError("--train: expected files beside --resume, since this run was imported without a text; "
+                                 "got none")
+    return {**data, **{name: _absolute(value) for name, value in own.items() if name != "precision"},
+            "precision": own["precision"] or _precision(replicas.device)}
 
 
 def _check_shards(before: list[list], now: list[Shard]) -> None:

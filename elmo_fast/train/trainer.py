@@ -133,22 +133,29 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken. `ConfigurationError` when it is of a model or of batches of other sizes."""
-        if len(state["streams"]) != self.streams:
+        """Go on where `state` was taken. `ConfigurationError` when it is of a model or of batches of other sizes.
+
+        One without streams has read no text yet: LSTM states are zeros then, and the text begins at its start.
+        """
+        streams = state["streams"]
+        if streams is not None and len(streams) != self.streams:
             raise ConfigurationError(f"checkpoint: expected {self.streams} streams (processes times accumulate), "
-                                     f"got {len(state['streams'])}")
+                                     f"got {len(streams)}")
         self.model.load_weights({name: value.numpy() for name, value in state["weights"].items()})
-        streams = [state["streams"][number] for number in self._numbers]
+        self.updater.restore(state["optimizer"])
+        if streams is not None:
+            self._restore_streams([streams[number] for number in self._numbers])
+        self.step_number, self._batches = state["step"], None
+
+    def _restore_streams(self, streams: list[dict[str, Any]]) -> None:
         for k, stream in enumerate(streams):
             found = tuple(stream["h"].shape), tuple(stream["c"].shape)
             expected = tuple(tuple(each.shape) for each in self._states[k])
             if found != expected:
                 raise ConfigurationError(f"checkpoint: expected states of shapes {expected}, got {found}")
-        self.updater.optimizer.load_state_dict(state["optimizer"])
         device = self.replicas.device
         self._states = [(stream["h"].to(device), stream["c"].to(device)) for stream in streams]
         self._positions = [None if stream["position"] is None else stream["position"].numpy() for stream in streams]
-        self.step_number, self._batches = state["step"], None
 
 
 def _mixed(*numbers: int) -> int:

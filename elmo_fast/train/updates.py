@@ -1,5 +1,7 @@
 """Gradients to new weights: averaged over replicas, clipped by one norm, applied by Adagrad or AdamW."""
 
+from typing import Any
+
 import torch
 
 from elmo_fast.train.language_model import LanguageModel, TouchedRows
@@ -14,20 +16,28 @@ class Updater:
     as they are, so a sampled step updates the rows it used and no others. AdamW moves every row in every step.
     """
 
+    INITIAL_ACCUMULATOR = 1.0
+
     def __init__(self, model: LanguageModel, learning: Learning, replicas: Replicas):
         self._model, self._learning, self._replicas = model, learning, replicas
         self._tables = model.tables()
         parameters = list(model.parameters())
         on_cpu = parameters[0].device.type == "cpu"
         if learning.optimizer == "adagrad":
-            self.optimizer = torch.optim.Adagrad(parameters, learning.learning_rate, initial_accumulator_value=1.0,
-                                                 eps=0.0, **({"fused": True} if on_cpu else {"foreach": True}))
+            self.optimizer = torch.optim.Adagrad(parameters, learning.learning_rate, eps=0.0,
+                                                 initial_accumulator_value=self.INITIAL_ACCUMULATOR,
+                                                 **({"fused": True} if on_cpu else {"foreach": True}))
         else:
             groups = [{"params": [each for each in parameters if each.dim() > 1]},
                       {"params": [each for each in parameters if each.dim() == 1], "weight_decay": 0.0}]
             self.optimizer = torch.optim.AdamW(groups, learning.learning_rate, weight_decay=learning.weight_decay,
                                                fused=True)
         self._sparse = learning.optimizer == "adagrad"
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what an optimizer has gathered; its settings stay this one's, which follow from plan and device."""
+        own = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["state"], "param_groups": own})
 
     @torch.no_grad()
     def step(self, touched: list[TouchedRows], rate: float) -> torch.Tensor:
