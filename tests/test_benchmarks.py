@@ -116,13 +116,13 @@ def test_the_table_of_tiers_follows_what_was_measured():
     table = tier_table.table(run, before)
     assert table["measured"]["NVIDIA H200"] == {"date": "today", "revision": "abc"} and "another" in table["by_gpu"]
     rules = cuda_tiers.read_rules(table, "NVIDIA H200")
-    runs = dict.fromkeys(cuda_tiers.TIERS)
+    runs = dict.fromkeys(cuda_tiers.TIERS).get
     for lanes, steps, dim, precision, tier in (
             (1, 1000, 4096, "medium", "C"), (16, 1000, 4096, "medium", "C"), (32, 158, 4096, "medium", "C"),
             (33, 1000, 4096, "medium", "A"), (256, 1000, 4096, "medium", "A"), (16, 157, 4096, "medium", "B"),
             (16, 1, 2048, "medium", "B"), (33, 25, 4096, "medium", "A"), (16, 25, 1024, "medium", "A"),
             (16, 1000, 4096, "highest", "A"), (16, 1000, 4096, "high", "A")):
-        assert cuda_tiers.by_rules(rules, cuda_tiers.Work(dim, lanes, steps, precision), runs) == tier, (lanes, steps)
+        assert cuda_tiers.by_rules(rules, cuda_tiers.Work(dim, 512, lanes, steps, precision), runs) == tier, (lanes, steps)
     for document in ({**run, "machine": {"gpu": None}}, {**run, "stages": {}}):
         with pytest.raises(ValueError, match="stage 'tiers' timed a GPU"):
             tier_table.table(document, before)

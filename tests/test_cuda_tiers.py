@@ -12,7 +12,7 @@ from elmo_fast.ops.doctor import tier_lines
 from elmo_fast.ops.schedule import make_schedule
 
 CPU = torch.device("cpu")
-RUNS, NONE = {"A": None, "B": None, "C": None}, {"A": None, "B": "no kernels", "C": "no kernels"}
+RUNS, NONE = {"A": None, "B": None, "C": None}.get, {"A": None, "B": "no kernels", "C": "no kernels"}.get
 
 
 def test_the_installed_table_is_sound_and_ends_with_a():
@@ -20,19 +20,25 @@ def test_the_installed_table_is_sound_and_ends_with_a():
     assert rules[-1] == Rule("A")
     for lanes, steps, precision, tier in ((1, 1000, "medium", "C"), (32, 8, "medium", "C"), (32, 7, "medium", "B"),
                                           (64, 30, "medium", "B"), (256, 30, "medium", "A"), (1, 1000, "highest", "A")):
-        assert cuda_tiers.by_rules(rules, Work(4096, lanes, steps, precision), RUNS) == tier
-        assert cuda_tiers.by_rules(rules, Work(4096, lanes, steps, precision), NONE) == "A"
+        assert cuda_tiers.by_rules(rules, Work(4096, 512, lanes, steps, precision), RUNS) == tier
+        assert cuda_tiers.by_rules(rules, Work(4096, 512, lanes, steps, precision), NONE) == "A"
 
 
 def test_the_first_rule_that_fits_and_runs_decides(caplog):
     rules = [Rule("C", most_lanes=8), Rule("B", least_lanes=4, most_dim=100), Rule("A")]
-    reasons = {**RUNS, "C": "it is Sunday"}
+    asked = []
+
+    def reasons(tier):
+        asked.append(tier)
+        return "it is Sunday" if tier == "C" else None
+
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert cuda_tiers.by_rules(rules, Work(64, 4, 10, "high"), reasons) == "B"
+            assert cuda_tiers.by_rules(rules, Work(64, 16, 4, 10, "high"), reasons) == "B"
     assert caplog.text.count("tier C is passed over: it is Sunday") == 1
-    assert cuda_tiers.by_rules(rules, Work(128, 4, 10, "high"), reasons) == "A"
-    assert cuda_tiers.by_rules([Rule("C")], Work(128, 4, 10, "high"), reasons) == "A"
+    assert asked == ["C", "B"] * 2  # a reason may cost a self-test: only where a rule fits
+    assert cuda_tiers.by_rules(rules, Work(128, 16, 4, 10, "high"), reasons) == "A"
+    assert cuda_tiers.by_rules([Rule("C")], Work(128, 16, 4, 10, "high"), reasons) == "A"
 
 
 def test_a_gpu_may_have_rules_of_its_own():
@@ -48,10 +54,10 @@ def test_a_rule_that_is_none_is_refused(rule):
 
 
 def test_a_forced_tier(monkeypatch):
-    work = Work(4096, 64, 100, "medium")
+    work = Work(4096, 512, 64, 100, "medium")
     monkeypatch.setenv(cuda_tiers.VARIABLE, "A")
     assert cuda_tiers.choose(work, CPU) == "A"
-    monkeypatch.setattr(cuda_tiers, "why_not", lambda tier, device: NONE[tier])
+    monkeypatch.setattr(cuda_tiers, "why_not", lambda tier, device, work: NONE(tier))
     monkeypatch.setenv(cuda_tiers.VARIABLE, "C")
     with pytest.raises(RuntimeError, match="tier C was asked for and does not run here: no kernels"):
         cuda_tiers.choose(work, CPU)
@@ -72,7 +78,7 @@ def test_a_layer_runs_on_the_tier_that_is_chosen(monkeypatch):
     asked = []
     monkeypatch.setattr(cuda_tiers, "choose", lambda work, device: asked.append(work) or "A")
     out, _ = run()
-    assert out.shape == (len(index), 22) and asked == [Work(37, 6, 7, "medium")]
+    assert out.shape == (len(index), 22) and asked == [Work(37, 11, 6, 7, "medium", "bf16")]
     monkeypatch.setattr(cuda_lstm, "is_capturing", lambda device: True)
     with pytest.raises(RuntimeError, match="schedule: expected none while a CUDA graph is captured"):
         run()

@@ -1,93 +1,23 @@
 """The wrappers of the CUDA tiers: on the CPU through the simulator, whose place the kernels take on a GPU."""
 
-import ctypes
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from cuda_simulator import PERSISTENT, STEPS, STEPS_LAST_BLOCK, Case, run, simulator
 from models import SHAPES, options
+from simulated_cuda import H200, simulated
 from test_projected_lstm import draw, layer
 from tolerances import AGAINST_FLOAT64, relative_error
 
-from elmo_fast.ops import cuda_limits, native_cuda_lstm, reference
+from elmo_fast.ops import cuda_limits, cuda_self_test, native_cuda_lstm, reference
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.native_cuda_lstm import Limits, why_not
+from elmo_fast.ops.cuda_limits import why_not
 from elmo_fast.ops.schedule import make_schedule
 
 pytestmark = pytest.mark.skipif(native_module()[0] is None, reason=f"no native module: {native_module()[1]}")
-H200 = Limits((9, 0), 132, 227 * 1024, 8)
 LENGTHS = [3, 1, 0, 7, 4, 1, 5]
 RUNS = [native_cuda_lstm.step_kernel, native_cuda_lstm.persistent]
-
-
-def at(address, shape, dtype):
-    """A view of host memory."""
-    if not address:
-        return None
-    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_char * count).from_address(address), dtype).reshape(shape)
-
-
-class Simulated:
-    """The native module with launches that read host memory and run on the simulator."""
-
-    def __init__(self, tmp_path):
-        self.tmp_path, self.calls, self.has_cuda, self.weights = tmp_path, [], True, None
-
-    def __getattr__(self, name):
-        return getattr(native_module()[0], name)
-
-    def cuda_lstm_pack(self, dim, projection, operand, weights, biases, projections, packed, packed_size):
-        shapes = (projection, 4 * dim), (4 * dim,), (dim, projection)
-        self.weights = [[None if not each else at(each, shape, np.float32).copy() for each in pair]
-                        for pair, shape in zip((weights, biases, projections), shapes)]
-        native_module()[0].cuda_lstm_pack(dim, projection, operand, weights, biases, projections, packed, packed_size)
-
-    def cuda_lstm_steps(self, last_block_sums, **call):
-        self.launch(STEPS_LAST_BLOCK if last_block_sums else STEPS, call)
-
-    def cuda_lstm_persistent(self, aborts, nanoseconds, first_count, absent_block, **call):
-        found = self.launch(PERSISTENT, call, nanoseconds=nanoseconds, first_count=first_count,
-                            absent_block=absent_block)
-        at(aborts, (1,), np.int32)[0] += found[3]
-
-    def launch(self, tier, call, **more):
-        self.calls.append(call)
-        dim, projection, lanes, live = call["dim"], call["projection"], call["lanes"], np.array(call["live"])
-        size = int(live.sum())
-        if tier == PERSISTENT:
-            assert (at(call["begin"], (len(live) + 1,), np.int32) == np.concatenate([[0], np.cumsum(live)])).all()
-        plan = native_module()[0].cuda_lstm_plan(tier == PERSISTENT, dim, projection, call["device"], lanes)
-        assert call["scratch_size"] >= plan["scratch"] and call["scratch"] % 256 == 0
-        rows = None if not call["rows"][0] else [at(each, (size,), np.int32) for each in call["rows"]]
-        count = size if rows is None else 1 + max(each.max() for each in rows)
-        reset = at(call["reset"], (size,), np.uint8)
-        fresh = [at(call["reset_h"], (2 * projection,), np.float32), at(call["reset_c"], (2 * dim,), np.float32)]
-        case = Case(
-            *self.weights, products=[at(each, (count, 4 * dim), np.float32) for each in call["products"]], rows=rows,
-            live=live, h=at(call["h_first"], (lanes, 2 * projection), np.float32),
-            c=at(call["c_first"], (lanes, 2 * dim), np.float32), reset=reset,
-            reset_state=None if reset is None else fresh, cell_clip=call["cell_clip"], proj_clip=call["proj_clip"],
-            operand=call["operand"], tier=tier, **more)
-        case = replace(case, processors=call["device"][0], shared=call["device"][1], cluster=call["device"][2])
-        (found,) = run([case], self.tmp_path)
-        at(call["output"], (size, 2 * projection), np.float32)[:] = found[0]
-        at(call["h"], (lanes, 2 * projection), np.float32)[:] = found[1]
-        at(call["c"], (lanes, 2 * dim), np.float32)[:] = found[2]
-        return found
-
-
-@pytest.fixture
-def simulated(monkeypatch, tmp_path):
-    simulator()
-    module = Simulated(tmp_path)
-    for where in ("native_cuda_lstm", "cuda_layer", "cuda_limits"):
-        monkeypatch.setattr(f"elmo_fast.ops.{where}.native_module", lambda: (module, None))
-    monkeypatch.setattr(native_cuda_lstm, "limits", lambda device: replace(H200, processors=6))
-    native_cuda_lstm._watch.cache_clear()
-    return module
 
 
 def both(forward, of, lengths=LENGTHS, lanes=None, restart=None, split=False, **more):
@@ -124,7 +54,7 @@ def test_lanes_and_restart(simulated, forward):
     restart = tuple(torch.linspace(-1, 1, 2 * size) for size in (11, 37))
     lanes = np.array([0, 1, 1, 0, 2, 1, 0])
     agree(*both(forward, options(), lanes=lanes, restart=restart))
-    agree(*both(forward, options(), lanes=lanes, input_bound=5.0))
+    agree(*both(forward, options(), lanes=lanes))
     assert simulated.calls[0]["reset"] and not simulated.calls[1]["reset"]
 
 
@@ -218,18 +148,6 @@ def test_a_refused_launch_runs_step_by_step(simulated, monkeypatch, caplog):
     assert sum("too many blocks" in record.message for record in caplog.records) == 1
 
 
-def test_self_test(simulated):
-    reference_run = reference.projected_lstm
-    arguments = reference_run, torch.device("cpu"), 40, 12, 3
-    assert native_cuda_lstm.self_test(native_cuda_lstm.persistent, *arguments) is None
-
-    def wrong(*given, **more):
-        out, state = reference_run(*given, **more)
-        return out * 1.01, state
-
-    assert "differs by" in native_cuda_lstm.self_test(wrong, *arguments)
-
-
 def a_kernel_run(forward, of, device, seed, lanes, **more):
     """One call on a GPU and the reference on the CPU in float64: ragged lanes, restarts, states carried on."""
     generator = torch.Generator().manual_seed(seed)
@@ -257,8 +175,8 @@ def gpu_for(tier, of, lanes):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     device = torch.device("cuda", torch.cuda.current_device())
-    reason = native_cuda_lstm.not_built() or why_not(tier, native_cuda_lstm.limits(device), of.lstm.dim,
-                                                     of.lstm.projection_dim, lanes=lanes, steps=11)
+    reason = cuda_limits.lacks(tier, device) or why_not(tier, cuda_limits.limits(device), of.lstm.dim,
+                                                        of.lstm.projection_dim, lanes=lanes, steps=11)
     if reason:
         pytest.skip(reason)
     return device
@@ -343,10 +261,11 @@ def test_on_a_gpu_steps_are_captured():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tier", GPU_TIERS)
-def test_on_a_gpu_the_self_test_passes(tier):
+@pytest.mark.parametrize("operand", ["fp16", "bf16"])
+def test_on_a_gpu_the_self_test_passes(tier, operand):
     device = gpu_for(tier[0], GPU_SHAPES["medium"], 16)
     forward, _ = GPU_TIERS[tier]
-    assert native_cuda_lstm.self_test(forward, reference.projected_lstm, device, 1024, 128, 16) is None
+    assert cuda_self_test.difference(forward, tier[0], device, 1024, 128, operand) is None
 
 
 class WithCuda:
@@ -359,8 +278,6 @@ class WithCuda:
 @pytest.mark.parametrize("tier,change,call,reason", [
     ("B", {}, {"precision": "highest"}, "16-bit, and precision is 'highest'"),
     ("B", {"capability": (7, 5)}, {}, "capability 8.0, and this device has 7.5"),
-    ("B", {}, {"operand": "fp16", "largest_weight": 7e4}, "70000 is beyond fp16"),
-    ("C", {}, {"operand": "fp16", "largest_weight": float("nan")}, "nan is beyond fp16"),
     ("B", {}, {"lanes": 0}, "no lane"),
     ("C", {}, {"steps": 7}, "from 8 steps on, and there are 7"),
     ("C", {}, {"lanes": 33}, "above 32 lanes"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cuda_layer import LARGEST_FP16, operand_number
+from elmo_fast.ops.cuda_layer import operand_number
 
 FEWEST_STEPS = 8  # below, loading a direction's weights into shared memory costs more than it saves
 
@@ -37,17 +37,38 @@ def not_built() -> str | None:
 @functools.cache
 def limits(device: torch.device) -> Limits:
     """What `device` offers these kernels. Raises `RuntimeError` where they cannot be loaded."""
+    if device.type != "cuda":
+        raise RuntimeError(f"it runs on NVIDIA GPUs, and this is a {device.type}")
     with torch.cuda.device(device):
         return Limits(torch.cuda.get_device_capability(device), *native_module()[0].cuda_device())
 
 
+def lacks(tier: str, device: torch.device) -> str | None:
+    """None when `device` has what tier `B` or `C` needs for some layer, else the reason."""
+    if tier not in ("B", "C"):
+        raise ValueError(f"tier: expected 'B' or 'C', got {tier!r}")
+    reason = not_built()
+    if reason:
+        return reason
+    try:
+        of = limits(device)
+    except RuntimeError as error:
+        return str(error)
+    return _too_old(of)
+
+
+def _too_old(of: Limits) -> str | None:
+    if of.capability >= (8, 0):
+        return None
+    return f"it needs compute capability 8.0, and this device has {'.'.join(map(str, of.capability))}"
+
+
 def why_not(tier: str, of: Limits, dim: int, projection: int, *, lanes: int, steps: int, precision: str = "medium",
-            operand: str = "bf16", largest_weight: float = 0.0, resident: int | None = None,
-            has_projection: bool | None = None) -> str | None:
+            resident: int | None = None, has_projection: bool | None = None) -> str | None:
     """None when tier `B` or `C` can run a layer of this shape on such a device, else the reason it cannot.
 
-    `largest_weight` is max|W| of the layer, `resident` the blocks of tier C that the device holds at once
-    (`resident_blocks`), when known; `has_projection` whether there is a W_P, by default when D and P differ.
+    `resident` is the blocks of tier C that the device holds at once (`resident_blocks`), when known; `has_projection`
+    whether there is a W_P, by default when D and P differ.
     """
     if tier not in ("B", "C"):
         raise ValueError(f"tier: expected 'B' or 'C', got {tier!r}")
@@ -56,10 +77,8 @@ def why_not(tier: str, of: Limits, dim: int, projection: int, *, lanes: int, ste
         return reason
     if precision != "medium":
         return f"its operands are 16-bit, and precision is {precision!r}"
-    if of.capability < (8, 0):
-        return f"it needs compute capability 8.0, and this device has {'.'.join(map(str, of.capability))}"
-    if operand == "fp16" and not largest_weight <= LARGEST_FP16:
-        return f"a weight of {largest_weight:g} is beyond fp16"
+    if reason := _too_old(of):
+        return reason
     if has_projection and dim == projection:
         return "it knows no projection to as many values as there are cells"
     if not lanes:
@@ -74,6 +93,7 @@ def why_not(tier: str, of: Limits, dim: int, projection: int, *, lanes: int, ste
     return None
 
 
+@functools.cache
 def resident_blocks(of: Limits, device: torch.device, dim: int, projection: int, lanes: int,
                     operand: str = "fp16") -> int:
     """Blocks of tier C that `device` holds at once; 0 when the layer cannot run there."""

@@ -1,17 +1,19 @@
 """What this machine offers, and which backend each op would use."""
 
 import importlib.metadata
+import os
 import platform
 
 import torch
 
-from elmo_fast.ops import cuda_tiers
+from elmo_fast.ops import cuda_limits, cuda_tiers
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_not
 from elmo_fast.ops.native_cpu import runs_precision
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.stepwise_lstm import why_no_triton
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
+_PUBLISHED = ((1024, 128), (2048, 256), (4096, 512))  # cells and projected values of the published models
 
 
 def report() -> list[str]:
@@ -21,12 +23,26 @@ def report() -> list[str]:
 
 
 def tier_lines(device: torch.device) -> list[str]:
-    """Lines on the LSTM's tiers on a GPU, and on what A's small kernels are."""
-    reasons = {tier: cuda_tiers.why_not(tier, device) for tier in cuda_tiers.TIERS}
+    """Lines on the LSTM's tiers on a GPU, and on what A's small kernels are. Launches nothing."""
     triton = why_no_triton(device)
-    return [f"LSTM tier {tier}  {'runs' if not reason else 'not there: ' + reason} ({device})"
-            for tier, reason in reasons.items()] + [
-        f"LSTM steps   {'Triton kernels' if not triton else 'torch operations: ' + triton} ({device})"]
+    steps = f"LSTM steps   {'Triton kernels' if not triton else 'torch operations: ' + triton} ({device})"
+    return [*(f"LSTM tier {tier}  {_tier(tier, device)} ({device})" for tier in cuda_tiers.TIERS), steps, *_forced_tier()]
+
+
+def _tier(tier: str, device: torch.device) -> str:
+    if tier == "A":
+        return "runs"
+    if reason := cuda_tiers.why_not(tier, device):
+        return f"not there: {reason}"
+    of, lanes = cuda_limits.limits(device), 8
+    unfit = [f"{dim} cells: {reason}" for dim, projection in _PUBLISHED
+             if (reason := cuda_limits.why_not(tier, of, dim, projection, lanes=lanes, steps=cuda_limits.FEWEST_STEPS))]
+    return "runs in 'medium', after a self-test at first use" + "".join(f"; not for {each}" for each in unfit)
+
+
+def _forced_tier() -> list[str]:
+    forced = os.environ.get(cuda_tiers.VARIABLE)
+    return [f"LSTM tier    {cuda_tiers.VARIABLE}={forced} is set: no other is taken"] if forced else []
 
 
 def _versions() -> list[str]:

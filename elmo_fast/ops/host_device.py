@@ -34,6 +34,12 @@ def is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
+def settle(device: torch.device) -> None:
+    """Wait for the current stream of `device`: what was made on it once may then be read on any."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
 class HostCopy:
     """Tensors on their way to the host: `result` waits for them and for nothing that was queued since.
 

@@ -8,7 +8,6 @@ whatever batch it came in. Everything is enqueued on the caller's current stream
 import contextlib
 import functools
 import logging
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +17,11 @@ import torch
 
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.cuda_layer import empty_bytes, input_product, input_products, operand_for, operand_number, prepared
-from elmo_fast.ops.cuda_limits import FEWEST_STEPS, Limits, limits, not_built, resident_blocks, why_not
+from elmo_fast.ops.cuda_limits import limits
+from elmo_fast.ops.host_device import to_device
+from elmo_fast.ops.lstm_operands import limit
 from elmo_fast.ops.reference import LstmWeights, State, restore
-from elmo_fast.ops.schedule import Schedule, make_schedule
-
-__all__ = ["Limits", "gave_up", "input_products", "limits", "not_built", "operand_for", "persistent",
-           "resident_blocks", "self_test", "step_kernel", "why_not"]
-
-SELF_TEST_ERROR = 3e-3  # relative Frobenius error against `highest`, fp16
+from elmo_fast.ops.schedule import Schedule
 
 _PRODUCT_BYTES = 1 << 29  # input products of both directions held at once
 _PATIENCE = 2 * 10**9  # nanoseconds that a block waits for the others before the launch is given up
@@ -33,6 +29,7 @@ _PATIENCE = 2 * 10**9  # nanoseconds that a block waits for the others before th
 logger = logging.getLogger(__name__)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def step_kernel(
     inputs: torch.Tensor | None,
@@ -45,11 +42,10 @@ def step_kernel(
     proj_clip: float | None = None,
     restart: State | None = None,
     operand: str | None = None,
-    input_bound: float | None = None,
     products: tuple[torch.Tensor, torch.Tensor] | None = None,
     last_block_sums: bool = False,
 ) -> tuple[torch.Tensor, State]:
-    """Tier B, as `reference.projected_lstm`: a launch for each step, any number of lanes.
+    """Tier B, as `reference.projected_lstm`: a launch for each step, any number of lanes. `rows` may lie on the host.
 
     Under a graph capture nothing may come from the host: lanes longest first in the caller's order, no `restart`,
     weights used before.
@@ -59,12 +55,13 @@ def step_kernel(
     """
     run = _Run(schedule, state, weights, cell_clip, proj_clip, restart, operand)
     with _current(run.device):
-        for chunk in run.chunks(inputs, rows, products, input_bound):
+        for chunk in run.chunks(inputs, rows, products):
             run.module.cuda_lstm_steps(last_block_sums=last_block_sums, **run.arguments(chunk))
             run.advance()
         return run.result()
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def persistent(
     inputs: torch.Tensor | None,
@@ -77,14 +74,13 @@ def persistent(
     proj_clip: float | None = None,
     restart: State | None = None,
     operand: str | None = None,
-    input_bound: float | None = None,
     products: tuple[torch.Tensor, torch.Tensor] | None = None,
-    nanoseconds: int = _PATIENCE,
+    nanoseconds: int | None = None,
     first_count: int = 0,
 ) -> tuple[torch.Tensor, State]:
     """Tier C0, as `step_kernel`: a cooperative launch for each direction. Not for use under graph capture.
 
-    A launch whose blocks do not all come within `nanoseconds` is replayed on the device, with the same bits;
+    A launch whose blocks do not all come within `nanoseconds` (two seconds) is replayed on the device, with the same bits;
     `gave_up` tells later. Where the device refuses the launch, the steps run as tier B. Each warns once.
     `first_count` is where the barrier's counter starts, and the environment's ELMO_FAST_CUDA_ABSENT_BLOCK names a
     block that never comes: both for tests.
@@ -93,10 +89,11 @@ def persistent(
     watch = _watch(run.device)
     absent = int(os.environ.get("ELMO_FAST_CUDA_ABSENT_BLOCK", "-1"))
     with _current(run.device):
-        for chunk in run.chunks(inputs, rows, products, input_bound):
+        for chunk in run.chunks(inputs, rows, products):
             arguments = run.arguments(chunk, persistent=True)
             try:
-                run.module.cuda_lstm_persistent(aborts=watch.count.data_ptr(), nanoseconds=nanoseconds,
+                run.module.cuda_lstm_persistent(aborts=watch.count.data_ptr(),
+                                                nanoseconds=_PATIENCE if nanoseconds is None else nanoseconds,
                                                 first_count=first_count, absent_block=absent, **arguments)
             except RuntimeError as error:
                 watch.refused(error)
@@ -109,34 +106,6 @@ def persistent(
 def gave_up(device: torch.device) -> bool:
     """Whether a launch of tier C gave up or was refused on `device`, as far as is known without waiting. Warns once."""
     return _watch(device).gave_up()
-
-
-def self_test(run, against, device: torch.device, dim: int, projection: int, lanes: int) -> str | None:
-    """None when `run` (`persistent`, `step_kernel`) agrees with `against` on a random layer, else the difference.
-
-    Both are called as `reference.projected_lstm` is. Waits for the device.
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape, scale=1.0):
-        return (torch.randn(*shape, generator=generator) * scale).to(device)
-
-    spread = 1 / math.sqrt(projection)
-    weights = tuple((draw(2 * projection, 4 * dim, scale=spread), draw(4 * dim, scale=0.1),
-                     None if dim == projection else draw(dim, projection, scale=1 / math.sqrt(dim)))
-                    for _ in range(2))
-    schedule = make_schedule(np.maximum(1, FEWEST_STEPS + 3 - np.arange(lanes) % 4))
-    inputs, state = draw(5, projection), (draw(lanes, 2 * projection), draw(lanes, 2 * dim))
-    rows = torch.randint(0, 5, schedule.tokens.shape, generator=generator, dtype=torch.int32).to(device)
-    options = {"cell_clip": 0.5, "proj_clip": 0.3, "restart": tuple(each[0] for each in state)}
-    found, expected = (_flat(each(inputs, rows, schedule, state, weights, **options)) for each in (run, against))
-    error = float((found - expected).norm() / expected.norm())
-    return None if error <= SELF_TEST_ERROR else f"its self-test differs by {error:.1e}, at most {SELF_TEST_ERROR:g}"
-
-
-def _flat(result: tuple[torch.Tensor, State]) -> torch.Tensor:
-    out, (h, c) = result
-    return torch.cat([each.flatten().double() for each in (out, h, c)])
 
 
 @dataclass(frozen=True)
@@ -155,51 +124,59 @@ class _Run:
     def __init__(self, schedule, state, weights, cell_clip, proj_clip, restart, operand):
         self.module, self.device = native_module()[0], state[0].device
         self.weights, self.layer = weights, prepared(weights, operand or operand_for(weights, proj_clip))
-        self.clips = {"cell_clip": _limit(cell_clip), "proj_clip": _limit(proj_clip)}
+        self.clips = {"cell_clip": limit(cell_clip), "proj_clip": limit(proj_clip)}
         in_order = np.array_equal(schedule.lanes, np.arange(schedule.lanes.size))
-        self.order = slice(None) if in_order else _upload(schedule.lanes, self.device)
+        self.order = slice(None) if in_order else to_device(schedule.lanes, self.device)
         self.state = tuple(each[self.order].float().clone(memory_format=torch.contiguous_format) for each in state)
         self.live = schedule.live[schedule.live > 0]
         self.first_row = np.concatenate([[0], np.cumsum(self.live, dtype=np.int64)])
         self.restart = None if restart is None else tuple(each.float().contiguous() for each in restart)
-        self.starts = None if restart is None else _upload(schedule.starts.view(np.uint8), self.device)
+        self.starts = None if restart is None else to_device(schedule.starts.view(np.uint8), self.device)
         self.output = self.state[0].new_empty(int(self.first_row[-1]), 2 * self.layer.projection)
 
-    def chunks(self, inputs, rows, products, bound) -> Iterator[_Chunk]:
-        """All steps at once where the input products of all distinct rows fit into memory, else part by part."""
-        places = None if rows is None else rows.to(torch.int32).contiguous()
-        steps, count = len(self.live), len(inputs) if products is None else len(products[0])
-        if steps and (products is not None or count * 32 * self.layer.dim <= _PRODUCT_BYTES):
-            products = products or input_products(inputs, self.weights, self.layer.operand, bound)
-            yield _Chunk(slice(0, steps), slice(0, int(self.first_row[-1])), products, places)
-            return
+    def chunks(self, inputs, rows, products) -> Iterator[_Chunk]:
+        """All steps at once where the input products of all rows in use fit into memory, else part by part."""
+        steps, size = len(self.live), int(self.first_row[-1])
         at_once = max(1, _PRODUCT_BYTES // (32 * self.layer.dim))
+        if rows is not None:
+            inputs, rows = self._used(inputs, rows, products)
+        places = None if rows is None else to_device(rows.to(torch.int32), self.device).contiguous()
+        if steps and (products is not None or len(inputs) <= min(at_once, 2 * size)):
+            products = products or input_products(inputs, self.weights, self.layer.operand)
+            yield _Chunk(slice(0, steps), slice(0, size), products, places)
+            return
         for part in _parts(self.first_row, at_once):
             mine = slice(int(self.first_row[part.start]), int(self.first_row[part.stop]))
-            yield _Chunk(part, mine, self._gathered(inputs, places, mine, bound), None)
+            yield _Chunk(part, mine, self._gathered(inputs, places, mine), None)
 
-    def _gathered(self, inputs, places, mine: slice, bound):
+    def _used(self, inputs, rows, products):
+        """Of a table much larger than what is read of it, where the host knows that, the rows in use."""
+        if products is not None or rows.device.type != "cpu" or len(inputs) <= 2 * rows.shape[1]:
+            return inputs, rows
+        used, number = np.unique(rows.numpy(), return_inverse=True)
+        return inputs.index_select(0, to_device(used, self.device)), torch.from_numpy(number.reshape(rows.shape))
+
+    def _gathered(self, inputs, places, mine: slice):
         if places is None:
-            return input_products(inputs[mine], self.weights, self.layer.operand, bound)
-        return tuple(input_product(inputs[places[d, mine]], self.weights, d, self.layer.operand, bound)
-                     for d in range(2))
+            return input_products(inputs[mine], self.weights, self.layer.operand)
+        return tuple(input_product(inputs[places[d, mine]], self.weights, d, self.layer.operand) for d in range(2))
 
     def arguments(self, chunk: _Chunk, persistent: bool = False) -> dict:
         """What both tiers' calls take; tensors made here live until `advance`."""
         layer, lanes = self.layer, len(self.state[0])
-        limit = limits(self.device)
-        plan = self.module.cuda_lstm_plan(persistent, layer.dim, layer.projection, limit.native, lanes)
+        there = limits(self.device)
+        plan = self.module.cuda_lstm_plan(persistent, layer.dim, layer.projection, there.native, lanes)
         if plan["reason"]:
-            raise RuntimeError(f"lanes: {plan['reason']}, got {lanes} lanes on {limit.processors} multiprocessors")
+            raise RuntimeError(f"lanes: {plan['reason']}, got {lanes} lanes on {there.processors} multiprocessors")
         begin = (self.first_row[chunk.steps.start : chunk.steps.stop + 1] - chunk.rows.start).astype(np.int32)
         self.final = tuple(each.clone() for each in self.state)
         scratch = empty_bytes(plan["scratch"], self.device)
-        begins = _upload(begin, self.device) if persistent else None
+        begins = to_device(begin, self.device) if persistent else None
         places = None if chunk.places is None else chunk.places[:, chunk.rows].contiguous()
         self.held = scratch, begins, places
         return {
             "dim": layer.dim, "projection": layer.projection, "operand": operand_number(layer.operand),
-            "device": limit.native, "packed": layer.packed.data_ptr(),
+            "device": there.native, "packed": layer.packed.data_ptr(),
             "products": [each.data_ptr() for each in chunk.products],
             "rows": [0, 0] if places is None else [places[d].data_ptr() for d in range(2)],
             "live": self.live[chunk.steps].tolist(), "begin": 0 if begins is None else begins.data_ptr(),
@@ -225,6 +202,7 @@ class _Run:
 class _Watch:
     """Whether launches of tier C gave up or were refused on one device, without ever waiting for it."""
 
+    @torch.inference_mode(False)
     def __init__(self, device: torch.device):
         self.count = torch.zeros(1, dtype=torch.int32, device=device)
         self._seen = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
@@ -260,16 +238,6 @@ def _parts(first_row: np.ndarray, at_once: int) -> Iterator[slice]:
         end = max(begin + 1, int(np.searchsorted(first_row, first_row[begin] + at_once, side="right")) - 1)
         yield slice(begin, min(end, steps))
         begin = min(end, steps)
-
-
-def _limit(clip: float | None) -> float:
-    return math.inf if clip is None else clip
-
-
-def _upload(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """On `device`, without waiting for it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _stream(device: torch.device) -> int:

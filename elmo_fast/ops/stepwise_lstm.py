@@ -17,7 +17,7 @@ import torch
 
 from elmo_fast.ops import backend, torch_lstm_pointwise
 from elmo_fast.ops.host_device import is_capturing, to_device
-from elmo_fast.ops.lstm_operands import Operands, operands
+from elmo_fast.ops.lstm_operands import Operands, flat_weights, limit, operands, scaled
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import LstmWeights, State, restore
 from elmo_fast.ops.schedule import Schedule
@@ -25,10 +25,12 @@ from elmo_fast.ops.step_buffers import Arena, Arenas, Bucket, Sizes
 from elmo_fast.ops.step_graphs import capture_on
 from elmo_fast.ops.step_plan import Block, blocks, chunks_of
 
+SIGNATURE = ("(Tensor inputs, Tensor? rows, Tensor live, Tensor? starts, Tensor h, Tensor c, Tensor[] weights, "
+             "str precision, float cell_clip, float proj_clip, Tensor? restart_h, Tensor? restart_c)"
+             " -> (Tensor, Tensor, Tensor)")
+
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
-_library.define("stepwise_lstm(Tensor inputs, Tensor? rows, Tensor live, Tensor? starts, Tensor h, Tensor c, "
-                "Tensor[] weights, str precision, float cell_clip, float proj_clip, Tensor? restart_h, "
-                "Tensor? restart_c) -> (Tensor, Tensor, Tensor)")
+_library.define("stepwise_lstm" + SIGNATURE)
 _arenas = Arenas()
 
 
@@ -45,21 +47,19 @@ def projected_lstm(
     precision: str = "highest",
 ) -> tuple[torch.Tensor, State]:
     """As `reference.projected_lstm`, in fp32. `rows` may lie on the host: each row is then multiplied once."""
+    return through(torch.ops.elmo_fast.stepwise_lstm, inputs, rows, schedule, state, weights, (cell_clip, proj_clip),
+                   restart, precision)
+
+
+def through(op, inputs, rows, schedule: Schedule, state: State, weights, clips, restart: State | None,
+            precision: str) -> tuple[torch.Tensor, State]:
+    """What `projected_lstm` is asked for, through an op of `SIGNATURE`: its lanes are the schedule's positions."""
     order = to_device(schedule.lanes, inputs.device)
-    out, h, c = torch.ops.elmo_fast.stepwise_lstm(
+    out, h, c = op(
         inputs, rows, torch.from_numpy(schedule.live), None if restart is None else torch.from_numpy(schedule.starts),
-        state[0][order], state[1][order], flat_weights(weights), precision, limit(cell_clip), limit(proj_clip),
+        state[0][order], state[1][order], flat_weights(weights), precision, *map(limit, clips),
         *((None, None) if restart is None else restart))
     return out, (restore(h, order), restore(c, order))
-
-
-def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:
-    """W, B and, where there is one, W_P; forward then backward."""
-    return [part for direction in weights for part in direction if part is not None]
-
-
-def limit(clip: float | None) -> float:
-    return math.inf if clip is None else float(clip)
 
 
 def pointwise_of(device: torch.device):
@@ -120,7 +120,8 @@ def arena_of(of: Operands, device: torch.device) -> Arena:
     return _arenas.get((device, stream, sizes), of.owner, lambda: Arena(sizes, device, capture_on(device)))
 
 
-def _run(inputs, rows, live, starts, h, c, weights, precision, cell_clip, proj_clip, restart_h, restart_c):
+def run(inputs, rows, live, starts, h, c, weights, precision, cell_clip, proj_clip, restart_h, restart_c):
+    """The op: outputs and the final state of the schedule's positions."""
     with surroundings(precision, inputs.device):
         of = operands(weights, h.shape[1] // 2, precision, proj_clip)
         arena = arena_of(of, inputs.device)
@@ -131,14 +132,15 @@ def _run(inputs, rows, live, starts, h, c, weights, precision, cell_clip, proj_c
             return call.run(live.numpy(), split_directions(h), split_directions(c))
 
 
-def _fake(inputs, rows, live, starts, h, c, weights, precision, cell_clip, proj_clip, restart_h, restart_c):
+def fake(inputs, rows, live, starts, h, c, weights, precision, cell_clip, proj_clip, restart_h, restart_c):
+    """Shapes and types of what `run` returns."""
     count = inputs.shape[0] if rows is None else rows.shape[1]
     return tuple(h.new_empty(*shape, dtype=torch.float32) for shape in ((count, h.shape[1]), h.shape, c.shape))
 
 
 for _kind in ("CUDA", "CPU"):
-    _library.impl("stepwise_lstm", _run, _kind)
-torch.library.register_fake("elmo_fast::stepwise_lstm", _fake, lib=_library)
+    _library.impl("stepwise_lstm", run, _kind)
+torch.library.register_fake("elmo_fast::stepwise_lstm", fake, lib=_library)
 
 
 def split_directions(state: torch.Tensor) -> torch.Tensor:
@@ -257,17 +259,11 @@ def _stretch(rows: np.ndarray) -> slice | None:
 
 
 def multiply_rows(arena: Arena, of: Operands, x: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Input products of rows [n, I] for each direction, into the arena's first n.
-
-    For fp16 a row is divided by a power of two that brings its largest finite value below 2^15.
-    """
+    """Input products of rows [n, I] for each direction, into the arena's first n; of rows `scaled` for fp16."""
     for one, each in enumerate(x):
         each = each.float()
         if of.scaled:
-            largest = torch.where(each.isfinite(), each.abs(), 0).amax(1) if each.shape[1] else each.new_zeros(len(each))
-            exponent = (torch.frexp(largest).exponent - 15).clamp(min=0)
-            each = torch.ldexp(each, -exponent[:, None])
-            arena.scale[: len(each), one] = torch.ldexp(torch.ones_like(largest), exponent)
+            each, arena.scale[: len(each), one] = scaled(each)
         multiply(each.to(of.dtype), of.w_x[one], arena.z[: len(each), one])
 
 
