@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import bench_embed, bench_reference, bench_token_table, common, embed_results, floor, models, peers
-from benchmarks.gpu import ceilings, report, sanitizer, stage, tier_table, tiers
+from benchmarks.gpu import barriers, ceilings, report, sanitizer, stage, tier_table, tiers
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 STAGES = ["build", "checks", "ceilings", "encoder", "tiers", "text", "sanitizer", "eager", "cudnn", "compiled"]
@@ -151,7 +151,43 @@ def test_what_the_sanitizer_says(said, passed):
 
 def test_what_the_sanitizer_watches_runs(capsys):
     sanitizer.small("cpu")
-    assert "done" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.endswith("done\n")
+    found = sanitizer.verdict(said + "========= ERROR SUMMARY: 0 errors\n")
+    assert found["passed"] and found["watched"] == ["A in highest", "A in high", "A in medium"]
+
+
+def test_the_sanitizer_watches_every_tier_that_runs(monkeypatch):
+    from elmo_fast.ops import cuda_tiers
+
+    monkeypatch.setattr(cuda_tiers, "why_not", lambda tier, device, work: (
+        None if tier == "A" or tier == "C" and work.precision == "medium" else "no"))
+    assert sanitizer.watched("cpu") == [("A", "highest"), ("A", "high"), ("A", "medium"), ("C", "medium")]
+
+
+def test_a_shape_that_a_tier_cannot_run_is_not_timed(tmp_path, monkeypatch):
+    from elmo_fast.ops import cuda_tiers
+
+    asked = []
+    monkeypatch.setattr(tiers, "reason_against", lambda tier, work, device: (
+        asked.append(work), "the batch is above 32 lanes" if work.lanes > 32 else None)[1])
+    dry, bilm = stage.Stage("tiers", tmp_path / "tiers.json", 20, dry_run=True), models.build("tiny")
+    assert tiers.fits(dry, bilm, "C", "medium", 32, 25) and not tiers.fits(dry, bilm, "C", "medium", 64, 25)
+    lstm = bilm.options.lstm
+    assert asked[1] == cuda_tiers.Work(lstm.dim, lstm.projection_dim, 64, 27, "medium", "fp16")
+    (case,) = dry.document["results"]
+    assert (case["tier"], case["batch"], case["skipped"]) == ("C", 64, "the batch is above 32 lanes")
+
+
+def test_the_barriers_are_compiled_and_read(tmp_path):
+    cases = barriers.read('{"barrier": "counter", "blocks": 132, "passed": true, "ns": 900.5}\nnoise\n')
+    assert cases == [{"barrier": "counter", "blocks": 132, "passed": True, "ns": 900.5}]
+    dry = stage.Stage("ceilings", tmp_path / "ceilings.json", 20, dry_run=True)
+    barriers.measure(dry)
+    assert dry.document["results"] == [{"case": "barrier", "skipped": "a barrier over a launch needs a GPU"}]
+    if barriers.compiler() is None:
+        pytest.skip("needs nvcc")
+    assert barriers.compiled(tmp_path).stat().st_size > 0
 
 
 def test_the_encoder_stage_checks_before_it_times(dry_run):

@@ -50,7 +50,7 @@ class Grid:
         self.known: dict[int, tuple[int, float]] = {}  # batch: (length, seconds) of the last call timed
 
     def run(self, wanted=None) -> None:
-        for batch, length in wanted or shapes(self.stage):
+        for batch, length in shapes(self.stage) if wanted is None else wanted:
             case = {"variant": self.variant, "batch": batch, "length": length, **self.facts}
             self.stage.attempt(case, lambda: self._case(batch, length))
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import common
+from elmo_fast.ops.cuda_limits import FEWEST_STEPS
 
 TABLE = common.ROOT / "elmo_fast" / "ops" / "cuda_tiers.json"
 WORTH = 1.02  # a tier must be so many times as fast as A to be preferred
@@ -37,7 +38,8 @@ def rules(best: dict[tuple[str, int, int], str], dim: int) -> list[dict]:
         for number, length in enumerate(lengths):
             least = round(math.sqrt(length * lengths[number + 1])) if number + 1 < len(lengths) else 0
             for batches, tier in _runs({key[2]: tier for key, tier in best.items() if key[:2] == (precision, length)}):
-                rule = {"precisions": [precision], "least_steps": least, "tier": tier}
+                fewest = FEWEST_STEPS if tier == "C" else 0
+                rule = {"precisions": [precision], "least_steps": max(least, fewest), "tier": tier}
                 if batches is not None:
                     rule["most_lanes"] = batches
                 if tier != "A":

@@ -10,6 +10,7 @@ import os
 import sys
 from unittest import mock
 
+import numpy as np
 import torch
 
 from benchmarks import common, models
@@ -25,6 +26,7 @@ CHECKED = {
     "odd, clips fire": {"dim": 75, "projection_dim": 33, "cell_clip": LOW_CLIP, "proj_clip": LOW_CLIP},
     "small, clips fire": {"dim": 1024, "projection_dim": 128, "cell_clip": LOW_CLIP, "proj_clip": LOW_CLIP},
     "no projection": {"dim": 64, "projection_dim": 64},
+    "original, clips fire": {"dim": 4096, "projection_dim": 512, "cell_clip": LOW_CLIP, "proj_clip": LOW_CLIP},
 }
 DRY_CHECKED = ("odd", "odd, clips fire")
 LENGTHS = ((9, 1, 17, 4, 0, 30), (12, 3), (5, 5, 1, 8, 2, 7, 19, 3, 11))
@@ -153,13 +155,45 @@ def work(stage: stages.Stage) -> None:
 
 
 def time_if_right(stage: stages.Stage, bilm, tier: str, precision: str) -> None:
+    facts = {"tier": tier, "precision": precision}
+    reason = None if stage.dry_run else reason_against(tier, checked_work(stage, precision), stage.device)
+    if reason:
+        stage.add(**facts, skipped=reason)
+        return
     right = True
     for name in DRY_CHECKED if stage.dry_run else CHECKED:
-        case = {"tier": tier, "precision": precision, "check": name}
-        right &= bool(stage.attempt(case, lambda: check(stage, name, precision)).get("passed"))
+        right &= bool(stage.attempt({**facts, "check": name}, lambda: check(stage, name, precision)).get("passed"))
     if right:
-        facts = {"tier": tier, "precision": precision, "part": "lstm"}
-        grid.Grid(stage, f"tier {tier}", prepare_on(stage, bilm, precision), facts, seconds=SECONDS).run()
+        timing = grid.Grid(stage, f"tier {tier}", prepare_on(stage, bilm, precision), {**facts, "part": "lstm"},
+                           seconds=SECONDS)
+        timing.run([shape for shape in grid.shapes(stage) if stage.dry_run or fits(stage, bilm, tier, precision, *shape)])
+
+
+def checked_work(stage: stages.Stage, precision: str):
+    """The least that a tier must be able to do here to be checked."""
+    from elmo_fast.ops.cuda_tiers import Work
+
+    return Work(CHECKED["odd"]["dim"], CHECKED["odd"]["projection_dim"], 1, 30, precision, "bf16")
+
+
+def reason_against(tier: str, work, device: str) -> str | None:
+    from elmo_fast.ops import cuda_tiers
+
+    return cuda_tiers.why_not(tier, torch.device(device, torch.cuda.current_device()), work)
+
+
+def fits(stage: stages.Stage, bilm, tier: str, precision: str, batch: int, length: int) -> bool:
+    """Whether the tier can run the shape; records why where it cannot."""
+    from elmo_fast.ops import cuda_lstm, lstm_operands
+
+    lstm = bilm.options.lstm
+    weights = lstm_operands.flat_weights(bilm._elmo_lstm.layer_weights(0))
+    live = np.full(length + 2, batch)
+    work = cuda_lstm.work_of(live, weights, lstm.projection_dim, precision, lstm_operands.limit(lstm.proj_clip))
+    reason = reason_against(tier, work, stage.device)
+    if reason:
+        stage.add(variant=f"tier {tier}", tier=tier, precision=precision, batch=batch, length=length, skipped=reason)
+    return not reason
 
 
 if __name__ == "__main__":
