@@ -4,7 +4,7 @@
 //   steps       tier B: one launch per step for both directions, and a small one that adds up the projection
 //   persistent  tier C0: one cooperative launch per direction that keeps its weights in shared memory
 //
-// Both run the phases of csrc/cuda/phases.h, which add in an order that depends on the shape and the device alone:
+// Both run the phases of csrc/cuda/*_phases.h, which add in an order that depends on the shape and the device alone:
 // an output row has the same bits whatever else is in the call. Everything is enqueued on `stream`, nothing waits.
 #pragma once
 

@@ -1,8 +1,9 @@
 // From a Call to what the blocks read. Shared by the launchers and the tests' simulator.
 #pragma once
 
-#include "bodies.h"
+#include "persistent_body.h"
 #include "scratch.h"
+#include "step_body.h"
 
 namespace elmo_fast {
 namespace cuda {

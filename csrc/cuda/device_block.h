@@ -1,9 +1,9 @@
-// One thread's view of its block on the device: the machine that phases.h runs on. Instructions of sm_90 fall away on
+// One thread's view of its block on the device: the machine that the phases run on. Instructions of sm_90 fall away on
 // older targets, whose launches have no clusters and wait for the launch before as usual.
 #pragma once
 
 #include "operand.h"
-#include "phases.h"
+#include "phase_types.h"
 
 namespace elmo_fast {
 namespace cuda {

@@ -1,4 +1,4 @@
-// The machine of csrc/cuda/phases.h on the host: one thread runs all 256 of a block, phase by phase, and emulates the
+// The machine of csrc/cuda/phase_types.h on the host: one thread runs all 256 of a block, phase by phase, and emulates the
 // tensor cores from the fragments' layout. Whatever blocks share goes through real memory and std::atomic, so that
 // ThreadSanitizer sees what a barrier does not order.
 #pragma once
@@ -9,7 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/cuda/bodies.h"
+#include "../../csrc/cuda/persistent_body.h"
+#include "../../csrc/cuda/step_body.h"
 
 namespace simulator {
 

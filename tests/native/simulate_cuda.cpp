@@ -12,8 +12,6 @@
 
 namespace simulator {
 
-
-
 #ifdef ELMO_FAST_FP16_ONLY  // sanitized builds: half the code
 using Second = Fp16;
 #else
