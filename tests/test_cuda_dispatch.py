@@ -35,6 +35,8 @@ def gpu(simulated, monkeypatch):
 
     def through_tiers(*operands, backend, multiplied, **settings):
         assert not multiplied
+        if backend == "reference":
+            return reference.projected_lstm(*operands, **{key: settings[key] for key in settings if key != "precision"})
         return cuda_lstm.projected_lstm(*operands, **{**settings, "precision": "medium"})
 
     def tier_a(*operands, run=stepwise_lstm.run):
@@ -77,6 +79,7 @@ def test_models_on_a_forced_tier(tier, shape, state, gpu, tested, monkeypatch):
 def agrees_over_batches(of, state):
     truth, found = bilm(of, state=state, backend="reference").double(), bilm(of, state=state)
     for batch in BATCHES:
+        assert truth._elmo_lstm.W_0_0_0.dtype == torch.float64
         expected, layers = truth.embed_tokens(batch)[0], found.embed_tokens(batch)[0]
         for one, other in zip(layers, expected):
             assert relative_error(one, other) < LIMIT

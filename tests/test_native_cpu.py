@@ -14,7 +14,7 @@ from test_projected_lstm import LENGTHS, draw, layer, run
 from tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
-from elmo_fast.ops import native_cpu
+from elmo_fast.ops import native_cpu, packing
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.projected_lstm import projected_lstm
@@ -82,16 +82,16 @@ def test_an_edit_of_the_char_encoder_is_seen(name):
 
 
 def test_packed_weights_go_with_the_model():
-    count = len(native_cpu._packs)
+    count = len(packing._kept)
     model = bilm(backend="native")
     model(batch_to_ids(SENTENCES))
-    assert len(native_cpu._packs) > count
+    assert len(packing._kept) > count
     twin = copy.deepcopy(model)
     del model
-    assert len(native_cpu._packs) == count
+    assert len(packing._kept) == count
     twin(batch_to_ids(SENTENCES))
     del twin
-    assert len(native_cpu._packs) == count
+    assert len(packing._kept) == count
 
 
 def test_packed_weights_are_little_larger_than_the_weights():
@@ -99,7 +99,7 @@ def test_packed_weights_are_little_larger_than_the_weights():
     model = bilm(of, backend="native")
     model(batch_to_ids(SENTENCES))
     for own in (model._elmo_lstm.W_0_0_0, model._token_embedder.W_carry_0):
-        (_, packed), = native_cpu._packs[own].values()
+        (_, packed), = packing._kept[own].values()
         beside = 2 * 64 * 2048 + 2048 + 512 * 64 if own is model._elmo_lstm.W_0_0_0 else 128 * 128 + 128
         assert packed.numel() <= 1.1 * 4 * 2 * beside
 

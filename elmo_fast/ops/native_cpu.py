@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
+from elmo_fast.ops import packing
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.edits import edit_key
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.reference import LstmWeights, State, restore
 from elmo_fast.ops.schedule import Schedule
@@ -87,11 +86,6 @@ def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: 
                           lambda each: _pack_lstm(shape, PRECISIONS.index(precision), each), keep)
 
 
-def hand_over(old: Sequence[torch.Tensor | None], new: Sequence[torch.Tensor | None]) -> None:
-    """Let tensors `new`, which may hold no data, stand for `old` in what was packed from those."""
-    _packs[new[0]] = {kind: (_key(new), packed) for kind, (_, packed) in _packs.pop(old[0]).items()}
-
-
 def runs_precision(precision: str) -> bool:
     """Whether the engine has kernels for `precision` on this machine: 16-bit products need AMX."""
     module = native_module()[0]
@@ -103,34 +97,18 @@ def limit(clip: float | None) -> float:
     return math.inf if clip is None else clip
 
 
-_packs = WeakTensorKeyDictionary()
-
-
 def packed_weights(tensors: Sequence[torch.Tensor | None], kind: str,
                    pack: Callable[[Sequence[torch.Tensor | None]], torch.Tensor], keep: bool = True) -> torch.Tensor:
-    """Packed weights, kept as long as the first tensor lives and packed again when any of them was edited.
-
-    Without `keep`, for weights in training, what is there of them is dropped and what is packed is not kept: fused
-    optimizers edit tensors without counting it as an edit.
-    """
-    key = _key(tensors)
+    """Weights as `pack` packs them, fp32 and contiguous, for this machine's instruction set; see `packing.packed`."""
     kind = f"{kind} for {native_module()[0].cpu_isa()}"
-    kept = _packs.setdefault(tensors[0], {})
-    if keep and kind in kept and kept[kind][0] == key:
-        return kept[kind][1]
-    if any(each is not None and each.is_meta for each in tensors):
-        raise RuntimeError(f"weights: expected fp32 weights to pack ({kind}); they were dropped, and what was "
-                           "packed from them fits neither a copy of the model nor another precision")
-    found = pack([None if each is None else each.detach().float().contiguous() for each in tensors])
-    if keep:
-        kept[kind] = key, found
-    else:
-        kept.clear()
-    return found
 
+    def full(detached: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        if any(each is not None and each.is_meta for each in detached):
+            raise RuntimeError(f"weights: expected fp32 weights to pack ({kind}); they were dropped, and what was "
+                               "packed from them fits neither a copy of the model nor another precision")
+        return pack([None if each is None else each.float().contiguous() for each in detached])
 
-def _key(tensors: Sequence[torch.Tensor | None]) -> tuple:
-    return tuple(None if each is None else edit_key(each) for each in tensors)
+    return packing.packed(tensors, kind, full, keep)
 
 
 def aligned_bytes(size: int) -> torch.Tensor:

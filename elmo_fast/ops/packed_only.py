@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from elmo_fast.ops import native_cpu
+from elmo_fast.ops.packing import hand_over
 from elmo_fast.ops.projected_lstm import on_cpu
 from elmo_fast.ops.reference import LstmWeights
 
@@ -29,5 +30,5 @@ def drop_linear(weight, bias) -> list[torch.Tensor | None]:
 def _emptied(tensors: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
     emptied = [nn.Parameter(torch.empty_like(each, device="meta"), requires_grad=False)
                if each is not None and each.dim() == 2 else each for each in tensors]
-    native_cpu.hand_over(tensors, emptied)
+    hand_over(tensors, emptied)
     return emptied
