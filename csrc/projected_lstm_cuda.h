@@ -85,7 +85,8 @@ struct Call {
 };
 
 // A launch that gives up waiting for its blocks is replayed, from h_first and c_first, by a kernel that is always
-// enqueued and waits for nobody; `aborts` then grows by one.
+// enqueued and waits for nobody; `aborts` then grows by one. Where it is not 0 when a launch begins, that launch waits for
+// nobody either: it ends at the first barrier that it does not find open.
 struct Patience {
   int32_t* aborts;           // [1]
   int64_t nanoseconds;       // one wait at most

@@ -53,7 +53,9 @@ ELMO_HD void run_persistent(Block& block, const PersistentCall& call, int index)
   float* c = reinterpret_cast<float*>(block.shared + at.c);
   char* parts = block.shared + at.parts;
   const Cells cells = {first_unit, units, c, at.c_stride, c, at.c_stride};
-  GridBarrier<Block> barrier(call.barrier, call.first_count, uint32_t(call.blocks), call.nanoseconds,
+  // once a launch gave up, those queued behind it wait no more
+  const bool gave_up = block.load_relaxed(reinterpret_cast<const uint32_t*>(call.aborts)) != 0;
+  GridBarrier<Block> barrier(call.barrier, call.first_count, uint32_t(call.blocks), gave_up ? 0 : call.nanoseconds,
                              reinterpret_cast<uint32_t*>(block.shared + at.size - 16));
   const int lanes = call.begin[1] - call.begin[0];  // live lanes never grow
   const size_t bytes = size_t(units) * size_t(layout.unit_bytes());

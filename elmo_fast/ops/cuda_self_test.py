@@ -2,7 +2,7 @@
 
 The cost is one layer's random weights on the device (fp32; 151 MB in the original size) and their packing on the host,
 which the first use of a model's layer costs too, and at most three runs of twelve steps, waited for. On a GPU whose
-blocks do not come at once, each of tier C's runs waits two seconds for each direction, and is the last of its kind.
+blocks do not come at once, tier C waits two seconds once.
 """
 
 import functools
