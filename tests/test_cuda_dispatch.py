@@ -223,6 +223,14 @@ def test_blocks_that_are_not_resident_at_once(simulated, tested, monkeypatch):
     assert cuda_tiers.why_not("B", CPU, WORK) is None
 
 
+def test_a_device_that_cannot_say_what_it_holds(simulated, tested, monkeypatch):
+    def refuse(*layer):
+        raise RuntimeError("CUDA: shared memory: invalid argument")
+
+    monkeypatch.setattr(cuda_limits, "resident_blocks", refuse)
+    assert cuda_tiers.why_not("C", CPU, WORK) == "CUDA: shared memory: invalid argument"
+
+
 def test_a_device_without_kernels(monkeypatch):
     monkeypatch.setattr(cuda_limits, "not_built", lambda: None)
     assert cuda_tiers.why_not("B", CPU, WORK) == "it runs on NVIDIA GPUs, and this is a cpu"
@@ -389,3 +397,51 @@ def test_doctor_launches_nothing(simulated, monkeypatch):
     assert "ELMO_FAST_CUDA_TIER=B is set: no other is taken" in "\n".join(tier_lines(CPU))
     monkeypatch.setattr(cuda_limits, "not_built", lambda: "the native module was built without CUDA")
     assert "LSTM tier C  not there: the native module was built without CUDA (cpu)" in tier_lines(CPU)
+
+
+# ---- where there is a GPU ---------------------------------------------------------------------
+
+
+def device_for(tier):
+    """A GPU that runs the tier; skips with the reason otherwise."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    device = torch.device("cuda", torch.cuda.current_device())
+    reason = cuda_tiers.why_not(tier, device, Work(1024, 128, 6, 13, "medium"))
+    if reason:
+        pytest.skip(reason)
+    return device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tier", ["B", "C"])
+@pytest.mark.parametrize("state", ["carry", "zero"])
+def test_models_on_a_gpu(tier, state, monkeypatch):
+    device = device_for(tier)
+    monkeypatch.setenv(cuda_tiers.VARIABLE, tier)
+    of = options({"dim": 1024, "projection_dim": 128, "cell_clip": 0.3, "proj_clip": 0.3})
+    truth = bilm(of, state=state, backend="reference").double()
+    found = bilm(of, state=state, precision="medium").to(device)
+    for batch in BATCHES:
+        for one, other in zip(found.embed_tokens(batch)[0], truth.embed_tokens(batch)[0]):
+            assert relative_error(one.cpu(), other) < AGAINST_FLOAT64["medium-bf16"]  # the char encoder's included
+    assert not native_cuda_lstm.gave_up(device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tier", ["B", "C"])
+def test_nothing_is_waited_for_on_a_gpu(tier, monkeypatch):
+    device = device_for(tier)
+    monkeypatch.setenv(cuda_tiers.VARIABLE, tier)
+    inputs, rows, schedule, state, weights = call_operands(options(), [9, 9, 4])
+    there = tuple(tuple(each.to(device) for each in one) for one in (*weights, state))
+    operands = inputs.to(device), rows, schedule, there[2], there[:2]
+    settings = {"precision": "medium", "cell_clip": 3.0, "proj_clip": 3.0}
+    expected, _ = cuda_lstm.projected_lstm(*operands, **settings)
+    torch.cuda.synchronize(device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found, _ = cuda_lstm.projected_lstm(*operands, **settings)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(found, expected)

@@ -132,7 +132,10 @@ def _unfit(tier: str, device: torch.device, work: Work) -> str | None:
         return "its packed weights could not be kept from call to call: the model was made in inference mode"
     if tier == "B":
         return None
-    resident = cuda_limits.resident_blocks(of, device, work.dim, work.projection, work.lanes, work.operand)
+    try:
+        resident = cuda_limits.resident_blocks(of, device, work.dim, work.projection, work.lanes, work.operand)
+    except RuntimeError as error:
+        return str(error)
     return cuda_limits.why_not(tier, of, work.dim, work.projection, resident=resident, **shape)
 
 
