@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cuda_simulator import PERSISTENT, STEPS, STEPS_LAST_BLOCK, Case, run, simulator
+from cuda_simulator import PERSISTENT, SECOND, STEPS, STEPS_LAST_BLOCK, Case, run, simulator
 
 from elmo_fast.ops import cuda_limits, cuda_self_test, cuda_tiers, native_cuda_lstm
 from elmo_fast.ops.backend import native_module
@@ -90,6 +90,7 @@ def simulated(monkeypatch, tmp_path):
         monkeypatch.setattr(where, "limits", lambda device: replace(H200, processors=6))
     for where in (cuda_limits, cuda_self_test):
         monkeypatch.setattr(where, "resident_blocks", lambda *layer: 6)
+    monkeypatch.setattr(native_cuda_lstm, "_PATIENCE", 60 * SECOND)  # blocks are threads, on a machine that may be busy
     native_cuda_lstm._watch.cache_clear()
     cuda_self_test.failure.cache_clear()
     return module
