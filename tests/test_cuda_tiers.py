@@ -15,13 +15,21 @@ CPU = torch.device("cpu")
 RUNS, NONE = {"A": None, "B": None, "C": None}.get, {"A": None, "B": "no kernels", "C": "no kernels"}.get
 
 
-def test_the_installed_table_is_sound_and_ends_with_a():
-    rules = cuda_tiers.rules_of(CPU)
-    assert rules[-1] == Rule("A")
+ESTIMATES = [Rule("C", ("medium",), least_dim=1024, most_lanes=32, least_steps=8),
+             Rule("B", ("medium",), least_dim=1024, most_lanes=128), Rule("A")]
+
+
+def test_rules_by_size_lanes_steps_and_precision():
     for lanes, steps, precision, tier in ((1, 1000, "medium", "C"), (32, 8, "medium", "C"), (32, 7, "medium", "B"),
                                           (64, 30, "medium", "B"), (256, 30, "medium", "A"), (1, 1000, "highest", "A")):
-        assert cuda_tiers.by_rules(rules, Work(4096, 512, lanes, steps, precision), RUNS) == tier
-        assert cuda_tiers.by_rules(rules, Work(4096, 512, lanes, steps, precision), NONE) == "A"
+        assert cuda_tiers.by_rules(ESTIMATES, Work(4096, 512, lanes, steps, precision), RUNS) == tier
+        assert cuda_tiers.by_rules(ESTIMATES, Work(4096, 512, lanes, steps, precision), NONE) == "A"
+
+
+def test_the_installed_table_takes_what_was_measured_alone():
+    table = json.loads(cuda_tiers.TABLE.read_text())
+    assert cuda_tiers.rules_of(CPU)[-1] == Rule("A")
+    assert table["measured"] or {rule["tier"] for rule in table["rules"]} == {"A"}
 
 
 def test_the_first_rule_that_fits_and_runs_decides(caplog):
