@@ -3,25 +3,15 @@
 #pragma once
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <random>
 #include <vector>
 
 #include "../../csrc/projected_lstm.h"
+#include "bits.h"
 
 namespace {
 
 using namespace elmo_fast;
-using Floats = std::vector<float>;
-
-Floats random_floats(size_t count, std::mt19937& rng) {
-  std::normal_distribution<float> normal(0.0f, 0.1f);
-  Floats values(count);
-  for (float& v : values) v = normal(rng);
-  return values;
-}
 
 struct Case {
   int64_t input, dim, projection, lanes, steps;
@@ -98,15 +88,5 @@ struct Data {
     return output;
   }
 };
-
-void require(bool holds, const char* what) {
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-
-bool same(const Floats& a, const Floats& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 }  // namespace

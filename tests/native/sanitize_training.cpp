@@ -1,35 +1,19 @@
 // The gradients of the CPU engine over many shapes and thread counts, compared by bits; see sanitize.cpp.
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
 
 #include "../../csrc/char_cnn.h"
 #include "../../csrc/projected_lstm_training.h"
+#include "bits.h"
 
 namespace {
 
 using namespace elmo_fast;
-using Floats = std::vector<float>;
 
-Floats random_floats(size_t count, std::mt19937& rng) {
-  std::normal_distribution<float> normal(0.0f, 0.3f);
-  Floats values(count);
-  for (float& v : values) v = normal(rng);
-  return values;
-}
-
-void require(bool holds, const char* what) {
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-
-bool same(const Floats& a, const Floats& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
+constexpr float deviation = 0.3f;
 
 struct Case {
   int64_t input, dim, projection, lanes, steps;
@@ -58,17 +42,17 @@ struct Data {
     }
     for (size_t s = 0; s < total; ++s) reset.push_back(rng() % 4 == 0);
     const size_t d = size_t(k.dim), pr = size_t(k.projection), in = size_t(k.input), n = size_t(k.lanes);
-    w = random_floats((in + pr) * 4 * d, rng);
-    b = random_floats(4 * d, rng);
-    p = random_floats(d * pr, rng);
-    inputs = random_floats(size_t(rows_read) * in * (k.split ? 2 : 1), rng);
-    h = random_floats(n * 2 * pr, rng);
-    c = random_floats(n * 2 * d, rng);
-    reset_h = random_floats(2 * pr, rng);
-    reset_c = random_floats(2 * d, rng);
-    grad_output = random_floats(total * 2 * pr, rng);
-    grad_h = random_floats(h.size(), rng);
-    grad_c = random_floats(c.size(), rng);
+    w = random_floats((in + pr) * 4 * d, rng, deviation);
+    b = random_floats(4 * d, rng, deviation);
+    p = random_floats(d * pr, rng, deviation);
+    inputs = random_floats(size_t(rows_read) * in * (k.split ? 2 : 1), rng, deviation);
+    h = random_floats(n * 2 * pr, rng, deviation);
+    c = random_floats(n * 2 * d, rng, deviation);
+    reset_h = random_floats(2 * pr, rng, deviation);
+    reset_c = random_floats(2 * d, rng, deviation);
+    grad_output = random_floats(total * 2 * pr, rng, deviation);
+    grad_h = random_floats(h.size(), rng, deviation);
+    grad_c = random_floats(c.size(), rng, deviation);
     pack();
   }
 
@@ -173,14 +157,15 @@ void lstm_case(const Case& k, std::mt19937& rng) {
 
 void char_cnn_case(int64_t dim, int64_t tokens, int64_t characters, std::mt19937& rng) {
   const int64_t widths[] = {1, 3, 7}, filters[] = {5, 33, 16}, all = 54;
-  const Floats table = random_floats(size_t(20 * dim), rng), grad = random_floats(size_t(tokens * all), rng);
+  const Floats table = random_floats(size_t(20 * dim), rng, deviation);
+  const Floats grad = random_floats(size_t(tokens * all), rng, deviation);
   std::vector<int32_t> ids;
   for (int64_t k = 0; k < tokens; ++k) {
     const int64_t length = int64_t(rng() % unsigned(characters + 1));
     for (int64_t j = 0; j < characters; ++j) ids.push_back(j < length ? static_cast<int32_t>(rng() % 4) : 19);
   }
   std::vector<Floats> weights, expected;
-  for (size_t b = 0; b < 3; ++b) weights.push_back(random_floats(size_t(widths[b] * dim * filters[b]), rng));
+  for (size_t b = 0; b < 3; ++b) weights.push_back(random_floats(size_t(widths[b] * dim * filters[b]), rng, deviation));
   for (float& v : weights[1]) v = 0.0f;  // ties everywhere
   for (int threads : {1, 2, 5}) {
     std::vector<Floats> found = {Floats(size_t(tokens * all), NAN), Floats(table.size(), NAN)};
