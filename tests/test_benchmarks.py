@@ -38,7 +38,7 @@ def dry_run(tmp_path_factory):
     python.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(python), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([RUN, "--dry-run", "--out", folder / "out"], env=environment, capture_output=True, text=True,
-                          timeout=280)
+                          timeout=560)
     return done, folder / "out" / "dry-run"
 
 

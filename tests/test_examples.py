@@ -9,7 +9,7 @@ import pytest
 from files import ROOT
 
 
-def ran(*arguments, timeout=280):
+def ran(*arguments, timeout=560):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
     done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment,
                           cwd=ROOT, timeout=timeout)

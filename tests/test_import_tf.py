@@ -401,7 +401,7 @@ def trained(tensorflow_python, tmp_path_factory):
         found[kind] = folder, write_batches(folder, content)
     writer = Path(__file__).with_name("tf_writer.py")
     done = subprocess.run([tensorflow_python, writer, *(folder for folder, _ in found.values())], capture_output=True,
-                          text=True, timeout=280, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
+                          text=True, timeout=560, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
     assert done.returncode == 0, done.stderr[-3000:]
     return {kind: (folder, batches, dict(np.load(folder / "truth.npz"))) for kind, (folder, batches) in found.items()}
 

@@ -28,7 +28,7 @@ def python(*arguments, **environment):
     """Runs an interpreter of its own: Triton reads its variables while it is imported."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env={**kept, "OMP_NUM_THREADS": "1", **environment},
-                          capture_output=True, text=True, timeout=280)
+                          capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the CPU engine and sanitize*.cpp with AddressSanitizer + UndefinedBehaviorSanitizer, then ThreadSanitizer,
-# and runs both on every instruction set of this machine. No Python, no CMake. Usage: run_sanitizers.sh [build folder]
+# Builds the CPU engine and sanitize*.cpp with AddressSanitizer + UndefinedBehaviorSanitizer, and with ThreadSanitizer,
+# side by side, and runs them on every instruction set of this machine. No Python, no CMake.
+# Usage: run_sanitizers.sh [build folder]
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 build="${1:-$root/build/sanitizers}"
@@ -34,5 +35,7 @@ build_and_run() {  # name, sanitizer flags, program arguments
   echo "$1: clean"
 }
 
-build_and_run address "-fsanitize=address,undefined -fno-sanitize-recover=all" ""
+build_and_run address "-fsanitize=address,undefined -fno-sanitize-recover=all" "" &
+address=$!
 TSAN_OPTIONS=halt_on_error=1 build_and_run thread "-fsanitize=thread" "--no-fork"
+wait $address
