@@ -225,7 +225,7 @@ list(shards.over_pieces(slow, sys.argv[1:], processes=2))
 def test_processes_that_count_end_with_a_killed_parent(tmp_path):
     write_corpus(tmp_path)
     parent = start_with(ORPHANS, *map(str, tmp_path.glob("part-*.txt")))
-    assert parent.stdout.readline() == "counting\n"
+    assert parent.stdout.readline().startswith("counting")  # two processes may write into one line
     parent.kill()
     parent.communicate(timeout=30)  # ends when nobody has the pipe any more
 
