@@ -1,5 +1,5 @@
-// The char-CNN of token encoders, for training, in fp32: for every filter the largest of its products with the windows
-// of a token's characters, which window that was, and the gradients of both. Biases and activations are the caller's.
+// The char-CNN of token encoders in fp32: for every filter the largest of its products with the windows of a token's
+// characters, which window that was, and the gradients of both. Biases and activations are the caller's.
 //
 // A window that starts in a token's padding sees padding alone: all of them are one product and one term of a gradient.
 // A maximum that several windows share passes its gradient to all of them in equal parts. Sums have a fixed order:
@@ -35,7 +35,7 @@ struct CharCnnCall {
 };
 
 // values [tokens, filters]; picks [tokens, filters]: the first window of the largest product, and 2^16 times how many
-// windows share it. Throws std::invalid_argument on sizes and ids that do not fit together.
+// windows share it; null where no gradient is wanted. Throws std::invalid_argument on sizes and ids that do not fit together.
 void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks);
 
 // grad_values and picks [tokens, filters] -> each bank's grad_weight, and grad_table [table_rows, dim] or null.

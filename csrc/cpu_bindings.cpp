@@ -21,8 +21,8 @@ T* at(Address address) {
 
 LstmShape lstm_shape(int64_t input, int64_t dim, int64_t projection) { return {input, dim, projection}; }
 
-LinearShape linear_shape(int64_t input, int64_t output, int epilogue) {
-  return {input, output, static_cast<Epilogue>(epilogue)};
+LinearShape linear_shape(int64_t input, int64_t output, int epilogue, int precision) {
+  return {input, output, static_cast<Epilogue>(epilogue), static_cast<Precision>(precision)};
 }
 
 void pack_lstm(int64_t input, int64_t dim, int64_t projection, int precision, Pair weights, Pair biases,
@@ -68,16 +68,16 @@ void run_lstm(int64_t input, int64_t dim, int64_t projection, int precision, Add
   lstm_forward(call);
 }
 
-void pack_linear(int64_t input, int64_t output, int epilogue, Address weight, Address bias, Address transform_weight,
-                 Address transform_bias, Address packed, size_t packed_size) {
-  linear_pack(linear_shape(input, output, epilogue), at<const float>(weight), at<const float>(bias),
+void pack_linear(int64_t input, int64_t output, int epilogue, int precision, Address weight, Address bias,
+                 Address transform_weight, Address transform_bias, Address packed, size_t packed_size) {
+  linear_pack(linear_shape(input, output, epilogue, precision), at<const float>(weight), at<const float>(bias),
               at<const float>(transform_weight), at<const float>(transform_bias), at<void>(packed), packed_size);
 }
 
-void run_linear(int64_t input, int64_t output, int epilogue, Address packed, size_t packed_size, Address x,
-                int64_t rows, int64_t x_stride, Address y, int64_t y_stride, int threads) {
-  linear_forward({linear_shape(input, output, epilogue), at<const void>(packed), packed_size, at<const float>(x), rows,
-                  x_stride, at<float>(y), y_stride, threads});
+void run_linear(int64_t input, int64_t output, int epilogue, int precision, Address packed, size_t packed_size,
+                Address x, int64_t rows, int64_t x_stride, Address y, int64_t y_stride, int threads) {
+  linear_forward({linear_shape(input, output, epilogue, precision), at<const void>(packed), packed_size,
+                  at<const float>(x), rows, x_stride, at<float>(y), y_stride, threads});
 }
 
 void bind_lstm(py::module_& m) {
@@ -103,16 +103,16 @@ void bind_lstm(py::module_& m) {
 void bind_linear(py::module_& m) {
   m.def(
       "linear_packed_size",
-      [](int64_t input, int64_t output, int epilogue) {
-        return linear_packed_size(linear_shape(input, output, epilogue));
+      [](int64_t input, int64_t output, int epilogue, int precision) {
+        return linear_packed_size(linear_shape(input, output, epilogue, precision));
       },
-      py::arg("input"), py::arg("output"), py::arg("epilogue"));
+      py::arg("input"), py::arg("output"), py::arg("epilogue"), py::arg("precision"));
   m.def("linear_pack", pack_linear, py::call_guard<py::gil_scoped_release>(), py::arg("input"), py::arg("output"),
-        py::arg("epilogue"), py::arg("weight"), py::arg("bias"), py::arg("transform_weight"),
+        py::arg("epilogue"), py::arg("precision"), py::arg("weight"), py::arg("bias"), py::arg("transform_weight"),
         py::arg("transform_bias"), py::arg("packed"), py::arg("packed_size"));
   m.def("linear_forward", run_linear, py::call_guard<py::gil_scoped_release>(), py::kw_only(), py::arg("input"),
-        py::arg("output"), py::arg("epilogue"), py::arg("packed"), py::arg("packed_size"), py::arg("x"),
-        py::arg("rows"), py::arg("x_stride"), py::arg("y"), py::arg("y_stride"), py::arg("threads"));
+        py::arg("output"), py::arg("epilogue"), py::arg("precision"), py::arg("packed"), py::arg("packed_size"),
+        py::arg("x"), py::arg("rows"), py::arg("x_stride"), py::arg("y"), py::arg("y_stride"), py::arg("threads"));
   m.def("sigmoid", [](Address x, Address y, int64_t n) { sigmoid_forward(at<const float>(x), at<float>(y), n); },
         py::arg("x"), py::arg("y"), py::arg("count"));
   m.def("tanh", [](Address x, Address y, int64_t n) { tanh_forward(at<const float>(x), at<float>(y), n); },

@@ -20,7 +20,8 @@
 namespace elmo_fast {
 
 // highest: fp32, denormals as IEEE. high: bf16 operands split in two, three products. medium: bf16.
-// high and medium need AMX, accumulate in fp32, keep c in fp32 and flush denormals inside products.
+// high and medium need AMX, accumulate in fp32, keep c in fp32 and flush denormals inside products. An infinite input
+// stays infinite in every product with a weight that bf16 does not round to zero.
 enum class Precision : int32_t { highest = 0, high = 1, medium = 2 };
 
 struct LstmShape {
@@ -29,7 +30,7 @@ struct LstmShape {
   int64_t projection;  // P; equal to D when there is no W_P
 };
 
-// Name of the instruction set that `precision` runs on here: generic, avx2, avx512, amx, amx-emulated.
+// Name of the instruction set that `precision` runs on here, products of both kinds: generic, avx2, avx512, amx, amx-emulated.
 // ELMO_FAST_CPU_ISA caps it. Empty when the precision is not available.
 std::string lstm_isa(Precision precision);
 
@@ -91,6 +92,7 @@ struct LinearShape {
   int64_t input;   // K
   int64_t output;  // M
   Epilogue epilogue;
+  Precision precision = Precision::highest;  // of the products; the epilogue is fp32
 };
 
 size_t linear_packed_size(const LinearShape& shape);

@@ -1,24 +1,18 @@
 """The C++ product y = epilogue(x W + b) and the activations, against NumPy in float64."""
 
-import os
-
 import numpy as np
 import pytest
+from native_lstm import address, native, reachable_isas, tile_isas
+from tolerances import AGAINST_FLOAT64
 
-native = pytest.importorskip("elmo_fast._native", reason="the native module is not built")
-if not hasattr(native, "linear_forward"):
-    pytest.skip("the native module has no CPU engine", allow_module_level=True)
+from elmo_fast.ops.precision import PRECISIONS
 
 NONE, RELU, HIGHWAY = 0, 1, 2
 
 
-def reachable_isas():
-    found = []
-    for name in ("generic", "avx2", "avx512"):
-        os.environ["ELMO_FAST_CPU_ISA"] = name
-        found += [name] if native.lstm_isa(0) == name else []
-    del os.environ["ELMO_FAST_CPU_ISA"]
-    return found
+TOLERANCE = {"highest": 1e-6, "high": AGAINST_FLOAT64["high-amx"], "medium": AGAINST_FLOAT64["medium-bf16"]}
+EVERYWHERE = [(name, "highest") for name in reachable_isas()] + [
+    (name, precision) for name in tile_isas() for precision in ("high", "medium")]
 
 
 @pytest.fixture(params=reachable_isas())
@@ -27,22 +21,27 @@ def each_isa(request, monkeypatch):
     return request.param
 
 
-def address(array):
-    return 0 if array is None else array.ctypes.data
+@pytest.fixture(params=EVERYWHERE, ids="-".join)
+def each_precision(request, monkeypatch):
+    """The precision, on every instruction set that runs it."""
+    isa, precision = request.param
+    monkeypatch.setenv("ELMO_FAST_CPU_ISA", isa)
+    return precision
 
 
 class Linear:
     """W [K, M], b [M] and, for a highway layer, Wt and bt."""
 
-    def __init__(self, rng, inputs, outputs, epilogue, bias=True):
+    def __init__(self, rng, inputs, outputs, epilogue, bias=True, precision="highest"):
         self.inputs, self.outputs, self.epilogue = inputs, outputs, epilogue
+        self.level = PRECISIONS.index(precision)
         pairs = 2 if epilogue == HIGHWAY else 1
         self.w = [rng.standard_normal((inputs, outputs)).astype(np.float32) for _ in range(pairs)] + [None]
         self.b = [rng.standard_normal(outputs).astype(np.float32) if bias else None for _ in range(pairs)] + [None]
-        self.packed = np.full(native.linear_packed_size(inputs, outputs, epilogue), 255, np.uint8)
+        self.packed = np.full(native.linear_packed_size(inputs, outputs, epilogue, self.level), 255, np.uint8)
         native.linear_pack(
-            inputs, outputs, epilogue, address(self.w[0]), address(self.b[0]), address(self.w[1]), address(self.b[1]),
-            address(self.packed), self.packed.size,
+            inputs, outputs, epilogue, self.level, address(self.w[0]), address(self.b[0]), address(self.w[1]),
+            address(self.b[1]), address(self.packed), self.packed.size,
         )  # fmt: skip
 
     def run(self, x, threads=1, rows=None, x_stride=None, pad=0):
@@ -50,8 +49,8 @@ class Linear:
         rows = len(x) if rows is None else rows
         y = np.full((rows, self.outputs + pad), np.nan, np.float32)
         native.linear_forward(
-            input=self.inputs, output=self.outputs, epilogue=self.epilogue, packed=address(self.packed),
-            packed_size=self.packed.size, x=address(x), rows=rows,
+            input=self.inputs, output=self.outputs, epilogue=self.epilogue, precision=self.level,
+            packed=address(self.packed), packed_size=self.packed.size, x=address(x), rows=rows,
             x_stride=x.shape[-1] if x_stride is None else x_stride, y=address(y), y_stride=y.shape[1], threads=threads,
         )  # fmt: skip
         assert np.isnan(y[:, self.outputs :]).all()
@@ -76,35 +75,42 @@ def error(got, expected):
 @pytest.mark.parametrize("epilogue", [NONE, RELU, HIGHWAY])
 @pytest.mark.parametrize("inputs,outputs", [(1, 1), (16, 32), (37, 11), (700, 70), (512, 512)])
 @pytest.mark.parametrize("rows", [1, 5, 14, 15, 100, 1000])
-def test_product(each_isa, epilogue, inputs, outputs, rows):
+def test_product(each_precision, epilogue, inputs, outputs, rows):
+    if each_precision != "highest" and rows * inputs * outputs > 1e7:
+        rows = rows // 10 + 3  # an emulation of tiles is slow
     rng = np.random.default_rng(rows)
-    linear = Linear(rng, inputs, inputs if epilogue == HIGHWAY else outputs, epilogue)
+    linear = Linear(rng, inputs, inputs if epilogue == HIGHWAY else outputs, epilogue, precision=each_precision)
     x = rng.standard_normal((rows, inputs)).astype(np.float32)
     got = linear.run(x, pad=3)
-    assert error(got, linear.reference(x)) <= 1e-6
+    assert error(got, linear.reference(x)) <= TOLERANCE[each_precision]
     for threads in (2, 3, 5):
         assert (linear.run(x, threads=threads) == got).all()
     for k in (0, rows // 2, rows - 1):
         assert (linear.run(x[k : k + 1]) == got[k]).all()
 
 
-def test_sliding_window_and_no_bias(each_isa):
+def test_sliding_window_and_no_bias(each_precision):
     rng = np.random.default_rng(0)
-    linear = Linear(rng, 48, 20, NONE, bias=False)
+    linear = Linear(rng, 48, 20, NONE, bias=False, precision=each_precision)
     x = rng.standard_normal(16 * 50).astype(np.float32)
     windows = np.lib.stride_tricks.sliding_window_view(x, 48)[::16]
     got = linear.run(x, rows=len(windows), x_stride=16, threads=2)
-    assert error(got, linear.reference(windows)) <= 1e-6
+    assert error(got, linear.reference(windows)) <= TOLERANCE[each_precision]
 
 
-def test_nan_and_infinity_pass(each_isa):
-    linear = Linear(np.random.default_rng(1), 6, 6, HIGHWAY)
-    x = np.zeros((3, 6), np.float32)
-    x[1, 2], x[2, 3] = np.nan, np.inf
+@pytest.mark.parametrize("epilogue", [NONE, HIGHWAY])
+@pytest.mark.parametrize("size", [6, 40])  # values put one by one, and sixteen at a time
+def test_nan_and_infinity_pass(each_precision, epilogue, size):
+    linear = Linear(np.random.default_rng(1), size, size, epilogue, precision=each_precision)
+    x = np.random.default_rng(2).standard_normal((5, size)).astype(np.float32)
+    x[1, 2], x[2, 3], x[3, 4] = np.nan, np.inf, -np.inf
+    if each_precision != "medium" and epilogue == NONE:  # the largest bf16 is smaller
+        x[4, 5] = 3.4e38
     with np.errstate(invalid="ignore", over="ignore"):
-        expected = linear.reference(x)
+        expected = linear.reference(x).astype(np.float32)
     got = linear.run(x)
     assert np.isnan(got[1]).all() and (np.isnan(got) == np.isnan(expected)).all()
+    assert (np.sign(got[np.isinf(expected)]) == np.sign(expected[np.isinf(expected)])).all()
     assert (np.isinf(got) == np.isinf(expected)).all()
 
 
@@ -121,9 +127,9 @@ def test_wrong_sizes_are_refused():
     with pytest.raises(ValueError, match="x_stride"):
         linear.run(x, x_stride=-1)
     with pytest.raises(ValueError, match="shape"):
-        native.linear_packed_size(4, 3, HIGHWAY)
+        native.linear_packed_size(4, 3, HIGHWAY, 0)
     with pytest.raises(ValueError, match="epilogue"):
-        native.linear_packed_size(4, 3, 3)
+        native.linear_packed_size(4, 3, 3, 0)
     linear.inputs = 5
     with pytest.raises(ValueError, match="packed: expected linear"):
         linear.run(x)

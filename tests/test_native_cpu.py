@@ -178,7 +178,7 @@ def test_registered_ops():
     weights = layer(options(), torch.float32)
     for restart in (None, tuple(each[0] for each in state)):
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, registered(inputs, index, state, weights, restart))
-    packed = native_cpu.pack_linear(11, 5, 0, [torch.randn(11, 5), torch.randn(5)])
+    packed = native_cpu.pack_linear(11, 5, 0, 0, [torch.randn(11, 5), torch.randn(5)])
     torch.library.opcheck(torch.ops.elmo_fast.linear.default, (inputs, packed, 11, 5, 0))
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from native_lstm import HIGH, MEDIUM, SIZES, Schedule, Weights, batch_schedule, check, isa, native, run, same, state
-from native_lstm import tile_isas
+from native_lstm import HIGH, MEDIUM, SIZES, Schedule, Weights, batch_schedule, check, isa, native, reference
+from native_lstm import run, same, state, tile_isas
 
 
 @pytest.fixture(params=[(name, precision) for name in tile_isas() for precision in (HIGH, MEDIUM)])
@@ -50,15 +50,21 @@ def test_tiles_same_bits(tile_precision):
         assert same((h_end, c_end), (first[1][:kept], first[2][:kept]))
 
 
-def test_tiles_pass_nan(tile_precision):
+def test_tiles_pass_nan_and_infinity(tile_precision):
     rng = np.random.default_rng(6)
-    weights = Weights(rng, 6, 20, 7)
-    x = rng.standard_normal((3, 6)).astype(np.float32)
-    x[1, 2] = np.nan
-    h, c = state(rng, 3, weights)
-    schedule = Schedule([3], [range(3)] * 2, [range(3)] * 2)
-    output, _, _ = run(weights, schedule, x, h, c, clips=(3.0, 3.0), precision=tile_precision)
-    assert np.isnan(output[1]).all() and np.isfinite(output[[0, 2]]).all()
+    weights = Weights(rng, 40, 20, 7)  # 40 inputs: sixteen put at a time, and one by one
+    x = rng.standard_normal((6, 40)).astype(np.float32)
+    x[1, 2], x[3, 0], x[3, 37], x[2, 5] = np.nan, np.inf, -np.inf, 3e38
+    h, c = state(rng, 6, weights)
+    h[4, 3], h[5, 0], c[5, 2] = np.nan, -np.inf, np.inf
+    schedule = Schedule([6], [range(6)] * 2, [range(6)] * 2)
+    for clips in ((np.inf, np.inf), (3.0, 3.0)):
+        with np.errstate(invalid="ignore"):
+            *expected, _ = reference(weights, schedule, x, h, c, clips=clips)
+        for g, e in zip(run(weights, schedule, x, h, c, clips=clips, precision=tile_precision), expected):
+            assert (np.isnan(g) == np.isnan(e)).all() and (g[np.isinf(e)] == e[np.isinf(e)]).all()
+            usual = np.isfinite(e)
+            assert usual[[0, 2]].all() and np.abs(g[usual] - e[usual]).max() < {HIGH: 1e-4, MEDIUM: 5e-2}[tile_precision]
 
 
 def test_packed_size_of_tiles(tile_precision):

@@ -6,6 +6,8 @@
 // Sums run over k in steps of 32 (low x high, high x high, high x low in each), the same for every row.
 #pragma once
 
+#include <cmath>
+
 namespace {
 
 constexpr int64_t tile_bytes = 1024;
@@ -27,18 +29,25 @@ inline float from_bf16(uint16_t half) {
   return x;
 }
 
-// x as one bf16, or as two whose sum has 16 bits; what an infinite part leaves is 0.
+constexpr uint16_t bf16_exponent = 0x7f80;
+constexpr uint16_t bf16_largest = 0x7f7f;
+
+// x as one bf16, or as two whose sum has 16 bits. Infinities and NaN go to the second of two, which meets one part of
+// the other operand only: two products of unlike signs would make NaN of an infinity.
 template <int Parts>
 inline void split_bf16(float x, uint16_t out[Parts]) {
   out[0] = to_bf16(x);
   if (Parts == 1) return;
-  const float high = from_bf16(out[0]), rest = x - high;
-  out[Parts - 1] = (out[0] & 0x7f80) == 0x7f80 ? 0 : to_bf16(rest);
+  const bool full = (out[0] & bf16_exponent) == bf16_exponent, finite = std::isfinite(x);
+  if (full && finite) out[0] = (out[0] & 0x8000) | bf16_largest;
+  out[Parts - 1] = finite ? to_bf16(x - from_bf16(out[0])) : out[0];
+  if (!finite) out[0] = 0;
 }
 
 template <class Tiles, int Parts>
 struct AmxProduct {
   static constexpr int64_t block_rows = 2 * tile_rows;
+  static constexpr int64_t cached_rows = 256;
   static constexpr int64_t unit = 512;
   static constexpr int64_t bytes_per_k = 2 * Parts * tile_bytes / tile_k;
   static constexpr int64_t bytes_per_prefetch = 128;  // the neighbouring line comes along
@@ -103,14 +112,20 @@ struct AmxProduct {
   // split_bf16 of 16 values side by side.
   static void put_sixteen(const float* values, char* to) {
     const __m512 x = Vec::load(values);
-    const __m512i high = to_bf16_wide(x);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(high));
-    if (Parts == 1) return;
-    const __m512i exponent = _mm512_set1_epi32(0x7f80);
-    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(high, exponent), exponent);
+    __m512i high = to_bf16_wide(x);
+    if (Parts == 1) return put_halves(high, to);
+    const __m512i exponent = _mm512_set1_epi32(bf16_exponent), halves = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
+    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(halves, exponent), exponent);
+    const __mmask16 full = _mm512_cmpeq_epi32_mask(_mm512_and_si512(high, exponent), exponent);
+    const __m512i sign = _mm512_and_si512(high, _mm512_set1_epi32(0x8000));
+    high = _mm512_mask_or_epi32(high, full & finite, sign, _mm512_set1_epi32(bf16_largest));
     const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + (Parts - 1) * tile_bytes),
-                        _mm512_maskz_cvtepi32_epi16(finite, to_bf16_wide(rest)));
+    put_halves(_mm512_maskz_mov_epi32(finite, high), to);
+    put_halves(_mm512_mask_mov_epi32(high, finite, to_bf16_wide(rest)), to + (Parts - 1) * tile_bytes);
+  }
+
+  static void put_halves(__m512i halves, char* to) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(halves));
   }
 
   static __m512i to_bf16_wide(__m512 x) {
@@ -181,7 +196,9 @@ struct AmxProduct {
 
 template <class Tiles>
 AmxEngine engine_on() {
-  return {lstm_engine<AmxProduct<Tiles, 2>>(), lstm_engine<AmxProduct<Tiles, 1>>()};
+  using High = AmxProduct<Tiles, 2>;
+  using Medium = AmxProduct<Tiles, 1>;
+  return {{lstm_engine<High>(), linear_engine<High>()}, {lstm_engine<Medium>(), linear_engine<Medium>()}};
 }
 
 }  // namespace

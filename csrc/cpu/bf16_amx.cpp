@@ -7,6 +7,7 @@
 #include "lstm_layout.h"
 #include "activations.h"
 #include "lstm_loop.h"
+#include "linear_loop.h"
 #include "amx_product.h"
 
 namespace elmo_fast {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 namespace {
 
@@ -64,11 +65,45 @@ void window_tile(const float* a, int64_t step, const float* b, int64_t k, float*
   }
 }
 
+// The largest of several vectors of products. NaN stays NaN.
+struct Maximum {
+  Vec::F best = Vec::set1(-INFINITY), poison = Vec::set1(0.0f);
+
+  void add(Vec::F x, float /*at*/, float /*times*/) {
+    const Vec::F zero = Vec::set1(0.0f);
+    best = Vec::at_least(best, x);
+    poison = Vec::add(poison, Vec::at_most(zero, Vec::at_least(zero, x)));
+  }
+  Vec::F value() const { return Vec::add(best, poison); }
+};
+
+// window_tile whose products go no further than the maximum of each column.
+template <int R, int Step>
+void window_maximum(const float* a, int64_t step, const float* b, int64_t k, Maximum largest[2]) {
+  const int64_t apart = Step ? Step : step;
+  Vec::F sum[R][2];
+  ELMO_FAST_UNROLL
+  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Vec::set1(0.0f);
+  for (; k > 0; --k, ++a, b += panel_width) {
+    const Vec::F b0 = Vec::load(b);
+    const Vec::F b1 = Vec::load(b + Vec::width);
+    ELMO_FAST_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const Vec::F ar = Vec::set1(a[r * apart]);
+      sum[r][0] = Vec::fma(ar, b0, sum[r][0]);
+      sum[r][1] = Vec::fma(ar, b1, sum[r][1]);
+    }
+  }
+  ELMO_FAST_UNROLL
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < 2; ++v) largest[v].add(sum[r][v], 0.0f, 1.0f);
+}
+
 class WindowProduct {
  public:
   explicit WindowProduct(int64_t dim) : dim_(dim) {
-    if (dim == 16) Fill<Vec::rows, 16>::fill(table_);
-    else Fill<Vec::rows, 0>::fill(table_);
+    if (dim == 16) Fill<Vec::rows, 16>::fill(*this);
+    else Fill<Vec::rows, 0>::fill(*this);
   }
 
   // c [rows, panel_width] = products of `rows` windows, at most Vec::rows, with b [k, panel_width].
@@ -78,23 +113,34 @@ class WindowProduct {
       table_[rows](windows + k0, dim_, b + k0 * panel_width, smaller(unit_k, k - k0), c);
   }
 
+  // The same products, of at most unit_k terms, straight into the maximum.
+  void largest(const float* windows, int64_t rows, const float* b, int64_t k, Maximum found[2]) const {
+    maxima_[rows](windows, dim_, b, k, found);
+  }
+
  private:
   using Tile = void (*)(const float*, int64_t, const float*, int64_t, float*);
+  using MaximumTile = void (*)(const float*, int64_t, const float*, int64_t, Maximum*);
 
   template <int R, int Step>
   struct Fill {
-    static void fill(Tile* table) {
-      Fill<R - 1, Step>::fill(table);
-      table[R] = window_tile<R, Step>;
+    static void fill(WindowProduct& to) {
+      Fill<R - 1, Step>::fill(to);
+      to.table_[R] = window_tile<R, Step>;
+      to.maxima_[R] = window_maximum<R, Step>;
     }
   };
   template <int Step>
   struct Fill<0, Step> {
-    static void fill(Tile* table) { table[0] = nullptr; }
+    static void fill(WindowProduct& to) {
+      to.table_[0] = nullptr;
+      to.maxima_[0] = nullptr;
+    }
   };
 
   const int64_t dim_;
   Tile table_[Vec::rows + 1];
+  MaximumTile maxima_[Vec::rows + 1];
 };
 
 // The largest of several vectors of products, which one was first, and how many there are. NaN stays NaN.
@@ -108,6 +154,7 @@ struct Largest {
     best = Vec::at_least(best, x);
     poison = Vec::add(poison, Vec::at_most(zero, Vec::at_least(zero, x)));
   }
+  Vec::F value() const { return Vec::add(best, poison); }
 };
 
 // Offsets in floats into the scratch of a forward: filters [panels, width * dim, panel_width] of each bank, their
@@ -128,6 +175,8 @@ struct CharCnnLayout {
   }
 };
 
+// Picks: Largest where the caller wants to know which windows won, else Maximum.
+template <class Picks>
 class CharCnnForward {
  public:
   CharCnnForward(const CharCnnPlan& plan, Team team)
@@ -137,14 +186,16 @@ class CharCnnForward {
   void run() const {
     const Share mine(call_.tokens, team_.rank, team_.size);
     for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
-    if (team_.rank == 0) pack_all();
+    pack_share();
     barrier_wait(*team_.barrier);
     for (int64_t token = mine.begin; token < mine.end; token += tokens_at_once)
       pool_tokens(token, smaller(token + tokens_at_once, mine.end));
   }
 
  private:
-  void pack_all() const {
+  // Every team_.size-th panel.
+  void pack_share() const {
+    int64_t turn = 0;
     float* to = plan_.scratch;
     float* padding = plan_.scratch + layout_.padding;
     float window[unit_k];
@@ -152,8 +203,10 @@ class CharCnnForward {
       const CharBank& bank = call_.banks[b];
       const int64_t k = bank.width * call_.dim;
       for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel, to += k * panel_width) {
-        Fp32Product::pack_right(plain_panel(bank.weight, bank.filters, panel), 0, k, reinterpret_cast<char*>(to));
-        padding_product(window, to, k, padding);
+        if (turn++ % team_.size == team_.rank) {
+          Fp32Product::pack_right(plain_panel(bank.weight, bank.filters, panel), 0, k, reinterpret_cast<char*>(to));
+          padding_product(window, to, k, padding);
+        }
         padding += panel_width;
       }
     }
@@ -186,17 +239,11 @@ class CharCnnForward {
   }
 
   void pool(int64_t token, const CharBank& bank, int64_t panel, const float* filters, const float* padding) const {
-    Largest largest[2];
-    float products[Vec::rows * panel_width];
+    Picks largest[2];
     const int64_t real = characters_.real_windows(token, bank), all = characters_.windows(bank);
     const Blocks blocks(real, Vec::rows, true);
-    for (int64_t b = 0; b < blocks.count; ++b) {
-      const int64_t first = blocks.begin(b), rows = blocks.size(b);
-      product_.multiply(characters_.of(token) + first * call_.dim, rows, filters, bank.width * call_.dim, products);
-      for (int64_t r = 0; r < rows; ++r)
-        for (int v = 0; v < 2; ++v)
-          largest[v].add(Vec::load(products + r * panel_width + v * Vec::width), static_cast<float>(first + r), 1.0f);
-    }
+    for (int64_t b = 0; b < blocks.count; ++b)
+      pool_block(characters_.of(token), blocks.begin(b), blocks.size(b), filters, bank.width * call_.dim, largest);
     for (int v = 0; v < 2 && real < all; ++v)
       largest[v].add(Vec::load(padding + v * Vec::width), static_cast<float>(real), static_cast<float>(all - real));
     for (int v = 0; v < 2; ++v) {
@@ -206,18 +253,37 @@ class CharCnnForward {
     }
   }
 
-  void store(const Largest& largest, int64_t at, int64_t count) const {
-    float values[Vec::width], places[Vec::width], counts[Vec::width];
-    Vec::store(values, Vec::add(largest.best, largest.poison));
+  // `rows` windows of a token from the `first` on.
+  void pool_block(const float* token, int64_t first, int64_t rows, const float* filters, int64_t k,
+                  Picks largest[2]) const {
+    if constexpr (!picks) {
+      if (k <= unit_k) return product_.largest(token + first * call_.dim, rows, filters, k, largest);
+    }
+    float products[Vec::rows * panel_width];
+    product_.multiply(token + first * call_.dim, rows, filters, k, products);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int v = 0; v < 2; ++v)
+        largest[v].add(Vec::load(products + r * panel_width + v * Vec::width), static_cast<float>(first + r), 1.0f);
+  }
+
+  void store(const Picks& largest, int64_t at, int64_t count) const {
+    float values[Vec::width];
+    Vec::store(values, largest.value());
+    std::memcpy(plan_.values + at, values, sizeof(float) * static_cast<size_t>(count));
+    if constexpr (picks) store_picks(largest, at, count);
+  }
+
+  void store_picks(const Picks& largest, int64_t at, int64_t count) const {
+    float places[Vec::width], counts[Vec::width];
     Vec::store(places, largest.place);
     Vec::store(counts, largest.count);
-    std::memcpy(plan_.values + at, values, sizeof(float) * static_cast<size_t>(count));
     for (int64_t k = 0; k < count; ++k)
       plan_.picks[at + k] = static_cast<uint32_t>(static_cast<int32_t>(places[k])) |
                             static_cast<uint32_t>(static_cast<int32_t>(counts[k])) << 16;
   }
 
   static constexpr int64_t tokens_at_once = 64;
+  static constexpr bool picks = std::is_same<Picks, Largest>::value;
 
   const CharCnnPlan& plan_;
   const CharCnnCall& call_;
@@ -229,6 +295,9 @@ class CharCnnForward {
 
 inline size_t char_cnn_forward_floats(const CharCnnPlan& plan) { return static_cast<size_t>(CharCnnLayout(plan).size); }
 
-inline void char_cnn_run_forward(const CharCnnPlan& plan, Team team) { CharCnnForward(plan, team).run(); }
+inline void char_cnn_run_forward(const CharCnnPlan& plan, Team team) {
+  if (plan.picks) CharCnnForward<Largest>(plan, team).run();
+  else CharCnnForward<Maximum>(plan, team).run();
+}
 
 }  // namespace

@@ -146,9 +146,14 @@ struct Fp32Engine {
   void (*tanh)(const float*, float*, int64_t);
 };
 
+struct Bf16Engine {
+  LstmEngine lstm;
+  LinearEngine linear;
+};
+
 struct AmxEngine {
-  LstmEngine high;
-  LstmEngine medium;
+  Bf16Engine high;
+  Bf16Engine medium;
 };
 
 const Fp32Engine& generic_engine();

@@ -22,7 +22,7 @@ Fp32Engine fp32_engine() {
   return {lstm_engine<Fp32Product>(),
           {lstm_kept, lstm_saved_row_bytes, lstm_run_direction<Fp32Product, true>, backward_packed_bytes,
            backward_pack_direction, backward_scratch_bytes, lstm_run_backward},
-          {linear_packed_bytes, linear_pack_all, linear_scratch_bytes, linear_run_share},
+          linear_engine<Fp32Product>(),
           {char_cnn_forward_floats, char_cnn_backward_floats, char_cnn_run_forward, char_cnn_run_backward},
           map_floats<sigmoid>,
           map_floats<tanh>};

@@ -96,6 +96,7 @@ struct Blocks {
 // The fp32 product as the loops see it: how operands are packed, and c += left x right over one unit of k.
 struct Fp32Product {
   static constexpr int block_rows = Vec::rows;
+  static constexpr int64_t cached_rows = 112;  // of a left operand with some thousand columns, in a core's own cache
   static constexpr int64_t unit = unit_k;
   static constexpr int64_t bytes_per_k = panel_width * sizeof(float);
 

@@ -13,12 +13,6 @@ namespace {
 
 using namespace cpu;
 
-Isa linear_isa() {
-  Isa isa;
-  find_isa(Precision::highest, &isa);
-  return isa;
-}
-
 PackedHeader header_for(const LinearShape& s, Isa isa) {
   const auto epilogue = static_cast<int32_t>(s.epilogue);
   if (s.input <= 0 || s.output <= 0 || s.input > INT32_MAX || s.output > INT32_MAX)
@@ -26,8 +20,8 @@ PackedHeader header_for(const LinearShape& s, Isa isa) {
   if (epilogue < 0 || epilogue > 2) throw std::invalid_argument("epilogue: expected 0, 1 or 2");
   if (s.epilogue == Epilogue::highway && s.input != s.output)
     throw std::invalid_argument("shape: a highway layer has as many outputs as inputs");
-  return linear_header(static_cast<int32_t>(isa), epilogue, s.input, s.output,
-                       sizeof(PackedHeader) + fp32_engine(isa).linear.packed_size(s));
+  return linear_header(static_cast<int32_t>(isa), static_cast<int32_t>(s.precision), s.input, s.output, epilogue,
+                       sizeof(PackedHeader) + linear_engine(s.precision, isa).packed_size(s));
 }
 
 struct LinearJob {
@@ -50,11 +44,11 @@ void check_call(const LinearCall& call) {
 
 }  // namespace
 
-size_t linear_packed_size(const LinearShape& shape) { return header_for(shape, linear_isa()).bytes; }
+size_t linear_packed_size(const LinearShape& shape) { return header_for(shape, isa_for(shape.precision)).bytes; }
 
 void linear_pack(const LinearShape& shape, const float* weight, const float* bias, const float* transform_weight,
                  const float* transform_bias, void* packed, size_t packed_size) {
-  const Isa isa = linear_isa();
+  const Isa isa = isa_for(shape.precision);
   const PackedHeader header = header_for(shape, isa);
   check_buffer(packed, packed_size, header);
   const bool highway = shape.epilogue == Epilogue::highway;
@@ -62,16 +56,16 @@ void linear_pack(const LinearShape& shape, const float* weight, const float* bia
       (highway && !bias))
     throw std::invalid_argument("weight: expected one matrix, and both of each kind for a highway layer");
   std::memcpy(packed, &header, sizeof header);
-  fp32_engine(isa).linear.pack(shape, {{weight, transform_weight}, {bias, transform_bias}},
+  linear_engine(shape.precision, isa).pack(shape, {{weight, transform_weight}, {bias, transform_bias}},
                                static_cast<char*>(packed) + sizeof header);
 }
 
 void linear_forward(const LinearCall& call) {
-  const Isa isa = linear_isa();
+  const Isa isa = isa_for(call.shape.precision);
   check_packed(call.packed, call.packed_size, header_for(call.shape, isa));
   check_call(call);
   if (call.rows == 0) return;
-  const LinearEngine& engine = fp32_engine(isa).linear;
+  const LinearEngine& engine = linear_engine(call.shape.precision, isa);
   const size_t scratch_size = engine.scratch_size(call);
   LinearJob job{{call, static_cast<const char*>(call.packed) + sizeof(PackedHeader),
                  thread_scratch(scratch_size * size_t(call.threads)), scratch_size},
@@ -81,12 +75,12 @@ void linear_forward(const LinearCall& call) {
 
 void sigmoid_forward(const float* x, float* y, int64_t count) {
   const IeeeScope ieee;
-  fp32_engine(linear_isa()).sigmoid(x, y, count);
+  fp32_engine(isa_for(Precision::highest)).sigmoid(x, y, count);
 }
 
 void tanh_forward(const float* x, float* y, int64_t count) {
   const IeeeScope ieee;
-  fp32_engine(linear_isa()).tanh(x, y, count);
+  fp32_engine(isa_for(Precision::highest)).tanh(x, y, count);
 }
 
 }  // namespace elmo_fast

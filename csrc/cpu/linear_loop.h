@@ -1,4 +1,4 @@
-// y = epilogue(x W + b). Include after packed_product.h and activations.h.
+// y = epilogue(x W + b). Include after lstm_layout.h and activations.h.
 //
 // Packed: [panels, K] panels, then [panels, panel_width] bias. A highway panel holds one vector of Wc and the same
 // columns of Wt. Many rows are split over the threads, few rows leave the columns to be split; neither changes bits.
@@ -6,15 +6,14 @@
 
 namespace {
 
-constexpr int64_t linear_rows_at_once = 448;
-
+template <class P>
 struct LinearLayout {
   int64_t columns_per_panel, panels;
   size_t bias, size;
   explicit LinearLayout(const LinearShape& s)
       : columns_per_panel(s.epilogue == Epilogue::highway ? Vec::width : panel_width),
         panels(divided_up(s.output, columns_per_panel)),
-        bias(aligned64(panels * panel_bytes<Fp32Product>(s.input))),
+        bias(aligned64(panels * panel_bytes<P>(s.input))),
         size(bias + aligned64(panels * panel_width * static_cast<int64_t>(sizeof(float)))) {}
 };
 
@@ -29,53 +28,68 @@ inline PanelSource linear_panel(const LinearShape& s, const float* const weight[
   return {{weight[0] + first, weight[1] + first}, {columns, columns}, stride};
 }
 
-inline size_t linear_packed_bytes(const LinearShape& s) { return LinearLayout(s).size; }
+// The two vectors of one panel's bias, unused columns zero.
+inline void pack_linear_bias(const PanelSource& from, bool there, char* packed) {
+  std::memset(packed, 0, panel_width * sizeof(float));
+  for (int v = 0; there && v < 2; ++v)
+    for (int64_t col = 0; col < from.columns[v]; ++col)
+      std::memcpy(packed + (v * Vec::width + col) * int64_t(sizeof(float)), from.start[v] + col, sizeof(float));
+}
 
-inline void linear_pack_all(const LinearShape& s, const LinearWeights& from, char* packed) {
-  const LinearLayout layout(s);
+template <class P>
+size_t linear_packed_bytes(const LinearShape& s) {
+  return LinearLayout<P>(s).size;
+}
+
+template <class P>
+void linear_pack_all(const LinearShape& s, const LinearWeights& from, char* packed) {
+  const LinearLayout<P> layout(s);
   for (int64_t panel = 0; panel < layout.panels; ++panel) {
-    pack_panel<Fp32Product>(linear_panel(s, from.weight, s.output, panel), s.input,
-                            packed + panel * panel_bytes<Fp32Product>(s.input));
+    pack_panel<P>(linear_panel(s, from.weight, s.output, panel), s.input, packed + panel * panel_bytes<P>(s.input));
     char* bias = packed + layout.bias + panel * panel_width * static_cast<int64_t>(sizeof(float));
-    if (from.bias[0]) Fp32Product::pack_right(linear_panel(s, from.bias, s.output, panel), 0, 1, bias);
-    else std::memset(bias, 0, panel_width * sizeof(float));
+    pack_linear_bias(linear_panel(s, from.bias, s.output, panel), from.bias[0] != nullptr, bias);
   }
 }
 
-inline size_t linear_scratch_bytes(const LinearCall& call) {
-  const int64_t rows = smaller(call.rows, linear_rows_at_once);
-  return left_bytes<Fp32Product>(rows, call.shape.input) +
-         aligned64(rows * panel_width * static_cast<int64_t>(sizeof(float)));
+template <class P>
+size_t linear_scratch_bytes(const LinearCall& call) {
+  const int64_t rows = P::buffer_rows(smaller(call.rows, P::cached_rows));
+  return left_bytes<P>(rows, call.shape.input) + aligned64(rows * panel_width * int64_t(sizeof(float)));
 }
 
+template <class P>
 class LinearLoop {
  public:
   LinearLoop(const LinearPlan& plan, char* scratch)
       : call_(plan.call), packed_(plan.packed), shape_(plan.call.shape), layout_(shape_),
         left_{scratch, shape_.input},
         sums_(reinterpret_cast<float*>(
-            scratch + left_bytes<Fp32Product>(smaller(call_.rows, linear_rows_at_once), shape_.input))) {}
+            scratch + left_bytes<P>(P::buffer_rows(smaller(call_.rows, P::cached_rows)), shape_.input))) {
+    // Columns beyond K, which put_left never writes, multiply zero rows of weights.
+    if (P::padded(1) > 1) std::memset(scratch, 0, static_cast<size_t>(reinterpret_cast<char*>(sums_) - scratch));
+  }
 
   void run(const Share& rows, const Share& panels) {
-    for (int64_t row = rows.begin; row < rows.end; row += linear_rows_at_once) {
-      const int64_t count = smaller(linear_rows_at_once, rows.end - row);
-      const Blocks blocks = Fp32Product::blocks(count);
+    for (int64_t row = rows.begin; row < rows.end; row += P::cached_rows) {
+      const int64_t count = smaller(P::cached_rows, rows.end - row);
+      const Blocks blocks = P::blocks(count);
       gather(row, blocks);
+      product_.begin(count);
       for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
         repeat_bias(panel, count);
-        multiply_panel(product_, left_, blocks, packed_ + panel * panel_bytes<Fp32Product>(shape_.input), sums_,
-                       panel_width);
+        multiply_panel(product_, left_, blocks, packed_ + panel * panel_bytes<P>(shape_.input), sums_, panel_width);
         for (int64_t r = 0; r < count; ++r) finish_row(row + r, panel, sums_ + r * panel_width);
       }
     }
+    product_.end();
   }
 
  private:
   void gather(int64_t row, const Blocks& blocks) {
     for (int64_t b = 0; b < blocks.count; ++b)
       for (int r = 0; r < blocks.size(b); ++r)
-        Fp32Product::put_left(left_.block(blocks, b), left_.k, blocks.size(b), r, 0, left_.k,
-                              call_.x + (row + blocks.begin(b) + r) * call_.x_stride);
+        P::put_left(left_.block(blocks, b), left_.k, blocks.size(b), r, 0, left_.k,
+                    call_.x + (row + blocks.begin(b) + r) * call_.x_stride);
   }
 
   void repeat_bias(int64_t panel, int64_t rows) {
@@ -109,19 +123,25 @@ class LinearLoop {
   const LinearCall& call_;
   const char* packed_;
   const LinearShape shape_;
-  const LinearLayout layout_;
-  const Left<Fp32Product> left_;
+  const LinearLayout<P> layout_;
+  const Left<P> left_;
   float* const sums_;
-  const Fp32Product product_;
+  const P product_{};
 };
 
-inline void linear_run_share(const LinearPlan& plan, int rank, int size) {
-  const int64_t rows = plan.call.rows, panels = LinearLayout(plan.call.shape).panels;
-  LinearLoop loop(plan, plan.scratch + plan.scratch_size * static_cast<size_t>(rank));
-  if (rows >= 2 * Fp32Product::block_rows * size)
+template <class P>
+void linear_run_share(const LinearPlan& plan, int rank, int size) {
+  const int64_t rows = plan.call.rows, panels = LinearLayout<P>(plan.call.shape).panels;
+  LinearLoop<P> loop(plan, plan.scratch + plan.scratch_size * static_cast<size_t>(rank));
+  if (rows >= 2 * P::block_rows * size)
     loop.run(Share(rows, rank, size), Share(panels, 0, 1));
   else
     loop.run(Share(rows, 0, 1), Share(panels, rank, size));
+}
+
+template <class P>
+LinearEngine linear_engine() {
+  return {linear_packed_bytes<P>, linear_pack_all<P>, linear_scratch_bytes<P>, linear_run_share<P>};
 }
 
 }  // namespace

@@ -17,8 +17,8 @@ std::string described(const PackedHeader& h) {
   const char* names[] = {"lstm", "linear", "lstm gradients", "a training forward"};
   std::string text = std::string(h.op >= 0 && h.op < 4 ? names[h.op] : "an unknown op") + " for " +
                      (known ? isa_name(static_cast<Isa>(h.isa)) : "an unknown instruction set") +
-                     (h.op == 1 ? ", epilogue " : ", precision ") + std::to_string(h.precision) + ", sizes";
-  for (int k = 0; k < (h.op == 1 ? 2 : 3); ++k) text += " " + std::to_string(h.sizes[k]);
+                     ", precision " + std::to_string(h.precision) + (h.op == 1 ? ", sizes and epilogue" : ", sizes");
+  for (int k = 0; k < 3; ++k) text += " " + std::to_string(h.sizes[k]);
   return text + ", version " + std::to_string(h.version);
 }
 
@@ -65,11 +65,9 @@ PackedHeader lstm_saved_header(int32_t isa, int64_t step_rows, int64_t dim, int6
   return with_sizes(header_of(3, isa, 0, bytes), step_rows, dim, projection);
 }
 
-PackedHeader linear_header(int32_t isa, int32_t epilogue, int64_t input, int64_t output, size_t bytes) {
-  PackedHeader header = header_of(1, isa, epilogue, bytes);
-  header.sizes[0] = input;
-  header.sizes[1] = output;
-  return header;
+PackedHeader linear_header(int32_t isa, int32_t precision, int64_t input, int64_t output, int32_t epilogue,
+                           size_t bytes) {
+  return with_sizes(header_of(1, isa, precision, bytes), input, output, epilogue);
 }
 
 void check_buffer(const void* packed, size_t size, const PackedHeader& header) {

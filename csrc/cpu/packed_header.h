@@ -12,15 +12,16 @@ struct PackedHeader {
   uint32_t version;
   int32_t op;         // 0 LSTM, 1 linear, 2 LSTM for gradients, 3 what a forward kept for them
   int32_t isa;
-  int32_t precision;  // of the LSTM; the epilogue of a linear
-  int64_t sizes[4];
+  int32_t precision;
+  int64_t sizes[4];   // of a linear: inputs, outputs, epilogue
   uint64_t bytes;     // header included
 };
 
 static_assert(sizeof(PackedHeader) == 64, "payload starts on a cache line");
 
 PackedHeader lstm_header(int32_t isa, int32_t precision, int64_t input, int64_t dim, int64_t projection, size_t bytes);
-PackedHeader linear_header(int32_t isa, int32_t epilogue, int64_t input, int64_t output, size_t bytes);
+PackedHeader linear_header(int32_t isa, int32_t precision, int64_t input, int64_t output, int32_t epilogue,
+                           size_t bytes);
 
 PackedHeader lstm_backward_header(int32_t isa, int64_t input, int64_t dim, int64_t projection, size_t bytes);
 PackedHeader lstm_saved_header(int32_t isa, int64_t step_rows, int64_t dim, int64_t projection, size_t bytes);

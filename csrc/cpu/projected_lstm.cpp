@@ -14,15 +14,6 @@ namespace {
 
 using namespace cpu;
 
-Isa isa_for(Precision precision) {
-  const auto number = static_cast<int32_t>(precision);
-  if (number < 0 || number > 2) throw std::invalid_argument("precision: expected 0, 1 or 2");
-  Isa isa;
-  if (!find_isa(precision, &isa))
-    throw std::invalid_argument("precision: high and medium need AMX, which is not available here");
-  return isa;
-}
-
 PackedHeader header_for(const LstmShape& s, Precision precision, Isa isa) {
   check_shape(s);
   const size_t payload = 2 * lstm_engine(precision, isa).packed_size(s);

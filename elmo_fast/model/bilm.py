@@ -327,7 +327,7 @@ class BiLm(nn.Module):
         if self.state == "warm":
             self._warm_state()
         known = self.fingerprint()
-        self._token_embedder.drop_fp32()
+        self._token_embedder.drop_fp32(self._precision)
         self._elmo_lstm.drop_fp32(self._precision)
         self._fingerprint = self._weights_key(), known
         if self._warm is not None:

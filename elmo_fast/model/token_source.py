@@ -104,15 +104,15 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
             for count in (1, _WARMUP_TOKENS):
                 self(ids[:count], backend)
 
-    def drop_fp32(self) -> None:
-        """Keep the large matrices only as the native engine packs them."""
+    def drop_fp32(self, precision: str) -> None:
+        """Keep the large matrices only as the native engine packs them for `precision`."""
         self._dropped_digest = self.digest()
         for k in range(self.options.n_highway):
             names = [f"W_carry_{k}", f"b_carry_{k}", f"W_transform_{k}", f"b_transform_{k}"]
-            for name, value in zip(names, packed_only.drop_highway(*(getattr(self, name) for name in names))):
+            for name, value in zip(names, packed_only.drop_highway(*(getattr(self, name) for name in names), precision)):
                 setattr(self, name, value)
         if self.has_projection:
-            self.W_proj, self.b_proj = packed_only.drop_linear(self.W_proj, self.b_proj)
+            self.W_proj, self.b_proj = packed_only.drop_linear(self.W_proj, self.b_proj, precision)
 
     def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
         char_embed = own["char_embed"]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from elmo_fast.ops import native_char_cnn, native_cpu, reference, torch_char_cnn
-from elmo_fast.ops.backend import needs_gradient, resolve
+from elmo_fast.ops import native_char_cnn, reference, torch_char_cnn
+from elmo_fast.ops.backend import resolve
 from elmo_fast.ops.checks import check_ids, check_range
 from elmo_fast.ops.host_device import is_capturing
 from elmo_fast.ops.precision import full_precision
@@ -27,7 +27,7 @@ def char_cnn(
     in `medium` their result is fp16 where `bounded` says that it fits (`range.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
 
-    On the CPU `native` without gradients is `torch_char_cnn` on the engine's products; there are no second derivatives.
+    On the CPU `native` computes in fp32 at every precision; it has no second derivatives.
     """
     check_ids(ids, filters)
     operands = char_embed, *(part for pair in filters for part in pair)
@@ -37,12 +37,10 @@ def char_cnn(
 
         check_range(ids, len(char_embed))
         return native_cuda.char_cnn(ids.to(char_embed.device), char_embed, filters, activation, precision, bounded)
-    if chosen == "native" and needs_gradient(operands):
-        return native_char_cnn.char_cnn(ids, char_embed, filters, activation)
-    table = full_precision(char_embed)
+    table, filters = full_precision(char_embed), [tuple(map(full_precision, pair)) for pair in filters]
     if chosen == "native":
-        return torch_char_cnn.char_cnn(ids, table, filters, activation, native_cpu.linear)
+        return native_char_cnn.char_cnn(ids, table, filters, activation)
     # sorting tokens by length reads the lengths back, which a captured graph cannot
     whole = chosen == "reference" or is_capturing(ids.device)
     run = reference.char_cnn if whole else torch_char_cnn.char_cnn
-    return run(ids, table, [tuple(map(full_precision, pair)) for pair in filters], activation)
+    return run(ids, table, filters, activation)

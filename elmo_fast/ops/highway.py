@@ -5,7 +5,8 @@ import torch
 from elmo_fast.ops import native_cpu, reference
 from elmo_fast.ops.backend import resolve, trains_on_cpu
 from elmo_fast.ops.checks import check_product
-from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.native_cpu import on_cpu
+from elmo_fast.ops.precision import active_precision, full_precision
 
 
 def highway(
@@ -21,7 +22,7 @@ def highway(
 ) -> torch.Tensor:
     """See `reference.highway`, which is also the torch path: two products leave nothing to save.
 
-    `precision` and `bounded` as in `elmo_fast.ops.char_cnn`, and so is the type of the result.
+    `precision` as in `elmo_fast.ops.linear`; `bounded` and the type of the result as in `elmo_fast.ops.char_cnn`.
     With gradients on the CPU as `elmo_fast.ops.linear`.
     """
     weights = w_carry, b_carry, w_transform, b_transform
@@ -33,4 +34,4 @@ def highway(
         from elmo_fast.ops import native_cuda
 
         return native_cuda.highway(x, *weights, precision, bounded)
-    return native_cpu.highway(full_precision(x), *weights)
+    return native_cpu.highway(full_precision(x), *weights, precision=on_cpu(precision or active_precision()))

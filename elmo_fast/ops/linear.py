@@ -5,14 +5,16 @@ import torch
 from elmo_fast.ops import native_cpu
 from elmo_fast.ops.backend import resolve, trains_on_cpu
 from elmo_fast.ops.checks import check_product
-from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.native_cpu import on_cpu
+from elmo_fast.ops.precision import active_precision, full_precision
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend: str = "auto",
            precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """x [N, K], weight [K, M], bias [M] -> x W + b [N, M]; `backend` as in `elmo_fast.ops.backend`.
 
-    `precision` and `bounded` as in `elmo_fast.ops.char_cnn`, but the native kernel's result is fp32.
+    `precision` is what the native kernels compute in, by default that of `precision.numerics` around the call; their
+    result is fp32. `bounded` as in `elmo_fast.ops.char_cnn`.
     On the CPU calls with gradients run in torch: weights that change after each use do not repay their packing.
     """
     check_product(x, weight, bias)
@@ -22,4 +24,4 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
         from elmo_fast.ops import native_cuda
 
         return native_cuda.linear(x, weight, bias, precision, bounded)
-    return native_cpu.linear(full_precision(x), weight, bias)
+    return native_cpu.linear(full_precision(x), weight, bias, precision=on_cpu(precision or active_precision()))

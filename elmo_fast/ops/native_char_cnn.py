@@ -1,7 +1,7 @@
-"""The C++ engine's char-CNN with gradients. fp32, on the CPU.
+"""The C++ engine's char-CNN, with gradients and without. fp32 at every precision, on the CPU.
 
-Registered with `torch.library` as `torch.ops.elmo_fast.char_cnn_train` and `.char_cnn_backward`. Forward numbers are
-those of the native op without gradients, to the bit; a maximum that windows share passes its gradient to them in equal
+Registered with `torch.library` as `torch.ops.elmo_fast.char_cnn`, and for gradients as `.char_cnn_train` and
+`.char_cnn_backward`. The numbers of both forwards are the same to the bit; a maximum that windows share passes its gradient to them in equal
 parts, as the reference's does. There are no second derivatives: asking for them raises `RuntimeError`.
 """
 
@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import torch
 
-from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.backend import native_module, needs_gradient
 from elmo_fast.ops.reference import ACTIVATIONS
 from elmo_fast.ops.torch_char_cnn import PADDING_ID
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
+_library.define("char_cnn(Tensor ids, Tensor table, Tensor[] weights) -> Tensor")
 _library.define("char_cnn_train(Tensor ids, Tensor table, Tensor[] weights) -> (Tensor, Tensor)")
 _library.define("char_cnn_backward(Tensor grad, Tensor picks, Tensor ids, Tensor table, Tensor[] weights, "
                 "bool[] needed) -> Tensor[]")
@@ -25,11 +26,14 @@ def char_cnn(
     filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
     activation: str,
 ) -> torch.Tensor:
-    """As `reference.char_cnn`, differentiable in the embedding and all filters."""
+    """As `reference.char_cnn` on fp32 operands, differentiable in the embedding and all filters."""
     table = torch.cat([torch.zeros_like(char_embed[:1]), char_embed])  # [262, E]
     weights, biases = zip(*filters)
-    values, _ = torch.ops.elmo_fast.char_cnn_train(ids.to(torch.int32).contiguous(), table,
-                                                   [each.contiguous() for each in weights])
+    operands = ids.to(torch.int32).contiguous(), table, [each.contiguous() for each in weights]
+    if needs_gradient((char_embed, *weights, *biases)):
+        values, _ = torch.ops.elmo_fast.char_cnn_train(*operands)
+    else:
+        values = torch.ops.elmo_fast.char_cnn(*operands)
     return ACTIVATIONS[activation](values + torch.cat(biases))
 
 
@@ -45,6 +49,16 @@ def _call(ids, table, weights, grads=None) -> dict:
                 threads=torch.get_num_threads())
 
 
+def _run(ids, table, weights):
+    values = _fake(ids, table, weights)
+    native_module()[0].char_cnn_forward(**_call(ids, table, weights), values=values.data_ptr(), picks=0)
+    return values
+
+
+def _fake(ids, table, weights):
+    return table.new_empty(ids.shape[0], sum(weight.shape[-1] for weight in weights))
+
+
 def _train(ids, table, weights):
     values, picks = _fake_train(ids, table, weights)
     native_module()[0].char_cnn_forward(**_call(ids, table, weights), values=values.data_ptr(), picks=picks.data_ptr())
@@ -52,8 +66,8 @@ def _train(ids, table, weights):
 
 
 def _fake_train(ids, table, weights):
-    filters = sum(weight.shape[-1] for weight in weights)
-    return table.new_empty(ids.shape[0], filters), ids.new_empty(ids.shape[0], filters)
+    values = _fake(ids, table, weights)
+    return values, ids.new_empty(values.shape)
 
 
 def _keep(ctx, inputs, output) -> None:
@@ -90,8 +104,10 @@ def _no_second_derivatives(ctx, *_):
     raise RuntimeError("char_cnn: the native backend has no second derivatives; backend='torch' has them")
 
 
+_library.impl("char_cnn", _run, "CPU")
 _library.impl("char_cnn_train", _train, "CPU")
 _library.impl("char_cnn_backward", _run_backward, "CPU")
+torch.library.register_fake("elmo_fast::char_cnn", _fake, lib=_library)
 torch.library.register_fake("elmo_fast::char_cnn_train", _fake_train, lib=_library)
 torch.library.register_fake("elmo_fast::char_cnn_backward", _fake_backward, lib=_library)
 torch.library.register_autograd("elmo_fast::char_cnn_train", _backward, setup_context=_keep, lib=_library)

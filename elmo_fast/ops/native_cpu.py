@@ -4,6 +4,8 @@ Its sums have a fixed order: a row's result has the same bits whatever batch it 
 The kernels are registered with `torch.library` as `torch.ops.elmo_fast.linear` and `.projected_lstm`.
 """
 
+import functools
+import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -17,26 +19,29 @@ from elmo_fast.ops.schedule import Schedule
 
 NO_EPILOGUE, _HIGHWAY = 0, 2
 
+logger = logging.getLogger(__name__)
+
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
-_library.define("linear(Tensor x, Tensor packed, int inputs, int outputs, int epilogue) -> Tensor")
+_library.define("linear(Tensor x, Tensor packed, int inputs, int outputs, int epilogue, int precision=0) -> Tensor")
 _library.define("projected_lstm(Tensor inputs, Tensor? rows, Tensor live, Tensor? starts, Tensor h, Tensor c, "
                 "Tensor packed, int dim, int precision, float cell_clip, float proj_clip, Tensor? restart_h, "
                 "Tensor? restart_c, int multiplied=0) -> (Tensor, Tensor, Tensor)")
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [N, K], weight [K, M], bias [M] or None -> x W + b [N, M]."""
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *,
+           precision: str = "highest") -> torch.Tensor:
+    """x [N, K], weight [K, M], bias [M] or None -> x W + b [N, M]; a precision that `runs_precision`."""
     inputs, outputs = weight.shape
-    packed = packed_linear(weight, bias)
-    return torch.ops.elmo_fast.linear(x.contiguous(), packed, inputs, outputs, NO_EPILOGUE)
+    packed = packed_linear(weight, bias, precision)
+    return torch.ops.elmo_fast.linear(x.contiguous(), packed, inputs, outputs, NO_EPILOGUE, PRECISIONS.index(precision))
 
 
 def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
-            b_transform: torch.Tensor) -> torch.Tensor:
-    """As `reference.highway`."""
+            b_transform: torch.Tensor, *, precision: str = "highest") -> torch.Tensor:
+    """As `reference.highway`, the products in a precision that `runs_precision`, the rest in fp32."""
     size = len(w_carry)
-    packed = packed_highway(w_carry, b_carry, w_transform, b_transform)
-    return torch.ops.elmo_fast.linear(x.contiguous(), packed, size, size, _HIGHWAY)
+    packed = packed_highway(w_carry, b_carry, w_transform, b_transform, precision)
+    return torch.ops.elmo_fast.linear(x.contiguous(), packed, size, size, _HIGHWAY, PRECISIONS.index(precision))
 
 
 def projected_lstm(
@@ -52,7 +57,7 @@ def projected_lstm(
     multiplied: bool = False,
     precision: str = "highest",
 ) -> tuple[torch.Tensor, State]:
-    """As `reference.projected_lstm`; `precision` as `lstm_precision` knows it."""
+    """As `reference.projected_lstm`, in a precision that `runs_precision`."""
     width = len(weights[0][0]) - state[0].shape[1] // 2
     dim, level = len(weights[0][1]) // 4, PRECISIONS.index(precision)
     packed = packed_lstm(weights, precision)
@@ -65,16 +70,18 @@ def projected_lstm(
     return out, (restore(h, order), restore(c, order))
 
 
-def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, keep: bool = True) -> torch.Tensor:
+def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, precision: str) -> torch.Tensor:
     """Packed weights of `linear`, uint8."""
-    return packed_weights((weight, bias), "linear", lambda each: pack_linear(*weight.shape, NO_EPILOGUE, each), keep)
+    shape = *weight.shape, NO_EPILOGUE, PRECISIONS.index(precision)
+    return packed_weights((weight, bias), f"linear {precision}", lambda each: pack_linear(*shape, each))
 
 
 def packed_highway(w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
-                   b_transform: torch.Tensor) -> torch.Tensor:
+                   b_transform: torch.Tensor, precision: str) -> torch.Tensor:
     """Packed weights of `highway`, uint8."""
-    return packed_weights((w_carry, b_carry, w_transform, b_transform), "highway",
-                   lambda each: pack_linear(*w_carry.shape, _HIGHWAY, each))
+    shape = *w_carry.shape, _HIGHWAY, PRECISIONS.index(precision)
+    return packed_weights((w_carry, b_carry, w_transform, b_transform), f"highway {precision}",
+                          lambda each: pack_linear(*shape, each))
 
 
 def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:
@@ -90,6 +97,19 @@ def runs_precision(precision: str) -> bool:
     """Whether the engine has kernels for `precision` on this machine: 16-bit products need AMX."""
     module = native_module()[0]
     return module is not None and bool(module.lstm_isa(PRECISIONS.index(precision)))
+
+
+def on_cpu(precision: str) -> str:
+    """`precision`, or `highest` where the processor has no 16-bit tile products; says so once."""
+    if runs_precision(precision):
+        return precision
+    _log_once(precision)
+    return "highest"
+
+
+@functools.cache
+def _log_once(precision: str) -> None:
+    logger.info("precision %r runs as 'highest': this processor has no AMX", precision)
 
 
 def limit(clip: float | None) -> float:
@@ -117,12 +137,12 @@ def aligned_bytes(size: int) -> torch.Tensor:
     return whole[-whole.data_ptr() % 64 :][:size]
 
 
-def pack_linear(inputs: int, outputs: int, epilogue: int, tensors) -> torch.Tensor:
+def pack_linear(inputs: int, outputs: int, epilogue: int, precision: int, tensors) -> torch.Tensor:
     """Contiguous fp32 weights and biases, in the order of `linear` or `highway`, as the engine reads them."""
     module = native_module()[0]
-    packed = aligned_bytes(module.linear_packed_size(inputs, outputs, epilogue))
+    packed = aligned_bytes(module.linear_packed_size(inputs, outputs, epilogue, precision))
     pointers = [pointer(each) for each in tensors] + [0] * (4 - len(tensors))
-    module.linear_pack(inputs, outputs, epilogue, *pointers, packed.data_ptr(), packed.numel())
+    module.linear_pack(inputs, outputs, epilogue, precision, *pointers, packed.data_ptr(), packed.numel())
     return packed
 
 
@@ -139,16 +159,16 @@ def pointer(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _run_linear(x, packed, inputs, outputs, epilogue):
+def _run_linear(x, packed, inputs, outputs, epilogue, precision=0):
     y = x.new_empty(len(x), outputs)
     native_module()[0].linear_forward(
-        input=inputs, output=outputs, epilogue=epilogue, packed=packed.data_ptr(), packed_size=packed.numel(),
-        x=x.data_ptr(), rows=len(x), x_stride=inputs, y=y.data_ptr(), y_stride=outputs,
+        input=inputs, output=outputs, epilogue=epilogue, precision=precision, packed=packed.data_ptr(),
+        packed_size=packed.numel(), x=x.data_ptr(), rows=len(x), x_stride=inputs, y=y.data_ptr(), y_stride=outputs,
         threads=torch.get_num_threads())
     return y
 
 
-def _fake_linear(x, packed, inputs, outputs, epilogue):
+def _fake_linear(x, packed, inputs, outputs, epilogue, precision=0):
     return x.new_empty(x.shape[0], outputs)
 
 

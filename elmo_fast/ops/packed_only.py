@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from elmo_fast.ops import native_cpu
+from elmo_fast.ops.native_cpu import on_cpu
 from elmo_fast.ops.packing import hand_over
-from elmo_fast.ops.projected_lstm import on_cpu
 from elmo_fast.ops.reference import LstmWeights
 
 
@@ -15,15 +15,15 @@ def drop_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> list[
     return _emptied([*weights[0], *weights[1]])
 
 
-def drop_highway(w_carry, b_carry, w_transform, b_transform) -> list[torch.Tensor | None]:
+def drop_highway(w_carry, b_carry, w_transform, b_transform, precision: str) -> list[torch.Tensor | None]:
     """Pack a highway layer and return its four tensors with the matrices emptied."""
-    native_cpu.packed_highway(w_carry, b_carry, w_transform, b_transform)
+    native_cpu.packed_highway(w_carry, b_carry, w_transform, b_transform, on_cpu(precision))
     return _emptied([w_carry, b_carry, w_transform, b_transform])
 
 
-def drop_linear(weight, bias) -> list[torch.Tensor | None]:
+def drop_linear(weight, bias, precision: str) -> list[torch.Tensor | None]:
     """Pack a product and return weight and bias with the matrix emptied."""
-    native_cpu.packed_linear(weight, bias)
+    native_cpu.packed_linear(weight, bias, on_cpu(precision))
     return _emptied([weight, bias])
 
 

@@ -1,8 +1,5 @@
 """One layer of the two-direction projected LSTM: chooses the backend."""
 
-import functools
-import logging
-
 import torch
 
 from elmo_fast.ops import cuda_lstm, native_cpu, native_training, reference, torch_projected_lstm
@@ -10,11 +7,10 @@ from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_projected_lstm
 from elmo_fast.ops.host_device import to_device
 from elmo_fast.ops.linear import linear
+from elmo_fast.ops.native_cpu import on_cpu
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
-
-logger = logging.getLogger(__name__)
 
 
 def projected_lstm(
@@ -77,7 +73,7 @@ def input_products(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *,
     In the native engine's `highest` they have the bits that it computes from `x` itself.
     """
     width = x.shape[1]
-    return torch.cat([linear(x, w[:width], b, backend=backend) for w, b, _ in weights], dim=1)
+    return torch.cat([linear(x, w[:width], b, backend=backend, precision="highest") for w, b, _ in weights], dim=1)
 
 
 def takes_products(backend: str, precision: str, weights: tuple[LstmWeights, LstmWeights]) -> bool:
@@ -89,16 +85,3 @@ def takes_products(backend: str, precision: str, weights: tuple[LstmWeights, Lst
     chosen = resolve("projected_lstm", backend, *operands)
     on_host = operands[0].device.type == "cpu"
     return on_host if chosen == "torch" else chosen == "native" and on_host and on_cpu(precision) == "highest"
-
-
-def on_cpu(precision: str) -> str:
-    """`precision`, or `highest` where the processor has no 16-bit tile products; says so once."""
-    if native_cpu.runs_precision(precision):
-        return precision
-    _log_once(precision)
-    return "highest"
-
-
-@functools.cache
-def _log_once(precision: str) -> None:
-    logger.info("precision %r runs as 'highest': this processor has no AMX", precision)

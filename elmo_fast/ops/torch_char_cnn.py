@@ -10,8 +10,6 @@ import torch
 
 from elmo_fast.ops.reference import ACTIVATIONS
 
-Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
 PADDING_ID = 261
 # On a CPU the windows and their products then stay in its caches, and in memory that is not new to the process.
 _TOKENS_AT_ONCE = {"cpu": 128}
@@ -24,15 +22,14 @@ def char_cnn(
     char_embed: torch.Tensor,
     filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
     activation: str,
-    multiply: Multiply = torch.matmul,
 ) -> torch.Tensor:
-    """As `reference.char_cnn`: ids [N, C] -> [N, filters]. `multiply` is the product of windows [M, K] and [K, n]."""
+    """As `reference.char_cnn`: ids [N, C] -> [N, filters]."""
     table = _with_no_token(char_embed)
     pieces = [char_embed.new_empty(0, sum(weight.shape[-1] for weight, _ in filters))]
     orders = [torch.empty(0, dtype=torch.int64, device=ids.device)]
     for rows, longest in _by_length(ids):
         orders.append(rows)
-        pieces.append(_short_tokens(ids[rows], longest, table, filters, activation, multiply))
+        pieces.append(_short_tokens(ids[rows], longest, table, filters, activation))
     values = torch.cat(pieces)
     return torch.empty_like(values).index_copy(0, torch.cat(orders), values)
 
@@ -52,7 +49,7 @@ def gradients(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tup
     pairs = list(zip(leaves[1:][:len(filters)], leaves[1:][len(filters):]))
     for rows, longest in _by_length(ids, _WINDOWS_AT_ONCE):
         with torch.enable_grad(), around():
-            value = _short_tokens(ids[rows], longest, _with_no_token(leaves[0]), pairs, activation, torch.matmul)
+            value = _short_tokens(ids[rows], longest, _with_no_token(leaves[0]), pairs, activation)
             found = torch.autograd.grad(value, wanted, grad[rows].to(value.dtype), allow_unused=True)
         for total, each in zip(sums, found):
             if each is not None:
@@ -89,7 +86,7 @@ def _with_no_token(char_embed: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros_like(char_embed[:1]), char_embed])
 
 
-def _short_tokens(ids, longest: int, table, filters, activation: str, multiply: Multiply) -> torch.Tensor:
+def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.Tensor:
     """Tokens whose ids from `longest` on are padding."""
     dim, positions = table.shape[1], ids.shape[1]
     widest = max(weight.shape[1] for weight, _ in filters)
@@ -101,10 +98,10 @@ def _short_tokens(ids, longest: int, table, filters, activation: str, multiply: 
         kernel = weight.view(width * dim, -1)
         starts = min(longest, positions - width + 1)
         windows = characters.unfold(1, width * dim, dim)[:, :starts]  # [N, starts, width * E]
-        value = multiply(windows.reshape(-1, width * dim), kernel).view(len(ids), starts, -1)
+        value = (windows.reshape(-1, width * dim) @ kernel).view(len(ids), starts, -1)
         skipped = positions - width + 1 - starts
         if skipped > 0:
-            value = _LargestWindow.apply(value, multiply(table[PADDING_ID].repeat(1, width), kernel), skipped)
+            value = _LargestWindow.apply(value, table[PADDING_ID].repeat(1, width) @ kernel, skipped)
         else:
             value = value.amax(1)
         pooled.append(ACTIVATIONS[activation](value + bias))

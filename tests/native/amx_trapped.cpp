@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "../../csrc/cpu/cpu_features.h"
+#include "linear_case.h"
 #include "lstm_case.h"
 #include "tile_trap.h"
 
@@ -27,11 +28,21 @@ Floats run_on(Isa isa, const Case& k, Precision precision, float scale, int thre
   return data.run(precision, threads, threads % 3);
 }
 
-void compare(const Case& k, Precision precision, float scale) {
-  const Floats expected = run_on(Isa::amx_emulated, k, precision, scale, 1);
+Floats run_on(Isa isa, const LinearShape& shape, int64_t rows, float scale, int threads) {
+  chosen = isa;
+  std::mt19937 rng(6);
+  LinearData data(shape, rows, rng);
+  for (float& value : data.x) value *= scale;
+  return data.run(threads);
+}
+
+// `run` with an instruction set and a number of threads.
+template <class Run>
+void compare(const Run& run) {
+  const Floats expected = run(Isa::amx_emulated, 1);
   for (int threads : {1, 2, 5}) {
     const tile_trap::Counts before = tile_trap::counts();
-    const Floats found = run_on(Isa::amx, k, precision, scale, threads);
+    const Floats found = run(Isa::amx, threads);
     const tile_trap::Counts after = tile_trap::counts();
     require(after.multiplied > before.multiplied && after.loaded > before.loaded && after.stored > before.stored,
             "tile instructions were carried out");
@@ -47,8 +58,13 @@ int main() {
   const Case cases[] = {{1, 1, 1, 1, 1},    {5, 37, 11, 17, 4},  {16, 24, 24, 3, 5}, {300, 70, 40, 33, 3},
                         {33, 130, 33, 2, 2}, {8, 64, 16, 64, 4}, {64, 32, 32, 16, 3}, {20, 17, 5, 40, 6}};
   for (Precision precision : {Precision::high, Precision::medium}) {
-    for (const Case& k : cases)
-      for (float scale : {1.0f, 100.0f, 1e-38f}) compare(k, precision, scale);
+    for (float scale : {1.0f, 100.0f, 1e-38f}) {
+      for (const Case& k : cases)
+        compare([&](Isa isa, int threads) { return run_on(isa, k, precision, scale, threads); });
+      for (const LinearShape& shape : linear_shapes(precision))
+        for (int64_t rows : {1, 16, 45, 460})
+          compare([&](Isa isa, int threads) { return run_on(isa, shape, rows, scale, threads); });
+    }
     std::printf("precision %d: the same bits\n", static_cast<int>(precision));
   }
   const tile_trap::Counts all = tile_trap::counts();

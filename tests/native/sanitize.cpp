@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../../csrc/cpu/thread_pool.h"
+#include "linear_case.h"
 #include "lstm_case.h"
 
 void training_cases();  // sanitize_training.cpp
@@ -44,28 +45,14 @@ void concurrent_callers(Precision precision) {
   for (std::thread& caller : callers) caller.join();
 }
 
-void linear_case(const LinearShape& shape, int64_t rows, std::mt19937& rng) {
-  const size_t k = size_t(shape.input), m = size_t(shape.output), n = size_t(rows);
-  const Floats x = random_floats(n * k, rng), w = random_floats(k * m, rng), b = random_floats(m, rng);
-  const bool highway = shape.epilogue == Epilogue::highway;
-  std::vector<char> packed(linear_packed_size(shape));
-  linear_pack(shape, w.data(), b.data(), highway ? w.data() : nullptr, highway ? b.data() : nullptr, packed.data(),
-              packed.size());
-  Floats expected;
-  for (int threads : {1, 2, 5}) {
-    Floats y(n * m, NAN);
-    linear_forward({shape, packed.data(), packed.size(), x.data(), rows, shape.input, y.data(), shape.output, threads});
-    if (expected.empty()) expected = y;
-    require(same(expected, y), "linear: same bits");
-  }
-}
-
-void linear_cases() {
+void linear_cases(Precision precision) {
   std::mt19937 rng(3);
   for (int64_t rows : {1, 13, 61, 500}) {
-    linear_case({7, 3, Epilogue::none}, rows, rng);
-    linear_case({300, 37, Epilogue::relu}, rows, rng);
-    linear_case({40, 40, Epilogue::highway}, rows, rng);
+    for (const LinearShape& shape : linear_shapes(precision)) {
+      const LinearData data(shape, rows, rng);
+      const Floats expected = data.run(1);
+      for (int threads : {2, 5}) require(same(expected, data.run(threads)), "linear: same bits");
+    }
   }
 }
 
@@ -110,9 +97,9 @@ int main(int argc, char** argv) {
     if (lstm_isa(precision).empty()) continue;
     lstm_cases(precision);
     concurrent_callers(precision);
+    linear_cases(precision);
     std::printf("precision %d on %s: clean\n", int(precision), lstm_isa(precision).c_str());
   }
-  linear_cases();
   training_cases();
   if (argc < 2 || std::strcmp(argv[1], "--no-fork") != 0) forked_child();
   return 0;
