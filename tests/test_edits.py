@@ -5,6 +5,8 @@ import torch
 from models import SENTENCES, bilm
 
 from elmo_fast import batch_to_ids
+from elmo_fast.ops import native_cpu
+from elmo_fast.ops.backend import why_not
 from elmo_fast.ops.edits import edit_key
 
 
@@ -21,6 +23,19 @@ def test_an_inference_tensor_is_never_trusted():
     with torch.inference_mode():
         w = torch.ones(3)
     assert edit_key(w) != edit_key(w)
+
+
+@pytest.mark.skipif(why_not("linear", "native", [torch.ones(1)]) is not None, reason="nothing is packed without the engine")
+def test_a_model_made_in_inference_mode_packs_its_weights_once(monkeypatch):
+    with torch.inference_mode():
+        model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
+        first = torch.stack(model(ids).activations)
+        monkeypatch.setattr(native_cpu, "aligned_bytes", None)  # what packing writes to
+        assert torch.equal(torch.stack(model(ids).activations), first)
+    with torch.no_grad():
+        model.get_parameter("_elmo_lstm.W_0_0_0").mul_(2)
+    with pytest.raises(TypeError, match="NoneType"):
+        model(ids)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.model import captured, states
+from elmo_fast.model import captured
 from elmo_fast.model.allennlp_names import require_data
 from elmo_fast.model.fingerprint import fingerprint
 from elmo_fast.model.layout import BiLmOutput, in_text_order
@@ -19,10 +19,10 @@ from elmo_fast.model.token_inputs import TokenInputs, check_shape
 from elmo_fast.model.token_lookup import Found
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.token_table import TokenTable
+from elmo_fast.model.warm import WarmState, edit_keys
 from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
 from elmo_fast.ops.backend import check_backend, resolve, why_not
-from elmo_fast.ops.edits import edit_key
 from elmo_fast.ops.host_device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
@@ -69,7 +69,7 @@ class BiLm(nn.Module):
         self._token_embedder = self._make_token_source(weights, requires_grad)
         self._elmo_lstm = self._make_lstm(weights, requires_grad, state)
         self._word_embedding: WordCache | None = None
-        self._warm: tuple[tuple, State] | None = None
+        self._warm = WarmState()
         self._fingerprint: tuple[tuple, str] | None = None
         self._inputs = TokenInputs()
         self._marks = captured.Marks()
@@ -294,31 +294,10 @@ class BiLm(nn.Module):
         return self.precision if dtype in (torch.float32, torch.float64) else "medium"
 
     def _warm_state(self) -> State:
-        """State after `warm_text` ran from zeros, (h [L, 2 P], c [L, 2 D]): kept until weights or text change."""
-        key = self._warm_key()
-        if self._warm is None or self._warm[0] != key:
-            self._warm = key, self._run_warm_text()
-        return self._warm[1]
-
-    def _warm_key(self) -> tuple:
-        return self._weights_key() + tuple(map(tuple, self.warm_text))
+        return self._warm.after(self.warm_text, self._token_embedder, self._elmo_lstm, self.backend)
 
     def _weights_key(self) -> tuple:
-        parts = (self._token_embedder, self._elmo_lstm)
-        return tuple(edit_key(value) for part in parts for value in part.parameters())
-
-    def _run_warm_text(self) -> State:
-        framed = [token for sentence in self.warm_text
-                  for token in (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN)]
-        ids = to_device(self._token_embedder.token_ids(framed), self._device)
-        lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
-        with torch.no_grad(), numerics("highest", ids.device):
-            vectors = self._token_embedder(ids, self.backend)
-            zeros = states.zero_state(*self._elmo_lstm.state_sizes[:1], 1, *self._elmo_lstm.state_sizes[1:], vectors)
-            schedule = make_schedule(lengths, np.zeros_like(lengths))
-            rows = torch.from_numpy(schedule.tokens)
-            _, (h, c) = self._elmo_lstm.run(vectors, rows, schedule, zeros, backend=self.backend)
-        return h[:, 0], c[:, 0]
+        return edit_keys(self._token_embedder, self._elmo_lstm)
 
     def _drop_fp32(self) -> None:
         if self.options.char_cnn is None or resolve("projected_lstm", self.backend, self._elmo_lstm.B_0_0) != "native":
@@ -330,5 +309,4 @@ class BiLm(nn.Module):
         self._token_embedder.drop_fp32(self._precision)
         self._elmo_lstm.drop_fp32(self._precision)
         self._fingerprint = self._weights_key(), known
-        if self._warm is not None:
-            self._warm = self._warm_key(), self._warm[1]
+        self._warm.hold(self.warm_text, self._token_embedder, self._elmo_lstm)

@@ -33,6 +33,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
     the forget gate's +1, `W_P_0_{d}_{l}` [D, P]. `stateful`, `reset_states()` and `_states` are AllenNLP's.
     """
 
+    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode, so nothing packed from them would last
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
                  state: str = "carry"):
         super().__init__()

@@ -49,6 +49,7 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
     size and the weights hold no `CNN_proj`, there is none.
     """
 
+    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode, so nothing packed from them would last
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__()
         self.options = options.char_cnn
@@ -149,6 +150,7 @@ class WordEmbedder(nn.Module):
     row_shape: tuple[int, ...] = ()
     datasets = {"embedding": "embedding"}
 
+    @torch.inference_mode(False)
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__()
         self.embedding = nn.Parameter(torch.tensor(weights["embedding"]), requires_grad=requires_grad)
