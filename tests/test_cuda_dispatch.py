@@ -1,17 +1,16 @@
-"""Which tier of the LSTM runs on a GPU, with what numbers, and what happens where one cannot: without a GPU.
+"""What the tiers of the LSTM on a GPU compute: without a GPU.
 
 The LSTM of whole models goes through `cuda_lstm`, in `medium`; tiers B and C run on the simulator.
 """
 
-import logging
-
 import numpy as np
 import pytest
 import torch
+from cuda_dispatch import BATCHES, CPU, LADDER, agrees, agrees_over_batches, call_operands, gpu, take, tested
 from cuda_simulator import PERSISTENT, STEPS
 from models import SENTENCES, SHAPES, bilm, options
 from simulated_cuda import simulated
-from test_projected_lstm import LENGTHS, draw, layer
+from test_projected_lstm import layer
 from tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast import ElmoEmbedder
@@ -19,50 +18,8 @@ from elmo_fast.ops import cuda_layer, cuda_limits, cuda_lstm, cuda_tiers, native
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.cuda_tiers import Rule, Work
 from elmo_fast.ops.doctor import tier_lines
-from elmo_fast.ops.schedule import make_schedule
 
 pytestmark = pytest.mark.skipif(native_module()[0] is None, reason=f"no native module: {native_module()[1]}")
-CPU = torch.device("cpu")
-LIMIT = AGAINST_FLOAT64["medium-fp16"]
-BATCHES = [SENTENCES[:4], SENTENCES[1:3], SENTENCES[::-1], SENTENCES[2:5], [[], []], SENTENCES[:1]]
-LADDER = Rule("C", most_lanes=32), Rule("B"), Rule("A")
-
-
-@pytest.fixture
-def gpu(simulated, monkeypatch):
-    """The simulator; the LSTM of every model goes through the CUDA tiers. `ran_a` counts the calls of tier A."""
-    simulated.ran_a = 0
-
-    def through_tiers(*operands, backend, multiplied, **settings):
-        assert not multiplied
-        if backend == "reference":
-            return reference.projected_lstm(*operands, **{key: settings[key] for key in settings if key != "precision"})
-        return cuda_lstm.projected_lstm(*operands, **{**settings, "precision": "medium"})
-
-    def tier_a(*operands, run=stepwise_lstm.run):
-        simulated.ran_a += 1
-        return run(*operands)
-
-    monkeypatch.setattr("elmo_fast.model.lstm.projected_lstm", through_tiers)
-    monkeypatch.setattr(stepwise_lstm, "run", tier_a)
-    return simulated
-
-
-@pytest.fixture
-def tested(monkeypatch):
-    """Shapes are trusted without a self-test."""
-    monkeypatch.setattr("elmo_fast.ops.cuda_self_test.failure", lambda *layer: None)
-
-
-def take(monkeypatch, *rules):
-    monkeypatch.setattr(cuda_tiers, "rules_of", lambda device: rules)
-
-
-def warnings(caplog):
-    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-# ---- numbers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tier", ["B", "C"])
@@ -74,18 +31,6 @@ def test_models_on_a_forced_tier(tier, shape, state, gpu, tested, monkeypatch):
     monkeypatch.setenv(cuda_tiers.VARIABLE, tier)
     agrees_over_batches(SHAPES[shape], state)
     assert gpu.tiers() == {tier} and gpu.ran_a == 0
-
-
-def agrees_over_batches(of, state):
-    truth, found = bilm(of, state=state, backend="reference").double(), bilm(of, state=state)
-    for batch in BATCHES:
-        assert truth._elmo_lstm.W_0_0_0.dtype == torch.float64
-        expected, layers = truth.embed_tokens(batch)[0], found.embed_tokens(batch)[0]
-        for one, other in zip(layers, expected):
-            assert relative_error(one, other) < LIMIT
-    if state == "carry":
-        for one, other in zip(found._elmo_lstm._states, truth._elmo_lstm._states):
-            assert relative_error(one, other) < LIMIT
 
 
 @pytest.mark.parametrize("shape", ["clips that fire", "no projection"])
@@ -117,25 +62,6 @@ def test_lanes_equal_batches(tier, state, gpu, tested, monkeypatch):
     expected = [each for first in range(0, len(sentences), 3) for each in batch.embed_batch(sentences[first : first + 3])]
     assert len(found) == len(expected) == 13 and gpu.tiers() == {tier}
     assert all(np.array_equal(one, other) for one, other in zip(found, expected))
-
-
-def call_operands(of, lengths=LENGTHS, lane_count=None, **more):
-    inputs, _, state = draw(of, torch.float32)
-    schedule = make_schedule(lengths, None, lane_count)
-    count = schedule.lanes.size
-    state = tuple(torch.cat([each] * 6)[:count] for each in state)
-    rows = torch.from_numpy(schedule.tokens % len(inputs))
-    return inputs, rows, schedule, state, layer(of, torch.float32)
-
-
-def agrees(operands, **settings):
-    found, final = cuda_lstm.projected_lstm(*operands, precision="medium", **settings)
-    inputs, rows, schedule, state, weights = operands
-    double = tuple(tuple(None if each is None else each.double() for each in one) for one in (*weights, state))
-    expected, expected_final = reference.projected_lstm(inputs.double(), rows, schedule, double[2], double[:2], **settings)
-    for one, other in zip((found, *final), (expected, *expected_final)):
-        assert one.shape == other.shape and one.dtype == torch.float32 and relative_error(one, other) < LIMIT
-    return found, final
 
 
 @pytest.mark.parametrize("tier", ["B", "C"])
@@ -192,182 +118,6 @@ def test_in_inference_mode_and_out_of_it(gpu, tested, monkeypatch):
     with torch.inference_mode():
         cuda_lstm.projected_lstm(*operands, precision="medium")
     agrees(operands, cell_clip=3.0, proj_clip=3.0)
-
-
-# ---- which tier -------------------------------------------------------------------------------
-
-
-WORK = Work(37, 11, 4, 20, "medium")
-
-
-@pytest.mark.parametrize("tier, change, reason", [
-    ("B", {"precision": "high"}, "its operands are 16-bit, and precision is 'high'"),
-    ("B", {"dim": 11}, "it knows no projection to as many values as there are cells"),
-    ("B", {"edits_count": False}, "made in inference mode"),
-    ("B", {"dim": 1 << 19, "projection": 1 << 15}, "a block needs more shared memory than the device has"),
-    ("C", {"dim": 4096}, "the cells do not fit on the device's processors"),
-    ("C", {"lanes": 33}, "the batch is above 32 lanes"),
-    ("C", {"steps": 7}, "it pays from 8 steps on, and there are 7"),
-    ("B", {}, None), ("C", {}, None), ("A", {"precision": "highest", "dim": 1 << 19}, None),
-    ("B", {"dim": 11, "is_projected": False}, None), ("B", {"lanes": 33, "steps": 1}, None),
-])
-def test_reasons(tier, change, reason, simulated, tested):
-    found = cuda_tiers.why_not(tier, CPU, Work(**{**vars(WORK), **change}))
-    assert found is None if reason is None else reason in found
-    assert not simulated.calls
-
-
-def test_blocks_that_are_not_resident_at_once(simulated, tested, monkeypatch):
-    monkeypatch.setattr(cuda_limits, "resident_blocks", lambda of, device, dim, projection, lanes, operand: 2)
-    assert "its 3 blocks must run at once, and the device holds 2" in cuda_tiers.why_not("C", CPU, WORK)
-    assert cuda_tiers.why_not("B", CPU, WORK) is None
-
-
-def test_a_device_that_cannot_say_what_it_holds(simulated, tested, monkeypatch):
-    def refuse(*layer):
-        raise RuntimeError("CUDA: shared memory: invalid argument")
-
-    monkeypatch.setattr(cuda_limits, "resident_blocks", refuse)
-    assert cuda_tiers.why_not("C", CPU, WORK) == "CUDA: shared memory: invalid argument"
-
-
-def test_a_device_without_kernels(monkeypatch):
-    monkeypatch.setattr(cuda_limits, "not_built", lambda: None)
-    assert cuda_tiers.why_not("B", CPU, WORK) == "it runs on NVIDIA GPUs, and this is a cpu"
-    take(monkeypatch, *LADDER)
-    assert cuda_tiers.choose(WORK, CPU) == "A"
-
-
-def test_a_forced_tier_that_cannot_run_says_why(gpu, tested, monkeypatch):
-    monkeypatch.setenv(cuda_tiers.VARIABLE, "C")
-    with pytest.raises(RuntimeError, match="tier C was asked for and does not run here: the batch is above 32 lanes"):
-        cuda_lstm.projected_lstm(*call_operands(options(), [9] * 33), precision="medium")
-    with pytest.raises(RuntimeError, match="does not run here: its operands are 16-bit, and precision is 'highest'"):
-        cuda_lstm.projected_lstm(*call_operands(options()))
-    assert not gpu.calls and gpu.ran_a == 0
-
-
-def test_a_forced_tier_runs_what_it_would_not_pay_for(gpu, tested, monkeypatch):
-    monkeypatch.setenv(cuda_tiers.VARIABLE, "C")
-    agrees(call_operands(options(), [2, 1]), cell_clip=3.0, proj_clip=3.0)
-    assert gpu.tiers() == {"C"}
-    operands = call_operands(options(), [0, 0])
-    out, final = cuda_lstm.projected_lstm(*operands, precision="medium")
-    assert out.shape == (0, 22) and not gpu.calls and all(map(torch.equal, final, operands[3]))
-
-
-def test_operands_are_bf16_where_fp16_is_not_bounded(gpu, tested, monkeypatch):
-    monkeypatch.setenv(cuda_tiers.VARIABLE, "B")
-    cuda_lstm.projected_lstm(*call_operands(options()), precision="medium")
-    cuda_lstm.projected_lstm(*call_operands(options()), precision="medium", proj_clip=3.0)
-    large = call_operands(options())
-    large[4][0][0][0, 0] = 4e4
-    cuda_lstm.projected_lstm(*large, precision="medium", proj_clip=3.0)
-    assert [call["operand"] for call in gpu.calls] == [1, 0, 1]
-
-
-# ---- when a tier is not trusted ---------------------------------------------------------------
-
-
-def test_a_tier_is_tested_once_for_each_kind_of_layer(gpu, monkeypatch):
-    take(monkeypatch, *LADDER)
-    shapes = []
-    monkeypatch.setattr("elmo_fast.ops.cuda_self_test.difference", lambda run, *kind: shapes.append(kind))
-    for of, clip in ((options(), 3.0), (options(), 3.0), (options(), None), (options({"dim": 11}), 3.0)):
-        for lengths in (LENGTHS, LENGTHS[:4], [9] * 33):
-            cuda_lstm.projected_lstm(*call_operands(of, [each + 9 for each in lengths]), precision="medium", proj_clip=clip)
-    kinds = [(CPU, 37, 11, "fp16"), (CPU, 37, 11, "bf16"), (CPU, 11, 11, "fp16")]
-    assert shapes == [(tier, *kind) for kind in kinds for tier in "CB"]
-
-
-@pytest.mark.parametrize("operand, clip", [("fp16", 3.0), ("bf16", None)])
-def test_the_self_test_passes(operand, clip, gpu, monkeypatch, caplog):
-    take(monkeypatch, *LADDER)
-    for lengths, tier in (([9, 9], "C"), ([9] * 33, "B")):
-        cuda_lstm.projected_lstm(*call_operands(options(), lengths), precision="medium", proj_clip=clip)
-        assert gpu.tiers() == {tier}
-    assert not warnings(caplog)
-
-
-def test_a_tier_that_is_wrong_is_passed_over(gpu, monkeypatch, caplog):
-    take(monkeypatch, *LADDER)
-    operands, settings = call_operands(options(), [9, 9]), {"precision": "medium", "proj_clip": 3.0}
-    gpu.wrong = {PERSISTENT, STEPS}
-    for number in range(2):
-        found, _ = cuda_lstm.projected_lstm(*operands, **settings)
-        assert gpu.tiers() == (set() if number else {"B", "C"})  # the self-tests alone
-    expected, _ = stepwise_lstm.projected_lstm(*operands, **settings)
-    assert torch.equal(found, expected) and gpu.ran_a == 2
-    assert ["tier C is not used" in each or "tier B is not used" in each for each in warnings(caplog)] == [True, True]
-    assert all("37 cells and 11 values on cpu: its self-test differs by 1.0e-02, at most 0.003" in each
-               for each in warnings(caplog))
-    monkeypatch.setenv(cuda_tiers.VARIABLE, "C")
-    with pytest.raises(RuntimeError, match="does not run here: its self-test differs"):
-        cuda_lstm.projected_lstm(*operands, **settings)
-
-
-def test_a_self_test_that_cannot_run(gpu, monkeypatch, caplog):
-    take(monkeypatch, Rule("B"), Rule("A"))
-
-    def no_memory(*given, **more):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(gpu, "cuda_lstm_steps", no_memory, raising=False)
-    for _ in range(2):
-        agrees(call_operands(options(), [9, 9]), cell_clip=3.0, proj_clip=3.0)
-    (warning,) = warnings(caplog)
-    assert "its self-test did not run (CUDA out of memory)" in warning and gpu.ran_a == 2
-
-
-@pytest.mark.parametrize("when", ["in the self-test", "later"])
-def test_a_launch_that_gives_up_is_the_last(when, gpu, monkeypatch, caplog):
-    """A block that never comes: the launch ends, its numbers are the same, and the next calls take tier B."""
-    take(monkeypatch, *LADDER)
-    operands, settings = call_operands(options(), [9, 9]), {"precision": "medium", "cell_clip": 0.3, "proj_clip": 0.1}
-    if when == "later":
-        whole = cuda_lstm.projected_lstm(*operands, **settings)
-        assert gpu.tiers() == {"C"}
-    monkeypatch.setenv("ELMO_FAST_CUDA_ABSENT_BLOCK", "1")
-    monkeypatch.setattr(native_cuda_lstm, "_PATIENCE", 10**7)
-    first = cuda_lstm.projected_lstm(*operands, **settings)
-    assert gpu.tiers() == ({"C"} if when == "later" else {"B", "C"})
-    if when == "later":
-        assert torch.equal(first[0], whole[0]) and all(map(torch.equal, first[1], whole[1]))
-    for lengths in ([9, 9], [10]):
-        agrees(call_operands(options(), lengths), cell_clip=0.3, proj_clip=0.1)
-        agrees(call_operands(options({"dim": 29}), lengths), cell_clip=0.3, proj_clip=0.1)
-    assert gpu.tiers() == {"B"} and gpu.ran_a == 0
-    (warning,) = warnings(caplog)
-    assert "gave up waiting on cpu" in warning and "the same numbers" in warning
-    monkeypatch.setenv(cuda_tiers.VARIABLE, "C")
-    with pytest.raises(RuntimeError, match="does not run here: it gave up on cpu before"):
-        cuda_lstm.projected_lstm(*operands, **settings)
-
-
-def test_a_launch_that_is_refused_is_the_last(gpu, tested, monkeypatch, caplog):
-    take(monkeypatch, *LADDER)
-    asked = []
-
-    def refuse(**call):
-        asked.append(call)
-        raise RuntimeError("CUDA: launch: too many blocks in cooperative launch")
-
-    monkeypatch.setattr(gpu, "cuda_lstm_persistent", refuse, raising=False)
-    for _ in range(3):
-        agrees(call_operands(options(), [9, 9]), cell_clip=3.0, proj_clip=3.0)
-    assert len(asked) == 1 and gpu.tiers() == {"B"}
-    assert ["refused on cpu" in each for each in warnings(caplog)] == [True]
-
-
-def test_a_tier_is_passed_over_with_one_line(gpu, tested, monkeypatch, caplog):
-    take(monkeypatch, *LADDER)
-    monkeypatch.setattr(cuda_limits, "resident_blocks", lambda *layer: 1)
-    cuda_tiers._log_once.cache_clear()
-    with caplog.at_level(logging.INFO):
-        for _ in range(2):
-            agrees(call_operands(options(), [9, 9]), cell_clip=3.0, proj_clip=3.0)
-    assert caplog.text.count("CUDA tier C is passed over: its 3 blocks must run at once, and the device holds 1") == 1
-    assert gpu.tiers() == {"B"}
 
 
 # ---- as one op, and what doctor says ----------------------------------------------------------
