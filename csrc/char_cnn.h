@@ -35,7 +35,8 @@ struct CharCnnCall {
 };
 
 // values [tokens, filters]; picks [tokens, filters]: the first window of the largest product, and 2^16 times how many
-// windows share it; null where no gradient is wanted. Throws std::invalid_argument on sizes and ids that do not fit together.
+// windows share it; null where no gradient is wanted. Throws std::invalid_argument on sizes and ids that do not fit
+// together.
 void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks);
 
 // grad_values and picks [tokens, filters] -> each bank's grad_weight, and grad_table [table_rows, dim] or null.

@@ -40,11 +40,11 @@ class CharVectors {
   float* data_;
 };
 
-// c [R, panel_width] += windows a, which begin `step` floats apart, x b [k, panel_width]. Step 0: known at run time.
+// sum [R] = windows a, which begin `step` floats apart, x b [k, panel_width]. Step 0: known at run time.
 template <int R, int Step>
-void window_tile(const float* a, int64_t step, const float* b, int64_t k, float* c) {
+inline __attribute__((always_inline)) void window_sums(const float* a, int64_t step, const float* b, int64_t k,
+                                                       Vec::F (&sum)[R][2]) {
   const int64_t apart = Step ? Step : step;
-  Vec::F sum[R][2];
   ELMO_FAST_UNROLL
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Vec::set1(0.0f);
   for (; k > 0; --k, ++a, b += panel_width) {
@@ -57,6 +57,13 @@ void window_tile(const float* a, int64_t step, const float* b, int64_t k, float*
       sum[r][1] = Vec::fma(ar, b1, sum[r][1]);
     }
   }
+}
+
+// c [R, panel_width] += the sums.
+template <int R, int Step>
+void window_tile(const float* a, int64_t step, const float* b, int64_t k, float* c) {
+  Vec::F sum[R][2];
+  window_sums<R, Step>(a, step, b, k, sum);
   ELMO_FAST_UNROLL
   for (int r = 0; r < R; ++r) {
     float* row = c + r * panel_width;
@@ -77,23 +84,11 @@ struct Maximum {
   Vec::F value() const { return Vec::add(best, poison); }
 };
 
-// window_tile whose products go no further than the maximum of each column.
+// The sums go no further than the maximum of each column.
 template <int R, int Step>
 void window_maximum(const float* a, int64_t step, const float* b, int64_t k, Maximum largest[2]) {
-  const int64_t apart = Step ? Step : step;
   Vec::F sum[R][2];
-  ELMO_FAST_UNROLL
-  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Vec::set1(0.0f);
-  for (; k > 0; --k, ++a, b += panel_width) {
-    const Vec::F b0 = Vec::load(b);
-    const Vec::F b1 = Vec::load(b + Vec::width);
-    ELMO_FAST_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const Vec::F ar = Vec::set1(a[r * apart]);
-      sum[r][0] = Vec::fma(ar, b0, sum[r][0]);
-      sum[r][1] = Vec::fma(ar, b1, sum[r][1]);
-    }
-  }
+  window_sums<R, Step>(a, step, b, k, sum);
   ELMO_FAST_UNROLL
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < 2; ++v) largest[v].add(sum[r][v], 0.0f, 1.0f);
