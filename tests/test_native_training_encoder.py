@@ -167,6 +167,23 @@ def test_an_edit_between_forward_and_backward_is_refused():
         out.sum().backward()
 
 
+@pytest.mark.parametrize("name", reachable_isas())
+@pytest.mark.parametrize("of", [*SHAPES.values(), WIDE, LONG, SIXTEEN], ids=[*SHAPES, "wide", "long", "sixteen"])
+def test_the_forward_without_gradients_has_the_same_bits(of, name):
+    ids, char_embed, filters, activation = arguments(of, torch.float32)
+    for broken in (None, float("nan"), float("inf")):
+        table, kernels = char_embed.clone(), [weight.clone() for weight, _ in filters]
+        if broken is not None:
+            table[ids[0, 1] - 1, 0], kernels[0][..., -1] = broken, -1.0
+        pairs = list(zip(kernels, (bias for _, bias in filters)))
+        with isa(name):
+            alone = char_cnn(ids, table, pairs, activation, backend="native")
+            recorded = char_cnn(ids, table.requires_grad_(), pairs, activation, backend="native")
+        assert recorded.requires_grad and not alone.requires_grad
+        assert torch.equal(alone.nan_to_num(7e9), recorded.detach().nan_to_num(7e9))
+        assert bool(alone.isnan().any()) == (broken is not None and broken != broken)
+
+
 def test_registered_ops():
     ids, char_embed, filters, _ = arguments(SIXTEEN, torch.float32)
     table = torch.cat([char_embed[:1], char_embed]).requires_grad_()
@@ -174,6 +191,7 @@ def test_registered_ops():
     ops = torch.ops.elmo_fast
     torch.library.opcheck(ops.char_cnn_train.default, (ids.int(), table, kernels))
     table, kernels = table.detach(), [each.detach() for each in kernels]
+    torch.library.opcheck(ops.char_cnn_forward.default, (ids.int(), table, kernels))
     values, picks = ops.char_cnn_train(ids.int(), table, kernels)
     torch.library.opcheck(ops.char_cnn_backward.default,
                           (torch.randn_like(values), picks, ids.int(), table, kernels, [True, False, True, True, True]))

@@ -1,8 +1,9 @@
 """The C++ engine's char-CNN, with gradients and without. fp32 at every precision, on the CPU.
 
-Registered with `torch.library` as `torch.ops.elmo_fast.char_cnn`, and for gradients as `.char_cnn_train` and
-`.char_cnn_backward`. The numbers of both forwards are the same to the bit; a maximum that windows share passes its gradient to them in equal
-parts, as the reference's does. There are no second derivatives: asking for them raises `RuntimeError`.
+Registered with `torch.library` as `torch.ops.elmo_fast.char_cnn_forward`, and for gradients as `.char_cnn_train` and
+`.char_cnn_backward`. The numbers of both forwards are the same to the bit; a maximum that windows share passes its
+gradient to them in equal parts, as the reference's does. There are no second derivatives: asking for them raises
+`RuntimeError`.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from elmo_fast.ops.reference import ACTIVATIONS
 from elmo_fast.ops.torch_char_cnn import PADDING_ID
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
-_library.define("char_cnn(Tensor ids, Tensor table, Tensor[] weights) -> Tensor")
+_library.define("char_cnn_forward(Tensor ids, Tensor table, Tensor[] weights) -> Tensor")
 _library.define("char_cnn_train(Tensor ids, Tensor table, Tensor[] weights) -> (Tensor, Tensor)")
 _library.define("char_cnn_backward(Tensor grad, Tensor picks, Tensor ids, Tensor table, Tensor[] weights, "
                 "bool[] needed) -> Tensor[]")
@@ -33,7 +34,7 @@ def char_cnn(
     if needs_gradient((char_embed, *weights, *biases)):
         values, _ = torch.ops.elmo_fast.char_cnn_train(*operands)
     else:
-        values = torch.ops.elmo_fast.char_cnn(*operands)
+        values = torch.ops.elmo_fast.char_cnn_forward(*operands)
     return ACTIVATIONS[activation](values + torch.cat(biases))
 
 
@@ -104,10 +105,10 @@ def _no_second_derivatives(ctx, *_):
     raise RuntimeError("char_cnn: the native backend has no second derivatives; backend='torch' has them")
 
 
-_library.impl("char_cnn", _run, "CPU")
+_library.impl("char_cnn_forward", _run, "CPU")
 _library.impl("char_cnn_train", _train, "CPU")
 _library.impl("char_cnn_backward", _run_backward, "CPU")
-torch.library.register_fake("elmo_fast::char_cnn", _fake, lib=_library)
+torch.library.register_fake("elmo_fast::char_cnn_forward", _fake, lib=_library)
 torch.library.register_fake("elmo_fast::char_cnn_train", _fake_train, lib=_library)
 torch.library.register_fake("elmo_fast::char_cnn_backward", _fake_backward, lib=_library)
 torch.library.register_autograd("elmo_fast::char_cnn_train", _backward, setup_context=_keep, lib=_library)
