@@ -7,7 +7,8 @@ from models import SENTENCES, SHAPES, bilm, files, options
 from native_lstm import isa, tile_isas
 from tolerances import AGAINST_FLOAT64, relative_error
 
-from elmo_fast import ElmoEmbedder, batch_to_ids
+from elmo_fast import ElmoEmbedder, batch_to_ids, build_token_table
+from elmo_fast.model.options import ConfigurationError
 
 LIMITS = {"high": AGAINST_FLOAT64["high-amx"], "medium": AGAINST_FLOAT64["medium-bf16"]}
 LARGER = options({"dim": 96, "projection_dim": 40, "cell_clip": 0.3, "proj_clip": 0.05}, {"filters": [[1, 20], [3, 50]]})
@@ -43,6 +44,11 @@ def test_without_fp32_weights_the_bits_are_the_same(tiles, precision):
     for one, other in zip(whole(ids).activations, packed(ids).activations):
         assert torch.equal(one, other)
     assert packed._token_embedder.W_proj.is_meta
+    with pytest.raises(ConfigurationError, match=f"keep_fp32=True.*'highest', got one .* packed for '{precision}'"):
+        build_token_table(packed, ["<S>", "</S>", "One"])
+    words = build_token_table(whole, ["<S>", "</S>", "One"])
+    packed.token_table = words  # a table that was built with them serves a model without
+    assert relative_error(packed.encode(["One"]), whole.encode(["One"])) < LIMITS[precision]
 
 
 def test_a_sentence_has_the_same_bits_in_any_company(tiles, precision, tmp_path):

@@ -16,6 +16,7 @@ from elmo_fast.model.table_part import TablePart
 from elmo_fast.model.token_source import CharacterEncoder
 from elmo_fast.model.token_table import TokenTable, words_of
 from elmo_fast.model.whole_file import check_target
+from elmo_fast.ops.native_cpu import on_cpu
 from elmo_fast.ops.precision import numerics
 from elmo_fast.text import characters
 
@@ -71,6 +72,10 @@ def _encoder(bilm: BiLm) -> CharacterEncoder:
     if not isinstance(bilm.token_source, CharacterEncoder):
         raise ConfigurationError("token table: expected a model that reads characters, got one that reads word ids "
                                  "and has a table of its own")
+    dropped = any(value.is_meta for value in bilm.token_source.parameters())
+    if dropped and on_cpu(bilm.precision) != "highest":
+        raise ConfigurationError("token table: expected a model with its fp32 weights (keep_fp32=True), since tables are "
+                                 f"computed in 'highest', got one that keeps them as packed for {bilm.precision!r}")
     return bilm.token_source
 
 
