@@ -1,8 +1,10 @@
-"""What token tables save on the CPU, in `highest`: three lines, each timed by turns in this process.
+"""What token tables save on the CPU: three lines, each timed by turns in this process.
 
-text       running text in 64 lanes and in batches of 64, states carried, beside our own path without a table
+text       running text in 64 lanes and in batches of 64, states carried, beside our own path without a table, `highest`
 proteins   25 letters, sequences of 500 residues, 15,000 residues a batch, beside our reference path
 building   a table of distinct words, words per second, beside the reference char encoder
+
+The last two run in every precision of `--precisions` that the machine has; the reference side is fp32 always.
 
 Numbers are compared before anything is timed; a disagreement ends the run. Every ratio is the median of the ratios of
 the rounds. The slow side of `proteins` and `building` has less to do a turn; the unit is tokens or words per second.
@@ -19,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import agreement, common, models
-from benchmarks.bench_embed import alternate, batches_turn, lanes_turn, positive
+from benchmarks.bench_embed import PRECISIONS, alternate, batches_turn, lanes_turn, positive
 from benchmarks.bench_reference import run_over
 
 LINES = ("text", "proteins", "building")
@@ -41,6 +43,16 @@ def with_table(size: str, words, seed: int = 0) -> models.Embedder:
     bilm = models.build(size, backend="auto", seed=seed)
     bilm.token_table = build_token_table(bilm, sorted(words))
     return models.Embedder(bilm)
+
+
+def precisions(arguments: argparse.Namespace) -> list[str]:
+    """Those asked for that this machine has."""
+    absent = models.absent_precisions()
+    return [each for each in arguments.precisions if each not in absent]
+
+
+def variant(precision: str) -> str:
+    return "with a table" if precision == "highest" else f"with a table in {precision}"
 
 
 def rows(line: str, size: str, speeds: dict[tuple, list[float]], first: tuple, unit: str) -> list[dict]:
@@ -92,11 +104,15 @@ def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
     reference = models.Embedder(models.build(size, backend="reference"))
     table = with_table(size, LETTERS)
     few = [[each[:40] for each in slow.sentences[:3]]]
-    errors = agreement.by_layer(run_over(table, few), run_over(reference, few))
-    agreement.require(f"proteins in {size} against reference", max(errors), agreement.limit("highest"))
-    way = f"batches of {arguments.batch_residues:,} residues"
-    turns = {(way, "reference"): batches_turn(reference, slow), (way, "with a table"): batches_turn(table, text),
-             (f"lanes of {batch}", "with a table"): lanes_turn(table, text, batch)}
+    way, errors = f"batches of {arguments.batch_residues:,} residues", {}
+    turns = {(way, "reference"): batches_turn(reference, slow)}
+    for precision in precisions(arguments):
+        ours = models.Embedder(table.bilm, precision)
+        errors[precision] = agreement.by_layer(run_over(ours, few), run_over(reference, few))
+        agreement.require(f"proteins in {size} in {precision} against reference", max(errors[precision]),
+                          agreement.limit(precision))
+        turns |= {(way, variant(precision)): batches_turn(ours, text),
+                  (f"lanes of {batch}", variant(precision)): lanes_turn(ours, text, batch)}
     speeds = warmed(turns, arguments.rounds, leave_out=(way, "reference"))
     facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch, "errors": common.rounded(errors)}
     return rows("proteins", size, speeds, (way, "reference"), "tokens/s"), facts
@@ -140,19 +156,30 @@ def building_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
                 encoder(piece, "reference")
         return len(ids)
 
-    def ours() -> int:
-        build_token_table(bilm, words)
-        return len(words)
+    def build(precision: str, chosen: list[str]):
+        bilm.precision = precision
+        return build_token_table(bilm, chosen)
+
+    def ours(precision: str):
+        def turn() -> int:
+            build(precision, words)
+            return len(words)
+
+        return turn
 
     with torch.no_grad():
         expected = encoder(ids[:256], "reference").numpy()
-    found = build_token_table(bilm, some[:256]).vectors(np.arange(len(expected))).numpy()
-    error = agreement.relative_error([found], [expected])
-    agreement.require(f"building in {size} against reference", error, agreement.limit("highest"))
-    speeds = alternate({("vectors", "reference"): reference, ("vectors", "with a table"): ours}, arguments.rounds)
+    turns, errors = {("vectors", "reference"): reference}, {}
+    for precision in precisions(arguments):
+        found = build(precision, some[:256]).vectors(np.arange(len(expected))).numpy()
+        errors[precision] = agreement.relative_error([found], [expected])
+        agreement.require(f"building in {size} in {precision} against reference", errors[precision],
+                          agreement.limit(precision))
+        turns["vectors", variant(precision)] = ours(precision)
+    speeds = alternate(turns, arguments.rounds)
     lengths = [len(word.encode()) for word in words]
     facts = {"words": len(words), "from": source, "bytes_a_word": round(float(np.mean(lengths)), 2),
-             "reference_words_a_turn": len(some), "reference_batch": arguments.reference_batch, "error": error}
+             "reference_words_a_turn": len(some), "reference_batch": arguments.reference_batch, "errors": errors}
     return rows("building", size, speeds, ("vectors", "reference"), "words/s"), common.rounded(facts)
 
 
@@ -187,7 +214,8 @@ def run(arguments: argparse.Namespace) -> dict:
         results += found
         facts[f"{found[0]['line']} {size}"] = known
         print(table(found))
-    return common.document("token table", {"precision": "highest", "states": "carry", "lines": facts}, results)
+    settings = {"states": "carry", "absent": models.absent_precisions(), "lines": facts}
+    return common.document("token table", settings, results)
 
 
 def table(results: list[dict]) -> str:
@@ -215,6 +243,8 @@ def parse() -> argparse.Namespace:
         ("--rounds", 3, "turns of each"),
     ):
         parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
+                        help="of proteins and building (default: all; the file says which this machine lacks)")
     parser.add_argument("--threads", type=positive, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
     parser.add_argument("--out", type=Path, metavar="FILE",
                         help="JSON to write (default: benchmarks/results/cpu/token-table.json)")

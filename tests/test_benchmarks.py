@@ -351,7 +351,7 @@ def token_table(monkeypatch, out: Path, *arguments: str) -> int:
 
 
 def test_the_token_table_benchmark_has_its_three_lines(tmp_path, monkeypatch, capsys):
-    assert token_table(monkeypatch, tmp_path / "tiny.json") == 0, capsys.readouterr()
+    assert token_table(monkeypatch, tmp_path / "tiny.json", "--precisions", "highest") == 0, capsys.readouterr()
     document = json.loads((tmp_path / "tiny.json").read_text())
     cases = document["results"]
     assert [(case["line"], case["way"], case["variant"]) for case in cases] == [
@@ -365,6 +365,20 @@ def test_the_token_table_benchmark_has_its_three_lines(tmp_path, monkeypatch, ca
     facts = document["settings"]["lines"]
     assert facts["building tiny"]["words"] == 90 and facts["proteins tiny"]["sequences_a_batch"] == 3
     assert facts["text tiny"]["largest_difference"] <= bench_token_table.SAME
+
+
+def test_the_token_table_benchmark_runs_every_precision_there_is(tmp_path, monkeypatch, capsys):
+    if "medium" in models.absent_precisions():
+        monkeypatch.setenv("ELMO_FAST_CPU_ISA", "amx-emulated")
+    if "medium" in models.absent_precisions():
+        pytest.skip("16-bit tiles need AMX, and their emulation AVX-512")
+    assert token_table(monkeypatch, tmp_path / "tiny.json", "--lines", "proteins", "building") == 0, capsys.readouterr()
+    document = json.loads((tmp_path / "tiny.json").read_text())
+    variants = ["reference", "with a table", "with a table in high", "with a table in medium"]
+    assert [case["variant"] for case in document["results"] if case["line"] == "building"] == variants
+    assert document["settings"]["absent"] == {}
+    errors = document["settings"]["lines"]["building tiny"]["errors"]
+    assert 0 < errors["highest"] < errors["high"] < errors["medium"]  # 16-bit products took part
 
 
 def test_the_token_table_benchmark_ends_on_a_disagreement(tmp_path, monkeypatch, capsys):

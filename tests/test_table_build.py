@@ -115,10 +115,11 @@ def test_a_killed_run_is_taken_up(tmp_path, monkeypatch, puts):
                        build_token_table(bilm(), WORDS).vectors(np.arange(len(WORDS))))
 
 
-@pytest.mark.parametrize("change", ["words", "model", "storage", "damage"])
+@pytest.mark.parametrize("change", ["words", "model", "storage", "precision", "damage"])
 def test_a_part_of_another_table_is_begun_anew(tmp_path, monkeypatch, change):
     path = tmp_path / "t.hdf5"
-    with table_part.TablePart(path, WORDS, 11, "float32", bilm().fingerprint()) as part:
+    precision = "medium" if change == "precision" else "highest"
+    with table_part.TablePart(path, WORDS, 11, "float32", bilm().fingerprint(), precision) as part:
         part.append(np.full((5, 11), np.nan))
     if change == "damage":
         (tmp_path / "t.hdf5.part").write_bytes((tmp_path / "t.hdf5.part").read_bytes()[:100])
@@ -152,7 +153,7 @@ def test_a_full_disk_leaves_what_is_done_and_the_old_file(tmp_path, monkeypatch)
 
 
 def test_two_runs_do_not_write_one_table(tmp_path):
-    arguments = tmp_path / "t.hdf5", WORDS, 11, "float32", bilm().fingerprint()
+    arguments = tmp_path / "t.hdf5", WORDS, 11, "float32", bilm().fingerprint(), "highest"
     with table_part.TablePart(*arguments):
         with pytest.raises(ConfigurationError, match="expected no other process to write it, found one at work"):
             with table_part.TablePart(*arguments):

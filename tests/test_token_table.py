@@ -34,8 +34,9 @@ def ids(words, size=50):
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_a_file_gives_the_table_back(tmp_path, dtype, device):
     vectors = drawn(len(WORDS), dtype=dtype)
-    TokenTable(vectors, WORDS, "0123").save(tmp_path / "t.hdf5")
+    TokenTable(vectors, WORDS, "0123", precision="high").save(tmp_path / "t.hdf5")
     found = TokenTable.open(tmp_path / "t.hdf5", device=device)
+    assert found.precision == "high"
     assert found.words == WORDS and found.fingerprint == "0123" and found.dim == 5 and len(found) == len(WORDS)
     assert found.storage == np.dtype(dtype).name and found.device.type == "cpu"
     every = found.vectors(np.arange(len(WORDS)))
@@ -186,6 +187,7 @@ def test_a_file_of_the_future_or_cut_short_is_refused(tmp_path):
 @pytest.mark.parametrize("call, message", [
     (lambda: TokenTable(drawn(2), ["a"]), "words: expected one for each of 2 vectors, got 1"),
     (lambda: TokenTable(drawn(2).astype(np.float64)), "vectors: expected float32 or float16 of shape"),
+    (lambda: TokenTable(drawn(1), precision="low"), "precision: expected one of highest, high, medium, got 'low'"),
     (lambda: TokenTable(drawn(2)[0]), "vectors: expected float32 or float16 of shape"),
     (lambda: table(unknown="mask"), "unknown: expected one of encode, error, unk, got 'mask'"),
     (lambda: TokenTable(drawn(1), ["a"], unknown="unk"), "unknown: expected a token table with the word <UNK>"),

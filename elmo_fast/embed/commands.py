@@ -12,6 +12,7 @@ from elmo_fast.model.table_build import corpus_words, write_token_table
 from elmo_fast.model.table_file import STORAGES
 from elmo_fast.model.whole_file import check_target
 from elmo_fast.ops.backend import BACKENDS
+from elmo_fast.ops.precision import PRECISIONS
 
 
 def add_commands(commands) -> None:
@@ -28,6 +29,8 @@ def add_commands(commands) -> None:
     cache.add_argument("--model", help=f"in place of the two files: {', '.join(MODEL_NAMES)}, a directory, a ZIP or "
                                        "a URL (default: bundled)")
     cache.add_argument("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
+    cache.add_argument("--precision", choices=PRECISIONS, default="highest",
+                       help="of the vectors; embed refuses a table of less than its own (default: %(default)s)")
     cache.add_argument("--cuda-device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
     cache.add_argument("--backend", choices=BACKENDS, default="auto", help="(default: %(default)s)")
     cache.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -45,7 +48,8 @@ def _cache(parsed: argparse.Namespace) -> None:
                                      f"got {parsed.output_file}")
     device = torch_device(parsed.cuda_device)
     vocabulary = _words_of_text(parsed.vocabulary) if parsed.corpus else parsed.vocabulary
-    bilm = BiLm.from_files(files.options_file, files.weight_file, backend=parsed.backend).to(device)
+    bilm = BiLm.from_files(files.options_file, files.weight_file, precision=parsed.precision,
+                           backend=parsed.backend).to(device)
     try:
         write_token_table(bilm, vocabulary, parsed.output_file, storage=parsed.storage, progress=not parsed.quiet)
     except KeyboardInterrupt:

@@ -24,6 +24,7 @@ from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
 from elmo_fast.ops.backend import check_backend, resolve, why_not
 from elmo_fast.ops.host_device import is_capturing, to_device
+from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
@@ -122,13 +123,20 @@ class BiLm(nn.Module):
     def token_table(self) -> TokenTable | None:
         """The table that token vectors come from, or None; may be set, also to a table's file.
 
-        A table of another model is refused, and so is one whose char encoder was changed after it was set.
+        A table of another model or of a lower precision is refused, and so is one whose char encoder was changed after
+        it was set.
         """
         return self._inputs.table
 
     @token_table.setter
     def token_table(self, table: TokenTable | str | os.PathLike | None) -> None:
-        self._inputs.take_table(table, self._token_embedder, self._elmo_lstm, self.fingerprint, self.backend)
+        self._inputs.take_table(table, self._token_embedder, self._elmo_lstm, self.fingerprint, self.backend,
+                                self._precision)
+
+    @property
+    def computes_in(self) -> str:
+        """What matrix products are computed in here: `highest` where the device has no products in `precision`."""
+        return computes_in(self._elmo_lstm.B_0_0, self.backend, self._precision)
 
     def get_output_dim(self) -> int:
         """Values of one token in one layer: 2 P."""

@@ -16,7 +16,6 @@ from elmo_fast.model.table_part import TablePart
 from elmo_fast.model.token_source import CharacterEncoder
 from elmo_fast.model.token_table import TokenTable, words_of
 from elmo_fast.model.whole_file import check_target
-from elmo_fast.ops.native_cpu import on_cpu
 from elmo_fast.ops.precision import numerics
 from elmo_fast.text import characters
 
@@ -31,7 +30,8 @@ def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
                       progress: bool = False) -> TokenTable:
     """The table of a vocabulary file, or of words in order, in memory.
 
-    The model encodes on the device it is on, in `highest`; the table comes to lie on `device`, the CPU without one.
+    The model encodes on the device it is on, in its own precision; the table comes to lie on `device`, the CPU without
+    one.
     Words that lack `<S>` or `</S>` get them at their end; a file that lacks them is refused. `storage` is `float32`
     or `float16`; `unknown` and `grow` are those of `TokenTable`.
     """
@@ -42,7 +42,7 @@ def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
         whole[done : done + len(vectors)] = vectors
         done += len(vectors)
     vectors = torch.from_numpy(whole).to(device or "cpu")
-    return TokenTable(vectors, words, bilm.fingerprint(), unknown=unknown, grow=grow)
+    return TokenTable(vectors, words, bilm.fingerprint(), unknown=unknown, grow=grow, precision=bilm.computes_in)
 
 
 def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str], path: str | os.PathLike, *,
@@ -53,7 +53,8 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
     """
     check_target(path, "token table")
     words = words_of(vocabulary)
-    with TablePart(path, words, _encoder(bilm).dim, check_storage(storage), bilm.fingerprint()) as part:
+    shape = words, _encoder(bilm).dim, check_storage(storage)
+    with TablePart(path, *shape, bilm.fingerprint(), bilm.computes_in) as part:
         if part.done:
             logger.info("%s: goes on after word %d of %d", os.fspath(path), part.done, len(words))
         for vectors in _progress(_encoded(bilm, words, part.done), words, part.done, progress):
@@ -72,20 +73,16 @@ def _encoder(bilm: BiLm) -> CharacterEncoder:
     if not isinstance(bilm.token_source, CharacterEncoder):
         raise ConfigurationError("token table: expected a model that reads characters, got one that reads word ids "
                                  "and has a table of its own")
-    dropped = any(value.is_meta for value in bilm.token_source.parameters())
-    if dropped and on_cpu(bilm.precision) != "highest":
-        raise ConfigurationError("token table: expected a model with its fp32 weights (keep_fp32=True), since tables are "
-                                 f"computed in 'highest', got one that keeps them as packed for {bilm.precision!r}")
     return bilm.token_source
 
 
 def _encoded(bilm: BiLm, words: Sequence[str], first: int) -> Iterator[np.ndarray]:
     """Vectors of the words from `first` on, in blocks [N, P]."""
-    encoder = _encoder(bilm)
+    encoder, precision = _encoder(bilm), bilm.computes_in
     device = encoder.char_embed.device
     for begin in range(first, len(words), _WORDS_A_BLOCK):
         ids = encoder.token_ids(words[begin : begin + _WORDS_A_BLOCK]).to(device)
-        with torch.no_grad(), numerics("highest", device):
+        with torch.no_grad(), numerics(precision, device):
             pieces = [encoder(piece, bilm.backend) for piece in ids.split(_WORDS_AT_ONCE)]
         yield torch.cat(pieces).float().cpu().numpy()
 

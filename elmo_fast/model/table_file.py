@@ -3,7 +3,7 @@
     embedding          float32 or float16 [V, P]: row k is the vector of word k, no row for padding
     vocabulary         uint8: the words in UTF-8, one after the other
     vocabulary_ends    int64 [V]: where each word ends
-    format_version, fingerprint    attributes of the file
+    format_version, fingerprint, precision    attributes of the file
 
 Only `embedding` is there in a file that bilm-tf wrote.
 """
@@ -20,6 +20,7 @@ import torch
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.whole_file import check_target
 from elmo_fast.model.whole_hdf5 import whole_hdf5
+from elmo_fast.ops.precision import check_precision
 
 FORMAT_VERSION = 1
 STORAGES = ("float32", "float16")
@@ -29,11 +30,15 @@ _ROWS_AT_ONCE = 1 << 14
 
 @dataclass(frozen=True)
 class TableFile:
-    """What a file holds: `vectors` [V, P], and `words` and `fingerprint` unless bilm-tf wrote it."""
+    """What a file holds: `vectors` [V, P], and `words` and `fingerprint` unless bilm-tf wrote it.
+
+    `precision` is what the vectors were computed in; bilm-tf, which does not say, knows fp32 alone.
+    """
 
     vectors: torch.Tensor
     words: list[str] | None
     fingerprint: str | None
+    precision: str
 
 
 def read_table(path: str | os.PathLike, device: torch.device | None = None) -> TableFile:
@@ -49,7 +54,8 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
             dataset = _embedding(file, name)
             words = _words(file, len(dataset), name)
             fingerprint = _fingerprint(file, name)
-            return TableFile(_vectors(dataset, name, device), words, fingerprint)
+            precision = check_precision(str(file.attrs.get("precision", "highest")))
+            return TableFile(_vectors(dataset, name, device), words, fingerprint, precision)
     except ConfigurationError:
         raise
     except _DAMAGE as error:
@@ -58,7 +64,7 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
 
 
 def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[str] | None,
-                fingerprint: str | None) -> None:
+                fingerprint: str | None, precision: str) -> None:
     """Write a table; the file takes its name only when it is whole."""
     check_target(path, "token table")
     with whole_hdf5(path) as (file, disk):
@@ -67,10 +73,10 @@ def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[
         for first in range(0, len(vectors), _ROWS_AT_ONCE):
             dataset[first : first + _ROWS_AT_ONCE] = vectors[first : first + _ROWS_AT_ONCE].cpu().numpy()
             disk.check()
-        describe(file, words, fingerprint)
+        describe(file, words, fingerprint, precision)
 
 
-def describe(file: h5py.File, words: Sequence[str] | None, fingerprint: str | None) -> None:
+def describe(file: h5py.File, words: Sequence[str] | None, fingerprint: str | None, precision: str) -> None:
     """Put the vocabulary and the attributes beside `embedding`, as far as they are known."""
     if words is not None:
         text, ends = joined(words)
@@ -79,6 +85,7 @@ def describe(file: h5py.File, words: Sequence[str] | None, fingerprint: str | No
     if fingerprint is not None:
         file.attrs["format_version"] = FORMAT_VERSION
         file.attrs["fingerprint"] = fingerprint
+    file.attrs["precision"] = precision
 
 
 def joined(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -25,10 +25,11 @@ class TablePart:
     has. It takes its own name when it is full. One process at a time works on it.
     """
 
-    def __init__(self, target: str | os.PathLike, words: Sequence[str], dim: int, storage: str, fingerprint: str):
+    def __init__(self, target: str | os.PathLike, words: Sequence[str], dim: int, storage: str, fingerprint: str,
+                 precision: str):
         self._target = Path(os.path.realpath(target))
         self._path = self._target.with_name(f"{self._target.name}.part")
-        self._words, self._fingerprint = words, fingerprint
+        self._words, self._fingerprint, self._precision = words, fingerprint, precision
         self._shape, self._dtype = (len(words), dim), np.dtype(storage)
         self._file = None
         self.done = 0
@@ -37,7 +38,7 @@ class TablePart:
         if self._path.exists():
             self._open()
             if not self._read():
-                logger.info("%s: begins anew, since %s is of another vocabulary, model or storage, or damaged",
+                logger.info("%s: begins anew, since %s is of another vocabulary, model, precision or storage, or damaged",
                             self._target.name, self._path.name)
                 self._file.close()
                 self._create()
@@ -89,7 +90,7 @@ class TablePart:
             h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
                             h5py.h5s.create_simple(self._shape), dcpl=properties)
             file.create_dataset("done", data=np.zeros(1, dtype=np.int64))
-            describe(file, self._words, self._fingerprint)
+            describe(file, self._words, self._fingerprint, self._precision)
 
     def _read(self) -> bool:
         """Find the places in the open file; False when it is not the beginning of this table."""
@@ -99,7 +100,8 @@ class TablePart:
                 self._first_byte, self._done_byte = embedding.id.get_offset(), done.id.get_offset()
                 self.done = int(done[0])
                 return (embedding.shape == self._shape and embedding.dtype == self._dtype
-                        and file.attrs["fingerprint"] == self._fingerprint and self._same_words(file)
+                        and file.attrs["fingerprint"] == self._fingerprint
+                        and file.attrs["precision"] == self._precision and self._same_words(file)
                         and 0 <= self.done <= self._shape[0] and None not in (self._first_byte, self._done_byte))
         except _DAMAGE:
             return False

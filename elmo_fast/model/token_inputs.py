@@ -9,7 +9,7 @@ from elmo_fast.model.first_layer import FirstLayerTable
 from elmo_fast.model.layout import add_boundaries, distinct_rows, on_host
 from elmo_fast.model.lstm import LstmStack, Products
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.token_lookup import Found, TokenLookup, check_table
+from elmo_fast.model.token_lookup import Found, TokenLookup, check_precision_of, check_table
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.word_cache import WordCache, look_up_words
@@ -36,8 +36,8 @@ class TokenInputs:
         return None if self._lookup is None else self._lookup.table
 
     def take_table(self, table: TokenTable | str | os.PathLike | None, encoder: TokenSource, stack: LstmStack,
-                   fingerprint: Callable[[], str], backend: str) -> None:
-        """Use a table, or the file of one, or none; `ConfigurationError` for one that is not this model's."""
+                   fingerprint: Callable[[], str], backend: str, precision: str) -> None:
+        """Use a table, or the file of one, or none; `ConfigurationError` for one that does not serve this model."""
         if table is None:
             self._lookup = self._first_layer = None
             return
@@ -46,6 +46,7 @@ class TokenInputs:
                                      "own, got a token table")
         table = table if isinstance(table, TokenTable) else TokenTable.open(table)
         check_table(table, encoder, fingerprint, backend)
+        check_precision_of(table, precision)
         self._lookup = TokenLookup(table, encoder)
         fits = FirstLayerTable.fits(table, stack.options.dim)
         self._first_layer = FirstLayerTable(table, stack) if fits else None

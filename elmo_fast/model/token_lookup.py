@@ -11,7 +11,8 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_source import CharacterEncoder
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.ops.edits import edit_key
-from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.linear import computes_in
+from elmo_fast.ops.precision import active_precision, full_precision, lowest
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
 
@@ -52,7 +53,7 @@ class TokenLookup:
             fresh = list(dict.fromkeys(words))
             numbers = {word: number for number, word in enumerate(fresh)}
             vectors = self._encode(self._encoder.token_ids(fresh), backend)
-            self._join(fresh, vectors)
+            self._join(fresh, vectors, backend)
             return self._mixed(rows, missing, vectors, [numbers[word] for word in words])
         return self._known(self._stand_in(rows, missing, words))
 
@@ -70,7 +71,7 @@ class TokenLookup:
             if self.table.grows:
                 words = words_of_ids(rare)
                 spelled = [k for k, word in enumerate(words) if word is not None]
-                self._join([words[k] for k in spelled], vectors[spelled])
+                self._join([words[k] for k in spelled], vectors[spelled], backend)
             return self._mixed(rows, missing, vectors, range(missing.size))
         words = words_of_ids(on_host[torch.from_numpy(missing)])
         return self._known(self._stand_in(rows, missing, [word or "(no text)" for word in words]))
@@ -128,9 +129,9 @@ class TokenLookup:
     def _encode(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
         return self._encoder(ids.to(self._encoder.char_embed.device), backend)
 
-    def _join(self, words: Sequence[str], vectors: torch.Tensor) -> None:
+    def _join(self, words: Sequence[str], vectors: torch.Tensor, backend: str) -> None:
         if self.table.grows:
-            self.table.add(words, vectors)
+            self.table.add(words, vectors, computes_in(self._encoder.char_embed, backend, active_precision()))
 
     def __getstate__(self) -> dict:
         """Addresses of weights mean nothing in a copy."""
@@ -140,7 +141,8 @@ class TokenLookup:
         return tuple(map(edit_key, self._encoder.parameters()))
 
     def _check_encoder(self) -> None:
-        """Refuse the table when the char encoder has other weights by now, or is being trained."""
+        """Refuse the table when the char encoder has other weights by now, or is being trained, or computes better."""
+        check_precision_of(self.table, active_precision())
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
@@ -167,6 +169,13 @@ def check_table(table: TokenTable, encoder: CharacterEncoder, fingerprint: Calla
                                      f"another model (fingerprint {table.fingerprint})")
     elif table.words is not None:
         _compare_sample(table, encoder, backend)
+
+
+def check_precision_of(table: TokenTable, precision: str) -> None:
+    """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
+    if lowest(table.precision, precision) != precision:
+        raise ConfigurationError(f"token_table: expected one computed in {precision!r}, as the model computes, got one "
+                                 f"computed in {table.precision!r}; build it again with this model")
 
 
 def _compare_sample(table: TokenTable, encoder: CharacterEncoder, backend: str) -> None:

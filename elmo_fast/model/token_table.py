@@ -10,6 +10,7 @@ import torch
 from elmo_fast.model.character_index import CharacterIndex
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.table_file import read_table, write_table
+from elmo_fast.ops.precision import check_precision, lowest
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
 
@@ -22,7 +23,8 @@ class TokenTable:
 
     Token ids are rows + 1, and 0 is padding, as in bilm-tf: the first word keeps its vector. `words` is None where
     only ids are known. `fingerprint` is that of the model that made the vectors (`BiLm.fingerprint()`), None where
-    nobody noted it, as in bilm-tf's own files.
+    nobody noted it, as in bilm-tf's own files. `precision` is what they were computed in, the lowest of any: a model that
+    computes better refuses them.
 
     `unknown` says what a word outside the table gets: `encode`, its own vector from the char encoder; `error`, a
     `ValueError` that names it; `unk`, the vector of `<UNK>`, as in bilm-tf. With `grow` the words that were encoded
@@ -32,9 +34,11 @@ class TokenTable:
     """
 
     def __init__(self, vectors: np.ndarray | torch.Tensor, words: Sequence[str] | None = None,
-                 fingerprint: str | None = None, *, unknown: str = "encode", grow: bool | int = False):
+                 fingerprint: str | None = None, *, unknown: str = "encode", grow: bool | int = False,
+                 precision: str = "highest"):
         self._base = _checked(vectors)
         self.fingerprint = fingerprint
+        self._precision = check_precision(precision)
         self._words = None if words is None else list(words)
         if self._words is not None and len(self._words) != len(self._base):
             raise ValueError(f"words: expected one for each of {len(self._base)} vectors, got {len(self._words)}")
@@ -66,7 +70,7 @@ class TokenTable:
                 raise ConfigurationError(f"vocabulary: expected a word for each of the {len(content.vectors)} vectors "
                                          f"of {os.fspath(path)}, got {len(given)} words")
             words = given
-        table = cls(content.vectors, words, content.fingerprint, unknown=unknown, grow=grow)
+        table = cls(content.vectors, words, content.fingerprint, unknown=unknown, grow=grow, precision=content.precision)
         table._path = os.path.abspath(path) if device is None else None
         return table
 
@@ -74,7 +78,7 @@ class TokenTable:
         """Write the table, grown words included; the file takes its name only when it is whole."""
         with self._lock:
             whole = torch.cat([self._base, self._room[: self._grown]]) if self._grown else self._base
-            write_table(path, whole, self._words, self.fingerprint)
+            write_table(path, whole, self._words, self.fingerprint, self._precision)
 
     def __len__(self) -> int:
         return len(self._base) + self._grown
@@ -96,6 +100,11 @@ class TokenTable:
     def storage(self) -> str:
         """`float32` or `float16`."""
         return str(self._base.dtype).removeprefix("torch.")
+
+    @property
+    def precision(self) -> str:
+        """The lowest precision that a vector was computed in: `highest`, `high` or `medium`."""
+        return self._precision
 
     @property
     def device(self) -> torch.device:
@@ -148,8 +157,8 @@ class TokenTable:
         found[grown] = self._room[rows[grown] - len(self._base)].float()
         return found
 
-    def add(self, words: Sequence[str], vectors: torch.Tensor) -> None:
-        """Let words outside join the table with their vectors [N, P], as far as `grow` has room."""
+    def add(self, words: Sequence[str], vectors: torch.Tensor, precision: str = "highest") -> None:
+        """Let words outside join the table with vectors [N, P] computed in `precision`, as far as `grow` has room."""
         with self._lock:
             fresh = {word: k for k, word in enumerate(words) if word not in self._rows}
             taken = list(fresh.items())[: self._growth - self._grown]
@@ -162,6 +171,7 @@ class TokenTable:
                 self._room = room
             places = torch.tensor([k for _, k in taken], device=vectors.device)
             self._room[self._grown : count] = vectors[places].detach().to(self._base)
+            self._precision = lowest(self._precision, precision)
             self._words.extend(word for word, _ in taken)
             first, self._grown = len(self), count
             self._rows.update((word, first + k) for k, (word, _) in enumerate(taken))

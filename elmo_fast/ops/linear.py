@@ -25,3 +25,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
 
         return native_cuda.linear(x, weight, bias, precision, bounded)
     return native_cpu.linear(full_precision(x), weight, bias, precision=on_cpu(precision or active_precision()))
+
+
+def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:
+    """The precision that products with `weight` have where `precision` is asked for.
+
+    On the CPU 16-bit products need the native engine and AMX; what stands for them is `highest`.
+    """
+    if weight.device.type != "cpu":
+        return precision
+    return on_cpu(precision) if resolve("linear", backend, weight) == "native" else "highest"

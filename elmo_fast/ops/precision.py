@@ -18,6 +18,11 @@ def check_precision(precision: str) -> str:
     return precision
 
 
+def lowest(*precisions: str) -> str:
+    """The one of these precisions that rounds most."""
+    return max(precisions, key=PRECISIONS.index)
+
+
 def full_precision(value: torch.Tensor | None) -> torch.Tensor | None:
     """`value` in the type that computes: float32 for 16-bit parameters, else its own."""
     return value.float() if value is not None and value.dtype in (torch.float16, torch.bfloat16) else value

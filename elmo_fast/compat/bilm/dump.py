@@ -49,7 +49,7 @@ def dump_token_embeddings(
                 dataset[first : first + len(some)] = bilm.encode(some).float().cpu().numpy()
             disk.check()
             bar.update(len(some))
-        describe(file, None, bilm.fingerprint())
+        describe(file, None, bilm.fingerprint(), bilm.computes_in)
 
 
 def dump_bilm_embeddings(
