@@ -80,6 +80,11 @@ void run_linear(int64_t input, int64_t output, int epilogue, int precision, Addr
                   at<const float>(x), rows, x_stride, at<float>(y), y_stride, threads});
 }
 
+template <void (*Forward)(const float*, float*, int64_t, Precision)>
+void map_activation(Address x, Address y, int64_t count, int precision) {
+  Forward(at<const float>(x), at<float>(y), count, static_cast<Precision>(precision));
+}
+
 void bind_lstm(py::module_& m) {
   m.def("lstm_isa", [](int precision) { return lstm_isa(static_cast<Precision>(precision)); }, py::arg("precision"));
   m.def(
@@ -113,10 +118,8 @@ void bind_linear(py::module_& m) {
   m.def("linear_forward", run_linear, py::call_guard<py::gil_scoped_release>(), py::kw_only(), py::arg("input"),
         py::arg("output"), py::arg("epilogue"), py::arg("precision"), py::arg("packed"), py::arg("packed_size"),
         py::arg("x"), py::arg("rows"), py::arg("x_stride"), py::arg("y"), py::arg("y_stride"), py::arg("threads"));
-  m.def("sigmoid", [](Address x, Address y, int64_t n) { sigmoid_forward(at<const float>(x), at<float>(y), n); },
-        py::arg("x"), py::arg("y"), py::arg("count"));
-  m.def("tanh", [](Address x, Address y, int64_t n) { tanh_forward(at<const float>(x), at<float>(y), n); },
-        py::arg("x"), py::arg("y"), py::arg("count"));
+  m.def("sigmoid", map_activation<sigmoid_forward>, py::arg("x"), py::arg("y"), py::arg("count"), py::arg("precision"));
+  m.def("tanh", map_activation<tanh_forward>, py::arg("x"), py::arg("y"), py::arg("count"), py::arg("precision"));
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ struct LinearCall {
 
 void linear_forward(const LinearCall& call);
 
-// The activations of `highest`, element by element, for tests: y[k] = f(x[k]).
-void sigmoid_forward(const float* x, float* y, int64_t count);
-void tanh_forward(const float* x, float* y, int64_t count);
+// The activations of a precision, element by element, for tests: y[k] = f(x[k]).
+void sigmoid_forward(const float* x, float* y, int64_t count, Precision precision);
+void tanh_forward(const float* x, float* y, int64_t count, Precision precision);
 
 }  // namespace elmo_fast

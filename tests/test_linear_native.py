@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from native_lstm import address, native, reachable_isas, tile_isas
+from native_lstm import HIGH, HIGHEST, MEDIUM, address, isa, native, reachable_isas, tile_isas
 from tolerances import AGAINST_FLOAT64
 
 from elmo_fast.ops.precision import PRECISIONS
@@ -24,8 +24,8 @@ def each_isa(request, monkeypatch):
 @pytest.fixture(params=EVERYWHERE, ids="-".join)
 def each_precision(request, monkeypatch):
     """The precision, on every instruction set that runs it."""
-    isa, precision = request.param
-    monkeypatch.setenv("ELMO_FAST_CPU_ISA", isa)
+    name, precision = request.param
+    monkeypatch.setenv("ELMO_FAST_CPU_ISA", name)
     return precision
 
 
@@ -139,22 +139,44 @@ def ulp_error(got, expected):
     return np.max(np.abs(got - expected) / np.spacing(np.abs(expected).astype(np.float32)).astype(np.float64))
 
 
+def exact_activation(name, x):
+    wide = x.astype(np.float64)
+    small = np.exp(-np.abs(wide))
+    return np.tanh(wide) if name == "tanh" else np.where(wide < 0, small, 1) / (1 + small)
+
+
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 def test_activations_within_two_ulp(each_isa, name):
     """A sample over all bit patterns and the range in use; tests/native/activation_error.cpp does all of them."""
     patterns = np.arange(0, 2**32, 8191, np.uint64).astype(np.uint32).view(np.float32)
     x = np.concatenate([patterns[np.isfinite(patterns)], np.linspace(-105, 105, 400001, dtype=np.float32)])
     y = np.empty_like(x)
-    getattr(native, name)(address(x), address(y), x.size)
-    wide = x.astype(np.float64)
-    small = np.exp(-np.abs(wide))
-    expected = np.tanh(wide) if name == "tanh" else np.where(wide < 0, small, 1) / (1 + small)
-    assert ulp_error(y, expected) <= 2
+    getattr(native, name)(address(x), address(y), x.size, HIGHEST)
+    assert ulp_error(y, exact_activation(name, x)) <= 2
+
+
+@pytest.mark.parametrize("tiles", tile_isas())
+@pytest.mark.parametrize("precision, limit", [(HIGH, 2e-6), (MEDIUM, 6e-5)])
+@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
+def test_activations_of_16_bit_products_have_a_small_relative_error(tiles, precision, limit, name):
+    patterns = np.arange(0, 2**32, 8191, np.uint64).astype(np.uint32).view(np.float32)
+    x = np.concatenate([patterns[np.isfinite(patterns)], np.linspace(-105, 105, 400001, dtype=np.float32)])
+    y = np.empty_like(x)
+    with isa(tiles):
+        getattr(native, name)(address(x), address(y), x.size, precision)
+    expected = exact_activation(name, x)
+    normal = np.abs(expected) >= 2.0**-126
+    assert np.max(np.abs(y - expected)[normal] / np.abs(expected[normal])) <= limit
+    assert np.max(np.abs(y - expected)[~normal]) <= 2.0**-126
+    assert ulp_error(y[normal], expected[normal]) > 2  # the cheaper forms, not those of `highest`
 
 
 @pytest.mark.parametrize("name,at_infinity", [("sigmoid", (1, 0)), ("tanh", (1, -1))])
-def test_activations_at_the_ends(each_isa, name, at_infinity):
+@pytest.mark.parametrize("precision", [HIGHEST, HIGH, MEDIUM])
+def test_activations_at_the_ends(name, at_infinity, precision):
     x = np.array([np.inf, -np.inf, np.nan], np.float32)
-    y = np.empty_like(x)
-    getattr(native, name)(address(x), address(y), x.size)
-    assert tuple(y[:2]) == at_infinity and np.isnan(y[2])
+    for one in reachable_isas() if precision == HIGHEST else tile_isas():
+        y = np.empty_like(x)
+        with isa(one):
+            getattr(native, name)(address(x), address(y), x.size, precision)
+        assert tuple(y[:2]) == at_infinity and np.isnan(y[2])

@@ -1,5 +1,5 @@
 // bf16 products on 16 x 16 tiles with fp32 sums, for one part (bf16) or two (value = high + low, three products).
-// Include after vec_avx512.h, gemm_tile.h and a tiles_*.h that defines Tiles.
+// Include after vec_avx512.h, gemm_tile.h, rough_activations.h and a tiles_*.h that defines Tiles.
 //
 // Left operand, per 16 rows and 32 k: one tile [16 rows, 32 k] per part. Right operand, per 32 k: per part two tiles,
 // one per vector of columns, [16 pairs of k, 16 columns, 2]. k is padded to 32 with zeros on both sides.
@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 namespace {
 
@@ -44,11 +45,25 @@ inline void split_bf16(float x, uint16_t out[Parts]) {
   if (!finite) out[0] = 0;
 }
 
+// Rows of fp16, which rounds to a quarter of what bf16 operands do and halves the traffic.
+struct HalfRows {
+  using Value = uint16_t;
+  static Vec::F get(const uint16_t* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static void put(Vec::F x, uint16_t* to) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
 template <class Tiles, int Parts>
 struct AmxProduct {
+  using Activations = std::conditional_t<Parts == 1, RoughActivations<4, false>, RoughActivations<5, true>>;
+  using Ahead = std::conditional_t<Parts == 1, HalfRows, FloatRows>;
   static constexpr int64_t block_rows = 2 * tile_rows;
   static constexpr int64_t cached_rows = 256;
   static constexpr int64_t unit = 512;
+  static constexpr bool interleaves = true;
   static constexpr int64_t bytes_per_k = 2 * Parts * tile_bytes / tile_k;
   static constexpr int64_t bytes_per_prefetch = 128;  // the neighbouring line comes along
 
@@ -57,6 +72,10 @@ struct AmxProduct {
   static int64_t buffer_rows(int64_t rows) { return (rows + tile_rows - 1) / tile_rows * tile_rows; }
   static int64_t padded(int64_t k) { return (k + tile_k - 1) / tile_k * tile_k; }
   static int64_t row_bytes(int64_t k) { return padded(k) * Parts * static_cast<int64_t>(sizeof(uint16_t)); }
+
+  // How often `between` runs in the product of one block with a panel of k rows: after the tiles of every 32, which
+  // keep their unit busy while the vector units work on something else.
+  static int64_t parts(int64_t k) { return padded(k) / tile_k; }
 
   void begin(int64_t rows) const { Tiles::configure(static_cast<int>(rows < tile_rows ? rows : tile_rows)); }
   void end() const { Tiles::release(); }
@@ -92,19 +111,20 @@ struct AmxProduct {
     }
   }
 
-  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, float* c,
-                size_t ldc, int64_t share, int64_t shares) const {
+  template <class Between>
+  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
+                float* c, size_t ldc, int64_t share, int64_t shares, Between& between) const {
     const char* left = block + k0 / tile_k * (Parts * tile_bytes);
     const int64_t bytes = padded(k) * bytes_per_k, part = bytes / shares;
-    const Ahead ahead = {right + bytes + share * part, part / (padded(k) / tile_k)};
+    const Touched ahead = {right + bytes + share * part, part / (padded(k) / tile_k)};
     if (rows > tile_rows)
-      sum<2>(left, tile_rows * row_bytes(k_total), padded(k), right, c, ldc, ahead);
+      sum<2>(left, tile_rows * row_bytes(k_total), padded(k), right, start, c, ldc, ahead, between);
     else
-      sum<1>(left, 0, padded(k), right, c, ldc, ahead);
+      sum<1>(left, 0, padded(k), right, start, c, ldc, ahead, between);
   }
 
  private:
-  struct Ahead {
+  struct Touched {
     const char* from;
     int64_t per_step;  // bytes
   };
@@ -137,21 +157,25 @@ struct AmxProduct {
   }
 
   // One or two tiles of rows, the second `second` bytes after the first.
-  template <int Rows>
-  static void sum(const char* left, int64_t second, int64_t k, const char* right, float* c, size_t ldc, Ahead ahead) {
+  template <int Rows, class Between>
+  static void sum(const char* left, int64_t second, int64_t k, const char* right, Start start, float* c, size_t ldc,
+                  Touched ahead, Between& between) {
     Tiles::before();
-    float* c1 = c + tile_rows * static_cast<int64_t>(ldc);
-    Tiles::template load<0>(c, ldc * 4);
-    Tiles::template load<1>(c + Vec::width, ldc * 4);
-    if (Rows == 2) Tiles::template load<2>(c1, ldc * 4);
-    if (Rows == 2) Tiles::template load<3>(c1 + Vec::width, ldc * 4);
+    const float* from = start.rows;
+    Tiles::template load<0>(from, start.stride * 4);
+    Tiles::template load<1>(from + Vec::width, start.stride * 4);
+    from = start.from(tile_rows).rows;
+    if (Rows == 2) Tiles::template load<2>(from, start.stride * 4);
+    if (Rows == 2) Tiles::template load<3>(from + Vec::width, start.stride * 4);
     for (; k > 0; k -= tile_k) {
       for (int64_t at = 0; at < ahead.per_step; at += bytes_per_prefetch) __builtin_prefetch(ahead.from + at, 0, 2);
       ahead.from += ahead.per_step;
       step<Rows>(left, second, right);
+      between();
       left += Parts * tile_bytes;
       right += 2 * Parts * tile_bytes;
     }
+    float* c1 = c + tile_rows * static_cast<int64_t>(ldc);
     Tiles::template store<0>(c, ldc * 4);
     Tiles::template store<1>(c + Vec::width, ldc * 4);
     if (Rows == 2) Tiles::template store<2>(c1, ldc * 4);
@@ -198,7 +222,8 @@ template <class Tiles>
 AmxEngine engine_on() {
   using High = AmxProduct<Tiles, 2>;
   using Medium = AmxProduct<Tiles, 1>;
-  return {{lstm_engine<High>(), linear_engine<High>()}, {lstm_engine<Medium>(), linear_engine<Medium>()}};
+  return {{lstm_engine<High>(), linear_engine<High>(), activation_engine<typename High::Activations>()},
+          {lstm_engine<Medium>(), linear_engine<Medium>(), activation_engine<typename Medium::Activations>()}};
 }
 
 }  // namespace

@@ -2,10 +2,12 @@
 #include "vec_avx512.h"
 
 #include "engine.h"
+#include "activations.h"
 #include "gemm_tile.h"
+#include "rough_activations.h"
 #include "packed_product.h"
 #include "lstm_layout.h"
-#include "activations.h"
+#include "lstm_ahead.h"
 #include "lstm_loop.h"
 #include "linear_loop.h"
 #include "amx_product.h"

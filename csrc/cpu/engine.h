@@ -137,18 +137,24 @@ struct LinearEngine {
   void (*run)(const LinearPlan&, int rank, int size);
 };
 
+// Element by element, for tests: y[k] = f(x[k]).
+struct ActivationEngine {
+  void (*sigmoid)(const float* x, float* y, int64_t count);
+  void (*tanh)(const float* x, float* y, int64_t count);
+};
+
 struct Fp32Engine {
   LstmEngine lstm;
   LstmTrainingEngine training;
   LinearEngine linear;
   CharCnnEngine char_cnn;
-  void (*sigmoid)(const float*, float*, int64_t);
-  void (*tanh)(const float*, float*, int64_t);
+  ActivationEngine activation;
 };
 
 struct Bf16Engine {
   LstmEngine lstm;
   LinearEngine linear;
+  ActivationEngine activation;
 };
 
 struct AmxEngine {

@@ -2,10 +2,11 @@
 #pragma once
 
 #include "engine.h"
+#include "activations.h"
 #include "gemm_tile.h"
 #include "packed_product.h"
 #include "lstm_layout.h"
-#include "activations.h"
+#include "lstm_ahead.h"
 #include "lstm_loop.h"
 #include "backward_layout.h"
 #include "paneled_product.h"
@@ -24,8 +25,7 @@ Fp32Engine fp32_engine() {
            backward_pack_direction, backward_scratch_bytes, lstm_run_backward},
           linear_engine<Fp32Product>(),
           {char_cnn_forward_floats, char_cnn_backward_floats, char_cnn_run_forward, char_cnn_run_backward},
-          map_floats<sigmoid>,
-          map_floats<tanh>};
+          activation_engine<ExactActivations>()};
 }
 
 }  // namespace

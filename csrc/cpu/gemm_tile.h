@@ -21,9 +21,17 @@ namespace {
 constexpr int panel_width = 2 * Vec::width;
 constexpr int64_t unit_k = 256;
 
-// c [R, 2 vectors, row stride ldc] += a [k, R] x b [k, panel_width]; touches `Ahead` cache lines of `ahead` per k.
+// Where sums begin: rows of 2 vectors, `stride` floats apart; with 0 one row that all begin from.
+struct Start {
+  const float* rows;
+  size_t stride;
+  Start from(int64_t row) const { return {rows + static_cast<size_t>(row) * stride, stride}; }
+};
+
+// c [R, 2 vectors, row stride ldc] = start + a [k, R] x b [k, panel_width]; touches `Ahead` cache lines of `ahead` per
+// k.
 template <int R, int Ahead>
-void tile_product(const float* a, const float* b, int64_t k, float* c, size_t ldc, const char* ahead) {
+void tile_product(const float* a, const float* b, int64_t k, Start start, float* c, size_t ldc, const char* ahead) {
   Vec::F sum[R][2];
   ELMO_FAST_UNROLL
   for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Vec::set1(0.0f);
@@ -44,13 +52,14 @@ void tile_product(const float* a, const float* b, int64_t k, float* c, size_t ld
   }
   ELMO_FAST_UNROLL
   for (int r = 0; r < R; ++r) {
-    float* row = c + r * ldc;
-    Vec::store(row, Vec::add(Vec::load(row), sum[r][0]));
-    Vec::store(row + Vec::width, Vec::add(Vec::load(row + Vec::width), sum[r][1]));
+    const float* from = start.rows + r * start.stride;
+    float* to = c + r * ldc;
+    Vec::store(to, Vec::add(Vec::load(from), sum[r][0]));
+    Vec::store(to + Vec::width, Vec::add(Vec::load(from + Vec::width), sum[r][1]));
   }
 }
 
-using TileProduct = void (*)(const float*, const float*, int64_t, float*, size_t, const char*);
+using TileProduct = void (*)(const float*, const float*, int64_t, Start, float*, size_t, const char*);
 
 template <int Ahead, int R>
 struct TileTable {
@@ -93,11 +102,21 @@ struct Blocks {
   }
 };
 
-// The fp32 product as the loops see it: how operands are packed, and c += left x right over one unit of k.
+// Rows of fp32, where 16-bit ones could stand.
+struct FloatRows {
+  using Value = float;
+  static Vec::F get(const float* from) { return Vec::load(from); }
+  static void put(Vec::F x, float* to) { Vec::store(to, x); }
+};
+
+// The fp32 product as the loops see it: how operands are packed, and c = start + left x right over one unit of k.
 struct Fp32Product {
+  using Activations = ExactActivations;
+  using Ahead = FloatRows;  // x W + B of rows to come
   static constexpr int block_rows = Vec::rows;
   static constexpr int64_t cached_rows = 112;  // of a left operand with some thousand columns, in a core's own cache
   static constexpr int64_t unit = unit_k;
+  static constexpr bool interleaves = false;
   static constexpr int64_t bytes_per_k = panel_width * sizeof(float);
 
   static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, true); }
@@ -134,14 +153,15 @@ struct Fp32Product {
     for (int64_t k = 0; k < count; ++k) out[k * rows] = values[k];
   }
 
-  // c [rows, panel_width, row stride ldc] += left[:, k0 : k0 + k] x right, a unit of k rows. Prefetches the
+  // c [rows, panel_width, row stride ldc] = start + left[:, k0 : k0 + k] x right, a unit of k rows. Prefetches the
   // `share`-th part of the unit that follows `right` in memory.
-  void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const char* right, float* c,
-                size_t ldc, int64_t share, int64_t shares) const {
+  template <class Between>
+  void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const char* right, Start start,
+                float* c, size_t ldc, int64_t share, int64_t shares, Between& /*between*/) const {
     const int lines = shares == 1 ? 2 : share < 2 ? 1 : 0;  // per k; a unit has two lines per k
     const char* ahead = right + k * bytes_per_k + (lines == 1 ? share * k * 64 : 0);
-    table_[lines][rows](reinterpret_cast<const float*>(block) + k0 * rows, reinterpret_cast<const float*>(right), k, c,
-                        ldc, ahead);
+    table_[lines][rows](reinterpret_cast<const float*>(block) + k0 * rows, reinterpret_cast<const float*>(right), k,
+                        start, c, ldc, ahead);
   }
 
  private:

@@ -56,5 +56,10 @@ const LinearEngine& linear_engine(Precision precision, Isa isa) {
   return bf16_engine(precision, isa)->linear;
 }
 
+const ActivationEngine& activation_engine(Precision precision, Isa isa) {
+  if (precision == Precision::highest) return fp32_engine(isa).activation;
+  return bf16_engine(precision, isa)->activation;
+}
+
 }  // namespace cpu
 }  // namespace elmo_fast

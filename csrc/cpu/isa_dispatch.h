@@ -16,6 +16,7 @@ Isa isa_for(Precision precision);
 const Fp32Engine& fp32_engine(Isa isa);
 const LstmEngine& lstm_engine(Precision precision, Isa isa);
 const LinearEngine& linear_engine(Precision precision, Isa isa);
+const ActivationEngine& activation_engine(Precision precision, Isa isa);
 
 }  // namespace cpu
 }  // namespace elmo_fast

@@ -73,14 +73,14 @@ void linear_forward(const LinearCall& call) {
   run_together(call.threads, run_rank, &job);
 }
 
-void sigmoid_forward(const float* x, float* y, int64_t count) {
+void sigmoid_forward(const float* x, float* y, int64_t count, Precision precision) {
   const IeeeScope ieee;
-  fp32_engine(isa_for(Precision::highest)).sigmoid(x, y, count);
+  activation_engine(precision, isa_for(precision)).sigmoid(x, y, count);
 }
 
-void tanh_forward(const float* x, float* y, int64_t count) {
+void tanh_forward(const float* x, float* y, int64_t count, Precision precision) {
   const IeeeScope ieee;
-  fp32_engine(isa_for(Precision::highest)).tanh(x, y, count);
+  activation_engine(precision, isa_for(precision)).tanh(x, y, count);
 }
 
 }  // namespace elmo_fast

@@ -76,8 +76,8 @@ class LinearLoop {
       gather(row, blocks);
       product_.begin(count);
       for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-        repeat_bias(panel, count);
-        multiply_panel(product_, left_, blocks, packed_ + panel * panel_bytes<P>(shape_.input), sums_, panel_width);
+        multiply_panel(product_, left_, blocks, packed_ + panel * panel_bytes<P>(shape_.input), {bias(panel), 0},
+                       sums_, panel_width);
         for (int64_t r = 0; r < count; ++r) finish_row(row + r, panel, sums_ + r * panel_width);
       }
     }
@@ -92,9 +92,8 @@ class LinearLoop {
                     call_.x + (row + blocks.begin(b) + r) * call_.x_stride);
   }
 
-  void repeat_bias(int64_t panel, int64_t rows) {
-    const char* bias = packed_ + layout_.bias + panel * panel_width * static_cast<int64_t>(sizeof(float));
-    for (int64_t r = 0; r < rows; ++r) std::memcpy(sums_ + r * panel_width, bias, panel_width * sizeof(float));
+  const float* bias(int64_t panel) const {
+    return reinterpret_cast<const float*>(packed_ + layout_.bias) + panel * panel_width;
   }
 
   void finish_row(int64_t row, int64_t panel, float* z) const {
@@ -114,7 +113,7 @@ class LinearLoop {
   static void highway(float* z, const float* x, int64_t count) {
     float carried[Vec::width] = {};
     std::memcpy(carried, x, sizeof(float) * static_cast<size_t>(count));
-    const Vec::F gate = sigmoid(Vec::load(z));
+    const Vec::F gate = P::Activations::sigmoid(Vec::load(z));
     const Vec::F transformed = Vec::at_least(Vec::set1(0.0f), Vec::load(z + Vec::width));
     const Vec::F rest = Vec::mul(Vec::sub(Vec::set1(1.0f), gate), Vec::load(carried));
     Vec::store(z, Vec::add(Vec::mul(gate, transformed), rest));

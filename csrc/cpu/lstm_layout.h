@@ -3,6 +3,8 @@
 // Cells go in tiles of one vector: four vectors i, j, f, o make a tile's gates, two panels each of two gates.
 #pragma once
 
+#include <type_traits>
+
 namespace {
 
 constexpr int64_t gate_width = 4 * Vec::width;
@@ -33,13 +35,15 @@ struct WeightLayout {
 template <class P>
 struct ScratchLayout {
   size_t x;            // left operand [max_distinct, in]
-  size_t ahead;        // x W + B of the chunk's rows [tiles, max_distinct, gate_width]
+  size_t ahead;        // x W + B of the chunk's rows, P::Ahead [tiles, max_distinct, gate_width]
   size_t h[2];         // left operands [lanes, P] of this step and the next
   size_t m;            // left operand [lanes, D]
   size_t c;            // [tiles, lanes, vector]
   size_t projected;    // m W_P [panels, lanes, panel_width]
-  size_t gates;        // per thread [lanes, gate_width]
+  size_t gates;        // per thread [lanes, gate_width]; twice where products interleave
   size_t gates_bytes;  // of one thread
+  size_t sums;         // per thread, where ahead is no fp32: x W + B of one panel [max_distinct, panel_width]
+  size_t sums_bytes;   // of one thread
   size_t size;
 
   ScratchLayout(const LstmPlan& plan, int team_size) {
@@ -49,14 +53,16 @@ struct ScratchLayout {
     const int64_t distinct = P::buffer_rows(plan.max_distinct), lanes = P::buffer_rows(plan.lanes);
     x = 0;
     ahead = x + left_bytes<P>(distinct, s.input);
-    h[0] = ahead + aligned64(w.tiles * distinct * gate_width * word);
+    h[0] = ahead + aligned64(w.tiles * distinct * gate_width * int64_t(sizeof(typename P::Ahead::Value)));
     h[1] = h[0] + left_bytes<P>(lanes, s.projection);
     m = h[1] + left_bytes<P>(lanes, s.projection);
     c = m + (w.panels ? left_bytes<P>(lanes, s.dim) : 0);
     projected = c + aligned64(w.tiles * lanes * Vec::width * word);
     gates = projected + aligned64(w.panels * lanes * panel_width * word);
-    gates_bytes = aligned64(lanes * gate_width * word);
-    size = gates + gates_bytes * static_cast<size_t>(team_size);
+    gates_bytes = aligned64(lanes * gate_width * word) * (P::interleaves ? 2 : 1);
+    sums = gates + gates_bytes * static_cast<size_t>(team_size);
+    sums_bytes = std::is_same_v<typename P::Ahead, FloatRows> ? 0 : aligned64(distinct * panel_width * word);
+    size = sums + sums_bytes * static_cast<size_t>(team_size);
   }
 };
 

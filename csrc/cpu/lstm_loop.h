@@ -1,9 +1,8 @@
-// The time loop of one direction, run by every thread of its team. Include after lstm_layout.h and activations.h.
+// The time loop of one direction, run by every thread of its team. Include after lstm_ahead.h and activations.h.
 //
-// Per chunk: x W + B of its distinct rows, or the caller's, laid out in tiles. Per step: gates and cells of this
-// thread's tiles, barrier, projection of this thread's columns, which also writes the next step's h operand, barrier.
-// A thread reads `ahead` and `c` only where it wrote them. Without a projection the cells write the next h operand and
-// the second barrier falls away.
+// Per chunk: x W + B of its distinct rows. Per step: gates and cells of this thread's tiles, barrier, projection of
+// this thread's columns, which also writes the next step's h operand, barrier. A thread reads x W + B and `c` only where
+// it wrote them. Without a projection the cells write the next h operand and the second barrier falls away.
 //
 // With Keep the activations of the gates, the cells and m W_P before its clip stay in `kept`, where the gradients
 // read them (backward_layout.h); the numbers are the same.
@@ -17,8 +16,8 @@ class LstmLoop {
   LstmLoop(const LstmPlan& plan, const LstmDirection& direction, Team team)
       : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape),
         tiles_(weights_.tiles, team.rank, team.size), panels_(weights_.panels, team.rank, team.size),
-        scratch_(plan, team.size), distinct_rows_(P::buffer_rows(plan.max_distinct)),
-        cell_limit_(Vec::set1(plan.cell_clip)), proj_limit_(Vec::set1(plan.proj_clip)) {}
+        scratch_(plan, team.size), ahead_(plan, direction, team, product_), cell_limit_(Vec::set1(plan.cell_clip)),
+        proj_limit_(Vec::set1(plan.proj_clip)) {}
 
   void run() {
     load_cells();
@@ -28,8 +27,7 @@ class LstmLoop {
     }
     meet();
     for (int64_t k = 0; k < d_.chunk_count; ++k) {
-      if (plan_.multiplied) arrange_products(d_.chunks[k]);
-      else input_products(d_.chunks[k]);
+      ahead_.make(d_.chunks[k]);
       for (int64_t t = d_.chunks[k].step_begin; t < d_.chunks[k].step_end; ++t) step(t);
     }
     product_.end();
@@ -39,21 +37,21 @@ class LstmLoop {
  private:
   void meet() const { barrier_wait(*team_.barrier); }
   float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
-  const float* bias(int64_t tile) const {
-    return reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
-  }
   float* cells(int64_t tile) const { return floats(scratch_.c) + tile * plan_.lanes * Vec::width; }
-  float* ahead(int64_t tile) const { return floats(scratch_.ahead) + tile * distinct_rows_ * gate_width; }
-  float* own_gates() const {
-    return floats(scratch_.gates + scratch_.gates_bytes * static_cast<size_t>(team_.rank));
+  // [lanes, gate_width]. Where products interleave, a tile's gates wait in one half while the next tile's are made in
+  // the other.
+  float* own_gates(int64_t tile = 0) const {
+    const size_t half = P::interleaves ? static_cast<size_t>(tile & 1) * scratch_.gates_bytes / 2 : 0;
+    return floats(scratch_.gates + scratch_.gates_bytes * static_cast<size_t>(team_.rank) + half);
   }
   float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
     if constexpr (Keep) return d_.kept.gates + (tile * plan_.step_rows + plan_.begin[t]) * gate_width;
-    else return own_gates();
+    else return own_gates(tile);
   }
   int64_t cells_of(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
   Left<P> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
   Left<P> m_operand() const { return {d_.scratch + scratch_.m, shape_.dim}; }
+  int64_t slot(int64_t t, int64_t lane) const { return d_.slots[plan_.begin[t] + lane]; }
   bool is_reset(int64_t t, int64_t lane) const { return plan_.reset && plan_.reset[plan_.begin[t] + lane]; }
   float* output_row(int64_t t, int64_t lane) const {
     const int64_t row = d_.out_rows[plan_.begin[t] + lane];
@@ -108,65 +106,48 @@ class LstmLoop {
                   d_.reset_h ? d_.reset_h + begin + k : zeros);
   }
 
-  void input_products(const Chunk& chunk) {
-    const Left<P> x = {d_.scratch + scratch_.x, shape_.input};
-    const Blocks blocks = P::blocks(chunk.distinct_count);
-    const Share mine(blocks.count, team_.rank, team_.size);
-    for (int64_t b = mine.begin; b < mine.end; ++b) gather_block(chunk, x.block(blocks, b), blocks, b);
-    meet();
-    product_.begin(chunk.distinct_count);
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-      repeat_bias(tile, chunk.distinct_count);
-      const char* right = d_.packed + weights_.input + tile * weights_.input_tile;
-      for (int panel = 0; panel < 2; ++panel, right += panel_bytes<P>(shape_.input))
-        multiply_panel(product_, x, blocks, right, ahead(tile) + panel * panel_width, gate_width);
-    }
-  }
-
-  // Products that the caller made, gate by gate, to this thread's tiles; the unused cells of the last tile zero.
-  void arrange_products(const Chunk& chunk) {
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-      const int64_t cell = tile * Vec::width;
-      const size_t bytes = sizeof(float) * static_cast<size_t>(cells_of(tile));
-      float* to = ahead(tile);
-      for (int64_t r = 0; r < chunk.distinct_count; ++r, to += gate_width) {
-        const float* row = d_.inputs + d_.distinct[chunk.distinct_begin + r] * plan_.input_stride + cell;
-        for (int gate = 0; gate < 4; ++gate) {
-          Vec::store(to + gate * Vec::width, Vec::set1(0.0f));
-          std::memcpy(to + gate * Vec::width, row + gate * shape_.dim, bytes);
-        }
-      }
-    }
-  }
-
-  void gather_block(const Chunk& chunk, char* block, const Blocks& blocks, int64_t b) {
-    for (int r = 0; r < blocks.size(b); ++r) {
-      const int64_t row = d_.distinct[chunk.distinct_begin + blocks.begin(b) + r];
-      P::put_left(block, shape_.input, blocks.size(b), r, 0, shape_.input, d_.inputs + row * plan_.input_stride);
-    }
-  }
-
-  void repeat_bias(int64_t tile, int64_t rows) {
-    float* to = ahead(tile);
-    for (int64_t r = 0; r < rows; ++r, to += gate_width) std::memcpy(to, bias(tile), gate_width * sizeof(float));
-  }
-
   void step(int64_t t) {
     if (plan_.reset) reset_cells(t);
     const Blocks blocks = P::blocks(plan_.live[t]);
     const Left<P> h = h_operand(t);
     product_.begin(plan_.live[t]);
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-      gather_ahead(t, tile);
-      const char* right = d_.packed + weights_.recurrent + tile * weights_.recurrent_tile;
-      for (int panel = 0; panel < 2; ++panel, right += panel_bytes<P>(shape_.projection))
-        multiply_panel(product_, h, blocks, right, gates(t, tile) + panel * panel_width, gate_width);
-      for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
-    }
+    if constexpr (P::interleaves) make_cells_between(t, h, blocks);
+    else make_cells(t, h, blocks);
     meet();
     if (!weights_.panels) return;
     project(t, blocks);
     meet();
+  }
+
+  // Gates and cells of this thread's tiles, one tile after the other.
+  void make_cells(int64_t t, const Left<P>& h, const Blocks& blocks) {
+    const Nothing nothing;
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
+      gather_ahead(t, tile);
+      multiply_gates(t, tile, h, blocks, nothing);
+      for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
+    }
+  }
+
+  // The same with each tile's cells made between the parts of the next tile's product.
+  void make_cells_between(int64_t t, const Left<P>& h, const Blocks& blocks) {
+    for (int64_t tile = tiles_.begin; tile < smaller(tiles_.begin + 2, tiles_.end); ++tile) gather_ahead(t, tile);
+    LaneByLane last(*this, t, tiles_.begin, blocks, 0);
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
+      multiply_gates(t, tile, h, blocks, last);
+      last.finish();
+      last = LaneByLane(*this, t, tile, blocks, plan_.live[t]);
+    }
+    last.finish();
+  }
+
+  template <class Between>
+  void multiply_gates(int64_t t, int64_t tile, const Left<P>& h, const Blocks& blocks, Between& between) {
+    const char* right = d_.packed + weights_.recurrent + tile * weights_.recurrent_tile;
+    for (int panel = 0; panel < 2; ++panel, right += panel_bytes<P>(shape_.projection)) {
+      float* const sums = gates(t, tile) + panel * panel_width;
+      multiply_panel(product_, h, blocks, right, {sums, gate_width}, sums, gate_width, between);
+    }
   }
 
   void reset_cells(int64_t t) {
@@ -183,14 +164,9 @@ class LstmLoop {
 
   // gates [live, gate_width] = x W + B of the step's rows; the next tile's are on their way meanwhile.
   void gather_ahead(int64_t t, int64_t tile) {
-    const int32_t* slot = d_.slots + plan_.begin[t];
-    const float* from = ahead(tile);
-    const int64_t next = distinct_rows_ * gate_width;
-    float* to = gates(t, tile);
-    for (int64_t lane = 0; lane < plan_.live[t]; ++lane, to += gate_width) {
-      const float* row = from + slot[lane] * gate_width;
-      for (int64_t k = 0; k < gate_width; k += 16) __builtin_prefetch(row + next + k, 0, 2);
-      for (int64_t k = 0; k < gate_width; k += Vec::width) Vec::store(to + k, Vec::load(row + k));
+    for (int64_t lane = 0; lane < plan_.live[t]; ++lane) {
+      ahead_.touch(tile + 1, slot(t, lane));
+      ahead_.copy(tile, slot(t, lane), gates(t, tile) + lane * gate_width);
     }
   }
 
@@ -207,24 +183,64 @@ class LstmLoop {
     float* const all_m = own_gates();
     for (int64_t lane = begin; lane < end; ++lane) {
       const Vec::F out = Vec::load(z + lane * gate_width + 3 * Vec::width);
-      Vec::store(all_m + lane * gate_width, Vec::mul(out, tanh(Vec::load(cells(tile) + lane * Vec::width))));
+      const Vec::F squashed = P::Activations::tanh(Vec::load(cells(tile) + lane * Vec::width));
+      Vec::store(all_m + lane * gate_width, Vec::mul(out, squashed));
     }
-    for (int64_t lane = begin; lane < end; ++lane) {
-      const float* m = all_m + lane * gate_width;
-      const int64_t cell = tile * Vec::width;
-      if (weights_.panels)
-        P::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(lane - begin), cell,
-                    cells_of(tile), m);
-      else
-        emit(t, lane, cell, cells_of(tile), m);
-    }
+    for (int64_t lane = begin; lane < end; ++lane) take_m(t, tile, blocks, b, lane, all_m + lane * gate_width);
   }
+
+  // m [vector] of a lane in block b: to the projection's operand, or as h.
+  void take_m(int64_t t, int64_t tile, const Blocks& blocks, int64_t b, int64_t lane, const float* m) {
+    const int64_t cell = tile * Vec::width;
+    if (weights_.panels)
+      P::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(lane - blocks.begin(b)),
+                  cell, cells_of(tile), m);
+    else
+      emit(t, lane, cell, cells_of(tile), m);
+  }
+
+  // Gates -> c, m of one tile, some lanes each time it is called, between the parts of the next tile's product. The
+  // place of a lane's gates then takes those of the tile after.
+  class LaneByLane {
+   public:
+    LaneByLane(LstmLoop& loop, int64_t t, int64_t tile, const Blocks& blocks, int64_t lanes)
+        : loop_(&loop), t_(t), tile_(tile), blocks_(&blocks), lanes_(lanes),
+          at_once_(divided_up(lanes, 2 * blocks.count * P::parts(loop.shape_.projection))) {}
+
+    void operator()() {
+      for (int64_t k = 0; k < at_once_ && lane_ < lanes_; ++k) update();
+    }
+
+    void finish() {
+      while (lane_ < lanes_) update();
+    }
+
+   private:
+    void update() {
+      LstmLoop& loop = *loop_;
+      float* const z = loop.gates(t_, tile_) + lane_ * gate_width;
+      float* const c = loop.cells(tile_) + lane_ * Vec::width;
+      loop.update_cell(z, c);
+      Vec::store(z, Vec::mul(Vec::load(z + 3 * Vec::width), P::Activations::tanh(Vec::load(c))));
+      loop.take_m(t_, tile_, *blocks_, blocks_->find(lane_), lane_, z);
+      if (tile_ + 2 < loop.tiles_.end) {
+        loop.ahead_.copy(tile_ + 2, loop.slot(t_, lane_), z);
+        loop.ahead_.touch(tile_ + 3, loop.slot(t_, lane_));
+      }
+      ++lane_;
+    }
+
+    LstmLoop* loop_;
+    int64_t t_, tile_;
+    const Blocks* blocks_;
+    int64_t lanes_, at_once_, lane_ = 0;
+  };
 
   // z [gate_width], c [vector] -> c, and sigmoid(o) in its place; with Keep all activations in theirs.
   void update_cell(float* z, float* c) const {
-    const Vec::F forget = sigmoid(Vec::add(Vec::load(z + 2 * Vec::width), Vec::set1(1.0f)));
-    const Vec::F input = sigmoid(Vec::load(z));
-    const Vec::F candidate = tanh(Vec::load(z + Vec::width));
+    const Vec::F forget = P::Activations::sigmoid(Vec::add(Vec::load(z + 2 * Vec::width), Vec::set1(1.0f)));
+    const Vec::F input = P::Activations::sigmoid(Vec::load(z));
+    const Vec::F candidate = P::Activations::tanh(Vec::load(z + Vec::width));
     const Vec::F fresh = Vec::mul(input, candidate);
     if constexpr (Keep) {
       Vec::store(z, input);
@@ -232,7 +248,7 @@ class LstmLoop {
       Vec::store(z + 2 * Vec::width, forget);
     }
     Vec::store(c, clip(Vec::add(Vec::mul(forget, Vec::load(c)), fresh), cell_limit_));
-    Vec::store(z + 3 * Vec::width, sigmoid(Vec::load(z + 3 * Vec::width)));
+    Vec::store(z + 3 * Vec::width, P::Activations::sigmoid(Vec::load(z + 3 * Vec::width)));
   }
 
   static Vec::F clip(Vec::F x, Vec::F limit) {
@@ -251,15 +267,16 @@ class LstmLoop {
   void project(int64_t t, const Blocks& blocks) {
     const Left<P> m = m_operand();
     const int64_t rows = plan_.live[t], panel_floats = P::buffer_rows(plan_.lanes) * panel_width;
+    const float zeros[panel_width] = {};
     float* sums = floats(scratch_.projected);
-    for (int64_t panel = panels_.begin; panel < panels_.end; ++panel)
-      std::memset(sums + panel * panel_floats, 0, sizeof(float) * size_t(rows * panel_width));
     const char* right = d_.packed + weights_.projection;
     for (int64_t u = 0; u * P::unit < shape_.dim; ++u) {
       const int64_t bytes = unit_bytes<P>(shape_.dim, u);
-      for (int64_t panel = panels_.begin; panel < panels_.end; ++panel)
-        multiply_unit(product_, m, blocks, u * P::unit, right + panel * bytes, sums + panel * panel_floats,
-                      panel_width);
+      for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
+        float* const of_panel = sums + panel * panel_floats;
+        multiply_unit(product_, m, blocks, u * P::unit, right + panel * bytes,
+                      u ? Start{of_panel, panel_width} : Start{zeros, 0}, of_panel, panel_width);
+      }
       right += bytes * weights_.panels;
     }
     for (int64_t panel = panels_.begin; panel < panels_.end; ++panel)
@@ -283,9 +300,9 @@ class LstmLoop {
   const WeightLayout<P> weights_;
   const Share tiles_, panels_;
   const ScratchLayout<P> scratch_;
-  const int64_t distinct_rows_;
-  const Vec::F cell_limit_, proj_limit_;
   const P product_{};
+  const AheadProducts<P> ahead_;
+  const Vec::F cell_limit_, proj_limit_;
 };
 
 template <class P, bool Keep = false>

@@ -104,8 +104,8 @@ class WeightGradients {
   void sum_over_rows(int64_t left, int64_t columns, int64_t rows, const float* right) const {
     std::memset(result_, 0, sizeof(float) * static_cast<size_t>(columns * panel_width));
     const Left<Fp32Product> operand = {reinterpret_cast<char*>(floats(left)), rows};
-    multiply_panel(product_, operand, Blocks(columns, Vec::rows, true), reinterpret_cast<const char*>(right), result_,
-                   panel_width);
+    multiply_panel(product_, operand, Blocks(columns, Vec::rows, true), reinterpret_cast<const char*>(right),
+                   {result_, panel_width}, result_, panel_width);
   }
 
   // The two gates' columns of a panel of dz: row `row` of result_ to row `row` of `to` [rows, 4D].

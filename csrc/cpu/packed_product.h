@@ -50,22 +50,28 @@ size_t left_bytes(int64_t rows, int64_t k) {
   return aligned64(rows * P::row_bytes(k));
 }
 
-// c [rows, panel_width, row stride ldc] += left x the unit of k that begins at k0.
-template <class P>
+// What runs between the parts of a product when nothing does.
+struct Nothing {
+  void operator()() const {}
+};
+
+// c [rows, panel_width, row stride ldc] = start + left x the unit of k that begins at k0. A product that interleaves
+// calls `between` as often as P::parts says.
+template <class P, class Between = const Nothing>
 void multiply_unit(const P& product, const Left<P>& left, const Blocks& blocks, int64_t k0, const char* right,
-                   float* c, size_t ldc) {
+                   Start start, float* c, size_t ldc, Between& between = {}) {
   const int64_t k = smaller(P::unit, left.k - k0);
   for (int64_t b = 0; b < blocks.count; ++b)
-    product.multiply(left.block(blocks, b), left.k, blocks.size(b), k0, k, right, c + blocks.begin(b) * ldc, ldc, b,
-                     blocks.count);
+    product.multiply(left.block(blocks, b), left.k, blocks.size(b), k0, k, right, start.from(blocks.begin(b)),
+                     c + blocks.begin(b) * ldc, ldc, b, blocks.count, between);
 }
 
 // The same over a whole panel, units in order.
-template <class P>
-void multiply_panel(const P& product, const Left<P>& left, const Blocks& blocks, const char* right, float* c,
-                    size_t ldc) {
+template <class P, class Between = const Nothing>
+void multiply_panel(const P& product, const Left<P>& left, const Blocks& blocks, const char* right, Start start,
+                    float* c, size_t ldc, Between& between = {}) {
   for (int64_t u = 0; u * P::unit < left.k; ++u) {
-    multiply_unit(product, left, blocks, u * P::unit, right, c, ldc);
+    multiply_unit(product, left, blocks, u * P::unit, right, u ? Start{c, ldc} : start, c, ldc, between);
     right += unit_bytes<P>(left.k, u);
   }
 }
