@@ -8,6 +8,7 @@
 #include "packed_product.h"
 #include "lstm_layout.h"
 #include "lstm_ahead.h"
+#include "lstm_cells.h"
 #include "lstm_loop.h"
 #include "linear_loop.h"
 #include "amx_product.h"

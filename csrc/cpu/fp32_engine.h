@@ -7,6 +7,7 @@
 #include "packed_product.h"
 #include "lstm_layout.h"
 #include "lstm_ahead.h"
+#include "lstm_cells.h"
 #include "lstm_loop.h"
 #include "backward_layout.h"
 #include "paneled_product.h"

@@ -1,8 +1,9 @@
-// The time loop of one direction, run by every thread of its team. Include after lstm_ahead.h and activations.h.
+// The time loop of one direction, run by every thread of its team. Include after lstm_ahead.h, lstm_cells.h and
+// activations.h.
 //
 // Per chunk: x W + B of its distinct rows. Per step: gates and cells of this thread's tiles, barrier, projection of
-// this thread's columns, which also writes the next step's h operand, barrier. A thread reads x W + B and `c` only where
-// it wrote them. Without a projection the cells write the next h operand and the second barrier falls away.
+// this thread's columns, which also writes the next step's h operand, barrier. A thread reads x W + B and cells only
+// where it wrote them. Without a projection the cells write the next h operand and the second barrier falls away.
 //
 // With Keep the activations of the gates, the cells and m W_P before its clip stay in `kept`, where the gradients
 // read them (backward_layout.h); the numbers are the same.
@@ -16,11 +17,12 @@ class LstmLoop {
   LstmLoop(const LstmPlan& plan, const LstmDirection& direction, Team team)
       : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape),
         tiles_(weights_.tiles, team.rank, team.size), panels_(weights_.panels, team.rank, team.size),
-        scratch_(plan, team.size), ahead_(plan, direction, team, product_), cell_limit_(Vec::set1(plan.cell_clip)),
+        scratch_(plan, team.size), ahead_(plan, direction, team, product_),
+        cells_(plan, direction, tiles_, floats(scratch_.c)), cell_limit_(Vec::set1(plan.cell_clip)),
         proj_limit_(Vec::set1(plan.proj_clip)) {}
 
   void run() {
-    load_cells();
+    cells_.load();
     if (team_.rank == 0) {
       clear_padding();
       first_h();
@@ -31,13 +33,12 @@ class LstmLoop {
       for (int64_t t = d_.chunks[k].step_begin; t < d_.chunks[k].step_end; ++t) step(t);
     }
     product_.end();
-    store_cells();
+    cells_.store();
   }
 
  private:
   void meet() const { barrier_wait(*team_.barrier); }
   float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
-  float* cells(int64_t tile) const { return floats(scratch_.c) + tile * plan_.lanes * Vec::width; }
   // [lanes, gate_width]. Where products interleave, a tile's gates wait in one half while the next tile's are made in
   // the other.
   float* own_gates(int64_t tile = 0) const {
@@ -48,7 +49,6 @@ class LstmLoop {
     if constexpr (Keep) return d_.kept.gates + (tile * plan_.step_rows + plan_.begin[t]) * gate_width;
     else return own_gates(tile);
   }
-  int64_t cells_of(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
   Left<P> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
   Left<P> m_operand() const { return {d_.scratch + scratch_.m, shape_.dim}; }
   int64_t slot(int64_t t, int64_t lane) const { return d_.slots[plan_.begin[t] + lane]; }
@@ -56,23 +56,6 @@ class LstmLoop {
   float* output_row(int64_t t, int64_t lane) const {
     const int64_t row = d_.out_rows[plan_.begin[t] + lane];
     return row < 0 ? nullptr : d_.output + row * 2 * shape_.projection;
-  }
-
-  // c [lanes, 2D] -> tiles, the unused cells of the last tile zero.
-  void load_cells() {
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
-      for (int64_t lane = 0; lane < plan_.lanes; ++lane) {
-        float* to = cells(tile) + lane * Vec::width;
-        Vec::store(to, Vec::set1(0.0f));
-        std::memcpy(to, d_.c + lane * 2 * shape_.dim + tile * Vec::width, sizeof(float) * size_t(cells_of(tile)));
-      }
-  }
-
-  void store_cells() {
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
-      for (int64_t lane = 0; lane < plan_.lanes; ++lane)
-        std::memcpy(d_.c + lane * 2 * shape_.dim + tile * Vec::width, cells(tile) + lane * Vec::width,
-                    sizeof(float) * size_t(cells_of(tile)));
   }
 
   // Columns beyond k of left operands, which put_left never writes, multiply zero rows of weights.
@@ -107,7 +90,8 @@ class LstmLoop {
   }
 
   void step(int64_t t) {
-    if (plan_.reset) reset_cells(t);
+    for (int64_t lane = 0; plan_.reset && lane < plan_.live[t]; ++lane)
+      if (is_reset(t, lane)) cells_.reset(lane);
     const Blocks blocks = P::blocks(plan_.live[t]);
     const Left<P> h = h_operand(t);
     product_.begin(plan_.live[t]);
@@ -150,18 +134,6 @@ class LstmLoop {
     }
   }
 
-  void reset_cells(int64_t t) {
-    for (int64_t lane = 0; lane < plan_.live[t]; ++lane) {
-      if (!is_reset(t, lane)) continue;
-      for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-        float* to = cells(tile) + lane * Vec::width;
-        Vec::store(to, Vec::set1(0.0f));
-        if (d_.reset_c)
-          std::memcpy(to, d_.reset_c + tile * Vec::width, sizeof(float) * size_t(cells_of(tile)));
-      }
-    }
-  }
-
   // gates [live, gate_width] = x W + B of the step's rows; the next tile's are on their way meanwhile.
   void gather_ahead(int64_t t, int64_t tile) {
     for (int64_t lane = 0; lane < plan_.live[t]; ++lane) {
@@ -176,14 +148,14 @@ class LstmLoop {
     const int64_t begin = blocks.begin(b), end = begin + blocks.size(b);
     float* const z = gates(t, tile);
     for (int64_t lane = begin; lane < end; ++lane)
-      update_cell(z + lane * gate_width, cells(tile) + lane * Vec::width);
+      update_cell(z + lane * gate_width, cells_.at(tile, lane));
     if constexpr (Keep)
       std::memcpy(d_.kept.cells + (tile * plan_.step_rows + plan_.begin[t] + begin) * Vec::width,
-                  cells(tile) + begin * Vec::width, sizeof(float) * size_t((end - begin) * Vec::width));
+                  cells_.at(tile, begin), sizeof(float) * size_t((end - begin) * Vec::width));
     float* const all_m = own_gates();
     for (int64_t lane = begin; lane < end; ++lane) {
       const Vec::F out = Vec::load(z + lane * gate_width + 3 * Vec::width);
-      const Vec::F squashed = P::Activations::tanh(Vec::load(cells(tile) + lane * Vec::width));
+      const Vec::F squashed = P::Activations::tanh(Vec::load(cells_.at(tile, lane)));
       Vec::store(all_m + lane * gate_width, Vec::mul(out, squashed));
     }
     for (int64_t lane = begin; lane < end; ++lane) take_m(t, tile, blocks, b, lane, all_m + lane * gate_width);
@@ -194,9 +166,9 @@ class LstmLoop {
     const int64_t cell = tile * Vec::width;
     if (weights_.panels)
       P::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(lane - blocks.begin(b)),
-                  cell, cells_of(tile), m);
+                  cell, cells_.count(tile), m);
     else
-      emit(t, lane, cell, cells_of(tile), m);
+      emit(t, lane, cell, cells_.count(tile), m);
   }
 
   // Gates -> c, m of one tile, some lanes each time it is called, between the parts of the next tile's product. The
@@ -219,7 +191,7 @@ class LstmLoop {
     void update() {
       LstmLoop& loop = *loop_;
       float* const z = loop.gates(t_, tile_) + lane_ * gate_width;
-      float* const c = loop.cells(tile_) + lane_ * Vec::width;
+      float* const c = loop.cells_.at(tile_, lane_);
       loop.update_cell(z, c);
       Vec::store(z, Vec::mul(Vec::load(z + 3 * Vec::width), P::Activations::tanh(Vec::load(c))));
       loop.take_m(t_, tile_, *blocks_, blocks_->find(lane_), lane_, z);
@@ -302,6 +274,7 @@ class LstmLoop {
   const ScratchLayout<P> scratch_;
   const P product_{};
   const AheadProducts<P> ahead_;
+  const CellTiles cells_;
   const Vec::F cell_limit_, proj_limit_;
 };
 
