@@ -31,6 +31,14 @@ def test_vectors_are_the_char_encoders(shape, backend, monkeypatch):
     assert made.words == WORDS and made.fingerprint == bilm(of).fingerprint()
 
 
+def test_a_model_of_16_bits_that_trains_makes_one():
+    model = bilm(backend="native").requires_grad_(True).half()
+    made = build_token_table(model, WORDS)
+    with torch.no_grad():
+        expected = model.encode(WORDS)
+    assert made.precision == model.computes_in and torch.equal(made.vectors(np.arange(len(WORDS))), expected.float())
+
+
 def test_a_file_equals_the_table_in_memory(tmp_path):
     model = bilm()
     for storage in ("float32", "float16"):

@@ -135,7 +135,7 @@ class BiLm(nn.Module):
 
     @property
     def computes_in(self) -> str:
-        """What matrix products are computed in here: `highest` where the device has no products in `precision`."""
+        """What products without gradients are computed in here: `highest` where the device has none in `precision`."""
         return computes_in(self._elmo_lstm.B_0_0, self.backend, self._precision)
 
     def get_output_dim(self) -> int:

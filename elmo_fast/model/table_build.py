@@ -31,8 +31,7 @@ def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
     """The table of a vocabulary file, or of words in order, in memory.
 
     The model encodes on the device it is on, in its own precision; the table comes to lie on `device`, the CPU without
-    one.
-    Words that lack `<S>` or `</S>` get them at their end; a file that lacks them is refused. `storage` is `float32`
+    one. Words that lack `<S>` or `</S>` get them at their end; a file that lacks them is refused. `storage` is `float32`
     or `float16`; `unknown` and `grow` are those of `TokenTable`.
     """
     words = words_of(vocabulary)

@@ -28,10 +28,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
 
 
 def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:
-    """The precision that products with `weight` have where `precision` is asked for.
+    """The precision that products with `weight`, without gradients, have where `precision` is asked for.
 
     On the CPU 16-bit products need the native engine and AMX; what stands for them is `highest`.
     """
     if weight.device.type != "cpu":
         return precision
-    return on_cpu(precision) if resolve("linear", backend, weight) == "native" else "highest"
+    with torch.no_grad():
+        return on_cpu(precision) if resolve("linear", backend, weight) == "native" else "highest"
