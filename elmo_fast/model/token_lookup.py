@@ -43,7 +43,7 @@ class TokenLookup:
 
     def strings(self, tokens: Sequence[str], backend: str) -> Found:
         """Vectors of tokens."""
-        self._check_encoder()
+        self._check()
         rows = self.table.rows(tokens)
         missing = np.flatnonzero(rows < 0)
         if not missing.size:
@@ -59,7 +59,7 @@ class TokenLookup:
 
     def characters(self, ids: torch.Tensor, backend: str) -> Found:
         """Vectors of tokens given as distinct rows of character ids, int [N, C]."""
-        self._check_encoder()
+        self._check()
         on_host = ids.cpu()
         rows = self.table.rows_of_characters(on_host)
         missing = np.flatnonzero(rows < 0)
@@ -78,7 +78,7 @@ class TokenLookup:
 
     def numbers(self, ids: torch.Tensor) -> Found:
         """Vectors of tokens given as word ids, int [N], 1 to V."""
-        self._check_encoder()
+        self._check()
         return self._known((ids - 1).to(self.table.device))
 
     @property
@@ -140,8 +140,8 @@ class TokenLookup:
     def _encoder_key(self) -> tuple:
         return tuple(map(edit_key, self._encoder.parameters()))
 
-    def _check_encoder(self) -> None:
-        """Refuse the table when the char encoder has other weights by now, or is being trained, or computes better."""
+    def _check(self) -> None:
+        """Refuse the table when the model computes better, or its char encoder was changed or is being trained."""
         check_precision_of(self.table, active_precision())
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
