@@ -32,7 +32,6 @@ py::dict plan_lstm(int32_t dim, int32_t projection, const DeviceTuple& device, i
   d["shared_steps"] = plan.shared_steps;
   d["projection_resident"] = plan.projection_resident;
   d["stages"] = plan.stages;
-  d["stage_steps"] = plan.stage_steps;
   d["shared"] = plan.shared;
   d["scratch"] = plan.scratch;
   d["resident_bytes"] = plan.resident_bytes;

@@ -41,7 +41,7 @@ struct Plan {
   int32_t register_steps;       // k-steps whose weights stay in registers
   int32_t shared_steps;         // k-steps after those whose weights stay in shared memory; the rest is streamed
   bool projection_resident;     // whether W_P stays in shared memory
-  int32_t stages, stage_steps;  // buffers for h, and k-steps in one
+  int32_t stages;               // 1: all of h in shared memory at once; 2: parts of 8 k-steps take turns
   int64_t shared;               // bytes of dynamic shared memory of a block
   int64_t scratch;              // bytes of device memory for a call
   int64_t resident_bytes;       // of weights, both directions

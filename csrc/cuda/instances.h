@@ -12,8 +12,8 @@ struct Instance {
   int most_threads, row_tiles, register_steps;
 };
 
-constexpr Instance instances[] = {{256, 1, 20}, {256, 2, 16}, {256, 4, 12}, {256, 8, 4},
-                                  {384, 1, 8},  {384, 2, 8},  {384, 4, 0}};
+constexpr Instance instances[] = {{256, 1, 16}, {256, 2, 16}, {256, 4, 12}, {256, 8, 3},
+                                  {384, 1, 4},  {384, 2, 4},  {384, 4, 0}};
 
 // All zero where there is none.
 inline Instance instance_for(int units_per_block, int slots) {

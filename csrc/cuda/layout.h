@@ -26,7 +26,7 @@ constexpr int tile_bytes = 512;                        // 32 threads, 4 register
 constexpr int bias_bytes = 4 * unit_cells * 4;
 constexpr int most_cluster = 8;
 constexpr int most_units = 3;                          // of a block and direction: 2 warps each
-constexpr int staged_steps = 8;                        // k-steps of h in a buffer, where h is staged in parts
+constexpr int staged_steps = 8;                        // k-steps of h that are copied at once
 
 constexpr ELMO_HD int divided_up(int a, int b) { return (a + b - 1) / b; }
 constexpr ELMO_HD int smaller(int a, int b) { return a < b ? a : b; }
@@ -64,10 +64,10 @@ struct SharedLayout {
 
   SharedLayout() = default;
   SharedLayout(const Layout& layout, int units_per_block, int cluster, int row_tiles, int shared_steps,
-               bool projection_resident, int stages, int stage_steps) {
+               bool projection_resident, int stages) {
     const int rows = row_tiles * tile_slots, cells = units_per_block * unit_cells;
     const int tiles = divided_up(layout.p_tiles(), cluster);
-    h_stride = padded_columns(16 * stage_steps);
+    h_stride = padded_columns(16 * (stages == 1 ? layout.k_steps() : staged_steps));
     m_stride = padded_columns(cells);
     gathered_stride = cluster > 1 ? padded_columns(cluster * cells) : 0;
     gates = 0;

@@ -89,7 +89,7 @@ Launch launch_of(const Call& call, const Plan& plan) {
   Launch p = {};
   p.layout = {call.shape.dim, call.shape.projection};
   p.at = SharedLayout(p.layout, plan.units_per_block, plan.cluster, plan.row_tiles, plan.shared_steps,
-                      plan.projection_resident, plan.stages, plan.stage_steps);
+                      plan.projection_resident, plan.stages);
   p.packed = static_cast<const char*>(call.packed);
   p.z = static_cast<const uint16_t*>(call.z);
   p.scale = call.scale;
@@ -99,7 +99,7 @@ Launch launch_of(const Call& call, const Plan& plan) {
   p.h = call.h, p.c = call.c, p.state_stride = call.state_stride, p.output = call.output;
   p.cell_clip = call.cell_clip, p.proj_clip = call.proj_clip;
   p.units_per_block = plan.units_per_block, p.blocks = plan.blocks, p.cluster = plan.cluster;
-  p.shared_steps = plan.shared_steps, p.stages = plan.stages, p.stage_steps = plan.stage_steps;
+  p.shared_steps = plan.shared_steps, p.stages = plan.stages;
   p.projection_resident = plan.projection_resident;
   const Scratch at(p.layout, call.slots, plan.blocks / plan.cluster);
   char* scratch = static_cast<char*>(call.scratch);

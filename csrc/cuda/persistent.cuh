@@ -127,7 +127,6 @@ class Team {
     GateSums<NT> sums;
     begin_sums<O, NT>(p_, now, cell_, bias_, lane_, 0, sums);
     const uint32_t starts = starts_of<NT>(p_, now.t + 1, now.next, lane_, 0);
-    prefetch();
     if (!wait()) return false;
     gates(now, sums);
     uint16_t* m = halves(p_.at.m);
@@ -139,8 +138,14 @@ class Team {
     sync();
     project(now);
     arrive();
+    const int pairs = now.size * (p_.layout.h_width() / 2);
+    int at = index_ * threads_ + thread_;
+    Pair pair = pair_of(now, at);  // loads that need not wait
     if (!wait()) return false;
-    finish_h(now);
+    for (; at < pairs; pair = pair_of(now, at)) {
+      finish_h(now, pair);
+      at += p_.blocks * threads_;
+    }
     if (now.t + 1 < p_.steps) arrive();
     return true;
   }
@@ -157,40 +162,43 @@ class Team {
         for (int tile = 0; tile < 2; ++tile) ahead_[j][tile] = load_weights(streamed(first + j) + tile * tile_bytes);
   }
 
-  // h of a stage: [slot, h_stride].
-  __device__ __forceinline__ void stage(const Step& now, int number) {
-    const int columns = 16 * smaller(p_.stage_steps, p_.layout.k_steps() - number * p_.stage_steps);
-    if (columns <= 0) return;
-    const uint16_t* from = operand(now.t) + number * p_.stage_steps * 16;
-    uint16_t* to = halves(p_.at.h) + number % p_.stages * NT * tile_slots * p_.at.h_stride;
-    const int pieces = columns / 8;
-    for (int at = thread_; at < NT * tile_slots * pieces; at += threads_) {
-      const int slot = at / pieces, column = at % pieces * 8;
-      const bool there = slot < now.size;
-      copy_async(to + slot * p_.at.h_stride + column, from + size_t(there ? slot : 0) * p_.layout.h_width() + column, there);
-    }
+  // 16-bit values between two parts of h in shared memory. With one stage all parts lie side by side, with two they
+  // take turns.
+  __device__ __forceinline__ int part_offset(int part) const {
+    return p_.stages == 1 ? part * staged_steps * 16 : part % 2 * NT * tile_slots * p_.at.h_stride;
   }
 
-  // The stage that k-step k begins: it is there, and the one after it on its way.
+  // Begin to copy a part of h, 8 k-steps: 16 threads a slot, 16 bytes each.
+  __device__ __forceinline__ void stage(const Step& now, int part) {
+    const int width = p_.layout.h_width(), column = thread_ % 16 * 8, slots_at_once = threads_ / 16;
+    if (part * staged_steps * 16 + column >= width) return;
+    const uint16_t* from = operand(now.t) + part * staged_steps * 16 + column;
+    uint16_t* to = halves(p_.at.h) + part_offset(part) + column;
+#pragma unroll 4
+    for (int slot = thread_ / 16; slot < NT * tile_slots; slot += slots_at_once)
+      copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
+  }
+
+  // Before the product of k-step k: its part of h is there, and the part after it on its way.
   __device__ __forceinline__ void enter(const Step& now, int k) {
-    if (k % p_.stage_steps != 0) return;
+    if (k % staged_steps != 0 || (p_.stages == 1 && k > 0)) return;
     wait_for_copies();
     sync();
-    if (p_.stages > 1) stage(now, k / p_.stage_steps + 1);
+    if (p_.stages > 1) stage(now, k / staged_steps + 1);
   }
 
   __device__ __forceinline__ const uint16_t* staged(int k) const {
-    const int buffer = k / p_.stage_steps % p_.stages;
-    return halves(p_.at.h) + buffer * NT * tile_slots * p_.at.h_stride + k % p_.stage_steps * 16;
+    return halves(p_.at.h) + part_offset(k / staged_steps) + k % staged_steps * 16;
   }
 
   __device__ __forceinline__ void gates(const Step& now, GateSums<NT>& sums) {
     const int k_steps = p_.layout.k_steps(), in_registers = register_steps();
-    stage(now, 0);
+    for (int part = 0; part < (p_.stages == 1 ? divided_up(k_steps, staged_steps) : 1); ++part) stage(now, part);
+    prefetch();
 #pragma unroll
     for (int k = 0; k < R; ++k) {
       if (k >= k_steps) break;
-      if (k % 4 == 0) enter(now, k);
+      enter(now, k);
       multiply_gates<O, NT>(sums, kept_[k], staged(k), p_.at.h_stride, lane_);
     }
     const char* from = shared_gates();
@@ -212,23 +220,25 @@ class Team {
     }
   }
 
-  // m of the cluster's blocks, side by side: [slot, gathered_stride], in the place of h.
+  // m of the cluster's blocks, side by side: [slot, gathered_stride], in the place of h. 16 bytes of 32 slots at a time.
   __device__ __forceinline__ void gather_m() {
-    const int cells = p_.units_per_block * unit_cells, pieces = cells / 8, across = p_.cluster * pieces;
-    const uint16_t* m = halves(p_.at.m);
-    uint16_t* to = halves(p_.at.h);
-    const int total = NT * tile_slots * across;
-    for (int first = thread_; first < total; first += 4 * threads_) {
-      uint4 words[4];
+    const int cells = p_.units_per_block * unit_cells, column = thread_ % (cells / 8) * 8;
+    const uint16_t* m = halves(p_.at.m) + column;
+    uint16_t* to = halves(p_.at.h) + column;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = smaller(first + j * threads_, total - 1), slot = at / across, rank = at % across / pieces;
-        words[j] = load_remote(remote_address(m + slot * p_.at.m_stride + at % pieces * 8, rank));
-      }
+    for (int first = 0; first < NT * tile_slots; first += 32) {
+      const int slot = first + thread_ / (cells / 8);
+      if (slot >= NT * tile_slots) return;
+#pragma unroll 1
+      for (int base = 0; base < p_.cluster; base += 4) {
+        uint4 words[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = first + j * threads_, slot = at / across;
-        if (at < total) *reinterpret_cast<uint4*>(to + slot * p_.at.gathered_stride + at % across * 8) = words[j];
+        for (int j = 0; j < 4; ++j)
+          if (base + j < p_.cluster) words[j] = load_remote(remote_address(m + slot * p_.at.m_stride, base + j));
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (base + j < p_.cluster)
+            *reinterpret_cast<uint4*>(to + slot * p_.at.gathered_stride + (base + j) * cells) = words[j];
       }
     }
   }
@@ -281,34 +291,41 @@ class Team {
       }
   }
 
-  // h = clip(sum of the clusters' partial sums, in order), two columns a thread.
-  __device__ __forceinline__ void finish_h(const Step& now) {
+  // Two columns of a slot's h: what is known of them before their sums are.
+  struct Pair {
+    int slot, column, place;
+    bool starts;      // a sequence starts there at the next step
+    float fresh[2];
+  };
+
+  __device__ __forceinline__ Pair pair_of(const Step& now, int at) const {
+    const int pairs = p_.layout.h_width() / 2, slot = smaller(at / pairs, now.size - 1), column = at % pairs * 2;
+    return {slot, column, p_.places[int64_t(now.t) * p_.stride + slot], starts_at(p_, now.t + 1, slot) && slot < now.next,
+            {fresh_h_of(p_, d_, column), fresh_h_of(p_, d_, column + 1)}};
+  }
+
+  // h = clip(sum of the clusters' partial sums, in order).
+  __device__ __forceinline__ void finish_h(const Step& now, const Pair& pair) {
     constexpr int at_once = 16;
-    const int width = p_.layout.h_width(), pairs = width / 2, clusters = p_.blocks / p_.cluster;
+    const int width = p_.layout.h_width(), clusters = p_.blocks / p_.cluster;
     const size_t stride = size_t(p_.slots) * size_t(width);
-    for (int at = index_ * threads_ + thread_; at < now.size * pairs; at += p_.blocks * threads_) {
-      const int slot = at / pairs, column = at % pairs * 2;
-      const int place = p_.places[int64_t(now.t) * p_.stride + slot];
-      const bool starts = starts_at(p_, now.t + 1, slot) && slot < now.next;
-      const float fresh[2] = {fresh_h_of(p_, d_, column), fresh_h_of(p_, d_, column + 1)};
-      const float* from = partials(0) + size_t(slot) * size_t(width) + column;
-      float h[2] = {};
-      for (int first = 0; first < clusters; first += at_once) {
-        float2 parts[at_once];
+    const float* from = partials(0) + size_t(pair.slot) * size_t(width) + pair.column;
+    float h[2] = {};
+    for (int first = 0; first < clusters; first += at_once) {
+      float2 parts[at_once];
 #pragma unroll
-        for (int j = 0; j < at_once; ++j)
-          parts[j] = first + j < clusters ? load_exchanged(from + size_t(first + j) * stride) : float2{0.0f, 0.0f};
+      for (int j = 0; j < at_once; ++j)
+        parts[j] = first + j < clusters ? load_exchanged(from + size_t(first + j) * stride) : float2{0.0f, 0.0f};
 #pragma unroll
-        for (int j = 0; j < at_once; ++j) h[0] += parts[j].x, h[1] += parts[j].y;
-      }
-      uint32_t next = 0;
-      for (int e = 0; e < 2; ++e) {
-        const float value = clipped(h[e], p_.proj_clip);
-        if (column + e < p_.layout.projection) store_h(p_, now, place, slot, column + e, value);
-        next |= uint32_t(O::from(starts ? fresh[e] : value)) << (16 * e);
-      }
-      *reinterpret_cast<uint32_t*>(operand(now.t + 1) + size_t(slot) * size_t(width) + column) = next;
+      for (int j = 0; j < at_once; ++j) h[0] += parts[j].x, h[1] += parts[j].y;
     }
+    uint32_t next = 0;
+    for (int e = 0; e < 2; ++e) {
+      const float value = clipped(h[e], p_.proj_clip);
+      if (pair.column + e < p_.layout.projection) store_h(p_, now, pair.place, pair.slot, pair.column + e, value);
+      next |= uint32_t(O::from(pair.starts ? pair.fresh[e] : value)) << (16 * e);
+    }
+    *reinterpret_cast<uint32_t*>(operand(now.t + 1) + size_t(pair.slot) * size_t(width) + pair.column) = next;
   }
 
   const Launch& p_;

@@ -44,7 +44,7 @@ void spread_cells(Plan& plan, const Layout& layout, const Device& device) {
 
 int64_t shared_bytes(const Plan& plan, const Layout& layout) {
   return 2 * int64_t(SharedLayout(layout, plan.units_per_block, plan.cluster, plan.row_tiles, plan.shared_steps,
-                                  plan.projection_resident, plan.stages, plan.stage_steps).team);
+                                  plan.projection_resident, plan.stages).team);
 }
 
 // W_P first, then as many k-steps of the gates as there is memory for.
@@ -137,14 +137,10 @@ Plan plan_persistent(const Shape& shape, const Device& device, int32_t slots) {
   plan.threads = plan.units_per_block * 2 * 32 * 2;
   plan.k_steps = layout.k_steps();
   plan.register_steps = smaller(instance.register_steps, plan.k_steps);
-  // few slots: all of h at once, since its latency counts; many: in parts, since shared memory does
-  const bool staged = plan.row_tiles > 2 && plan.k_steps > staged_steps;
-  plan.stages = staged ? 2 : 1;
-  plan.stage_steps = staged ? staged_steps : plan.k_steps;
-  if (shared_bytes(plan, layout) > device.shared && plan.k_steps > staged_steps) {
-    plan.stages = 2;
-    plan.stage_steps = staged_steps;
-  }
+  // few slots: all of h at once, since its latency counts; many: in two turns, since shared memory does
+  plan.stages = plan.row_tiles > 2 ? 2 : 1;
+  if (plan.stages == 1 && shared_bytes(plan, layout) > device.shared) plan.stages = 2;
+  if (plan.k_steps <= staged_steps) plan.stages = 1;
   if (shared_bytes(plan, layout) > device.shared) {
     plan.reason = "a block needs more shared memory than the device has";
     return plan;

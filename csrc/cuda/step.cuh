@@ -21,7 +21,7 @@ struct Launch {
   int64_t state_stride;
   float* output;
   float cell_clip, proj_clip;
-  int units_per_block, blocks, cluster, shared_steps, stages, stage_steps;
+  int units_per_block, blocks, cluster, shared_steps, stages;
   bool projection_resident;
   uint16_t* operands;  // [2 parities, 2, slots, h_width]
   float* partials;     // [2, clusters, slots, h_width]
