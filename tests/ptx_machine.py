@@ -59,13 +59,13 @@ def _takes(compiler: str, flag: str) -> bool:
 
 
 @functools.cache
-def _headers() -> bytes:
-    folders = (ROOT / "csrc", ROOT / "csrc" / "cuda", ROOT / "tests" / "native" / "ptx")
-    return b"".join(each.read_bytes() for folder in folders for each in sorted(folder.glob("*.h")))
+def _headers(folder: Path) -> bytes:
+    return b"".join(each.read_bytes() for each in sorted(folder.rglob("*.*h")))
 
 
 def _object(command: list, source: Path) -> Path:
-    key = hashlib.sha256(repr([sys.version, command, source.name]).encode() + _headers() + source.read_bytes())
+    folder = ROOT / "csrc" if ROOT / "csrc" in source.parents else source.parent
+    key = hashlib.sha256(repr([sys.version, command, source.name]).encode() + _headers(folder) + source.read_bytes())
     target = BUILD / "objects" / f"{source.stem}-{key.hexdigest()[:16]}.o"
     if not target.exists():
         _make([*command, source], target)
@@ -85,7 +85,9 @@ def address(tensor) -> int:
 
 
 def _size(tensor) -> int:
-    return tensor.nbytes if isinstance(tensor, np.ndarray) else tensor.untyped_storage().nbytes()
+    if isinstance(tensor, np.ndarray):
+        return tensor.nbytes
+    return tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
 
 
 @contextmanager

@@ -106,17 +106,21 @@ class Team {
     return flags()[most_cluster] != 0;
   }
 
+  __device__ __forceinline__ bool give_up() const {
+    store_relaxed(p_.abort, 1u);
+    return false;
+  }
+
   template <class Reached>
   __device__ __forceinline__ bool poll(Reached&& reached) const {
+    if (patience_ == 0) return give_up();
     int64_t begin = 0;
     for (uint32_t count = 1; !reached(); ++count) {
       if (count % 32 != 0) continue;
       const int64_t now = nanoseconds_now();
       if (begin == 0) begin = now;
       if (load_relaxed(p_.abort) != 0) return false;
-      if (now - begin < patience_) continue;
-      store_relaxed(p_.abort, 1u);
-      return false;
+      if (now - begin > patience_) return give_up();
     }
     return true;
   }
