@@ -38,15 +38,18 @@ def machine(generation: int = 90):
     virtual = ARCHITECTURES[generation]
     device = [*host, "-fmad=false", "-gencode", f"arch={virtual},code={virtual}", "--compress-mode=none"]
     own, cuda = ROOT / "tests" / "native" / "ptx", ROOT / "csrc" / "cuda"
-    objects = [_object([compiler, *native], source) for source in sorted(own.glob("*.cpp")) if "runtime" not in source.name]
+    # Two modules of one name would be one to pybind11.
+    module_name = f"elmo_fast_ptx_{generation}"
+    objects = [_object([compiler, *native], own / "python.cpp", f"-DELMO_FAST_PTX={module_name}")]
+    objects += [_object([compiler, *native], source) for source in sorted(own.glob("*.cpp")) if source.stem not in ("fake_runtime", "python")]
     objects += [_object(host, source)
                 for source in [own / "fake_runtime.cpp", ROOT / "csrc" / "cuda_bindings.cpp", *sorted(cuda.glob("*.cpp"))]]
     objects += [_object(device, source) for source in sorted(cuda.glob("*.cu"))]
     name = hashlib.sha256("".join(each.name for each in objects).encode()).hexdigest()[:16]
-    library = BUILD / name / "elmo_fast_ptx.so"
+    library = BUILD / name / f"{module_name}.so"
     if not library.exists():
         _make([compiler, "-shared", "-Wl,-Bsymbolic", *objects], library)
-    spec = importlib.util.spec_from_file_location("elmo_fast_ptx", library)
+    spec = importlib.util.spec_from_file_location(module_name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if generation < 90:
@@ -63,7 +66,8 @@ def _headers(folder: Path) -> bytes:
     return b"".join(each.read_bytes() for each in sorted(folder.rglob("*.*h")))
 
 
-def _object(command: list, source: Path) -> Path:
+def _object(command: list, source: Path, *more: str) -> Path:
+    command = [*command, *more]
     folder = ROOT / "csrc" if ROOT / "csrc" in source.parents else source.parent
     key = hashlib.sha256(repr([sys.version, command, source.name]).encode() + _headers(folder) + source.read_bytes())
     target = BUILD / "objects" / f"{source.stem}-{key.hexdigest()[:16]}.o"

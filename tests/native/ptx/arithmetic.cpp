@@ -111,11 +111,13 @@ struct Extract {
   }
 };
 struct Insert {
-  uint32_t operator()(uint32_t a, uint32_t b, uint32_t from, uint32_t length) const {
-    from &= 255, length &= 255;
-    if (from > 31) return b;
-    const uint64_t kept = ((1ull << std::min(length, 32u)) - 1) << from;
-    return uint32_t((uint64_t(a) << from & kept) | (b & ~kept));
+  template <class T>
+  T operator()(T a, T b, uint32_t from, uint32_t length) const {
+    constexpr uint32_t most = 8 * sizeof(T);
+    from &= 255, length = std::min(length & 255, most);
+    if (from >= most || !length) return b;
+    const T kept = T(T(~T(0)) >> (most - length)) << from;
+    return T(T(a << from) & kept) | T(b & ~kept);
   }
 };
 struct Permute {
@@ -251,6 +253,7 @@ void add_integers(Table& t) {
     }
   });
   t["bfi.b32"] = entry<Insert, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>();
+  t["bfi.b64"] = entry<Insert, uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>();
   t["prmt.b32"] = entry<Permute, uint32_t, uint32_t, uint32_t, uint32_t>();
   t["lop3.b32"] = entry<Logic, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>();
   t["shf.l.wrap.b32"] = entry<Funnel<true, true>, uint32_t, uint32_t, uint32_t, uint32_t>();

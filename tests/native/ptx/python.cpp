@@ -86,7 +86,7 @@ void set(bool checks, bool unwritten, bool traffic, uint32_t seed) {
 
 }  // namespace
 
-PYBIND11_MODULE(elmo_fast_ptx, m) {
+PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   m.doc() = "The project's CUDA launchers over an interpreter of PTX. Device memory is the host's.";
   py::register_local_exception<ptx::Trap>(m, "Trap", PyExc_RuntimeError);
   m.def("load", load);
