@@ -89,7 +89,9 @@ def address(tensor) -> int:
 
 
 def _size(tensor) -> int:
-    return tensor.nbytes if isinstance(tensor, np.ndarray) else tensor.untyped_storage().nbytes()
+    if isinstance(tensor, np.ndarray):
+        return tensor.nbytes
+    return tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
 
 
 @contextmanager
