@@ -160,7 +160,7 @@ void store(Warp& warp, const Instruction& in, Mask mask) {
   const int bytes = size * in.count;
   const bool atomic = in.order != Order::weak;
   count(warp, in, in.a, in.offset, mask, bytes);
-  warp.effect = true;
+  warp.spins = false;
   for_threads(mask, [&](int lane) {
     const Place place = place_of(warp, in, in.a, in.offset, lane, bytes);
     char data[32];

@@ -57,7 +57,7 @@ struct Warp {
   std::deque<std::vector<Product>> product_groups;
   std::unique_ptr<ProductState> product_state;
   std::map<uint32_t, uint64_t> polled;  // by pc: what the last load found
-  bool effect = false, yields = false;
+  bool yields = false, spins = false;  // spins: has found nothing new since its last effect on others
 
   template <class T>
   T* lanes(const Operand& o) const {
