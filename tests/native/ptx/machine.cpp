@@ -397,7 +397,7 @@ char* Machine::shared(Warp& warp, const Instruction& in, uint32_t address, int b
   return block->shared.data() + at;
 }
 
-char* Machine::global_memory(Warp&, uint64_t address, int bytes, Region** region) {
+char* Machine::global_memory(uint64_t address, int bytes, Region** region) {
   if (address % uint64_t(bytes)) throw Trap("misaligned global address for " + std::to_string(bytes) + " bytes");
   *region = nullptr;
   if (global_.checked() && !(*region = global_.find(address, size_t(bytes)))) {

@@ -111,7 +111,7 @@ class Machine {
   // For instructions.
   [[noreturn]] void fail(const Warp& warp, const std::string& what) const;
   char* shared(Warp& warp, const Instruction& in, uint32_t address, int bytes, Block** of);
-  char* global_memory(Warp& warp, uint64_t address, int bytes, Region** region);
+  char* global_memory(uint64_t address, int bytes, Region** region);
   void acquire(Warp& warp, uintptr_t address, Order order);
   void release(Warp& warp, uintptr_t address, Order order);
   void fence(Warp& warp);
