@@ -1,9 +1,11 @@
 """The PTX interpreter: every instruction against a NumPy model, over random and special values."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
-from ptx_machine import Program, counters, coverage, device_memory
-from cuda_simulator import to_bf16
+import torch
+from ptx_machine import Program
 
 U16, S16, U32, S32, U64, S64 = np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64
 F16, F32, F64 = np.float16, np.float32, np.float64
@@ -92,9 +94,14 @@ def ftz(x):
 
 
 def down(a, b, c):
-    exact = a.astype(np.longdouble) * b + c
-    near = exact.astype(F32)
-    return np.where(near > exact, np.nextafter(near, F32(-np.inf)), near)
+    """a b + c rounded towards minus infinity, exactly."""
+    def one(near, *exact):
+        if not np.isfinite(exact).all():
+            return near
+        a, b, c = map(Fraction, map(float, exact))
+        limit = F32(np.clip(float(a * b + c), -3.4e38, 3.4e38))
+        return limit if Fraction(float(limit)) <= a * b + c else np.nextafter(limit, F32(-np.inf))
+    return np.array([one(*row) for row in zip((a * b + c), a, b, c)], F32)
 
 
 INTEGER = [
@@ -168,7 +175,8 @@ FLOAT = [
 
 
 def bf16(x):
-    return np.where(np.isnan(x), 0x7FFF, to_bf16(x).view(U32) >> 16).astype(U32)
+    patterns = torch.from_numpy(x).bfloat16().view(torch.int16).numpy().view(U16)
+    return np.where(np.isnan(x), 0x7FFF, patterns).astype(U32)
 
 
 @pytest.mark.parametrize("instruction,result,sources,model", INTEGER + FLOAT, ids=lambda of: of if isinstance(of, str) else "")

@@ -34,12 +34,9 @@ Place global_place(Warp& warp, uint64_t address, int bytes) {
 Place place_of(Warp& warp, const Instruction& in, const Operand& o, int64_t offset, int lane, int bytes) {
   const uint64_t address = value_of(warp, o, lane) + uint64_t(offset);
   if (in.space == Space::global) return global_place(warp, address, bytes);
-  if (in.space == Space::param || in.space == Space::local) {
-    const Kernel& kernel = warp.machine->kernel;
-    const uint64_t size = in.space == Space::param ? kernel.parameter_bytes : kernel.local_bytes;
-    if (address + uint64_t(bytes) > size) throw Trap("an address past the parameters or local memory");
-    return {in.space == Space::local ? warp.local.data() + size * uint64_t(lane) + address
-                                     : const_cast<char*>(warp.machine->parameters) + address};
+  if (in.space == Space::param) {
+    if (address + uint64_t(bytes) > warp.machine->kernel.parameter_bytes) throw Trap("an address past the parameters");
+    return {const_cast<char*>(warp.machine->parameters) + address};
   }
   Block* block;
   char* at = warp.machine->shared(warp, in, uint32_t(address), bytes, &block);
@@ -226,8 +223,8 @@ void timer(Warp& warp, const Instruction& in, Mask mask) {
 // one: that is what the compilers leave generic.
 void take_space_and_order(Statement& s, Order otherwise) {
   constexpr Order orders[] = {Order::relaxed, Order::relaxed, Order::acquire, Order::release, Order::acquire_release, Order::weak};
-  constexpr Space spaces[] = {Space::global, Space::shared, Space::shared, Space::cluster, Space::param, Space::local};
-  s.in.space = spaces[s.take_one({"global", "shared", "shared::cta", "shared::cluster", "param", "local"}, 0)];
+  constexpr Space spaces[] = {Space::global, Space::shared, Space::shared, Space::cluster, Space::param};
+  s.in.space = spaces[s.take_one({"global", "shared", "shared::cta", "shared::cluster", "param"}, 0)];
   const int order = s.take_one({"volatile", "relaxed", "acquire", "release", "acq_rel", "weak"}, -1);
   s.in.order = order < 0 ? otherwise : orders[order];
   s.ignore({"cta", "cluster", "gpu", "sys", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::no_allocate", "L1::evict_last",

@@ -57,7 +57,7 @@ void bind_exchange(Statement& s) {
     s.expect(5, 5);
     in.mode = uint8_t(s.take_one({"idx", "bfly", "up", "down"}, 0));
     const size_t bar = s.arguments[0].find('|');
-    if (bar != std::string::npos) in.list = {s.read(s.arguments[0].substr(bar + 1), 0)};
+    if (bar != std::string::npos) in.list = {s.operand(s.arguments[0].substr(bar + 1), 0, true)};
     s.arguments[0] = s.arguments[0].substr(0, bar);
     in.d = s.write(0, 4), in.a = s.read(1, 4), in.b = s.read(2, 4), in.c = s.read(3, 4), in.e = s.read(4, 4);
     in.run = shuffle;

@@ -53,13 +53,6 @@ int blocks_per_processor(const Kernel& kernel, int threads, size_t shared) {
   return std::min({by_shared, 2048 / threads, device.registers / std::max(1, registers * threads)});
 }
 
-int most_clusters(const Kernel& kernel, const cudaLaunchConfig_t& config, int size) {
-  const int blocks = blocks_per_processor(kernel, int(config.blockDim.x), config.dynamicSmemBytes);
-  int count = 0;
-  for (int processors : Runtime::get().device.clusters) count += processors * blocks / size;
-  return count;
-}
-
 // The first PTX in a fat binary: a header of 16 bytes, then entries of their own header and their text.
 std::string ptx_of(const char* fat) {
   uint64_t size;
@@ -84,7 +77,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, size_t shared, u
   if (block.x * block.y * block.z > kernel.most_threads) return failed(cudaErrorInvalidValue, "too many threads in a block");
   const int resident = blocks_per_processor(kernel, int(block.x * block.y * block.z), shared) * runtime.device.processors;
   if (cooperative && int(grid.x * grid.y * grid.z) > resident)
-    return failed(cudaErrorCooperativeLaunchTooLarge, "too many blocks in a cooperative launch: of " + std::to_string(grid.x * grid.y * grid.z) + " fit " + std::to_string(resident));
+    return failed(cudaErrorCooperativeLaunchTooLarge, "too many blocks in a cooperative launch: " + std::to_string(resident) + " fit");
   if (cluster > 1 && runtime.device.major < 9) return failed(cudaErrorNotSupported, "clusters on a device that has none");
   if (cluster > 8) return failed(cudaErrorInvalidClusterSize, "a cluster of more than 8 blocks");
   std::vector<std::string> values;
@@ -151,14 +144,6 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) try
   return ptx::failed(cudaErrorInvalidValue, trap.what());
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) try {
-  Runtime::get().memory.written(uintptr_t(to), bytes);
-  memcpy(to, from, bytes);
-  return cudaSuccess;
-} catch (const ptx::Trap& trap) {
-  return ptx::failed(cudaErrorInvalidValue, trap.what());
-}
-
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   Runtime& runtime = Runtime::get();
   const std::string& name = ptx::kernel_name(function);
@@ -188,36 +173,31 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const ptx::Device& device = Runtime::get().device;
   switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = device.processors; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = device.shared; return cudaSuccess;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = device.shared_per_processor; return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMajor: *value = device.major; return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor: *value = device.minor; return cudaSuccess;
-    case cudaDevAttrCooperativeLaunch: *value = 1; return cudaSuccess;
-    case cudaDevAttrClusterLaunch: *value = device.major >= 9; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *value = device.processors; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = device.shared; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = device.shared_per_processor; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = device.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = device.minor; break;
+    case cudaDevAttrCooperativeLaunch: *value = 1; break;
+    case cudaDevAttrClusterLaunch: *value = device.major >= 9; break;
     default: return ptx::failed(cudaErrorInvalidValue, "a device attribute that is not modelled");
   }
-}
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* count, const void* function, int threads, size_t shared, unsigned) {
-  *count = ptx::blocks_per_processor(Runtime::get().find(ptx::kernel_name(function)), threads, shared);
   return cudaSuccess;
-}
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* count, const void* function, int threads, size_t shared) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(count, function, threads, shared, 0);
 }
 
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, const cudaLaunchConfig_t* config) {
+  const ptx::Device& device = Runtime::get().device;
   int size = 1;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) size = int(config->attrs[i].val.clusterDim.x);
-  if (Runtime::get().device.major < 9) return ptx::failed(cudaErrorNotSupported, "clusters on a device that has none");
-  *count = ptx::most_clusters(Runtime::get().find(ptx::kernel_name(function)), *config, size);
+  if (device.major < 9) return ptx::failed(cudaErrorNotSupported, "clusters on a device that has none");
+  const ptx::Kernel& kernel = Runtime::get().find(ptx::kernel_name(function));
+  const int blocks = ptx::blocks_per_processor(kernel, int(config->blockDim.x), config->dynamicSmemBytes);
+  *count = 0;
+  for (int processors : device.clusters) *count += processors * blocks / size;
   return cudaSuccess;
 }
 
 const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : Runtime::get().error.c_str(); }
 cudaError_t cudaGetLastError() { return cudaSuccess; }  // every call reports its own
-cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 }

@@ -27,9 +27,8 @@ int size_of(Type type);
 Type type_named(const std::string& name);  // Type::none if there is none
 const char* name_of(Type type);
 
-enum class Space : uint8_t { global, shared, cluster, param, local };
+enum class Space : uint8_t { global, shared, cluster, param };
 enum class Order : uint8_t { weak, relaxed, acquire, release, acquire_release };
-enum class Compare : uint8_t { eq, ne, lt, le, gt, ge, equ, neu, ltu, leu, gtu, geu, num, nan };
 enum class Rounding : uint8_t { nearest, down, up, zero };
 
 // What the scheduler does itself; everything else is `Instruction::run`.
@@ -37,7 +36,8 @@ enum class Kind : uint8_t { plain, branch, leave, barrier, arrive, cluster_arriv
 
 // Registers and constants: 32 slots of `width` 4 or 8 bytes (a value of 8 or 16 bits takes 4). Predicates: one Mask.
 struct Operand {
-  enum Bank : uint8_t { none, registers, constants, predicates } bank = none;
+  enum Bank : uint8_t { none, registers, constants, predicates };
+  Bank bank = none;
   uint8_t width = 0;
   uint32_t at = 0;  // a byte offset; of a predicate its index
 };
@@ -48,7 +48,6 @@ struct Instruction {
   Type type = Type::none, source = Type::none;
   Space space = Space::global;
   Order order = Order::weak;
-  Compare compare = Compare::eq;
   Rounding rounding = Rounding::nearest;
   bool flush = false, saturate = false, convergent = false, guarded = false, guard_negated = false;
   uint8_t mode = 0;    // which of an opcode's variants
@@ -80,7 +79,7 @@ struct Kernel {
   std::vector<Counts> counts;
   std::vector<Parameter> parameters;
   std::vector<char> constants;  // 32 slots each
-  uint32_t parameter_bytes = 0, register_bytes = 0, predicates = 0, static_shared = 0, local_bytes = 0;
+  uint32_t parameter_bytes = 0, register_bytes = 0, predicates = 0, static_shared = 0;
   uint32_t most_threads = 1024;
   bool has_wgmma = false;
 };

@@ -43,7 +43,7 @@ struct Warp {
   State state = ready;
   char* banks[3] = {};  // as Operand::Bank
   Mask* predicates = nullptr;
-  std::vector<char> memory, local;
+  std::vector<char> memory;  // of registers and predicates
   uint32_t pc = 0, meets = ~0u;  // `meets`: where the next of `others` stands
   Mask active = 0, alive = 0;
   std::vector<Split> others, parked;  // by falling pc; parked: at a convergent instruction, until the rest comes

@@ -54,11 +54,10 @@ uint64_t parse_number(const std::string& s) {
   return value;
 }
 
-// A variable: ".shared .align 16 .b8 name[64]" -> name and bytes.
+// ".shared .align 16 .b8 name[64]", ".param .u64 .ptr .global .align 1 name"
 struct Variable {
   std::string name;
-  uint32_t bytes = 0, alignment = 1;
-  bool array = false;
+  uint32_t bytes, alignment = 1;
 };
 
 Variable variable(const std::string& text) {
@@ -67,20 +66,13 @@ Variable variable(const std::string& text) {
   std::string word;
   uint32_t size = 1;
   while (words >> word) {
-    if (word == ".align") {
-      words >> result.alignment;
-    } else if (word == ".ptr") {
-      words >> word;
-      words >> word >> word;
-    } else if (word[0] != '.') {
-      result.name += word;
-    } else if (const Type type = type_named(word.substr(1)); type != Type::none) {
-      size = uint32_t(size_of(type));
-    }
+    if (word == ".ptr") words >> word >> word >> word;  // what it points to
+    else if (word == ".align") words >> result.alignment;
+    else if (word[0] != '.') result.name += word;
+    else if (const Type type = type_named(word.substr(1)); type != Type::none) size = uint32_t(size_of(type));
   }
   const size_t bracket = result.name.find('[');
-  result.array = bracket != std::string::npos;
-  result.bytes = size * (result.array ? uint32_t(atoi(result.name.c_str() + bracket + 1)) : 1);
+  result.bytes = size * (bracket == std::string::npos ? 1 : uint32_t(atoi(result.name.c_str() + bracket + 1)));
   result.name = result.name.substr(0, bracket);
   result.alignment = std::max(result.alignment, size);
   return result;
@@ -113,27 +105,19 @@ class Decoder {
 
   void body(const std::string& text, int line) {
     std::string statement;
-    for (size_t i = 0; i < text.size(); ++i) {
-      const char c = text[i];
-      const std::string so_far = c == '\n' || c == '{' || c == '}' || c == ':' ? trimmed(statement) : "";
+    for (const char c : text) {
       line += c == '\n';
-      if (c == '\n' && so_far.rfind(".loc", 0) == 0) {
-        statement.clear();
-      } else if (c == '{' && so_far.empty()) {
-        scopes_.emplace_back();
-        statement.clear();
-      } else if (c == '}' && so_far.empty()) {
-        scopes_.pop_back();
-        statement.clear();
-      } else if (c == ':' && is_label(so_far)) {
-        labels_[so_far] = uint32_t(kernel_.code.size());
-        statement.clear();
-      } else if (c == ';') {
-        decode(trimmed(statement), line);
-        statement.clear();
-      } else {
-        statement += c == '\n' ? ' ' : c;
-      }
+      statement += c == '\n' ? ' ' : c;
+      if (!strchr("\n{}:;", c)) continue;
+      const std::string before = trimmed(statement.substr(0, statement.size() - 1));
+      if (c == '\n' && before.rfind(".loc", 0) != 0) continue;
+      if (c == ':' && !is_label(before)) continue;
+      if ((c == '{' || c == '}') && !before.empty()) continue;
+      if (c == '{') scopes_.emplace_back();
+      if (c == '}') scopes_.pop_back();
+      if (c == ':') labels_[before] = uint32_t(kernel_.code.size());
+      if (c == ';') decode(before, line);
+      statement.clear();
     }
     decode("ret", line);
     for (const auto& [at, label] : branches_) {
@@ -161,13 +145,7 @@ class Decoder {
   bool is_symbol(const std::string& name) const { return symbols_.count(name) != 0; }
 
  private:
-  static Operand place(Operand::Bank bank, int width, uint32_t at) {
-    Operand o;
-    o.bank = bank;
-    o.width = uint8_t(width);
-    o.at = at;
-    return o;
-  }
+  static Operand place(Operand::Bank bank, int width, uint32_t at) { return {bank, uint8_t(width), at}; }
 
   static bool is_label(const std::string& s) {
     return !s.empty() && std::all_of(s.begin(), s.end(), [](char c) { return isalnum(c) || c == '_' || c == '$'; });
@@ -214,10 +192,7 @@ class Decoder {
     if (text[0] != '.') return instruction(text, line);
     if (text.rfind(".reg", 0) == 0) return declare(text);
     if (text.rfind(".shared", 0) == 0 || text.rfind(".pragma", 0) == 0) return;  // those are laid out already
-    if (text.rfind(".local", 0) != 0) throw Trap("unknown directive");
-    const Variable v = variable(text);
-    symbols_[v.name] = kernel_.local_bytes = rounded_up(kernel_.local_bytes, v.alignment);
-    kernel_.local_bytes += v.bytes;
+    throw Trap("unknown directive");
   } catch (const Trap& trap) {
     throw Trap("line " + std::to_string(line) + ": " + trap.what() + ": " + text.substr(0, 160));
   }
@@ -232,7 +207,7 @@ class Decoder {
       const size_t end = rest.find_first_of(" \t");
       s.in.guarded = true;
       s.in.guard_negated = rest[1] == '!';
-      s.in.guard = s.read(rest.substr(1 + s.in.guard_negated, end - 1 - s.in.guard_negated), 0).at;
+      s.in.guard = s.operand(rest.substr(1 + s.in.guard_negated, end - 1 - s.in.guard_negated), 0, false).at;
       rest = trimmed(rest.substr(end));
     }
     const size_t end = std::min(rest.find_first_of(" \t"), rest.size());
@@ -285,51 +260,35 @@ void Statement::expect(size_t least, size_t most) const {
   if (arguments.size() < least || arguments.size() > most) throw Trap("unexpected number of operands");
 }
 
-Operand Statement::read(const std::string& name, int width) {
-  const Operand o = decoder->find(name, width, false);
-  if (o.bank == Operand::registers) in.reads.push_back(o.at);
+Operand Statement::operand(const std::string& name, int width, bool written) {
+  const Operand o = decoder->find(name, width, written);
+  if (o.bank == Operand::registers) (written ? in.writes : in.reads).push_back(o.at);
   return o;
 }
 
-Operand Statement::read(size_t argument, int width) {
-  expect(argument + 1, ~size_t(0));
-  return read(arguments[argument], width);
-}
-
-Operand Statement::write(size_t argument, int width) {
-  expect(argument + 1, ~size_t(0));
-  const Operand o = decoder->find(arguments[argument], width, true);
-  if (o.bank == Operand::registers) in.writes.push_back(o.at);
-  return o;
-}
-
-Operand Statement::address(size_t argument, int64_t* offset) {
-  expect(argument + 1, ~size_t(0));
-  std::string s = arguments[argument];
+Operand Statement::address(size_t i, int64_t* offset) {
+  const std::string& s = argument(i);
   if (s.size() < 2 || s.front() != '[' || s.back() != ']') throw Trap("expected an address, got '" + s + "'");
-  s = s.substr(1, s.size() - 2);
   const size_t plus = s.find('+');
-  *offset = plus == std::string::npos ? 0 : int64_t(parse_number(trimmed(s.substr(plus + 1))));
-  s = trimmed(s.substr(0, plus));
-  return read(s, decoder->is_symbol(s) ? 8 : -1);
+  *offset = plus == std::string::npos ? 0 : int64_t(parse_number(trimmed(s.substr(plus + 1, s.size() - plus - 2))));
+  const std::string base = trimmed(s.substr(1, std::min(plus, s.size() - 1) - 1));
+  return operand(base, decoder->is_symbol(base) ? 8 : -1, false);
 }
 
-std::vector<Operand> Statement::vector(size_t argument, int width, bool written) {
-  expect(argument + 1, ~size_t(0));
-  std::string s = arguments[argument];
-  if (s.front() == '{') s = s.substr(1, s.size() - 2);
+std::vector<Operand> Statement::vector(size_t i, int width, bool written) {
+  const std::string& s = argument(i);
   std::vector<Operand> result;
-  for (const std::string& name : split(s, ',')) {
-    result.push_back(written ? decoder->find(name, width, true) : read(name, width));
-    if (written && result.back().bank == Operand::registers) in.writes.push_back(result.back().at);
-  }
+  for (const std::string& name : split(s.front() == '{' ? s.substr(1, s.size() - 2) : s, ','))
+    result.push_back(operand(name, width, written));
   return result;
 }
 
-uint64_t Statement::number(size_t argument) const {
-  expect(argument + 1, ~size_t(0));
-  return parse_number(arguments[argument]);
+const std::string& Statement::argument(size_t i) const {
+  expect(i + 1, ~size_t(0));
+  return arguments[i];
 }
+
+uint64_t Statement::number(size_t i) const { return parse_number(argument(i)); }
 
 void branch_to(Statement& s) { s.decoder->branch_to(s.arguments.at(0)); }
 
@@ -366,6 +325,14 @@ uint32_t threads_of(const std::string& sizes) {  // " 16, 2, 1"
   return result;
 }
 
+size_t end_of_body(const std::string& text, size_t at) {
+  for (int depth = 0; at < text.size(); ++at) {
+    depth += (text[at] == '{') - (text[at] == '}');
+    if (!depth) break;
+  }
+  return at;
+}
+
 }  // namespace
 
 Module parse(const std::string& source) {
@@ -373,15 +340,11 @@ Module parse(const std::string& source) {
   text = text.substr(0, text.find("\n\t.section"));
   const std::string head = text.substr(0, text.find(".entry"));
   Module kernels;
-  for (size_t at = 0; (at = text.find(".entry", at)) != std::string::npos;) {
+  for (size_t at = 0, end; (at = text.find(".entry", at)) != std::string::npos; at = end) {
     const size_t open = text.find('(', at), close = text.find(')', open), begin = text.find('{', close);
+    end = end_of_body(text, begin);
     auto kernel = std::make_shared<Kernel>();
     kernel->name = trimmed(text.substr(at + 6, open - at - 6));
-    size_t end = begin;
-    for (int depth = 0; end < text.size(); ++end) {
-      depth += (text[end] == '{') - (text[end] == '}');
-      if (!depth) break;
-    }
     for (const char* limit : {".maxntid", ".reqntid"})
       if (const size_t found = text.find(limit, close); found < begin) kernel->most_threads = threads_of(text.substr(found + 8, begin));
     const std::string body = text.substr(begin + 1, end - begin - 1);
@@ -390,7 +353,6 @@ Module parse(const std::string& source) {
     parameters(text.substr(open + 1, close - open - 1), kernel.get(), &symbols);
     Decoder(*kernel, symbols).body(body, int(std::count(text.begin(), text.begin() + long(begin), '\n')) + 1);
     kernels.push_back(kernel);
-    at = end;
   }
   if (kernels.empty()) throw Trap("no kernel in the PTX");
   return kernels;

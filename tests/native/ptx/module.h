@@ -22,12 +22,14 @@ struct Statement {
   int take_one(const std::vector<std::string>& words, int otherwise);
   void ignore(const std::vector<std::string>& words);
   void expect(size_t least, size_t most) const;  // arguments
-  Operand read(size_t argument, int width);   // 0: a predicate
-  Operand write(size_t argument, int width);
-  Operand read(const std::string& text, int width);
-  Operand address(size_t argument, int64_t* offset);
-  std::vector<Operand> vector(size_t argument, int width, bool written);
-  uint64_t number(size_t argument) const;
+  const std::string& argument(size_t i) const;
+  // `width` 4 or 8 bytes, 0: a predicate, -1: as it comes.
+  Operand operand(const std::string& name, int width, bool written);
+  Operand read(size_t i, int width) { return operand(argument(i), width, false); }
+  Operand write(size_t i, int width) { return operand(argument(i), width, true); }
+  Operand address(size_t i, int64_t* offset);
+  std::vector<Operand> vector(size_t i, int width, bool written);
+  uint64_t number(size_t i) const;
 };
 
 // Each sets `in.run` (or `in.kind`) and its operands, or returns false for an opcode of somebody else.
