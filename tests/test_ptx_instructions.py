@@ -99,7 +99,7 @@ def down(a, b, c):
         if not np.isfinite(exact).all():
             return near
         a, b, c = map(Fraction, map(float, exact))
-        limit = F32(np.clip(float(a * b + c), -3.4e38, 3.4e38))
+        limit = F32(np.clip(float(a * b + c), np.finfo(F32).min, np.finfo(F32).max))
         return limit if Fraction(float(limit)) <= a * b + c else np.nextafter(limit, F32(-np.inf))
     return np.array([one(*row) for row in zip((a * b + c), a, b, c)], F32)
 
