@@ -18,9 +18,9 @@ FLAGS = ["-std=c++17", "-O3", "-fmad=false", *TARGETS, "-Xptxas", "-v"]
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 MOST_REGISTERS, MOST_STATIC_SHARED = 255, 0  # the plans' shared memory is all there is: tests of plans hold it to 227 KiB
 # file: kernel: instances
-KERNELS = {"step_kernels": {"step_kernel": 8, "sum_kernel": 2},
-           "persistent_kernels": {"persistent_kernel": 6, "replay_kernel": 2, "set_count": 1}}
-LINTED = ()  # kernels whose time loop is held to the lint
+KERNELS = {"persistent": {"persistent_kernel": 14, "replay_kernel": 2}}
+# instances for 64 slots, held to the lint; gather_m and finish_h are loops, of a pass or two in the original size
+LINTED, WAITING_LOOPS = re.compile(r"17persistent_kernelI\w+?ELi8ELi\d+"), 2
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'(.*?)(?=Compiling entry function|\Z)", re.S)
 NUMBERS = {"stack": r"(\d+) bytes stack frame", "spilled": r"(\d+) bytes spill stores",
@@ -74,16 +74,19 @@ def test_kernels_fit_the_chip(compiled):
 
 
 def test_time_loops_do_not_wait_in_line(compiled):
-    """Local memory in no kernel; in the linted ones few rounds of loads a step, weights only where they are streamed."""
+    """Local memory in no kernel; at 64 slots few rounds of loads a step, weights only where they are streamed."""
     source, _, sass = compiled
     found = read_sass.kernels(sass)
     assert len(found) == sum(KERNELS[source].values())
+    linted = [kernel for kernel in found if LINTED.search(kernel.name)]
+    assert len(linted) == 2  # fp16 and bf16
     for kernel in found:
-        linted = any(is_instance(kernel.name, name) for name in LINTED)
-        problems = [each for each in kernel.problems() if linted or "local memory" in each]
+        problems = kernel.problems(most_rolled=WAITING_LOOPS)
+        if kernel not in linted:
+            problems = [each for each in problems if "local memory" in each or "outside" in each]
         assert not problems, (kernel.name, kernel.summary(), problems)
-        if linted:
-            assert kernel.poll_loops and all(kernel.count("HMMA", within=loop) for loop in kernel.time_loops), kernel.name
+    for kernel in linted:
+        assert kernel.grid_barriers == 2 and all(kernel.count("HMMA", within=loop) for loop in kernel.time_loops)
 
 
 def test_a_spill_is_seen():

@@ -96,10 +96,19 @@ def test_streamed_weights_and_the_cluster_are_counted_apart():
     ("LDG.E.128 R8, desc[UR4][R2.64]", "a weight outside the streamed part"),
     ("LDG.E R8, desc[UR4][R2.64]\nMOV R1, R8\n" * 5, "5 rounds of global loads a step, expected at most 4: 1 at 0x80"),
     ("I: LDG.E.128.STRONG.GPU R8, desc[UR4][R6.64]\nSTS.128 [R7], R8\n@P2 BRA I",
-     "a rolled loop from 0x70 to 0x90 waits for its loads in each pass")])
+     "1 loops wait for loads in each pass, expected at most 0: 0x70 to 0x90")])
 def test_what_is_reported(body, said):
     (problem,) = kernel(LOOP.format(before="", body=body)).problems()
     assert said in problem
+
+
+def test_a_wait_behind_products_is_hidden():
+    products = "HMMA.16816.F32 R80, R84, R88, R80\n" * read_sass.HIDING
+    load, use = "LDG.E R8, desc[UR4][R2.64]\n", "MOV R9, R8\n"
+    assert rounds(load + products + use) == [] and rounds(products + load + use) == [1]
+    loop = f"I: @P3 BRA J\nDEPBAR.LE SB0, 0x0\nLDGSTS.E.128 [R7], desc[UR4][R2.64]\nJ: {products}@P2 BRA I\n"
+    found = kernel(LOOP.format(before="", body=loop))  # copies for the pass after the next
+    assert found.problems() == [] and kernel(LOOP.format(before="", body=loop.replace(products, "NOP\n"))).problems()
 
 
 def test_a_kernel_without_a_barrier_is_read_from_end_to_end():

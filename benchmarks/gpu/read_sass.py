@@ -2,9 +2,10 @@
 
 A warp's instructions are issued in order, so it waits where it first reads what a load brings. A *round* is such a wait:
 all loads issued since the last one complete in it together. The lint follows the worst path through a kernel's time loop
-(the loop around the grid barrier's poll; without one, the kernel from end to end) in the steady state. The wait at the
-grid barrier is no round: what was loaded before it arrives meanwhile. cp.async is waited for at DEPBAR. Plain LD reads
-another block of the cluster, 128-bit loads through the read-only path are streamed weights: both are counted apart.
+(the loop around the grid barrier's poll; without one, the kernel from end to end) in the steady state. No round are the
+wait at a barrier, since what was loaded before it arrives meanwhile, and a wait that HIDING products came before. cp.async
+is waited for at DEPBAR. Plain LD reads another block of the cluster, 128-bit loads through the read-only path are streamed
+weights: both are counted apart.
 """
 
 import argparse
@@ -14,13 +15,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 SOURCES = sorted((Path(__file__).resolve().parents[2] / "csrc" / "cuda").glob("*.cu"))
 COMPILE = ["-std=c++17", "-O3", "-fmad=false", "-arch=sm_90a", "-cubin"]
 MOST_ROUNDS = 4  # rounds of global loads in a step
+HIDING = 16  # tensor-core instructions of a warp that outlast a load: 8 warps' take 200 cycles and more
 FUNCTION = re.compile(r"Function\s*:\s*(\S+)\n(.*?)(?=\n\s*Function\s*:|\Z)", re.S)
 LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*?)\s*;", re.M)
 REGISTER = re.compile(r"\b(U?[RP])(\d+)(\.64)?\b")
@@ -77,7 +79,7 @@ class Instruction:
 
     @cached_property
     def writes(self) -> set[str]:
-        return self._names(range(self._results)) | ({f"{ASYNC}{self.at}"} if self.is_a("LDGSTS") else set())
+        return self._names(range(self._results))
 
     @cached_property
     def reads(self) -> set[str]:
@@ -96,10 +98,13 @@ class Round:
 
 @dataclass(frozen=True)
 class State:
-    """Of the worst path so far: its rounds, the loads under way (register -> address), whether a poll has just ended."""
+    """Of the worst path so far: its rounds, the loads under way (register -> address), products since the last of them,
+    whether a poll has just ended.
+    """
 
     rounds: tuple[Round, ...] = ()
     pending: dict[str, int] = field(default_factory=dict)
+    products: int = 0
     polled: bool = False
 
     def joined(self, other: "State | None") -> "State":
@@ -108,7 +113,8 @@ class State:
             return self
         if len(self.rounds) < len(other.rounds):
             return other
-        return State(self.rounds, other.pending | self.pending, self.polled or other.polled)
+        products = min((each.products for each in (self, other) if each.pending), default=0)
+        return State(self.rounds, other.pending | self.pending, products, self.polled or other.polled)
 
 
 class Kernel:
@@ -126,10 +132,11 @@ class Kernel:
             for to in self.after[each.at]:
                 self.before[to].append(each.at)
         acquired = {each.at for each, following in zip(listed, listed[1:])
-                    if each.is_a("LDG") and "STRONG" in each.op and following.op == "CCTL.IVALL"}
+                    if each.is_a("LDG", "LDS", "LD") and following.op == "CCTL.IVALL"}
         self.loops = self._loops(set(self.code))
         around = [loop for loop in self.loops if loop & acquired]
         self.poll_loops = [loop for loop in around if not any(other < loop for other in around)]
+        self.grid_barriers = sum(any(self.code[at].is_a("LDG") for at in loop & acquired) for loop in self.poll_loops)
         self.polls = acquired | {at for loop in self.poll_loops for at in loop if self.code[at].is_load}
         widest = [loop for loop in around if loop not in self.poll_loops and not any(loop < other for other in around)]
         self.time_loops = widest or [set(self.code)]
@@ -160,11 +167,11 @@ class Kernel:
 
     def rounds(self, loop: set[int]) -> tuple[Round, ...]:
         """Of the worst path of a pass that begins with the loads that the pass before it left under way."""
-        return self._walk(loop, self._walk(loop, {}).pending).rounds
+        return self._walk(loop, replace(self._walk(loop, State()), rounds=())).rounds
 
-    def _walk(self, loop: set[int], pending: dict) -> State:
+    def _walk(self, loop: set[int], start: State) -> State:
         head, last = self._head(loop), None
-        states = {head: State(pending=pending)}
+        states = {head: start}
         for at in self._in_order(head, loop):
             state = self._step(self.code[at], states.pop(at))
             inside = [each for each in self.after[at] if each in loop and each != head]
@@ -188,30 +195,41 @@ class Kernel:
         return order[::-1]
 
     def _step(self, each: Instruction, state: State) -> State:
-        rounds, pending, polled = state.rounds, state.pending, state.polled
-        awaited = [name for name in pending if each.is_a("DEPBAR") and name.startswith(ASYNC)]
-        awaited += pending.keys() & (each.reads | each.writes)
-        if any(pending[name] in self.polls for name in awaited):
+        rounds, pending, products, polled = state.rounds, state.pending, state.products, state.polled
+        awaited = [name for name in pending if name in each.reads or name in each.writes
+                   or each.is_a("DEPBAR") and name.startswith(ASYNC)]
+        if any(pending[name] in self.polls for name in awaited) or each.at in self.polls and each.is_a("LDS"):
             pending, polled = {}, True
         elif awaited:
             loads = set(pending.values())
-            rounds += (Round(each.at, len(loads), all(self.code[at].is_a("LD") for at in loads)),)
+            if products < HIDING:
+                rounds += (Round(each.at, len(loads), all(self.code[at].is_a("LD") for at in loads)),)
             pending = {}
         elif polled and each.is_a("BAR", "BSYNC", "WARPSYNC"):
             pending, polled = {}, False  # the rest of the block or warp has waited as well
         if each.is_load:
-            pending = pending | dict.fromkeys(each.writes, each.at)
-        return state if pending is state.pending and polled == state.polled else State(rounds, pending, polled)
+            names = [f"{ASYNC}{each.at}"] if each.is_a("LDGSTS") else each.writes
+            pending, products = pending | dict.fromkeys(names, each.at), 0
+        elif pending and each.is_a("HMMA"):
+            products += 1
+        unchanged = pending is state.pending and products == state.products and polled == state.polled
+        return state if unchanged else State(rounds, pending, products, polled)
 
-    def problems(self, most_rounds: int = MOST_ROUNDS) -> list[str]:
+    def rolled(self, loop: set[int]) -> list[set[int]]:
+        """Loops in a time loop that wait for loads of theirs in each pass, the outer ones: passes are not counted."""
+        found = [inner for inner in self.loops if inner < loop and inner not in self.poll_loops and self.rounds(inner)]
+        return [each for each in found if not any(each < other for other in found)]
+
+    def problems(self, most_rounds: int = MOST_ROUNDS, most_rolled: int = 0) -> list[str]:
         found = [f"{each.op} at {each.at:#x}: local memory" for each in self.code.values() if each.is_a("LDL", "STL")]
         for loop in self.time_loops:
-            rounds = [each for each in self.rounds(loop) if not each.remote]
+            rounds, rolled = [each for each in self.rounds(loop) if not each.remote], self.rolled(loop)
             if len(rounds) > most_rounds:
                 places = ", ".join(f"{each.loads} at {each.at:#x}" for each in rounds)
                 found.append(f"{len(rounds)} rounds of global loads a step, expected at most {most_rounds}: {places}")
-            found += [f"a rolled loop from {min(inner):#x} to {max(inner):#x} waits for its loads in each pass"
-                      for inner in self.loops if inner < loop and inner not in self.poll_loops and self.rounds(inner)]
+            if len(rolled) > most_rolled:
+                places = ", ".join(f"{min(each):#x} to {max(each):#x}" for each in rolled)
+                found.append(f"{len(rolled)} loops wait for loads in each pass, expected at most {most_rolled}: {places}")
             found += [f"{self.code[at].op} at {at:#x}: a weight outside the streamed part"  # exchanged values are STRONG
                       for at in sorted(loop) if self.polls and re.fullmatch(r"LDG\.E(\.LTC\w+)?\.128", self.code[at].op)]
         return found
@@ -223,9 +241,9 @@ class Kernel:
             counts = {"instructions": len(loop), "HMMA": self.count("HMMA", within=loop),
                       "LDS": self.count("LDS", "LDSM", within=loop),
                       "streamed weights": sum(self.code[at].is_weight for at in loop),
-                      "grid barriers": sum(each < loop for each in self.poll_loops),
+                      "grid barriers": self.grid_barriers,
                       "rounds of global loads": sum(not each.remote for each in rounds),
-                      "in the cluster": sum(each.remote for each in rounds)}
+                      "in the cluster": sum(each.remote for each in rounds), "waiting loops": len(self.rolled(loop))}
             lines.append(", ".join(f"{count} {name}" for name, count in counts.items()))
         return "\n  ".join(lines)
 
