@@ -10,6 +10,7 @@ weights: both are counted apart.
 
 import argparse
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -224,27 +225,23 @@ class Kernel:
         found = [f"{each.op} at {each.at:#x}: local memory" for each in self.code.values() if each.is_a("LDL", "STL")]
         for loop in self.time_loops:
             rounds, rolled = [each for each in self.rounds(loop) if not each.remote], self.rolled(loop)
-            if len(rounds) > most_rounds:
-                places = ", ".join(f"{each.loads} at {each.at:#x}" for each in rounds)
-                found.append(f"{len(rounds)} rounds of global loads a step, expected at most {most_rounds}: {places}")
-            if len(rolled) > most_rolled:
-                places = ", ".join(f"{min(each):#x} to {max(each):#x}" for each in rolled)
-                found.append(f"{len(rolled)} loops wait for loads in each pass, expected at most {most_rolled}: {places}")
+            for what, most, places in (
+                    ("rounds of global loads a step", most_rounds, [f"{each.loads} at {each.at:#x}" for each in rounds]),
+                    ("loops wait for loads in each pass", most_rolled, [f"{min(each):#x} to {max(each):#x}" for each in rolled])):
+                if len(places) > most:
+                    found.append(f"{len(places)} {what}, expected at most {most}: {', '.join(places)}")
             found += [f"{self.code[at].op} at {at:#x}: a weight outside the streamed part"  # exchanged values are STRONG
                       for at in sorted(loop) if self.polls and re.fullmatch(r"LDG\.E(\.LTC\w+)?\.128", self.code[at].op)]
         return found
 
     def summary(self) -> str:
+        """A line for each time loop."""
         lines = []
         for loop in self.time_loops:
-            rounds = self.rounds(loop)
-            counts = {"instructions": len(loop), "HMMA": self.count("HMMA", within=loop),
-                      "LDS": self.count("LDS", "LDSM", within=loop),
-                      "streamed weights": sum(self.code[at].is_weight for at in loop),
-                      "grid barriers": self.grid_barriers,
-                      "rounds of global loads": sum(not each.remote for each in rounds),
-                      "in the cluster": sum(each.remote for each in rounds), "waiting loops": len(self.rolled(loop))}
-            lines.append(", ".join(f"{count} {name}" for name, count in counts.items()))
+            weights, remote = sum(self.code[at].is_weight for at in loop), [each.remote for each in self.rounds(loop)]
+            lines.append(f"{len(loop)} instructions, {self.count('HMMA', within=loop)} HMMA, {weights} streamed weights, "
+                         f"{self.grid_barriers} grid barriers, {remote.count(False)} rounds of global loads, "
+                         f"{remote.count(True)} in the cluster, {len(self.rolled(loop))} waiting loops")
         return "\n  ".join(lines)
 
 
@@ -254,12 +251,12 @@ def kernels(dump: str) -> list[Kernel]:
 
 
 def tool(name: str) -> str:
-    """A program of the CUDA toolkit, or triton's copy of it."""
-    found = shutil.which(name) or shutil.which(f"/usr/local/cuda/bin/{name}")
-    if found is None and (spec := importlib.util.find_spec("triton")) is not None:
-        found = shutil.which(str(Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name))
-    if found is None:
-        raise FileNotFoundError(f"{name}: found neither in the CUDA toolkit nor in triton")
+    """A program of the triton package, which brings recent ones, or else of the CUDA toolkit."""
+    triton = importlib.util.find_spec("triton")
+    places = [str(Path(triton.origin).parent / "backends" / "nvidia" / "bin")] if triton else []
+    path = os.pathsep.join([*places, os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"])
+    if (found := shutil.which(name, path=path)) is None:
+        raise FileNotFoundError(f"{name}: found neither in triton nor in the CUDA toolkit")
     return found
 
 
