@@ -83,8 +83,8 @@ struct Call {
   float cell_clip, proj_clip;  // > 0, +inf: none
   void* scratch;               // Plan::scratch bytes, aligned to 256; free once the stream has passed the call
   size_t scratch_size;
-  int32_t* aborts;             // [1] grows by one when the launch gives up; where it is not 0 the launch gives up at once
-  int64_t nanoseconds;         // longest wait at a barrier
+  int32_t* aborts;             // [1] grows by one when a launch gives up; not 0: this one gives up at once
+  int64_t nanoseconds;         // longest wait at a barrier; 0: the launch gives up at once
   void* stream;                // cudaStream_t
 };
 

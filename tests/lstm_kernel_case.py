@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from ptx_machine import device_memory
 
 FP16, BF16 = range(2)
 TYPES = {FP16: torch.float16, BF16: torch.bfloat16}
@@ -77,7 +78,10 @@ def make(dim: int, projection: int, sizes, *, seed: int = 0, slots: int | None =
 
 
 def run(module, case: Case, bucket: int = 0):
-    """output [S, 2P], h, c [2, slots, .] and the number of aborts. Outputs and scratch begin as NaN."""
+    """output [S, 2P], h, c [2, slots, .] and the number of aborts.
+
+    Outputs and scratch are poisoned, and may not be read before they are written; accesses outside the tensors trap.
+    """
     dim, projection = case.c.shape[2], case.h.shape[2]
     plan = module.cuda_lstm_plan(dim, projection, case.device, case.slots)
     assert plan["reason"] is None, plan["reason"]
@@ -97,10 +101,13 @@ def run(module, case: Case, bucket: int = 0):
     held = {name: torch.from_numpy(np.ascontiguousarray(each)) if isinstance(each, np.ndarray) else each
             for name, each in held.items()}
     pointers = {name: 0 if each is None else each.data_ptr() for name, each in held.items()}
-    module.cuda_lstm_run(dim=dim, projection=projection, operand=case.operand, device=case.device, steps=steps,
-                         slots=case.slots, stride=stride, state_stride=case.slots + 3, cell_clip=case.cell_clip,
-                         proj_clip=case.proj_clip, scratch_size=plan["scratch"], nanoseconds=case.nanoseconds, stream=0,
-                         **pointers)
+    unwritten = {name: held[name] for name in ("h", "c", "output", "scratch")}
+    checked = {name: each for name, each in held.items() if name not in unwritten}
+    with device_memory(module, checked=checked, unwritten=unwritten):
+        module.cuda_lstm_run(dim=dim, projection=projection, operand=case.operand, device=case.device, steps=steps,
+                             slots=case.slots, stride=stride, state_stride=case.slots + 3, cell_clip=case.cell_clip,
+                             proj_clip=case.proj_clip, scratch_size=plan["scratch"], nanoseconds=case.nanoseconds,
+                             stream=0, **pointers)
     return (held["output"].numpy(), held["h"].numpy()[:, : case.slots], held["c"].numpy()[:, : case.slots],
             int(held["aborts"][0]))
 

@@ -1,5 +1,5 @@
-// The instructions that the persistent kernel is made of. Those of sm_90 fall away on older targets, where a plan has no
-// clusters.
+// The instructions that the persistent kernel is made of. Those of sm_90 fall away on older targets, where a plan has
+// no clusters.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,8 @@ struct TileC { float r[4]; };
 
 // c += a b on tensor cores, m16n8k16.
 __device__ __forceinline__ void mma(TileC& c, const TileA& a, const TileB& b, Fp16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
       : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])
       : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
 }

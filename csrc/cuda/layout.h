@@ -1,8 +1,8 @@
 // Where weights and exchanged values lie, packed, in shared memory and in scratch. Read by nvcc and the host compiler.
 //
 // Products run as mma m16n8k16 with weights as the left operand A: gates or projected values are rows, slots are
-// columns. Cells come in units of 16, two groups of 8. A group's 32 gate rows are two A tiles, (i, j) and (f, o), so that
-// one thread's sums are all four gates of one cell for two slots. A tile is stored as a warp loads it, 16 bytes a
+// columns. Cells come in units of 16, two groups of 8. A group's 32 gate rows are two A tiles, (i, j) and (f, o), so
+// that one thread's sums are all four gates of one cell for two slots. A tile is stored as a warp loads it, 16 bytes a
 // thread. Within 16 columns the order is the packing's own: thread `lane % 4` multiplies columns 4 (lane % 4) to
 // 4 (lane % 4) + 3, so that its part of the right operand is 8 consecutive bytes.
 #pragma once

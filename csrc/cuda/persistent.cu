@@ -5,6 +5,7 @@
 
 #include "instances.h"
 #include "persistent.cuh"
+#include "replay.cuh"
 
 namespace elmo_fast {
 namespace cuda {
@@ -70,7 +71,8 @@ void check_call(const Call& call, const Plan& plan) {
   const auto aligned = [](const void* pointer, size_t to) { return reinterpret_cast<uintptr_t>(pointer) % to == 0; };
   if (plan.reason) throw std::invalid_argument(std::string("plan: ") + plan.reason);
   require(call.operand == Operand::fp16 || call.operand == Operand::bf16, "operand: expected 0 or 1");
-  require(call.steps >= 1 && int64_t(call.steps) * plan.blocks < (int64_t(1) << 29), "steps: expected 1 to 2^29 / blocks");
+  require(call.steps >= 1 && int64_t(call.steps) * plan.blocks < (int64_t(1) << 29),
+          "steps: expected 1 to 2^29 / blocks");
   require(call.stride >= call.slots, "stride: expected at least one entry for each slot");
   require(call.state_stride >= call.slots, "state_stride: expected at least one row for each slot");
   require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
@@ -111,8 +113,8 @@ Launch launch_of(const Call& call, const Plan& plan) {
   return p;
 }
 
-cudaLaunchConfig_t config_of(dim3 grid, int threads, int64_t shared, cudaStream_t stream, cudaLaunchAttribute* attributes,
-                             int cluster) {
+cudaLaunchConfig_t config_of(dim3 grid, int threads, int64_t shared, cudaStream_t stream,
+                             cudaLaunchAttribute* attributes, int cluster) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(unsigned(threads));

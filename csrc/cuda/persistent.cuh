@@ -1,4 +1,4 @@
-// All steps of a layer in one cooperative launch, and the replay of a launch that gave up.
+// All steps of a layer in one cooperative launch.
 #pragma once
 
 #include "step.cuh"
@@ -11,14 +11,14 @@ template <class O, int NT, int R>
 class Team {
  public:
   __device__ __forceinline__ Team(const Launch& p, char* shared)
-      : p_(p), threads_(int(blockDim.x) / 2), d_(int(threadIdx.x) >= threads_), thread_(int(threadIdx.x) - d_ * threads_),
-        warp_(thread_ / 32), lane_(thread_ % 32), index_(int(blockIdx.x)), rank_(index_ % p.cluster),
-        first_unit_(index_ * p.units_per_block), units_(present_units(first_unit_, p.units_per_block)),
-        shared_(shared + d_ * p.at.team), weights_(direction_weights(p, d_)) {
-    busy_ = warp_ / 2 < units_;
+      : p_(p), threads_(int(blockDim.x) / 2), d_(int(threadIdx.x) >= threads_),
+        thread_(int(threadIdx.x) - d_ * threads_), warp_(thread_ / 32), lane_(thread_ % 32), index_(int(blockIdx.x)),
+        rank_(index_ % p.cluster), first_unit_(index_ * p.units_per_block), shared_(shared + d_ * p.at.team),
+        weights_(direction_weights(p, d_)) {
+    const int unit = warp_ / 2 < present_units(first_unit_, p.units_per_block) ? first_unit_ + warp_ / 2 : 0;
     local_cell_ = warp_ * group_cells + lane_ / 4;
     cell_ = first_unit_ * unit_cells + local_cell_;
-    record_ = weights_ + size_t(busy_ ? first_unit_ + warp_ / 2 : 0) * size_t(p.layout.unit_bytes());
+    record_ = weights_ + size_t(unit) * size_t(p.layout.unit_bytes());
     patience_ = load_relaxed(p.aborts) ? 0 : p.nanoseconds;
   }
 
@@ -33,9 +33,7 @@ class Team {
     for (int at = 0; at < 2 * p_.shared_steps; ++at)
       copy_async(shared_gates() + at * tile_bytes, gates + (2 * register_steps() + at) * tile_bytes, true);
     if (p_.projection_resident) keep_projection();
-    for (int gate = 0; gate < 4; ++gate)
-      bias_[gate] = reinterpret_cast<const float*>(record_ + p_.layout.bias_offset())[(warp_ % 2 * 4 + gate) * group_cells +
-                                                                                      lane_ / 4];
+    for (int gate = 0; gate < 4; ++gate) bias_[gate] = bias_of(p_, record_, warp_ % 2, gate, lane_);
     fresh_c_ = p_.fresh_c && cell_ < p_.layout.dim ? p_.fresh_c[d_ * p_.layout.dim + cell_] : 0.0f;
     first_cells<NT>(p_, d_, cell_, lane_, 0, fresh_c_, c_);
     if (thread_ < most_cluster) flags()[thread_] = 0;
@@ -66,7 +64,9 @@ class Team {
   __device__ __forceinline__ char* shared_gates() const {
     return shared_ + p_.at.gates + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16;
   }
-  __device__ __forceinline__ uint16_t* halves(int offset) const { return reinterpret_cast<uint16_t*>(shared_ + offset); }
+  __device__ __forceinline__ uint16_t* halves(int offset) const {
+    return reinterpret_cast<uint16_t*>(shared_ + offset);
+  }
   __device__ __forceinline__ uint32_t* flags() const { return reinterpret_cast<uint32_t*>(shared_ + p_.at.flags); }
   __device__ __forceinline__ uint16_t* operand(int t) const {
     return p_.operands + size_t((t & 1) * 2 + d_) * size_t(p_.slots) * size_t(p_.layout.h_width());
@@ -106,17 +106,21 @@ class Team {
     return flags()[most_cluster] != 0;
   }
 
+  __device__ __forceinline__ bool give_up() const {
+    store_relaxed(p_.abort, 1u);
+    return false;
+  }
+
   template <class Reached>
   __device__ __forceinline__ bool poll(Reached&& reached) const {
+    if (patience_ == 0) return give_up();
     int64_t begin = 0;
     for (uint32_t count = 1; !reached(); ++count) {
       if (count % 32 != 0) continue;
       const int64_t now = nanoseconds_now();
       if (begin == 0) begin = now;
       if (load_relaxed(p_.abort) != 0) return false;
-      if (now - begin < patience_) continue;
-      store_relaxed(p_.abort, 1u);
-      return false;
+      if (now - begin > patience_) return give_up();
     }
     return true;
   }
@@ -220,7 +224,7 @@ class Team {
     }
   }
 
-  // m of the cluster's blocks, side by side: [slot, gathered_stride], in the place of h. 16 bytes of 32 slots at a time.
+  // m of the cluster's blocks, side by side: [slot, gathered_stride], in the place of h. 32 slots at a time.
   __device__ __forceinline__ void gather_m() {
     const int cells = p_.units_per_block * unit_cells, column = thread_ % (cells / 8) * 8;
     const uint16_t* m = halves(p_.at.m) + column;
@@ -266,7 +270,7 @@ class Team {
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
     for (int tile = warp_; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); tile += threads_ / 32) {
       const char* kept = shared_ + p_.at.projection + tile * p_.cluster * p_.units_per_block * tile_bytes + lane_ * 16;
-      const char* streamed = weights_ + p_.layout.projection_offset(first + tile, units > 0 ? cluster_unit() : 0) + lane_ * 16;
+      const char* streamed = weights_ + p_.layout.projection_offset(first + tile, cluster_unit()) + lane_ * 16;
       TileC sums[NT] = {};
 #pragma unroll 4
       for (int unit = 0; unit < units; ++unit) {
@@ -300,7 +304,8 @@ class Team {
 
   __device__ __forceinline__ Pair pair_of(const Step& now, int at) const {
     const int pairs = p_.layout.h_width() / 2, slot = smaller(at / pairs, now.size - 1), column = at % pairs * 2;
-    return {slot, column, p_.places[int64_t(now.t) * p_.stride + slot], starts_at(p_, now.t + 1, slot) && slot < now.next,
+    const bool starts = starts_at(p_, now.t + 1, slot) && slot < now.next;
+    return {slot, column, p_.places[int64_t(now.t) * p_.stride + slot], starts,
             {fresh_h_of(p_, d_, column), fresh_h_of(p_, d_, column + 1)}};
   }
 
@@ -329,11 +334,10 @@ class Team {
   }
 
   const Launch& p_;
-  const int threads_, d_, thread_, warp_, lane_, index_, rank_, first_unit_, units_;
+  const int threads_, d_, thread_, warp_, lane_, index_, rank_, first_unit_;
   char* const shared_;
   const char* const weights_;
   const char* record_;
-  bool busy_;
   int cell_, local_cell_;
   int64_t patience_;
   uint32_t target_ = 0;
@@ -351,84 +355,6 @@ __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __gri
   if (p.cluster > 1) sync_cluster();
   team.run();
   if (p.cluster > 1) sync_cluster();
-}
-
-constexpr int replay_threads = 256;
-
-// Of slots at `first_slot` on, h and m as operands: [8, stride].
-struct ReplayShared {
-  int h_stride, m_stride, size;
-  ELMO_HD explicit ReplayShared(const Layout& layout)
-      : h_stride(padded_columns(layout.h_width())), m_stride(padded_columns(layout.units() * unit_cells)),
-        size(tile_slots * (2 * h_stride + m_stride) * 2) {}
-};
-
-// What the launch would have done, for 8 slots of one direction: a block of its own, all weights from L2.
-template <class O>
-__global__ void __launch_bounds__(replay_threads, 1) replay_kernel(const __grid_constant__ Launch p) {
-  extern __shared__ __align__(16) char shared[];
-  if (load_relaxed(p.abort) == 0) return;
-  const int d = int(blockIdx.y), first_slot = int(blockIdx.x) * tile_slots, thread = int(threadIdx.x);
-  const int warp = thread / 32, lane = thread % 32, warps = replay_threads / 32;
-  const Layout& layout = p.layout;
-  const ReplayShared at(layout);
-  uint16_t* const h = reinterpret_cast<uint16_t*>(shared);  // of even and odd steps
-  uint16_t* const m = h + 2 * tile_slots * at.h_stride;
-  const char* weights = direction_weights(p, d);
-  const int width = layout.h_width(), groups = 2 * layout.units();
-  if (blockIdx.x == 0 && d == 0 && thread == 0) *p.aborts = 1;
-  for (int i = thread; i < tile_slots * width; i += replay_threads)
-    h[i / width * at.h_stride + i % width] =
-        first_slot + i / width < p.slots ? first_operand<O>(p, d, first_slot + i / width, i % width) : uint16_t(0);
-  for (int t = 0; t < p.steps && first_slot < p.batch_sizes[t]; ++t) {
-    const Step now = {d, t, p.batch_sizes[t], t + 1 < p.steps ? p.batch_sizes[t + 1] : 0};
-    const uint32_t starts = starts_of<1>(p, t + 1, now.next, lane, first_slot);
-    __syncthreads();
-    for (int group = warp; group < groups; group += warps) {
-      const char* record = weights + size_t(group / 2) * size_t(layout.unit_bytes());
-      const float* of_gates = reinterpret_cast<const float*>(record + layout.bias_offset()) + group % 2 * 4 * group_cells;
-      const int cell = group * group_cells + lane / 4;
-      const bool is_cell = cell < layout.dim;
-      const float bias[4] = {of_gates[lane / 4], of_gates[8 + lane / 4], of_gates[16 + lane / 4], of_gates[24 + lane / 4]};
-      const float fresh = p.fresh_c && is_cell ? p.fresh_c[d * layout.dim + cell] : 0.0f;
-      GateSums<1> sums;
-      begin_sums<O, 1>(p, now, cell, bias, lane, first_slot, sums);
-      for (int k = 0; k < layout.k_steps(); ++k) {
-        const char* from = record + layout.gate_offset(group % 2, k) + lane * 16;
-        const TileA a[2] = {load_weights(from), load_weights(from + tile_bytes)};
-        multiply_gates<O, 1>(sums, a, h + t % 2 * tile_slots * at.h_stride + 16 * k, at.h_stride, lane);
-      }
-      float c[1][2];
-      float* state = p.c + int64_t(d) * p.state_stride * layout.dim + (is_cell ? cell : 0);
-      if (t == 0) first_cells<1>(p, d, cell, lane, first_slot, fresh, c);
-      for (int e = 0; e < 2; ++e) {
-        const int slot = first_slot + slot_of(0, e, lane);
-        if (t > 0) c[0][e] = is_cell && slot < now.size ? state[int64_t(slot) * layout.dim] : 0.0f;
-      }
-      update_cells<O, 1>(p, now, cell, cell, lane, first_slot, sums, starts, fresh, c, m, at.m_stride);
-      for (int e = 0; e < 2; ++e) {  // c waits for the next step in the state's memory
-        const int slot = first_slot + slot_of(0, e, lane);
-        if (is_cell && slot < now.next) state[int64_t(slot) * layout.dim] = c[0][e];
-      }
-    }
-    __syncthreads();
-    for (int tile = warp; tile < layout.p_tiles(); tile += warps) {
-      TileC sums = {};
-      for (int unit = 0; unit < layout.units(); ++unit)
-        mma(sums, load_weights(weights + layout.projection_offset(tile, unit) + lane * 16),
-            right_tile(m + unit * unit_cells, at.m_stride, lane), O());
-      for (int r = 0; r < 4; ++r) {
-        const int in_tile = slot_of(0, r % 2, lane), slot = first_slot + in_tile;
-        const int column = 16 * tile + lane / 4 + r / 2 * 8;
-        const bool there = slot < now.size;
-        const float value = there ? clipped(sums.r[r], p.proj_clip) : 0.0f;
-        if (there && column < layout.projection)
-          store_h(p, now, p.places[int64_t(t) * p.stride + slot], slot, column, value);
-        const bool starts_next = slot < now.next && starts_at(p, t + 1, slot);
-        h[((t + 1) % 2 * tile_slots + in_tile) * at.h_stride + column] = O::from(starts_next ? fresh_h_of(p, d, column) : value);
-      }
-    }
-  }
 }
 
 }  // namespace cuda

@@ -20,7 +20,8 @@ void check_shape(const Shape& s) {
 void check_device(const Device& device, int slots) {
   if (device.processors < 1 || device.shared < 0) throw std::invalid_argument("device: expected 1 or more processors");
   if (slots < 1 || slots > most_slots)
-    throw std::invalid_argument("slots: expected 1 to " + std::to_string(most_slots) + ", got " + std::to_string(slots));
+    throw std::invalid_argument("slots: expected 1 to " + std::to_string(most_slots) + ", got " +
+                                std::to_string(slots));
 }
 
 int blocks_at_once(const Device& device, int cluster) {
@@ -164,7 +165,8 @@ void pack(const Shape& shape, Operand operand, const float* const weights[2], co
   for (int d = 0; d < 2; ++d) {
     if (!weights[d] || !biases[d] || !projections[d]) throw std::invalid_argument("weights: expected W, B and W_P");
     const auto fill = operand == Operand::fp16 ? pack_direction<Fp16> : pack_direction<Bf16>;
-    fill(layout, weights[d], biases[d], projections[d], static_cast<char*>(packed) + size_t(d) * layout.direction_bytes());
+    char* to = static_cast<char*>(packed) + size_t(d) * layout.direction_bytes();
+    fill(layout, weights[d], biases[d], projections[d], to);
   }
 }
 

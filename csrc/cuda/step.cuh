@@ -46,6 +46,11 @@ __device__ __forceinline__ const char* direction_weights(const Launch& p, int d)
   return p.packed + size_t(d) * p.layout.direction_bytes();
 }
 
+// Of a unit's record: the bias of a gate for cell lane / 4 of a group.
+__device__ __forceinline__ float bias_of(const Launch& p, const char* record, int group, int gate, int lane) {
+  return reinterpret_cast<const float*>(record + p.layout.bias_offset())[(group * 4 + gate) * group_cells + lane / 4];
+}
+
 __device__ __forceinline__ bool starts_at(const Launch& p, int t, int slot) {
   return p.meta[(int64_t(t) * 3 + 2) * p.stride + slot] != 0;
 }
