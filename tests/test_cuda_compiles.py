@@ -18,7 +18,7 @@ FLAGS = ["-std=c++17", "-O3", "-fmad=false", *TARGETS, "-Xptxas", "-v"]
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 MOST_REGISTERS, MOST_STATIC_SHARED = 255, 0  # the plans' shared memory is all there is: tests of plans hold it to 227 KiB
 # file: kernel: instances
-KERNELS = {"persistent": {"persistent_kernel": 14}, "replay": {"replay_kernel": 2}}
+KERNELS = {"persistent": {"persistent_kernel": 14, "replay_kernel": 2}}
 # instances for 64 slots, held to the lint; gather_m (twice) and finish_h are loops of few passes
 LINTED, WAITING_LOOPS = re.compile(r"17persistent_kernelI\w+?ELi8ELi\d+"), 3
 
@@ -79,7 +79,7 @@ def test_time_loops_do_not_wait_in_line(compiled):
     found = read_sass.kernels(sass)
     assert len(found) == sum(KERNELS[source].values())
     linted = [kernel for kernel in found if LINTED.search(kernel.name)]
-    assert len(linted) == (2 if source == "persistent" else 0)  # fp16 and bf16
+    assert len(linted) == 2  # fp16 and bf16
     for kernel in found:
         problems = kernel.problems(most_rolled=WAITING_LOOPS)
         if kernel not in linted:
