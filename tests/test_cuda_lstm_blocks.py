@@ -41,6 +41,7 @@ def test_blocks_hold_each_packed_row_once(lengths, most_rows, most_slots):
     assert sorted(seen) == list(range(int(batch_sizes.sum())))
 
 
-def test_few_slots_move_to_a_smaller_bucket():
-    batch_sizes = np.array([64] * 3 + [17] * 2 + [16] * 2 + [3] * 4 + [1] * 2)
-    assert [(block.bucket, block.steps) for block in blocks.blocks(batch_sizes, 10**6, 64)] == [(64, 5), (16, 2), (4, 6)]
+def test_few_slots_move_to_a_smaller_bucket_where_enough_steps_are_left():
+    for least, cut in ((8, [(64, 5), (16, 2), (4, 8)]), (7, [(64, 5), (16, 9)])):
+        batch_sizes = np.array([64] * 3 + [17] * 2 + [16] * 2 + [3] * (least - 2) + [1] * 2)
+        assert [(block.bucket, block.steps) for block in blocks.blocks(batch_sizes, 10**6, 64)] == cut

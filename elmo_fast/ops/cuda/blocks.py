@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 CHUNKS = (16, 8, 4, 2, 1)
-_LEAST_BUCKET = 8  # a bucket as small is not left for a smaller one
+_LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller one, nor any for so few steps
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator
 
 def _steps_that_fit(running: np.ndarray, bucket: int, most_rows: int) -> int:
     few = running <= (bucket // (2 if bucket > 64 else 4) if bucket > _LEAST_BUCKET else 0)
+    few[-_LEAST_STEPS + 1 :] = False
     over = np.cumsum(running) > most_rows
     ends = np.flatnonzero(few | over)
     return max(1, int(ends[0])) if ends.size else running.size
