@@ -8,19 +8,18 @@ from tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
 
 from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
-from elmo_fast.ops import char_cnn
-from elmo_fast.ops.cuda import buffers, lstm, operands, padded, steps
+from elmo_fast.ops import char_cnn, lstm_operands, padded_lstm, step_buffers, stepwise_lstm
 
 
 @pytest.fixture
 def capture(monkeypatch):
     """Makes calls believe that they are captured; native kernels, which are the CPU's here, stand back."""
     def begin():
-        for module in (bilm_module, char_cnn, operands):
+        for module in (bilm_module, char_cnn, lstm_operands):
             monkeypatch.setattr(module, "is_capturing", lambda device: True)
 
     monkeypatch.setattr(bilm_module, "why_not", lambda op, backend, tensors: None)
-    monkeypatch.setattr(lstm, "_arenas", buffers.Arenas())
+    monkeypatch.setattr(stepwise_lstm, "_arenas", step_buffers.Arenas())
     return begin
 
 
@@ -30,8 +29,8 @@ def prepared(shape, batches, **settings):
     for batch in batches:
         model(batch_to_ids(batch, *model.token_source.row_shape))
     for layer in range(shape.lstm.n_layers):
-        weights = operands.flat_weights(model._elmo_lstm.layer_weights(layer))
-        operands.operands(weights, model.precision, operands.limit(shape.lstm.proj_clip))
+        weights = stepwise_lstm.flat_weights(model._elmo_lstm.layer_weights(layer))
+        lstm_operands.operands(weights, shape.lstm.projection_dim, model.precision, stepwise_lstm.limit(shape.lstm.proj_clip))
     return model
 
 
@@ -101,14 +100,14 @@ def test_the_lstm_waits_for_nothing(precision, capture, monkeypatch):
     state = torch.zeros(3, 22), torch.zeros(3, 74)
 
     def run():
-        return padded.padded_lstm(x, lengths, state, weights, cell_clip=0.3, proj_clip=0.05, precision=precision)
+        return padded_lstm.padded_lstm(x, lengths, state, weights, cell_clip=0.3, proj_clip=0.05, precision=precision)
 
     watch = fake_graphs.Watch(set())
     watch.check = lambda *values, by: None  # the buffers are the call's own: only waiting is looked for
     with watch:
         found, final = run()
     assert watch.operations > 100 and found.isfinite().all()
-    monkeypatch.setitem(steps.MOST_SLOTS, "graph", 2)
+    monkeypatch.setattr(padded_lstm, "MOST_LANES", 2)
     limit = AGAINST_FLOAT64["highest" if precision == "highest" else "medium-fp16"]
     again, final_again = run()
     assert relative_error(again, found) < limit and relative_error(final_again[1], final[1]) < limit
