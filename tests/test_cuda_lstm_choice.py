@@ -10,7 +10,7 @@ import pytest
 import test_projected_lstm as op_tests
 import torch
 from test_cuda_lstm_graph import FIRING, SHAPES, arenas, assert_close, expected_of, run
-from test_cuda_lstm_persistent import FP16, H100, native
+from test_cuda_lstm_persistent import FP16, forget, native
 
 from elmo_fast.ops import doctor
 from elmo_fast.ops.cuda import choice, persistent
@@ -233,4 +233,5 @@ def test_doctor_launches_nothing(auto, monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, GRAPH)
     assert "ELMO_FAST_CUDA_LSTM=graph is set" in doctor.lstm_lines(CPU)[-1]
     monkeypatch.setattr(persistent, "native_module", lambda: (None, "because"))
+    forget()
     assert "LSTM persistent  not there: because (cpu)" in doctor.lstm_lines(CPU)

@@ -111,11 +111,14 @@ def native(monkeypatch):
     monkeypatch.setattr(persistent, "native_module", lambda: (module, None))
     monkeypatch.setattr(persistent, "limits", lambda device: H100)
     monkeypatch.setenv(choice.VARIABLE, choice.PERSISTENT)
-    for cached in (persistent.plan, persistent._watch):
-        cached.cache_clear()
+    forget()
     yield module
-    persistent._watch.cache_clear()
-    persistent.plan.cache_clear()
+    forget()
+
+
+def forget():
+    for cached in (persistent.lacks, persistent.plan, persistent._watch):
+        cached.cache_clear()
 
 
 def test_agrees_with_float64(native, projected):
@@ -221,12 +224,15 @@ def test_reasons(change, reason, native, monkeypatch):
     with torch.inference_mode(change.get("inference", False)):
         weights = operands.flat_weights(op_tests.layer(options({"dim": change.get("dim", 37)}), torch.float32))
     layer = operands.operands(weights, change.get("precision", "medium"), 3.0)
+    forget()
     found = persistent.why_not(CPU, layer, weights, 200)
     assert found is None if reason is None else reason in found
 
 
 def test_a_device_without_the_kernel_says_why(monkeypatch):
     monkeypatch.setattr(persistent, "native_module", lambda: (Native(), None))
+    forget()
     assert persistent.lacks(CPU) == "it runs on NVIDIA GPUs, and this is a cpu"
+    forget()
     monkeypatch.setattr(persistent, "native_module", lambda: (None, "because"))
     assert persistent.lacks(CPU) == "because"

@@ -44,6 +44,7 @@ def limits(device: torch.device) -> Limits:
         return Limits(torch.cuda.get_device_capability(device), tuple(native_module()[0].cuda_device()))
 
 
+@functools.cache
 def lacks(device: torch.device) -> str | None:
     """None when the kernel runs some layer on `device`, else the reason it does not."""
     module, reason = native_module()

@@ -176,7 +176,11 @@ def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 def pointwise_of(device: torch.device):
     """The module of the two small kernels: Triton's where it runs, torch operations elsewhere."""
-    return torch_lstm_pointwise if why_no_triton(device) else _triton_kernels()
+    if why_no_triton(device):
+        return torch_lstm_pointwise
+    from elmo_fast.kernels import lstm_pointwise
+
+    return lstm_pointwise
 
 
 @functools.cache
@@ -185,12 +189,6 @@ def why_no_triton(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"Triton has no kernels for {device.type}"
     return backend.why_no_triton(torch.cuda.get_device_capability(device))
-
-
-def _triton_kernels():
-    from elmo_fast.kernels import lstm_pointwise
-
-    return lstm_pointwise
 
 
 def stretch(rows: np.ndarray) -> slice | None:
