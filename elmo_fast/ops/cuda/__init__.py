@@ -1,0 +1,1 @@
+"""The ops on an NVIDIA GPU."""
