@@ -21,28 +21,30 @@ from elmo_fast.kernels.configs import choose, widened
 WHOLE = (32, 64, 128)
 PIECES = len(WHOLE)
 ACTIVATIONS = ("relu", "tanh")
+UNSORTED = 32  # so few tokens run in the order they came
 
 
-def char_cnn(ids: torch.Tensor, order: torch.Tensor | None, lengths: torch.Tensor, packed, activation: str,
-             out: torch.Tensor) -> None:
-    """Filter values of tokens: ids int [N, C], contiguous -> out [N, F].
+def char_cnn(ids: torch.Tensor, packed, activation: str, padding: int, out: torch.Tensor) -> None:
+    """Filter values of tokens: ids int64 [N, C], contiguous -> out [N, F].
 
-    `order` int [N] names the tokens by falling length, or None leaves them as they are; `lengths` int [N] are those of
-    the tokens in that order (`token_lengths`). `packed` is a `PackedFilters`. Ids outside the table read its nearest
-    row.
+    `packed` is a `PackedFilters`, `padding` the id behind a token's last character. Ids outside the table read its
+    nearest row.
     """
     count, characters = ids.shape
     if not count:
         return
+    lengths, order = token_lengths(ids, padding), packed.unsorted[:count]
+    if count > UNSORTED:
+        lengths, order = lengths.sort(descending=True)
     kernel = choose("char_cnn", _char_cnn, packed.operands, count, out.device)
 
     def grid(meta):
         filters = sum(triton.cdiv(each, meta["BN"]) for each in packed.counts)
         return (triton.cdiv(count, meta["BM"]) * filters,)
 
-    kernel[grid](ids, ids if order is None else order, lengths, packed.table, packed.weights, packed.biases,
+    kernel[grid](ids, order, lengths, packed.table, packed.weights, packed.biases,
                  packed.widths, out, count, characters, out.shape[1], len(packed.table) - 1, len(packed.counts),
-                 EP=packed.table.shape[1], KINDS=packed.kinds, STEP=packed.step, SORTED=order is not None,
+                 EP=packed.table.shape[1], KINDS=packed.kinds, STEP=packed.step,
                  TANH=activation == "tanh", PRECISION=packed.precision, WIDEN=widened(packed.operands),
                  enable_fp_fusion=True)
 
@@ -53,11 +55,11 @@ def token_lengths(ids: torch.Tensor, padding: int) -> torch.Tensor:
     lengths = torch.empty(count, dtype=torch.int32, device=ids.device)
     if count:
         _token_lengths[(triton.cdiv(count, 32),)](ids, lengths, count, characters, padding, BM=32,
-                                                  BC=triton.next_power_of_2(characters))
+                                                  BC=triton.next_power_of_2(characters), enable_fp_fusion=True)
     return lengths
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
 def _token_lengths(ids, lengths, count, characters, padding, BM: tl.constexpr, BC: tl.constexpr):
     token = tl.program_id(0) * BM + tl.arange(0, BM)
     place = tl.arange(0, BC)
@@ -67,11 +69,10 @@ def _token_lengths(ids, lengths, count, characters, padding, BM: tl.constexpr, B
     tl.store(lengths + token, tl.max(tl.where(real, place[None, :] + 1, 0), axis=1), mask=token < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
 def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, characters, columns, last_row, groups,
-              EP: tl.constexpr, KINDS: tl.constexpr, STEP: tl.constexpr, SORTED: tl.constexpr,
-              TANH: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-              BK: tl.constexpr):
+              EP: tl.constexpr, KINDS: tl.constexpr, STEP: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+              WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     # Which filters: `widths` [groups, 5] has width, first weight, first column, number of filters and kind.
     tiles = 0
     for group in range(groups):
@@ -93,7 +94,7 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
 
     place = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
     present = place < count
-    token = tl.load(order + place, mask=present, other=0).to(tl.int64) if SORTED else tl.minimum(place, count - 1).to(tl.int64)
+    token = tl.load(order + place, mask=present, other=0)
     longest = tl.max(tl.load(lengths + place, mask=present, other=0), axis=0)
     trips = tl.minimum(longest, characters - width) + 1
     rows = ids + token * characters  # [BM]
@@ -220,6 +221,7 @@ class PackedFilters:
         self.kinds = sum({1 << row[-1] for row in rows})
         self.step = math.gcd(16, *self.counts)  # what divides every first column and number of filters
         self.widths = torch.tensor(rows, dtype=torch.int32).to(char_embed.device)
+        self.unsorted = torch.arange(UNSORTED, device=char_embed.device)
 
 
 def _packed(weight: torch.Tensor, padded: int, dtype: torch.dtype, operands: str) -> tuple[int, torch.Tensor]:

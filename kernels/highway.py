@@ -47,7 +47,7 @@ def _run(x, first, b_first, second, b_second, operands: str, out, gated: bool) -
 
 
 @triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,
              GATED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
              BN: tl.constexpr, BK: tl.constexpr):

@@ -6,7 +6,6 @@ tensor cores round fp32 operands, `fp16` and `bf16` are the types of operands an
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,8 +15,6 @@ from elmo_fast.ops.packing import packed
 from elmo_fast.ops.precision import active_precision, full_precision, numerics
 
 RESULTS = {"ieee": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-CHECK_IDS = "ELMO_FAST_CHECK_IDS"
-UNSORTED = 32  # so few tokens run in the order they came
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
 _library.define("char_cnn(Tensor ids, Tensor char_embed, Tensor[] weights, Tensor[] biases, str activation, "
@@ -32,9 +29,6 @@ _library.define("product(Tensor x, Tensor weight, Tensor bias, str operands) -> 
 def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
              activation: str, precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """As `reference.char_cnn`, the result in the type of the operands (`operands_of`)."""
-    if os.environ.get(CHECK_IDS) == "1":
-        torch._assert_async(((ids >= 0) & (ids <= len(char_embed))).all(),
-                            f"ids: expected character ids from 0 to {len(char_embed)}, got others")
     weights, biases = ([pair[k] for pair in filters] for k in (0, 1))
     operands = operands_of(precision, bounded)
     return torch.ops.elmo_fast.char_cnn(ids, char_embed, weights, biases, activation, operands)
@@ -56,7 +50,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, precision:
 def operands_of(precision: str | None, bounded: bool) -> str:
     """What products run on in a precision, by default that of `precision.numerics` around the call.
 
-    `medium` is fp16 where the caller knows that every value fits (`range.fits_fp16`), else bf16.
+    `medium` is fp16 where the caller knows that every value fits (`fp16_bounds.fits_fp16`), else bf16.
     """
     precision = active_precision() if precision is None else precision
     return {"highest": "ieee", "high": "tf32", "medium": "fp16" if bounded else "bf16"}[precision]
@@ -70,13 +64,9 @@ def _run_char_cnn(ids, char_embed, weights, biases, activation, operands):
 
     filters = packed((char_embed, *weights, *biases), f"char_cnn {operands}",
                      lambda each: kernel.PackedFilters(each[0], each[1:][:len(weights)], each[1:][len(weights):], operands))
-    ids = ids.contiguous()
     out = torch.empty(len(ids), sum(filters.counts), dtype=RESULTS[operands], device=ids.device)
     with _on(ids.device):
-        lengths, order = kernel.token_lengths(ids, torch_char_cnn.PADDING_ID), None
-        if len(ids) > UNSORTED:
-            lengths, order = lengths.sort(descending=True)
-        kernel.char_cnn(ids, order, lengths, filters, activation, out)
+        kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
     return out
 
 
