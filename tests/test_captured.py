@@ -3,10 +3,12 @@
 import gc
 import importlib.util
 import itertools
+import re
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
-import fake_graphs
 import pytest
 import torch
 from models import SENTENCES, SHAPES, bilm, options
@@ -15,8 +17,9 @@ from tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import token_source
-from elmo_fast.ops import char_cnn, lstm_operands, padded_lstm, step_buffers, stepwise_lstm, torch_lstm_pointwise
+from elmo_fast.ops import char_cnn, lstm_operands, step_buffers, stepwise_lstm, torch_lstm_pointwise
 from elmo_fast.ops.cuda import encoder
+from elmo_fast.ops.precision import numerics
 
 
 @pytest.fixture
@@ -101,42 +104,20 @@ def test_no_garbage_is_collected_meanwhile(capture, monkeypatch):
     assert seen == [False] and gc.isenabled()
 
 
-@pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_the_lstm_waits_for_nothing(precision, capture, monkeypatch):
-    model = bilm(SHAPES["clips that fire"], precision=precision)
-    model._prepare_capture(0)
-    x, lengths = torch.randn(3, 20, 22), torch.tensor([20, 0, 7])
-    state = torch.zeros(3, 22), torch.zeros(3, 74)
-
-    def run():
-        return padded_lstm.padded_lstm(x, lengths, state, model._elmo_lstm.layer_weights(1), cell_clip=0.3, proj_clip=0.05,
-                                       precision=precision)
-
-    watch = fake_graphs.Watch(set())
-    watch.check = lambda *values, by: None  # the buffers are the call's own: only waiting is looked for
-    with watch:
-        found, final = run()
-    assert watch.operations > 100 and found.isfinite().all()
-    monkeypatch.setattr(padded_lstm, "MOST_LANES", 2)
-    limit = AGAINST_FLOAT64["highest" if precision == "highest" else "medium-fp16"]
-    again, final_again = run()
-    assert relative_error(again, found) < limit and relative_error(final_again[1], final[1]) < limit
-    assert (final[0][1] == 0).all() and (found[1] == 0).all() and (found[2, 7:] == 0).all()
-
-
 # ---- which variants of Triton's kernels are loaded --------------------------------------------------
 
-devices = itertools.count(1000)  # Triton keeps what it loaded by device: each test has one of its own
+devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
 SETTINGS = {"highest": ("highest", False), "high": ("high", False), "bf16": ("medium", False), "fp16": ("medium", True)}
+ODD = options(char_cnn={"max_characters_per_token": 9})
 EVEN = options({"dim": 64, "projection_dim": 16}, {"embedding": {"dim": 16}, "filters": [[1, 16], [3, 32], [7, 16]]})
 BATCHES = [(1, 1), (8, 1), (1, 31), (3, 11), (4, 25), (27, 19), (40, 50)]  # sentences, positions
 
 
 class Driver:
-    """Triton's driver of an H100 that is not there. `compiled` are the sources it was asked for, `launched` kernels' names."""
+    """Triton's driver of an H100 that is not there: `loaded` are the kernels compiled for it, `launched` names of kernels."""
 
     def __init__(self):
-        self.device, self.compiled, self.launched = next(devices), [], []
+        self.device, self.loaded, self.launched = next(devices), [], []
 
     def get_current_target(self):
         return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
@@ -147,27 +128,25 @@ class Driver:
     def get_current_stream(self, device):
         return 0
 
-    def compile(self, source, target=None, options=None, **_):
-        self.compiled.append((source, options))
+    def load(self, source, target=None, options=None, **_):
+        self.loaded.append(source)
         return SimpleNamespace(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
                                run=lambda *_: self.launched.append(source.fn.__name__))
 
 
 @pytest.fixture
 def driver(monkeypatch, tmp_path):
-    """A model's char encoder and LSTM launch Triton's kernels on CPU tensors; nothing runs, and what is loaded is kept."""
+    """Kernels are launched on CPU tensors through all of Triton but compiler and GPU: nothing runs."""
     triton = pytest.importorskip("triton")
     from elmo_fast.kernels import configs, lstm_pointwise
 
-    if triton.knobs.runtime.interpret:
-        pytest.skip("Triton interprets its kernels here and loads none")
-    driver, order = Driver(), itertools.count(9, -1)
+    driver, milliseconds = Driver(), itertools.count(9, -1)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
-    monkeypatch.setattr(triton.compiler, "compile", driver.compile)
+    monkeypatch.setattr(triton.compiler, "compile", driver.load)
     monkeypatch.setattr(configs, "generation_of", lambda device: 90)
-    monkeypatch.setattr(configs, "_milliseconds", lambda call, quantiles: call() or [float(next(order))] * 3)
-    configs._tuned.cache_clear()
+    monkeypatch.setattr(configs, "_milliseconds", lambda call, quantiles: call() or [float(next(milliseconds))] * 3)
     for name in ("gates", "hidden"):
         monkeypatch.setattr(torch_lstm_pointwise, name, getattr(lstm_pointwise, name))
     library = torch.library.Library("elmo_fast", "FRAGMENT")
@@ -175,39 +154,103 @@ def driver(monkeypatch, tmp_path):
         library.impl(name, run, "CPU")
     yield driver
     library._destroy()
-    configs._tuned.cache_clear()
 
 
-def encode_by_triton(monkeypatch, bounded):
+def capture_every_batch(driver, monkeypatch, of, setting, state):
+    """Names of the kernels that captures of all batches launch in a model that was warmed up; what the warm-up loaded."""
+    precision, bounded = SETTINGS[setting]
     for name in ("char_cnn", "highway", "linear"):
         monkeypatch.setattr(token_source, name, lambda *operands, run=getattr(encoder, name), backend, **_:
                             run(*operands, None, bounded))
+    importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
+    driver.device, before = next(devices), len(driver.loaded)
+    model = bilm(of, state=state, precision=precision)
+    with torch.no_grad(), numerics(precision, torch.device("cpu")):
+        model._prepare_capture(max(BATCHES)[0])
+    loaded = driver.loaded[before:]
+    driver.launched.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bilm_module, "is_capturing", lambda device: True)
+        for number, (sentences, positions) in enumerate(BATCHES):  # ids of two types, not aligned, with boundaries or without
+            ids = torch.ones(sentences * positions + 1, *model.token_source.row_shape, dtype=(torch.int64, torch.int32)[number % 2])
+            model(ids[1:].view(sentences, positions, -1), boundaries=("present", "add")[number // 2 % 2])
+    assert len(driver.loaded) == before + len(loaded)
+    return set(driver.launched), loaded
 
 
-def capture_all(model, batches=BATCHES):
-    """Forwards of every batch, as captured; ids of both types, at addresses of every alignment."""
-    for number, (sentences, positions) in enumerate(batches):
-        ids = torch.ones(sentences * positions + 1, 50, dtype=(torch.int64, torch.int32)[number % 2])[1:]
-        model(ids.view(sentences, positions, 50), boundaries=("present", "add")[number // 2 % 2])
-
-
-@pytest.mark.parametrize("of", [options(), EVEN], ids=["odd", "even"])
+@pytest.mark.parametrize("of", [ODD, EVEN], ids=["odd", "even"])
 @pytest.mark.parametrize("state", ["carry", "zero"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, driver, monkeypatch):
-    from elmo_fast.kernels import configs
+    launched, tuned = capture_every_batch(driver, monkeypatch, of, setting, state)
+    assert launched == {"_token_lengths", "_char_cnn", "_highway", "_gates", "_hidden"}
+    assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
+    assert len(driver.loaded) < 2 * len(tuned)  # the second time the choices came from the disk
 
-    encode_by_triton(monkeypatch, SETTINGS[setting][1])
-    for round in ("tuned", "read from disk"):
-        driver.device = next(devices)
-        configs._tuned.cache_clear()
-        model = bilm(of, state=state, precision=SETTINGS[setting][0])
-        with torch.no_grad(), bilm_module.numerics(model.precision, torch.device("cpu")):
-            model._prepare_capture(40)
-        loaded = len(driver.compiled)
-        driver.launched.clear()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(bilm_module, "is_capturing", lambda device: True)
-            capture_all(model)
-        assert set(driver.launched) == {"_token_lengths", "_char_cnn", "_highway", "_gates", "_hidden"}
-        assert len(driver.compiled) == loaded, round
+
+@pytest.mark.parametrize("module, code, instead, kernel", [
+    ("highway", 'do_not_specialize=["rows"]', "", "_highway"),
+    ("char_cnn", 'do_not_specialize=["count"], ', "", "_char_cnn"),
+    ("char_cnn", ', do_not_specialize_on_alignment=["ids"]', "", "_token_lengths"),
+    ("char_cnn", 'TANH=activation == "tanh"', "TANH=count > UNSORTED", "_char_cnn"),
+    ("lstm_pointwise", "SCALED=scale is not None", "SCALED=c.shape[1] > 2", "_gates"),
+    ("warm-up of few tokens alone", "", "", "_highway|_char_cnn"),
+])
+def test_a_variant_that_a_call_decides_is_caught(module, code, instead, kernel, capture, driver, monkeypatch, tmp_path):
+    import elmo_fast.kernels as kernels
+
+    if not code:
+        monkeypatch.setattr(token_source, "_WARMUP_TOKENS", 8)
+    else:
+        text = (Path(kernels.__file__).parent / f"{module}.py").read_text()
+        assert code in text
+        (tmp_path / f"{module}.py").write_text(text.replace(code, instead))
+        spec = importlib.util.spec_from_file_location(f"elmo_fast.kernels.{module}", tmp_path / f"{module}.py")
+        mutated = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(mutated)
+        monkeypatch.setitem(sys.modules, spec.name, mutated)
+        monkeypatch.setattr(kernels, module, mutated)
+        if module == "lstm_pointwise":
+            monkeypatch.setattr(torch_lstm_pointwise, "gates", mutated.gates)
+    with pytest.raises(RuntimeError, match=fr"warmup: expected model.warmup\(\) .* none that loaded ({kernel}) "):
+        capture_every_batch(driver, monkeypatch, ODD, "highest", "zero")
+
+
+@pytest.mark.parametrize("generation", [80, 90])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_lstms_kernels_compile_without_spills(setting, generation, capture, driver, monkeypatch, tmp_path):
+    import triton
+
+    _, loaded = capture_every_batch(driver, monkeypatch, EVEN, setting, "zero")
+    target = triton.backends.compiler.GPUTarget("cuda", generation, 32)
+    sources = [source for source in loaded if source.fn.__name__ in ("_gates", "_hidden")]
+    assert len(sources) == 2
+    for source in sources:
+        (tmp_path / "kernel.cubin").write_bytes(triton.compile(source, target=target, options={"num_warps": 4}).asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        said = subprocess.run([tool, "-res-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
+        found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+        assert int(found["STACK"]) == int(found["LOCAL"]) == 0
+        assert int(found["REG"]) <= 64  # four blocks of 128 threads and more on a multiprocessor
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+def test_inside_a_users_graph(state, precision):
+    model, plain = (bilm(SHAPES["clips that fire"], state=state, precision=precision).cuda() for _ in range(2))
+    for many in (1, 100):  # tokens on both sides of the classes of amounts
+        sentences = SENTENCES * many
+        batches = [batch_to_ids(sentences).cuda(), batch_to_ids(sentences[::-1]).cuda()]
+        ids, graph = batches[0].clone(), torch.cuda.CUDAGraph()
+        model.warmup(len(sentences))
+        with torch.no_grad(), torch.cuda.graph(graph):
+            output = model(ids)
+        for each in (*batches, batches[0]):
+            ids.copy_(each)
+            graph.replay()
+            for one, other in zip(output.activations, plain(each).activations):
+                assert relative_error(one, other) < AGAINST_FLOAT64[{"highest": "highest", "medium": "medium-bf16"}[precision]]
+        model.reset_states()
+        plain.reset_states()
