@@ -1,8 +1,8 @@
 """One highway layer, or one product with a bias, in one kernel: every product over one tile of x, mixed in registers.
 
-A program takes BM rows of x and BN outputs. A highway layer runs the products of carry and transform on the same tile of
-x; gate, relu and mix follow on the accumulators, and the result alone is written. Programs are numbered so that those
-that run together share rows of x and columns of the weights in L2.
+A program takes BM rows of x and BN outputs. A highway layer runs the products of carry and transform on the same tile
+of x; gate, relu and mix follow on the accumulators, and the result alone is written. Programs are numbered so that
+those that run together share rows of x and columns of the weights in L2.
 """
 
 import torch
@@ -80,7 +80,8 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
             weight = tl.load(first + start * stride_k + weight_at)
         else:
             tile = tl.load(x + start + x_at, mask=inside[None, :], other=0.0)
-            weight = tl.load(first + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :], other=0.0)
+            weight = tl.load(first + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :],
+                             other=0.0)
         if WIDEN:
             tile, weight = tile.to(tl.float32), weight.to(tl.float32)
         total_first = tl.dot(tile, weight, total_first, input_precision=PRECISION)
@@ -88,7 +89,8 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
             if EVEN:
                 weight = tl.load(second + start * stride_k + weight_at)
             else:
-                weight = tl.load(second + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :], other=0.0)
+                weight = tl.load(second + start * stride_k + weight_at,
+                                 mask=inside[:, None] & column_inside[None, :], other=0.0)
             if WIDEN:
                 weight = weight.to(tl.float32)
             total_second = tl.dot(tile, weight, total_second, input_precision=PRECISION)

@@ -1,4 +1,4 @@
-"""The char encoder on a GPU that is not here: results by Triton's interpreter, resources by its compiler, dispatch, bounds of fp16."""
+"""The char encoder for GPUs that are not here: interpreted results, compiled resources, dispatch, bounds of fp16."""
 
 import concurrent.futures
 import os
@@ -12,7 +12,7 @@ import pytest
 import torch
 from models import bilm, options
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks import kernel_resources
 from elmo_fast.ops import backend, precision
@@ -39,12 +39,13 @@ def printed():
     """What the interpreter's tests and the compilers print: two processes at a time."""
     pytest.importorskip("triton")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        jobs = {key: pool.submit(python, *command, interpret=str(int(key == "interpreter"))) for key, command in COMMANDS.items()}
+        jobs = {key: pool.submit(python, *command, interpret=str(int(key == "interpreter")))
+                for key, command in COMMANDS.items()}
         yield lambda key: jobs[key].result()
 
 
 def test_results_in_the_interpreter(printed):
-    assert re.search(r"\b[1-9]\d* passed", printed("interpreter"))
+    assert " passed" in printed("interpreter")
 
 
 @pytest.mark.parametrize("generation", [80, 90])
@@ -76,32 +77,16 @@ def test_auto_takes_triton_on_a_gpu(gpu, op):
     assert backend.resolve(op, "auto", SimpleNamespace(**{**vars(CUDA), "dtype": torch.float64})) == "torch"
 
 
-@pytest.mark.parametrize("case, reason", [("old", "compute capability 8.0 or newer, and this one has 7.5"),
-                                          ("absent", r"pip install 'elmo-fast\[triton\]'"),
-                                          ("switched off", "ELMO_FAST_NO_TRITON=1 is set")])
-def test_auto_falls_back_with_the_reason(gpu, monkeypatch, case, reason):
-    if case == "old":
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
-    elif case == "absent":
-        monkeypatch.setitem(sys.modules, "triton", None)
-    else:
-        monkeypatch.setenv("ELMO_FAST_NO_TRITON", "1")
+@pytest.mark.parametrize("stub, reason", [
+    (lambda patch: patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5)), "8.0 or newer, .* 7.5"),
+    (lambda patch: patch.setitem(sys.modules, "triton", None), r"pip install 'elmo-fast\[triton\]'"),
+    (lambda patch: patch.setenv("ELMO_FAST_NO_TRITON", "1"), "ELMO_FAST_NO_TRITON=1 is set"),
+], ids=["old", "absent", "off"])
+def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
+    stub(monkeypatch)
     assert backend.resolve("highway", "auto", CUDA) == "torch"
     with pytest.raises(RuntimeError, match=reason):
         backend.resolve("highway", "native", CUDA)
-
-
-class Seen(TorchDispatchMode):
-    """Names of this project's ops that ran."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "elmo_fast":
-            self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("level, dtype", [("highest", torch.float32), ("medium", torch.bfloat16)])
@@ -109,13 +94,15 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
     """On fake CUDA tensors, which have no data: which ops would run, on what, and what they give."""
     monkeypatch.setattr("elmo_fast.model.token_source.fits_fp16", lambda *_: False)
     encoder = bilm(options()).token_source
-    with FakeTensorMode():
+    with FakeTensorMode(), precision.numerics(level, torch.device("cuda")):
         for name, shape in [(name, getattr(encoder, name).shape) for name in encoder.datasets]:
             setattr(encoder, name, torch.nn.Parameter(torch.empty(shape, device="cuda"), requires_grad=False))
-        ids, filters = torch.empty(7, 50, dtype=torch.int64, device="cuda"), [(encoder.W_cnn_0, encoder.b_cnn_0)]
-        with Seen() as seen, precision.numerics(level, torch.device("cuda")):
-            vectors, first = encoder(ids), char_cnn(ids, encoder.char_embed, filters, "relu")
-    assert seen.names == ["char_cnn", "highway", "highway", "product", "char_cnn"]
+        filters = [(encoder.W_cnn_0, encoder.b_cnn_0)]
+        graph = make_fx(lambda ids: (encoder(ids), char_cnn(ids, encoder.char_embed, filters, "relu")))(
+            torch.empty(7, 50, dtype=torch.int64, device="cuda"))
+    ours = [node for node in graph.graph.nodes if "elmo_fast" in str(node.target)]
+    assert [node.target._opname for node in ours] == ["char_cnn", "highway", "highway", "product", "char_cnn"]
+    vectors, first = (ours[k].meta["val"] for k in (3, 4))
     assert vectors.shape == (7, 11) and vectors.dtype == torch.float32 and vectors.device.type == "cuda"
     assert first.dtype == dtype
     with pytest.raises(ValueError, match="ids: expected character ids from 0 to 261, got 0 to 262"):
@@ -123,9 +110,10 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
 
 
 def test_plain_torch_needs_no_triton():
-    python("-c", "import sys; sys.modules['triton'] = None; import torch, elmo_fast; from elmo_fast.ops import reference;"
+    python("-c", "import sys; sys.modules['triton'] = None; import torch; from elmo_fast.ops import reference;"
                  "from elmo_fast.ops.char_cnn import char_cnn; from elmo_fast.ops.doctor import report; report();"
-                 "x = torch.randint(0, 262, (3, 50)), torch.randn(261, 4), [(torch.randn(1, 2, 4, 3), torch.randn(3))], 'relu';"
+                 "filters = [(torch.randn(1, 2, 4, 3), torch.randn(3))];"
+                 "x = torch.randint(0, 262, (3, 50)), torch.randn(261, 4), filters, 'relu';"
                  "assert torch.allclose(char_cnn(*x, backend='torch'), reference.char_cnn(*x), atol=1e-5)")
 
 

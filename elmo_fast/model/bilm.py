@@ -235,6 +235,8 @@ class BiLm(nn.Module):
         if word_inputs is not None:
             raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
         check_shape(ids, boundaries, self._token_embedder)
+        if ids.device != self._device:
+            raise ValueError(f"ids: expected ids on {self._device} while a CUDA graph is captured, got {ids.device}")
         if reason := self._why_no_capture():
             raise RuntimeError("backend: expected one that a CUDA graph can capture, 'native' or 'auto', got "
                                f"{self.backend!r}: {reason}")

@@ -144,7 +144,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         Carried states are updated where they lie, so that each replay goes on where the last one ended.
         """
         if self.stateful and (self._carried is None or self._carried[0].shape[1] < len(lengths)):
-            raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph is captured "
+            raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph's capture "
                                f"(model.warmup(batch_size={len(lengths)}) adds them), got "
                                f"{0 if self._carried is None else self._carried[0].shape[1]}")
         initial, _ = self.begin(len(lengths), fresh, vectors)
@@ -166,18 +166,19 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
             yield x, final
 
     def warmup(self, precision: str) -> None:
-        """Run once what `run_padded` runs, from zeros and for nothing: its kernels are then loaded, its weights prepared."""
+        """Run once what `run_padded` runs, from zeros and for nothing: kernels are then loaded, weights prepared."""
         layers, h_dim, c_dim = self.state_sizes
         vectors = full_precision(self.B_0_0).new_zeros(1, 1, self.options.projection_dim)
         initial = states.zero_state(layers, 1, h_dim, c_dim, vectors)
         list(self._padded(vectors, torch.ones(1, dtype=torch.int64, device=vectors.device), initial, precision))
 
     def reserve_states(self, rows: int) -> None:
-        """Have at least so many carried rows, where states are carried: new ones are zeros, as they would start."""
-        if self.stateful and (self._carried is None or self._carried[0].shape[1] < rows):
+        """Have at least so many carried rows on this device, where states are carried; new ones are zeros."""
+        like, have = full_precision(self.B_0_0), 0 if self._carried is None else self._carried[0].shape[1]
+        if self.stateful and (have < rows or have and self._carried[0].device != like.device):
             layers, h_dim, c_dim = self.state_sizes
-            self._carried = states.first_rows(
-                self._carried, states.zero_state(layers, rows, h_dim, c_dim, full_precision(self.B_0_0)))
+            zeros = states.zero_state(layers, max(rows, have), h_dim, c_dim, like)
+            self._carried = states.first_rows(self._carried, zeros)
 
     def _is_in_graph(self) -> bool:
         return any(each is self._carried for each in self._in_graph)

@@ -62,8 +62,10 @@ def operands_of(precision: str | None, bounded: bool) -> str:
 def _run_char_cnn(ids, char_embed, weights, biases, activation, operands):
     from elmo_fast.kernels import char_cnn as kernel
 
-    filters = packed((char_embed, *weights, *biases), f"char_cnn {operands}",
-                     lambda each: kernel.PackedFilters(each[0], each[1:][:len(weights)], each[1:][len(weights):], operands))
+    def pack(tensors):
+        return kernel.PackedFilters(tensors[0], tensors[1:][:len(weights)], tensors[1:][len(weights):], operands)
+
+    filters = packed((char_embed, *weights, *biases), f"char_cnn {operands}", pack)
     out = torch.empty(len(ids), sum(filters.counts), dtype=RESULTS[operands], device=ids.device)
     with _on(ids.device):
         kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
@@ -98,7 +100,8 @@ def _run_product(x, weight, bias, operands):
 def _packed_matrix(weight: torch.Tensor, operands: str) -> torch.Tensor:
     from elmo_fast.kernels import highway as kernel
 
-    return packed((weight,), f"product {operands}", lambda each: kernel.pack_product(each[0], operands, RESULTS[operands]))
+    return packed((weight,), f"product {operands}",
+                  lambda tensors: kernel.pack_product(tensors[0], operands, RESULTS[operands]))
 
 
 def _on(device: torch.device):

@@ -1,8 +1,8 @@
 """What holds while a forward is recorded into a user's CUDA graph.
 
-CUDA neither loads nor unloads a module while a stream is captured: an attempt ends the capture. Triton loads a variant of
-a kernel when that is first launched, and unloads it when nothing refers to it any more. Variants of this project's
-kernels are referred to by the kernels themselves, which live as long as their modules; garbage may hold others.
+CUDA neither loads nor unloads a module while a stream is captured: an attempt ends the capture. Triton loads a variant
+of a kernel at its first launch and unloads it when nothing refers to it any more. This project's kernels, which live as
+long as the process, refer to all of theirs; those of others may be freed by Python's garbage collector.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def _loaded_kernels_only() -> Iterator[None]:
         def refuse(**asked):
             if threading.get_ident() != thread:
                 return before(**asked) if before else None
-            raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, which loads every kernel; "
+            raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, to load every kernel; "
                                f"got none that loaded {asked['fn'].name} for these tensors")
 
         knobs.runtime.jit_cache_hook = refuse
