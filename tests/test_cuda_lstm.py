@@ -8,9 +8,9 @@ import torch
 from models import SENTENCES, SHAPES, bilm
 from tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
 
-from elmo_fast import batch_to_ids
 from elmo_fast.model.layout import in_text_order
-from elmo_fast.ops import stepwise_lstm, torch_lstm_pointwise
+from elmo_fast.ops import torch_lstm_pointwise
+from elmo_fast.ops.cuda import choice, lstm, steps
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
 
@@ -21,7 +21,7 @@ LIMITS = {"highest": AGAINST_FLOAT64["highest"], "high": AGAINST_FLOAT64["high-t
 
 @pytest.fixture(autouse=True)
 def tier(monkeypatch):
-    monkeypatch.setenv("ELMO_FAST_CUDA_TIER", "A")
+    monkeypatch.setenv(choice.VARIABLE, choice.GRAPH)
     torch.use_deterministic_algorithms(False)  # cuBLAS asks for an environment variable otherwise
 
 
@@ -49,18 +49,18 @@ def run(of, inputs, index, state, weights, precision="highest", rows_on="cpu"):
 @pytest.mark.parametrize("shape", ["two layers", "no projection", "clips that fire"])
 def test_agrees_with_float64_plainly_and_replayed(shape, precision, rows_on, kernels, monkeypatch):
     if kernels == "torch":
-        monkeypatch.setattr(stepwise_lstm, "pointwise_of", lambda device: torch_lstm_pointwise)
-    elif reason := stepwise_lstm.why_no_triton(torch.device("cuda", torch.cuda.current_device())):
+        monkeypatch.setattr(steps, "pointwise_of", lambda device: torch_lstm_pointwise)
+    elif reason := steps.why_no_triton(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip(reason)
     of, weights = SHAPES[shape], layer(SHAPES[shape])
-    monkeypatch.setattr(stepwise_lstm, "_arenas", stepwise_lstm.Arenas())
+    monkeypatch.setattr(lstm, "_arenas", lstm.Arenas())
     for seed in range(4):
         truth = op_tests.run(of, *op_tests.draw(of, seed=seed), "reference")
         found = run(of, *operands(of, seed), weights, precision, rows_on)
         for one, other in zip((found[0], *found[1]), (truth[0], *truth[1])):
             assert relative_error(one.cpu(), other) < LIMITS[precision]
-    (arena, _), = stepwise_lstm._arenas._kept.values()
-    assert sum(len(bucket.graphs._graphs) for bucket in arena._buckets.values()) >= 2
+    (arena, _), = lstm._arenas._kept.values()
+    assert sum(len(each._graphs) for bucket in arena._buckets.values() for each in bucket._graphs.values()) >= 2
 
 
 @pytest.mark.parametrize("precision", LIMITS)
@@ -99,32 +99,12 @@ def test_streams_do_not_disturb_each_other():
 def test_memory_goes_with_the_last_model():
     torch.cuda.synchronize()
     gc.collect()
-    before, arenas = torch.cuda.memory_allocated(), len(stepwise_lstm._arenas)
+    before, arenas = torch.cuda.memory_allocated(), len(lstm._arenas)
     model = bilm(SHAPES["two layers"], backend="auto").cuda()
     for _ in range(3):
         model.embed_tokens(SENTENCES)
     del model
     gc.collect()
     torch.cuda.synchronize()
-    assert len(stepwise_lstm._arenas) == arenas
+    assert len(lstm._arenas) == arenas
     assert torch.cuda.memory_allocated() - before < 1 << 26  # cuBLAS may have set up its workspace
-
-
-@pytest.mark.parametrize("state", ["carry", "zero"])
-def test_inside_somebodys_graph(state):
-    model, plain = (bilm(SHAPES["clips that fire"], state=state).cuda() for _ in range(2))
-    batches = [batch_to_ids(SENTENCES).cuda(), batch_to_ids(SENTENCES[::-1]).cuda()]
-    ids = batches[0].clone()
-    with torch.no_grad():
-        for each in (model, plain):
-            each(batches[0])
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            output = model(ids)
-        for each in (*batches, batches[0]):
-            ids.copy_(each)
-            graph.replay()
-            for one, other in zip(output.activations, plain(each).activations):
-                assert torch.allclose(one, other, atol=SAME_MODEL)

@@ -11,7 +11,7 @@ from elmo_fast.model import allennlp_names, states
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
 from elmo_fast.ops import packed_only
-from elmo_fast.ops.padded_lstm import padded_lstm
+from elmo_fast.ops.cuda.padded import padded_lstm
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
@@ -121,7 +121,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
-        x = vectors
+        x, bounded = vectors, False
         if products is not None:
             x, rows = products.table, products.rows[rows.long()]
         for layer in range(self.options.n_layers):
@@ -130,9 +130,10 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
                 x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
                 self.layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
                 restart=None if restart is None else (restart[0][layer], restart[1][layer]), backend=backend,
-                precision=precision, multiplied=layer == 0 and products is not None,
+                precision=precision, multiplied=layer == 0 and products is not None, bounded=bounded,
             )
-            x = out + x if layer and self.options.use_skip_connections else out
+            skips = layer > 0 and self.options.use_skip_connections
+            x, bounded = out + x if skips else out, not skips and drop is None
             outputs.append(x)
             finals.append(final)
         return outputs, tuple(torch.stack(each) for each in zip(*finals))

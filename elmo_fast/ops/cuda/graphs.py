@@ -1,5 +1,7 @@
 """Chunks of LSTM steps as CUDA graphs: run plainly at first, captured the second time, replayed from then on."""
 
+import contextlib
+import gc
 import logging
 import threading
 from collections import OrderedDict
@@ -9,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-_MOST_GRAPHS = 24  # of one bucket: chunk sizes times settings
+_MOST_GRAPHS = 24  # of one layer in one bucket: chunk sizes times settings
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Capturing:
 
 
 class ChunkGraphs:
-    """The graphs of one set of buffers, at most `most`; the one unused for longest goes first.
+    """The graphs of one layer on one set of buffers, at most `most`; the one unused for longest goes first.
 
     A capture records what `work()` queues without running it. Without one every chunk runs plainly. The plain first
     run loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
@@ -95,12 +97,25 @@ class CudaCapture:
             if self._first is None:
                 set_up_products(self._device)
         with torch.cuda.device(self._device), torch.cuda.stream(self.stream), torch.no_grad():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                graph.capture_end()
+            with without_gc():
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
         return graph
+
+
+@contextlib.contextmanager
+def without_gc():
+    """No garbage is collected meanwhile: what it frees, such as a Triton kernel's module, may end a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def set_up_products(device: torch.device) -> None:
