@@ -76,7 +76,7 @@ def _char_cnn(operands: str):
     kind = TYPES[operands]
     types = {name: f"*{kind}" for name in ("table", "weights", "out")} | {
         "ids": "*i64", "order": "*i64", "lengths": "*i32", "biases": "*fp32", "widths": "*i32"}
-    return (kernel, types), {"EP": 16, "KINDS": 8 if operands == "ieee" else 7, "STEP": 16, "TANH": False,
+    return (kernel, types), {"EP": 16, "KINDS": 8 if operands == "ieee" else 7, "STEP": 16, "SORTED": True, "TANH": False,
                              "PRECISION": "ieee" if operands == "ieee" else "tf32"}
 
 
