@@ -15,7 +15,7 @@ def gates(zh, z, scale, bias, meta, fresh_c, c, m, cell_clip: float) -> None:
     block = min(_BLOCK, triton.next_power_of_2(dim))
     _gates[triton.cdiv(dim, block), slots, 2](
         zh, z, z if scale is None else scale, bias, meta, fresh_c, c, m, dim, slots, cell_clip,
-        SCALED=scale is not None, BLOCK=block, num_warps=4)
+        SCALED=scale is not None, BLOCK=block, num_warps=4, enable_fp_fusion=True)
 
 
 def hidden(r, meta, after, fresh_h, h, operand, out, proj_clip: float) -> None:
@@ -23,7 +23,8 @@ def hidden(r, meta, after, fresh_h, h, operand, out, proj_clip: float) -> None:
     _, slots, projection = h.shape
     block = min(_BLOCK, triton.next_power_of_2(projection))
     _hidden[triton.cdiv(projection, block), slots, 2](
-        r, meta, after, fresh_h, h, operand, out, projection, slots, proj_clip, BLOCK=block, num_warps=4)
+        r, meta, after, fresh_h, h, operand, out, projection, slots, proj_clip, BLOCK=block, num_warps=4,
+        enable_fp_fusion=True)
 
 
 @triton.jit

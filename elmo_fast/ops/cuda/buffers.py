@@ -122,12 +122,11 @@ class Arenas:
         """The arena of `key`, made if there is none, for a layer that lives as long as `weight`."""
         with self._lock:
             owner = self._owners.setdefault(weight, _Owner())
-            if key not in self._kept:
-                self._kept[key] = make(), weakref.WeakSet()
-            arena, owners = self._kept[key]
+            arena, owners = self._kept.get(key) or (make(), weakref.WeakSet())
             if owner not in owners:
                 owners.add(owner)
                 weakref.finalize(owner, self._drop_unowned).atexit = False
+            self._kept[key] = arena, owners
             self._kept.move_to_end(key)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)

@@ -154,7 +154,7 @@ class Watch:
     def __init__(self, device: torch.device):
         self.aborts = torch.zeros(1, dtype=torch.int32, device=device)
         self._seen = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._reason: str | None = None
+        self._seen_here, self._reason = self._seen.numpy(), None
 
     def look(self) -> None:
         """Have the count copied to the host after the work queued so far."""
@@ -166,7 +166,7 @@ class Watch:
 
     def reason(self) -> str | None:
         """What speaks against another launch, as far as it is known by now."""
-        if self._reason is None and int(self._seen[0]):
+        if self._reason is None and self._seen_here[0]:
             self._passed_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its "
                               "work: the GPU is shared, or smaller than it says")
         return self._reason
