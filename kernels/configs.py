@@ -33,7 +33,8 @@ class Tile:
     stages: int
 
     def config(self) -> triton.Config:
-        return triton.Config({"BM": self.bm, "BN": self.bn, "BK": self.bk}, num_warps=self.warps, num_stages=self.stages)
+        sizes = {"BM": self.bm, "BN": self.bn, "BK": self.bk}
+        return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
 
 
 _SIXTEEN_BITS = {

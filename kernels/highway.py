@@ -100,6 +100,6 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
     if GATED:
         gate = tl.sigmoid(total_first)
         value = tl.maximum(total_second, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        kept = tl.load(x + row[:, None] * inner + column[None, :], mask=stored, other=0.0).to(tl.float32)
-        result = gate * value + (1.0 - gate) * kept
+        carried = tl.load(x + row[:, None] * inner + column[None, :], mask=stored, other=0.0).to(tl.float32)
+        result = gate * value + (1.0 - gate) * carried
     tl.store(out + row[:, None] * outputs + column[None, :], result.to(out.dtype.element_ty), mask=stored)

@@ -30,7 +30,7 @@ def draw(*shape, seed=0):
 
 @dataclass
 class Case:
-    """An op on `tensors`, float64: char_embed, weights and biases by turns for char_cnn; x, weights and biases by turns."""
+    """An op on `tensors`, float64: char_embed (for char_cnn) or x, then weights and biases by turns."""
 
     op: str
     tensors: list[torch.Tensor]
@@ -69,7 +69,7 @@ CASES = {
     "odd": conv(None, [[1, 3], [2, 6], [5, 7], [7, 33]], 5), "tanh": conv(None, [[2, 17], [4, 40]], 16, "tanh"),
     "width 50": conv(words(50), [[50, 3]], 24), "dim 200": conv(words(8), [[3, 4]], 200),
     "every width": conv(words(9), EVERY_WIDTH, 1), "many tokens": conv(words(5, [f"{n:x}" for n in range(FEW + 1)])),
-    "sorted": conv(words(9, [f"{n:x}" for n in range(33)])), "no token": conv(words()[:0]), "int32": conv(words().int()),
+    "sorted": conv(words(9, [f"{n:x}" for n in range(33)])), "none": conv(words()[:0]), "int32": conv(words().int()),
     "any id": conv(torch.randint(0, 262, (9, 18), generator=torch.Generator().manual_seed(1))),
     "padding": conv(torch.full((3, 18), 261)), "both ends": conv(torch.tensor(PAIRS).repeat(1, 9)),
     "columns first": conv(words().t().contiguous().t()), "strided": conv(torch.cat([words(), words()], dim=1)[:, :18]),
@@ -88,7 +88,8 @@ def test_values_agree_with_float64(name, case):
 @every_precision
 @pytest.mark.parametrize("case, row", [(conv(), ord("f")), (layer("highway", 9, 33), 2)], ids=["char_cnn", "highway"])
 def test_nan_and_infinity_go_where_the_reference_has_them(name, case, row):
-    case.tensors[0][row, 5], case.tensors[1][..., 1, 3], case.tensors[-1][-1] = float("nan"), float("-inf"), float("nan")
+    nan = float("nan")
+    case.tensors[0][row, 5], case.tensors[1][..., 1, 3], case.tensors[-1][-1] = nan, float("-inf"), nan
     assert case.check(name).isnan().any() and not case.run(name).isnan().all()
 
 
@@ -117,9 +118,11 @@ def gradients(case, name, kinds):
     return [each.grad for each in leaves]
 
 
-@pytest.mark.parametrize("how", ["as it is", "ties", "in pieces", "tanh", "bf16", "highway ieee", "highway bf16", "linear tf32"])
+@pytest.mark.parametrize("how", ["as it is", "ties", "in pieces", "tanh", "bf16", "highway ieee", "highway bf16",
+                                 "linear tf32"])
 def test_gradients_agree_with_the_reference(how, monkeypatch):
-    case, kinds, name, limit = conv(None, [[1, 3], [3, 4], [6, 5]]), [torch.float32] * 7, "ieee", GRADIENT_AGAINST_FLOAT64
+    case, kinds = conv(None, [[1, 3], [3, 4], [6, 5]]), [torch.float32] * 7
+    name, limit = "ieee", GRADIENT_AGAINST_FLOAT64
     if how in ("tanh", "bf16"):  # its slope where it saturates, 1 - tanh(x)^2, is all rounding in fp32
         case.activation, case.tensors[1::2] = "tanh", [each / 8 for each in case.tensors[1::2]]
     if how == "ties":  # some filters see no difference between windows, or see only one value of a character

@@ -222,8 +222,9 @@ def test_the_lstms_kernels_compile_without_spills(number, generation, driver, tm
 
     cells, gates = torch.empty(2, 8, 512), torch.empty(2, 8, 2048)
     meta, scale = torch.empty(2, 3, 8, dtype=torch.int32), torch.empty(8, 2) if number == torch.float16 else None
-    torch_lstm_pointwise.gates(gates, gates.to(number), scale, gates[:, 0], meta[0], cells[:, 0], cells, cells.to(number), 3)
-    torch_lstm_pointwise.hidden(cells, meta[0], meta[1], cells[:, 0], cells, cells.to(number), gates[0], 3)
+    z, operand = gates.to(number), cells.to(number)
+    torch_lstm_pointwise.gates(gates, z, scale, gates[:, 0], meta[0], cells[:, 0], cells, operand, 3)
+    torch_lstm_pointwise.hidden(cells, meta[0], meta[1], cells[:, 0], cells, operand, gates[0], 3)
     assert [source.fn.__name__ for source in driver.loaded] == ["_gates", "_hidden"]
     for source in driver.loaded:
         target, cubin = triton.backends.compiler.GPUTarget("cuda", generation, 32), tmp_path / "kernel.cubin"

@@ -1,6 +1,5 @@
 """The char encoder for GPUs that are not here: interpreted results, compiled resources, dispatch, bounds of fp16."""
 
-import concurrent.futures
 import os
 import re
 import subprocess
@@ -21,9 +20,6 @@ from elmo_fast.ops.cuda.fp16_bounds import LARGEST, fits_fp16
 
 ROOT = Path(__file__).parent.parent
 CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False)
-COMMANDS = {"interpreter": ("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreted_encoder.py"),
-            80: ("-m", "benchmarks.kernel_resources", "--generation", "80"),
-            90: ("-m", "benchmarks.kernel_resources", "--generation", "90")}
 
 
 def python(*arguments, interpret="0"):
@@ -34,23 +30,16 @@ def python(*arguments, interpret="0"):
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def printed():
-    """What the interpreter's tests and the compilers print: two processes at a time."""
+def test_results_in_the_interpreter():
     pytest.importorskip("triton")
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        jobs = {key: pool.submit(python, *command, interpret=str(int(key == "interpreter")))
-                for key, command in COMMANDS.items()}
-        yield lambda key: jobs[key].result()
-
-
-def test_results_in_the_interpreter(printed):
-    assert " passed" in printed("interpreter")
+    tests = "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreted_encoder.py"
+    assert " passed" in python(*tests, interpret="1")
 
 
 @pytest.mark.parametrize("generation", [80, 90])
-def test_resources_of_every_configuration(generation, printed):
-    lines = printed(generation).splitlines()
+def test_resources_of_every_configuration(generation):
+    pytest.importorskip("triton")
+    lines = python("-m", "benchmarks.kernel_resources", "--generation", str(generation)).splitlines()
     assert len(lines) == len(list(kernel_resources.cases((generation,))))
     for line in lines:
         found = {name: int(value) for name, value in re.findall(r"(\w+)\s+(\d+)(?=  |$)", line)}

@@ -130,13 +130,13 @@ def _char_cnn_gradient(ctx, grad):
 
 def _run_char_cnn_gradient(grad, ids, char_embed, weights, biases, activation, operands, needed):
     filters = list(zip(weights, biases))
-    with _recording():
+    with _autograd_enabled():
         return torch_char_cnn.gradients(ids, char_embed, filters, activation, grad, needed,
                                         lambda: _gradient_numerics(operands, ids.device))
 
 
-def _recording():
-    """Let autograd record inside an op of our own, which torch runs below it."""
+def _autograd_enabled():
+    """Enable autograd inside an op of our own, which torch runs below it."""
     below = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
         below = below.remove(getattr(torch._C.DispatchKey, key))
@@ -193,7 +193,7 @@ def _fake_product(x, weight, bias, operands):
     return x.new_empty(x.shape[0], weight.shape[1], dtype=torch.float32)
 
 
-# name: what runs on the GPU, what its result looks like, its gradient, and what is kept for that
+# name: kernel, fake implementation, gradient, and what saves tensors for it
 OPS = {"char_cnn": (_run_char_cnn, _fake_char_cnn, _char_cnn_gradient, _save_char_cnn),
        "char_cnn_gradient": (_run_char_cnn_gradient, _fake_char_cnn_gradient, _no_second_derivatives, None),
        "highway": (_run_highway, _fake_highway, _highway_gradient, _save_highway),
