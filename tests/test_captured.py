@@ -6,6 +6,7 @@ import itertools
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,11 +112,15 @@ EVEN = options({"dim": 64, "projection_dim": 16}, {"embedding": {"dim": 16}, "fi
 BATCHES = [(1, 1), (8, 1), (1, 31), (3, 11), (4, 25), (27, 19), (40, 50)]  # sentences, positions
 
 
+class Kernel(SimpleNamespace):
+    """What Triton compiled, and unloads when nothing refers to it any more."""
+
+
 class Driver:
     """Triton's driver of an H100 that is not there: sources that it `loaded`, names of kernels that it `launched`."""
 
     def __init__(self):
-        self.device, self.loaded, self.launched = next(devices), [], []
+        self.device, self.loaded, self.launched, self.kernels = next(devices), [], [], []
 
     def get_current_target(self):
         return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
@@ -127,9 +132,11 @@ class Driver:
         return 0
 
     def load(self, source, target=None, options=None, **_):
+        kernel = Kernel(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
+                        run=lambda *_: self.launched.append(source.fn.__name__))
         self.loaded.append(source)
-        return SimpleNamespace(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
-                               run=lambda *_: self.launched.append(source.fn.__name__))
+        self.kernels.append(weakref.ref(kernel))
+        return kernel
 
 
 @pytest.fixture
@@ -185,6 +192,8 @@ def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, drive
     assert launched == {"_token_lengths", "_char_cnn", "_highway", "_gates", "_hidden"}
     assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
     assert len(driver.loaded) < 2 * tuned  # the second time the choices came from the disk
+    gc.collect()
+    assert all(kernel() for kernel in driver.kernels)  # a graph outlives the model: nothing was unloaded
 
 
 @pytest.mark.parametrize("module, code, instead, kernel", [
