@@ -62,7 +62,7 @@ def projected(request, monkeypatch):
     if request.param == "packed rows":
         monkeypatch.setattr(lstm, "known_on_host", lambda rows: False)
     if request.param != "a table in full":
-        monkeypatch.setattr(buffers.Sizes, "rows", property(lambda self: 14 if "rows" in request.param else 8))
+        monkeypatch.setattr(buffers, "rows_held", lambda layer: 14 if "rows" in request.param else 8)
         monkeypatch.setattr(op_tests, "draw", many_rows)
     if request.param == "small groups":
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", 4)

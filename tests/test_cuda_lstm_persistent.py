@@ -183,7 +183,7 @@ def test_scratch_grows_with_the_call(native, arenas):
 
 
 def test_a_refused_launch_runs_the_block_in_graphs(native, caplog, monkeypatch):
-    monkeypatch.setattr(buffers.Sizes, "rows", property(lambda self: 14))
+    monkeypatch.setattr(buffers, "rows_held", lambda layer: 14)
     monkeypatch.setenv(choice.VARIABLE, "")
     monkeypatch.setattr(choice, "_choices", type("Chosen", (), {"path": lambda self, *key: choice.PERSISTENT})())
     native.refuses = True

@@ -1,6 +1,5 @@
 """What this machine offers, and which backend each op would use."""
 
-import importlib.metadata
 import os
 import platform
 
@@ -45,16 +44,9 @@ def _persistent(device: torch.device) -> str:
 
 
 def _versions() -> list[str]:
-    found = {name: _version(name) for name in _PACKAGES}
+    found = {name: choice.version(name) for name in _PACKAGES}
     return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
             "packages     " + ", ".join(f"{name} {version}" for name, version in found.items())]
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _processor() -> list[str]:

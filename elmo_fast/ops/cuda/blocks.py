@@ -18,43 +18,26 @@ _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller on
 class Block:
     """Some steps of the slots from `slot` on, with one bucket and one set of input projections.
 
-    `places` int32 [steps, bucket]: the packed row of each slot at each step, or -1 where it has no token.
+    `places` int32 [steps, bucket]: the packed row of each slot at each step, or -1 where it has no token; `batch_sizes`
+    int32 [steps]: how many have one; `rows` int32: the packed rows in their order.
     """
 
     slot: int
     places: np.ndarray
+    batch_sizes: np.ndarray
+    rows: np.ndarray
 
-    @property
-    def steps(self) -> int:
-        return self.places.shape[0]
-
-    @property
-    def bucket(self) -> int:
-        return self.places.shape[1]
-
-    @property
-    def slots(self) -> int:
-        """Slots with a token at the block's first step; later steps have no others."""
-        return int(self.batch_sizes[0])
+    steps = property(lambda self: self.places.shape[0])
+    bucket = property(lambda self: self.places.shape[1])
+    slots = property(lambda self: int(self.batch_sizes[0]))
 
     @functools.cached_property
-    def batch_sizes(self) -> np.ndarray:
-        """Slots with a token at each step, int32 [steps], non-increasing."""
-        return (self.places >= 0).sum(1, dtype=np.int32)
-
-    @functools.cached_property
-    def rows(self) -> np.ndarray:
-        """The block's packed rows in their order, int32."""
-        return self.places[self.places >= 0]
-
-    @functools.cached_property
-    def ends(self) -> np.ndarray:
-        """How many of `rows` lie before each step, and before the block's end: int64 [steps + 1]."""
-        return np.concatenate([[0], np.cumsum(self.batch_sizes, dtype=np.int64)])
+    def _ends(self) -> list[int]:
+        return np.cumsum(self.batch_sizes, dtype=np.int64).tolist()
 
     def rows_of(self, first: int, count: int) -> slice:
         """Which of `rows` belong to `count` steps from step `first` of the block on."""
-        return slice(int(self.ends[first]), int(self.ends[first + count]))
+        return slice(self._ends[first - 1] if first else 0, self._ends[first + count - 1])
 
 
 def bucket_of(slots: int) -> int:
@@ -89,8 +72,9 @@ def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator
             bucket = bucket_of(int(running[first]))
             here = slice(first, first + _steps_that_fit(running[first:steps], bucket, most_rows))
             at = np.arange(bucket)
-            places = np.where(at < running[here, None], first_row[here, None] + slot + at, -1)
-            yield Block(slot, places.astype(np.int32))
+            has_token = at < running[here, None]
+            places = np.where(has_token, first_row[here, None] + slot + at, -1).astype(np.int32)
+            yield Block(slot, places, running[here].astype(np.int32), places[has_token])
             first = here.stop
 
 

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -24,23 +23,9 @@ _MOST_ARENAS = 8
 _ALIGNMENT = 256  # bytes, of scratch memory
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """`dim` D, `projection` P, whether a projection leads from one to the other, the type that products read."""
-
-    dim: int
-    projection: int
-    is_projected: bool
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, layer: Operands) -> "Sizes":
-        return cls(layer.dim, layer.projection, layer.w_p is not None, layer.dtype)
-
-    @property
-    def rows(self) -> int:
-        """Rows of input projections that an arena holds: at least those of a step in both directions."""
-        return max(_LEAST_ROWS, min(_MOST_ROWS, _PROJECTION_BYTES // (8 * self.dim * self.dtype.itemsize)))
+def rows_held(layer: Operands) -> int:
+    """Rows of input projections in an arena: at least those of a step in both directions."""
+    return max(_LEAST_ROWS, min(_MOST_ROWS, _PROJECTION_BYTES // (8 * layer.dim * layer.dtype.itemsize)))
 
 
 class Arena:
@@ -50,20 +35,20 @@ class Arena:
     `fresh_c` [2, D] the initial state where a sequence starts.
     """
 
-    def __init__(self, sizes: Sizes, device: torch.device, capture: Capture | None):
-        self.sizes, self.device, self.lock = sizes, device, threading.RLock()
+    def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
+        self.device, self.lock, rows = device, threading.RLock(), rows_held(layer)
         self._capturing = Capturing(capture)
         self._buckets: OrderedDict[int, Bucket] = OrderedDict()
-        self._scratch: torch.Tensor | None = None
-        self.z = torch.empty(sizes.rows, 2, 4 * sizes.dim, device=device, dtype=sizes.dtype)
-        self.scale = torch.empty(sizes.rows, 2, device=device) if sizes.dtype == torch.float16 else None
-        self.fresh_h = torch.empty(2, sizes.projection, device=device)
-        self.fresh_c = torch.empty(2, sizes.dim, device=device)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self.z = torch.empty(rows, 2, 4 * layer.dim, device=device, dtype=layer.dtype)
+        self.scale = torch.empty(rows, 2, device=device) if layer.dtype == torch.float16 else None
+        self.fresh_h = torch.empty(2, layer.projection, device=device)
+        self.fresh_c = torch.empty(2, layer.dim, device=device)
 
-    def bucket(self, slots: int) -> "Bucket":
-        """The buffers of a bucket of slots."""
+    def bucket(self, slots: int, layer: Operands) -> "Bucket":
+        """The buffers of a bucket of slots, for layers of one size."""
         if slots not in self._buckets:
-            self._buckets[slots] = Bucket(self, slots, self._capturing)
+            self._buckets[slots] = Bucket(self.device, slots, layer, self._capturing)
         self._buckets.move_to_end(slots)
         while len(self._buckets) > _MOST_BUCKETS:
             self._buckets.popitem(last=False)
@@ -71,8 +56,7 @@ class Arena:
 
     def scratch(self, size: int) -> torch.Tensor:
         """`size` bytes, aligned; what they hold lasts until the next call's work."""
-        if self._scratch is None or len(self._scratch) < size:
-            self._scratch = None
+        if len(self._scratch) < size:
             self._scratch = empty_bytes(size, self.device)
         return self._scratch
 
@@ -85,17 +69,16 @@ class Bucket:
     and `out` fp32 [steps, L, 2 P] of a chunk.
     """
 
-    def __init__(self, arena: Arena, slots: int, capturing: Capturing):
-        sizes, full = arena.sizes, {"device": arena.device, "dtype": torch.float32}
-        self.h = torch.empty(2, slots, sizes.projection, **full)
-        self.c = torch.empty(2, slots, sizes.dim, **full)
-        self.operand = torch.empty_like(self.h, dtype=sizes.dtype)
-        self.zh = torch.empty(2, slots, 4 * sizes.dim, **full)
-        self.m = torch.empty_like(self.c, dtype=sizes.dtype if sizes.is_projected else torch.float32)
-        self.r = torch.empty_like(self.h) if sizes.is_projected else self.m
-        self.meta = torch.empty(CHUNKS[0] + 1, 3, slots, device=arena.device, dtype=torch.int32)
-        self.out = torch.empty(CHUNKS[0], slots, 2 * sizes.projection, **full)
-        self.out_rows = self.out.view(-1, 2 * sizes.projection)
+    def __init__(self, device: torch.device, slots: int, layer: Operands, capturing: Capturing):
+        self.h = torch.empty(2, slots, layer.projection, device=device, dtype=torch.float32)
+        self.c = self.h.new_empty(2, slots, layer.dim)
+        self.operand = torch.empty_like(self.h, dtype=layer.dtype)
+        self.zh = self.h.new_empty(2, slots, 4 * layer.dim)
+        self.m = torch.empty_like(self.c, dtype=torch.float32 if layer.w_p is None else layer.dtype)
+        self.r = self.m if layer.w_p is None else torch.empty_like(self.h)
+        self.meta = self.h.new_empty(CHUNKS[0] + 1, 3, slots, dtype=torch.int32)
+        self.out = self.h.new_empty(CHUNKS[0], slots, 2 * layer.projection)
+        self.out_rows = self.out.view(-1, 2 * layer.projection)
         self._capturing = capturing
         self._graphs: weakref.WeakKeyDictionary[Operands, ChunkGraphs] = weakref.WeakKeyDictionary()
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from elmo_fast.ops.cuda.blocks import Block, blocks
-from elmo_fast.ops.cuda.buffers import Arena, Arenas, Sizes
+from elmo_fast.ops.cuda.buffers import Arena, Arenas
 from elmo_fast.ops.cuda.graphs import capture_on
 from elmo_fast.ops.cuda.operands import Operands, flat_weights, limit, operands, scaled
 from elmo_fast.ops.cuda.steps import MOST_SLOTS, Sent, Steps, host_arrays, multiply, send, stretch
@@ -97,11 +97,11 @@ def surroundings(precision: str, device: torch.device):
 
 def arena_of(layer: Operands, weight: torch.Tensor, device: torch.device) -> Arena:
     """The arena for a layer on the current stream. Inside somebody's capture it is one for this call alone."""
-    sizes = Sizes.of(layer)
     if is_capturing(device):
-        return Arena(sizes, device, None)
+        return Arena(layer, device, None)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-    return _arenas.get((device, stream, sizes), weight, lambda: Arena(sizes, device, capture_on(device)))
+    key = device, stream, layer.dim, layer.projection, layer.w_p is None, layer.dtype
+    return _arenas.get(key, weight, lambda: Arena(layer, device, capture_on(device)))
 
 
 def project(arena: Arena, layer: Operands, x: torch.Tensor, bounded: bool) -> None:

@@ -29,17 +29,9 @@ class Operands:
     bias: torch.Tensor
     w_p: torch.Tensor | None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.w_h.dtype
-
-    @property
-    def dim(self) -> int:
-        return self.bias.shape[1] // 4
-
-    @property
-    def projection(self) -> int:
-        return self.w_h.shape[1]
+    dtype = property(lambda self: self.w_h.dtype)
+    dim = property(lambda self: self.bias.shape[1] // 4)
+    projection = property(lambda self: self.w_h.shape[1])
 
 
 def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:

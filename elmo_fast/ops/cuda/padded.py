@@ -47,7 +47,7 @@ def _group(inputs, lengths, state, weights, clips, precision):
         arena = arena_of(layer, flat[0], inputs.device)
         clips = clips[0], clips[1] if layer.w_p is not None else math.inf
         with arena.lock:
-            bucket, places = arena.bucket(batch), _places(lengths, longest)  # [2, T, B]
+            bucket, places = arena.bucket(batch, layer), _places(lengths, longest)  # [2, T, B]
             bucket.h.copy_(state[0].unflatten(1, (2, -1)).transpose(0, 1))
             bucket.c.copy_(state[1].unflatten(1, (2, -1)).transpose(0, 1))
             bucket.operand.copy_(bucket.h)

@@ -99,7 +99,7 @@ class Steps:
         self._run_graphs(sent, state, out)
 
     def _run_graphs(self, sent: Sent, state: State, out: torch.Tensor) -> None:
-        block, bucket = sent.block, self.arena.bucket(sent.block.bucket)
+        block, bucket = sent.block, self.arena.bucket(sent.block.bucket, self.layer)
         h, c = (each[:, block.slot : block.slot + block.slots] for each in state)
         self._begin(bucket, h, c, sent.meta[0])
         graphs = bucket.graphs_of(self.layer)
