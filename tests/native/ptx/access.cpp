@@ -163,12 +163,14 @@ void store(Warp& warp, const Instruction& in, Mask mask) {
   warp.effect = true;
   for_threads(mask, [&](int lane) {
     const Place place = place_of(warp, in, in.a, in.offset, lane, bytes);
-    if (place.shadow) place.shadow->write(place.offset, bytes, warp, atomic);
-    if (atomic) warp.machine->release(warp, uintptr_t(place.at), in.order);
+    char data[32];
     for (size_t e = 0; e < in.list.size(); ++e) {
       const uint64_t value = address_of(warp, in.list[e], lane);
-      memcpy(place.at + e * size, &value, size);
+      memcpy(data + e * size, &value, size);
     }
+    if (place.shadow) place.shadow->write(place.offset, bytes, warp, atomic, !memcmp(place.at, data, size_t(bytes)));
+    if (atomic) warp.machine->release(warp, uintptr_t(place.at), in.order);
+    memcpy(place.at, data, size_t(bytes));
   });
 }
 

@@ -96,12 +96,12 @@ void Shadow::read(size_t at, int bytes, const Warp& warp, bool atomic) {
   }
 }
 
-void Shadow::write(size_t at, int bytes, const Warp& warp, bool atomic) {
+void Shadow::write(size_t at, int bytes, const Warp& warp, bool atomic, bool same) {
   for (size_t i = at / 4; 4 * i < at + size_t(bytes); ++i) {
     Word& word = words_[i];
     const unsigned mine = bytes_of_word(i, at, size_t(bytes));
     if (!atomic) {
-      check_written(word, mine, warp, "writing");
+      if (!same) check_written(word, mine, warp, "writing");
       if (word.operands) throw Trap("writing an operand of a wgmma that is not complete");
       if (word.seen & mine) check_readers(word, warp);
       if (word.seen & mine) clear_readers(word);

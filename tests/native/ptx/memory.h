@@ -29,7 +29,8 @@ class Shadow {
 
   // Both throw a Trap for bytes that were never written, are still being copied or race.
   void read(size_t at, int bytes, const Warp& warp, bool atomic = false);
-  void write(size_t at, int bytes, const Warp& warp, bool atomic = false);
+  // `same`: the bytes are there already. Several warps may write the same without order between them, as Triton's do.
+  void write(size_t at, int bytes, const Warp& warp, bool atomic = false, bool same = false);
   // Between its start and its end nobody may touch a copy's destination, nor write what the tensor cores read.
   void begin_copy(size_t at, int bytes, const Warp& warp);
   void end_copy(size_t at, int bytes, const Warp& warp);

@@ -1,6 +1,7 @@
 """How captures are made, with PyTorch's CUDA calls replaced by ones that note what they are asked."""
 
 import contextlib
+import gc
 import itertools
 import logging
 import threading
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from elmo_fast.ops import step_graphs
+from elmo_fast.ops.cuda import graphs
 
 DEVICE = torch.device("cuda", 0)
 
@@ -26,6 +27,7 @@ def cuda(monkeypatch):
             events.append(("begin", pool, state.current, threading.current_thread().name))
 
         def capture_end(self):
+            assert not gc.isenabled()
             events.append(("end",))
 
     @contextlib.contextmanager
@@ -40,13 +42,13 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(step_graphs, "set_up_products",
+    monkeypatch.setattr(graphs, "set_up_products",
                         lambda device: events.append(("set up", state.current, threading.current_thread().name)))
     return state
 
 
 def test_captures_of_a_stream_share_a_pool_and_a_thread_of_their_own(cuda):
-    captures = step_graphs.Captures()
+    captures = graphs.Captures()
     one = captures.on(DEVICE)
     graph = one(lambda: cuda.events.append(("work", cuda.current, torch.is_grad_enabled())))
     assert captures.on(DEVICE) is one and one._first is graph
@@ -67,12 +69,12 @@ def test_a_capture_ends_also_when_its_work_fails(cuda):
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        step_graphs.Captures().on(DEVICE)(fail)
-    assert [event[0] for event in cuda.events] == ["set up", "begin", "end"]
+        graphs.Captures().on(DEVICE)(fail)
+    assert [event[0] for event in cuda.events] == ["set up", "begin", "end"] and gc.isenabled()
 
 
 def test_streams_beyond_the_bound_run_without_graphs(cuda, caplog):
-    captures = step_graphs.Captures(most=2)
+    captures = graphs.Captures(most=2)
     with caplog.at_level(logging.WARNING):
         for cuda.current in (7, 8, 9, 7):
             found = captures.on(DEVICE)
@@ -81,7 +83,7 @@ def test_streams_beyond_the_bound_run_without_graphs(cuda, caplog):
 
 
 def test_no_stream_serves_two(cuda):
-    captures = step_graphs.Captures(most=5)
+    captures = graphs.Captures(most=5)
     streams = []
     for cuda.current in (1, 2, 3, 4):
         found = captures.on(DEVICE)
@@ -90,7 +92,7 @@ def test_no_stream_serves_two(cuda):
 
 
 def test_there_are_no_graphs_on_a_cpu():
-    assert step_graphs.capture_on(torch.device("cpu")) is None
+    assert graphs.capture_on(torch.device("cpu")) is None
 
 
 def test_the_graph_unused_for_longest_goes(caplog):
@@ -99,10 +101,10 @@ def test_the_graph_unused_for_longest_goes(caplog):
     def capture(work):
         return SimpleNamespace(replay=lambda: (replayed.append(work), work()))
 
-    graphs = step_graphs.ChunkGraphs(step_graphs.Capturing(capture), most=2)
+    chunk_graphs = graphs.ChunkGraphs(graphs.Capturing(capture), most=2)
     work = {key: lambda key=key: ran.append(key) for key in "abc"}
     for key in "aabbccab":
-        graphs.run(key, work[key])
+        chunk_graphs.run(key, work[key])
     assert ran == list("aabbccab")  # each of them once, plainly or replayed
     assert replayed == [work[key] for key in "abcab"]
-    assert list(graphs._graphs) == ["a", "b"]
+    assert list(chunk_graphs._graphs) == ["a", "b"]

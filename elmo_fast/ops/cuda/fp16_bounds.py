@@ -12,16 +12,15 @@ LARGEST = 0.98 * torch.finfo(torch.float16).max
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str, highways: Sequence[Sequence[torch.Tensor]],
-              projection: Pair | None) -> bool:
+def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str,
+              highways: Sequence[Sequence[torch.Tensor]], projection: Pair | None) -> bool:
     """Whether operands and results of the char encoder stay within fp16's range for every token that can be.
 
     `highways` are (W_carry, b_carry, W_transform, b_transform) by layer. The answer is read off the weights, with one
     copy back from the device, and kept until one of them changes. Weights that are being trained are not looked at and
     count as unbounded, so that a training step waits for nothing; so do those of a graph that is being compiled.
     """
-    tensors = [char_embed, *(part for pair in filters for part in pair), *(part for layer in highways for part in layer),
-               *(projection or ())]
+    tensors = [char_embed, *(part for group in (*filters, *highways, projection or ()) for part in group)]
     if torch.compiler.is_compiling() or torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
         return False
     return packed(tensors, f"fits_fp16 {activation}",

@@ -6,7 +6,6 @@ tensor cores round fp32 operands, `fp16` and `bf16` are the types of operands an
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,8 +15,6 @@ from elmo_fast.ops.packing import packed
 from elmo_fast.ops.precision import active_precision, full_precision, numerics
 
 RESULTS = {"ieee": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-CHECK_IDS = "ELMO_FAST_CHECK_IDS"
-UNSORTED = 32  # so few tokens run in the order they came
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
 _library.define("char_cnn(Tensor ids, Tensor char_embed, Tensor[] weights, Tensor[] biases, str activation, "
@@ -32,9 +29,6 @@ _library.define("product(Tensor x, Tensor weight, Tensor bias, str operands) -> 
 def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
              activation: str, precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """As `reference.char_cnn`, the result in the type of the operands (`operands_of`)."""
-    if os.environ.get(CHECK_IDS) == "1":
-        torch._assert_async(((ids >= 0) & (ids <= len(char_embed))).all(),
-                            f"ids: expected character ids from 0 to {len(char_embed)}, got others")
     weights, biases = ([pair[k] for pair in filters] for k in (0, 1))
     operands = operands_of(precision, bounded)
     return torch.ops.elmo_fast.char_cnn(ids, char_embed, weights, biases, activation, operands)
@@ -56,7 +50,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, precision:
 def operands_of(precision: str | None, bounded: bool) -> str:
     """What products run on in a precision, by default that of `precision.numerics` around the call.
 
-    `medium` is fp16 where the caller knows that every value fits (`range.fits_fp16`), else bf16.
+    `medium` is fp16 where the caller knows that every value fits (`fp16_bounds.fits_fp16`), else bf16.
     """
     precision = active_precision() if precision is None else precision
     return {"highest": "ieee", "high": "tf32", "medium": "fp16" if bounded else "bf16"}[precision]
@@ -68,15 +62,13 @@ def operands_of(precision: str | None, bounded: bool) -> str:
 def _run_char_cnn(ids, char_embed, weights, biases, activation, operands):
     from elmo_fast.kernels import char_cnn as kernel
 
-    filters = packed((char_embed, *weights, *biases), f"char_cnn {operands}",
-                     lambda each: kernel.PackedFilters(each[0], each[1:][:len(weights)], each[1:][len(weights):], operands))
-    ids = ids.contiguous()
+    def pack(tensors):
+        return kernel.PackedFilters(tensors[0], tensors[1:][:len(weights)], tensors[1:][len(weights):], operands)
+
+    filters = packed((char_embed, *weights, *biases), f"char_cnn {operands}", pack)
     out = torch.empty(len(ids), sum(filters.counts), dtype=RESULTS[operands], device=ids.device)
     with _on(ids.device):
-        lengths, order = kernel.token_lengths(ids, torch_char_cnn.PADDING_ID), None
-        if len(ids) > UNSORTED:
-            lengths, order = lengths.sort(descending=True)
-        kernel.char_cnn(ids, order, lengths, filters, activation, out)
+        kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
     return out
 
 
@@ -108,7 +100,8 @@ def _run_product(x, weight, bias, operands):
 def _packed_matrix(weight: torch.Tensor, operands: str) -> torch.Tensor:
     from elmo_fast.kernels import highway as kernel
 
-    return packed((weight,), f"product {operands}", lambda each: kernel.pack_product(each[0], operands, RESULTS[operands]))
+    return packed((weight,), f"product {operands}",
+                  lambda tensors: kernel.pack_product(tensors[0], operands, RESULTS[operands]))
 
 
 def _on(device: torch.device):
@@ -137,13 +130,13 @@ def _char_cnn_gradient(ctx, grad):
 
 def _run_char_cnn_gradient(grad, ids, char_embed, weights, biases, activation, operands, needed):
     filters = list(zip(weights, biases))
-    with _recording():
+    with _autograd_enabled():
         return torch_char_cnn.gradients(ids, char_embed, filters, activation, grad, needed,
                                         lambda: _gradient_numerics(operands, ids.device))
 
 
-def _recording():
-    """Let autograd record inside an op of our own, which torch runs below it."""
+def _autograd_enabled():
+    """Enable autograd inside an op of our own, which torch runs below it."""
     below = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
         below = below.remove(getattr(torch._C.DispatchKey, key))
@@ -200,7 +193,7 @@ def _fake_product(x, weight, bias, operands):
     return x.new_empty(x.shape[0], weight.shape[1], dtype=torch.float32)
 
 
-# name: what runs on the GPU, what its result looks like, its gradient, and what is kept for that
+# name: kernel, fake implementation, gradient, and what saves tensors for it
 OPS = {"char_cnn": (_run_char_cnn, _fake_char_cnn, _char_cnn_gradient, _save_char_cnn),
        "char_cnn_gradient": (_run_char_cnn_gradient, _fake_char_cnn_gradient, _no_second_derivatives, None),
        "highway": (_run_highway, _fake_highway, _highway_gradient, _save_highway),

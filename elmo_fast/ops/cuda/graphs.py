@@ -1,27 +1,22 @@
 """Chunks of LSTM steps as CUDA graphs: run plainly at first, captured the second time, replayed from then on."""
 
+import contextlib
+import gc
 import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 
-_MOST_GRAPHS = 24  # of one bucket: chunk sizes times settings
+_MOST_GRAPHS = 24  # of one layer in one bucket: chunk sizes times settings
 
 logger = logging.getLogger(__name__)
 
 
-class Graph(Protocol):
-    """What a capture gives."""
-
-    def replay(self) -> None:
-        """Queue the captured work again, on the current stream."""
-
-
-Capture = Callable[[Callable[[], None]], Graph]
+Work = Callable[[], None]
+Capture = Callable[[Work], "torch.cuda.CUDAGraph"]
 
 
 class Capturing:
@@ -30,13 +25,10 @@ class Capturing:
     def __init__(self, capture: Capture | None):
         self._capture = capture
 
-    def __bool__(self) -> bool:
-        return self._capture is not None
-
-    def __call__(self, work: Callable[[], None]) -> Graph | None:
+    def __call__(self, work: Work) -> "torch.cuda.CUDAGraph | None":
         """The graph of `work`, or None."""
         try:
-            return self._capture(work)
+            return self._capture and self._capture(work)
         except RuntimeError as error:
             logger.warning("LSTM steps run without CUDA graphs from here on, since a capture failed: %s", error)
             self._capture = None
@@ -44,7 +36,7 @@ class Capturing:
 
 
 class ChunkGraphs:
-    """The graphs of one set of buffers, at most `most`; the one unused for longest goes first.
+    """The graphs of one layer on one set of buffers, at most `most`; the one unused for longest goes first.
 
     A capture records what `work()` queues without running it. Without one every chunk runs plainly. The plain first
     run loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
@@ -52,13 +44,13 @@ class ChunkGraphs:
 
     def __init__(self, capturing: Capturing, most: int = _MOST_GRAPHS):
         self._capturing, self._most = capturing, most
-        self._graphs: OrderedDict[Hashable, Graph] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
         self._seen: set[Hashable] = set()
 
-    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+    def run(self, key: Hashable, work: Work) -> None:
         """Do `work`, which queues the same operations on the same addresses whenever `key` is the same."""
         graph = self._graphs.get(key)
-        if graph is None and key in self._seen and self._capturing:
+        if graph is None and key in self._seen:
             graph = self._capturing(work)
         self._seen.add(key)
         if graph is None:
@@ -84,23 +76,36 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, work: Callable[[], None]) -> Graph:
+    def __call__(self, work: Work) -> torch.cuda.CUDAGraph:
         graph = self._thread.submit(self._capture, work).result()
         self._first = self._first or graph
         return graph
 
-    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: Work) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device), torch.no_grad():
             if self._first is None:
                 set_up_products(self._device)
         with torch.cuda.device(self._device), torch.cuda.stream(self.stream), torch.no_grad():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                graph.capture_end()
+            with without_gc():
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
         return graph
+
+
+@contextlib.contextmanager
+def without_gc():
+    """No garbage is collected meanwhile: what it frees, such as a Triton kernel's module, may end a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def set_up_products(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The projected LSTM over a padded batch whose lengths only the GPU knows: for somebody's CUDA graph.
+"""The projected LSTM over a padded batch whose lengths only the GPU knows: for a user's CUDA graph.
 
 Shapes are static and every step runs for every sentence; a position past a sentence's end changes nothing. Steps are
 queued plainly, on buffers of the call's own, which belong to that graph.
@@ -8,10 +8,11 @@ import math
 
 import torch
 
-from elmo_fast.ops import stepwise_lstm as stepwise
-from elmo_fast.ops.lstm_operands import operands
+from elmo_fast.ops.cuda.blocks import CHUNKS
+from elmo_fast.ops.cuda.lstm import arena_of, project, surroundings
+from elmo_fast.ops.cuda.operands import flat_weights, limit, operands
+from elmo_fast.ops.cuda.steps import MOST_SLOTS, pointwise_of, queue_steps
 from elmo_fast.ops.reference import LstmWeights, State
-from elmo_fast.ops.step_plan import CHUNKS, MOST_LANES
 
 
 def padded_lstm(
@@ -30,34 +31,32 @@ def padded_lstm(
     `reference.projected_lstm`. Returns fp32 outputs [B, T, 2 P] by position, zero past a sentence's end, and the final
     state; nothing is read back.
     """
-    limits = stepwise.limit(cell_clip), stepwise.limit(proj_clip)
-    groups = [_group(inputs[lanes], lengths[lanes], tuple(each[lanes] for each in state), weights, limits, precision)
-              for first in range(0, len(inputs), MOST_LANES) for lanes in [slice(first, first + MOST_LANES)]]
+    clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS["graph"]
+    groups = [_group(inputs[slots], lengths[slots], tuple(each[slots] for each in state), weights, clips, precision)
+              for first in range(0, len(inputs), most) for slots in [slice(first, first + most)]]
     outputs, hs, cs = zip(*groups)
     return torch.cat(outputs), (torch.cat(hs), torch.cat(cs))
 
 
-def _group(inputs, lengths, state, weights, limits, precision):
+def _group(inputs, lengths, state, weights, clips, precision):
     batch, longest, width = inputs.shape
-    projection = state[0].shape[1] // 2
-    directions = (inputs, inputs) if len(weights[0][0]) - projection == width else inputs.chunk(2, dim=2)
-    with stepwise.surroundings(precision, inputs.device):
-        of = operands(stepwise.flat_weights(weights), projection, precision, limits[1])
-        arena = stepwise.arena_of(of, inputs.device)
-        clips = limits[0], limits[1] if of.w_p is not None else math.inf
+    flat, projection = flat_weights(weights), state[0].shape[1] // 2
+    directions = inputs[:, :, None] if len(flat[0]) - projection == width else inputs.unflatten(2, (2, -1))
+    with surroundings(precision, inputs.device):
+        layer = operands(flat, precision, clips[1])
+        arena = arena_of(layer, flat[0], inputs.device)
+        clips = clips[0], clips[1] if layer.w_p is not None else math.inf
         with arena.lock:
-            arena.hold(of, None)
-            bucket = arena.bucket(batch)
-            places = _places(lengths, longest)  # [2, T, B]
-            bucket.h.copy_(stepwise.split_directions(state[0]))
-            bucket.c.copy_(stepwise.split_directions(state[1]))
+            bucket, places = arena.bucket(batch, layer), _places(lengths, longest)  # [2, T, B]
+            bucket.h.copy_(state[0].unflatten(1, (2, -1)).transpose(0, 1))
+            bucket.c.copy_(state[1].unflatten(1, (2, -1)).transpose(0, 1))
             bucket.operand.copy_(bucket.h)
             found = bucket.h.new_empty(longest, batch, 2 * projection)
             at_once = min(CHUNKS[0], max(1, len(arena.z) // batch))
             for first in range(0, longest, at_once):
                 here = slice(first, min(first + at_once, longest))
-                _chunk(arena, bucket, of, directions, places[:, here], clips, found[here])
-            final = stepwise.join_directions(bucket.h), stepwise.join_directions(bucket.c)
+                _chunk(arena, layer, bucket, directions, places[:, here], clips, found[here])
+            final = tuple(each.transpose(0, 1).flatten(1).clone() for each in (bucket.h, bucket.c))
     return _by_position(found, lengths), *final
 
 
@@ -68,16 +67,16 @@ def _places(lengths: torch.Tensor, longest: int) -> torch.Tensor:
     return torch.stack([torch.where(backward >= 0, step, -1), backward.clamp(min=-1)])
 
 
-def _chunk(arena, bucket, of, directions, places, clips, found) -> None:
-    """Some steps: `places` [2, steps, B], `found` [steps, B, 2 P]."""
+def _chunk(arena, layer, bucket, directions, places, clips, found) -> None:
+    """Some steps: `directions` [B, T, 1 or 2, I], `places` [2, steps, B], `found` [steps, B, 2 P]."""
     _, count, batch = places.shape
-    lane = torch.arange(batch, device=places.device)
-    rows = [x[lane, each.clamp(min=0)].flatten(0, 1) for x, each in zip(directions, places)]  # each [steps * B, I]
-    stepwise.multiply_rows(arena, of, tuple(rows))
+    slot = torch.arange(batch, device=places.device)
+    rows = [directions[slot, places[k].clamp(min=0), k % directions.shape[2]].flatten(0, 1) for k in (0, 1)]
+    project(arena, layer, torch.stack(rows).float(), False)  # [2, steps * B, I]
     number = torch.arange(count * batch, device=places.device).view(count, batch)
     bucket.meta[:count, :2] = torch.where(places >= 0, number, -1).transpose(0, 1).int()
     bucket.meta[:, 2] = 0
-    stepwise.steps(arena, bucket, stepwise.pointwise_of(found.device), count, clips, False)
+    queue_steps(arena, layer, bucket, pointwise_of(found.device), count, clips)
     found.copy_(bucket.out[:count])
 
 
