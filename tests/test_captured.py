@@ -159,6 +159,7 @@ def driver(monkeypatch, tmp_path):
         library.impl(name, run, "CPU")
     yield driver
     library._destroy()
+    configs._tuned.cache_clear()
 
 
 def capture_every_batch(driver, monkeypatch, of, setting, state):
