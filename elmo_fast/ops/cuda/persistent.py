@@ -44,6 +44,7 @@ def limits(device: torch.device) -> Limits:
         return Limits(torch.cuda.get_device_capability(device), tuple(native_module()[0].cuda_device()))
 
 
+@functools.cache
 def lacks(device: torch.device) -> str | None:
     """None when the kernel runs some layer on `device`, else the reason it does not."""
     module, reason = native_module()
@@ -153,8 +154,8 @@ class Watch:
     def reason(self) -> str | None:
         """What speaks against another launch, as far as it is known by now."""
         if self._reason is None and self._seen[0]:
-            self.pass_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its work: the "
-                           "GPU is shared, or smaller than it says")
+            self.pass_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its "
+                           "work: the GPU is shared, or smaller than it says")
         return self._reason
 
     def pass_over(self, reason: str) -> None:
