@@ -147,7 +147,7 @@ def driver(monkeypatch, tmp_path):
 
     driver, milliseconds = Driver(), itertools.count(9, -1)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     monkeypatch.setattr(triton.compiler, "compile", driver.load)
     monkeypatch.setattr(configs, "generation_of", lambda device: 90)
@@ -159,6 +159,7 @@ def driver(monkeypatch, tmp_path):
         library.impl(name, run, "CPU")
     yield driver
     library._destroy()
+    configs._tuned.cache_clear()
 
 
 def capture_every_batch(driver, monkeypatch, of, setting, state):

@@ -56,8 +56,8 @@ def layer(of, number=0):
 def run(of, inputs, index, state, weights, precision="highest", rows_on="cpu"):
     schedule = make_schedule(op_tests.LENGTHS)
     order = torch.from_numpy(schedule.tokens).long()
-    found, final = projected_lstm(inputs, index[order].to(rows_on), schedule, state, weights, cell_clip=of.lstm.cell_clip,
-                                  proj_clip=of.lstm.proj_clip, backend="native", precision=precision)
+    found, final = projected_lstm(inputs, index[order].to(rows_on), schedule, state, weights, backend="native",
+                                  cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip, precision=precision)
     return in_text_order(found, order.cuda()), final
 
 
@@ -110,8 +110,9 @@ def test_launches_agree_with_float64(shape, slots, path):
     expected, expected_state = reference.projected_lstm(*given, **settings)
     given, settings = ragged(of, slots, weights, here(), torch.float32)
     found, state = lstm.projected_lstm(*given, **settings, precision="medium")
+    limit = AGAINST_FLOAT64["medium-bf16" if shape == "no clips" else "medium-fp16"]
     for one, other in zip((found, *state), (expected, *expected_state)):
-        assert relative_error(one.cpu(), other) < AGAINST_FLOAT64["medium-bf16" if shape == "no clips" else "medium-fp16"]
+        assert relative_error(one.cpu(), other) < limit
     assert persistent._watch(here()).reason() is None
 
 
@@ -141,7 +142,7 @@ def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
     assert 0 < measured.graph < 0.1 and 0 < measured.persistent < 0.1
 
 
-@pytest.mark.parametrize("name, precision", [(GRAPH, "highest"), (GRAPH, "high"), (GRAPH, "medium"), (PERSISTENT, "medium")])
+@pytest.mark.parametrize("name, precision", [*((GRAPH, precision) for precision in LIMITS), (PERSISTENT, "medium")])
 def test_nothing_is_waited_for(name, precision, path):
     path(name)
     given, settings = ragged(FIRING, 9, op_tests.layer(FIRING, torch.float32), here(), torch.float32)

@@ -1,4 +1,4 @@
-"""The persistent path of the CUDA LSTM: what is handed to the native module, on the CPU, with a module that checks it."""
+"""The persistent path of the CUDA LSTM on the CPU, with a native module that checks what it is handed."""
 
 import ctypes
 import logging
@@ -17,8 +17,9 @@ from elmo_fast.ops.cuda import buffers, choice, lstm, operands, persistent
 CPU = torch.device("cpu")
 FP16, BF16 = AGAINST_FLOAT64["medium-fp16"], AGAINST_FLOAT64["medium-bf16"]
 H100 = persistent.Limits((9, 0), (132, 227 * 1024, 16, 32, 66))
-CALL = set("dim projection operand device packed z scale meta places batch_sizes steps slots stride fresh_h fresh_c h_first "
-           "c_first h c state_stride output cell_clip proj_clip scratch scratch_size aborts nanoseconds stream".split())
+CALL = set("dim projection operand device packed z scale meta places batch_sizes steps slots stride fresh_h fresh_c "
+           "h_first c_first h c state_stride output cell_clip proj_clip scratch scratch_size aborts nanoseconds "
+           "stream".split())
 
 
 def at(address, shape, dtype=np.float32):
@@ -31,7 +32,7 @@ def at(address, shape, dtype=np.float32):
 
 def widened(values, operand):
     """fp16, or bf16 that NumPy does not have, in float64."""
-    return values.astype(np.float64) if operand == 0 else (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return (values if operand == 0 else (values.astype(np.uint32) << 16).view(np.float32)).astype(np.float64)
 
 
 class Native:
@@ -88,7 +89,8 @@ class Native:
                 start = meta[step, 2, here, None] != 0
                 before = [np.where(start, 0 if new is None else new[d], old[here]) for new, old in zip(fresh, (h, c))]
                 i, j, f, o = (z[rows, d] + (before[0] @ weights[d] + biases[d]).reshape(-1, 4, dim)).transpose(1, 0, 2)
-                c[here] = np.clip(sigmoid(f + 1) * before[1] + sigmoid(i) * np.tanh(j), -call["cell_clip"], call["cell_clip"])
+                c[here] = np.clip(sigmoid(f + 1) * before[1] + sigmoid(i) * np.tanh(j), -call["cell_clip"],
+                                  call["cell_clip"])
                 m = sigmoid(o) * np.tanh(c[here])
                 h[here] = np.clip(m @ projections[d], -call["proj_clip"], call["proj_clip"])
                 out[places[step, here], d] = h[here]
@@ -124,7 +126,7 @@ def forget():
 def test_agrees_with_float64(native, projected):
     given = op_tests.draw(FIRING, torch.float32)
     assert_close(run(FIRING, "medium", *given), expected_of(FIRING, *given), FP16)
-    assert native.calls and {(call["operand"], bool(call["scale"]), call["fresh_h"]) for call in native.calls} == {(0, True, 0)}
+    assert {(call["operand"], bool(call["scale"]), call["fresh_h"]) for call in native.calls} == {(0, True, 0)}
     given = graph_tests.draw(SHAPES["no clips"], torch.float32)
     assert_close(run(SHAPES["no clips"], "medium", *given), expected_of(SHAPES["no clips"], *given), BF16)
     assert (native.calls[-1]["operand"], native.calls[-1]["scale"], native.calls[-1]["cell_clip"]) == (1, 0, np.inf)
@@ -134,7 +136,8 @@ def test_sequences_start_within_slots(native, projected):
     inputs, index, state = op_tests.draw(FIRING, torch.float32)
     more = {"slots": SLOTS, "restart": tuple(torch.linspace(-0.2, 0.2, 2 * size) for size in (11, 37))}
     state = tuple(each[:3] * torch.nan for each in state)
-    assert_close(run(FIRING, "medium", inputs, index, state, **more), expected_of(FIRING, inputs, index, state, **more), FP16)
+    given = inputs, index, state
+    assert_close(run(FIRING, "medium", *given, **more), expected_of(FIRING, *given, **more), FP16)
     assert all(call["fresh_h"] and call["fresh_c"] for call in native.calls)
 
 

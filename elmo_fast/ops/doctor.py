@@ -18,21 +18,21 @@ _PUBLISHED = ((1024, 128), (2048, 256), (4096, 512))  # cells and projected valu
 def report() -> list[str]:
     """Lines on versions, processor, GPUs, and for every op the backend in use and why faster ones are not."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [*_versions(), *_processor(), *_gpus(), *_backends(), *(line for each in devices for line in lstm_lines(each))]
+    lstm = (line for each in devices for line in lstm_lines(each))
+    return [*_versions(), *_processor(), *_gpus(), *_backends(), *lstm]
 
 
 def lstm_lines(device: torch.device) -> list[str]:
     """Lines on the LSTM's two paths on a GPU, and what was measured of them. Launches nothing."""
-    triton = why_no_triton(device)
-    lines = [f"LSTM graph   runs, its small kernels {'Triton' if not triton else 'torch operations: ' + triton} ({device})",
-             f"LSTM persistent  {_persistent(device)} ({device})"]
-    measured = choice.recorded(device).items()
-    lines += [f"LSTM auto    {shape}: {each.path} (graph {1e6 * each.graph:.0f} us, persistent {1e6 * each.persistent:.0f} us)"
-              for shape, each in measured]
-    if not measured:
-        lines.append("LSTM auto    measures both paths at first use; nothing is measured here yet")
-    forced = os.environ.get(choice.VARIABLE)
-    return lines + [f"LSTM forced  {choice.VARIABLE}={forced} is set: the other path is not taken"] * bool(forced)
+    triton, forced = why_no_triton(device), os.environ.get(choice.VARIABLE)
+    kernels = "Triton" if not triton else f"torch operations: {triton}"
+    measured = [f"LSTM auto    {shape}: {each.path} "
+                f"(graph {1e6 * each.graph:.0f} us, persistent {1e6 * each.persistent:.0f} us)"
+                for shape, each in choice.recorded(device).items()]
+    return [f"LSTM graph   runs, its small kernels {kernels} ({device})",
+            f"LSTM persistent  {_persistent(device)} ({device})",
+            *(measured or ["LSTM auto    measures both paths at first use; nothing is measured here yet"]),
+            *([f"LSTM forced  {choice.VARIABLE}={forced} is set: the other path is not taken"] if forced else [])]
 
 
 def _persistent(device: torch.device) -> str:

@@ -58,7 +58,7 @@ def chunks_of(steps: int) -> Iterator[tuple[int, int]]:
 
 
 def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator[Block]:
-    """Blocks of a schedule with `batch_sizes` int [steps]: at most `most_rows` packed rows and `most_slots` slots in each.
+    """Blocks of a schedule with `batch_sizes` int [steps], each of at most `most_rows` rows and `most_slots` slots.
 
     A block ends when its rows are full, and when so few slots are left that a smaller bucket is worth it. A step of
     more than `most_rows` slots is a block of its own.

@@ -102,7 +102,7 @@ class CudaClock:
 
 def choose(shape: ShapeClass, precision: str, device: torch.device, why_not: Callable[[], str | None],
            trial: Callable[[], Run]) -> str:
-    """The path for calls of a class. `why_not` says what speaks against the persistent one, `trial` makes what is timed.
+    """The path of calls of a class. `why_not` says what speaks against the persistent one, `trial` gives what is timed.
 
     Raises `RuntimeError` when that path is forced and cannot run.
     """
@@ -132,8 +132,8 @@ def measure(run: Run, clock: CudaClock, tolerance: float, why_not: Callable[[], 
     if why_not():
         return None  # the launch was refused or gave up, which was warned of
     if not all(each <= tolerance for each in differences):  # NaN is not
-        logger.warning("the persistent LSTM is not used for layers of this size: its outputs and states differ by %s from "
-                       "those of the graph path, at most %g was expected", differences, tolerance)
+        logger.warning("the persistent LSTM is not used for layers of this size: its outputs and states differ by %s "
+                       "from those of the graph path, at most %g was expected", differences, tolerance)
         return None
     run(GRAPH)  # has its graphs captured
     began, seconds = clock.now(), {path: [] for path in PATHS}
@@ -187,7 +187,7 @@ class Choices:
     def _read(self) -> dict[str, dict[str, Measured]]:
         try:
             held = json.loads(self._file().read_text(encoding="utf-8"))
-            return {name: {shape: Measured(**values) for shape, values in classes.items()} for name, classes in held.items()}
+            return {name: {shape: Measured(**values) for shape, values in of.items()} for name, of in held.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
@@ -202,7 +202,7 @@ class Choices:
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 held = self._read()
                 held.setdefault(machine, {})[shape] = measured
-                as_dicts = {name: {shape: asdict(each) for shape, each in classes.items()} for name, classes in held.items()}
+                as_dicts = {name: {shape: asdict(each) for shape, each in of.items()} for name, of in held.items()}
                 part.write_text(json.dumps(as_dicts, indent=1), encoding="utf-8")
                 os.replace(part, file)
         except OSError as error:

@@ -90,9 +90,9 @@ def surroundings(precision: str, device: torch.device):
     Buffers outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """
     where = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-    with torch.inference_mode(False), torch.no_grad(), where, numerics("highest" if precision == "medium" else precision, device):
-        with torch.autocast(device.type, enabled=False):
-            yield
+    products = numerics("highest" if precision == "medium" else precision, device)
+    with torch.inference_mode(False), torch.no_grad(), where, products, torch.autocast(device.type, enabled=False):
+        yield
 
 
 def arena_of(layer: Operands, weight: torch.Tensor, device: torch.device) -> Arena:

@@ -154,8 +154,8 @@ class Watch:
     def reason(self) -> str | None:
         """What speaks against another launch, as far as it is known by now."""
         if self._reason is None and self._seen[0]:
-            self.pass_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its work: the "
-                           "GPU is shared, or smaller than it says")
+            self.pass_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its "
+                           "work: the GPU is shared, or smaller than it says")
         return self._reason
 
     def pass_over(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs a block of LSTM steps on the path chosen: chunks of steps as CUDA graphs, or one launch of the persistent kernel.
+"""Runs a block of LSTM steps on the path chosen: chunks of steps as CUDA graphs, or a launch of the persistent kernel.
 
 On the graph path a step is the recurrent product of both directions, a small kernel for the gates, the projection, and
 a small kernel for the clip that follows it. Chunks run over buffers at fixed addresses, so that a few graphs replay a
@@ -149,7 +149,8 @@ class Steps:
         return run_on
 
 
-def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count: int, clips: tuple[float, float]) -> None:
+def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count: int,
+                clips: tuple[float, float]) -> None:
     """Queue `count` steps over the bucket's buffers: the work of a graph. Every address in it outlives the graph."""
     for step in range(count):
         meta = bucket.meta[step]
@@ -157,8 +158,8 @@ def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count:
         pointwise.gates(bucket.zh, arena.z, arena.scale, layer.bias, meta, arena.fresh_c, bucket.c, bucket.m, clips[0])
         if layer.w_p is not None:
             multiply(bucket.m, layer.w_p, bucket.r)
-        pointwise.hidden(bucket.r, meta, bucket.meta[step + 1], arena.fresh_h, bucket.h, bucket.operand, bucket.out[step],
-                         clips[1])
+        pointwise.hidden(bucket.r, meta, bucket.meta[step + 1], arena.fresh_h, bucket.h, bucket.operand,
+                         bucket.out[step], clips[1])
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
