@@ -1,5 +1,6 @@
 # make embed     set up, then embed examples/sentences.txt
 # make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
+# make test-all  the same with the long tests
 # make venv      set up only: an environment with torch, the build tools and this checkout, installed editable
 # make native    build the native module again and say what came of it
 # make clean     remove what was built; the environment stays
@@ -35,9 +36,10 @@ RECORD := elmo_fast/_build_info.py
 HAS_PYTHON := import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got " + sys.version)
 HAS_TORCH := from importlib.metadata import version; v = version("torch").split("."); assert (int(v[0]), int(v[1])) >= (2, 11)
 SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"]; \
-	print("native module:", why and "none, because " + why or "built")
+	print("native module:", why and "none, because " + why or "built"); why or \
+	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
 
-.PHONY: venv native embed test clean FORCE
+.PHONY: venv native embed test test-all clean FORCE
 
 venv: $(INSTALLED)
 
@@ -69,6 +71,9 @@ embed: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(PY) -m pytest -q $(PYTEST_FLAGS)
+
+test-all: $(INSTALLED)
+	$(PY) -m pytest -q -m "" $(PYTEST_FLAGS)
 
 clean:
 	rm -rf build dist elmo_fast.egg-info elmo_fast/_native*.so $(RECORD)

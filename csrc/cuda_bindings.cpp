@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <array>
-#include <vector>
 
 #include "projected_lstm_cuda.h"
 
@@ -14,25 +13,36 @@ namespace {
 
 using Address = uintptr_t;
 using Pair = std::array<Address, 2>;
-using DeviceTuple = std::array<int64_t, 3>;  // processors, shared, cluster
+using DeviceTuple = std::array<int64_t, 5>;  // processors, shared, clusters of 8, 4 and 2
 
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
+cuda::Device device_of(const DeviceTuple& d) {
+  return {int32_t(d[0]), d[1], {int32_t(d[2]), int32_t(d[3]), int32_t(d[4])}};
 }
 
-cuda::Device device_of(const DeviceTuple& d) { return {int32_t(d[0]), d[1], int32_t(d[2])}; }
-
-py::dict as_dict(const cuda::Plan& plan) {
+py::dict plan_lstm(int32_t dim, int32_t projection, const DeviceTuple& device, int32_t slots) {
+  const cuda::Plan plan = cuda::plan_persistent({dim, projection}, device_of(device), slots);
   py::dict d;
   d["units_per_block"] = plan.units_per_block;
   d["blocks"] = plan.blocks;
   d["cluster"] = plan.cluster;
-  d["lane_tiles"] = plan.lane_tiles;
+  d["row_tiles"] = plan.row_tiles;
+  d["threads"] = plan.threads;
+  d["k_steps"] = plan.k_steps;
+  d["register_steps"] = plan.register_steps;
+  d["shared_steps"] = plan.shared_steps;
+  d["projection_resident"] = plan.projection_resident;
+  d["stages"] = plan.stages;
   d["shared"] = plan.shared;
   d["scratch"] = plan.scratch;
+  d["resident_bytes"] = plan.resident_bytes;
+  d["streamed_bytes"] = plan.streamed_bytes;
   d["reason"] = plan.reason ? py::object(py::str(plan.reason)) : py::object(py::none());
   return d;
+}
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
 }
 
 void pack_lstm(int32_t dim, int32_t projection, int operand, Pair weights, Pair biases, Pair projections,
@@ -43,91 +53,36 @@ void pack_lstm(int32_t dim, int32_t projection, int operand, Pair weights, Pair 
   cuda::pack({dim, projection}, static_cast<cuda::Operand>(operand), w, b, p, at<void>(packed), packed_size);
 }
 
-void bind_layout(py::module_& m) {
-  m.def(
-      "cuda_lstm_plan",
-      [](bool persistent, int32_t dim, int32_t projection, DeviceTuple device, int32_t lanes) {
-        return as_dict((persistent ? cuda::plan_persistent : cuda::plan_steps)({dim, projection}, device_of(device), lanes));
-      },
-      py::arg("persistent"), py::arg("dim"), py::arg("projection"), py::arg("device"), py::arg("lanes"));
-  m.def("cuda_lstm_packed_size", [](int32_t dim, int32_t projection) { return cuda::packed_size({dim, projection}); },
-        py::arg("dim"), py::arg("projection"));
-  m.def("cuda_lstm_pack", pack_lstm, py::call_guard<py::gil_scoped_release>(), py::arg("dim"), py::arg("projection"),
-        py::arg("operand"), py::arg("weights"), py::arg("biases"), py::arg("projections"), py::arg("packed"),
-        py::arg("packed_size"));
-}
-
 #ifdef ELMO_FAST_HAS_CUDA
 
-struct LstmCall {
+// Field by field from the keyword arguments of the same names.
+void run_lstm(const py::kwargs& given) {
+  const auto number = [&](const char* name) { return given[name].cast<int64_t>(); };
+  const auto clip = [&](const char* name) { return given[name].cast<float>(); };
   cuda::Call call = {};
-  std::vector<int32_t> live;
-};
-
-LstmCall lstm_call(const py::kwargs& given) {
-  LstmCall result;
-  cuda::Call& call = result.call;
-  const auto address = [&](const char* name) { return given[name].cast<Address>(); };
-  const auto floats = [&](const char* name) { return at<float>(address(name)); };
-  const Pair products = given["products"].cast<Pair>(), rows = given["rows"].cast<Pair>();
-  result.live = given["live"].cast<std::vector<int32_t>>();
-  call.shape = {given["dim"].cast<int32_t>(), given["projection"].cast<int32_t>()};
+  const auto pointer = [&](const char* name, auto& field) {
+    field = reinterpret_cast<std::remove_reference_t<decltype(field)>>(given[name].cast<Address>());
+  };
+  call.shape = {int32_t(number("dim")), int32_t(number("projection"))};
   call.device = device_of(given["device"].cast<DeviceTuple>());
-  call.operand = static_cast<cuda::Operand>(given["operand"].cast<int>());
-  call.packed = at<const void>(address("packed"));
-  for (size_t d = 0; d < 2; ++d) {
-    call.products[d] = at<const float>(products[d]);
-    call.rows[d] = at<const int32_t>(rows[d]);
-  }
-  call.steps = int32_t(result.live.size());
-  call.begin = at<const int32_t>(address("begin"));
-  call.reset = at<const uint8_t>(address("reset"));
-  call.reset_h = floats("reset_h");
-  call.reset_c = floats("reset_c");
-  call.output = floats("output");
-  call.lanes = given["lanes"].cast<int32_t>();
-  call.h_first = floats("h_first");
-  call.c_first = floats("c_first");
-  call.h = floats("h");
-  call.c = floats("c");
-  call.cell_clip = given["cell_clip"].cast<float>();
-  call.proj_clip = given["proj_clip"].cast<float>();
-  call.scratch = at<void>(address("scratch"));
-  call.scratch_size = given["scratch_size"].cast<size_t>();
-  call.stream = at<void>(address("stream"));
-  return result;
-}
-
-void run_steps(bool last_block_sums, const py::kwargs& given) {
-  LstmCall mine = lstm_call(given);
-  mine.call.live = mine.live.data();
+  call.operand = static_cast<cuda::Operand>(number("operand"));
+  call.steps = int32_t(number("steps")), call.slots = int32_t(number("slots")), call.stride = int32_t(number("stride"));
+  call.state_stride = number("state_stride"), call.nanoseconds = number("nanoseconds");
+  call.scratch_size = size_t(number("scratch_size"));
+  call.cell_clip = clip("cell_clip"), call.proj_clip = clip("proj_clip");
+  pointer("packed", call.packed), pointer("z", call.z), pointer("scale", call.scale), pointer("meta", call.meta);
+  pointer("places", call.places), pointer("batch_sizes", call.batch_sizes);
+  pointer("fresh_h", call.fresh_h), pointer("fresh_c", call.fresh_c);
+  pointer("h_first", call.h_first), pointer("c_first", call.c_first), pointer("h", call.h), pointer("c", call.c);
+  pointer("output", call.output), pointer("scratch", call.scratch), pointer("aborts", call.aborts);
+  pointer("stream", call.stream);
   const py::gil_scoped_release released;
-  cuda::steps(mine.call, last_block_sums ? cuda::Sums::last_block : cuda::Sums::kernel);
+  cuda::run_persistent(call);
 }
 
-void run_persistent(Address aborts, int64_t nanoseconds, uint32_t first_count, int32_t absent_block,
-                    const py::kwargs& given) {
-  LstmCall mine = lstm_call(given);
-  mine.call.live = mine.live.data();
-  const py::gil_scoped_release released;
-  cuda::persistent(mine.call, {at<int32_t>(aborts), nanoseconds, first_count, absent_block});
-}
-
-void bind_launches(py::module_& m) {
-  m.def("cuda_lstm_steps", run_steps, py::arg("last_block_sums"));
-  m.def("cuda_lstm_persistent", run_persistent, py::arg("aborts"), py::arg("nanoseconds"), py::arg("first_count"),
-        py::arg("absent_block"));
-  m.def("cuda_device", [] {
-    const cuda::Device d = cuda::current_device();
-    return DeviceTuple{d.processors, d.shared, d.cluster};
-  });
-  m.def(
-      "cuda_lstm_resident_blocks",
-      [](int32_t dim, int32_t projection, int operand, DeviceTuple device, int32_t lanes) {
-        const cuda::Plan plan = cuda::plan_persistent({dim, projection}, device_of(device), lanes);
-        return plan.reason ? 0 : cuda::resident_blocks(plan, static_cast<cuda::Operand>(operand));
-      },
-      py::arg("dim"), py::arg("projection"), py::arg("operand"), py::arg("device"), py::arg("lanes"));
+DeviceTuple current_device() {
+  const cuda::Device d = cuda::current_device();
+  return {d.processors, d.shared, d.clusters[0], d.clusters[1], d.clusters[2]};
 }
 
 #endif
@@ -135,9 +90,15 @@ void bind_launches(py::module_& m) {
 }  // namespace
 
 void bind_cuda(py::module_& m) {
-  bind_layout(m);
+  m.def("cuda_lstm_plan", plan_lstm, py::arg("dim"), py::arg("projection"), py::arg("device"), py::arg("slots"));
+  m.def("cuda_lstm_packed_size", [](int32_t dim, int32_t projection) { return cuda::packed_size({dim, projection}); },
+        py::arg("dim"), py::arg("projection"));
+  m.def("cuda_lstm_pack", pack_lstm, py::call_guard<py::gil_scoped_release>(), py::arg("dim"), py::arg("projection"),
+        py::arg("operand"), py::arg("weights"), py::arg("biases"), py::arg("projections"), py::arg("packed"),
+        py::arg("packed_size"));
 #ifdef ELMO_FAST_HAS_CUDA
-  bind_launches(m);
+  m.def("cuda_lstm_run", run_lstm);
+  m.def("cuda_device", current_device);
 #endif
 }
 

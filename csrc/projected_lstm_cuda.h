@@ -1,11 +1,11 @@
-// The LSTM of projected_lstm.h on CUDA devices, 16-bit operands, fp32 sums and cell state. This header is the
-// contract; csrc/cuda implements it.
+// The projected LSTM of projected_lstm.h on NVIDIA GPUs as one persistent kernel: both directions of a layer and all
+// time steps in one cooperative launch. 16-bit operands, fp32 sums and cell state. This header is the contract;
+// csrc/cuda implements it.
 //
-//   steps       tier B: one launch per step for both directions, and a small one that adds up the projection
-//   persistent  tier C0: one cooperative launch per direction that keeps its weights in shared memory
-//
-// Both run the phases of csrc/cuda/*_phases.h, which add in an order that depends on the shape and the device alone:
-// an output row has the same bits whatever else is in the call. Everything is enqueued on `stream`, nothing waits.
+// A block owns some cells of both directions; its warps form two teams, one for each direction, so that one direction's
+// wait at the grid barrier is hidden by the other's products. A fraction of the weights stays in registers and shared
+// memory for the whole launch, the rest is streamed from L2. Sums run in an order that depends on the shape and the
+// device alone: a slot's result has the same bits whatever its batch mates are. Nothing waits on the host.
 #pragma once
 
 #include <cstddef>
@@ -14,95 +14,86 @@
 namespace elmo_fast {
 namespace cuda {
 
-// The type of weights, h and m inside products.
-enum class Operand : int32_t { fp16 = 0, bf16 = 1 };
+constexpr int most_slots = 64;
 
-// How tier B adds up the projection's partial sums, in the same order: a kernel of its own, or whichever block
-// comes last (one launch per step).
-enum class Sums : int32_t { kernel = 0, last_block = 1 };
+// Type of weights, h and m in products.
+enum class Operand : int32_t { fp16 = 0, bf16 = 1 };
 
 struct Shape {
   int32_t dim;         // D
-  int32_t projection;  // P; equal to D when there is no W_P
+  int32_t projection;  // P
 };
 
 struct Device {
-  int32_t processors;  // streaming multiprocessors
-  int64_t shared;      // bytes of shared memory one block may have
-  int32_t cluster;     // most blocks of a cluster, 1: none
+  int32_t processors;   // streaming multiprocessors
+  int64_t shared;       // bytes of shared memory that one block may have
+  int32_t clusters[3];  // most clusters of 8, 4 and 2 blocks that run at once; 0: no clusters
 };
 
-// How a layer is cut into blocks. `reason` is null, or says why the device cannot run it.
+// How a layer is spread over the device. `reason` is null, or says why it cannot run.
 struct Plan {
-  int32_t units_per_block;  // of 16 cells
-  int32_t blocks;           // of one direction and one lane tile
-  int32_t cluster;          // blocks that share their m; divides `blocks`
-  int32_t lane_tiles;       // of 8 lanes, in one block
-  int64_t shared;           // bytes of dynamic shared memory of a block
-  int64_t scratch;          // bytes of device memory for `lanes` lanes
+  int32_t units_per_block;      // of 16 cells, of each direction
+  int32_t blocks;
+  int32_t cluster;              // blocks that exchange m through distributed shared memory; divides `blocks`
+  int32_t row_tiles;            // of 8 slots
+  int32_t threads;              // of a block
+  int32_t k_steps;              // of 16 columns of h: one direction's gates take that many products
+  int32_t register_steps;       // k-steps whose weights stay in registers
+  int32_t shared_steps;         // k-steps after those whose weights stay in shared memory; the rest is streamed
+  bool projection_resident;     // whether W_P stays in shared memory
+  int32_t stages;               // 1: all of h in shared memory at once; 2: parts of 8 k-steps take turns
+  int64_t shared;               // bytes of dynamic shared memory of a block
+  int64_t scratch;              // bytes of device memory for a call
+  int64_t resident_bytes;       // of weights, both directions
+  int64_t streamed_bytes;       // of weights, both directions, in a step
   const char* reason;
 };
 
-Plan plan_steps(const Shape& shape, const Device& device, int32_t lanes);
-Plan plan_persistent(const Shape& shape, const Device& device, int32_t lanes);
+Plan plan_persistent(const Shape& shape, const Device& device, int32_t slots);
 
-// Bytes of the recurrent and projection weights and biases of both directions, packed.
+// Bytes of W_h, W_P and B of both directions, packed.
 size_t packed_size(const Shape& shape);
 
-// On the host. weights[d] [P, 4D] is the part of W that multiplies h, biases[d] [4D], projections[d] [D, P] or null.
+// On the host. weights[d] [P, 4D] are the rows of W that multiply h, biases[d] [4D], projections[d] [D, P].
 void pack(const Shape& shape, Operand operand, const float* const weights[2], const float* const biases[2],
           const float* const projections[2], void* packed, size_t size);
 
-// Pointers are to device memory unless said otherwise; none may alias an output (`output`, `h`, `c`, `aborts`).
-// Step-rows are numbered as in projected_lstm.h. Nothing here is read after the call returns but device memory.
+// Pointers are to device memory; outputs (`h`, `c`, `output`, `aborts`) alias nothing else.
 struct Call {
   Shape shape;
   Device device;
   Operand operand;
-  const void* packed;        // from pack, aligned to 16 bytes
-  const float* products[2];  // [rows, 4D] x W_x of each direction, without the bias
-  const int32_t* rows[2];    // [S] row of `products` at each step-row; null: its own number
-
-  int32_t steps;             // T >= 1
-  const int32_t* live;       // HOST [T], non-increasing, 1 <= live[t] <= lanes
-  const int32_t* begin;      // [T + 1] first step-row of each step, then S; persistent only
-  const uint8_t* reset;      // [S] or null
-  const float* reset_h;      // [2P] or null (zeros)
-  const float* reset_c;      // [2D] or null (zeros)
-
-  float* output;             // [S, 2P] in step order
-  int32_t lanes;
-  const float* h_first;      // [lanes, 2P] initial state
-  const float* c_first;      // [lanes, 2D]
-  float* h;                  // [lanes, 2P] final state; lanes never live are left alone
-  float* c;                  // [lanes, 2D]
-
-  float cell_clip;           // > 0, +inf: none
-  float proj_clip;
-  void* scratch;             // Plan::scratch bytes, aligned to 256; free once the stream has passed the call
+  const void* packed;          // from pack, aligned to 16 bytes
+  const void* z;               // [rows, 2, 4D] of the operand type: input projections without the bias
+  const float* scale;          // [rows, 2] factor of each row of z, or null
+  int32_t steps, slots;        // steps >= 1, slots 1 to most_slots
+  int32_t stride;              // >= slots, of meta and places
+  const int32_t* meta;         // [steps + 1, 3, stride] row of z forward, backward; 1 where a sequence starts. The last
+                               // step has no starts
+  const int32_t* places;       // [steps, stride] row of `output`
+  const int32_t* batch_sizes;  // [steps] slots that have a token; non-increasing, 1 to slots
+  const float* fresh_h;        // [2, P] state where a sequence starts; null: zeros
+  const float* fresh_c;        // [2, D]
+  const float* h_first;        // [2, slots, P] initial state
+  const float* c_first;        // [2, slots, D]
+  float* h;                    // final state of the slots that ran: direction d at d * state_stride rows
+  float* c;
+  int64_t state_stride;        // rows of P (of D) between the directions of h (of c)
+  float* output;               // [S, 2P]
+  float cell_clip, proj_clip;  // > 0, +inf: none
+  void* scratch;               // Plan::scratch bytes, aligned to 256; free once the stream has passed the call
   size_t scratch_size;
-  void* stream;              // cudaStream_t
+  int32_t* aborts;             // [1] grows by one when a launch gives up; not 0: this one gives up at once
+  int64_t nanoseconds;         // longest wait at a barrier; 0: the launch gives up at once
+  void* stream;                // cudaStream_t
 };
 
-// A launch that gives up waiting for its blocks is replayed, from h_first and c_first, by a kernel that is always
-// enqueued and waits for nobody; `aborts` then grows by one. Where it is not 0 when a launch begins, that launch waits for
-// nobody either: it ends at the first barrier that it does not find open.
-struct Patience {
-  int32_t* aborts;           // [1]
-  int64_t nanoseconds;       // one wait at most
-  uint32_t first_count;      // tests: where the barrier's counter starts
-  int32_t absent_block;      // tests: the block that leaves before its first barrier, -1: none
-};
-
-// What the current device offers these kernels.
+// What the current device offers.
 Device current_device();
 
-// Throw std::invalid_argument on what does not fit together, std::runtime_error when CUDA refuses a launch.
-void steps(const Call& call, Sums sums);
-void persistent(const Call& call, const Patience& patience);
-
-// Blocks of `plan` that the current device holds at once.
-int32_t resident_blocks(const Plan& plan, Operand operand);
+// Enqueues the launch, and behind it a replay that waits for nobody and runs only when the launch gave up. Throws
+// std::invalid_argument for a call that does not fit together, std::runtime_error when CUDA refuses a launch.
+void run_persistent(const Call& call);
 
 }  // namespace cuda
 }  // namespace elmo_fast

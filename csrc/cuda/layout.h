@@ -1,92 +1,102 @@
-// Where weights lie, packed and in shared memory.
+// Where weights and exchanged values lie, packed, in shared memory and in scratch. Read by nvcc and the host compiler.
 //
-// Products run as mma m16n8k16 with weights as the left operand A: gate or projection rows are M, lanes are N. Cells
-// go in units of 16, two groups of 8. A group's 32 gate rows make two A tiles, (i, j) and (f, o): one thread's sums
-// are then all four gates of one cell for two lanes. A tile is stored as a warp loads it, 16 bytes a thread.
-//
-// Inside 16 columns the order is the packing's own: thread `quarter` (lane % 4) multiplies columns 4 * quarter to
-// 4 * quarter + 3, so that its part of the right operand is 8 bytes in a row.
+// Products run as mma m16n8k16 with weights as the left operand A: gates or projected values are rows, slots are
+// columns. Cells come in units of 16, two groups of 8. A group's 32 gate rows are two A tiles, (i, j) and (f, o), so
+// that one thread's sums are all four gates of one cell for two slots. A tile is stored as a warp loads it, 16 bytes a
+// thread. Within 16 columns the order is the packing's own: thread `lane % 4` multiplies columns 4 (lane % 4) to
+// 4 (lane % 4) + 3, so that its part of the right operand is 8 consecutive bytes.
 #pragma once
 
-#include "portable.h"
+#include <cstddef>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define ELMO_HD __host__ __device__ __forceinline__
+#else
+#define ELMO_HD inline
+#endif
 
 namespace elmo_fast {
 namespace cuda {
 
-constexpr int warps = 8;
-constexpr int threads = 32 * warps;
 constexpr int unit_cells = 16;
 constexpr int group_cells = 8;
-constexpr int tile_lanes = 8;
-constexpr int tile_bytes = 512;           // 32 threads of 4 registers
-constexpr int most_units = warps / 2;     // a warp has one group
-constexpr int bias_bytes = 4 * 16 * 4;
+constexpr int tile_slots = 8;
+constexpr int tile_bytes = 512;                        // 32 threads, 4 registers
+constexpr int bias_bytes = 4 * unit_cells * 4;
+constexpr int most_cluster = 8;
+constexpr int most_units = 3;                          // of a block and direction: 2 warps each
+constexpr int staged_steps = 8;                        // k-steps of h that are copied at once
 
-// One direction's record of a unit: gates [2 groups, k_steps, 2 tiles], projection [p_tiles] whose 16 columns are
-// the unit's cells, biases [2 groups, 4 gates, 8 cells].
+constexpr ELMO_HD int divided_up(int a, int b) { return (a + b - 1) / b; }
+constexpr ELMO_HD int smaller(int a, int b) { return a < b ? a : b; }
+constexpr ELMO_HD int larger(int a, int b) { return a > b ? a : b; }
+
+// One direction: records of units, gates [2 groups, k_steps, 2 tiles] and biases [2 groups, 4 gates, 8 cells]; then the
+// projection [p_tiles, units], a tile of 16 projected values by a unit's cells.
 struct Layout {
   int dim, projection;
 
-  ELMO_HD bool projected() const { return dim != projection; }
   ELMO_HD int units() const { return divided_up(dim, unit_cells); }
   ELMO_HD int k_steps() const { return divided_up(projection, 16); }
-  ELMO_HD int p_tiles() const { return projected() ? k_steps() : 0; }
-  ELMO_HD int h_width() const { return 16 * k_steps(); }  // columns of h with padding; rows of the projection too
+  ELMO_HD int p_tiles() const { return k_steps(); }
+  ELMO_HD int h_width() const { return 16 * k_steps(); }  // columns of h with padding
   ELMO_HD int gate_offset(int group, int k) const { return (group * k_steps() + k) * 2 * tile_bytes; }
-  ELMO_HD int projection_offset(int tile) const { return 4 * k_steps() * tile_bytes + tile * tile_bytes; }
-  ELMO_HD int bias_offset() const { return projection_offset(p_tiles()); }
+  ELMO_HD int bias_offset() const { return 4 * k_steps() * tile_bytes; }
   ELMO_HD int unit_bytes() const { return bias_offset() + bias_bytes; }
-  ELMO_HD size_t direction_bytes() const { return size_t(units()) * size_t(unit_bytes()); }
+  ELMO_HD size_t projection_offset(int tile, int unit) const {
+    return size_t(units()) * size_t(unit_bytes()) + (size_t(tile) * size_t(units()) + size_t(unit)) * tile_bytes;
+  }
+  ELMO_HD size_t direction_bytes() const { return projection_offset(p_tiles(), 0); }
 };
-
-// Halves between two lanes of a right operand in shared memory: a warp's 8-byte loads then hit each bank once.
-constexpr ELMO_HD int padded_columns(int columns) { return divided_up(columns, 64) * 64 + 16; }
 
 // Row and first column of register `r`, which holds two columns, of thread `lane` in an A tile.
 ELMO_HD int tile_row(int lane, int r) { return lane / 4 + r % 2 * 8; }
 ELMO_HD int tile_column(int lane, int r) { return lane % 4 * 4 + r / 2 * 2; }
 
-// How a block's warps share its gates: a group each, and where groups are few, its columns in parts.
-struct GateShare {
-  int groups, parts;
+// 16-bit values between two slots of a right operand in shared memory: a warp's 8-byte loads then meet each bank once.
+constexpr ELMO_HD int padded_columns(int columns) { return divided_up(columns, 64) * 64 + 16; }
 
-  explicit ELMO_HD GateShare(int units_per_block) : groups(2 * units_per_block), parts(warps / groups) {}
-  ELMO_HD int group(int warp) const { return warp % groups; }
-  ELMO_HD int part(int warp) const { return warp / groups; }
-  ELMO_HD bool busy(int warp) const { return part(warp) < parts; }
-};
-
-// The same for the tiles of a projection.
-struct TileShare {
-  int tiles, parts;
-
-  explicit ELMO_HD TileShare(int tile_count) : tiles(tile_count), parts(larger(1, warps / larger(1, tile_count))) {}
-};
-
-// Offsets in bytes into a block's dynamic shared memory. `cells` is what m holds: the block's, `gathered` the
-// cluster's, which take the place of h.
+// Offsets in bytes into one team's part of the dynamic shared memory. The gathered m takes the place of h.
 struct SharedLayout {
-  int h_stride, m_stride, gathered_stride, c_stride;
-  size_t weights, h, m, c, parts, size;
+  int h_stride, m_stride, gathered_stride;  // 16-bit values between two slots
+  int gates, projection, h, m, flags, team;
 
-  ELMO_HD SharedLayout(const Layout& layout, int units_per_block, int cluster, int lane_tiles, bool resident) {
-    const int lanes = lane_tiles * tile_lanes, cells = units_per_block * unit_cells;
-    h_stride = padded_columns(layout.h_width());
+  SharedLayout() = default;
+  SharedLayout(const Layout& layout, int units_per_block, int cluster, int row_tiles, int shared_steps,
+               bool projection_resident, int stages) {
+    const int rows = row_tiles * tile_slots, cells = units_per_block * unit_cells;
+    const int tiles = divided_up(layout.p_tiles(), cluster);
+    h_stride = padded_columns(16 * (stages == 1 ? layout.k_steps() : staged_steps));
     m_stride = padded_columns(cells);
-    gathered_stride = padded_columns(cluster * cells);
-    c_stride = cells + 4;  // lanes 2, 4, 6 begin 8, 16, 24 banks on
-    weights = 0;
-    h = resident ? size_t(units_per_block) * size_t(layout.unit_bytes()) : 0;
-    const int widest = cluster > 1 ? larger(h_stride, gathered_stride) : h_stride;
-    m = h + size_t(lanes) * size_t(widest) * 2;
-    c = m + size_t(lanes) * size_t(m_stride) * 2;
-    parts = c + (resident ? size_t(lanes) * size_t(c_stride) * 4 : 0);
-    const GateShare gates(units_per_block);
-    const TileShare tiles(divided_up(layout.p_tiles(), cluster));
-    const int gate_parts = (gates.parts - 1) * gates.groups * 2, tile_parts = (tiles.parts - 1) * tiles.tiles;
-    const size_t exchanged = size_t(larger(gate_parts, cluster > 1 ? tile_parts : 0)) * 32 * 16 * size_t(lane_tiles);
-    const size_t sums = threads * sizeof(float);
-    size = parts + (exchanged > sums ? exchanged : sums) + 16;  // the last 16 bytes: the barrier's verdict
+    gathered_stride = cluster > 1 ? padded_columns(cluster * cells) : 0;
+    gates = 0;
+    projection = 2 * units_per_block * shared_steps * 2 * tile_bytes;
+    h = projection + (projection_resident ? tiles * cluster * units_per_block * tile_bytes : 0);
+    m = h + larger(stages * rows * h_stride, rows * gathered_stride) * 2;
+    flags = m + rows * m_stride * 2;
+    team = flags + (most_cluster + 1) * 4 + 12;  // a flag for each block of the cluster, and the barrier's verdict
+  }
+};
+
+// A grid barrier: a count that only grows, on a cache line of its own.
+struct Barrier {
+  uint32_t count;
+  uint32_t unused[31];
+};
+
+// Offsets in bytes into a call's scratch. The barriers and the abort flag are zeroed before a launch.
+struct Scratch {
+  size_t barriers, abort, zeroed, operands, partials, size;
+
+  Scratch(const Layout& layout, int slots, int clusters) {
+    const size_t values = 2 * size_t(slots) * size_t(layout.h_width());
+    barriers = 0;
+    abort = 2 * sizeof(Barrier);
+    zeroed = abort + sizeof(Barrier);
+    operands = (zeroed + 255) / 256 * 256;                            // [2 parities, 2, slots, h_width] 16-bit
+    partials = operands + (2 * values * 2 + 255) / 256 * 256;         // [2, clusters, slots, h_width] fp32
+    size = partials + values * size_t(clusters) * 4;
   }
 };
 

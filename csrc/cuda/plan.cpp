@@ -1,59 +1,84 @@
-// How a layer is cut into blocks, and the packing of its weights. No CUDA in here.
+// How a layer is spread over a device, and the packing of its weights. No CUDA in here.
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "../projected_lstm_cuda.h"
+#include "instances.h"
 #include "layout.h"
 #include "operand.h"
-#include "scratch.h"
 
 namespace elmo_fast {
 namespace cuda {
 namespace {
-
-constexpr int most_steps_lanes = 1 << 20;
 
 void check_shape(const Shape& s) {
   if (s.dim <= 0 || s.projection <= 0 || s.dim > (1 << 20) || s.projection > (1 << 16))
     throw std::invalid_argument("shape: expected a dim of 1 to 2^20 and a projection of 1 to 2^16");
 }
 
-void check_device(const Device& device, int lanes, int most) {
-  if (device.processors < 1 || device.shared < 0 || device.cluster < 1)
-    throw std::invalid_argument("device: expected processors and cluster of 1 or more");
-  if (lanes < 1 || lanes > most) throw std::invalid_argument("lanes: expected 1 to " + std::to_string(most));
+void check_device(const Device& device, int slots) {
+  if (device.processors < 1 || device.shared < 0) throw std::invalid_argument("device: expected 1 or more processors");
+  if (slots < 1 || slots > most_slots)
+    throw std::invalid_argument("slots: expected 1 to " + std::to_string(most_slots) + ", got " +
+                                std::to_string(slots));
 }
 
-// 1, 2, 4 or 8 tiles.
-int lane_tiles_for(int lanes) {
-  int tiles = 1;
-  while (tiles < 8 && tiles * tile_lanes < lanes) tiles *= 2;
-  return tiles;
+int blocks_at_once(const Device& device, int cluster) {
+  if (cluster == 1) return device.processors;
+  return smaller(device.processors / cluster, device.clusters[cluster == 8 ? 0 : cluster == 4 ? 1 : 2]) * cluster;
 }
 
-int cluster_for(const Device& device, int blocks) {
-  int cluster = 1;
-  while (cluster * 2 <= device.cluster && cluster * 2 <= 8 && cluster < blocks) cluster *= 2;
-  return cluster;
+// The largest cluster that leaves a block no more cells than it would have without clusters.
+void spread_cells(Plan& plan, const Layout& layout, const Device& device) {
+  const int fewest = divided_up(layout.units(), device.processors);
+  for (int cluster = most_cluster; cluster >= 1; cluster /= 2) {
+    const int blocks = blocks_at_once(device, cluster);
+    if (blocks == 0 || divided_up(layout.units(), blocks) > fewest) continue;
+    if (cluster > 1 && (cluster > layout.p_tiles() || cluster > layout.units())) continue;
+    plan.cluster = cluster;
+    plan.units_per_block = fewest;
+    plan.blocks = divided_up(divided_up(layout.units(), fewest), cluster) * cluster;
+    return;
+  }
 }
 
-void take(Plan& plan, const SharedLayout& shared, const Device& device) {
-  plan.shared = int64_t(shared.size);
-  if (plan.shared > device.shared) plan.reason = "a block needs more shared memory than the device has";
+int64_t shared_bytes(const Plan& plan, const Layout& layout) {
+  return 2 * int64_t(SharedLayout(layout, plan.units_per_block, plan.cluster, plan.row_tiles, plan.shared_steps,
+                                  plan.projection_resident, plan.stages).team);
 }
 
-// A's columns in packed order -> the row-major right side it comes from.
+// W_P first, then as many k-steps of the gates as there is memory for.
+void keep_weights(Plan& plan, const Layout& layout, const Device& device) {
+  plan.projection_resident = true;
+  if (shared_bytes(plan, layout) > device.shared) plan.projection_resident = false;
+  const int64_t step_bytes = 2 * 2 * plan.units_per_block * 2 * tile_bytes;
+  const int64_t left = (device.shared - shared_bytes(plan, layout)) / step_bytes;
+  plan.shared_steps = smaller(plan.k_steps - plan.register_steps, int(left));
+  plan.shared = shared_bytes(plan, layout);
+}
+
+void count_bytes(Plan& plan, const Layout& layout) {
+  const int64_t step_bytes = 2 * int64_t(layout.units()) * 4 * tile_bytes;
+  const int64_t projection = 2 * int64_t(layout.p_tiles()) * layout.units() * tile_bytes;
+  const int64_t streamed_steps = plan.k_steps - plan.register_steps - plan.shared_steps;
+  plan.streamed_bytes = streamed_steps * step_bytes + (plan.projection_resident ? 0 : projection);
+  plan.resident_bytes = plan.k_steps * step_bytes + projection - plan.streamed_bytes;
+}
+
+// A's columns in packed order -> the row-major right side they come from.
 template <class O, class Value>
-void pack_tile(Value&& value, uint16_t* to) {
+void pack_tile(Value&& value, char* to) {
   for (int lane = 0; lane < 32; ++lane)
     for (int r = 0; r < 4; ++r)
-      for (int e = 0; e < 2; ++e) *to++ = O::from(value(tile_row(lane, r), tile_column(lane, r) + e));
+      for (int e = 0; e < 2; ++e, to += 2) {
+        const uint16_t bits = O::from(value(tile_row(lane, r), tile_column(lane, r) + e));
+        std::memcpy(to, &bits, 2);
+      }
 }
 
 template <class O>
-void pack_unit(const Layout& layout, int unit, const float* weight, const float* bias, const float* projection,
-               char* record) {
+void pack_unit(const Layout& layout, int unit, const float* weight, const float* bias, char* record) {
   const int d = layout.dim, p = layout.projection;
   for (int group = 0; group < 2; ++group) {
     const int cell = unit * unit_cells + group * group_cells;
@@ -64,61 +89,66 @@ void pack_unit(const Layout& layout, int unit, const float* weight, const float*
               const int of_h = 16 * k + column, of_cell = cell + row % 8, gate = 2 * tile + row / 8;
               return of_h < p && of_cell < d ? weight[(size_t(of_h) * 4 + size_t(gate)) * size_t(d) + of_cell] : 0.0f;
             },
-            reinterpret_cast<uint16_t*>(record + layout.gate_offset(group, k) + tile * tile_bytes));
+            record + layout.gate_offset(group, k) + tile * tile_bytes);
     for (int j = 0; j < 4 * group_cells; ++j) {
       const int of_cell = cell + j % group_cells;
       const float value = of_cell < d ? bias[size_t(j / group_cells) * size_t(d) + of_cell] : 0.0f;
       std::memcpy(record + layout.bias_offset() + (group * 4 * group_cells + j) * 4, &value, sizeof value);
     }
   }
-  for (int tile = 0; tile < layout.p_tiles(); ++tile)
-    pack_tile<O>(
-        [&](int row, int column) {
-          const int of_h = 16 * tile + row, of_cell = unit * unit_cells + column;
-          return of_h < p && of_cell < d ? projection[size_t(of_cell) * size_t(p) + of_h] : 0.0f;
-        },
-        reinterpret_cast<uint16_t*>(record + layout.projection_offset(tile)));
+}
+
+template <class O>
+void pack_direction(const Layout& layout, const float* weight, const float* bias, const float* projection, char* to) {
+  const int d = layout.dim, p = layout.projection;
+  for (int unit = 0; unit < layout.units(); ++unit) {
+    pack_unit<O>(layout, unit, weight, bias, to + size_t(unit) * size_t(layout.unit_bytes()));
+    for (int tile = 0; tile < layout.p_tiles(); ++tile)
+      pack_tile<O>(
+          [&](int row, int column) {
+            const int of_h = 16 * tile + row, of_cell = unit * unit_cells + column;
+            return of_h < p && of_cell < d ? projection[size_t(of_cell) * size_t(p) + of_h] : 0.0f;
+          },
+          to + layout.projection_offset(tile, unit));
+  }
 }
 
 }  // namespace
 
-Plan plan_steps(const Shape& shape, const Device& device, int32_t lanes) {
+Plan plan_persistent(const Shape& shape, const Device& device, int32_t slots) {
   check_shape(shape);
-  check_device(device, lanes, most_steps_lanes);
+  check_device(device, slots);
   const Layout layout = {shape.dim, shape.projection};
   Plan plan = {};
-  plan.units_per_block = smaller(most_units, divided_up(layout.units(), larger(1, device.processors / 2)));
-  const int blocks = divided_up(layout.units(), plan.units_per_block);
-  plan.cluster = layout.projected() ? cluster_for(device, blocks) : 1;
-  plan.blocks = divided_up(blocks, plan.cluster) * plan.cluster;
-  plan.lane_tiles = lane_tiles_for(lanes);
-  plan.scratch = int64_t(StepScratch(layout, lanes, plan.blocks / plan.cluster, plan.cluster).size);
-  take(plan, SharedLayout(layout, plan.units_per_block, plan.cluster, plan.lane_tiles, false), device);
-  while (plan.reason && plan.lane_tiles > 1) {  // more tiles of fewer lanes
-    plan.reason = nullptr;
-    plan.lane_tiles /= 2;
-    take(plan, SharedLayout(layout, plan.units_per_block, plan.cluster, plan.lane_tiles, false), device);
+  if (shape.dim == shape.projection) {
+    plan.reason = "the layer has no projection, or one to as many values as there are cells";
+    return plan;
   }
-  return plan;
-}
-
-Plan plan_persistent(const Shape& shape, const Device& device, int32_t lanes) {
-  check_shape(shape);
-  check_device(device, lanes, most_steps_lanes);
-  const Layout layout = {shape.dim, shape.projection};
-  Plan plan = {};
-  plan.cluster = 1;
-  plan.units_per_block = divided_up(layout.units(), device.processors);
-  plan.blocks = divided_up(layout.units(), smaller(most_units, plan.units_per_block));
-  plan.lane_tiles = lane_tiles_for(lanes);
-  if (lanes > persistent_lanes) {
-    plan.reason = "the batch is above 32 lanes";
-  } else if (plan.units_per_block > most_units) {
-    plan.reason = "the cells do not fit on the device's processors, 64 on each";
-  } else {
-    plan.scratch = int64_t(PersistentScratch(layout, lanes, plan.blocks).size);
-    take(plan, SharedLayout(layout, plan.units_per_block, 1, plan.lane_tiles, true), device);
+  spread_cells(plan, layout, device);
+  if (plan.units_per_block > most_units) {
+    plan.reason = "the cells do not fit on the device's multiprocessors, 48 of each direction on one";
+    return plan;
   }
+  const Instance instance = instance_for(plan.units_per_block, slots);
+  if (!instance.row_tiles) {
+    plan.reason = "above 32 slots a multiprocessor has registers for 32 cells of each direction";
+    return plan;
+  }
+  plan.row_tiles = instance.row_tiles;
+  plan.threads = plan.units_per_block * 2 * 32 * 2;
+  plan.k_steps = layout.k_steps();
+  plan.register_steps = smaller(instance.register_steps, plan.k_steps);
+  // few slots: all of h at once, since its latency counts; many: in two turns, since shared memory does
+  plan.stages = plan.row_tiles > 2 ? 2 : 1;
+  if (plan.stages == 1 && shared_bytes(plan, layout) > device.shared) plan.stages = 2;
+  if (plan.k_steps <= staged_steps) plan.stages = 1;
+  if (shared_bytes(plan, layout) > device.shared) {
+    plan.reason = "a block needs more shared memory than the device has";
+    return plan;
+  }
+  keep_weights(plan, layout, device);
+  count_bytes(plan, layout);
+  plan.scratch = int64_t(Scratch(layout, slots, plan.blocks / plan.cluster).size);
   return plan;
 }
 
@@ -133,14 +163,10 @@ void pack(const Shape& shape, Operand operand, const float* const weights[2], co
   if (operand != Operand::fp16 && operand != Operand::bf16) throw std::invalid_argument("operand: expected 0 or 1");
   const Layout layout = {shape.dim, shape.projection};
   for (int d = 0; d < 2; ++d) {
-    if (!weights[d] || !biases[d] || layout.projected() != (projections[d] != nullptr))
-      throw std::invalid_argument("weights: expected W and B, and W_P exactly when dim and projection differ");
-    for (int unit = 0; unit < layout.units(); ++unit) {
-      char* record = static_cast<char*>(packed) + size_t(d) * layout.direction_bytes() +
-                     size_t(unit) * size_t(layout.unit_bytes());
-      const auto fill = operand == Operand::fp16 ? pack_unit<Fp16> : pack_unit<Bf16>;
-      fill(layout, unit, weights[d], biases[d], projections[d], record);
-    }
+    if (!weights[d] || !biases[d] || !projections[d]) throw std::invalid_argument("weights: expected W, B and W_P");
+    const auto fill = operand == Operand::fp16 ? pack_direction<Fp16> : pack_direction<Bf16>;
+    char* to = static_cast<char*>(packed) + size_t(d) * layout.direction_bytes();
+    fill(layout, weights[d], biases[d], projections[d], to);
   }
 }
 

@@ -1,1 +1,1 @@
-"""The ops on an NVIDIA GPU."""
+"""Implementations of the ops on NVIDIA GPUs."""

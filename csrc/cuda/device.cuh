@@ -1,0 +1,148 @@
+// The instructions that the persistent kernel is made of. Those of sm_90 fall away on older targets, where a plan has
+// no clusters.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "operand.h"
+
+namespace elmo_fast {
+namespace cuda {
+
+struct TileA { uint32_t r[4]; };  // registers of one thread
+struct TileB { uint32_t r[2]; };
+struct TileC { float r[4]; };
+
+// c += a b on tensor cores, m16n8k16.
+__device__ __forceinline__ void mma(TileC& c, const TileA& a, const TileB& b, Fp16) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])
+      : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+}
+__device__ __forceinline__ void mma(TileC& c, const TileA& a, const TileB& b, Bf16) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])
+      : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
+}
+
+// A tile of weights from global memory, past L1. Volatile: what is kept in registers is not loaded again.
+__device__ __forceinline__ TileA load_weights(const char* from) {
+  TileA a;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a.r[0]), "=r"(a.r[1]), "=r"(a.r[2]), "=r"(a.r[3]) : "l"(from));
+  return a;
+}
+
+__device__ __forceinline__ TileA load_shared_weights(const char* from) {
+  const uint4 words = *reinterpret_cast<const uint4*>(from);
+  return {{words.x, words.y, words.z, words.w}};
+}
+
+// The right operand of 16 columns and 8 slots; `from` is slot 0's first column in shared memory.
+__device__ __forceinline__ TileB right_tile(const uint16_t* from, int stride, int lane) {
+  const uint2 words = *reinterpret_cast<const uint2*>(from + lane / 4 * stride + lane % 4 * 4);
+  return {{words.x, words.y}};
+}
+
+// 16 bytes from L2 to shared memory, or zeros.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// What other blocks of the launch wrote before a barrier: from L2.
+__device__ __forceinline__ float2 load_exchanged(const float* from) {
+  float2 value;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "l"(from) : "memory");
+  return value;
+}
+
+// A barrier of `threads` threads of the block; 0 is that of all of them.
+__device__ __forceinline__ void sync_threads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void add_release(uint32_t* to) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(to) : "memory");
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t load_relaxed(const void* from) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ int64_t nanoseconds_now() {
+  int64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+// ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory ----------
+
+#if __CUDA_ARCH__ >= 900
+#define ELMO_SM90(...) __VA_ARGS__
+#else
+#define ELMO_SM90(...)
+#endif
+
+__device__ __forceinline__ uint32_t remote_address(const void* local, int rank) {
+  uint32_t address = 0;
+  ELMO_SM90(asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                         : "=r"(address) : "r"(uint32_t(__cvta_generic_to_shared(local))), "r"(rank));)
+  return address;
+}
+__device__ __forceinline__ uint4 load_remote(uint32_t address) {
+  uint4 words = {};
+  ELMO_SM90(asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(address) : "memory");)
+  return words;
+}
+__device__ __forceinline__ void store_flag(uint32_t address, uint32_t value) {
+  ELMO_SM90(asm volatile("st.release.cluster.shared::cluster.u32 [%0], %1;" :: "r"(address), "r"(value) : "memory");)
+}
+__device__ __forceinline__ uint32_t load_flag(const uint32_t* from) {
+  uint32_t value = 0;
+  ELMO_SM90(asm volatile("ld.acquire.cluster.shared::cta.u32 %0, [%1];"
+                         : "=r"(value) : "r"(uint32_t(__cvta_generic_to_shared(from))) : "memory");)
+  return value;
+}
+// All threads of all blocks of the cluster.
+__device__ __forceinline__ void sync_cluster() {
+  ELMO_SM90(asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+            asm volatile("barrier.cluster.wait.acquire;" ::: "memory");)
+}
+
+// ---- cells ----------------------------------------------------------------------------------------------------------
+
+// Both within 2e-7 of the true value: much less than a 16-bit operand's rounding.
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float sigmoid(float x) {
+  return reciprocal_approximate(1.0f + exp2_approximate(-1.44269504f * x));
+}
+__device__ __forceinline__ float tanh_of(float x) {
+  return 1.0f - 2.0f * reciprocal_approximate(1.0f + exp2_approximate(2.88539008f * x));
+}
+// NaN passes.
+__device__ __forceinline__ float clipped(float x, float limit) { return x > limit ? limit : (x < -limit ? -limit : x); }
+
+}  // namespace cuda
+}  // namespace elmo_fast

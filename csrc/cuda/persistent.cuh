@@ -1,0 +1,361 @@
+// All steps of a layer in one cooperative launch.
+#pragma once
+
+#include "step.cuh"
+
+namespace elmo_fast {
+namespace cuda {
+
+// One direction in one block: its warps, a group of cells each, and its part of the shared memory.
+template <class O, int NT, int R>
+class Team {
+ public:
+  __device__ __forceinline__ Team(const Launch& p, char* shared)
+      : p_(p), threads_(int(blockDim.x) / 2), d_(int(threadIdx.x) >= threads_),
+        thread_(int(threadIdx.x) - d_ * threads_), warp_(thread_ / 32), lane_(thread_ % 32), index_(int(blockIdx.x)),
+        rank_(index_ % p.cluster), first_unit_(index_ * p.units_per_block), shared_(shared + d_ * p.at.team),
+        weights_(direction_weights(p, d_)) {
+    const int unit = warp_ / 2 < present_units(first_unit_, p.units_per_block) ? first_unit_ + warp_ / 2 : 0;
+    local_cell_ = warp_ * group_cells + lane_ / 4;
+    cell_ = first_unit_ * unit_cells + local_cell_;
+    record_ = weights_ + size_t(unit) * size_t(p.layout.unit_bytes());
+    patience_ = load_relaxed(p.aborts) ? 0 : p.nanoseconds;
+  }
+
+  // Resident weights, the initial state, and h before step 0 for all blocks.
+  __device__ __forceinline__ void begin() {
+    const int k_steps = p_.layout.k_steps();
+    const char* gates = record_ + p_.layout.gate_offset(warp_ % 2, 0) + lane_ * 16;
+#pragma unroll
+    for (int k = 0; k < R; ++k)
+      for (int tile = 0; tile < 2; ++tile)
+        if (k < k_steps) kept_[k][tile] = load_weights(gates + (2 * k + tile) * tile_bytes);
+    for (int at = 0; at < 2 * p_.shared_steps; ++at)
+      copy_async(shared_gates() + at * tile_bytes, gates + (2 * register_steps() + at) * tile_bytes, true);
+    if (p_.projection_resident) keep_projection();
+    for (int gate = 0; gate < 4; ++gate) bias_[gate] = bias_of(p_, record_, warp_ % 2, gate, lane_);
+    fresh_c_ = p_.fresh_c && cell_ < p_.layout.dim ? p_.fresh_c[d_ * p_.layout.dim + cell_] : 0.0f;
+    first_cells<NT>(p_, d_, cell_, lane_, 0, fresh_c_, c_);
+    if (thread_ < most_cluster) flags()[thread_] = 0;
+    const int width = p_.layout.h_width();
+    for (int at = index_ * threads_ + thread_; at < p_.slots * width; at += p_.blocks * threads_)
+      operand(0)[at] = first_operand<O>(p_, d_, at / width, at % width);
+    wait_for_copies();
+    arrive();
+  }
+
+  __device__ __forceinline__ void run() {
+    int size = p_.batch_sizes[0];
+    for (int t = 0; t < p_.steps; ++t) {
+      const int next = t + 1 < p_.steps ? p_.batch_sizes[smaller(t + 1, p_.steps - 1)] : 0;
+      const Step now = {d_, t, size, next};
+      size = next;
+      if (!step(now)) return;
+    }
+  }
+
+ private:
+  static constexpr int depth = 2;  // streamed k-steps on their way
+
+  __device__ __forceinline__ int present_units(int first, int count) const {
+    return larger(0, smaller(count, p_.layout.units() - first));
+  }
+  __device__ __forceinline__ int register_steps() const { return smaller(R, p_.layout.k_steps()); }
+  __device__ __forceinline__ char* shared_gates() const {
+    return shared_ + p_.at.gates + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16;
+  }
+  __device__ __forceinline__ uint16_t* halves(int offset) const {
+    return reinterpret_cast<uint16_t*>(shared_ + offset);
+  }
+  __device__ __forceinline__ uint32_t* flags() const { return reinterpret_cast<uint32_t*>(shared_ + p_.at.flags); }
+  __device__ __forceinline__ uint16_t* operand(int t) const {
+    return p_.operands + size_t((t & 1) * 2 + d_) * size_t(p_.slots) * size_t(p_.layout.h_width());
+  }
+  __device__ __forceinline__ float* partials(int cluster) const {
+    return p_.partials + (size_t(d_) * size_t(p_.blocks / p_.cluster) + size_t(cluster)) * size_t(p_.slots) *
+                             size_t(p_.layout.h_width());
+  }
+  __device__ __forceinline__ void sync() const { sync_threads(1 + d_, threads_); }
+
+  // ---- barriers ----
+
+  __device__ __forceinline__ void arrive() {
+    sync();
+    if (thread_ == 0) add_release(&p_.barriers[d_].count);
+    target_ += uint32_t(p_.blocks);
+  }
+
+  // False: the launch is given up.
+  __device__ __forceinline__ bool wait() {
+    if (thread_ == 0)
+      flags()[most_cluster] = poll([&] { return int32_t(load_acquire(&p_.barriers[d_].count) - target_) >= 0; });
+    sync();
+    return flags()[most_cluster] != 0;
+  }
+
+  // Every block of the cluster has written its m of step t.
+  __device__ __forceinline__ bool exchange(int t) {
+    sync();
+    const uint32_t step = uint32_t(t) + 1;
+    if (thread_ == 0) flags()[most_cluster] = 1;
+    if (thread_ < p_.cluster) store_flag(remote_address(flags() + rank_, thread_), step);
+    sync();
+    if (thread_ < p_.cluster && !poll([&] { return int32_t(load_flag(flags() + thread_) - step) >= 0; }))
+      flags()[most_cluster] = 0;
+    sync();
+    return flags()[most_cluster] != 0;
+  }
+
+  __device__ __forceinline__ bool give_up() const {
+    store_relaxed(p_.abort, 1u);
+    return false;
+  }
+
+  template <class Reached>
+  __device__ __forceinline__ bool poll(Reached&& reached) const {
+    if (patience_ == 0) return give_up();
+    int64_t begin = 0;
+    for (uint32_t count = 1; !reached(); ++count) {
+      if (count % 32 != 0) continue;
+      const int64_t now = nanoseconds_now();
+      if (begin == 0) begin = now;
+      if (load_relaxed(p_.abort) != 0) return false;
+      if (now - begin > patience_) return give_up();
+    }
+    return true;
+  }
+
+  // ---- a step ----
+
+  __device__ __forceinline__ bool step(const Step& now) {
+    GateSums<NT> sums;
+    begin_sums<O, NT>(p_, now, cell_, bias_, lane_, 0, sums);
+    const uint32_t starts = starts_of<NT>(p_, now.t + 1, now.next, lane_, 0);
+    if (!wait()) return false;
+    gates(now, sums);
+    uint16_t* m = halves(p_.at.m);
+    update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, 0, sums, starts, fresh_c_, c_, m, p_.at.m_stride);
+    if (p_.cluster > 1) {
+      if (!exchange(now.t)) return false;
+      gather_m();
+    }
+    sync();
+    project(now);
+    arrive();
+    const int pairs = now.size * (p_.layout.h_width() / 2);
+    int at = index_ * threads_ + thread_;
+    Pair pair = pair_of(now, at);  // loads that need not wait
+    if (!wait()) return false;
+    for (; at < pairs; pair = pair_of(now, at)) {
+      finish_h(now, pair);
+      at += p_.blocks * threads_;
+    }
+    if (now.t + 1 < p_.steps) arrive();
+    return true;
+  }
+
+  __device__ __forceinline__ const char* streamed(int k) const {
+    return record_ + p_.layout.gate_offset(warp_ % 2, k) + lane_ * 16;
+  }
+
+  __device__ __forceinline__ void prefetch() {
+    const int first = register_steps() + p_.shared_steps;
+#pragma unroll
+    for (int j = 0; j < depth; ++j)
+      if (first + j < p_.layout.k_steps())
+        for (int tile = 0; tile < 2; ++tile) ahead_[j][tile] = load_weights(streamed(first + j) + tile * tile_bytes);
+  }
+
+  // 16-bit values between two parts of h in shared memory. With one stage all parts lie side by side, with two they
+  // take turns.
+  __device__ __forceinline__ int part_offset(int part) const {
+    return p_.stages == 1 ? part * staged_steps * 16 : part % 2 * NT * tile_slots * p_.at.h_stride;
+  }
+
+  // Begin to copy a part of h, 8 k-steps: 16 threads a slot, 16 bytes each.
+  __device__ __forceinline__ void stage(const Step& now, int part) {
+    const int width = p_.layout.h_width(), column = thread_ % 16 * 8, slots_at_once = threads_ / 16;
+    if (part * staged_steps * 16 + column >= width) return;
+    const uint16_t* from = operand(now.t) + part * staged_steps * 16 + column;
+    uint16_t* to = halves(p_.at.h) + part_offset(part) + column;
+#pragma unroll 4
+    for (int slot = thread_ / 16; slot < NT * tile_slots; slot += slots_at_once)
+      copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
+  }
+
+  // Before the product of k-step k: its part of h is there, and the part after it on its way.
+  __device__ __forceinline__ void enter(const Step& now, int k) {
+    if (k % staged_steps != 0 || (p_.stages == 1 && k > 0)) return;
+    wait_for_copies();
+    sync();
+    if (p_.stages > 1) stage(now, k / staged_steps + 1);
+  }
+
+  __device__ __forceinline__ const uint16_t* staged(int k) const {
+    return halves(p_.at.h) + part_offset(k / staged_steps) + k % staged_steps * 16;
+  }
+
+  __device__ __forceinline__ void gates(const Step& now, GateSums<NT>& sums) {
+    const int k_steps = p_.layout.k_steps(), in_registers = register_steps();
+    for (int part = 0; part < (p_.stages == 1 ? divided_up(k_steps, staged_steps) : 1); ++part) stage(now, part);
+    prefetch();
+#pragma unroll
+    for (int k = 0; k < R; ++k) {
+      if (k >= k_steps) break;
+      enter(now, k);
+      multiply_gates<O, NT>(sums, kept_[k], staged(k), p_.at.h_stride, lane_);
+    }
+    const char* from = shared_gates();
+    for (int k = in_registers; k < in_registers + p_.shared_steps; ++k, from += 2 * tile_bytes) {
+      enter(now, k);
+      const TileA a[2] = {load_shared_weights(from), load_shared_weights(from + tile_bytes)};
+      multiply_gates<O, NT>(sums, a, staged(k), p_.at.h_stride, lane_);
+    }
+    for (int first = in_registers + p_.shared_steps; first < k_steps; first += depth) {
+#pragma unroll
+      for (int j = 0; j < depth; ++j) {
+        const int k = first + j;
+        if (k >= k_steps) break;
+        enter(now, k);
+        multiply_gates<O, NT>(sums, ahead_[j], staged(k), p_.at.h_stride, lane_);
+        if (k + depth < k_steps)
+          for (int tile = 0; tile < 2; ++tile) ahead_[j][tile] = load_weights(streamed(k + depth) + tile * tile_bytes);
+      }
+    }
+  }
+
+  // m of the cluster's blocks, side by side: [slot, gathered_stride], in the place of h. 32 slots at a time.
+  __device__ __forceinline__ void gather_m() {
+    const int cells = p_.units_per_block * unit_cells, column = thread_ % (cells / 8) * 8;
+    const uint16_t* m = halves(p_.at.m) + column;
+    uint16_t* to = halves(p_.at.h) + column;
+#pragma unroll
+    for (int first = 0; first < NT * tile_slots; first += 32) {
+      const int slot = first + thread_ / (cells / 8);
+      if (slot >= NT * tile_slots) return;
+#pragma unroll 1
+      for (int base = 0; base < p_.cluster; base += 4) {
+        uint4 words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (base + j < p_.cluster) words[j] = load_remote(remote_address(m + slot * p_.at.m_stride, base + j));
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (base + j < p_.cluster)
+            *reinterpret_cast<uint4*>(to + slot * p_.at.gathered_stride + (base + j) * cells) = words[j];
+      }
+    }
+  }
+
+  // ---- projection ----
+
+  __device__ __forceinline__ int tiles_per_block() const { return divided_up(p_.layout.p_tiles(), p_.cluster); }
+  __device__ __forceinline__ int cluster_unit() const { return (index_ - rank_) * p_.units_per_block; }
+
+  // The block's tiles of W_P over the cluster's cells: [tile, unit] in shared memory.
+  __device__ __forceinline__ void keep_projection() {
+    const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
+    for (int tile = 0; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); ++tile) {
+      const char* from = weights_ + p_.layout.projection_offset(first + tile, cluster_unit());
+      char* to = shared_ + p_.at.projection + tile * p_.cluster * p_.units_per_block * tile_bytes;
+      for (int at = thread_ * 16; at < units * tile_bytes; at += threads_ * 16) copy_async(to + at, from + at, true);
+    }
+  }
+
+  // Partial sums of the block's projected values over the cluster's cells.
+  __device__ __forceinline__ void project(const Step& now) {
+    const bool gathered = p_.cluster > 1;
+    const uint16_t* m = halves(gathered ? p_.at.h : p_.at.m);
+    const int stride = gathered ? p_.at.gathered_stride : p_.at.m_stride;
+    const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
+    for (int tile = warp_; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); tile += threads_ / 32) {
+      const char* kept = shared_ + p_.at.projection + tile * p_.cluster * p_.units_per_block * tile_bytes + lane_ * 16;
+      const char* streamed = weights_ + p_.layout.projection_offset(first + tile, cluster_unit()) + lane_ * 16;
+      TileC sums[NT] = {};
+#pragma unroll 4
+      for (int unit = 0; unit < units; ++unit) {
+        const TileA a = p_.projection_resident ? load_shared_weights(kept + unit * tile_bytes)
+                                               : load_weights(streamed + unit * tile_bytes);
+#pragma unroll
+        for (int n = 0; n < NT; ++n)
+          mma(sums[n], a, right_tile(m + n * tile_slots * stride + unit * unit_cells, stride, lane_), O());
+      }
+      store_partials(now, 16 * (first + tile), sums);
+    }
+  }
+
+  __device__ __forceinline__ void store_partials(const Step& now, int first_row, const TileC (&sums)[NT]) {
+    float* to = partials(index_ / p_.cluster) + first_row + lane_ / 4;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const int slot = slot_of(n, r % 2, lane_);
+        if (slot < now.size) to[size_t(slot) * size_t(p_.layout.h_width()) + r / 2 * 8] = sums[n].r[r];
+      }
+  }
+
+  // Two columns of a slot's h: what is known of them before their sums are.
+  struct Pair {
+    int slot, column, place;
+    bool starts;      // a sequence starts there at the next step
+    float fresh[2];
+  };
+
+  __device__ __forceinline__ Pair pair_of(const Step& now, int at) const {
+    const int pairs = p_.layout.h_width() / 2, slot = smaller(at / pairs, now.size - 1), column = at % pairs * 2;
+    const bool starts = starts_at(p_, now.t + 1, slot) && slot < now.next;
+    return {slot, column, p_.places[int64_t(now.t) * p_.stride + slot], starts,
+            {fresh_h_of(p_, d_, column), fresh_h_of(p_, d_, column + 1)}};
+  }
+
+  // h = clip(sum of the clusters' partial sums, in order).
+  __device__ __forceinline__ void finish_h(const Step& now, const Pair& pair) {
+    constexpr int at_once = 16;
+    const int width = p_.layout.h_width(), clusters = p_.blocks / p_.cluster;
+    const size_t stride = size_t(p_.slots) * size_t(width);
+    const float* from = partials(0) + size_t(pair.slot) * size_t(width) + pair.column;
+    float h[2] = {};
+    for (int first = 0; first < clusters; first += at_once) {
+      float2 parts[at_once];
+#pragma unroll
+      for (int j = 0; j < at_once; ++j)
+        parts[j] = first + j < clusters ? load_exchanged(from + size_t(first + j) * stride) : float2{0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < at_once; ++j) h[0] += parts[j].x, h[1] += parts[j].y;
+    }
+    uint32_t next = 0;
+    for (int e = 0; e < 2; ++e) {
+      const float value = clipped(h[e], p_.proj_clip);
+      if (pair.column + e < p_.layout.projection) store_h(p_, now, pair.place, pair.slot, pair.column + e, value);
+      next |= uint32_t(O::from(pair.starts ? pair.fresh[e] : value)) << (16 * e);
+    }
+    *reinterpret_cast<uint32_t*>(operand(now.t + 1) + size_t(pair.slot) * size_t(width) + pair.column) = next;
+  }
+
+  const Launch& p_;
+  const int threads_, d_, thread_, warp_, lane_, index_, rank_, first_unit_;
+  char* const shared_;
+  const char* const weights_;
+  const char* record_;
+  int cell_, local_cell_;
+  int64_t patience_;
+  uint32_t target_ = 0;
+  TileA kept_[R > 0 ? R : 1][2];
+  TileA ahead_[depth][2];
+  float bias_[4], fresh_c_, c_[NT][2];
+};
+
+template <class O, int NT, int R, int most_threads>
+__global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __grid_constant__ Launch p) {
+  extern __shared__ __align__(16) char shared[];
+  Team<O, NT, R> team(p, shared);
+  team.begin();
+  // shared memory of a block may be read once it has begun, and until all of its cluster are done
+  if (p.cluster > 1) sync_cluster();
+  team.run();
+  if (p.cluster > 1) sync_cluster();
+}
+
+}  // namespace cuda
+}  // namespace elmo_fast

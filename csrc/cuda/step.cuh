@@ -1,0 +1,180 @@
+// The parts of a time step: sums of the gates, cells, projection, h. One thread's view.
+#pragma once
+
+#include "../projected_lstm_cuda.h"
+#include "device.cuh"
+
+namespace elmo_fast {
+namespace cuda {
+
+// A launch, as its blocks read it. Names as in Call and Plan.
+struct Launch {
+  Layout layout;
+  SharedLayout at;
+  const char* packed;
+  const uint16_t* z;
+  const float* scale;
+  int steps, slots, stride;
+  const int32_t *meta, *places, *batch_sizes;
+  const float *fresh_h, *fresh_c, *h_first, *c_first;
+  float *h, *c;
+  int64_t state_stride;
+  float* output;
+  float cell_clip, proj_clip;
+  int units_per_block, blocks, cluster, shared_steps, stages;
+  bool projection_resident;
+  uint16_t* operands;  // [2 parities, 2, slots, h_width]
+  float* partials;     // [2, clusters, slots, h_width]
+  Barrier* barriers;   // [2]
+  uint32_t* abort;
+  int32_t* aborts;
+  int64_t nanoseconds;
+};
+
+// One direction's view of a step. `size` and `next` are the batch sizes of this step and of the next, 0 after the last.
+struct Step {
+  int d, t, size, next;
+};
+
+// (i, j) and (f, o) of cell lane / 4 of a group, slots 2 * (lane % 4) and the next of each tile.
+template <int NT>
+struct GateSums { TileC of[2][NT]; };
+
+ELMO_HD int slot_of(int n, int e, int lane) { return n * tile_slots + lane % 4 * 2 + e; }
+
+__device__ __forceinline__ const char* direction_weights(const Launch& p, int d) {
+  return p.packed + size_t(d) * p.layout.direction_bytes();
+}
+
+// Of a unit's record: the bias of a gate for cell lane / 4 of a group.
+__device__ __forceinline__ float bias_of(const Launch& p, const char* record, int group, int gate, int lane) {
+  return reinterpret_cast<const float*>(record + p.layout.bias_offset())[(group * 4 + gate) * group_cells + lane / 4];
+}
+
+__device__ __forceinline__ bool starts_at(const Launch& p, int t, int slot) {
+  return p.meta[(int64_t(t) * 3 + 2) * p.stride + slot] != 0;
+}
+
+// Sums begin as bias + scale * z. `cell` is the layer's; addresses are clamped, so that no load waits for a branch.
+template <class O, int NT>
+__device__ __forceinline__ void begin_sums(const Launch& p, const Step& now, int cell, const float (&bias)[4], int lane,
+                                           int first_slot, GateSums<NT>& sums) {
+  const bool is_cell = cell < p.layout.dim;
+  const int32_t* rows = p.meta + (int64_t(now.t) * 3 + now.d) * p.stride;
+  int row[NT][2];
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) row[n][e] = rows[smaller(first_slot + slot_of(n, e, lane), now.size - 1)];
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int64_t of_row = int64_t(row[n][e]) * 2 + now.d;
+      const uint16_t* z = p.z + of_row * 4 * p.layout.dim + (is_cell ? cell : 0);
+      const float scale = p.scale ? p.scale[of_row] : 1.0f;
+      const bool there = is_cell && first_slot + slot_of(n, e, lane) < now.size;
+#pragma unroll
+      for (int gate = 0; gate < 4; ++gate) {
+        const float value = O::to(z[int64_t(gate) * p.layout.dim]);
+        sums.of[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(value, scale, bias[gate]) : 0.0f;
+      }
+    }
+}
+
+// sums += two tiles of weights times 16 columns of h.
+template <class O, int NT>
+__device__ __forceinline__ void multiply_gates(GateSums<NT>& sums, const TileA (&a)[2], const uint16_t* h, int stride,
+                                               int lane) {
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+    const TileB b = right_tile(h + n * tile_slots * stride, stride, lane);
+    mma(sums.of[0][n], a[0], b, O());
+    mma(sums.of[1][n], a[1], b, O());
+  }
+}
+
+// New c and m of one cell and slot from its gates; m as an operand.
+struct Cell { float c, m; };
+
+template <int NT>
+__device__ __forceinline__ Cell next_cell(const Launch& p, const GateSums<NT>& z, int n, int e, float c) {
+  const float input = sigmoid(z.of[0][n].r[e]) * tanh_of(z.of[0][n].r[2 + e]);
+  const float next = clipped(fmaf(sigmoid(z.of[1][n].r[e] + 1.0f), c, input), p.cell_clip);
+  return {next, sigmoid(z.of[1][n].r[2 + e]) * tanh_of(next)};
+}
+
+// The cells of a group: c to what the next step reads, final c to the state, m into shared memory [slot, m_stride].
+// `starts` has a bit for each of the thread's slots: a sequence starts there at the next step, from `fresh`.
+template <class O, int NT>
+__device__ __forceinline__ void update_cells(const Launch& p, const Step& now, int cell, int local_cell, int lane,
+                                             int first_slot, const GateSums<NT>& sums, uint32_t starts, float fresh,
+                                             float (&c)[NT][2], uint16_t* m, int m_stride) {
+  const bool is_cell = cell < p.layout.dim;
+  float* state = p.c + int64_t(now.d) * p.state_stride * p.layout.dim + cell;
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int in_tile = slot_of(n, e, lane), slot = first_slot + in_tile;
+      const Cell next = next_cell(p, sums, n, e, c[n][e]);
+      const bool there = is_cell && slot < now.size;
+      m[in_tile * m_stride + local_cell] = there ? O::from(next.m) : uint16_t(0);
+      if (there && slot >= now.next) state[int64_t(slot) * p.layout.dim] = next.c;
+      c[n][e] = starts >> (2 * n + e) & 1u ? fresh : next.c;
+    }
+}
+
+// Which of the thread's slots start a sequence at step t, where `size` slots run: a bit each.
+template <int NT>
+__device__ __forceinline__ uint32_t starts_of(const Launch& p, int t, int size, int lane, int first_slot) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int slot = first_slot + slot_of(n, e, lane);
+      const bool starts = starts_at(p, t, smaller(slot, p.slots - 1)) && slot < size;
+      bits |= uint32_t(starts) << (2 * n + e);
+    }
+  return bits;
+}
+
+// c before step 0.
+template <int NT>
+__device__ __forceinline__ void first_cells(const Launch& p, int d, int cell, int lane, int first_slot, float fresh,
+                                            float (&c)[NT][2]) {
+  const uint32_t starts = starts_of<NT>(p, 0, p.slots, lane, first_slot);
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int slot = first_slot + slot_of(n, e, lane);
+      const bool there = cell < p.layout.dim && slot < p.slots;
+      const int64_t at = (int64_t(d) * p.slots + (there ? slot : 0)) * p.layout.dim + (there ? cell : 0);
+      c[n][e] = starts >> (2 * n + e) & 1u ? fresh : (there ? p.c_first[at] : 0.0f);
+    }
+}
+
+// A clipped h goes to the output and, after the slot's last step, to the state.
+__device__ __forceinline__ void store_h(const Launch& p, const Step& now, int place, int slot, int column, float h) {
+  const int width = p.layout.projection;
+  p.output[(int64_t(place) * 2 + now.d) * width + column] = h;
+  if (slot >= now.next) p.h[(int64_t(now.d) * p.state_stride + slot) * width + column] = h;
+}
+
+__device__ __forceinline__ float fresh_h_of(const Launch& p, int d, int column) {
+  return p.fresh_h && column < p.layout.projection ? p.fresh_h[d * p.layout.projection + column] : 0.0f;
+}
+
+// h before step 0, as an operand.
+template <class O>
+__device__ __forceinline__ uint16_t first_operand(const Launch& p, int d, int slot, int column) {
+  const float fresh = fresh_h_of(p, d, column);
+  const bool there = column < p.layout.projection;
+  const int64_t at = (int64_t(d) * p.slots + slot) * p.layout.projection + (there ? column : 0);
+  return O::from(starts_at(p, 0, slot) ? fresh : (there ? p.h_first[at] : 0.0f));
+}
+
+}  // namespace cuda
+}  // namespace elmo_fast

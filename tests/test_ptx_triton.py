@@ -1,0 +1,190 @@
+"""The Triton kernels, run from the PTX of sm_80 and sm_90 that Triton compiles them to, against float64.
+
+The project's own functions launch them: only `kernel[grid](...)` is replaced, by one that compiles the kernel ahead of
+time as Triton would specialise it for these arguments and runs it on CPU tensors.
+"""
+
+import itertools
+
+import pytest
+import torch
+from ptx_machine import Program, device_memory, machine
+from tolerances import relative_error
+
+triton = pytest.importorskip("triton")
+if triton.knobs.runtime.interpret:
+    pytest.skip("TRITON_INTERPRET=1 is set: kernels are interpreted", allow_module_level=True)
+
+from elmo_fast.kernels import char_cnn, configs, highway, lstm_pointwise  # noqa: E402
+from elmo_fast.ops import torch_lstm_pointwise  # noqa: E402
+
+NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
+LIMIT = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class OnPtx:
+    """Stands in for a Triton kernel: `kernel[grid](*arguments)` runs the PTX of `generation`."""
+
+    def __init__(self, kernel, generation: int, tile=None):
+        self.rules = {}
+        while not isinstance(kernel, triton.runtime.JITFunction):
+            self.rules |= kernel.values
+            kernel = kernel.fn
+        self.kernel, self.generation, self.tile = kernel, generation, tile
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **named: self.launch(grid, arguments, named)
+
+    def launch(self, grid, arguments, named):
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in named}
+        given = dict(zip(self.kernel.arg_names, arguments)) | named
+        if self.tile:
+            given |= {"BM": self.tile.bm, "BN": self.tile.bn, "BK": self.tile.bk}
+            options |= {"num_warps": self.tile.warps, "num_stages": self.tile.stages}
+        given |= {name: rule(given) for name, rule in self.rules.items()}
+        compiled = self.compiled(given, options)
+        grid = grid(given) if callable(grid) else grid
+        program = Program(compiled.asm["ptx"])
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        passed = [given[name] for name in self.kernel.arg_names if name not in self.constants]
+        with device_memory(program.module, tensors):
+            program.launch(*passed, None, None, grid=(*grid, 1, 1)[:3], block=(32 * compiled.metadata.num_warps, 1, 1),
+                           shared=compiled.metadata.shared)
+        program.module.unload(program.source)
+
+    def compiled(self, given, options):
+        signature, attributes, self.constants = {}, {}, {}
+        for at, parameter in enumerate(self.kernel.params):
+            value = given[parameter.name]
+            if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+                signature[parameter.name], self.constants[parameter.name] = "constexpr", value
+                continue
+            pointer = isinstance(value, torch.Tensor)
+            signature[parameter.name] = NAMES[value.dtype] if pointer else "fp32" if isinstance(value, float) else "i32"
+            number = value.data_ptr() if pointer else value
+            if type(number) is int and number % 16 == 0 and not parameter.do_not_specialize:
+                attributes[at,] = [["tt.divisibility", 16]]
+        source = triton.compiler.ASTSource(self.kernel, signature, self.constants, attributes)
+        target = triton.backends.compiler.GPUTarget("cuda", self.generation, 32)
+        return triton.compile(source, target=target, options=options)
+
+
+def grid_of(form):
+    """(generation, operands, tile) of every configuration that is shipped: a few for the default run, the rest long."""
+    kernel, seen = "highway" if form == "linear" else form, set()
+    for generation, operands, amount in itertools.product(configs.GENERATIONS, configs.OPERANDS, ("many", "few")):
+        for tile in configs.tiles(kernel, generation, operands, amount):
+            if (generation, operands, tile) in seen:
+                continue
+            seen.add((generation, operands, tile))
+            quick = operands == "fp16" and amount == "many" and tile == configs.tiles(kernel, generation, operands, amount)[0]
+            name = f"sm_{generation}-{operands}-{tile.bm}x{tile.bn}x{tile.bk}-{tile.warps}-{tile.stages}"
+            yield pytest.param(generation, operands, tile, marks=() if quick else pytest.mark.long, id=name)
+
+
+@pytest.fixture
+def run_on_ptx(monkeypatch):
+    machine()
+
+    def use(module, generation, tile):
+        monkeypatch.setattr(module, "choose", lambda name, kernel, *rest: OnPtx(kernel, generation, tile))
+
+    return use
+
+
+def products(form, operands, rows, inner, outputs):
+    """(found, expected) of a highway layer or a product."""
+    dtype, limit_dtype = DTYPES.get(operands, torch.float32), torch.float64
+    x = torch.randn(rows, inner).to(dtype)
+    weights = [highway.pack_product(torch.randn(inner, outputs) / inner**0.5, operands, dtype) for _ in range(2)]
+    biases = [torch.randn(outputs), torch.randn(outputs)]
+    out = torch.full((rows, outputs), float("nan")).to(dtype)
+    first, second = (x.to(limit_dtype) @ weight.to(limit_dtype) + bias for weight, bias in zip(weights, biases))
+    if form == "linear":
+        highway.linear(x, weights[0], biases[0], operands, out)
+        return out, first
+    highway.highway(x, weights[0], biases[0], weights[1], biases[1], operands, out)
+    gate = torch.sigmoid(first)
+    return out, gate * torch.relu(second) + (1 - gate) * x.to(limit_dtype)
+
+
+@pytest.mark.parametrize("generation,operands,tile", grid_of("highway"))
+def test_highway(run_on_ptx, generation, operands, tile):
+    torch.manual_seed(0)
+    run_on_ptx(highway, generation, tile)
+    assert relative_error(*products("highway", operands, 3 * tile.bm - 5, 256, 256)) < LIMIT[operands]
+
+
+@pytest.mark.parametrize("generation,operands,tile", grid_of("linear"))
+def test_linear(run_on_ptx, generation, operands, tile):
+    torch.manual_seed(0)
+    run_on_ptx(highway, generation, tile)
+    assert relative_error(*products("linear", operands, tile.bm + 3, 208, tile.bn + 16)) < LIMIT[operands]
+
+
+@pytest.mark.parametrize("generation,operands,tile", grid_of("char_cnn"))
+def test_char_cnn(run_on_ptx, generation, operands, tile):
+    torch.manual_seed(0)
+    run_on_ptx(char_cnn, generation, tile)
+    characters, vocabulary, tokens = 14, 50, tile.bm + 9
+    spec = [(1, 16), (2, 32), (3, 64), (7, tile.bn + 16)]
+    embed = torch.randn(vocabulary, 16) * 0.5
+    weights = [torch.randn(1, width, 16, count) * 0.3 for width, count in spec]
+    biases = [torch.randn(count) * 0.1 for _, count in spec]
+    packed = char_cnn.PackedFilters(embed, weights, biases, operands)
+    lengths = torch.randint(1, characters + 1, (tokens,))
+    ids = torch.randint(1, vocabulary + 1, (tokens, characters))
+    ids[torch.arange(characters) >= lengths[:, None]] = 0
+    order = torch.argsort(-lengths, stable=True)
+    out = torch.full((tokens, sum(packed.counts)), float("nan"), dtype=packed.table.dtype)
+    char_cnn.char_cnn(ids, order, lengths[order].int(), packed, "relu", out)
+    x = packed.table.double()[ids]
+    expected = torch.cat([
+        torch.relu(torch.einsum("npew,wef->npf", x.unfold(1, len(weight[0]), 1), weight[0].to(packed.table.dtype).double()).amax(1) + bias)
+        for weight, bias in zip(weights, biases)], 1)
+    assert relative_error(out, expected) < LIMIT[operands]
+
+
+STEP = [pytest.param(generation, dtype, id=f"sm_{generation}-{dtype}",
+                     marks=() if dtype == torch.float16 else pytest.mark.long)
+        for generation in configs.GENERATIONS for dtype in (torch.float32, torch.float16, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("generation,dtype", STEP)
+def test_gates(monkeypatch, generation, dtype):
+    machine()
+    torch.manual_seed(0)
+    monkeypatch.setattr(lstm_pointwise, "_gates", OnPtx(lstm_pointwise._gates, generation))
+    dim, slots, rows = 700, 5, 9
+    zh, z, bias, fresh = torch.randn(2, slots, 4 * dim), torch.randn(rows, 2, 4 * dim).to(dtype), torch.randn(2, 4 * dim), torch.randn(2, dim)
+    scale = torch.rand(rows, 2) if dtype == torch.float16 else None
+    meta = torch.tensor([[0, 3, -1, 8, 2], [1, 1, -1, 5, 7], [0, 1, 0, 0, 1]], dtype=torch.int32)
+    c, m = torch.randn(2, slots, dim), torch.zeros(2, slots, dim, dtype=dtype)
+    expected = [each.double() for each in (c, m)]
+    lstm_pointwise.gates(zh, z, scale, bias, meta, fresh, c, m, 1.5)
+    torch_lstm_pointwise.gates(zh.double(), z.double(), None if scale is None else scale.double(), bias.double(), meta,
+                               fresh.double(), *expected, 1.5)
+    live = meta[:2] >= 0
+    assert relative_error(c, expected[0]) < 1e-6
+    assert relative_error(m[live], expected[1][live]) < {torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 5e-3}[dtype]
+    assert (expected[0].abs() == 1.5).any() and (expected[0].abs() < 1.5).any()
+
+
+@pytest.mark.parametrize("generation,dtype", STEP)
+def test_hidden(monkeypatch, generation, dtype):
+    machine()
+    torch.manual_seed(0)
+    monkeypatch.setattr(lstm_pointwise, "_hidden", OnPtx(lstm_pointwise._hidden, generation))
+    projection, slots = 600, 4
+    r, fresh = torch.randn(2, slots, projection), torch.randn(2, projection)
+    meta = torch.tensor([[0, 3, -1, 8], [1, 1, -1, 5], [0, 0, 0, 0]], dtype=torch.int32)
+    after = torch.tensor([[0, 3, 1, 8], [1, 1, 2, 5], [0, 1, 0, 1]], dtype=torch.int32)
+    h, operand, out = (torch.zeros(2, slots, projection), torch.zeros(2, slots, projection, dtype=dtype),
+                       torch.zeros(slots, 2, projection))
+    expected = [each.double() for each in (h, operand, out)]
+    lstm_pointwise.hidden(r, meta, after, fresh, h, operand, out, 1.25)
+    torch_lstm_pointwise.hidden(r.double(), meta, after, fresh.double(), *expected, 1.25)
+    live = meta[:2] >= 0
+    for found, value in zip((h[live], operand[live], out.transpose(0, 1)[live]), (expected[0][live], expected[1][live], expected[2].transpose(0, 1)[live])):
+        assert relative_error(found, value) < (1e-7 if found.dtype == torch.float32 else 5e-3)
