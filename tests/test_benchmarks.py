@@ -146,16 +146,17 @@ def test_a_prediction_adds_up():
     """Counts of round numbers on a chip of round rates."""
     chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, l2_latency=2e-7, cluster_latency=1e-7)
     counts = predict.Counts(blocks=100, mma=1000, wavefronts=100_000, ideal=90_000, weight_sectors=125_000,
-                            exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000, barriers=2, rounds=4,
-                            cluster_rounds=2)
+                            exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000, barriers=2,
+                            rounds=4, cluster_rounds=2)
     found = predict.predict(counts, chip)
     parts = {"products": 1.024, "shared": 1.28, "weights": 2.0, "exchange": 1.0, "inputs": 0.5, "waits": 3.0}
     assert {name: 1e6 * getattr(found, name) for name in parts} == pytest.approx(parts)
-    assert 1e6 * found.work == pytest.approx(2.0 + 1.0 + 0.5) and 1e6 * found.serial == pytest.approx(6.5)
-    assert 1e6 * found.overlapped == pytest.approx(3.0 + 3.5 / 2)  # waits of one direction, work of the other
-    assert predict.predict(replace(counts, weight_sectors=1_000_000), chip).overlapped == pytest.approx(17.5e-6)
-    assert predict.chip_named("NVIDIA H100 80GB HBM3").name == "H100" and predict.chip_named("NVIDIA A100") is None
-    assert predict.table({64: counts}).splitlines()[2].startswith("| 64 | 0.0 | 0.2 | 0.7 | 0.4 | 0.2 | 2.9 | **3.")
+    assert 1e6 * found.work == pytest.approx(2.0 + 1.0 + 0.5)
+    assert 1e6 * found.step == pytest.approx(3.0 + 3.5 / 2)  # waits of one direction, work of the other
+    assert predict.predict(replace(counts, weight_sectors=1_000_000), chip).step == pytest.approx(17.5e-6)
+    assert predict.predict(replace(counts, z_bytes=10**6), chip).inputs == pytest.approx(1e-6)
+    assert predict.predicted_us("NVIDIA H100 80GB HBM3", 1) > 0 and predict.predicted_us("NVIDIA H100", 3) is None
+    assert predict.predicted_us("NVIDIA A100", 1) is None
 
 
 def test_counts_of_a_step_are_told_apart_by_opcode():
@@ -167,7 +168,7 @@ def test_counts_of_a_step_are_told_apart_by_opcode():
                "ld.global.cg.v2.f32": fields(sectors=4), "st.global.u32": fields(sectors=5), "ld.acquire.gpu.global.u32": fields(sectors=99),
                "cp.async.cg.shared.global": fields(sectors=6, wavefronts=2, ideal=2), "ld.relaxed.gpu.global.u32": fields(sectors=99),
                "ld.shared::cluster.v4.u32": fields(bytes=512, wavefronts=4, ideal=4), "red.release.gpu.global.add.u32": fields(executed=8)}
-    assert predict.classified(opcodes, 2, 100, 4, 1) == predict.Counts(
+    assert predict.classified(opcodes, blocks=2, z_bytes=100, rounds=4, cluster_rounds=1) == predict.Counts(
         blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=15, input_sectors=3, z_bytes=100, cluster_bytes=512,
         barriers=2, rounds=4, cluster_rounds=1)
 
@@ -196,21 +197,19 @@ def test_ceilings_name_what_a_cpu_cannot_measure(tmp_path):
 
 
 def test_the_probes_compile():
-    """For an H100, in which they have what is measured: loads past L1, tensor cores, acquire and release."""
+    """For an H100, in which they have what is measured: loads past L1, acquire and release."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     for kernel, types, constant, expected in (
             (ceilings.read_kernel, {"source": "*i32", "sums": "*i32"}, {"BLOCK": 4096}, ["ld.global.cg.v4"]),
-            (ceilings.mma_kernel, {"sums": "*fp32"}, {"THREADS": 256}, ["mma.sync.aligned.m16n8k16"] * ceilings.CHAINS),
             (ceilings.barrier_kernel, {"count": "*i32", "gave_up": "*i32"}, {"MOST": 9}, ["release", "ld.acquire.gpu"])):
         signature = {name: "constexpr" if name in constant else types.get(name, "i32") for name in kernel.arg_names}
         aligned = {(0,): [["tt.divisibility", 16]], (2,): [["tt.divisibility", 16]]}
         ptx = triton.compile(ASTSource(kernel, signature, constant, aligned), target=GPUTarget("cuda", 90, 32),
                              options={"num_warps": 8, "enable_fp_fusion": True}).asm["ptx"]
-        for each in set(expected):
-            assert ptx.count(each) >= expected.count(each)
+        assert all(each in ptx for each in expected)
 
 
 def test_interleaving_takes_turns():

@@ -1,6 +1,6 @@
-"""Stage `ceilings`: what this chip can do at most: products, reads from HBM and L2, mma.sync, a barrier over the grid.
+"""Stage `ceilings`: what this chip can do at most: products, reads from HBM and L2, a barrier over the grid.
 
-The probes are Triton kernels; each leaves a result that says whether it did what was timed.
+The last three are Triton kernels whose results say whether they did what was timed.
 """
 
 import torch
@@ -15,23 +15,9 @@ except ImportError:
 
 SECONDS = 1.2  # for one case
 GEMMS = {"fp16": (torch.float16, False), "tf32": (torch.float32, True), "fp32": (torch.float32, False)}  # type, tf32
-CHAINS = 8  # independent products in a pass of the loop
-
-
-def mma_loop() -> str:
-    """A thread's part of CHAINS chains of m16n8k16 products, as often as $3 says; $0 is a sum of theirs."""
-    chains = [[f"c{4 * chain + each}" for each in range(4)] for chain in range(CHAINS)]
-    products = "".join(f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{', '.join(chain)}}}, {{$1, $1, $1, $1}}, "
-                       f"{{$2, $2}}, {{{', '.join(chain)}}};\n" for chain in chains)
-    return ("{ .reg .f32 total, " + ", ".join(sum(chains, [])) + "; .reg .s32 left; .reg .pred more;\n"
-            + "".join(f"mov.f32 {name}, 0f00000000;\n" for name in sum(chains, ["total"]))
-            + f"mov.s32 left, $3;\nagain:\n{products}sub.s32 left, left, 1;\nsetp.gt.s32 more, left, 0;\n@more bra again;\n"
-            + "".join(f"add.f32 total, total, {chain[0]};\n" for chain in chains) + "mov.f32 $0, total; }")
 
 
 if triton:
-    MMA_LOOP = tl.constexpr(mma_loop())
-
     @triton.jit
     def read_kernel(source, sums, words, passes, BLOCK: tl.constexpr):
         """Adds up int32 words, past the L1 cache."""
@@ -41,13 +27,6 @@ if triton:
             for at in range(first, words, tl.num_programs(0) * BLOCK):
                 total += tl.load(source + at + inside, mask=at + inside < words, other=0, cache_modifier=".cg")
         tl.store(sums + first + inside, total)
-
-    @triton.jit
-    def mma_kernel(sums, ones, passes, THREADS: tl.constexpr):
-        """Products of matrices of ones (`ones`: two fp16 ones as an int32): each adds 16 to every sum."""
-        a, count = tl.zeros([THREADS], tl.int32) + ones, tl.zeros([THREADS], tl.int32) + passes
-        total = tl.inline_asm_elementwise(MMA_LOOP, "=f,r,r,r", [a, a, count], dtype=tl.float32, is_pure=False, pack=1)
-        tl.store(sums + tl.program_id(0) * THREADS + tl.arange(0, THREADS), total)
 
     @triton.jit
     def barrier_kernel(count, gave_up, rounds, MOST: tl.constexpr):
@@ -84,13 +63,6 @@ def read(stage: Stage, processors: int, megabytes: int, passes: int) -> dict:
             "passed": int(sums.sum()) == passes * int(source.sum())}
 
 
-def mma(stage: Stage, processors: int, passes: int = 20_000) -> dict:
-    sums = torch.zeros(processors * 256, device="cuda")
-    timing = stage.measure(lambda: mma_kernel[(processors,)](sums, 0x3C003C00, passes, THREADS=256, num_warps=8), SECONDS)
-    return {**timing.as_dict(), "tflop_per_s": 4096 * processors * 8 * CHAINS * passes / timing.median / 1e12,
-            "passed": bool((sums == 16.0 * passes * CHAINS).all())}
-
-
 def barrier(stage: Stage, processors: int) -> dict:
     """From one generation to the next, one warp on a multiprocessor; two lengths, so that the launch drops out."""
     state, seconds, passed = torch.zeros(2, dtype=torch.int32, device="cuda"), {}, True
@@ -110,5 +82,4 @@ def work(stage: Stage) -> None:
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     stage.attempt(lambda: read(stage, processors, 4096, 1), case="read HBM")
     stage.attempt(lambda: read(stage, processors, 24, 100), case="read L2")
-    stage.attempt(lambda: mma(stage, processors), case="mma.sync fp16")
     stage.attempt(lambda: barrier(stage, processors), case="grid barrier")

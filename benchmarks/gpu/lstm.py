@@ -1,7 +1,7 @@
 """Stage `lstm`: a layer alone, both directions, on each path: against float64, then timed by slots and steps.
 
 `us_per_layer_step` is a step of the layer in both directions, input projections included; `predicted_us` is what predict.py
-expects of the persistent kernel alone on this chip, `read_us` the time to read the layer's weights once from its HBM.
+expects of the persistent kernel alone on this chip.
 `python -m benchmarks.gpu.lstm PATH` runs small checks of a path, for compute-sanitizer to watch.
 """
 
@@ -72,11 +72,8 @@ def measure(stage: Stage, weights: tuple, path: str, precision: str, slots: int,
     state = tuple(torch.zeros(slots, 2 * width, device=stage.device) for width in (projection, dim))
     timing = stage.measure(lambda: run(x, rows, schedule, state, weights, precision=precision, cell_clip=3.0, proj_clip=3.0), SECONDS)
     found = {**timing.as_dict(), "us_per_layer_step": timing.median / steps * 1e6, "tokens_per_s": slots * steps / timing.median}
-    chip = None if stage.dry_run else predict.chip_named(torch.cuda.get_device_name())
-    if chip:
-        found["read_us"] = 2 * 5 * dim * projection * (2 if precision == "medium" else 4) / chip.hbm * 1e6
-        if path == "persistent" and (dim, projection) == common.SIZES["original"][:2]:
-            found["predicted_us"] = predict.predicted(chip, slots)
+    if path == "persistent" and (dim, projection) == common.SIZES["original"][:2]:
+        found["predicted_us"] = predict.predicted_us(torch.cuda.get_device_name(), slots)
     return found
 
 

@@ -7,6 +7,8 @@ import time
 import traceback
 from pathlib import Path
 
+import torch
+
 from benchmarks import common
 from benchmarks.common import Timing
 
@@ -25,7 +27,10 @@ class Stage:
     def run(self, work) -> int:
         """The exit status: 1 when the work raised or a case of it failed."""
         try:
-            self._prepare()
+            if self.dry_run:
+                torch.set_num_threads(1)  # tiny work: threads that share busy cores would only wait for each other
+            elif not torch.cuda.is_available():
+                raise RuntimeError("torch sees no CUDA device; --dry-run runs without one")
             work()
         except Exception as error:
             traceback.print_exc()
@@ -35,14 +40,6 @@ class Stage:
         failed = sum("failed" in case or case.get("passed") is False for case in cases)
         self.write("failed" if failed else "complete", **({"error": f"{failed} of {len(cases)} cases failed"} if failed else {}))
         return int(failed > 0)
-
-    def _prepare(self) -> None:
-        import torch
-
-        if self.dry_run:
-            torch.set_num_threads(1)  # tiny work: threads that share busy cores would only wait for each other
-        elif not torch.cuda.is_available():
-            raise RuntimeError("torch sees no CUDA device; --dry-run runs without one")
 
     def left(self) -> float:
         """Seconds of the budget that remain."""
@@ -71,12 +68,10 @@ class Stage:
 
     def seconds_of(self, call, calls: int = 1) -> float:
         """Seconds per call for so many in a row: between two events on a GPU."""
-        import torch
-
         if self.device != "cuda":
-            return common._seconds(call, calls)
-        torch.cuda.synchronize()
+            return common.seconds_per_call(call, calls)
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
         first.record()
         for _ in range(calls):
             call()
@@ -97,8 +92,7 @@ class Stage:
 
 def describe(error: BaseException) -> str:
     """One line without this machine's paths."""
-    first = (str(error).strip() or "no message").splitlines()[0][:300]
-    return without_paths(f"{type(error).__name__}: {first}")
+    return without_paths(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:300]}")
 
 
 def without_paths(text: str) -> str:
