@@ -27,7 +27,7 @@ TYPES = {"ieee": "fp32", "tf32": "fp32", "fp16": "fp16", "bf16": "bf16"}
 
 @dataclass(frozen=True)
 class Resources:
-    """What one compiled kernel takes: registers a thread, bytes of spills and of shared memory, instructions by kind."""
+    """Of a compiled kernel: registers a thread, bytes of spills and of shared memory, instructions by kind."""
 
     registers: int
     spills: int
@@ -56,13 +56,14 @@ def resources(form: str, generation: int, operands: str, tile) -> Resources:
     from triton.compiler import ASTSource
 
     kernel, types, constants = _char_cnn(operands) if form == "char_cnn" else _highway(operands, form == "highway")
-    constants |= {"WIDEN": False, "PRECISION": "ieee" if operands == "ieee" else "tf32", "BM": tile.bm, "BN": tile.bn, "BK": tile.bk}
+    constants |= {"WIDEN": False, "PRECISION": "ieee" if operands == "ieee" else "tf32",
+                  "BM": tile.bm, "BN": tile.bn, "BK": tile.bk}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name, kind in signature.items()
                if kind.startswith("*") or name in ALIGNED and kind != "constexpr"}
-    compiled = triton.compile(ASTSource(kernel, signature, constants, aligned), target=GPUTarget("cuda", generation, 32),
-                              options={"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True})
-    return _read(compiled)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+    return _read(triton.compile(ASTSource(kernel, signature, constants, aligned), options=options,
+                                target=GPUTarget("cuda", generation, 32)))
 
 
 def _char_cnn(operands: str):
@@ -78,7 +79,8 @@ def _highway(operands: str, gated: bool):
     from elmo_fast.kernels.highway import GROUP
     from elmo_fast.kernels.highway import _highway as kernel
 
-    types = {name: f"*{TYPES[operands]}" for name in ("x", "first", "second", "out")} | {"b_first": "*fp32", "b_second": "*fp32"}
+    types = {name: f"*{TYPES[operands]}" for name in ("x", "first", "second", "out")} | {
+        "b_first": "*fp32", "b_second": "*fp32"}
     constants = {"EVEN": True, "stride_n" if operands == "ieee" else "stride_k": 1, "GROUP": GROUP, "GATED": gated}
     return kernel.fn, types, constants
 
@@ -87,12 +89,13 @@ def _read(compiled) -> Resources:
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(compiled.asm["cubin"])
-        usage, sass = (subprocess.run([tool(program), option, binary], capture_output=True, text=True, check=True).stdout
-                       for program, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c")))
+        usage, sass = (subprocess.run([tool(name), option, binary], capture_output=True, text=True, check=True).stdout
+                       for name, option in (("cuobjdump", "--dump-resource-usage"), ("nvdisasm", "-c")))
     found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     listed = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", sass, re.MULTILINE)
-    return Resources(found["REG"], found["STACK"] + found["LOCAL"], compiled.metadata.shared, sum(map(listed.count, TENSOR_CORES)),
-                     listed.count("FFMA") + 2 * listed.count("FFMA2"), listed.count("LDL") + listed.count("STL"))
+    return Resources(found["REG"], found["STACK"] + found["LOCAL"], compiled.metadata.shared,
+                     sum(map(listed.count, TENSOR_CORES)), listed.count("FFMA") + 2 * listed.count("FFMA2"),
+                     listed.count("LDL") + listed.count("STL"))
 
 
 def main() -> int:
@@ -104,7 +107,8 @@ def main() -> int:
         return 1
     for form, generation, operands, amount, tile in cases((generation,) if generation else tuple(SHARED_LIMIT)):
         shape = f"{tile.bm}x{tile.bn}x{tile.bk} {tile.warps} warps {tile.stages} stages"
-        print(f"{form:9} sm_{generation} {operands:5} {amount:5} {shape:32} {resources(form, generation, operands, tile)}", flush=True)
+        found = resources(form, generation, operands, tile)
+        print(f"{form:9} sm_{generation} {operands:5} {amount:5} {shape:32} {found}", flush=True)
     return 0
 
 
