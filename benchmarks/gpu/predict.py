@@ -1,7 +1,7 @@
 """A predicted time for a step of a layer in the persistent kernel, from exact counts and a chip's documented rates.
 
     python -m benchmarks.gpu.predict           # the table of docs/gpu.md, from counts.json
-    python -m benchmarks.gpu.predict --count   # counts.json anew: the compiled PTX, run by tests/native/ptx
+    python -m benchmarks.gpu.predict --count   # both anew: the compiled PTX, run by tests/native/ptx (a minute or two)
 
 Counts are of both directions and all blocks: runs of three and of two steps, subtracted. The directions share a
 multiprocessor, so the work of one hides the waits of the other. With `work` of both and `waits` of one direction, a
@@ -160,6 +160,8 @@ def count_all() -> None:
     rounds = remote.count(False), remote.count(True)
     lines = ",\n".join(f'"{slots}": {json.dumps(asdict(count(slots, *rounds)))}' for slots in SLOTS)
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
+    docs = common.ROOT / "docs" / "gpu.md"
+    docs.write_text(re.sub(r"\| slots \| products .*", lambda _: table(stored()) + "\n", docs.read_text(), flags=re.S))
 
 
 if __name__ == "__main__":

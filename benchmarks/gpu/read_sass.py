@@ -27,7 +27,8 @@ FUNCTION = re.compile(r"Function\s*:\s*(\S+)\n(.*?)(?=\n\s*Function\s*:|\Z)", re
 LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*?)\s*;", re.M)
 REGISTER = re.compile(r"\b(U?[RP])(\d+)(\.64)?\b")
 NO_RESULT = ("ST", "RED", "BRA", "EXIT", "BAR", "BS", "CCTL", "MEMBAR", "CALL", "RET", "NOP", "WARPSYNC", "DEPBAR",
-             "YIELD", "LDGDEPBAR", "LDGSTS", "ERRBAR", "CGAERRBAR", "UCGABAR", "BMOV", "PREEXIT", "ACQBULK", "NANO")
+             "YIELD", "LDGDEPBAR", "LDGSTS", "ERRBAR", "CGAERRBAR", "UCGABAR", "BMOV", "PREEXIT", "ACQBULK",
+             "NANOSLEEP")
 PREDICATE_FIRST = ("SHFL", "ATOMG", "ATOM", "ATOMS", "VOTE", "MATCH")  # the value comes behind it
 ASYNC = "async"  # what cp.async is said to write, until DEPBAR
 
