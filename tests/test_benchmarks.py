@@ -118,6 +118,20 @@ def test_a_stage_that_hangs_is_ended_and_keeps_its_cases(tmp_path):
     assert run.result(tmp_path / "none.json", *run.run_apart(["sh", "-c", "exit 3"], 5.0))["status"] == "failed"
 
 
+def test_a_stage_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """As far as it comes where nvidia-smi answers and torch sees no GPU."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = subprocess.run([RUN, "--stage", "lstm", "--out", tmp_path], capture_output=True, text=True, timeout=100, env={
+        **os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"})
+    found = json.loads((tmp_path / "h100-80gb-hbm3" / "lstm.json").read_text())
+    assert done.returncode == 1 and found["machine"]["torch"] and list(found["stages"]) == ["lstm"]
+    assert found["stages"]["lstm"]["error"] == "RuntimeError: torch sees no CUDA device; --dry-run runs without one"
+    assert found["stages"]["lstm"]["exit"] == 1 and found["stages"]["lstm"]["log"]
+
+
 def test_a_case_that_raises_is_recorded_and_the_next_one_runs(tmp_path):
     dry = dry_stage(tmp_path)
     dry.attempt(lambda: 1 / 0, case="bad")
