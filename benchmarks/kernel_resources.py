@@ -56,7 +56,7 @@ def _char_cnn(operands: str):
     types = {name: f"*{TYPES[operands]}" for name in ("table", "weights", "out")} | {
         "ids": "*i64", "order": "*i64", "lengths": "*i32", "biases": "*fp32", "widths": "*i32"}
     constants = {"EP": 16, "KINDS": 8 if operands == "ieee" else 7, "STEP": 16, "TANH": False}
-    return kernel, types, {name: value for name, value in constants.items() if name in kernel.arg_names}
+    return kernel, types, constants
 
 
 def _highway(operands: str, gated: bool):
