@@ -66,8 +66,10 @@ def test_every_timing_stands_behind_a_check(dry_run):
     _, folder = dry_run
     stages = json.loads((folder / "run.json").read_text())["stages"]
     for name, key in (("lstm", ("path", "precision")), ("text", ("precision",)), ("encoder", ("backend", "precision"))):
-        cases = [case for case in stages[name]["results"] if case.get("variant") != "reference" and "skipped" not in case]
-        checked = {tuple(case[each] for each in key) for case in cases if case.get("passed") and case["error"] <= case["limit"]}
+        cases = [case for case in stages[name]["results"]
+                 if case.get("variant") != "reference" and "skipped" not in case]
+        checked = {tuple(case[each] for each in key) for case in cases
+                   if case.get("passed") and case["error"] <= case["limit"]}
         timed = [case for case in cases if "median" in case]
         assert timed and {tuple(case[each] for each in key) for case in timed} == checked
         assert {case["precision"] for case in timed} == {"highest", "high", "medium"}
@@ -100,7 +102,8 @@ def test_a_path_that_is_wrong_is_not_timed(tmp_path, monkeypatch):
 ])
 def test_what_the_sanitizer_says(said, passed):
     found = checks.verdict(said)
-    assert found.get("passed") is passed and ("skipped" in found) == (passed is None) and ("log" in found) == (passed is False)
+    assert found.get("passed") is passed
+    assert ("skipped" in found) == (passed is None) and ("log" in found) == (passed is False)
 
 
 def test_a_stage_that_hangs_is_ended_and_keeps_its_cases(tmp_path):
@@ -113,6 +116,20 @@ def test_a_stage_that_hangs_is_ended_and_keeps_its_cases(tmp_path):
     assert time.monotonic() - began < 20 and lines == ["out", f"{tmp_path}/err"]
     assert found["status"] == "timed out" and found["results"] == [{"case": "first"}] and found["log"][0] == "out"
     assert run.result(tmp_path / "none.json", *run.run_apart(["sh", "-c", "exit 3"], 5.0))["status"] == "failed"
+
+
+def test_a_stage_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """As far as it comes where nvidia-smi answers and torch sees no GPU."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = subprocess.run([RUN, "--stage", "lstm", "--out", tmp_path], capture_output=True, text=True, timeout=100, env={
+        **os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"})
+    found = json.loads((tmp_path / "h100-80gb-hbm3" / "lstm.json").read_text())
+    assert done.returncode == 1 and found["machine"]["torch"] and list(found["stages"]) == ["lstm"]
+    assert found["stages"]["lstm"]["error"] == "RuntimeError: torch sees no CUDA device; --dry-run runs without one"
+    assert found["stages"]["lstm"]["exit"] == 1 and found["stages"]["lstm"]["log"]
 
 
 def test_a_case_that_raises_is_recorded_and_the_next_one_runs(tmp_path):
@@ -144,10 +161,11 @@ def test_a_gpu_is_asked_for(tmp_path):
 
 def test_a_prediction_adds_up():
     """Counts of round numbers on a chip of round rates."""
-    chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, l2_latency=2e-7, cluster_latency=1e-7)
+    chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, l2_latency=2e-7,
+                        cluster_latency=1e-7)
     counts = predict.Counts(blocks=100, mma=1000, wavefronts=100_000, ideal=90_000, weight_sectors=125_000,
-                            exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000, barriers=2,
-                            rounds=4, cluster_rounds=2)
+                            exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000,
+                            barriers=2, rounds=4, cluster_rounds=2)
     found = predict.predict(counts, chip)
     parts = {"products": 1.024, "shared": 1.28, "weights": 2.0, "exchange": 1.0, "inputs": 0.5, "waits": 3.0}
     assert {name: 1e6 * getattr(found, name) for name in parts} == pytest.approx(parts)
@@ -163,14 +181,17 @@ def test_counts_of_a_step_are_told_apart_by_opcode():
     def fields(**given):
         return dict.fromkeys(("executed", "threads", "bytes", "sectors", "wavefronts", "ideal"), 0) | given
 
-    opcodes = {"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": fields(executed=10), "ld.shared.v2.u32": fields(wavefronts=7, ideal=5),
-               "ld.global.nc.L1::no_allocate.v4.u32": fields(sectors=16), "ld.global.u16": fields(sectors=3),
-               "ld.global.cg.v2.f32": fields(sectors=4), "st.global.u32": fields(sectors=5), "ld.acquire.gpu.global.u32": fields(sectors=99),
-               "cp.async.cg.shared.global": fields(sectors=6, wavefronts=2, ideal=2), "ld.relaxed.gpu.global.u32": fields(sectors=99),
-               "ld.shared::cluster.v4.u32": fields(bytes=512, wavefronts=4, ideal=4), "red.release.gpu.global.add.u32": fields(executed=8)}
+    opcodes = {
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": fields(executed=10), "ld.global.u16": fields(sectors=3),
+        "ld.shared.v2.u32": fields(wavefronts=7, ideal=5), "ld.global.nc.L1::no_allocate.v4.u32": fields(sectors=16),
+        "ld.global.cg.v2.f32": fields(sectors=4), "st.global.u32": fields(sectors=5),
+        "ld.acquire.gpu.global.u32": fields(sectors=99), "ld.relaxed.gpu.global.u32": fields(sectors=99),
+        "cp.async.cg.shared.global": fields(sectors=6, wavefronts=2, ideal=2),
+        "ld.shared::cluster.v4.u32": fields(bytes=512, wavefronts=4, ideal=4),
+        "red.release.gpu.global.add.u32": fields(executed=8)}
     assert predict.classified(opcodes, blocks=2, z_bytes=100, rounds=4, cluster_rounds=1) == predict.Counts(
-        blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=15, input_sectors=3, z_bytes=100, cluster_bytes=512,
-        barriers=2, rounds=4, cluster_rounds=1)
+        blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=15, input_sectors=3, z_bytes=100,
+        cluster_bytes=512, barriers=2, rounds=4, cluster_rounds=1)
 
 
 def test_the_predictions_in_the_docs_are_those_of_the_counts():
@@ -204,7 +225,7 @@ def test_the_probes_compile():
 
     for kernel, types, constant, expected in (
             (ceilings.read_kernel, {"source": "*i32", "sums": "*i32"}, {"BLOCK": 4096}, ["ld.global.cg.v4"]),
-            (ceilings.barrier_kernel, {"count": "*i32", "gave_up": "*i32"}, {"MOST": 9}, ["release", "ld.acquire.gpu"])):
+            (ceilings.barrier_kernel, {"count": "*i32", "gave_up": "*i32"}, {"MOST": 9}, ["release", "ld.acquire"])):
         signature = {name: "constexpr" if name in constant else types.get(name, "i32") for name in kernel.arg_names}
         aligned = {(0,): [["tt.divisibility", 16]], (2,): [["tt.divisibility", 16]]}
         ptx = triton.compile(ASTSource(kernel, signature, constant, aligned), target=GPUTarget("cuda", 90, 32),

@@ -219,10 +219,11 @@ def test_a_launch_that_gave_up_is_the_last(native, caplog, monkeypatch):
     ({"precision": "highest"}, "16-bit, which precision 'medium' alone"), ({"dim": 11}, "without a projection"),
     ({"limits": persistent.Limits((7, 5), (68, 65536, 0, 0, 0))}, "capability 8.0, and this device has 7.5"),
     ({"dim": 4100}, "a row of cells is too long"), ({"inference": True}, "made in inference mode"),
-    ({"has_cuda": False}, "built without CUDA"), ({}, None),
+    ({"has_cuda": False}, "built without CUDA: nvcc was not found"), ({}, None),
 ])
 def test_reasons(change, reason, native, monkeypatch):
     monkeypatch.setattr(native, "has_cuda", change.get("has_cuda", True), raising=False)
+    monkeypatch.setattr(native, "cuda_skipped", "nvcc was not found", raising=False)
     monkeypatch.setattr(persistent, "limits", lambda device: change.get("limits", H100))
     with torch.inference_mode(change.get("inference", False)):
         weights = operands.flat_weights(op_tests.layer(options({"dim": change.get("dim", 37)}), torch.float32))

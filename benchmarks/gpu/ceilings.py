@@ -57,8 +57,8 @@ def gemm(stage: Stage, kind: str) -> dict:
 def read(stage: Stage, processors: int, megabytes: int, passes: int) -> dict:
     source = torch.randint(-9, 9, (megabytes * 2**18,), dtype=torch.int32, device="cuda")
     sums = torch.empty(4 * processors * 4096, dtype=torch.int32, device="cuda")
-    timing = stage.measure(lambda: read_kernel[(4 * processors,)](source, sums, len(source), passes, BLOCK=4096, num_warps=8),
-                           SECONDS)
+    timing = stage.measure(lambda: read_kernel[(4 * processors,)](
+        source, sums, len(source), passes, BLOCK=4096, num_warps=8), SECONDS)
     return {"megabytes": megabytes, **timing.as_dict(), "gb_per_s": passes * source.nbytes / timing.median / 1e9,
             "passed": int(sums.sum()) == passes * int(source.sum())}
 

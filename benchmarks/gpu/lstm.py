@@ -1,10 +1,11 @@
 """Stage `lstm`: a layer alone, both directions, on each path: against float64, then timed by slots and steps.
 
-`us_per_layer_step` is a step of the layer in both directions, input projections included; `predicted_us` is what predict.py
-expects of the persistent kernel alone on this chip.
+`us_per_layer_step` is a step of the layer in both directions, input projections included; `predicted_us` is what
+predict.py expects of the persistent kernel alone on this chip.
 `python -m benchmarks.gpu.lstm PATH` runs small checks of a path, for compute-sanitizer to watch.
 """
 
+import itertools
 import os
 import sys
 
@@ -27,11 +28,12 @@ def layer(dim: int, projection: int, device: str) -> tuple:
     """Random weights of both directions, of a scale that leaves the gates' linear part."""
     generator = torch.Generator().manual_seed(dim)
     shapes = ((2 * projection, 4 * dim), (4 * dim,), (dim, projection))
-    return tuple(tuple((torch.randn(shape, generator=generator) / shape[0] ** 0.5).to(device) for shape in shapes) for _ in range(2))
+    return tuple(tuple((torch.randn(shape, generator=generator) / shape[0] ** 0.5).to(device) for shape in shapes)
+                 for _ in range(2))
 
 
 def run(inputs, rows, schedule, state, weights, **settings):
-    """The op as a model calls it on a GPU; on the CPU, which has an engine of its own, its graph path without graphs."""
+    """The op as a model calls it on a GPU; on the CPU its graph path without graphs."""
     from elmo_fast.ops.cuda import lstm
 
     return lstm.projected_lstm(inputs, rows, schedule, state, weights, **settings)
@@ -54,8 +56,8 @@ def check(device: str, dim: int, projection: int, precision: str) -> dict:
         clips = {"cell_clip": CLIP, "proj_clip": CLIP}
         exact = [moved(each, "cpu", torch.float64) for each in (x, state, weights, fresh)]
         truth = reference.projected_lstm(exact[0], rows, schedule, *exact[1:3], restart=exact[3], **clips)
-        found = run(x.to(device), rows, schedule, moved(state, device), weights, precision=precision, restart=moved(fresh, device),
-                    **clips)
+        found = run(x.to(device), rows, schedule, moved(state, device), weights, precision=precision,
+                    restart=moved(fresh, device), **clips)
         error = max(error, *(agreement.relative_error([ours.cpu()], [theirs])
                              for ours, theirs in zip((found[0], *found[1]), (truth[0], *truth[1]))))
         clipped = max(clipped, float((truth[1][1].abs() >= CLIP).double().mean()))
@@ -70,8 +72,10 @@ def measure(stage: Stage, weights: tuple, path: str, precision: str, slots: int,
     rows = torch.randint(0, len(x), (2, slots * steps), dtype=torch.int32)
     schedule = make_schedule([steps] * slots)
     state = tuple(torch.zeros(slots, 2 * width, device=stage.device) for width in (projection, dim))
-    timing = stage.measure(lambda: run(x, rows, schedule, state, weights, precision=precision, cell_clip=3.0, proj_clip=3.0), SECONDS)
-    found = {**timing.as_dict(), "us_per_layer_step": timing.median / steps * 1e6, "tokens_per_s": slots * steps / timing.median}
+    timing = stage.measure(lambda: run(x, rows, schedule, state, weights, precision=precision, cell_clip=3.0,
+                                       proj_clip=3.0), SECONDS)
+    found = {**timing.as_dict(), "us_per_layer_step": timing.median / steps * 1e6,
+             "tokens_per_s": slots * steps / timing.median}
     if path == "persistent" and (dim, projection) == common.SIZES["original"][:2]:
         found["predicted_us"] = predict.predicted_us(torch.cuda.get_device_name(), slots)
     return found
@@ -80,11 +84,11 @@ def measure(stage: Stage, weights: tuple, path: str, precision: str, slots: int,
 def why_not(device: str, path: str) -> str | None:
     from elmo_fast.ops.cuda import persistent
 
-    return persistent.lacks(torch.device(device, 0) if device == "cuda" else torch.device(device)) if path == "persistent" else None
+    return persistent.lacks(torch.zeros(0, device=device).device) if path == "persistent" else None
 
 
 def work(stage: Stage) -> None:
-    sizes = {"odd": (75, 33)} if stage.dry_run else {size: common.SIZES[size][:2] for size in ("original", "small")}
+    sizes = {size: common.SIZES[size][:2] for size in (("tiny",) if stage.dry_run else ("original", "small"))}
     for path, precisions in reversed(PATHS.items()):
         if reason := why_not(stage.device, path):
             stage.add(path=path, skipped=reason)
@@ -93,12 +97,13 @@ def work(stage: Stage) -> None:
         for precision in reversed(precisions):
             for size, shape in sizes.items():
                 facts = {"path": path, "precision": precision, "size": size}
-                if not stage.attempt(lambda: check(stage.device, *shape, precision), needs=3, part="check", **facts).get("passed"):
+                checked = stage.attempt(lambda: check(stage.device, *shape, precision), needs=3, part="check", **facts)
+                if not checked.get("passed"):
                     continue
                 weights = layer(*shape, stage.device)
-                for slots, steps in ((2, 3),) if stage.dry_run else [(one, other) for other in STEPS for one in SLOTS]:
-                    stage.attempt(lambda: measure(stage, weights, path, precision, slots, steps), part="time", slots=slots,
-                                  steps=steps, **facts)
+                for steps, slots in [(3, 2)] if stage.dry_run else itertools.product(STEPS, SLOTS):
+                    stage.attempt(lambda: measure(stage, weights, path, precision, slots, steps), part="time",
+                                  slots=slots, steps=steps, **facts)
         del os.environ["ELMO_FAST_CUDA_LSTM"]
 
 

@@ -1,12 +1,12 @@
 """A predicted time for a step of a layer in the persistent kernel, from exact counts and a chip's documented rates.
 
     python -m benchmarks.gpu.predict           # the table of docs/gpu.md, from counts.json
-    python -m benchmarks.gpu.predict --count   # counts.json anew: the compiled PTX, run by tests/native/ptx
+    python -m benchmarks.gpu.predict --count   # both anew: the compiled PTX, run by tests/native/ptx (a minute or two)
 
-Counts are of both directions and all blocks: runs of three and of two steps, subtracted. The directions share a multiprocessor,
-so the work of one hides the waits of the other. With `work` of both and `waits` of one direction, a step takes
-max(work, waits + work / 2), and waits + work where nothing is hidden. The largest of products, shared memory and streamed
-weights counts, since they overlap; exchange and z are added to it.
+Counts are of both directions and all blocks: runs of three and of two steps, subtracted. The directions share a
+multiprocessor, so the work of one hides the waits of the other. With `work` of both and `waits` of one direction, a
+step takes max(work, waits + work / 2), and waits + work where nothing is hidden. Of products, shared memory and
+streamed weights the largest counts, since they overlap; exchange and z are added to it.
 """
 
 import json
@@ -23,19 +23,19 @@ SLOTS = (1, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Chip:
-    """Rates in units a second, latencies in seconds; in brackets the section of research/performance.md that has them."""
+    """Rates in units a second, latencies in seconds; [n] is section n of research/performance.md, [r] gpu-review.md."""
 
     name: str
-    hbm: float                        # bytes: H100 3.35 TB/s (research/gpu-review.md: 41.9 MB in 12.5 us), H200 4.3 TB/s [7]
+    hbm: float                        # bytes
     l2: float = 5.5e12                # bytes [7]; also taken for what a cluster exchanges
     mma: float = 0.62 * 790e12        # FLOP: mma.sync reaches 62 % of 790 TFLOP/s [5, 7]
     shared: float = 208e3 / 1e-6      # bytes of one multiprocessor: 208 KB in 1.0 us [5]
     barrier: float = 1.0e-6           # 0.7 to 1.0 us [5], two cost 2.0 us [7]
-    l2_latency: float = 0.2e-6        # 0.15 to 0.25 us (research/gpu-review.md)
+    l2_latency: float = 0.2e-6        # 0.15 to 0.25 us [r]
     cluster_latency: float = 0.11e-6  # 180 cycles [5]
 
 
-CHIPS = (Chip("H100", 3.35e12), Chip("H200", 4.3e12))
+CHIPS = (Chip("H100", 41.9e6 / 12.5e-6), Chip("H200", 4.3e12))  # 41.9 MB in 12.5 us [r]; [7]
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,14 @@ class Prediction:
 
 
 def predict(counts: Counts, chip: Chip) -> Prediction:
+    latencies = counts.rounds * chip.l2_latency + counts.cluster_rounds * chip.cluster_latency
     return Prediction(
-        products=counts.mma * 2 * 16 * 8 * 16 / chip.mma, shared=counts.wavefronts / counts.blocks * 128 / chip.shared,
-        weights=counts.weight_sectors * 32 / chip.l2, exchange=(counts.exchange_sectors * 32 + counts.cluster_bytes) / chip.l2,
+        products=counts.mma * 2 * 16 * 8 * 16 / chip.mma,
+        shared=counts.wavefronts / counts.blocks * 128 / chip.shared,
+        weights=counts.weight_sectors * 32 / chip.l2,
+        exchange=(counts.exchange_sectors * 32 + counts.cluster_bytes) / chip.l2,
         inputs=max(counts.input_sectors * 32 / chip.l2, counts.z_bytes / chip.hbm),
-        waits=counts.barriers * chip.barrier + counts.rounds * chip.l2_latency + counts.cluster_rounds * chip.cluster_latency)
+        waits=counts.barriers * chip.barrier + latencies)
 
 
 def stored() -> dict[int, Counts]:
@@ -89,7 +92,7 @@ def stored() -> dict[int, Counts]:
 
 
 def predicted_us(gpu: str, slots: int) -> float | None:
-    """Of the original model's layer on a GPU of that name, e.g. 'NVIDIA H100 80GB HBM3'; None for other chips and slots."""
+    """Of the original model's layer on a GPU of that name ('NVIDIA H100 80GB HBM3'); None for other chips and slots."""
     chip, counts = next((chip for chip in CHIPS if chip.name in gpu), None), stored().get(slots)
     return predict(counts, chip).step * 1e6 if chip and counts else None
 
@@ -114,8 +117,9 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
     weights, inputs = r"ld\.global\.nc\..*v4", r"ld\.global\.(nc\.)?[a-z]+\d+$"
     kinds = [total("sectors", pattern) for pattern in (r"(?!.*\.(acquire|relaxed)\.)", weights, inputs)]
     local = r"(?!ld\.shared::cluster)"
-    return Counts(mma=total("executed", r"mma\.sync"), wavefronts=total("wavefronts", local), ideal=total("ideal", local),
-                  weight_sectors=kinds[1], input_sectors=kinds[2], exchange_sectors=kinds[0] - kinds[1] - kinds[2],
+    return Counts(mma=total("executed", r"mma\.sync"),
+                  wavefronts=total("wavefronts", local), ideal=total("ideal", local), weight_sectors=kinds[1],
+                  input_sectors=kinds[2], exchange_sectors=kinds[0] - kinds[1] - kinds[2],
                   cluster_bytes=total("bytes", r"ld\.shared::cluster"),
                   barriers=total("executed", r"red\.release") // (2 * known["blocks"]), **known)
 
@@ -126,32 +130,38 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     import lstm_kernel_case as cases
     import ptx_machine
 
-    module, runs = ptx_machine.machine(90), []
+    size, module, runs = common.SIZES["original"][:2], ptx_machine.machine(90), []
     module.set(checks=False, traffic=True, seed=0)
     (source,) = module.embedded()
     for steps in (2, 3):
         module.reset(source)
-        case = cases.make(*common.SIZES["original"][:2], [slots] * steps, starts=0.0, rows=2 * slots * steps, cell_clip=3.0,
-                          proj_clip=3.0, device=cases.H100)
+        case = cases.make(*size, [slots] * steps, starts=0.0, rows=2 * slots * steps, cell_clip=3.0, proj_clip=3.0,
+                          device=cases.H100)
         error = max(cases.errors(cases.run(module, case), cases.oracle(case)))
         assert error < 3e-3, error
-        runs += [opcodes for kernel, opcodes in ptx_machine.counters(module, source).items() if "persistent_kernel" in kernel]
+        runs += [opcodes for kernel, opcodes in ptx_machine.counters(module, source).items()
+                 if "persistent_kernel" in kernel]
     step = {opcode: {field: more - runs[0].get(opcode, {}).get(field, 0) for field, more in fields.items()}
             for opcode, fields in runs[1].items()}
-    plan = module.cuda_lstm_plan(*common.SIZES["original"][:2], cases.H100, slots)
-    found = classified(step, blocks=plan["blocks"], z_bytes=slots * case.z[0].size * 2, rounds=rounds, cluster_rounds=cluster_rounds)
+    plan = module.cuda_lstm_plan(*size, cases.H100, slots)
+    found = classified(step, blocks=plan["blocks"], z_bytes=slots * case.z[0].size * 2, rounds=rounds,
+                       cluster_rounds=cluster_rounds)
     assert found.weight_sectors * 32 == plan["streamed_bytes"], (found, plan)
     return found
 
 
 def count_all() -> None:
-    """The rounds are those of the 64-slot kernel, which the lint holds to a limit: all instances take the same steps."""
+    """The rounds are those of the 64-slot kernel, which the lint holds to a limit: all take the same steps."""
     from benchmarks.gpu import read_sass
 
-    (linted,) = [kernel for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0])) if "Fp16ELi8E" in kernel.name]
+    (linted,) = [kernel for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0]))
+                 if "Fp16ELi8E" in kernel.name]
     remote = [each.remote for each in linted.rounds(linted.time_loops[0])]
-    lines = [f'"{slots}": {json.dumps(asdict(count(slots, remote.count(False), remote.count(True))))}' for slots in SLOTS]
-    COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n' + ",\n".join(lines) + "}}\n", encoding="utf-8")
+    rounds = remote.count(False), remote.count(True)
+    lines = ",\n".join(f'"{slots}": {json.dumps(asdict(count(slots, *rounds)))}' for slots in SLOTS)
+    COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
+    docs = common.ROOT / "docs" / "gpu.md"
+    docs.write_text(re.sub(r"\| slots \| products .*", lambda _: table(stored()) + "\n", docs.read_text(), flags=re.S))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What benchmarks/gpu/run.sh runs: every stage in a process of its own with a time limit, so that one that fails or hangs
-loses no other's results. They go to OUT/<gpu>/run.json, or STAGE.json. The exit status is 0 when every stage completed,
-1 when one did not, 2 for bad usage. A dry run does tiny work on the CPU, in one process: it measures nothing.
+"""What benchmarks/gpu/run.sh runs: every stage in a process of its own with a time limit, so that one that fails or
+hangs loses no other's results. They go to OUT/<gpu>/run.json, or STAGE.json. The exit status is 0 when every stage
+completed, 1 when one did not, 2 for bad usage. A dry run does tiny work on the CPU, in one process: it measures
+nothing.
 """
 
 import argparse
@@ -28,10 +29,10 @@ LAST_LINES = 12
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="run.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="run.sh", description=__doc__)
     parser.add_argument("--out", type=Path, default=common.RESULTS, metavar="DIR", help="default: benchmarks/results")
     parser.add_argument("--stage", choices=STAGES, help="run this stage only")
-    parser.add_argument("--allennlp", type=Path, metavar="PATH", help="a source checkout of AllenNLP 0.9, timed beside ours")
+    parser.add_argument("--allennlp", type=Path, metavar="PATH", help="a checkout of AllenNLP 0.9, timed beside ours")
     parser.add_argument("--dry-run", action="store_true", help="without a GPU: exercises the script")
     parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)  # runs a stage here, into this file
     parser.add_argument("--seconds", type=float, default=60, help=argparse.SUPPRESS)
@@ -48,7 +49,7 @@ def run_here(name: str, part: Path, seconds: float, given: argparse.Namespace) -
 
 
 def run_apart(command: list, limit: float) -> tuple[int, list[str]]:
-    """Exit status (negative: killed) and output of a program, printed as it comes; its whole group ends at the limit."""
+    """Exit status (negative: killed) and output of a program, printed as it comes; all it started ends at the limit."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
                                start_new_session=True)
     timer = threading.Timer(limit, lambda: os.killpg(process.pid, signal.SIGKILL))
@@ -90,8 +91,9 @@ def main(arguments: list[str] | None = None) -> int:
         if given.dry_run:
             status, lines = run_here(name, part, limit, given), []
         else:  # a stage plans for less than its limit, so that it ends by itself and not in mid-case
-            command = [sys.executable, "-m", "benchmarks.gpu.run", "--stage", name, "--part", part, "--seconds", str(limit * 0.8)]
-            status, lines = run_apart(command + (["--allennlp", given.allennlp] if given.allennlp else []), limit)
+            command = [sys.executable, "-m", "benchmarks.gpu.run", "--stage", name, "--part", part,
+                       "--seconds", str(limit * 0.8), *(["--allennlp", given.allennlp] if given.allennlp else [])]
+            status, lines = run_apart(command, limit)
         found = result(part, status, lines)
         document |= {key: document[key] or found.pop(key, None) for key in FRAME}
         document["stages"][name] = {key: each for key, each in found.items() if key not in (*FRAME, "name")}

@@ -38,7 +38,10 @@ class Stage:
             return 1
         cases = self.document["results"]
         failed = sum("failed" in case or case.get("passed") is False for case in cases)
-        self.write("failed" if failed else "complete", **({"error": f"{failed} of {len(cases)} cases failed"} if failed else {}))
+        if failed:
+            self.write("failed", error=f"{failed} of {len(cases)} cases failed")
+        else:
+            self.write("complete")
         return int(failed > 0)
 
     def left(self) -> float:

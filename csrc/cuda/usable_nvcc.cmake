@@ -1,5 +1,5 @@
-# elmo_fast_usable_nvcc(REASON): sets ELMO_FAST_NVCC and, in REASON, nothing where the CUDA kernels can be built, or else
-# why not. A compiler that is old, broken or at odds with the host compiler is a reason, never a failed build.
+# elmo_fast_usable_nvcc(REASON): sets ELMO_FAST_NVCC and, in REASON, nothing where the CUDA kernels can be built, or
+# else why not. A compiler that is old, broken or at odds with the host compiler is a reason, never a failed build.
 set(elmo_fast_oldest_nvcc 12.0)  # the first with sm_90a
 set(elmo_fast_cuda_flags -std=c++17 -fmad=false)
 set(elmo_fast_cuda_targets -gencode=arch=compute_80,code=[compute_80,sm_80] -gencode=arch=compute_90a,code=sm_90a)
@@ -12,7 +12,8 @@ function(elmo_fast_usable_nvcc reason)
   elseif(NOT ELMO_FAST_NVCC)
     set(why "nvcc was not found")
   else()
-    execute_process(COMMAND "${ELMO_FAST_NVCC}" --version RESULT_VARIABLE failed OUTPUT_VARIABLE said ERROR_VARIABLE said)
+    execute_process(COMMAND "${ELMO_FAST_NVCC}" --version RESULT_VARIABLE failed
+                    OUTPUT_VARIABLE said ERROR_VARIABLE said)
     if(failed)
       elmo_fast_last_line(last "${said}")
       set(why "${ELMO_FAST_NVCC} does not run: ${last}")

@@ -51,7 +51,7 @@ def lacks(device: torch.device) -> str | None:
     if module is None:
         return reason
     if not module.has_cuda:
-        return "the native module was built without CUDA"
+        return f"the native module was built without CUDA: {module.cuda_skipped}"
     try:
         capability = limits(device).capability
     except RuntimeError as error:
