@@ -9,6 +9,7 @@ import test_cuda_lstm_graph as graph_tests
 import test_projected_lstm as op_tests
 import torch
 from models import SENTENCES, SHAPES, bilm, options
+from ptx_machine import machine
 from test_cuda_lstm_graph import FIRING, SLOTS, assert_close, expected_of, run
 from tolerances import AGAINST_FLOAT64, relative_error
 
@@ -213,6 +214,37 @@ def test_a_launch_that_gave_up_is_the_last(native, caplog, monkeypatch):
         for _ in range(2):
             assert_close(run(FIRING, "medium", *given, weights=weights), expected_of(FIRING, *given), FP16)
     assert len(native.calls) == launches and caplog.text.count("a launch gave up waiting on cpu") == 1
+
+
+@pytest.fixture(params=[90, 80])
+def as_ptx(request, native, monkeypatch):
+    """The kernels' PTX, run by the interpreter, in the place of the NumPy module, which collects the calls."""
+    kernel = machine(request.param)
+    device = (12, 232448, 1, 3, 6) if request.param == 90 else (12, 166912, 0, 0, 0)
+    for name in ("cuda_lstm_plan", "cuda_lstm_packed_size", "cuda_lstm_pack"):
+        monkeypatch.setattr(native, name, getattr(kernel, name))
+    monkeypatch.setattr(native, "cuda_lstm_run", lambda **call: (native.calls.append(call),
+                                                                 kernel.cuda_lstm_run(**call)))
+    monkeypatch.setattr(persistent, "limits", lambda of: persistent.Limits((8, 0), device))
+    return native
+
+
+def test_calls_run_as_ptx(as_ptx, projected):
+    test_sequences_start_within_slots(as_ptx, None)
+    given = graph_tests.draw(SHAPES["no clips"], torch.float32)
+    assert_close(run(SHAPES["no clips"], "medium", *given), expected_of(SHAPES["no clips"], *given), BF16)
+
+
+@pytest.mark.parametrize("slots, blocks", [(1, [1]), (64, [64]), (130, [64, 64, 2])])
+def test_any_number_of_slots_as_ptx(slots, blocks, as_ptx):
+    test_any_number_of_slots(slots, blocks, as_ptx)
+
+
+def test_a_launch_that_gives_up_is_replayed_as_ptx(as_ptx, monkeypatch, caplog):
+    monkeypatch.setattr(persistent, "_NANOSECONDS", 0)
+    given = op_tests.draw(FIRING, torch.float32)
+    assert_close(run(FIRING, "medium", *given), expected_of(FIRING, *given), FP16)
+    assert "a launch gave up waiting on cpu" in persistent._watch(CPU).reason() and len(as_ptx.calls) == 1
 
 
 @pytest.mark.parametrize("change, reason", [
