@@ -32,6 +32,7 @@ class OnPtx:
             self.rules |= kernel.values
             kernel = kernel.fn
         self.kernel, self.generation, self.tile = kernel, generation, tile
+        self.text = None  # what runs, if not what Triton writes
 
     def __getitem__(self, grid):
         return lambda *arguments, **named: self.launch(grid, arguments, named)
@@ -45,7 +46,8 @@ class OnPtx:
         given |= {name: rule(given) for name, rule in self.rules.items()}
         compiled = self.compiled(given, options)
         grid = grid(given) if callable(grid) else grid
-        program = Program(compiled.asm["ptx"])
+        self.text = self.text or compiled.asm["ptx"]
+        program = Program(self.text)
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         passed = [given[name] for name in self.kernel.arg_names if name not in self.constants]
         with device_memory(program.module, tensors):

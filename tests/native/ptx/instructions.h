@@ -27,7 +27,7 @@ int size_of(Type type);
 Type type_named(const std::string& name);  // Type::none if there is none
 const char* name_of(Type type);
 
-enum class Space : uint8_t { generic, global, shared, cluster, param, local };
+enum class Space : uint8_t { global, shared, cluster, param, local };
 enum class Order : uint8_t { weak, relaxed, acquire, release, acquire_release };
 enum class Compare : uint8_t { eq, ne, lt, le, gt, ge, equ, neu, ltu, leu, gtu, geu, num, nan };
 enum class Rounding : uint8_t { nearest, down, up, zero };
@@ -46,7 +46,7 @@ struct Instruction {
   void (*run)(Warp&, const Instruction&, Mask) = nullptr;
   Kind kind = Kind::plain;
   Type type = Type::none, source = Type::none;
-  Space space = Space::generic;
+  Space space = Space::global;
   Order order = Order::weak;
   Compare compare = Compare::eq;
   Rounding rounding = Rounding::nearest;

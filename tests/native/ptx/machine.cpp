@@ -130,7 +130,7 @@ void Machine::schedule(std::vector<Warp*>& order) {
 
 bool Machine::turn(Warp& warp, uint64_t instructions) {
   const Instruction* code = kernel.code.data();
-  warp.yields = warp.effect = false;
+  warp.yields = false;
   try {
     for (; instructions && !warp.yields; --instructions) {
       if (warp.pc >= warp.meets) {
@@ -158,7 +158,7 @@ bool Machine::turn(Warp& warp, uint64_t instructions) {
   } catch (const Trap& trap) {
     throw Trap(std::string(trap.what()) + " at " + where(warp));
   }
-  return !warp.yields || warp.effect;
+  return !warp.spins;
 }
 
 bool Machine::special(Warp& warp, const Instruction& in, Mask mask) {
@@ -176,7 +176,7 @@ bool Machine::special(Warp& warp, const Instruction& in, Mask mask) {
   if (!mask) return true;
   if (in.kind == Kind::cluster_arrive) arrive_at_cluster(warp, in.order == Order::release);
   if (in.kind == Kind::barrier || in.kind == Kind::arrive) barrier(warp, in);
-  if (in.kind == Kind::pause) warp.yields = true;
+  if (in.kind == Kind::pause) warp.yields = warp.spins = true;
   return warp.state == Warp::ready;
 }
 
@@ -242,7 +242,7 @@ void Machine::leave(Warp& warp, Mask mask) {
   if (warp.alive) return;
   if (!warp.products.empty() || !warp.product_groups.empty()) throw Trap("the warp leaves with a wgmma not complete");
   warp.state = Warp::done;
-  warp.effect = true;
+  warp.spins = false;
   Block& block = *warp.block;
   --block.alive;
   for (Barrier& barrier : block.barriers)
@@ -275,7 +275,7 @@ void Machine::barrier(Warp& warp, const Instruction& in) {
   if (barrier.arrived && barrier.expected != threads / warp_threads) throw Trap("warps that expect different numbers at a barrier");
   barrier.expected = threads / warp_threads;
   ++barrier.arrived;
-  warp.effect = true;
+  warp.spins = false;
   publish(warp, barrier.clocks);
   if (in.kind == Kind::barrier) {
     warp.state = Warp::waiting;
@@ -297,7 +297,8 @@ void Machine::complete(Block& block, Barrier& barrier) {
 void Machine::arrive_at_cluster(Warp& warp, bool releases) {
   Cluster& cluster = *warp.block->cluster;
   if (warp.arrived_at_cluster) throw Trap("a second arrival at the barrier of the cluster without a wait");
-  warp.arrived_at_cluster = warp.effect = true;
+  warp.arrived_at_cluster = true;
+  warp.spins = false;
   warp.cluster_generation = cluster.generation;
   ++cluster.arrived;
   if (releases) publish(warp, cluster.clocks);
@@ -338,7 +339,7 @@ void Machine::acquire(Warp& warp, uintptr_t address, Order order) {
 }
 
 void Machine::release(Warp& warp, uintptr_t address, Order order) {
-  warp.effect = true;
+  warp.spins = false;
   if (!settings.checks) return;
   if (order == Order::release || order == Order::acquire_release)
     publish(warp, released_[address]);
@@ -364,7 +365,8 @@ bool Machine::visible_to_proxy(const Epoch& written, const Warp& warp) const {
 
 void Machine::poll(Warp& warp, uint64_t value) {
   const auto [found, fresh] = warp.polled.insert({warp.pc, value});
-  warp.yields |= !fresh && found->second == value;
+  if (!fresh) warp.spins = found->second == value;
+  warp.yields |= warp.spins;
   found->second = value;
 }
 
@@ -395,7 +397,7 @@ char* Machine::shared(Warp& warp, const Instruction& in, uint32_t address, int b
   return block->shared.data() + at;
 }
 
-char* Machine::global_memory(Warp&, uint64_t address, int bytes, Region** region) {
+char* Machine::global_memory(uint64_t address, int bytes, Region** region) {
   if (address % uint64_t(bytes)) throw Trap("misaligned global address for " + std::to_string(bytes) + " bytes");
   *region = nullptr;
   if (global_.checked() && !(*region = global_.find(address, size_t(bytes)))) {

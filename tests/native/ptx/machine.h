@@ -57,7 +57,7 @@ struct Warp {
   std::deque<std::vector<Product>> product_groups;
   std::unique_ptr<ProductState> product_state;
   std::map<uint32_t, uint64_t> polled;  // by pc: what the last load found
-  bool effect = false, yields = false;
+  bool yields = false, spins = false;  // spins: has found nothing new since its last effect on others
 
   template <class T>
   T* lanes(const Operand& o) const {
@@ -111,7 +111,7 @@ class Machine {
   // For instructions.
   [[noreturn]] void fail(const Warp& warp, const std::string& what) const;
   char* shared(Warp& warp, const Instruction& in, uint32_t address, int bytes, Block** of);
-  char* global_memory(Warp& warp, uint64_t address, int bytes, Region** region);
+  char* global_memory(uint64_t address, int bytes, Region** region);
   void acquire(Warp& warp, uintptr_t address, Order order);
   void release(Warp& warp, uintptr_t address, Order order);
   void fence(Warp& warp);
