@@ -36,7 +36,8 @@ RECORD := elmo_fast/_build_info.py
 HAS_PYTHON := import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got " + sys.version)
 HAS_TORCH := from importlib.metadata import version; v = version("torch").split("."); assert (int(v[0]), int(v[1])) >= (2, 11)
 SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"]; \
-	print("native module:", why and "none, because " + why or "built")
+	print("native module:", why and "none, because " + why or "built"); why or \
+	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
 
 .PHONY: venv native embed test test-all clean FORCE
 

@@ -85,6 +85,12 @@ def _cpu() -> dict:
     }
 
 
+def gpu_name() -> str | None:
+    """Of the first NVIDIA GPU, without torch."""
+    names = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    return names.splitlines()[0] if names else None
+
+
 def _gpu() -> dict | None:
     import torch
 
@@ -227,7 +233,7 @@ class Timing:
         return float(np.median(np.divide(other.samples, self.samples)))
 
 
-def _seconds(fn, calls: int) -> float:
+def seconds_per_call(fn, calls: int) -> float:
     start = time.perf_counter()
     for _ in range(calls):
         fn()
@@ -242,13 +248,13 @@ def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0) -> di
     """
     if rounds < 1:
         raise ValueError(f"rounds: expected at least 1, got {rounds}")
-    calls = {name: max(1, round(min_seconds / max(_seconds(fn, 1), 1e-9)))
+    calls = {name: max(1, round(min_seconds / max(seconds_per_call(fn, 1), 1e-9)))
              for name, fn in functions.items()}
     samples: dict[str, list[float]] = {name: [] for name in functions}
     order = list(functions)
     for _ in range(rounds):
         for name in order:
-            samples[name].append(_seconds(functions[name], calls[name]))
+            samples[name].append(seconds_per_call(functions[name], calls[name]))
         order = order[1:] + order[:1]
     return {name: Timing.of(samples[name], calls[name]) for name in functions}
 

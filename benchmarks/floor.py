@@ -165,7 +165,7 @@ class Chip:
     read: float
 
 
-# NVIDIA's H200 datasheet, SXM, dense; measured ceilings take its place in results (benchmarks/gpu/encoder.py).
+# NVIDIA's H200 datasheet, SXM, dense.
 H200 = Chip("H200 (datasheet)", {"highest": 67e12, "high": 494.5e12, "medium": 989e12}, 4.8e12)
 
 

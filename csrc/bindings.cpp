@@ -38,8 +38,10 @@ void bind_threads(py::module_& m) {
 void bind_build(py::module_& m) {
 #ifdef ELMO_FAST_HAS_CUDA
   m.attr("has_cuda") = true;
+  m.attr("cuda_skipped") = py::none();  // why the CUDA kernels were not built
 #else
   m.attr("has_cuda") = false;
+  m.attr("cuda_skipped") = ELMO_FAST_NO_CUDA_REASON;
 #endif
 }
 

@@ -14,8 +14,6 @@
 namespace elmo_fast {
 namespace cuda {
 
-constexpr int most_slots = 64;
-
 // Type of weights, h and m in products.
 enum class Operand : int32_t { fp16 = 0, bf16 = 1 };
 
@@ -66,7 +64,7 @@ struct Call {
   const void* packed;          // from pack, aligned to 16 bytes
   const void* z;               // [rows, 2, 4D] of the operand type: input projections without the bias
   const float* scale;          // [rows, 2] factor of each row of z, or null
-  int32_t steps, slots;        // steps >= 1, slots 1 to most_slots
+  int32_t steps, slots;        // steps >= 1, slots 1 to 64
   int32_t stride;              // >= slots, of meta and places
   const int32_t* meta;         // [steps + 1, 3, stride] row of z forward, backward; 1 where a sequence starts. The last
                                // step has no starts

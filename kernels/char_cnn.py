@@ -21,28 +21,30 @@ from elmo_fast.kernels.configs import choose, widened
 WHOLE = (32, 64, 128)
 PIECES = len(WHOLE)
 ACTIVATIONS = ("relu", "tanh")
+UNSORTED = 32  # so few tokens run in the order they came
 
 
-def char_cnn(ids: torch.Tensor, order: torch.Tensor | None, lengths: torch.Tensor, packed, activation: str,
-             out: torch.Tensor) -> None:
-    """Filter values of tokens: ids int [N, C], contiguous -> out [N, F].
+def char_cnn(ids: torch.Tensor, packed, activation: str, padding: int, out: torch.Tensor) -> None:
+    """Filter values of tokens: ids int64 [N, C], contiguous -> out [N, F].
 
-    `order` int [N] names the tokens by falling length, or None leaves them as they are; `lengths` int [N] are those of
-    the tokens in that order (`token_lengths`). `packed` is a `PackedFilters`. Ids outside the table read its nearest
-    row.
+    `packed` is a `PackedFilters`, `padding` the id behind a token's last character. Ids outside the table read its
+    nearest row.
     """
     count, characters = ids.shape
     if not count:
         return
+    lengths, order = token_lengths(ids, padding), packed.unsorted[:count]
+    if count > UNSORTED:
+        lengths, order = lengths.sort(descending=True)
     kernel = choose("char_cnn", _char_cnn, packed.operands, count, out.device)
 
     def grid(meta):
-        filters = sum(triton.cdiv(each, meta["BN"]) for each in packed.counts)
+        filters = sum(triton.cdiv(number, meta["BN"]) for number in packed.counts)
         return (triton.cdiv(count, meta["BM"]) * filters,)
 
-    kernel[grid](ids, ids if order is None else order, lengths, packed.table, packed.weights, packed.biases,
+    kernel[grid](ids, order, lengths, packed.table, packed.weights, packed.biases,
                  packed.widths, out, count, characters, out.shape[1], len(packed.table) - 1, len(packed.counts),
-                 EP=packed.table.shape[1], KINDS=packed.kinds, STEP=packed.step, SORTED=order is not None,
+                 EP=packed.table.shape[1], KINDS=packed.kinds, STEP=packed.step,
                  TANH=activation == "tanh", PRECISION=packed.precision, WIDEN=widened(packed.operands),
                  enable_fp_fusion=True)
 
@@ -53,25 +55,24 @@ def token_lengths(ids: torch.Tensor, padding: int) -> torch.Tensor:
     lengths = torch.empty(count, dtype=torch.int32, device=ids.device)
     if count:
         _token_lengths[(triton.cdiv(count, 32),)](ids, lengths, count, characters, padding, BM=32,
-                                                  BC=triton.next_power_of_2(characters))
+                                                  BC=triton.next_power_of_2(characters), enable_fp_fusion=True)
     return lengths
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
 def _token_lengths(ids, lengths, count, characters, padding, BM: tl.constexpr, BC: tl.constexpr):
     token = tl.program_id(0) * BM + tl.arange(0, BM)
-    place = tl.arange(0, BC)
-    inside = (token < count)[:, None] & (place < characters)[None, :]
-    seen = tl.load(ids + token.to(tl.int64)[:, None] * characters + place[None, :], mask=inside, other=0)
-    real = inside & (seen != padding)
-    tl.store(lengths + token, tl.max(tl.where(real, place[None, :] + 1, 0), axis=1), mask=token < count)
+    position = tl.arange(0, BC)
+    inside = (token < count)[:, None] & (position < characters)[None, :]
+    values = tl.load(ids + token.to(tl.int64)[:, None] * characters + position[None, :], mask=inside, other=0)
+    real = inside & (values != padding)
+    tl.store(lengths + token, tl.max(tl.where(real, position[None, :] + 1, 0), axis=1), mask=token < count)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
 def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, characters, columns, last_row, groups,
-              EP: tl.constexpr, KINDS: tl.constexpr, STEP: tl.constexpr, SORTED: tl.constexpr,
-              TANH: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-              BK: tl.constexpr):
+              EP: tl.constexpr, KINDS: tl.constexpr, STEP: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+              WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     # Which filters: `widths` [groups, 5] has width, first weight, first column, number of filters and kind.
     tiles = 0
     for group in range(groups):
@@ -93,28 +94,28 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
 
     place = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
     present = place < count
-    token = tl.load(order + place, mask=present, other=0).to(tl.int64) if SORTED else tl.minimum(place, count - 1).to(tl.int64)
+    token = tl.load(order + place, mask=present, other=0)
     longest = tl.max(tl.load(lengths + place, mask=present, other=0), axis=0)
-    trips = tl.minimum(longest, characters - width) + 1
+    positions = tl.minimum(longest, characters - width) + 1
     rows = ids + token * characters  # [BM]
 
     best = tl.full((BM, BN), float("-inf"), tl.float32)
     if KINDS & 1:
         if kind == 0:
-            best = _whole(rows, table, weight, best, width, size, filter, trips, last_row, EP, 32, PRECISION, WIDEN,
+            best = _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP, 32, PRECISION, WIDEN,
                           BM, BN)
     if KINDS & 2:
         if kind == 1:
-            best = _whole(rows, table, weight, best, width, size, filter, trips, last_row, EP, 64, PRECISION, WIDEN,
+            best = _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP, 64, PRECISION, WIDEN,
                           BM, BN)
     if KINDS & 4:
         if kind == 2:
-            best = _whole(rows, table, weight, best, width, size, filter, trips, last_row, EP, 128, PRECISION, WIDEN,
-                          BM, BN)
+            best = _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP, 128, PRECISION,
+                          WIDEN, BM, BN)
     if KINDS & 8:
         if kind == 3:
-            best = _pieces(rows, table, weight, best, width, size, filter, trips, last_row, EP, BK, PRECISION, WIDEN,
-                          BM, BN)
+            best = _pieces(rows, table, weight, best, width, size, filter, positions, last_row, EP, BK, PRECISION,
+                          WIDEN, BM, BN)
 
     best += tl.load(biases + column + filter, mask=filter < size, other=0.0)[None, :]
     best = _tanh(best) if TANH else tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -123,64 +124,64 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
 
 
 @triton.jit
-def _whole(rows, table, weight, best, width, size, filter, trips, last_row, EP: tl.constexpr, K: tl.constexpr,
+def _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP: tl.constexpr, K: tl.constexpr,
            PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Maximum over positions of windows of up to K values; `weight` [size, K] lies on chip throughout."""
     k = tl.arange(0, K)
-    kept = tl.load(weight + filter[:, None] * K + k[None, :], mask=(filter < size)[:, None], other=0.0)
-    kept = tl.trans(kept)  # [K, BN]
+    resident = tl.load(weight + filter[:, None] * K + k[None, :], mask=(filter < size)[:, None], other=0.0)
+    resident = tl.trans(resident)  # [K, BN]
     if WIDEN:
-        kept = kept.to(tl.float32)
-    seen = _characters(rows, 0, width, last_row, K // EP)
-    ahead = _embedded(table, seen, 0, EP, K // EP, EP, BM)
-    seen = _characters(rows, tl.minimum(1, trips - 1), width, last_row, K // EP)
-    for start in range(0, trips):
+        resident = resident.to(tl.float32)
+    characters = _characters(rows, 0, width, last_row, K // EP)
+    prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
+    characters = _characters(rows, tl.minimum(1, positions - 1), width, last_row, K // EP)
+    for start in range(0, positions):
         # The next windows, and the ids of those behind them, are on their way while these are multiplied.
-        windows = ahead
-        ahead = _embedded(table, seen, 0, EP, K // EP, EP, BM)
-        seen = _characters(rows, tl.minimum(start + 2, trips - 1), width, last_row, K // EP)
+        windows = prefetched
+        prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
+        characters = _characters(rows, tl.minimum(start + 2, positions - 1), width, last_row, K // EP)
         if WIDEN:
             windows = windows.to(tl.float32)
-        found = tl.dot(windows, kept, input_precision=PRECISION)
-        best = tl.maximum(best, found, propagate_nan=tl.PropagateNan.ALL)
+        products = tl.dot(windows, resident, input_precision=PRECISION)
+        best = tl.maximum(best, products, propagate_nan=tl.PropagateNan.ALL)
     return best
 
 
 @triton.jit
-def _pieces(rows, table, weight, best, width, size, filter, trips, last_row, EP: tl.constexpr, BK: tl.constexpr,
+def _pieces(rows, table, weight, best, width, size, filter, positions, last_row, EP: tl.constexpr, BK: tl.constexpr,
             PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Maximum over positions of windows of any size, BK values at a time; `weight` [width * EP, size]."""
     CHARACTERS: tl.constexpr = BK // EP if BK > EP else 1
     VALUES: tl.constexpr = BK // CHARACTERS
     k = tl.arange(0, BK)
-    for start in range(0, trips):
-        found = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, positions):
+        products = tl.zeros((BM, BN), tl.float32)
         for at in range(0, width * EP, BK):
-            seen = _characters(rows, start + at // EP, width - at // EP, last_row, CHARACTERS)
-            windows = _embedded(table, seen, at % EP, EP, CHARACTERS, VALUES, BM)
+            characters = _characters(rows, start + at // EP, width - at // EP, last_row, CHARACTERS)
+            windows = _embedded(table, characters, at % EP, EP, CHARACTERS, VALUES, BM)
             piece = tl.load(weight + (at + k)[:, None] * size + filter[None, :],
                             mask=(at + k < width * EP)[:, None] & (filter < size)[None, :], other=0.0)
             if WIDEN:
                 windows, piece = windows.to(tl.float32), piece.to(tl.float32)
-            found = tl.dot(windows, piece, found, input_precision=PRECISION)
-        best = tl.maximum(best, found, propagate_nan=tl.PropagateNan.ALL)
+            products = tl.dot(windows, piece, products, input_precision=PRECISION)
+        best = tl.maximum(best, products, propagate_nan=tl.PropagateNan.ALL)
     return best
 
 
 @triton.jit
 def _characters(rows, start, left, last_row, CHARACTERS: tl.constexpr):
-    """Ids of the characters from `start` on of each token, [BM, CHARACTERS]; beyond `left` of them 0, a row of zeros."""
+    """Ids of each token's characters from `start` on, [BM, CHARACTERS]; beyond `left` of them 0, a row of zeros."""
     step = tl.arange(0, CHARACTERS)
-    seen = tl.load(rows[:, None] + (start + step)[None, :], mask=(step < left)[None, :], other=0)
-    return tl.minimum(tl.maximum(seen, 0), last_row).to(tl.int32)
+    characters = tl.load(rows[:, None] + (start + step)[None, :], mask=(step < left)[None, :], other=0)
+    return tl.minimum(tl.maximum(characters, 0), last_row).to(tl.int32)
 
 
 @triton.jit
-def _embedded(table, seen, value, EP: tl.constexpr, CHARACTERS: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr):
+def _embedded(table, ids, value, EP: tl.constexpr, CHARACTERS: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr):
     """Of each character's EP values VALUES, from `value` on: [BM, CHARACTERS * VALUES]."""
-    place = tl.multiple_of(seen * EP + value, (1, VALUES))
-    found = tl.load(table + place[:, :, None] + tl.arange(0, VALUES)[None, None, :])
-    return tl.reshape(found, (BM, CHARACTERS * VALUES))
+    offset = tl.multiple_of(ids * EP + value, (1, VALUES))
+    values = tl.load(table + offset[:, :, None] + tl.arange(0, VALUES)[None, None, :])
+    return tl.reshape(values, (BM, CHARACTERS * VALUES))
 
 
 @triton.jit
@@ -208,7 +209,7 @@ class PackedFilters:
         padded = max(16, triton.next_power_of_2(dim))
         self.table = char_embed.new_zeros(len(char_embed) + 1, padded, dtype=dtype)
         self.table[1:, :dim] = char_embed
-        self.biases = torch.cat([each.float() for each in biases])
+        self.biases = torch.cat([bias.float() for bias in biases])
         self.counts = [weight.shape[-1] for weight in weights]
         parts, rows, first, column = [], [], 0, 0
         for weight in weights:
@@ -220,6 +221,7 @@ class PackedFilters:
         self.kinds = sum({1 << row[-1] for row in rows})
         self.step = math.gcd(16, *self.counts)  # what divides every first column and number of filters
         self.widths = torch.tensor(rows, dtype=torch.int32).to(char_embed.device)
+        self.unsorted = torch.arange(UNSORTED, device=char_embed.device)
 
 
 def _packed(weight: torch.Tensor, padded: int, dtype: torch.dtype, operands: str) -> tuple[int, torch.Tensor]:

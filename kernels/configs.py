@@ -1,9 +1,13 @@
 """Tile sizes of the kernels by GPU generation, kind of operand and amount of work: what is tuned, and between what.
 
-Each entry was compiled ahead of time for its generation without spilled registers and within its shared memory
-(tests/test_kernels_compile.py). `few` is for so few tokens that the grid would not fill the chip with larger tiles.
-Where an entry has several configurations, Triton times them at the first call on a machine and keeps the choice on
-disk; each is timed for `TUNING_MS`.
+Each entry compiles for its generation without spilled registers and within its shared memory, which
+`benchmarks/kernel_resources.py` prints and a test demands. `few` is for so few tokens that the grid would not fill the
+chip with larger tiles. Where an entry has several configurations, Triton times them at the first call on a machine and
+keeps the choice on disk; each is timed for `TUNING_MS`.
+
+What Triton compiles and loads for a kernel depends on the types of its tensors, the model's sizes, the tile and
+nothing else of a call, so that a CUDA graph of any batch needs two variants of each kernel, `few` and `many`. Integers
+that vary with the batch are therefore named in `do_not_specialize`.
 """
 
 import functools
@@ -29,7 +33,8 @@ class Tile:
     stages: int
 
     def config(self) -> triton.Config:
-        return triton.Config({"BM": self.bm, "BN": self.bn, "BK": self.bk}, num_warps=self.warps, num_stages=self.stages)
+        sizes = {"BM": self.bm, "BN": self.bn, "BK": self.bk}
+        return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
 
 
 _SIXTEEN_BITS = {
@@ -73,8 +78,9 @@ def generation_of(device: torch.device) -> int:
 def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
     """`kernel` with its configurations for this work, to be called as a Triton kernel."""
     amount = amount_of(tokens)
-    of = (_INTERPRETED[amount],) if device.type == "cpu" else tiles(name, generation_of(device), operands, amount)
-    return _tuned(kernel, of)
+    if triton.knobs.runtime.interpret:
+        return _tuned(kernel, (_INTERPRETED[amount],))
+    return _tuned(kernel, tiles(name, generation_of(device), operands, amount))
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """One highway layer, or one product with a bias, in one kernel: every product over one tile of x, mixed in registers.
 
-A program takes BM rows of x and BN outputs. A highway layer runs the products of carry and transform on the same tile of
-x; gate, relu and mix follow on the accumulators, and the result alone is written. Programs are numbered so that those
-that run together share rows of x and columns of the weights in L2.
+A program takes BM rows of x and BN outputs. A highway layer runs the products of carry and transform on the same tile
+of x; gate, relu and mix follow on the accumulators, and the result alone is written. Programs are numbered so that
+those that run together share rows of x and columns of the weights in L2.
 """
 
 import torch
@@ -47,7 +47,7 @@ def _run(x, first, b_first, second, b_second, operands: str, out, gated: bool) -
 
 
 @triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,
              GATED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
              BN: tl.constexpr, BK: tl.constexpr):
@@ -80,7 +80,8 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
             weight = tl.load(first + start * stride_k + weight_at)
         else:
             tile = tl.load(x + start + x_at, mask=inside[None, :], other=0.0)
-            weight = tl.load(first + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :], other=0.0)
+            weight = tl.load(first + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :],
+                             other=0.0)
         if WIDEN:
             tile, weight = tile.to(tl.float32), weight.to(tl.float32)
         total_first = tl.dot(tile, weight, total_first, input_precision=PRECISION)
@@ -88,7 +89,8 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
             if EVEN:
                 weight = tl.load(second + start * stride_k + weight_at)
             else:
-                weight = tl.load(second + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :], other=0.0)
+                weight = tl.load(second + start * stride_k + weight_at,
+                                 mask=inside[:, None] & column_inside[None, :], other=0.0)
             if WIDEN:
                 weight = weight.to(tl.float32)
             total_second = tl.dot(tile, weight, total_second, input_precision=PRECISION)
@@ -98,6 +100,6 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
     if GATED:
         gate = tl.sigmoid(total_first)
         value = tl.maximum(total_second, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        kept = tl.load(x + row[:, None] * inner + column[None, :], mask=stored, other=0.0).to(tl.float32)
-        result = gate * value + (1.0 - gate) * kept
+        carried = tl.load(x + row[:, None] * inner + column[None, :], mask=stored, other=0.0).to(tl.float32)
+        result = gate * value + (1.0 - gate) * carried
     tl.store(out + row[:, None] * outputs + column[None, :], result.to(out.dtype.element_ty), mask=stored)

@@ -1,6 +1,6 @@
 """The two small kernels of an LSTM step, between its batched products. Shapes as in `ops/torch_lstm_pointwise.py`.
 
-One program is one direction of one lane and a block of its cells; a program whose lane has no token ends at once.
+A program is one direction of one slot and a block of its cells; a program whose slot has no token ends at once.
 """
 
 import triton
@@ -9,22 +9,22 @@ import triton.language as tl
 _BLOCK = 512
 
 
-def gates(zh, z, scale, bias, meta, fresh_c, c, m, cell_clip: float, restarts: bool) -> None:
-    """One step's gates: updates `c` and `m` of the lanes that have a token."""
-    _, lanes, dim = c.shape
+def gates(zh, z, scale, bias, meta, fresh_c, c, m, cell_clip: float) -> None:
+    """One step's gates: updates `c` and `m` of the slots that have a token."""
+    _, slots, dim = c.shape
     block = min(_BLOCK, triton.next_power_of_2(dim))
-    _gates[triton.cdiv(dim, block), lanes, 2](
-        zh, z, z if scale is None else scale, bias, meta, fresh_c, c, m, dim, lanes, cell_clip,
-        RESTARTS=restarts, SCALED=scale is not None, BLOCK=block, num_warps=4)
+    _gates[triton.cdiv(dim, block), slots, 2](
+        zh, z, z if scale is None else scale, bias, meta, fresh_c, c, m, dim, slots, cell_clip,
+        SCALED=scale is not None, BLOCK=block, num_warps=4, enable_fp_fusion=True)
 
 
-def hidden(r, meta, after, fresh_h, h, operand, out, proj_clip: float, restarts: bool) -> None:
+def hidden(r, meta, after, fresh_h, h, operand, out, proj_clip: float) -> None:
     """What follows the projection: `h`, `out`, and `operand` for the next step."""
-    _, lanes, projection = h.shape
+    _, slots, projection = h.shape
     block = min(_BLOCK, triton.next_power_of_2(projection))
-    _hidden[triton.cdiv(projection, block), lanes, 2](
-        r, meta, after, fresh_h, h, operand, out, projection, lanes, proj_clip, RESTARTS=restarts, BLOCK=block,
-        num_warps=4)
+    _hidden[triton.cdiv(projection, block), slots, 2](
+        r, meta, after, fresh_h, h, operand, out, projection, slots, proj_clip, BLOCK=block, num_warps=4,
+        enable_fp_fusion=True)
 
 
 @triton.jit
@@ -53,15 +53,15 @@ def _clip(x, limit):
     return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
-@triton.jit
-def _gates(zh, z, scale, bias, meta, fresh_c, c, m, dim, lanes, cell_clip,
-           RESTARTS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr):
-    lane, direction = tl.program_id(1), tl.program_id(2)
-    row = tl.load(meta + direction * lanes + lane).to(tl.int64)
+# `slots` and the addresses within a chunk's buffers are not specialised: all calls of a layer run the same variants
+@triton.jit(do_not_specialize=["slots"], do_not_specialize_on_alignment=["meta"])
+def _gates(zh, z, scale, bias, meta, fresh_c, c, m, dim, slots, cell_clip, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    slot, direction = tl.program_id(1), tl.program_id(2)
+    row = tl.load(meta + direction * slots + slot).to(tl.int64)
     if row >= 0:
         cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = cell < dim
-        at = direction.to(tl.int64) * lanes + lane
+        at = direction.to(tl.int64) * slots + slot
         inner = z + (row * 2 + direction) * 4 * dim + cell
         outer = zh + at * 4 * dim + cell
         shift = bias + direction * 4 * dim + cell
@@ -74,26 +74,23 @@ def _gates(zh, z, scale, bias, meta, fresh_c, c, m, dim, lanes, cell_clip,
         o = (tl.load(outer + 3 * dim, inside) + tl.load(inner + 3 * dim, inside).to(tl.float32) * factor
              + tl.load(shift + 3 * dim, inside))
         before = tl.load(c + at * dim + cell, inside)
-        if RESTARTS:
-            if tl.load(meta + 2 * lanes + lane) != 0:
-                before = tl.load(fresh_c + direction * dim + cell, inside)
+        if tl.load(meta + 2 * slots + slot) != 0:
+            before = tl.load(fresh_c + direction * dim + cell, inside)
         after = _clip(_sigmoid(f + 1.0) * before + _sigmoid(i) * _tanh(j), cell_clip)
         tl.store(c + at * dim + cell, after, inside)
         tl.store(m + at * dim + cell, (_sigmoid(o) * _tanh(after)).to(m.dtype.element_ty), inside)
 
 
-@triton.jit
-def _hidden(r, meta, after, fresh_h, h, operand, out, projection, lanes, proj_clip,
-            RESTARTS: tl.constexpr, BLOCK: tl.constexpr):
-    lane, direction = tl.program_id(1), tl.program_id(2)
-    if tl.load(meta + direction * lanes + lane) >= 0:
+@triton.jit(do_not_specialize=["slots"], do_not_specialize_on_alignment=["meta", "after", "out"])
+def _hidden(r, meta, after, fresh_h, h, operand, out, projection, slots, proj_clip, BLOCK: tl.constexpr):
+    slot, direction = tl.program_id(1), tl.program_id(2)
+    if tl.load(meta + direction * slots + slot) >= 0:
         column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = column < projection
-        at = (direction.to(tl.int64) * lanes + lane) * projection + column
+        at = (direction.to(tl.int64) * slots + slot) * projection + column
         value = _clip(tl.load(r + at, inside).to(tl.float32), proj_clip)
         tl.store(h + at, value, inside)
-        tl.store(out + (lane.to(tl.int64) * 2 + direction) * projection + column, value, inside)
-        if RESTARTS:
-            if tl.load(after + 2 * lanes + lane) != 0:
-                value = tl.load(fresh_h + direction * projection + column, inside)
+        tl.store(out + (slot.to(tl.int64) * 2 + direction) * projection + column, value, inside)
+        if tl.load(after + 2 * slots + slot) != 0:
+            value = tl.load(fresh_h + direction * projection + column, inside)
         tl.store(operand + at, value.to(operand.dtype.element_ty), inside)

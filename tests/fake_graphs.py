@@ -43,7 +43,7 @@ def address(tensor: torch.Tensor) -> int:
 
 
 class FakeCapture:
-    """Stands in for `step_graphs.CudaCapture`; `fails` makes every capture raise."""
+    """Stands in for `graphs.CudaCapture`; `fails` makes every capture raise."""
 
     def __init__(self, arena_of_work, fails: bool = False):
         self._buffers, self.fails = arena_of_work, fails

@@ -1,4 +1,4 @@
-"""Calls of the persistent CUDA LSTM: random cases, the call through the native interface, and the same in NumPy float64.
+"""Calls of the persistent CUDA LSTM: random cases, the native call, and the same in NumPy float64.
 
 The oracle rounds weights, z, h and m where the kernel does, so that what is left between the two is the order of sums
 and the approximate activations; `rounded=False` is the model itself.
@@ -19,7 +19,7 @@ SECOND = 10**9
 
 @dataclass
 class Case:
-    """One call; shapes as in csrc/projected_lstm_cuda.h, all fp32 or int32 NumPy arrays. `w` [2, P, 4D], `p` [2, D, P]."""
+    """One call; shapes as in csrc/projected_lstm_cuda.h, fp32 or int32 arrays. `w` [2, P, 4D], `p` [2, D, P]."""
 
     w: np.ndarray
     b: np.ndarray
@@ -57,8 +57,8 @@ class Case:
                        sizes=np.ones(steps, np.int32), h=self.h[:, pick], c=self.c[:, pick])
 
 
-def make(dim: int, projection: int, sizes, *, seed: int = 0, slots: int | None = None, scaled: bool = True, starts: float = 0.2,
-         fresh: bool = True, spread: float = 0.1, rows: int = 11, **options) -> Case:
+def make(dim: int, projection: int, sizes, *, seed: int = 0, slots: int | None = None, scaled: bool = True,
+         starts: float = 0.2, fresh: bool = True, spread: float = 0.1, rows: int = 11, **options) -> Case:
     """A random case that runs sizes[t] slots at step t."""
     rng = np.random.default_rng(seed)
     sizes = np.asarray(sizes, np.int32)
@@ -74,7 +74,8 @@ def make(dim: int, projection: int, sizes, *, seed: int = 0, slots: int | None =
         z=draw(rows, 2, 4 * dim), scale=rng.choice([0.5, 1.0, 2.0], (rows, 2)).astype(np.float32) if scaled else None,
         rows=read.astype(np.int32), starts=(rng.random((len(sizes), slots)) < starts) & there, sizes=sizes,
         h=draw(2, slots, projection, by=0.5), c=draw(2, slots, dim, by=0.5),
-        fresh_h=draw(2, projection, by=0.5) if fresh else None, fresh_c=draw(2, dim, by=0.5) if fresh else None, **options)
+        fresh_h=draw(2, projection, by=0.5) if fresh else None, fresh_c=draw(2, dim, by=0.5) if fresh else None,
+        **options)
 
 
 def run(module, case: Case, bucket: int = 0):
@@ -93,7 +94,8 @@ def run(module, case: Case, bucket: int = 0):
     places[:, : case.slots] = case.places
     z = torch.from_numpy(case.z).to(TYPES[case.operand])
     held = {"packed": pack(module, case), "z": z, "scale": case.scale, "meta": meta, "places": places,
-            "batch_sizes": case.sizes, "fresh_h": case.fresh_h, "fresh_c": case.fresh_c, "h_first": case.h, "c_first": case.c,
+            "batch_sizes": case.sizes, "fresh_h": case.fresh_h, "fresh_c": case.fresh_c, "h_first": case.h,
+            "c_first": case.c,
             "h": np.full((2, case.slots + 3, projection), np.nan, np.float32),
             "c": np.full((2, case.slots + 3, dim), np.nan, np.float32),
             "output": np.full((int(case.sizes.sum()), 2 * projection), np.nan, np.float32),
@@ -117,8 +119,8 @@ def pack(module, case: Case) -> torch.Tensor:
     packed = aligned(module.cuda_lstm_packed_size(dim, projection))
     parts = [np.ascontiguousarray(each[d]) for each in (case.w, case.b, case.p) for d in range(2)]
     addresses = [each.ctypes.data for each in parts]
-    module.cuda_lstm_pack(dim, projection, case.operand, addresses[:2], addresses[2:4], addresses[4:], packed.data_ptr(),
-                          packed.numel())
+    module.cuda_lstm_pack(dim, projection, case.operand, addresses[:2], addresses[2:4], addresses[4:],
+                          packed.data_ptr(), packed.numel())
     return packed
 
 

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,9 @@ import pytest
 import torch
 
 from benchmarks import bench_embed, bench_reference, bench_token_table, common, embed_results, floor, models, peers
-from benchmarks.gpu import barriers, ceilings, report, sanitizer, stage, tier_table, tiers
+from benchmarks.gpu import ceilings, checks, lstm, predict, run, stage
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
-STAGES = ["build", "checks", "ceilings", "encoder", "tiers", "text", "sanitizer", "eager", "cudnn", "compiled"]
 BROKEN = "ceilings"
 
 
@@ -30,109 +31,64 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory):
-    """A dry run whose interpreter refuses one stage, and the document that it left."""
+    """A dry run one of whose stages raises: its exit status, what it printed, and the folder it wrote to."""
     folder = tmp_path_factory.mktemp("gpu")
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\ncase "$*" in *benchmarks.gpu.{BROKEN}*) echo refused; exit 3;; esac\n'
-                      f'exec "{sys.executable}" "$@"\n')
-    python.chmod(0o755)
-    environment = {**os.environ, "PYTHON": str(python), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([RUN, "--dry-run", "--out", folder / "out"], env=environment, capture_output=True, text=True,
-                          timeout=560)
-    return done, folder / "out" / "dry-run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceilings, "work", lambda stage: stage.add(case="first", value=1) and 1 / 0)
+        return run.main(["--dry-run", "--out", str(folder)]), folder / "dry-run"
+
+
+def dry_stage(tmp_path) -> stage.Stage:
+    return stage.Stage("made up", tmp_path / "part.json", 20, dry_run=True)
 
 
 def test_a_broken_stage_leaves_the_results_of_the_others(dry_run):
-    done, folder = dry_run
-    assert done.returncode == 1, done.stdout + done.stderr
+    status, folder = dry_run
     stages = json.loads((folder / "run.json").read_text())["stages"]
-    assert list(stages) == STAGES
-    assert stages[BROKEN]["status"] == "failed" and stages[BROKEN]["exit"] == 3
-    assert stages[BROKEN]["log"] == ["refused"] and stages[BROKEN]["results"] == []
-    for name in STAGES:
-        if name != BROKEN:
-            assert stages[name]["status"] == "complete", (name, stages[name], done.stdout)
-            assert stages[name]["results"], name
+    assert status == 1 and list(stages) == list(run.STAGES)
+    assert stages[BROKEN]["status"] == "failed" and stages[BROKEN]["results"] == [{"case": "first", "value": 1}]
+    assert stages[BROKEN]["error"] == "ZeroDivisionError: division by zero"
+    for name in stages.keys() - {BROKEN}:
+        assert stages[name]["status"] == "complete" and stages[name]["results"], (name, stages[name])
 
 
 def test_a_run_names_its_machine_and_no_path(dry_run):
     _, folder = dry_run
-    text = (folder / "run.json").read_text()
-    document = json.loads(text)
+    document = json.loads((folder / "run.json").read_text())
     assert document["machine"]["cpu"]["model"] and document["machine"]["torch"]
     assert document["date"].endswith("Z") and document["schema"] == common.SCHEMA
     for path in (common.ROOT, Path.home(), folder, sys.prefix):
-        assert f"{path}/" not in text
-    assert not (folder / "parts").exists()
+        assert f"{path}/" not in json.dumps(document)
+    assert [each.name for each in folder.iterdir()] == ["run.json"]
 
 
-def test_timed_cases_carry_their_shape_and_spread(dry_run):
+def test_every_timing_stands_behind_a_check(dry_run):
     _, folder = dry_run
     stages = json.loads((folder / "run.json").read_text())["stages"]
-    timed = [case for case in stages["tiers"]["results"] if "median" in case]
-    assert {case["precision"] for case in timed} == {"highest", "high", "medium"}
-    for name in ("eager", "cudnn", "compiled", "tiers"):
-        for case in timed if name == "tiers" else stages[name]["results"]:
-            assert case["batch"] >= 1 and case["length"] >= 1 and case["variant"]
-            assert 0 < case["p20"] <= case["median"] <= case["p80"]
-            assert case["tokens_per_s"] == pytest.approx(case["batch"] * case["length"] / case["median"], rel=1e-3)
-    assert {case["part"] for case in stages["text"]["results"]} == {"device", "arrays", "lanes"}
+    for name, key in (("lstm", ("path", "precision")), ("text", ("precision",)), ("encoder", ("backend", "precision"))):
+        cases = [case for case in stages[name]["results"]
+                 if case.get("variant") != "reference" and "skipped" not in case]
+        checked = {tuple(case[each] for each in key) for case in cases
+                   if case.get("passed") and case["error"] <= case["limit"]}
+        timed = [case for case in cases if "median" in case]
+        assert timed and {tuple(case[each] for each in key) for case in timed} == checked
+        assert {case["precision"] for case in timed} == {"highest", "high", "medium"}
+        for case in timed:
+            assert 0 < case["p20"] <= case["median"] <= case["p80"] and case["tokens_per_s"] > 0
+    assert {case["part"] for case in stages["text"]["results"]} == {"device", "arrays", "stream"}
+    assert all(case["clipped_c"] > 0 for case in stages["lstm"]["results"] if case.get("part") == "check")
 
 
-def test_checks_compare_every_layer_and_see_both_clips_fire(dry_run):
-    _, folder = dry_run
-    cases = json.loads((folder / "run.json").read_text())["stages"]["checks"]["results"]
-    assert {case["around"] for case in cases} == {"plain", "tf32 flags", "autocast"}
-    for case in cases:
-        assert case["passed"] and len(case["errors"]) == 3 and max(case["errors"]) <= case["limit"]
-        if "fire" in case["model"]:
-            assert case["clipped_h"] > 0 and case["clipped_c"] > 0
-
-
-def test_a_tier_that_is_wrong_is_not_timed(tmp_path, monkeypatch):
-    dry = stage.Stage("tiers", tmp_path / "tiers.json", 20, dry_run=True, strict=True)
-    monkeypatch.setattr(tiers, "engine", lambda stage: lambda *operands, **settings: (torch.zeros(1), operands[3]))
-    tiers.time_if_right(dry, None, "A", "highest")
-    cases = dry.document["results"]
-    assert len(cases) == len(tiers.DRY_CHECKED) and not any(case.get("passed") for case in cases)
-    assert dry.verdict() == "2 of 2 cases failed"
-
-
-def timed(tier, precision, length, batch, median):
-    return {"tier": tier, "precision": precision, "length": length, "batch": batch, "median": median}
-
-
-def test_the_table_of_tiers_follows_what_was_measured():
-    from elmo_fast.ops import cuda_tiers
-
-    seconds = {  # A, B, C at batch 1, 16, 64; C has lost its advantage at 64, and B's over A is below the threshold
-        1000: ((9, 6, 3), (9, 6, 4), (9, 8.9, 12)), 25: ((9, 6, 7), (9, 6, 7), (9, 10, 12))}
-    cases = [timed(tier, "medium", length, batch, median) for length, rows in seconds.items()
-             for batch, row in zip((1, 16, 64), rows) for tier, median in zip("ABC", row)]
-    cases += [timed("A", "highest", 25, 1, 1.0), {"tier": "B", "skipped": "no reason"}]
-    before = {"schema": 1, "rules": [{"tier": "A"}], "by_gpu": {"another": [{"tier": "A"}]}}
-    run = {"date": "today", "revision": "abc", "machine": {"gpu": {"name": "NVIDIA H200"}},
-           "stages": {"tiers": {"results": cases, "settings": {"dim": 4096}}}}
-    table = tier_table.table(run, before)
-    assert table["measured"]["NVIDIA H200"] == {"date": "today", "revision": "abc"} and "another" in table["by_gpu"]
-    rules = cuda_tiers.read_rules(table, "NVIDIA H200")
-    runs = dict.fromkeys(cuda_tiers.TIERS).get
-    for lanes, steps, dim, precision, tier in (
-            (1, 1000, 4096, "medium", "C"), (16, 1000, 4096, "medium", "C"), (32, 158, 4096, "medium", "C"),
-            (33, 1000, 4096, "medium", "A"), (256, 1000, 4096, "medium", "A"), (16, 157, 4096, "medium", "B"),
-            (16, 1, 2048, "medium", "B"), (33, 25, 4096, "medium", "A"), (16, 25, 1024, "medium", "A"),
-            (16, 1000, 4096, "highest", "A"), (16, 1000, 4096, "high", "A")):
-        assert cuda_tiers.by_rules(rules, cuda_tiers.Work(dim, 512, lanes, steps, precision), runs) == tier, (lanes, steps)
-    for document in ({**run, "machine": {"gpu": None}}, {**run, "stages": {}}):
-        with pytest.raises(ValueError, match="stage 'tiers' timed a GPU"):
-            tier_table.table(document, before)
-
-
-def test_a_dry_run_gives_no_table(dry_run):
-    _, folder = dry_run
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu.tier_table", "--results", folder / "run.json", "--install"],
-                          cwd=common.ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "timed a GPU" in done.stderr
+def test_a_path_that_is_wrong_is_not_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(lstm, "run", lambda x, rows, schedule, state, weights, **settings: (
+        torch.zeros(rows.shape[1], 2 * x.shape[1]), state))
+    monkeypatch.setattr(lstm, "why_not", lambda device, path: None)
+    dry = dry_stage(tmp_path)
+    assert dry.run(lambda: lstm.work(dry)) == 1
+    assert {(case["path"], case["precision"]) for case in dry.document["results"]} == {
+        ("graph", "highest"), ("graph", "high"), ("graph", "medium"), ("persistent", "medium")}
+    assert not any("median" in case or case["passed"] for case in dry.document["results"])
+    assert dry.document["error"] == "4 of 4 cases failed" and "ELMO_FAST_CUDA_LSTM" not in os.environ
 
 
 @pytest.mark.parametrize("said, passed", [
@@ -141,63 +97,105 @@ def test_a_dry_run_gives_no_table(dry_run):
     ("========= ERROR SUMMARY: 0 errors\n", False),
     ("done\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", True),
     ("done\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n", False),
-    ("Device not supported\n", None),
+    ("Device not supported\n", False),
+    ("skipped: it needs compute capability 8.0\n========= ERROR SUMMARY: 0 errors\n", None),
 ])
 def test_what_the_sanitizer_says(said, passed):
-    found = sanitizer.verdict(said)
+    found = checks.verdict(said)
     assert found.get("passed") is passed
-    assert ("failed" in found) == (passed is None) and ("log" in found) == (passed is False)
+    assert ("skipped" in found) == (passed is None) and ("log" in found) == (passed is False)
 
 
-def test_what_the_sanitizer_watches_runs(capsys):
-    sanitizer.small("cpu")
-    said = capsys.readouterr().out
-    assert said.endswith("done\n")
-    found = sanitizer.verdict(said + "========= ERROR SUMMARY: 0 errors\n")
-    assert found["passed"] and found["watched"] == ["A in highest", "A in high", "A in medium"]
+def test_a_stage_that_hangs_is_ended_and_keeps_its_cases(tmp_path):
+    """With all that it started."""
+    part, began = tmp_path / "part.json", time.monotonic()
+    part.write_text(json.dumps({"status": "running", "results": [{"case": "first"}]}))
+    script = f"echo out; echo {tmp_path}/err >&2; sleep 60 & wait"
+    status, lines = run.run_apart(["sh", "-c", script], 1.0)
+    found = run.result(part, status, lines)
+    assert time.monotonic() - began < 20 and lines == ["out", f"{tmp_path}/err"]
+    assert found["status"] == "timed out" and found["results"] == [{"case": "first"}] and found["log"][0] == "out"
+    assert run.result(tmp_path / "none.json", *run.run_apart(["sh", "-c", "exit 3"], 5.0))["status"] == "failed"
 
 
-def test_the_sanitizer_watches_every_tier_that_runs(monkeypatch):
-    from elmo_fast.ops import cuda_tiers
-
-    monkeypatch.setattr(cuda_tiers, "why_not", lambda tier, device, work: (
-        None if tier == "A" or tier == "C" and work.precision == "medium" else "no"))
-    assert sanitizer.watched("cpu") == [("A", "highest"), ("A", "high"), ("A", "medium"), ("C", "medium")]
-
-
-def test_a_shape_that_a_tier_cannot_run_is_not_timed(tmp_path, monkeypatch):
-    from elmo_fast.ops import cuda_tiers
-
-    asked = []
-    monkeypatch.setattr(tiers, "reason_against", lambda tier, work, device: (
-        asked.append(work), "the batch is above 32 lanes" if work.lanes > 32 else None)[1])
-    dry, bilm = stage.Stage("tiers", tmp_path / "tiers.json", 20, dry_run=True), models.build("tiny")
-    assert tiers.fits(dry, bilm, "C", "medium", 32, 25) and not tiers.fits(dry, bilm, "C", "medium", 64, 25)
-    lstm = bilm.options.lstm
-    assert asked[1] == cuda_tiers.Work(lstm.dim, lstm.projection_dim, 64, 27, "medium", "fp16")
-    (case,) = dry.document["results"]
-    assert (case["tier"], case["batch"], case["skipped"]) == ("C", 64, "the batch is above 32 lanes")
+def test_a_stage_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """As far as it comes where nvidia-smi answers and torch sees no GPU."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = subprocess.run([RUN, "--stage", "lstm", "--out", tmp_path], capture_output=True, text=True, timeout=100, env={
+        **os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"})
+    found = json.loads((tmp_path / "h100-80gb-hbm3" / "lstm.json").read_text())
+    assert done.returncode == 1 and found["machine"]["torch"] and list(found["stages"]) == ["lstm"]
+    assert found["stages"]["lstm"]["error"] == "RuntimeError: torch sees no CUDA device; --dry-run runs without one"
+    assert found["stages"]["lstm"]["exit"] == 1 and found["stages"]["lstm"]["log"]
 
 
-def test_the_barriers_are_compiled_and_read(tmp_path):
-    cases = barriers.read('{"barrier": "counter", "blocks": 132, "passed": true, "ns": 900.5}\nnoise\n')
-    assert cases == [{"barrier": "counter", "blocks": 132, "passed": True, "ns": 900.5}]
-    dry = stage.Stage("ceilings", tmp_path / "ceilings.json", 20, dry_run=True)
-    barriers.measure(dry)
-    assert dry.document["results"] == [{"case": "barrier", "skipped": "a barrier over a launch needs a GPU"}]
-    if barriers.compiler() is None:
-        pytest.skip("needs nvcc")
-    assert barriers.compiled(tmp_path).stat().st_size > 0
+def test_a_case_that_raises_is_recorded_and_the_next_one_runs(tmp_path):
+    dry = dry_stage(tmp_path)
+    dry.attempt(lambda: 1 / 0, case="bad")
+    dry.attempt(lambda: {"value": 1.23456789}, case="good")
+    assert json.loads(dry.out.read_text())["results"] == dry.document["results"] == [
+        {"case": "bad", "failed": "ZeroDivisionError: division by zero"}, {"case": "good", "value": 1.2346}]
 
 
-def test_the_encoder_stage_checks_before_it_times(dry_run):
-    _, folder = dry_run
-    cases = json.loads((folder / "run.json").read_text())["stages"]["encoder"]["results"]
-    assert {case["case"] for case in cases} == {"char_cnn", "highway"}
-    assert {"torch", "torch compiled"} <= {case["variant"] for case in cases} <= {"native", "torch", "torch compiled"}
-    for check, timed in zip(cases[::2], cases[1::2]):
-        assert check["part"] == "check" and check["passed"] and 0 <= check["error"] <= check["limit"]
-        assert timed["part"] == "time" and timed["tokens_per_s"] == pytest.approx(timed["tokens"] / timed["median"], rel=1e-3)
+@pytest.mark.parametrize("arguments, message", [
+    (["--stage", "nope"], "invalid choice: 'nope'"), (["--out"], "expected one argument"),
+    (["--allennlp", "/no/such/folder"], "--allennlp: no folder"), (["--nonsense"], "unrecognized arguments"),
+])
+def test_run_refuses_wrong_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_gpu_is_asked_for(tmp_path):
+    """Without nvidia-smi and without --dry-run nothing is written."""
+    if shutil.which("nvidia-smi"):
+        pytest.skip("this machine has nvidia-smi")
+    done = subprocess.run([RUN, "--out", tmp_path], capture_output=True, text=True, timeout=30, cwd=tmp_path,
+                          env={**os.environ, "PYTHON": sys.executable})
+    assert done.returncode == 2 and "--dry-run" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_prediction_adds_up():
+    """Counts of round numbers on a chip of round rates."""
+    chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, l2_latency=2e-7,
+                        cluster_latency=1e-7)
+    counts = predict.Counts(blocks=100, mma=1000, wavefronts=100_000, ideal=90_000, weight_sectors=125_000,
+                            exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000,
+                            barriers=2, rounds=4, cluster_rounds=2)
+    found = predict.predict(counts, chip)
+    parts = {"products": 1.024, "shared": 1.28, "weights": 2.0, "exchange": 1.0, "inputs": 0.5, "waits": 3.0}
+    assert {name: 1e6 * getattr(found, name) for name in parts} == pytest.approx(parts)
+    assert 1e6 * found.work == pytest.approx(2.0 + 1.0 + 0.5)
+    assert 1e6 * found.step == pytest.approx(3.0 + 3.5 / 2)  # waits of one direction, work of the other
+    assert predict.predict(replace(counts, weight_sectors=1_000_000), chip).step == pytest.approx(17.5e-6)
+    assert predict.predict(replace(counts, z_bytes=10**6), chip).inputs == pytest.approx(1e-6)
+    assert predict.predicted_us("NVIDIA H100 80GB HBM3", 1) > 0 and predict.predicted_us("NVIDIA H100", 3) is None
+    assert predict.predicted_us("NVIDIA A100", 1) is None
+
+
+def test_counts_of_a_step_are_told_apart_by_opcode():
+    def fields(**given):
+        return dict.fromkeys(("executed", "threads", "bytes", "sectors", "wavefronts", "ideal"), 0) | given
+
+    opcodes = {
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32": fields(executed=10), "ld.global.u16": fields(sectors=3),
+        "ld.shared.v2.u32": fields(wavefronts=7, ideal=5), "ld.global.nc.L1::no_allocate.v4.u32": fields(sectors=16),
+        "ld.global.cg.v2.f32": fields(sectors=4), "st.global.u32": fields(sectors=5),
+        "ld.acquire.gpu.global.u32": fields(sectors=99), "ld.relaxed.gpu.global.u32": fields(sectors=99),
+        "cp.async.cg.shared.global": fields(sectors=6, wavefronts=2, ideal=2),
+        "ld.shared::cluster.v4.u32": fields(bytes=512, wavefronts=4, ideal=4),
+        "red.release.gpu.global.add.u32": fields(executed=8)}
+    assert predict.classified(opcodes, blocks=2, z_bytes=100, rounds=4, cluster_rounds=1) == predict.Counts(
+        blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=15, input_sectors=3, z_bytes=100,
+        cluster_bytes=512, barriers=2, rounds=4, cluster_rounds=1)
+
+
+def test_the_predictions_in_the_docs_are_those_of_the_counts():
+    assert predict.table(predict.stored()) in (common.ROOT / "docs" / "gpu.md").read_text()
 
 
 def test_the_char_encoder_is_counted_by_token():
@@ -213,49 +211,26 @@ def test_the_char_encoder_is_counted_by_token():
 
 
 def test_ceilings_name_what_a_cpu_cannot_measure(tmp_path):
-    dry = stage.Stage("ceilings", tmp_path / "ceilings.json", 20, dry_run=True)
+    dry = dry_stage(tmp_path)
     ceilings.work(dry)
-    cases = {case["case"]: case for case in json.loads(dry.out.read_text())["results"]}
-    assert cases["copy"]["gb_per_s"] > 0 and cases["gemm fp32"]["tflop_per_s"] > 0
-    assert cases["launch"]["us_per_launch"] > 0 and "skipped" in cases["graph node"]
+    cases = {case["case"]: case for case in dry.document["results"]}
+    assert cases["gemm fp32"]["tflop_per_s"] > 0 and "skipped" in cases["probes"]
 
 
-def test_a_stage_that_ran_out_of_time_keeps_its_cases(tmp_path):
-    part = {"status": "running", "results": [{"variant": "model", "batch": 1, "length": 25, "tokens_per_s": 1.0}]}
-    (tmp_path / "eager.json").write_text(json.dumps(part))
-    (tmp_path / "eager.exit").write_text("124 90 90\n")
-    eager = report.join(tmp_path)["stages"]["eager"]
-    assert eager["status"] == "timed out" and eager["results"] == part["results"]
+def test_the_probes_compile():
+    """For an H100, in which they have what is measured: loads past L1, acquire and release."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
 
-
-def test_a_case_that_raises_is_recorded_and_the_next_one_runs(tmp_path):
-    dry = stage.Stage("eager", tmp_path / "eager.json", 20, dry_run=True)
-    dry.attempt({"case": "bad"}, lambda: 1 / 0)
-    dry.attempt({"case": "good"}, lambda: {"value": 1.23456789})
-    assert dry.document["results"] == [{"case": "bad", "failed": "ZeroDivisionError: division by zero"},
-                                       {"case": "good", "value": 1.2346}]
-    assert dry.verdict() is None
-    dry.strict = True
-    assert dry.verdict() == "1 of 2 cases failed"
-
-
-@pytest.mark.parametrize("arguments, message", [
-    (["--stage", "nope"], "--stage: expected one of"),
-    (["--out"], "--out: expected a value"),
-    (["--allennlp", "/no/such/folder"], "--allennlp: no folder"),
-    (["--nonsense"], "unknown argument"),
-])
-def test_run_refuses_wrong_arguments(arguments, message):
-    done = subprocess.run([RUN, *arguments], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 2 and message in done.stderr and not done.stdout
-
-
-def test_a_gpu_is_asked_for(tmp_path):
-    """Without nvidia-smi and without --dry-run nothing is written."""
-    if shutil.which("nvidia-smi"):
-        pytest.skip("this machine has nvidia-smi")
-    done = subprocess.run([RUN, "--out", tmp_path], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 2 and "--dry-run" in done.stderr and not list(tmp_path.iterdir())
+    for kernel, types, constant, expected in (
+            (ceilings.read_kernel, {"source": "*i32", "sums": "*i32"}, {"BLOCK": 4096}, ["ld.global.cg.v4"]),
+            (ceilings.barrier_kernel, {"count": "*i32", "gave_up": "*i32"}, {"MOST": 9}, ["release", "ld.acquire"])):
+        signature = {name: "constexpr" if name in constant else types.get(name, "i32") for name in kernel.arg_names}
+        aligned = {(0,): [["tt.divisibility", 16]], (2,): [["tt.divisibility", 16]]}
+        ptx = triton.compile(ASTSource(kernel, signature, constant, aligned), target=GPUTarget("cuda", 90, 32),
+                             options={"num_warps": 8, "enable_fp_fusion": True}).asm["ptx"]
+        assert all(each in ptx for each in expected)
 
 
 def test_interleaving_takes_turns():

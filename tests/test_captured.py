@@ -1,6 +1,15 @@
-"""The forward that a CUDA graph can capture, run on the CPU: static shapes, and it waits for nothing."""
+"""The forward that a CUDA graph can capture, run on the CPU: static shapes, and no kernel that is not loaded."""
 
-import fake_graphs
+import gc
+import importlib.util
+import itertools
+import re
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from models import SENTENCES, SHAPES, bilm, options
@@ -8,107 +17,253 @@ from tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
 
 from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
-from elmo_fast.ops import char_cnn, lstm_operands, padded_lstm, step_buffers, stepwise_lstm
+from elmo_fast.model import token_source
+from elmo_fast.ops import char_cnn, torch_lstm_pointwise
+from elmo_fast.ops.cuda import buffers, encoder, lstm, operands
+from elmo_fast.ops.precision import numerics
 
 
 @pytest.fixture
 def capture(monkeypatch):
     """Makes calls believe that they are captured; native kernels, which are the CPU's here, stand back."""
     def begin():
-        for module in (bilm_module, char_cnn, lstm_operands):
+        for module in (bilm_module, char_cnn, operands):
             monkeypatch.setattr(module, "is_capturing", lambda device: True)
 
+    def encode(*tensors, backend, **how):
+        assert gc.isenabled() != bilm_module.is_capturing(None)  # nothing is collected in a capture
+        return char_cnn.char_cnn(*tensors, backend="torch", **how)
+
     monkeypatch.setattr(bilm_module, "why_not", lambda op, backend, tensors: None)
-    monkeypatch.setattr(stepwise_lstm, "_arenas", step_buffers.Arenas())
+    monkeypatch.setattr(lstm, "_arenas", buffers.Arenas())
+    monkeypatch.setattr(bilm_module, "is_capturing", lambda device: False)
+    monkeypatch.setattr(token_source, "char_cnn", encode)
+    monkeypatch.setattr(token_source, "_WARMUP_TOKENS", 600)
     return begin
 
 
-def prepared(shape, batches, **settings):
-    """A model that has run, as it must before a capture; its small operations are torch's own."""
-    model = bilm(shape, backend="torch", **settings)
-    for batch in batches:
-        model(batch_to_ids(batch, *model.token_source.row_shape))
-    for layer in range(shape.lstm.n_layers):
-        weights = stepwise_lstm.flat_weights(model._elmo_lstm.layer_weights(layer))
-        lstm_operands.operands(weights, shape.lstm.projection_dim, model.precision, stepwise_lstm.limit(shape.lstm.proj_clip))
-    return model
-
-
-def same(found, expected, limit=None):
+def same(found, expected):
     assert torch.equal(found.mask, expected.mask) and len(found.activations) == len(expected.activations)
     for one, other in zip(found.activations, expected.activations):
-        assert one.shape == other.shape
-        assert (one[~expected.mask] == 0).all()
-        assert torch.allclose(one, other, atol=SAME_MODEL) if limit is None else relative_error(one, other) < limit
+        assert one.shape == other.shape and (one[~expected.mask] == 0).all()
+        assert torch.allclose(one, other, atol=SAME_MODEL)
 
 
-@pytest.mark.parametrize("shape", ["two layers", "four layers", "no projection", "no skip connections", "clips that fire"])
+@pytest.mark.parametrize("shape", ["two layers", "four layers", "no projection", "no skip connections",
+                                   "clips that fire"])
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
-def test_equals_the_ordinary_forward(shape, state, capture, monkeypatch):
-    one, other = (prepared(SHAPES[shape], [SENTENCES, SENTENCES[1:4]], state=state) for _ in range(2))
+def test_equals_the_ordinary_forward(shape, state, capture):
+    one, other = (bilm(SHAPES[shape], state=state) for _ in range(2))
+    for each in (one, other):
+        each(batch_to_ids(SENTENCES[1:4]))
     ids = [batch_to_ids(batch) for batch in (SENTENCES[::-1], SENTENCES[2:5])]
     expected = [other(each) for each in ids]
+    one._prepare_capture(len(SENTENCES))
     capture()
-    monkeypatch.setattr(one, "backend", "auto")
-    monkeypatch.setattr("elmo_fast.model.token_source.char_cnn",
-                        lambda *operands, backend, **how: char_cnn.char_cnn(*operands, backend="torch", **how))
     for each, truth in zip(ids, expected):
-        same(one(each), truth)
+        same(one(each.int()), truth)
     if state == "carry":
         for kept, truth in zip(one._elmo_lstm._states, other._elmo_lstm._states):
             assert torch.allclose(kept, truth, atol=SAME_MODEL)
 
 
-def test_states_lie_where_the_graph_left_them(capture, monkeypatch):
-    model = prepared(SHAPES["two layers"], [SENTENCES])
+def test_states_lie_where_the_graph_left_them(capture):
+    model = bilm(SHAPES["two layers"])
+    model._prepare_capture(len(SENTENCES))
     stack = model._elmo_lstm
-    capture()
-    monkeypatch.setattr(model, "backend", "auto")
-    model(batch_to_ids(SENTENCES))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bilm_module, "is_capturing", lambda device: True)
+        model(batch_to_ids(SENTENCES))
     captured = stack._states
-    monkeypatch.undo()
-    model.backend = "torch"
     model(batch_to_ids(SENTENCES[:3]))
-    assert stack._states is captured
+    assert stack._states is captured and captured[0].any()
     model.reset_states()
     assert stack._states is captured and not captured[0].any()
 
 
 def test_what_a_capture_cannot_do_is_refused(capture):
     ids = batch_to_ids(SENTENCES)
-    fresh, run, small = bilm(), prepared(options(), [SENTENCES]), prepared(options(), [SENTENCES[:2]])
-    named = prepared(options(), [SENTENCES])
+    fresh, run, small, edited, named = (bilm() for _ in range(5))
+    for model, rows in ((run, 6), (small, 2), (edited, 6), (named, 6)):
+        model._prepare_capture(rows)
+    edited._elmo_lstm.B_0_0.add_(1)
+    named.backend = "torch"
     capture()
-    for model in (fresh, run, small):
-        model.backend = "auto"
-    with pytest.raises(RuntimeError, match="run once with torch.int64 ids on cpu before"):
+    with pytest.raises(RuntimeError, match=r"warmup: expected model.warmup\(\) before .*; got no warm-up"):
         fresh(ids)
-    with pytest.raises(RuntimeError, match="_states: expected at least 6 carried rows"):
+    with pytest.raises(RuntimeError, match=r"warmup: expected model.warmup\(\) before .*; got one with others"):
+        edited(ids)
+    with pytest.raises(RuntimeError, match=r"_states: expected at least 6 .*warmup\(batch_size=6\).* got 2"):
         small(ids)
+    with pytest.raises(ValueError, match="ids: expected ids on cpu while"):
+        run(ids.to("meta"))
     with pytest.raises(ValueError, match="word_inputs: expected None while"):
         run(ids, word_inputs=ids[..., 0])
     with pytest.raises(RuntimeError, match="backend: expected one that a CUDA graph can capture"):
         named(ids)
 
 
+# ---- which variants of Triton's kernels are loaded --------------------------------------------------
+
+devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
+SETTINGS = {"highest": ("highest", False), "high": ("high", False), "bf16": ("medium", False), "fp16": ("medium", True)}
+ODD = options(char_cnn={"max_characters_per_token": 9})
+EVEN = options({"dim": 64, "projection_dim": 16}, {"embedding": {"dim": 16}, "filters": [[1, 16], [3, 32], [7, 16]]})
+BATCHES = [(1, 1), (8, 1), (1, 31), (3, 11), (4, 25), (27, 19), (40, 50)]  # sentences, positions
+
+
+class Kernel(SimpleNamespace):
+    """What Triton compiled, and unloads when nothing refers to it any more."""
+
+
+class Driver:
+    """Triton's driver of an H100 that is not there: sources that it `loaded`, names of kernels that it `launched`."""
+
+    def __init__(self):
+        self.device, self.loaded, self.launched, self.kernels = next(devices), [], [], []
+
+    def get_current_target(self):
+        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return self.device
+
+    def get_current_stream(self, device):
+        return 0
+
+    def load(self, source, target=None, options=None, **_):
+        kernel = Kernel(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
+                        run=lambda *_: self.launched.append(source.fn.__name__))
+        self.loaded.append(source)
+        self.kernels.append(weakref.ref(kernel))
+        return kernel
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """Kernels are launched on CPU tensors through all of Triton but compiler and GPU: nothing runs."""
+    triton = pytest.importorskip("triton")
+    from elmo_fast.kernels import configs, lstm_pointwise
+
+    driver, milliseconds = Driver(), itertools.count(9, -1)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    monkeypatch.setattr(triton.compiler, "compile", driver.load)
+    monkeypatch.setattr(configs, "generation_of", lambda device: 90)
+    monkeypatch.setattr(configs, "_milliseconds", lambda call, quantiles: call() or [float(next(milliseconds))] * 3)
+    for name in ("gates", "hidden"):
+        monkeypatch.setattr(torch_lstm_pointwise, name, getattr(lstm_pointwise, name))
+    library = torch.library.Library("elmo_fast", "FRAGMENT")
+    for name, (run, *_) in encoder.OPS.items():
+        library.impl(name, run, "CPU")
+    yield driver
+    library._destroy()
+    configs._tuned.cache_clear()
+
+
+def capture_every_batch(driver, monkeypatch, of, setting, state):
+    """Names of the kernels that captures launch in a model that was warmed up; how many variants it loaded."""
+    precision, bounded = SETTINGS[setting]
+    for name in ("char_cnn", "highway", "linear"):
+        monkeypatch.setattr(token_source, name, lambda *operands, run=getattr(encoder, name), backend, **_:
+                            run(*operands, None, bounded))
+    importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
+    driver.device, before = next(devices), len(driver.loaded)
+    model = bilm(of, state=state, precision=precision)
+    with torch.no_grad(), numerics(precision, torch.device("cpu")):
+        model._prepare_capture(max(BATCHES)[0])
+    loaded = driver.loaded[before:]
+    driver.launched.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bilm_module, "is_capturing", lambda device: True)
+        for number, (sentences, positions) in enumerate(BATCHES):  # ids of two types, not aligned
+            ids = torch.ones(sentences * positions + 1, *model.token_source.row_shape)
+            ids = ids.to((torch.int64, torch.int32)[number % 2])
+            model(ids[1:].view(sentences, positions, -1), boundaries=("present", "add")[number // 2 % 2])
+    assert len(driver.loaded) == before + len(loaded)
+    return set(driver.launched), len(loaded)
+
+
+@pytest.mark.parametrize("of", [ODD, EVEN], ids=["odd", "even"])
+@pytest.mark.parametrize("state", ["carry", "zero"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, driver, monkeypatch):
+    launched, tuned = capture_every_batch(driver, monkeypatch, of, setting, state)
+    assert launched == {"_token_lengths", "_char_cnn", "_highway", "_gates", "_hidden"}
+    assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
+    assert len(driver.loaded) < 2 * tuned  # the second time the choices came from the disk
+    gc.collect()
+    assert all(kernel() for kernel in driver.kernels)  # a graph outlives the model: nothing was unloaded
+
+
+@pytest.mark.parametrize("module, code, instead, kernel", [
+    ("highway", 'do_not_specialize=["rows"]', "", "_highway"),
+    ("char_cnn", 'do_not_specialize=["count"], ', "", "_char_cnn"),
+    ("char_cnn", ', do_not_specialize_on_alignment=["ids"]', "", "_token_lengths"),
+    ("char_cnn", 'TANH=activation == "tanh"', "TANH=count > UNSORTED", "_char_cnn"),
+    ("lstm_pointwise", "SCALED=scale is not None", "SCALED=c.shape[1] > 2", "_gates"),
+    ("warm-up of few tokens alone", "", "", "_highway|_char_cnn"),
+])
+def test_a_variant_that_a_call_decides_is_caught(module, code, instead, kernel, capture, driver, monkeypatch, tmp_path):
+    import elmo_fast.kernels as kernels
+
+    if not code:
+        monkeypatch.setattr(token_source, "_WARMUP_TOKENS", 8)
+    else:
+        text = (Path(kernels.__file__).parent / f"{module}.py").read_text()
+        assert code in text
+        (tmp_path / f"{module}.py").write_text(text.replace(code, instead))
+        spec = importlib.util.spec_from_file_location(f"elmo_fast.kernels.{module}", tmp_path / f"{module}.py")
+        mutated = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(mutated)
+        monkeypatch.setitem(sys.modules, spec.name, mutated)
+        monkeypatch.setattr(kernels, module, mutated)
+        if module == "lstm_pointwise":
+            monkeypatch.setattr(torch_lstm_pointwise, "gates", mutated.gates)
+    with pytest.raises(RuntimeError, match=fr"warmup: expected model.warmup\(\) .* none that loaded ({kernel}) "):
+        capture_every_batch(driver, monkeypatch, ODD, "highest", "zero")
+
+
+@pytest.mark.parametrize("generation", [80, 90])
+@pytest.mark.parametrize("number", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_lstms_kernels_compile_without_spills(number, generation, driver, tmp_path):
+    import triton
+
+    cells, gates = torch.empty(2, 8, 512), torch.empty(2, 8, 2048)
+    meta, scale = torch.empty(2, 3, 8, dtype=torch.int32), torch.empty(8, 2) if number == torch.float16 else None
+    z, operand = gates.to(number), cells.to(number)
+    torch_lstm_pointwise.gates(gates, z, scale, gates[:, 0], meta[0], cells[:, 0], cells, operand, 3)
+    torch_lstm_pointwise.hidden(cells, meta[0], meta[1], cells[:, 0], cells, operand, gates[0], 3)
+    assert [source.fn.__name__ for source in driver.loaded] == ["_gates", "_hidden"]
+    for source in driver.loaded:
+        target, cubin = triton.backends.compiler.GPUTarget("cuda", generation, 32), tmp_path / "kernel.cubin"
+        cubin.write_bytes(triton.compile(source, target=target, options={"num_warps": 4}).asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        said = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+        found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+        assert int(found["STACK"]) == int(found["LOCAL"]) == 0
+        assert int(found["REG"]) <= 64  # four blocks of 128 threads and more on a multiprocessor
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_the_lstm_waits_for_nothing(precision, capture, monkeypatch):
-    of = SHAPES["clips that fire"]
-    model = prepared(of, [SENTENCES], precision=precision)
-    weights = model._elmo_lstm.layer_weights(1)
-    x, lengths = torch.randn(3, 20, 22), torch.tensor([20, 0, 7])
-    state = torch.zeros(3, 22), torch.zeros(3, 74)
-
-    def run():
-        return padded_lstm.padded_lstm(x, lengths, state, weights, cell_clip=0.3, proj_clip=0.05, precision=precision)
-
-    watch = fake_graphs.Watch(set())
-    watch.check = lambda *values, by: None  # the buffers are the call's own: only waiting is looked for
-    with watch:
-        found, final = run()
-    assert watch.operations > 100 and found.isfinite().all()
-    monkeypatch.setattr(padded_lstm, "MOST_LANES", 2)
-    limit = AGAINST_FLOAT64["highest" if precision == "highest" else "medium-fp16"]
-    again, final_again = run()
-    assert relative_error(again, found) < limit and relative_error(final_again[1], final[1]) < limit
-    assert (final[0][1] == 0).all() and (found[1] == 0).all() and (found[2, 7:] == 0).all()
+@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+def test_inside_a_users_graph(state, precision):
+    model, plain = (bilm(SHAPES["clips that fire"], state=state, precision=precision).cuda() for _ in range(2))
+    limit = AGAINST_FLOAT64[{"highest": "highest", "medium": "medium-bf16"}[precision]]
+    for many in (1, 100):  # tokens on both sides of the classes of amounts
+        sentences = SENTENCES * many
+        batches = [batch_to_ids(sentences).cuda(), batch_to_ids(sentences[::-1]).cuda()]
+        ids, graph = batches[0].clone(), torch.cuda.CUDAGraph()
+        model.warmup(len(sentences))
+        with torch.no_grad(), torch.cuda.graph(graph):
+            output = model(ids)
+        for each in (*batches, batches[0]):
+            ids.copy_(each)
+            graph.replay()
+            for one, other in zip(output.activations, plain(each).activations):
+                assert relative_error(one, other) < limit
+        model.reset_states()
+        plain.reset_states()

@@ -1,1 +1,1 @@
-"""Stages of benchmarks/gpu/run.sh, each a program of its own: python -m benchmarks.gpu.STAGE --help."""
+"""Measurements on an NVIDIA GPU (run.sh), and what can be said without one (read_sass, predict)."""

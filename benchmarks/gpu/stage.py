@@ -1,6 +1,5 @@
-"""What every stage of run.sh does: arguments, a time budget, and results that survive a failure."""
+"""What the stages of run.sh share: results that survive a failure, a time budget, and a clock."""
 
-import argparse
 import re
 import sys
 import tempfile
@@ -8,20 +7,42 @@ import time
 import traceback
 from pathlib import Path
 
+import torch
+
 from benchmarks import common
+from benchmarks.common import Timing
+
+SHORTEST = 200e-6  # seconds: shorter calls are timed in groups, or the events' own cost shows
 
 
 class Stage:
-    """Results of one stage, written after every case so that a time-out loses at most the case it hit."""
+    """One stage, written after every case, so that a time-out loses at most the case it hit."""
 
-    def __init__(self, name: str, out: Path, seconds: float, dry_run: bool, strict: bool = False):
-        self.strict = strict
-        self.name, self.out, self.seconds, self.dry_run = name, out, seconds, dry_run
-        self.began = time.monotonic()
-        self.device = "cpu" if dry_run else "cuda"
-        settings = {"stage": name, "dry_run": dry_run, "budget_seconds": seconds}
-        self.document = common.document(f"gpu {name}", settings, [])
-        self.document["status"] = "running"
+    def __init__(self, name: str, out: Path, seconds: float, dry_run: bool, allennlp: Path | None = None):
+        self.out, self.seconds, self.dry_run, self.allennlp = out, seconds, dry_run, allennlp
+        self.began, self.device = time.monotonic(), "cpu" if dry_run else "cuda"
+        self.document = common.document(f"gpu {name}", {"dry_run": dry_run, "budget_seconds": seconds}, [])
+        self.write("running")
+
+    def run(self, work) -> int:
+        """The exit status: 1 when the work raised or a case of it failed."""
+        try:
+            if self.dry_run:
+                torch.set_num_threads(1)  # tiny work: threads that share busy cores would only wait for each other
+            elif not torch.cuda.is_available():
+                raise RuntimeError("torch sees no CUDA device; --dry-run runs without one")
+            work()
+        except Exception as error:
+            traceback.print_exc()
+            self.write("failed", error=describe(error))
+            return 1
+        cases = self.document["results"]
+        failed = sum("failed" in case or case.get("passed") is False for case in cases)
+        if failed:
+            self.write("failed", error=f"{failed} of {len(cases)} cases failed")
+        else:
+            self.write("complete")
+        return int(failed > 0)
 
     def left(self) -> float:
         """Seconds of the budget that remain."""
@@ -31,37 +52,50 @@ class Stage:
         """Records one case and prints it."""
         case = common.rounded(case)
         self.document["results"].append(case)
-        self.write()
+        self.write("running")
         print("  " + "  ".join(f"{key}={value}" for key, value in case.items()), flush=True)
         return case
 
-    def attempt(self, case: dict, work) -> dict:
-        """Records `case` with what `work()` returns, or with the error it raises."""
+    def attempt(self, work, needs: float = 1.0, **case) -> dict:
+        """Records `case` with what `work()` returns, or with the error it raises, or why there is no time for it."""
+        if not self.dry_run and self.left() < needs:
+            return self.add(**case, skipped=f"{max(0.0, self.left()):.1f} s are left")
         try:
             return self.add(**case, **work())
         except Exception as error:
-            _free_memory()
             return self.add(**case, failed=describe(error))
 
-    def verdict(self) -> str | None:
-        """What is wrong: any failed case where `strict`, else only if no case succeeded."""
-        cases = self.document["results"]
-        failed = sum("failed" in case or case.get("passed") is False for case in cases)
-        if failed and (self.strict or failed == len(cases)):
-            return f"{failed} of {len(cases)} cases failed"
-        return None
-
-    def write(self, status: str | None = None, **more) -> None:
-        self.document.update(more)
-        self.document["status"] = status or self.document["status"]
-        self.document["seconds"] = round(time.monotonic() - self.began, 1)
+    def write(self, status: str, **more) -> None:
+        self.document.update(more, status=status, seconds=round(time.monotonic() - self.began, 1))
         common.write_json(self.out, self.document)
+
+    def seconds_of(self, call, calls: int = 1) -> float:
+        """Seconds per call for so many in a row: between two events on a GPU."""
+        if self.device != "cuda":
+            return common.seconds_per_call(call, calls)
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        first.record()
+        for _ in range(calls):
+            call()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1000 / calls
+
+    def measure(self, call, seconds: float, most: int = 30) -> Timing:
+        """Over as many repeats as `seconds` holds; a call too long to warm up in it is timed once, cold."""
+        cold = self.seconds_of(call)
+        if cold > seconds / 2:
+            return Timing.of([cold])
+        once = self.seconds_of(call)
+        calls = max(1, round(SHORTEST / max(once, 1e-9)))
+        rounds = int(max(1, min(most, (seconds - cold - once) / (once * calls))))
+        return Timing.of([self.seconds_of(call, calls) for _ in range(rounds)], calls)
 
 
 def describe(error: BaseException) -> str:
     """One line without this machine's paths."""
-    first = (str(error).strip() or "no message").splitlines()[0][:300]
-    return without_paths(f"{type(error).__name__}: {first}")
+    return without_paths(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0][:300]}")
 
 
 def without_paths(text: str) -> str:
@@ -70,42 +104,3 @@ def without_paths(text: str) -> str:
                           (tempfile.gettempdir(), "<tmp>"), (Path.home(), "~")):
         text = text.replace(str(folder), short)
     return re.sub(r"\S*(?=/site-packages/)", "<python>", text)
-
-
-def _free_memory() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def parser(description: str) -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(description=description)
-    result.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
-    result.add_argument("--seconds", type=float, default=60, metavar="N", help="time to plan for (default: 60)")
-    result.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
-    return result
-
-
-def run(name: str, work, arguments: argparse.Namespace, strict: bool = False) -> int:
-    """Runs `work(stage)` and gives the exit status: 1 when it raised or its verdict is bad."""
-    stage = Stage(name, arguments.out, arguments.seconds, arguments.dry_run, strict)
-    stage.write()
-    try:
-        _prepare_device(stage)
-        work(stage)
-    except Exception as error:
-        traceback.print_exc()
-        stage.write("failed", error=describe(error))
-        return 1
-    wrong = stage.verdict()
-    stage.write("failed" if wrong else "complete", **({"error": wrong} if wrong else {}))
-    return 1 if wrong else 0
-
-
-def _prepare_device(stage: Stage) -> None:
-    import torch
-
-    if stage.dry_run:
-        torch.set_num_threads(1)  # tiny work: threads that share busy cores would only wait for each other
-    elif not torch.cuda.is_available():
-        raise RuntimeError("torch sees no CUDA device; --dry-run runs without one")

@@ -35,6 +35,19 @@ __device__ __forceinline__ TileA load_weights(const char* from) {
   return a;
 }
 
+// Volatile as well: all of a step's inputs are on their way before the first is waited for.
+__device__ __forceinline__ uint16_t load_input(const uint16_t* from) {
+  uint16_t value;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(from));
+  return value;
+}
+
+__device__ __forceinline__ int load_index(const int32_t* from) {
+  int value;
+  asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(from));
+  return value;
+}
+
 __device__ __forceinline__ TileA load_shared_weights(const char* from) {
   const uint4 words = *reinterpret_cast<const uint4*>(from);
   return {{words.x, words.y, words.z, words.w}};

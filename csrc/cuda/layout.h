@@ -22,6 +22,7 @@ namespace cuda {
 constexpr int unit_cells = 16;
 constexpr int group_cells = 8;
 constexpr int tile_slots = 8;
+constexpr int most_slots = 64;
 constexpr int tile_bytes = 512;                        // 32 threads, 4 registers
 constexpr int bias_bytes = 4 * unit_cells * 4;
 constexpr int most_cluster = 8;
@@ -60,7 +61,7 @@ constexpr ELMO_HD int padded_columns(int columns) { return divided_up(columns, 6
 // Offsets in bytes into one team's part of the dynamic shared memory. The gathered m takes the place of h.
 struct SharedLayout {
   int h_stride, m_stride, gathered_stride;  // 16-bit values between two slots
-  int gates, projection, h, m, flags, team;
+  int gates, projection, h, m, slots, flags, team;
 
   SharedLayout() = default;
   SharedLayout(const Layout& layout, int units_per_block, int cluster, int row_tiles, int shared_steps,
@@ -74,7 +75,8 @@ struct SharedLayout {
     projection = 2 * units_per_block * shared_steps * 2 * tile_bytes;
     h = projection + (projection_resident ? tiles * cluster * units_per_block * tile_bytes : 0);
     m = h + larger(stages * rows * h_stride, rows * gathered_stride) * 2;
-    flags = m + rows * m_stride * 2;
+    slots = m + rows * m_stride * 2;
+    flags = slots + 3 * most_slots * 4;
     team = flags + (most_cluster + 1) * 4 + 12;  // a flag for each block of the cluster, and the barrier's verdict
   }
 };

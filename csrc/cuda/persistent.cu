@@ -28,7 +28,7 @@ Kernel kernel_of(const Instance& wanted) {
   if constexpr (at < int(sizeof(instances) / sizeof(instances[0]))) {
     constexpr Instance it = instances[at];
     if (it.most_threads == wanted.most_threads && it.row_tiles == wanted.row_tiles)
-      return persistent_kernel<O, it.row_tiles, it.register_steps, it.most_threads>;
+      return persistent_kernel<O, it.row_tiles, it.register_steps, it.depth, it.most_threads>;
     return kernel_of<O, at + 1>(wanted);
   } else {
     throw std::logic_error("no such instance");

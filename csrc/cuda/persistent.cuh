@@ -6,20 +6,21 @@
 namespace elmo_fast {
 namespace cuda {
 
-// One direction in one block: its warps, a group of cells each, and its part of the shared memory.
-template <class O, int NT, int R>
+// One direction in one block: its warps, a group of cells each, and its part of the shared memory. Template arguments as
+// in Instance.
+template <class O, int NT, int R, int depth>
 class Team {
  public:
   __device__ __forceinline__ Team(const Launch& p, char* shared)
       : p_(p), threads_(int(blockDim.x) / 2), d_(int(threadIdx.x) >= threads_),
         thread_(int(threadIdx.x) - d_ * threads_), warp_(thread_ / 32), lane_(thread_ % 32), index_(int(blockIdx.x)),
-        rank_(index_ % p.cluster), first_unit_(index_ * p.units_per_block), shared_(shared + d_ * p.at.team),
-        weights_(direction_weights(p, d_)) {
-    const int unit = warp_ / 2 < present_units(first_unit_, p.units_per_block) ? first_unit_ + warp_ / 2 : 0;
+        rank_(index_ % p.cluster), shared_(shared + d_ * p.at.team) {
+    const int first_unit = index_ * p.units_per_block;
+    const int unit = warp_ / 2 < present_units(first_unit, p.units_per_block) ? first_unit + warp_ / 2 : 0;
     local_cell_ = warp_ * group_cells + lane_ / 4;
-    cell_ = first_unit_ * unit_cells + local_cell_;
-    record_ = weights_ + size_t(unit) * size_t(p.layout.unit_bytes());
-    patience_ = load_relaxed(p.aborts) ? 0 : p.nanoseconds;
+    cell_ = first_unit * unit_cells + local_cell_;
+    record_ = direction_weights(p, d_) + size_t(unit) * size_t(p.layout.unit_bytes());
+    gives_up_ = load_relaxed(p.aborts) != 0 || p.nanoseconds == 0;
   }
 
   // Resident weights, the initial state, and h before step 0 for all blocks.
@@ -55,8 +56,6 @@ class Team {
   }
 
  private:
-  static constexpr int depth = 2;  // streamed k-steps on their way
-
   __device__ __forceinline__ int present_units(int first, int count) const {
     return larger(0, smaller(count, p_.layout.units() - first));
   }
@@ -113,14 +112,15 @@ class Team {
 
   template <class Reached>
   __device__ __forceinline__ bool poll(Reached&& reached) const {
-    if (patience_ == 0) return give_up();
+    bool there = reached();
+    if (gives_up_) return give_up();
     int64_t begin = 0;
-    for (uint32_t count = 1; !reached(); ++count) {
+    for (uint32_t count = 1; !there; there = reached(), ++count) {
       if (count % 32 != 0) continue;
       const int64_t now = nanoseconds_now();
       if (begin == 0) begin = now;
       if (load_relaxed(p_.abort) != 0) return false;
-      if (now - begin > patience_) return give_up();
+      if (now - begin > p_.nanoseconds) return give_up();
     }
     return true;
   }
@@ -129,12 +129,18 @@ class Team {
 
   __device__ __forceinline__ bool step(const Step& now) {
     GateSums<NT> sums;
-    begin_sums<O, NT>(p_, now, cell_, bias_, lane_, 0, sums);
-    const uint32_t starts = starts_of<NT>(p_, now.t + 1, now.next, lane_, 0);
+    uint16_t z[NT][2][4];
+    read_inputs(now, z);
     if (!wait()) return false;
+    stage_first(now);
+    begin_sums<O, NT>(p_, now, cell_, bias_, lane_, 0, z, [&](int n, int e) { return slots().scale[slot_of(n, e, lane_)]; },
+                      sums);
+    prefetch();
     gates(now, sums);
     uint16_t* m = halves(p_.at.m);
-    update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, 0, sums, starts, fresh_c_, c_, m, p_.at.m_stride);
+    update_cells<O, NT>(
+        p_, now, cell_, local_cell_, lane_, 0, sums, [&](int n, int e) { return slots().starts[slot_of(n, e, lane_)] != 0; },
+        fresh_c_, c_, m, p_.at.m_stride);
     if (p_.cluster > 1) {
       if (!exchange(now.t)) return false;
       gather_m();
@@ -143,15 +149,34 @@ class Team {
     project(now);
     arrive();
     const int pairs = now.size * (p_.layout.h_width() / 2);
-    int at = index_ * threads_ + thread_;
-    Pair pair = pair_of(now, at);  // loads that need not wait
     if (!wait()) return false;
-    for (; at < pairs; pair = pair_of(now, at)) {
-      finish_h(now, pair);
-      at += p_.blocks * threads_;
-    }
+    for (int at = index_ * threads_ + thread_; at < pairs; at += p_.blocks * threads_) finish_h(now, at);
     if (now.t + 1 < p_.steps) arrive();
     return true;
+  }
+
+  // What a step needs to know of the slots, for all threads of the team.
+  struct Slots {
+    int row[most_slots], starts[most_slots];  // of z; whether a sequence starts at the next step
+    float scale[most_slots];
+  };
+  __device__ __forceinline__ Slots& slots() const { return *reinterpret_cast<Slots*>(shared_ + p_.at.slots); }
+
+  // Input projections, on their way; scales and starts are there after the next barrier.
+  __device__ __forceinline__ void read_inputs(const Step& now, uint16_t (&z)[NT][2][4]) {
+    const int slot = smaller(thread_, now.size - 1);
+    int row = 0, starts = 0;
+    if (thread_ < NT * tile_slots) {
+      row = p_.meta[(int64_t(now.t) * 3 + d_) * p_.stride + slot];
+      starts = p_.meta[(int64_t(now.t + 1) * 3 + 2) * p_.stride + slot];
+      slots().row[thread_] = row;
+    }
+    sync();
+    load_inputs<NT>(p_, d_, cell_, [&](int n, int e) { return slots().row[slot_of(n, e, lane_)]; }, z);
+    if (thread_ < NT * tile_slots) {
+      slots().scale[thread_] = p_.scale ? p_.scale[int64_t(row) * 2 + d_] : 1.0f;
+      slots().starts[thread_] = starts && thread_ < now.next;
+    }
   }
 
   __device__ __forceinline__ const char* streamed(int k) const {
@@ -183,6 +208,11 @@ class Team {
       copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
   }
 
+  __device__ __forceinline__ void stage_first(const Step& now) {
+    const int parts = p_.stages == 1 ? divided_up(p_.layout.k_steps(), staged_steps) : 1;
+    for (int part = 0; part < parts; ++part) stage(now, part);
+  }
+
   // Before the product of k-step k: its part of h is there, and the part after it on its way.
   __device__ __forceinline__ void enter(const Step& now, int k) {
     if (k % staged_steps != 0 || (p_.stages == 1 && k > 0)) return;
@@ -197,8 +227,6 @@ class Team {
 
   __device__ __forceinline__ void gates(const Step& now, GateSums<NT>& sums) {
     const int k_steps = p_.layout.k_steps(), in_registers = register_steps();
-    for (int part = 0; part < (p_.stages == 1 ? divided_up(k_steps, staged_steps) : 1); ++part) stage(now, part);
-    prefetch();
 #pragma unroll
     for (int k = 0; k < R; ++k) {
       if (k >= k_steps) break;
@@ -256,7 +284,7 @@ class Team {
   __device__ __forceinline__ void keep_projection() {
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
     for (int tile = 0; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); ++tile) {
-      const char* from = weights_ + p_.layout.projection_offset(first + tile, cluster_unit());
+      const char* from = direction_weights(p_, d_) + p_.layout.projection_offset(first + tile, cluster_unit());
       char* to = shared_ + p_.at.projection + tile * p_.cluster * p_.units_per_block * tile_bytes;
       for (int at = thread_ * 16; at < units * tile_bytes; at += threads_ * 16) copy_async(to + at, from + at, true);
     }
@@ -270,9 +298,10 @@ class Team {
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
     for (int tile = warp_; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); tile += threads_ / 32) {
       const char* kept = shared_ + p_.at.projection + tile * p_.cluster * p_.units_per_block * tile_bytes + lane_ * 16;
-      const char* streamed = weights_ + p_.layout.projection_offset(first + tile, cluster_unit()) + lane_ * 16;
+      const char* streamed = direction_weights(p_, d_) + p_.layout.projection_offset(first + tile, cluster_unit()) +
+                             lane_ * 16;
       TileC sums[NT] = {};
-#pragma unroll 4
+#pragma unroll (R > 0 ? 4 : 2)
       for (int unit = 0; unit < units; ++unit) {
         const TileA a = p_.projection_resident ? load_shared_weights(kept + unit * tile_bytes)
                                                : load_weights(streamed + unit * tile_bytes);
@@ -295,61 +324,51 @@ class Team {
       }
   }
 
-  // Two columns of a slot's h: what is known of them before their sums are.
-  struct Pair {
-    int slot, column, place;
-    bool starts;      // a sequence starts there at the next step
-    float fresh[2];
-  };
-
-  __device__ __forceinline__ Pair pair_of(const Step& now, int at) const {
-    const int pairs = p_.layout.h_width() / 2, slot = smaller(at / pairs, now.size - 1), column = at % pairs * 2;
-    const bool starts = starts_at(p_, now.t + 1, slot) && slot < now.next;
-    return {slot, column, p_.places[int64_t(now.t) * p_.stride + slot], starts,
-            {fresh_h_of(p_, d_, column), fresh_h_of(p_, d_, column + 1)}};
-  }
-
-  // h = clip(sum of the clusters' partial sums, in order).
-  __device__ __forceinline__ void finish_h(const Step& now, const Pair& pair) {
-    constexpr int at_once = 16;
+  // h = clip(sum of the clusters' partial sums, in order): a pair of columns of a slot.
+  __device__ __forceinline__ void finish_h(const Step& now, int at) {
+    constexpr int at_once = R > 0 ? 16 : 8;
     const int width = p_.layout.h_width(), clusters = p_.blocks / p_.cluster;
+    const int slot = at / (width / 2), column = at % (width / 2) * 2;
     const size_t stride = size_t(p_.slots) * size_t(width);
-    const float* from = partials(0) + size_t(pair.slot) * size_t(width) + pair.column;
+    const float* from = partials(0) + size_t(slot) * size_t(width) + column;
+    const int starts = p_.meta[(int64_t(now.t + 1) * 3 + 2) * p_.stride + slot];
+    const float fresh[2] = {fresh_h_of(p_, d_, column), fresh_h_of(p_, d_, column + 1)};
     float h[2] = {};
+    int place = 0;
     for (int first = 0; first < clusters; first += at_once) {
       float2 parts[at_once];
 #pragma unroll
       for (int j = 0; j < at_once; ++j)
         parts[j] = first + j < clusters ? load_exchanged(from + size_t(first + j) * stride) : float2{0.0f, 0.0f};
+      place = load_index(p_.places + int64_t(now.t) * p_.stride + slot);  // behind them: all arrive together
 #pragma unroll
       for (int j = 0; j < at_once; ++j) h[0] += parts[j].x, h[1] += parts[j].y;
     }
     uint32_t next = 0;
     for (int e = 0; e < 2; ++e) {
       const float value = clipped(h[e], p_.proj_clip);
-      if (pair.column + e < p_.layout.projection) store_h(p_, now, pair.place, pair.slot, pair.column + e, value);
-      next |= uint32_t(O::from(pair.starts ? pair.fresh[e] : value)) << (16 * e);
+      if (column + e < p_.layout.projection) store_h(p_, now, place, slot, column + e, value);
+      next |= uint32_t(O::from(starts && slot < now.next ? fresh[e] : value)) << (16 * e);
     }
-    *reinterpret_cast<uint32_t*>(operand(now.t + 1) + size_t(pair.slot) * size_t(width) + pair.column) = next;
+    *reinterpret_cast<uint32_t*>(operand(now.t + 1) + size_t(slot) * size_t(width) + column) = next;
   }
 
   const Launch& p_;
-  const int threads_, d_, thread_, warp_, lane_, index_, rank_, first_unit_;
+  const int threads_, d_, thread_, warp_, lane_, index_, rank_;
   char* const shared_;
-  const char* const weights_;
   const char* record_;
   int cell_, local_cell_;
-  int64_t patience_;
+  bool gives_up_;
   uint32_t target_ = 0;
   TileA kept_[R > 0 ? R : 1][2];
   TileA ahead_[depth][2];
   float bias_[4], fresh_c_, c_[NT][2];
 };
 
-template <class O, int NT, int R, int most_threads>
+template <class O, int NT, int R, int depth, int most_threads>
 __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __grid_constant__ Launch p) {
   extern __shared__ __align__(16) char shared[];
-  Team<O, NT, R> team(p, shared);
+  Team<O, NT, R, depth> team(p, shared);
   team.begin();
   // shared memory of a block may be read once it has begun, and until all of its cluster are done
   if (p.cluster > 1) sync_cluster();

@@ -34,9 +34,8 @@ class Replay {
     }
     for (int t = 0; t < p_.steps && first_slot_ < p_.batch_sizes[t]; ++t) {
       const Step now = {d_, t, p_.batch_sizes[t], t + 1 < p_.steps ? p_.batch_sizes[t + 1] : 0};
-      const uint32_t starts = starts_of<1>(p_, t + 1, now.next, lane_, first_slot_);
       __syncthreads();
-      for (int group = warp_; group < 2 * p_.layout.units(); group += warps) update_group(now, group, starts);
+      for (int group = warp_; group < 2 * p_.layout.units(); group += warps) update_group(now, group);
       __syncthreads();
       for (int tile = warp_; tile < p_.layout.p_tiles(); tile += warps) project_tile(now, tile);
     }
@@ -48,8 +47,17 @@ class Replay {
   __device__ __forceinline__ uint16_t* h(int t) const { return h_ + t % 2 * tile_slots * at_.h_stride; }
   __device__ __forceinline__ uint16_t* m() const { return h_ + 2 * tile_slots * at_.h_stride; }
 
+  // The thread's slot e of a tile.
+  __device__ __forceinline__ int slot(int e) const { return first_slot_ + slot_of(0, e, lane_); }
+  __device__ __forceinline__ int row_of(const Step& now, int e) const {
+    return p_.meta[(int64_t(now.t) * 3 + d_) * p_.stride + smaller(slot(e), now.size - 1)];
+  }
+  __device__ __forceinline__ bool starts_next(const Step& now, int slot) const {
+    return slot < now.next && starts_at(p_, now.t + 1, slot);
+  }
+
   // The cells of a group. c waits for the next step in the state's memory.
-  __device__ __forceinline__ void update_group(const Step& now, int group, uint32_t starts) {
+  __device__ __forceinline__ void update_group(const Step& now, int group) {
     const char* record = weights_ + size_t(group / 2) * size_t(p_.layout.unit_bytes());
     const int cell = group * group_cells + lane_ / 4;
     const bool is_cell = cell < p_.layout.dim;
@@ -57,7 +65,10 @@ class Replay {
     for (int gate = 0; gate < 4; ++gate) bias[gate] = bias_of(p_, record, group % 2, gate, lane_);
     const float fresh = p_.fresh_c && is_cell ? p_.fresh_c[d_ * p_.layout.dim + cell] : 0.0f;
     GateSums<1> sums;
-    begin_sums<O, 1>(p_, now, cell, bias, lane_, first_slot_, sums);
+    uint16_t z[1][2][4];
+    load_inputs<1>(p_, d_, cell, [&](int, int e) { return row_of(now, e); }, z);
+    begin_sums<O, 1>(p_, now, cell, bias, lane_, first_slot_, z,
+                     [&](int, int e) { return p_.scale ? p_.scale[int64_t(row_of(now, e)) * 2 + d_] : 1.0f; }, sums);
     for (int k = 0; k < p_.layout.k_steps(); ++k) {
       const char* from = record + p_.layout.gate_offset(group % 2, k) + lane_ * 16;
       const TileA a[2] = {load_weights(from), load_weights(from + tile_bytes)};
@@ -68,15 +79,13 @@ class Replay {
       first_cells<1>(p_, d_, cell, lane_, first_slot_, fresh, c);
     } else {
       for (int e = 0; e < 2; ++e) {
-        const int slot = first_slot_ + slot_of(0, e, lane_);
-        c[0][e] = is_cell && slot < now.size ? state[int64_t(slot) * p_.layout.dim] : 0.0f;
+        c[0][e] = is_cell && slot(e) < now.size ? state[int64_t(slot(e)) * p_.layout.dim] : 0.0f;
       }
     }
-    update_cells<O, 1>(p_, now, cell, cell, lane_, first_slot_, sums, starts, fresh, c, m(), at_.m_stride);
-    for (int e = 0; e < 2; ++e) {
-      const int slot = first_slot_ + slot_of(0, e, lane_);
-      if (is_cell && slot < now.next) state[int64_t(slot) * p_.layout.dim] = c[0][e];
-    }
+    update_cells<O, 1>(p_, now, cell, cell, lane_, first_slot_, sums, [&](int, int e) { return starts_next(now, slot(e)); },
+                       fresh, c, m(), at_.m_stride);
+    for (int e = 0; e < 2; ++e)
+      if (is_cell && slot(e) < now.next) state[int64_t(slot(e)) * p_.layout.dim] = c[0][e];
   }
 
   __device__ __forceinline__ void project_tile(const Step& now, int tile) {
@@ -91,8 +100,8 @@ class Replay {
       const float value = there ? clipped(sums.r[r], p_.proj_clip) : 0.0f;
       if (there && column < p_.layout.projection)
         store_h(p_, now, p_.places[int64_t(now.t) * p_.stride + slot], slot, column, value);
-      const bool starts = slot < now.next && starts_at(p_, now.t + 1, slot);
-      h(now.t + 1)[in_tile * at_.h_stride + column] = O::from(starts ? fresh_h_of(p_, d_, column) : value);
+      h(now.t + 1)[in_tile * at_.h_stride + column] =
+          O::from(starts_next(now, slot) ? fresh_h_of(p_, d_, column) : value);
     }
   }
 

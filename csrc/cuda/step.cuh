@@ -55,30 +55,34 @@ __device__ __forceinline__ bool starts_at(const Launch& p, int t, int slot) {
   return p.meta[(int64_t(t) * 3 + 2) * p.stride + slot] != 0;
 }
 
-// Sums begin as bias + scale * z. `cell` is the layer's; addresses are clamped, so that no load waits for a branch.
-template <class O, int NT>
-__device__ __forceinline__ void begin_sums(const Launch& p, const Step& now, int cell, const float (&bias)[4], int lane,
-                                           int first_slot, GateSums<NT>& sums) {
-  const bool is_cell = cell < p.layout.dim;
-  const int32_t* rows = p.meta + (int64_t(now.t) * 3 + now.d) * p.stride;
-  int row[NT][2];
-#pragma unroll
-  for (int n = 0; n < NT; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) row[n][e] = rows[smaller(first_slot + slot_of(n, e, lane), now.size - 1)];
+// z of the thread's cell and slots: `row(n, e)` is the row of slot_of(n, e, lane). Nothing is waited for.
+template <int NT, class Row>
+__device__ __forceinline__ void load_inputs(const Launch& p, int d, int cell, Row&& row, uint16_t (&z)[NT][2][4]) {
+  const uint16_t* of_cell = p.z + (cell < p.layout.dim ? cell : 0);
 #pragma unroll
   for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int64_t of_row = int64_t(row[n][e]) * 2 + now.d;
-      const uint16_t* z = p.z + of_row * 4 * p.layout.dim + (is_cell ? cell : 0);
-      const float scale = p.scale ? p.scale[of_row] : 1.0f;
-      const bool there = is_cell && first_slot + slot_of(n, e, lane) < now.size;
+      const uint16_t* from = of_cell + (int64_t(row(n, e)) * 2 + d) * 4 * p.layout.dim;
 #pragma unroll
-      for (int gate = 0; gate < 4; ++gate) {
-        const float value = O::to(z[int64_t(gate) * p.layout.dim]);
-        sums.of[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(value, scale, bias[gate]) : 0.0f;
-      }
+      for (int gate = 0; gate < 4; ++gate) z[n][e][gate] = load_input(from + int64_t(gate) * p.layout.dim);
+    }
+}
+
+// Sums begin as bias + scale * z.
+template <class O, int NT, class Scale>
+__device__ __forceinline__ void begin_sums(const Launch& p, const Step& now, int cell, const float (&bias)[4], int lane,
+                                           int first_slot, const uint16_t (&z)[NT][2][4], Scale&& scale,
+                                           GateSums<NT>& sums) {
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const bool there = cell < p.layout.dim && first_slot + slot_of(n, e, lane) < now.size;
+      const float of_slot = scale(n, e);
+#pragma unroll
+      for (int gate = 0; gate < 4; ++gate)
+        sums.of[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(O::to(z[n][e][gate]), of_slot, bias[gate]) : 0.0f;
     }
 }
 
@@ -105,10 +109,10 @@ __device__ __forceinline__ Cell next_cell(const Launch& p, const GateSums<NT>& z
 }
 
 // The cells of a group: c to what the next step reads, final c to the state, m into shared memory [slot, m_stride].
-// `starts` has a bit for each of the thread's slots: a sequence starts there at the next step, from `fresh`.
-template <class O, int NT>
+// Where `starts(n, e)`, a sequence starts at the next step, c is `fresh` then.
+template <class O, int NT, class Starts>
 __device__ __forceinline__ void update_cells(const Launch& p, const Step& now, int cell, int local_cell, int lane,
-                                             int first_slot, const GateSums<NT>& sums, uint32_t starts, float fresh,
+                                             int first_slot, const GateSums<NT>& sums, Starts&& starts, float fresh,
                                              float (&c)[NT][2], uint16_t* m, int m_stride) {
   const bool is_cell = cell < p.layout.dim;
   float* state = p.c + int64_t(now.d) * p.state_stride * p.layout.dim + cell;
@@ -121,30 +125,14 @@ __device__ __forceinline__ void update_cells(const Launch& p, const Step& now, i
       const bool there = is_cell && slot < now.size;
       m[in_tile * m_stride + local_cell] = there ? O::from(next.m) : uint16_t(0);
       if (there && slot >= now.next) state[int64_t(slot) * p.layout.dim] = next.c;
-      c[n][e] = starts >> (2 * n + e) & 1u ? fresh : next.c;
+      c[n][e] = starts(n, e) ? fresh : next.c;
     }
-}
-
-// Which of the thread's slots start a sequence at step t, where `size` slots run: a bit each.
-template <int NT>
-__device__ __forceinline__ uint32_t starts_of(const Launch& p, int t, int size, int lane, int first_slot) {
-  uint32_t bits = 0;
-#pragma unroll
-  for (int n = 0; n < NT; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int slot = first_slot + slot_of(n, e, lane);
-      const bool starts = starts_at(p, t, smaller(slot, p.slots - 1)) && slot < size;
-      bits |= uint32_t(starts) << (2 * n + e);
-    }
-  return bits;
 }
 
 // c before step 0.
 template <int NT>
 __device__ __forceinline__ void first_cells(const Launch& p, int d, int cell, int lane, int first_slot, float fresh,
                                             float (&c)[NT][2]) {
-  const uint32_t starts = starts_of<NT>(p, 0, p.slots, lane, first_slot);
 #pragma unroll
   for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -152,7 +140,7 @@ __device__ __forceinline__ void first_cells(const Launch& p, int d, int cell, in
       const int slot = first_slot + slot_of(n, e, lane);
       const bool there = cell < p.layout.dim && slot < p.slots;
       const int64_t at = (int64_t(d) * p.slots + (there ? slot : 0)) * p.layout.dim + (there ? cell : 0);
-      c[n][e] = starts >> (2 * n + e) & 1u ? fresh : (there ? p.c_first[at] : 0.0f);
+      c[n][e] = there && starts_at(p, 0, slot) ? fresh : (there ? p.c_first[at] : 0.0f);
     }
 }
 

@@ -73,7 +73,7 @@ class BiLm(nn.Module):
         self._warm = WarmState()
         self._fingerprint: tuple[tuple, str] | None = None
         self._inputs = TokenInputs()
-        self._marks = captured.Marks()
+        self._warmed_up: captured.WarmedUp | None = None
         self.token_table = token_table
         if not keep_fp32:
             self._drop_fp32()
@@ -153,11 +153,36 @@ class BiLm(nn.Module):
         """Forget the carried states."""
         self._elmo_lstm.reset_states()
 
-    def warmup(self) -> None:
-        """Compile and tune the char encoder's kernels now, where it runs on a GPU, and not at the first call."""
-        if self._device.type == "cuda":
-            with numerics(self._precision, self._device):
+    def warmup(self, batch_size: int = 0) -> None:
+        """On a GPU, load and tune kernels and prepare weights now: the first call is then fast, and a capture possible.
+
+        A CUDA graph of a forward, of whatever shape, can be captured after this alone, and after it again when weights,
+        device, precision, backend or state have changed. Carried states have a place for as many sentences as any
+        batch had so far; `batch_size` makes place for more of them, which start from zeros.
+        """
+        if self._device.type != "cuda":
+            return
+        with torch.no_grad(), numerics(self._precision, self._device):
+            if self._why_no_capture():
                 self._token_embedder.warmup(self.backend)
+            else:
+                self._prepare_capture(batch_size)
+
+    def _prepare_capture(self, batch_size: int) -> None:
+        if self.state == "warm":
+            self._warm_state()
+        boundaries = captured.warm_up(self._token_embedder, self._elmo_lstm, self.backend, self._precision)
+        self._elmo_lstm.reserve_states(batch_size)
+        self._warmed_up = captured.WarmedUp(self._capture_key(), boundaries)
+
+    def _why_no_capture(self) -> str | None:
+        """None where a CUDA graph can capture a forward, else what stands against it."""
+        reason = why_not("projected_lstm", "native", [self._elmo_lstm.B_0_0])
+        return reason or (None if self.backend in ("auto", "native") else "it runs in plain PyTorch")
+
+    def _capture_key(self) -> tuple:
+        text = tuple(map(tuple, self.warm_text)) if self.state == "warm" else None
+        return self._device, self._precision, self.backend, text, self._weights_key()
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
@@ -189,12 +214,10 @@ class BiLm(nn.Module):
         shape, type or range.
 
         Ids on a GPU are copied back once, and nothing else is waited for. While a CUDA graph is captured nothing is:
-        then shapes are static, every position is computed, and ids are not checked (see `captured`).
+        then shapes are static, every position is computed, and ids are not checked (see `warmup` and `captured`).
         """
         if is_capturing(self._device):
             return self._forward_captured(ids, boundaries, word_inputs)
-        if boundaries == "add" and isinstance(ids, torch.Tensor):
-            self._marks.prepare(self._token_embedder, ids)
         with numerics(self._precision, self._device):
             if word_inputs is not None:
                 tokens = self._inputs.word_numbers(word_inputs, ids, self._word_embedding, self._token_embedder,
@@ -211,17 +234,19 @@ class BiLm(nn.Module):
     def _forward_captured(self, ids: torch.Tensor, boundaries: str, word_inputs: torch.Tensor | None) -> BiLmOutput:
         if word_inputs is not None:
             raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
-        stack = self._elmo_lstm
         check_shape(ids, boundaries, self._token_embedder)
-        reason = why_not("projected_lstm", "native", [stack.B_0_0])
-        if reason or self.backend not in ("auto", "native"):
+        if ids.device != self._device:
+            raise ValueError(f"ids: expected ids on {self._device} while a CUDA graph is captured, got {ids.device}")
+        if reason := self._why_no_capture():
             raise RuntimeError("backend: expected one that a CUDA graph can capture, 'native' or 'auto', got "
-                               f"{self.backend!r}" + (f": {reason}" if reason else ""))
-        marks = self._marks.ready(ids) if boundaries == "add" else None
+                               f"{self.backend!r}: {reason}")
+        prepared = captured.WarmedUp.check(self._warmed_up, self._capture_key())
+        around = prepared.boundaries or self._token_embedder.boundary_ids() if boundaries == "add" else None
         with numerics(self._precision, self._device):
             fresh = self._warm_state() if self.state == "warm" else None
-            layers, mask = captured.forward(self._token_embedder, stack, ids, marks, fresh, self.backend, self._precision)
-        return BiLmOutput([each.to(stack.B_0_0.dtype) for each in layers], mask)
+            layers, mask = captured.forward(self._token_embedder, self._elmo_lstm, ids, around, fresh, self.backend,
+                                            self._precision)
+        return BiLmOutput([each.to(self._elmo_lstm.B_0_0.dtype) for each in layers], mask)
 
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""

@@ -1,6 +1,6 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ from elmo_fast.model import allennlp_names, states
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
 from elmo_fast.ops import packed_only
-from elmo_fast.ops.padded_lstm import padded_lstm
+from elmo_fast.ops.cuda.padded import padded_lstm
+from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
@@ -120,7 +121,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
-        x = vectors
+        x, bounded = vectors, False
         if products is not None:
             x, rows = products.table, products.rows[rows.long()]
         for layer in range(self.options.n_layers):
@@ -129,9 +130,10 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
                 x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
                 self.layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
                 restart=None if restart is None else (restart[0][layer], restart[1][layer]), backend=backend,
-                precision=precision, multiplied=layer == 0 and products is not None,
+                precision=precision, multiplied=layer == 0 and products is not None, bounded=bounded,
             )
-            x = out + x if layer and self.options.use_skip_connections else out
+            skips = layer > 0 and self.options.use_skip_connections
+            x, bounded = out + x if skips else out, not skips and drop is None
             outputs.append(x)
             finals.append(final)
         return outputs, tuple(torch.stack(each) for each in zip(*finals))
@@ -143,24 +145,41 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         Carried states are updated where they lie, so that each replay goes on where the last one ended.
         """
         if self.stateful and (self._carried is None or self._carried[0].shape[1] < len(lengths)):
-            raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph is captured "
-                               "(run the model once on a batch as large), got "
+            raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph's capture "
+                               f"(model.warmup(batch_size={len(lengths)}) adds them), got "
                                f"{0 if self._carried is None else self._carried[0].shape[1]}")
         initial, _ = self.begin(len(lengths), fresh, vectors)
-        outputs: list[torch.Tensor] = []
-        x = vectors
-        for layer in range(self.options.n_layers):
-            state = initial[0][layer], initial[1][layer]
+        layers = list(self._padded(vectors, lengths, initial, precision))
+        if self.stateful:
+            for kept, new in zip(self._carried, zip(*(final for _, final in layers))):
+                kept[:, : len(lengths)].copy_(torch.stack(new))
+            if not self._is_in_graph():
+                self._in_graph.append(self._carried)
+        return [out for out, _ in layers]
+
+    def _padded(self, x: torch.Tensor, lengths: torch.Tensor, initial: State,
+                precision: str) -> Iterator[tuple[torch.Tensor, State]]:
+        """Output [B, T, 2 P] and final state of each layer, from `initial` (h [L, B, 2 P], c [L, B, 2 D])."""
+        for layer, state in enumerate(zip(*initial)):
             out, final = padded_lstm(x, lengths, state, self.layer_weights(layer), cell_clip=self.options.cell_clip,
                                      proj_clip=self.options.proj_clip, precision=precision)
             x = out + x if layer and self.options.use_skip_connections else out
-            outputs.append(x)
-            if self.stateful:
-                for kept, new in zip(self._carried, final):
-                    kept[layer, : len(lengths)].copy_(new)
-        if self.stateful and not self._is_in_graph():
-            self._in_graph.append(self._carried)
-        return outputs
+            yield x, final
+
+    def warmup(self, precision: str) -> None:
+        """Run once what `run_padded` runs, from zeros and for nothing: kernels are then loaded, weights prepared."""
+        layers, h_dim, c_dim = self.state_sizes
+        vectors = full_precision(self.B_0_0).new_zeros(1, 1, self.options.projection_dim)
+        initial = states.zero_state(layers, 1, h_dim, c_dim, vectors)
+        list(self._padded(vectors, torch.ones(1, dtype=torch.int64, device=vectors.device), initial, precision))
+
+    def reserve_states(self, rows: int) -> None:
+        """Have at least so many carried rows on this device, where states are carried; new ones are zeros."""
+        like, have = full_precision(self.B_0_0), 0 if self._carried is None else self._carried[0].shape[1]
+        if self.stateful and (have < rows or have and self._carried[0].device != like.device):
+            layers, h_dim, c_dim = self.state_sizes
+            zeros = states.zero_state(layers, max(rows, have), h_dim, c_dim, like)
+            self._carried = states.first_rows(self._carried, zeros)
 
     def _is_in_graph(self) -> bool:
         return any(each is self._carried for each in self._in_graph)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.whole_file import whole
+from elmo_fast.ops.user_cache import cache_directory
 
-CACHE_VARIABLE = "ELMO_FAST_CACHE"
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
 NAMED_MODELS = {
     "small": f"{_ALLENNLP}/2x1024_128_2048cnn_1xhighway/elmo_2x1024_128_2048cnn_1xhighway",
@@ -81,14 +81,6 @@ def fetch(location: str | os.PathLike) -> Path:
     if not target.exists():
         _download(name, target)
     return target
-
-
-def cache_directory() -> Path:
-    """Directory of downloaded and unpacked files: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"
 
 
 def cache_path(url: str) -> Path:

@@ -15,7 +15,7 @@ from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import active_precision, full_precision
-from elmo_fast.ops.range import fits_fp16
+from elmo_fast.ops.cuda.fp16_bounds import fits_fp16
 from elmo_fast.text import characters
 
 _WARMUP_TOKENS = 4096

@@ -24,7 +24,7 @@ def char_cnn(
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
 
     `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
-    in `medium` their result is fp16 where `bounded` says that it fits (`range.fits_fp16`), else bf16. The other
+    in `medium` their result is fp16 where `bounded` says that it fits (`fp16_bounds.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
 
     On the CPU `native` computes in fp32 at every precision; it has no second derivatives.
@@ -33,10 +33,10 @@ def char_cnn(
     operands = char_embed, *(part for pair in filters for part in pair)
     chosen = resolve("char_cnn", backend, *operands)
     if chosen == "native" and char_embed.device.type == "cuda":
-        from elmo_fast.ops import native_cuda
+        from elmo_fast.ops.cuda import encoder
 
         check_range(ids, len(char_embed))
-        return native_cuda.char_cnn(ids.to(char_embed.device), char_embed, filters, activation, precision, bounded)
+        return encoder.char_cnn(ids.to(char_embed.device), char_embed, filters, activation, precision, bounded)
     table, filters = full_precision(char_embed), [tuple(map(full_precision, pair)) for pair in filters]
     if chosen == "native":
         return native_char_cnn.char_cnn(ids, table, filters, activation)

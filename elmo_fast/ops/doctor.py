@@ -1,16 +1,15 @@
 """What this machine offers, and which backend each op would use."""
 
-import importlib.metadata
 import os
 import platform
 
 import torch
 
-from elmo_fast.ops import cuda_limits, cuda_tiers
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_not
+from elmo_fast.ops.cuda import choice, persistent
+from elmo_fast.ops.cuda.steps import why_no_triton
 from elmo_fast.ops.native_cpu import runs_precision
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.stepwise_lstm import why_no_triton
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
 _PUBLISHED = ((1024, 128), (2048, 256), (4096, 512))  # cells and projected values of the published models
@@ -19,43 +18,35 @@ _PUBLISHED = ((1024, 128), (2048, 256), (4096, 512))  # cells and projected valu
 def report() -> list[str]:
     """Lines on versions, processor, GPUs, and for every op the backend in use and why faster ones are not."""
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [*_versions(), *_processor(), *_gpus(), *_backends(), *(line for each in devices for line in tier_lines(each))]
+    lstm = (line for each in devices for line in lstm_lines(each))
+    return [*_versions(), *_processor(), *_gpus(), *_backends(), *lstm]
 
 
-def tier_lines(device: torch.device) -> list[str]:
-    """Lines on the LSTM's tiers on a GPU, and on what A's small kernels are. Launches nothing."""
-    triton = why_no_triton(device)
-    steps = f"LSTM steps   {'Triton kernels' if not triton else 'torch operations: ' + triton} ({device})"
-    return [*(f"LSTM tier {tier}  {_tier(tier, device)} ({device})" for tier in cuda_tiers.TIERS), steps, *_forced_tier()]
+def lstm_lines(device: torch.device) -> list[str]:
+    """Lines on the LSTM's two paths on a GPU, and what was measured of them. Launches nothing."""
+    triton, forced = why_no_triton(device), os.environ.get(choice.VARIABLE)
+    kernels = "Triton" if not triton else f"torch operations: {triton}"
+    measured = [f"LSTM auto    {shape}: {each.path} "
+                f"(graph {1e6 * each.graph:.0f} us, persistent {1e6 * each.persistent:.0f} us)"
+                for shape, each in choice.recorded(device).items()]
+    return [f"LSTM graph   runs, its small kernels {kernels} ({device})",
+            f"LSTM persistent  {_persistent(device)} ({device})",
+            *(measured or ["LSTM auto    measures both paths at first use; nothing is measured here yet"]),
+            *([f"LSTM forced  {choice.VARIABLE}={forced} is set: the other path is not taken"] if forced else [])]
 
 
-def _tier(tier: str, device: torch.device) -> str:
-    if tier == "A":
-        return "runs"
-    if reason := cuda_tiers.why_not(tier, device):
+def _persistent(device: torch.device) -> str:
+    if reason := persistent.lacks(device):
         return f"not there: {reason}"
-    of, lanes = cuda_limits.limits(device), 8
     unfit = [f"{dim} cells: {reason}" for dim, projection in _PUBLISHED
-             if (reason := cuda_limits.why_not(tier, of, dim, projection, lanes=lanes, steps=cuda_limits.FEWEST_STEPS))]
-    return "runs in 'medium', after a self-test at first use" + "".join(f"; not for {each}" for each in unfit)
-
-
-def _forced_tier() -> list[str]:
-    forced = os.environ.get(cuda_tiers.VARIABLE)
-    return [f"LSTM tier    {cuda_tiers.VARIABLE}={forced} is set: no other is taken"] if forced else []
+             if (reason := persistent.does_not_fit(device, dim, projection, persistent.MOST_SLOTS))]
+    return "runs in 'medium' where it is measured to be faster" + "".join(f"; not for {each}" for each in unfit)
 
 
 def _versions() -> list[str]:
-    found = {name: _version(name) for name in _PACKAGES}
+    found = {name: choice.version(name) for name in _PACKAGES}
     return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
             "packages     " + ", ".join(f"{name} {version}" for name, version in found.items())]
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _processor() -> list[str]:

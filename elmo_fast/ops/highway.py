@@ -31,7 +31,7 @@ def highway(
     if resolve("highway", backend, x, *weights) != "native" or trains_on_cpu((x, *weights)):
         return reference.highway(full_precision(x), *map(full_precision, weights))
     if x.device.type == "cuda":
-        from elmo_fast.ops import native_cuda
+        from elmo_fast.ops.cuda import encoder
 
-        return native_cuda.highway(x, *weights, precision, bounded)
+        return encoder.highway(x, *weights, precision, bounded)
     return native_cpu.highway(full_precision(x), *weights, precision=on_cpu(precision or active_precision()))

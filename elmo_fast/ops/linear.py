@@ -21,9 +21,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
     if resolve("linear", backend, x, weight, bias) != "native" or trains_on_cpu((x, weight, bias)):
         return torch.addmm(full_precision(bias), full_precision(x), full_precision(weight))
     if x.device.type == "cuda":
-        from elmo_fast.ops import native_cuda
+        from elmo_fast.ops.cuda import encoder
 
-        return native_cuda.linear(x, weight, bias, precision, bounded)
+        return encoder.linear(x, weight, bias, precision, bounded)
     return native_cpu.linear(full_precision(x), weight, bias, precision=on_cpu(precision or active_precision()))
 
 

@@ -2,9 +2,10 @@
 
 import torch
 
-from elmo_fast.ops import cuda_lstm, native_cpu, native_training, reference, torch_projected_lstm
+from elmo_fast.ops import native_cpu, native_training, reference, torch_projected_lstm
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_projected_lstm
+from elmo_fast.ops.cuda import lstm as cuda_lstm
 from elmo_fast.ops.host_device import to_device
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.native_cpu import on_cpu
@@ -26,10 +27,12 @@ def projected_lstm(
     multiplied: bool = False,
     backend: str = "auto",
     precision: str = "highest",
+    bounded: bool = False,
 ) -> tuple[torch.Tensor, State]:
     """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. Operands of 16 bits
     compute in fp32. `rows` may lie on the host.
 
+    `bounded` where `inputs` are outputs of such a layer with the same `proj_clip`, which a GPU's fp16 need not scale.
     `precision` is what the native engines compute in, where this machine has it; the torch operations of the other
     backends follow `elmo_fast.ops.precision.numerics`. Where gradients are recorded the native engine computes in
     `highest`; it has none of second order.
@@ -44,7 +47,8 @@ def projected_lstm(
     if chosen == "native" and needs_gradient(operands):
         return native_training.projected_lstm(inputs, rows, schedule, state, weights, **clips)
     if chosen == "native" and inputs.device.type == "cuda":
-        return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, **clips)
+        return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, bounded=bounded,
+                                        **clips)
     clips["multiplied"] = multiplied
     if chosen == "native":
         return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)

@@ -1,0 +1,112 @@
+"""Stages `encoder` and `text`: the char encoder, and whole models on running text; their numbers are compared first.
+
+In `text`, `device` is the model from ids on the GPU; `arrays` goes from lists of tokens to NumPy arrays, 64 sentences
+at a time, states carried; `stream` is the same in 64 slots. Ratios are to AllenNLP's own code with --allennlp, else to
+the reference.
+"""
+
+import functools
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks import agreement, common, floor, models, peers
+from benchmarks.gpu.stage import Stage
+
+ENCODER_LIMITS = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
+TEXT_LIMITS = {**ENCODER_LIMITS, "medium": "medium-bf16"}  # a model whose operands are not bounded takes bf16
+TOKENS, CHECKED = 65_536, 384
+BATCH, SENTENCES, ROUNDS = 64, 512, 5
+
+
+def encoder(stage: Stage) -> None:
+    """The text's distinct tokens, over and over; FLOP are those of real characters."""
+    from elmo_fast.ops.precision import numerics
+
+    size = "tiny" if stage.dry_run else "original"
+    source = models.build(size).token_source
+    tokens = sorted({token for sentence in common.running_text(64 if stage.dry_run else 2000)[0] for token in sentence})
+    ids = source.token_ids(tokens)
+    with torch.no_grad():
+        exact = source.double()(ids[:CHECKED], "reference").numpy()
+    source, ids = source.float().to(stage.device), ids.to(stage.device)
+    ids = ids.repeat(1 if stage.dry_run else TOKENS // len(ids) + 1, 1)
+    flop = floor.encoder_flop(common.standard_options(size), floor.characters_of(tokens)) / len(tokens)
+
+    def measured(backend: str, precision: str) -> dict:
+        def call():
+            with torch.no_grad(), numerics(precision, ids.device):
+                return source(ids, backend)
+
+        error = agreement.relative_error([call()[: len(exact)].cpu().numpy()], [exact])
+        limit = agreement.TABLE[(TEXT_LIMITS if backend == "torch" else ENCODER_LIMITS)[precision]]
+        if not error <= limit:
+            return {"error": error, "limit": limit, "passed": False}
+        timing = stage.measure(call, 1.0)
+        return {"error": error, "limit": limit, "passed": True, **timing.as_dict(),
+                "tokens_per_s": len(ids) / timing.median, "tflop_per_s": len(ids) * flop / timing.median / 1e12}
+
+    for precision in ENCODER_LIMITS:
+        for backend in ("native", "torch"):
+            stage.attempt(lambda: measured(backend, precision), backend=backend, precision=precision, tokens=len(ids))
+
+
+def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
+    """Functions that run all of the text, by (variant, precision, part); the yardstick first."""
+    groups, size = common.batches(sentences, batch), "tiny" if stage.dry_run else "original"
+
+    def run(owner, work):
+        def once():
+            owner.reset_states()
+            found = work()
+            if stage.device == "cuda":
+                torch.cuda.synchronize()
+            return found
+        return once
+
+    def arrays(embedder):
+        return run(embedder, lambda: [array for group in groups for array in embedder.embed_batch(group)])
+
+    def on_device(bilm, precision):
+        bilm.precision = precision
+        with torch.no_grad():
+            for each in ids:
+                bilm(each)
+
+    found = {("reference", "highest", "arrays"): arrays(models.Embedder(models.build(size).to(stage.device)))}
+    if stage.allennlp:
+        peer = peers.AllenNlp(stage.allennlp, *models.write_files(folder, size), cuda_device=-stage.dry_run)
+        found = {("allennlp", "highest", "arrays"): arrays(peer), **found}
+    ours = models.build(size, backend="auto").to(stage.device)
+    ids = [models.device_ids(group, stage.device) for group in groups]
+    for precision in TEXT_LIMITS:
+        embedder = models.Embedder(ours, precision)
+        found["ours", precision, "arrays"] = arrays(embedder)
+        in_slots = functools.partial(embedder.embed_sentences, sentences, batch)
+        found["ours", precision, "stream"] = run(embedder, in_slots)
+        found["ours", precision, "device"] = run(ours, functools.partial(on_device, ours, precision))
+    return found
+
+
+def text(stage: Stage) -> None:
+    count, batch = (8, 4) if stage.dry_run else (SENTENCES, BATCH)
+    sentences, source = common.running_text(count)
+    facts = {"text": source, **common.text_facts(sentences, batch)}
+    with tempfile.TemporaryDirectory() as folder:
+        functions = passes(stage, sentences, batch, Path(folder))
+        truth, base = functions["reference", "highest", "arrays"](), next(iter(functions))
+        stage.document["settings"] |= {**facts, "times_as_fast_as": base[0]}
+        for variant, precision, part in list(functions):
+            if part != "device" and variant != "reference":
+                error = max(agreement.by_layer(functions[variant, precision, part](), truth))
+                limit = agreement.TABLE[TEXT_LIMITS[precision]] + agreement.TABLE["highest"]
+                right = stage.add(variant=variant, precision=precision, part=part, error=error, limit=limit,
+                                  passed=error <= limit)["passed"]
+                functions = {key: each for key, each in functions.items()  # of what is wrong nothing is timed
+                             if right or key == base or key[:2] != (variant, precision)}
+        once = sum(stage.seconds_of(function) for function in functions.values())
+        timings = common.interleave(functions, int(max(1, min(ROUNDS, 0.8 * stage.left() / once - 1))))
+    for (variant, precision, part), timing in timings.items():
+        stage.add(variant=variant, precision=precision, part=part, **timing.as_dict(samples=True),
+                  tokens_per_s=facts["tokens"] / timing.median, times_as_fast=timing.times_as_fast_as(timings[base]))

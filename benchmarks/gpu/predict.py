@@ -1,0 +1,170 @@
+"""A predicted time for a step of a layer in the persistent kernel, from exact counts and a chip's documented rates.
+
+    python -m benchmarks.gpu.predict           # the table of docs/gpu.md, from counts.json
+    python -m benchmarks.gpu.predict --count   # both anew: the compiled PTX, run by tests/native/ptx (a minute or two)
+
+Counts are of both directions and all blocks: runs of three and of two steps, subtracted. The directions share a
+multiprocessor, so the work of one hides the waits of the other. With `work` of both and `waits` of one direction, a
+step takes max(work, waits + work / 2), and waits + work where nothing is hidden. Of products, shared memory and
+streamed weights the largest counts, since they overlap; exchange and z are added to it.
+"""
+
+import json
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks import common
+
+COUNTS = Path(__file__).with_name("counts.json")
+SLOTS = (1, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Rates in units a second, latencies in seconds; [n] is section n of research/performance.md, [r] gpu-review.md."""
+
+    name: str
+    hbm: float                        # bytes
+    l2: float = 5.5e12                # bytes [7]; also taken for what a cluster exchanges
+    mma: float = 0.62 * 790e12        # FLOP: mma.sync reaches 62 % of 790 TFLOP/s [5, 7]
+    shared: float = 208e3 / 1e-6      # bytes of one multiprocessor: 208 KB in 1.0 us [5]
+    barrier: float = 1.0e-6           # 0.7 to 1.0 us [5], two cost 2.0 us [7]
+    l2_latency: float = 0.2e-6        # 0.15 to 0.25 us [r]
+    cluster_latency: float = 0.11e-6  # 180 cycles [5]
+
+
+CHIPS = (Chip("H100", 41.9e6 / 12.5e-6), Chip("H200", 4.3e12))  # 41.9 MB in 12.5 us [r]; [7]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of a step of both directions in all blocks; barriers and rounds of one direction."""
+
+    blocks: int
+    mma: int               # m16n8k16 products of a warp
+    wavefronts: int        # passes of 128 bytes through shared memory; `ideal` without bank conflicts
+    ideal: int
+    weight_sectors: int    # of 32 bytes, streamed from L2
+    exchange_sectors: int  # h, partial sums, outputs
+    input_sectors: int     # z and what says where it lies; z_bytes of it come from HBM
+    z_bytes: int
+    cluster_bytes: int     # read from other blocks' shared memory
+    barriers: int
+    rounds: int            # of loads that a warp waits for, as read_sass counts them
+    cluster_rounds: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds."""
+
+    products: float
+    shared: float
+    weights: float
+    exchange: float
+    inputs: float
+    waits: float
+
+    @property
+    def work(self) -> float:
+        return max(self.products, self.shared, self.weights) + self.exchange + self.inputs
+
+    @property
+    def step(self) -> float:
+        return max(self.work, self.waits + self.work / 2)
+
+
+def predict(counts: Counts, chip: Chip) -> Prediction:
+    latencies = counts.rounds * chip.l2_latency + counts.cluster_rounds * chip.cluster_latency
+    return Prediction(
+        products=counts.mma * 2 * 16 * 8 * 16 / chip.mma,
+        shared=counts.wavefronts / counts.blocks * 128 / chip.shared,
+        weights=counts.weight_sectors * 32 / chip.l2,
+        exchange=(counts.exchange_sectors * 32 + counts.cluster_bytes) / chip.l2,
+        inputs=max(counts.input_sectors * 32 / chip.l2, counts.z_bytes / chip.hbm),
+        waits=counts.barriers * chip.barrier + latencies)
+
+
+def stored() -> dict[int, Counts]:
+    return {int(slots): Counts(**counts) for slots, counts in json.loads(COUNTS.read_text())["slots"].items()}
+
+
+def predicted_us(gpu: str, slots: int) -> float | None:
+    """Of the original model's layer on a GPU of that name ('NVIDIA H100 80GB HBM3'); None for other chips and slots."""
+    chip, counts = next((chip for chip in CHIPS if chip.name in gpu), None), stored().get(slots)
+    return predict(counts, chip).step * 1e6 if chip and counts else None
+
+
+def table(counts: dict[int, Counts]) -> str:
+    """Markdown, microseconds; the terms are the first chip's."""
+    lines = ["| slots | products | shared memory | weights | exchange | z | waits | nothing hidden | **predicted:** "
+             + " | ".join(chip.name for chip in CHIPS) + " |", "|---" * (8 + len(CHIPS)) + "|"]
+    for slots, of_step in counts.items():
+        found = [predict(of_step, chip) for chip in CHIPS]
+        terms = [*asdict(found[0]).values(), found[0].work + found[0].waits]
+        lines.append(f"| {slots} | " + " | ".join(f"{each * 1e6:.1f}" for each in terms)
+                     + " | " + " | ".join(f"**{each.step * 1e6:.1f}**" for each in found) + " |")
+    return "\n".join(lines)
+
+
+def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
+    """Of {PTX opcode: {field: count}} and the fields that it does not say. Polls run as often as chance has it."""
+    def total(field: str, pattern: str) -> int:
+        return sum(fields[field] for opcode, fields in opcodes.items() if re.match(pattern, opcode))
+
+    weights, inputs = r"ld\.global\.nc\..*v4", r"ld\.global\.(nc\.)?[a-z]+\d+$"
+    kinds = [total("sectors", pattern) for pattern in (r"(?!.*\.(acquire|relaxed)\.)", weights, inputs)]
+    local = r"(?!ld\.shared::cluster)"
+    return Counts(mma=total("executed", r"mma\.sync"),
+                  wavefronts=total("wavefronts", local), ideal=total("ideal", local), weight_sectors=kinds[1],
+                  input_sectors=kinds[2], exchange_sectors=kinds[0] - kinds[1] - kinds[2],
+                  cluster_bytes=total("bytes", r"ld\.shared::cluster"),
+                  barriers=total("executed", r"red\.release") // (2 * known["blocks"]), **known)
+
+
+def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
+    """A step of the original size in fp16, on an H100's plan; the numbers of the run are checked."""
+    sys.path.insert(0, str(common.ROOT / "tests"))
+    import lstm_kernel_case as cases
+    import ptx_machine
+
+    size, module, runs = common.SIZES["original"][:2], ptx_machine.machine(90), []
+    module.set(checks=False, traffic=True, seed=0)
+    (source,) = module.embedded()
+    for steps in (2, 3):
+        module.reset(source)
+        case = cases.make(*size, [slots] * steps, starts=0.0, rows=2 * slots * steps, cell_clip=3.0, proj_clip=3.0,
+                          device=cases.H100)
+        error = max(cases.errors(cases.run(module, case), cases.oracle(case)))
+        assert error < 3e-3, error
+        runs += [opcodes for kernel, opcodes in ptx_machine.counters(module, source).items()
+                 if "persistent_kernel" in kernel]
+    step = {opcode: {field: more - runs[0].get(opcode, {}).get(field, 0) for field, more in fields.items()}
+            for opcode, fields in runs[1].items()}
+    plan = module.cuda_lstm_plan(*size, cases.H100, slots)
+    found = classified(step, blocks=plan["blocks"], z_bytes=slots * case.z[0].size * 2, rounds=rounds,
+                       cluster_rounds=cluster_rounds)
+    assert found.weight_sectors * 32 == plan["streamed_bytes"], (found, plan)
+    return found
+
+
+def count_all() -> None:
+    """The rounds are those of the 64-slot kernel, which the lint holds to a limit: all take the same steps."""
+    from benchmarks.gpu import read_sass
+
+    (linted,) = [kernel for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0]))
+                 if "Fp16ELi8E" in kernel.name]
+    remote = [each.remote for each in linted.rounds(linted.time_loops[0])]
+    rounds = remote.count(False), remote.count(True)
+    lines = ",\n".join(f'"{slots}": {json.dumps(asdict(count(slots, *rounds)))}' for slots in SLOTS)
+    COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
+    docs = common.ROOT / "docs" / "gpu.md"
+    docs.write_text(re.sub(r"\| slots \| products .*", lambda _: table(stored()) + "\n", docs.read_text(), flags=re.S))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--count"]:
+        count_all()
+    print(table(stored()))

@@ -1,0 +1,217 @@
+"""Graph or persistent: which of its two paths the LSTM takes on a GPU, measured there at first use.
+
+For a class of calls both paths run on the caller's weights and random operands, are compared, and timed. The faster is
+kept in memory and in one file of the user's cache, by GPU, versions and class. `ELMO_FAST_CUDA_LSTM=graph|persistent`
+forces one.
+"""
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from elmo_fast.ops.host_device import is_capturing
+from elmo_fast.ops.user_cache import cache_directory
+
+try:
+    import fcntl
+except ImportError:  # no such locks on this system
+    fcntl = None
+
+GRAPH, PERSISTENT = PATHS = "graph", "persistent"
+VARIABLE = "ELMO_FAST_CUDA_LSTM"
+TOLERANCES = {"float16": 3e-3, "bfloat16": 3e-2}  # relative Frobenius difference of the paths
+
+_SECONDS, _MOST_TIMES = 0.2, 9  # that timing a class may take, after first runs that pack weights and load kernels
+_STEPS = {8: 4, 64: 24, math.inf: 64}  # classes of steps: all below this number, and how many are timed
+_SLOTS = 8, 1024  # the smallest and the largest class
+_MOST_ROWS = 8192  # of a timed run
+
+logger = logging.getLogger(__name__)
+
+Run = Callable[[str], tuple[torch.Tensor, ...]]  # runs the path named
+
+
+@dataclass(frozen=True)
+class ShapeClass:
+    """Calls that are alike: D cells, P projected values, the operand type, slots rounded up, steps below `below`."""
+
+    dim: int
+    projection: int
+    operand: str
+    slots: int
+    below: float
+
+    @classmethod
+    def of(cls, dim: int, projection: int, dtype: torch.dtype, slots: int, steps: int) -> "ShapeClass":
+        rounded = min(max(1 << (slots - 1).bit_length(), _SLOTS[0]), _SLOTS[1])
+        return cls(dim, projection, str(dtype).removeprefix("torch."), rounded, next(n for n in _STEPS if steps < n))
+
+    @property
+    def trial_steps(self) -> int:
+        """Steps of a timed run."""
+        return max(1, min(_STEPS[self.below], _MOST_ROWS // self.slots))
+
+    def __str__(self) -> str:
+        steps = "64 steps and more" if self.below == math.inf else f"less than {self.below} steps"
+        return f"{self.dim} cells, {self.projection} values, {self.operand}, {self.slots} slots, {steps}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The path for a class, and the median seconds of each."""
+
+    path: str
+    graph: float
+    persistent: float
+
+    def __post_init__(self):
+        if self.path not in PATHS or not (self.graph > 0 and self.persistent > 0):
+            raise ValueError(f"path: expected one of {', '.join(PATHS)} and the seconds of each, got {self}")
+
+
+class CudaClock:
+    """Times work queued on the current stream of a device."""
+
+    now = staticmethod(time.perf_counter)
+
+    def __init__(self, device: torch.device):
+        self._stream = torch.cuda.current_stream(device)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """From the first queued to the last done, on a stream that was idle."""
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._stream.synchronize()
+        began.record(self._stream)
+        work()
+        ended.record(self._stream)
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1000
+
+
+def choose(shape: ShapeClass, precision: str, device: torch.device, why_not: Callable[[], str | None],
+           trial: Callable[[], Run]) -> str:
+    """The path of calls of a class. `why_not` says what speaks against the persistent one, `trial` gives what is timed.
+
+    Raises `RuntimeError` when that path is forced and cannot run.
+    """
+    forced = os.environ.get(VARIABLE) or None
+    if forced not in (None, *PATHS):
+        raise ValueError(f"{VARIABLE}: expected one of {', '.join(PATHS)}, got {forced!r}")
+    reason = why_not() if forced != GRAPH else None
+    if reason and forced:
+        raise RuntimeError(f"{VARIABLE}: the persistent path was asked for and does not run here: {reason}")
+    if reason:
+        _log_once(reason)
+    if reason or forced or is_capturing(device):
+        return forced or GRAPH
+    return _choices.path(machine(device), f"{shape}, {precision}",
+                         lambda: measure(trial(), CudaClock(device), TOLERANCES[shape.operand], why_not))
+
+
+@functools.cache
+def _log_once(reason: str) -> None:
+    logger.info("projected_lstm: the persistent path is passed over: %s", reason)
+
+
+def measure(run: Run, clock: CudaClock, tolerance: float, why_not: Callable[[], str | None]) -> Measured | None:
+    """Which path is faster; None where the persistent one failed or differs from the other."""
+    pairs = zip(run(GRAPH), run(PERSISTENT))
+    differences = [((one - other).norm() / one.norm()).item() for one, other in pairs]
+    if why_not():
+        return None  # the launch was refused or gave up, which was warned of
+    if not all(each <= tolerance for each in differences):  # NaN is not
+        logger.warning("the persistent LSTM is not used for layers of this size: its outputs and states differ by %s "
+                       "from those of the graph path, at most %g was expected", differences, tolerance)
+        return None
+    run(GRAPH)  # has its graphs captured
+    began, seconds = clock.now(), {path: [] for path in PATHS}
+    while not seconds[GRAPH] or (len(seconds[GRAPH]) < _MOST_TIMES and clock.now() - began < _SECONDS):
+        for path in PATHS:
+            seconds[path].append(clock.seconds(lambda: run(path)))
+    medians = {path: statistics.median(each) for path, each in seconds.items()}
+    return None if why_not() else Measured(min(PATHS, key=medians.get), **medians)
+
+
+@functools.cache
+def machine(device: torch.device) -> str:
+    """The GPU and the versions of what runs on it."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton", "elmo-fast"))
+    if device.type != "cuda":
+        return f"{device.type}, {packages}"
+    of = torch.cuda.get_device_properties(device)
+    return (f"{of.name} of {of.multi_processor_count} multiprocessors, driver {torch._C._cuda_getDriverVersion()}, "
+            f"CUDA {torch.version.cuda}, {packages}")
+
+
+def version(package: str) -> str:
+    """Of an installed package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+class Choices:
+    """What was measured, by machine and class: in memory, and in a file that several processes may write."""
+
+    def __init__(self, file: Callable[[], Path]):
+        self._file, self._lock = file, threading.RLock()
+        self._known: dict[tuple[str, str], Measured | None] = {}
+
+    def path(self, machine: str, shape: str, measure: Callable[[], Measured | None]) -> str:
+        """The path for a class; what is in neither place is measured."""
+        with self._lock:
+            key = machine, shape
+            if key not in self._known:
+                self._known[key] = self.recorded(machine).get(shape) or measure()
+                if self._known[key] is not None:
+                    self._record(machine, shape, self._known[key])
+            return GRAPH if self._known[key] is None else self._known[key].path
+
+    def recorded(self, machine: str) -> dict[str, Measured]:
+        """What the file holds for a machine, by class; nothing where it cannot be read."""
+        return self._read().get(machine, {})
+
+    def _read(self) -> dict[str, dict[str, Measured]]:
+        try:
+            held = json.loads(self._file().read_text(encoding="utf-8"))
+            return {name: {shape: Measured(**values) for shape, values in of.items()} for name, of in held.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def _record(self, machine: str, shape: str, measured: Measured) -> None:
+        """Add an entry to what the file holds by now, atomically; without it the next process measures again."""
+        file = self._file()
+        part = file.with_suffix(f".{os.getpid()}")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with open(file.with_suffix(".lock"), "a") if fcntl else contextlib.nullcontext() as lock:
+                if fcntl:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                held = self._read()
+                held.setdefault(machine, {})[shape] = measured
+                as_dicts = {name: {shape: asdict(each) for shape, each in of.items()} for name, of in held.items()}
+                part.write_text(json.dumps(as_dicts, indent=1), encoding="utf-8")
+                os.replace(part, file)
+        except OSError as error:
+            logger.info("what was measured is not kept: %s", error)
+
+
+_choices = Choices(lambda: cache_directory() / "cuda-lstm.json")
+
+
+def recorded(device: torch.device) -> dict[str, Measured]:
+    """What the user's cache holds for a device, by class."""
+    return _choices.recorded(machine(device))

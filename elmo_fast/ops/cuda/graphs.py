@@ -1,0 +1,153 @@
+"""Chunks of LSTM steps as CUDA graphs: run plainly at first, captured the second time, replayed from then on."""
+
+import contextlib
+import gc
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+_MOST_GRAPHS = 24  # of one layer in one bucket: chunk sizes times settings
+
+logger = logging.getLogger(__name__)
+
+
+Work = Callable[[], None]
+Capture = Callable[[Work], "torch.cuda.CUDAGraph"]
+
+
+class Capturing:
+    """`capture` until it fails once: from then on no graph is made, and a warning has said why."""
+
+    def __init__(self, capture: Capture | None):
+        self._capture = capture
+
+    def __call__(self, work: Work) -> "torch.cuda.CUDAGraph | None":
+        """The graph of `work`, or None."""
+        try:
+            return self._capture and self._capture(work)
+        except RuntimeError as error:
+            logger.warning("LSTM steps run without CUDA graphs from here on, since a capture failed: %s", error)
+            self._capture = None
+            return None
+
+
+class ChunkGraphs:
+    """The graphs of one layer on one set of buffers, at most `most`; the one unused for longest goes first.
+
+    A capture records what `work()` queues without running it. Without one every chunk runs plainly. The plain first
+    run loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
+    """
+
+    def __init__(self, capturing: Capturing, most: int = _MOST_GRAPHS):
+        self._capturing, self._most = capturing, most
+        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
+        self._seen: set[Hashable] = set()
+
+    def run(self, key: Hashable, work: Work) -> None:
+        """Do `work`, which queues the same operations on the same addresses whenever `key` is the same."""
+        graph = self._graphs.get(key)
+        if graph is None and key in self._seen:
+            graph = self._capturing(work)
+        self._seen.add(key)
+        if graph is None:
+            return work()
+        self._graphs[key] = graph
+        self._graphs.move_to_end(key)
+        while len(self._graphs) > self._most:
+            self._graphs.popitem(last=False)
+        graph.replay()
+
+
+class CudaCapture:
+    """Captures what is replayed on one stream of the caller's, all of it into one pool of memory.
+
+    A graph keeps the address of the scratch memory that cuBLAS had while it was captured. cuBLAS has one for each
+    thread and stream, which PyTorch frees when it is asked to clear them. So captures run in a thread where nothing
+    else runs, on a stream that serves one stream of the caller's: the scratch then comes from the pool, and is used by
+    graphs that wait for each other. The pool lives as long as one of its graphs does, and the first is kept for that.
+    """
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream, thread: ThreadPoolExecutor):
+        self._device, self.stream, self._thread = device, stream, thread
+        self._pool = torch.cuda.graph_pool_handle()
+        self._first: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, work: Work) -> torch.cuda.CUDAGraph:
+        graph = self._thread.submit(self._capture, work).result()
+        self._first = self._first or graph
+        return graph
+
+    def _capture(self, work: Work) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.no_grad():
+            if self._first is None:
+                set_up_products(self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(self.stream), torch.no_grad():
+            with without_gc():
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        return graph
+
+
+@contextlib.contextmanager
+def without_gc():
+    """No garbage is collected meanwhile: what it frees, such as a Triton kernel's module, may end a capture."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def set_up_products(device: torch.device) -> None:
+    """Have cuBLAS set up for this thread, which no capture may do; on another stream than that of the captures."""
+    ones = torch.ones(1, 1, 1, device=device)
+    torch.bmm(ones, ones)
+
+
+class Captures:
+    """A `CudaCapture` for each stream that asks, kept for good: at most `most`, since PyTorch's own streams are few."""
+
+    def __init__(self, most: int = 16):
+        self._most = most
+        self._lock = threading.Lock()
+        self._made: dict[tuple[torch.device, int], CudaCapture] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def on(self, device: torch.device) -> CudaCapture | None:
+        """What captures for the current stream of `device`; None, and a warning, when too many streams have asked."""
+        key = device, torch.cuda.current_stream(device).cuda_stream
+        with self._lock:
+            if key not in self._made:
+                stream = self._unused_stream(device) if len(self._made) < self._most else None
+                if stream is None:
+                    logger.warning("LSTM steps run without CUDA graphs on this stream: %d others have them",
+                                   len(self._made))
+                    return None
+                # one thread: PyTorch allows one capture at a time
+                self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
+                self._made[key] = CudaCapture(device, stream, self._thread)
+            return self._made[key]
+
+    def _unused_stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """A stream that serves nobody here: PyTorch hands out a few, round and round."""
+        taken = {each.stream.cuda_stream for each in self._made.values()}
+        drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most))
+        return next((stream for stream in drawn if stream.cuda_stream not in taken), None)
+
+
+_captures = Captures()
+
+
+def capture_on(device: torch.device) -> Capture | None:
+    """What captures for the current stream of `device`: None where there are no graphs."""
+    return _captures.on(device) if device.type == "cuda" else None

@@ -1,0 +1,207 @@
+"""The projected LSTM on an NVIDIA GPU: input projections once for each row, then blocks of steps on one of two paths.
+
+`choice` decides between the paths, `steps` runs them. Off the GPU, which is for tests, the graph path runs without
+graphs. Registered with `torch.library` as `torch.ops.elmo_fast.cuda_lstm`, so that the path is chosen when a call runs
+and not when it is compiled.
+"""
+
+import contextlib
+import math
+
+import numpy as np
+import torch
+
+from elmo_fast.ops.cuda.blocks import Block, blocks
+from elmo_fast.ops.cuda.buffers import Arena, Arenas
+from elmo_fast.ops.cuda.graphs import capture_on
+from elmo_fast.ops.cuda.operands import Operands, flat_weights, limit, operands, scaled
+from elmo_fast.ops.cuda.steps import MOST_SLOTS, Sent, Steps, host_arrays, multiply, send, stretch
+from elmo_fast.ops.host_device import is_capturing
+from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.reference import LstmWeights, State
+from elmo_fast.ops.schedule import Schedule
+
+_library = torch.library.Library("elmo_fast", "FRAGMENT")
+_library.define("cuda_lstm(Tensor inputs, Tensor? rows, Tensor slots, Tensor batch_sizes, Tensor? starts, Tensor h, "
+                "Tensor c, Tensor[] weights, str precision, float cell_clip, float proj_clip, Tensor? fresh_h, "
+                "Tensor? fresh_c, bool bounded) -> (Tensor, Tensor, Tensor)")
+_arenas = Arenas()
+
+
+def projected_lstm(
+    inputs: torch.Tensor,
+    rows: torch.Tensor | None,
+    schedule: Schedule,
+    state: State,
+    weights: tuple[LstmWeights, LstmWeights],
+    *,
+    cell_clip: float | None = None,
+    proj_clip: float | None = None,
+    restart: State | None = None,
+    precision: str = "highest",
+    bounded: bool = False,
+) -> tuple[torch.Tensor, State]:
+    """As `reference.projected_lstm`, in fp32. `rows` may lie on the host: each row is then multiplied once.
+
+    `bounded` where the inputs are outputs of such a layer with the same `proj_clip`: they fit fp16 as they are.
+    """
+    if is_capturing(inputs.device):
+        raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it was made on the host for "
+                           "one batch, got one; call the model with ids, or use padded_lstm")
+    starts, fresh = (None, (None, None)) if restart is None else (torch.from_numpy(schedule.starts), restart)
+    out, h, c = torch.ops.elmo_fast.cuda_lstm(
+        inputs, rows, torch.from_numpy(schedule.lanes), torch.from_numpy(schedule.live), starts, *state,
+        flat_weights(weights), precision, limit(cell_clip), limit(proj_clip), *fresh, bounded)
+    return out, (h, c)
+
+
+def run(inputs, rows, slots, batch_sizes, starts, h, c, weights, precision, cell_clip, proj_clip, fresh_h, fresh_c,
+        bounded):
+    """The op: outputs [S, 2 P] and the final state, in the caller's order.
+
+    On the host: `slots` int64, the caller's row of each slot; `batch_sizes` int32 [steps]; `starts` bool [S].
+    """
+    with surroundings(precision, inputs.device):
+        layer = operands(weights, precision, proj_clip)
+        arena = arena_of(layer, weights[0], inputs.device)
+        with arena.lock:
+            steps = Steps(arena, layer, weights, (cell_clip, proj_clip if layer.w_p is not None else math.inf))
+            steps.take_path(batch_sizes.numpy(), precision)
+            steps.start_from(None if starts is None else (fresh_h, fresh_c))
+            call = _Call(steps, inputs, rows, None if starts is None else starts.numpy(), bounded)
+            return call.run(slots.numpy(), batch_sizes.numpy(), h, c)
+
+
+def fake(inputs, rows, slots, batch_sizes, starts, h, c, *settings):
+    """Shapes and types of what `run` returns."""
+    count = inputs.shape[0] if rows is None else rows.shape[1]
+    return tuple(h.new_empty(*shape, dtype=torch.float32) for shape in ((count, h.shape[1]), h.shape, c.shape))
+
+
+for _kind in ("CUDA", "CPU"):
+    _library.impl("cuda_lstm", run, _kind)
+torch.library.register_fake("elmo_fast::cuda_lstm", fake, lib=_library)
+
+
+@contextlib.contextmanager
+def surroundings(precision: str, device: torch.device):
+    """Products in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
+
+    Buffers outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
+    """
+    where = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    products = numerics("highest" if precision == "medium" else precision, device)
+    with torch.inference_mode(False), torch.no_grad(), where, products, torch.autocast(device.type, enabled=False):
+        yield
+
+
+def arena_of(layer: Operands, weight: torch.Tensor, device: torch.device) -> Arena:
+    """The arena for a layer on the current stream. Inside somebody's capture it is one for this call alone."""
+    if is_capturing(device):
+        return Arena(layer, device, None)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
+    key = device, stream, layer.dim, layer.projection, layer.w_p is None, layer.dtype
+    return _arenas.get(key, weight, lambda: Arena(layer, device, capture_on(device)))
+
+
+def project(arena: Arena, layer: Operands, x: torch.Tensor, bounded: bool) -> None:
+    """Input projections of x [n, I] for both directions, or of x [2, n, I], into the arena's first n rows.
+
+    Rows for fp16 are `scaled`, unless `bounded` says that they fit.
+    """
+    count = x.shape[-2]
+    z = arena.z[:count]
+    if arena.scale is not None and bounded:
+        arena.scale[:count] = 1
+    elif arena.scale is not None:
+        x, scale = scaled(x)
+        arena.scale[:count] = scale[:, None] if x.dim() == 2 else scale.t()
+    if x.dim() == 2:
+        multiply(x.to(layer.dtype), layer.w_x.flatten(1), z.flatten(1))
+    else:
+        multiply(x.to(layer.dtype), layer.w_x.transpose(0, 1), z.transpose(0, 1))
+
+
+class _Call:
+    """One layer over one schedule: projects its inputs and runs its blocks."""
+
+    def __init__(self, steps: Steps, inputs, rows, starts: np.ndarray | None, bounded: bool):
+        self.steps, self.arena, self.inputs = steps, steps.arena, inputs.float()
+        self.on_host = rows is not None and known_on_host(rows)
+        self.rows = rows.numpy() if self.on_host else rows
+        self.starts, self.bounded = starts, bounded
+        # a table that is not much larger than what is read of it is projected in full
+        self.in_full = rows is not None and len(inputs) <= min(len(self.arena.z), 2 * rows.shape[1])
+
+    def run(self, slots: np.ndarray, batch_sizes: np.ndarray, h: torch.Tensor, c: torch.Tensor):
+        """Outputs [S, 2 P] and the final state, [slots, 2 P] and [slots, 2 D] in the caller's order."""
+        out = h.new_empty(int(batch_sizes.sum()), h.shape[1], dtype=torch.float32)
+        # rows that are told apart on the host may all differ, in both directions
+        most = len(self.arena.z) // (2 if self.on_host and not self.in_full else 1)
+        cut = list(blocks(batch_sizes, most, MOST_SLOTS[self.steps.path]))
+        arrays = [part for block in cut for part in self._host_arrays(block)]
+        gather, scatter, *sent = send([*orders(slots), *arrays], h.device)
+        state = tuple(by_direction(each, gather) for each in (h, c))
+        if self.in_full and cut:
+            project(self.arena, self.steps.layer, self.inputs, self.bounded)
+        for block in cut:
+            *mine, used = (sent.pop(0) for _ in range(6))
+            block = Sent(block, *mine)
+            self._project(block, used)
+            self.steps.run(block, state, out)
+        return out, *(by_slot(each, scatter) for each in state)
+
+    def _host_arrays(self, block: Block) -> list[np.ndarray]:
+        """`host_arrays`, and the rows of the inputs to project for the block where the host knows them."""
+        used = np.zeros(0, np.int32)
+        if self.on_host:
+            z_rows = self.rows[:, block.rows]  # [2, n]
+            if not self.in_full:
+                used, number = np.unique(z_rows, return_inverse=True)
+                z_rows = number.reshape(2, -1)
+        else:  # packed rows, which the device replaces by what they read, or their number in the block
+            z_rows = [block.rows if self.in_full else np.arange(len(block.rows))] * 2
+        return [*host_arrays(block, z_rows, self.starts), used.astype(np.int32)]
+
+    def _project(self, sent: Sent, used: torch.Tensor) -> None:
+        """The input projections of a block, unless they are there; and what the device alone knows of `meta`."""
+        if self.in_full:
+            if not self.on_host:
+                steps = sent.meta[:-1, :2].long()
+                read = torch.stack([self.rows[one][steps[:, one].clamp(min=0)] for one in (0, 1)], dim=1)
+                sent.meta[:-1, :2] = torch.where(steps >= 0, read.int(), -1)
+            return
+        if self.on_host:
+            x = self.inputs.index_select(0, used)
+        elif self.rows is not None:
+            x = self.inputs[self.rows[:, sent.rows.long()].long()]  # [2, n, I]
+        else:
+            there = stretch(sent.block.rows)
+            x = self.inputs[there] if there else self.inputs.index_select(0, sent.rows)
+            x = x.view(len(x), 2, -1).transpose(0, 1)
+        project(self.arena, self.steps.layer, x, self.bounded)
+
+
+def known_on_host(rows: torch.Tensor) -> bool:
+    """Whether the host can read `rows` without waiting."""
+    return rows.device.type == "cpu"
+
+
+def by_direction(state: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """[slots, 2 n] -> a new fp32 [2, slots, n]; `order` numbers the half-rows."""
+    width = state.shape[1] // 2
+    return state.float().reshape(-1, width).index_select(0, order).view(2, -1, width)
+
+
+def by_slot(state: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """[2, slots, n] -> a new [slots, 2 n]; `order` numbers the half-rows."""
+    width = state.shape[2]
+    return state.view(-1, width).index_select(0, order).view(-1, 2 * width)
+
+
+def orders(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where in the caller's states [slots * 2] each half-row of [2 * slots], by slot, comes from, and the way back."""
+    gather = (2 * slots + np.arange(2)[:, None]).ravel()
+    scatter = np.empty_like(gather)
+    scatter[gather] = np.arange(gather.size)
+    return gather.astype(np.int32), scatter.astype(np.int32)

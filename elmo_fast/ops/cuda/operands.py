@@ -1,0 +1,96 @@
+"""The weights of one LSTM layer as the products on a GPU read them: both directions side by side, in the operand type.
+
+What is made of the weights is kept by `packing` as long as they live, and made again when an edit has changed them.
+CUDA graphs read it where it lies.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from elmo_fast.ops.host_device import is_capturing, settle
+from elmo_fast.ops.packing import packed
+from elmo_fast.ops.reference import LstmWeights
+
+LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp16 holds
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, where there is a projection, `w_p` [2, D, P] in the operand type.
+
+    `bias` fp32 [2, 4 D]. Two that are not the same object may hold different values.
+    """
+
+    w_x: torch.Tensor
+    w_h: torch.Tensor
+    bias: torch.Tensor
+    w_p: torch.Tensor | None
+
+    dtype = property(lambda self: self.w_h.dtype)
+    dim = property(lambda self: self.bias.shape[1] // 4)
+    projection = property(lambda self: self.w_h.shape[1])
+
+
+def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:
+    """W, B and, where there is one, W_P; forward then backward."""
+    return [part for direction in weights for part in direction if part is not None]
+
+
+def limit(clip: float | None) -> float:
+    """A clip as a number: infinite for none."""
+    return math.inf if clip is None else float(clip)
+
+
+def operand_type(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> torch.dtype:
+    """The type that products of `flat_weights` run in.
+
+    `medium` multiplies in fp16 where the clip bounds h (without a projection |h| < 1) and every weight is at most
+    `LARGEST`, which is looked up once for each version of the weights; else in bf16.
+    """
+    if precision != "medium":
+        return torch.float32
+    bounded = len(weights) == 4 or proj_clip <= LARGEST
+    return torch.float16 if bounded and packed(weights, "lstm fits fp16", _fits_fp16) else torch.bfloat16
+
+
+def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> Operands:
+    """`flat_weights` in the type of `operand_type`."""
+    dtype = operand_type(weights, precision, proj_clip)
+    return packed(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype))
+
+
+def scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 rows [..., I] that fit fp16: each divided by a power of two that brings its largest finite value below 2^15.
+
+    Also returns those powers, fp32 [...].
+    """
+    largest = x.abs().nan_to_num_(0, 0).amax(-1)
+    scale = torch.frexp(largest).exponent.sub_(15).clamp_(min=0).exp2()
+    return x / scale[..., None], scale
+
+
+def _fits_fp16(weights: Sequence[torch.Tensor]) -> bool:
+    _refuse_while_capturing(weights)
+    largest = torch.stack([each.abs().amax().float() for each in weights if each.dim() == 2]).amax()
+    return float(largest) <= LARGEST
+
+
+def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Operands:
+    _refuse_while_capturing(weights)
+    parts = len(weights) // 2
+    w, b, *w_p = (torch.stack(pair) for pair in zip(weights[:parts], weights[parts:]))
+    width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
+    made = Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w[:, width:].to(dtype).contiguous(), b.float(),
+                    w_p[0].to(dtype) if w_p else None)
+    settle(w.device)
+    return made
+
+
+def _refuse_while_capturing(weights: Sequence[torch.Tensor]) -> None:
+    """What a capture allocates dies with its graph, and nothing can be looked up in one."""
+    if is_capturing(weights[0].device):
+        raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
+                           "got one whose weights are not prepared")
