@@ -55,8 +55,8 @@ def of_integers(kind, f):
 def permuted(a, b, c):
     both = (b << 32 | a).to_bytes(8, "little")
     picked = [both[c >> 4 * i & 7] for i in range(4)]
-    signs = [255 if byte & 128 else 0 for byte in picked]
-    return int.from_bytes(bytes(sign if c >> 4 * i & 8 else byte for i, (byte, sign) in enumerate(zip(picked, signs))), "little")
+    signed = [byte // 128 * 255 if c >> 4 * i & 8 else byte for i, byte in enumerate(picked)]
+    return int.from_bytes(bytes(signed), "little")
 
 
 def inserted(a, b, c):
@@ -101,7 +101,8 @@ def down(a, b, c):
 INTEGER = [
     *[(f"{kind}={kind}{kind}", f"{op}.{name} %d, %a, %b;", f) for name, kind in
       (("u16", "H"), ("s16", "h"), ("u32", "I"), ("s32", "i"), ("u64", "Q"), ("s64", "q")) for op, f in
-      (("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("mul.lo", lambda a, b: a * b), ("min", min), ("max", max))],
+      (("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("mul.lo", lambda a, b: a * b), ("min", min),
+       ("max", max))],
     *[(kinds, f"mul.wide.{name} %d, %a, %b;", lambda a, b: a * b)
       for name, kinds in (("s32", "q=ii"), ("u32", "Q=II"), ("u16", "I=HH"))],
     ("i=ii", "mul.hi.s32 %d, %a, %b;", lambda a, b: a * b >> 32),
@@ -130,7 +131,8 @@ INTEGER = [
     ("i=i", "neg.s32 %d, %a;", lambda a: -a),
     ("q=q", "abs.s64 %d, %a;", abs),
     ("I=II", "setp.lt.u32 %p, %a, %b; selp.b32 %d, 7, 9, %p;", lambda a, b: 7 if a < b else 9),
-    ("I=qq", "setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;", lambda a, b: 5 + (a >= b)),
+    ("I=qq", "setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;",
+     lambda a, b: 5 + (a >= b)),
     ("H=HH", "setp.hi.u16 %p, %a, %b; selp.u16 %d, %a, %b, %p;", max),
     *[(kinds, f"cvt.{names} %d, %a;", int) for kinds, names in
       (("q=i", "s64.s32"), ("Q=I", "u64.u32"), ("I=Q", "u32.u64"), ("i=h", "s32.s16"), ("H=I", "u16.u32"))],
@@ -143,15 +145,18 @@ INTEGER = [
 ARRAYS = [
     ("I=I", "shfl.sync.bfly.b32 %d, %a, 5, 31, -1;", lambda a: a[np.arange(THREADS) ^ 5]),
     ("I=I", "shfl.sync.idx.b32 %d, %a, 3, 31, -1;", lambda a: a[np.arange(THREADS) // 32 * 32 + 3]),
-    ("I=I", "shfl.sync.down.b32 %d|%p, %a, 4, 31, -1; @!%p mov.b32 %d, 0;", lambda a: np.where(LANE < 28, np.roll(a, -4), 0)),
-    ("I=I", "shfl.sync.up.b32 %d|%p, %a, 1, 0, -1; @!%p mov.b32 %d, 1;", lambda a: np.where(LANE > 0, np.roll(a, 1), 1)),
+    ("I=I", "shfl.sync.down.b32 %d|%p, %a, 4, 31, -1; @!%p mov.b32 %d, 0;",
+     lambda a: np.where(LANE < 28, np.roll(a, -4), 0)),
+    ("I=I", "shfl.sync.up.b32 %d|%p, %a, 1, 0, -1; @!%p mov.b32 %d, 1;",
+     lambda a: np.where(LANE > 0, np.roll(a, 1), 1)),
     ("i=i", "redux.sync.max.s32 %d, %a, -1;", lambda a: a.reshape(2, 32).max(1).repeat(32)),
     ("I=I", "redux.sync.add.u32 %d, %a, -1;", lambda a: a.reshape(2, 32).sum(1, U32).repeat(32)),
     ("I=i", "setp.gt.s32 %p, %a, 0; vote.sync.ballot.b32 %d, %p, -1;",
      lambda a: ((a > 0).reshape(2, 32) @ (1 << np.arange(32))).repeat(32)),
     *[("f=ff", f"{op}.f32 %d, %a, %b;", f) for op, f in (
-        ("add.rn", np.add), ("sub", np.subtract), ("mul.rn", np.multiply), ("div.rn", np.divide), ("div.full", np.divide),
-        ("min", np.fmin), ("max", np.fmax), ("max.NaN", np.maximum), ("copysign", lambda a, b: np.copysign(b, a)),
+        ("add.rn", np.add), ("sub", np.subtract), ("mul.rn", np.multiply), ("div.rn", np.divide),
+        ("div.full", np.divide), ("min", np.fmin), ("max", np.fmax), ("max.NaN", np.maximum),
+        ("copysign", lambda a, b: np.copysign(b, a)),
         ("add.ftz", lambda a, b: ftz(ftz(a) + ftz(b))))],
     ("f=fff", "fma.rn.f32 %d, %a, %b, %c;", lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(F32)),
     ("f=fff", "fma.rm.f32 %d, %a, %b, %c;", down),
@@ -229,8 +234,10 @@ mma.sync.aligned.m16n8k{8 * pack}.row.col.f32.{name}.{name}.f32
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix(transposed):
     matrices, out = np.arange(256, dtype=U16).reshape(4, 8, 8), np.zeros((4, 32, 2), U16)
-    Program(f""".version 8.0\n.target sm_90\n.shared .align 16 .b8 s[512];\n.entry test(.param .u64 from, .param .u64 to)\n{{
-.reg .b32 %r<4>, %t, %s, %u; .reg .b64 %x, %y, %a, %b; mov.u32 %t, %tid.x; mov.u32 %u, s; mad.lo.u32 %s, %t, 16, %u;
+    Program(f""".version 8.0\n.target sm_90\n.shared .align 16 .b8 s[512];
+.entry test(.param .u64 from, .param .u64 to)\n{{
+.reg .b32 %r<4>, %t, %s, %u; .reg .b64 %x, %y, %a, %b;
+mov.u32 %t, %tid.x; mov.u32 %u, s; mad.lo.u32 %s, %t, 16, %u;
 ld.param.u64 %x, [from]; mad.wide.u32 %x, %t, 16, %x; ld.param.u64 %y, [to]; mad.wide.u32 %y, %t, 4, %y;
 ld.global.v2.b64 {{%a, %b}}, [%x]; st.shared.v2.b64 [%s], {{%a, %b}};
 ldmatrix.sync.aligned.m8n8.x4{".trans" if transposed else ""}.shared.b16 {{%r0, %r1, %r2, %r3}}, [%s];

@@ -43,7 +43,7 @@ TRITON = {
 # Survivors that are no faults: how many at most, and why.
 EQUIVALENT = {
     "no barrier": (2, "of the barriers around a verdict one is enough while no wait fails"),
-    "a wait for copies less": (1, "LSTM: each step waits for all copies before the weights' first use. Triton: the last "
+    "a wait for copies less": (1, "LSTM: each step waits for all copies before weights are used. Triton: the last "
                                   "wait finds no copy under way, the loop has waited for them"),
     "no barrier of the cluster": (1, "the last: no block leaves before a grid barrier behind the last remote access"),
     "no group of copies": (2, "joins two groups of a stage, which are waited for together"),

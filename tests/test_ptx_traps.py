@@ -23,7 +23,8 @@ COPY = "shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; cp.async.cg.shared
 ACCUMULATORS = ", ".join(f"%r{i}" for i in range(1, 5))
 WGMMA = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{ACCUMULATORS}}}, %d, %d, 0, 1, 1, 0, 0;"
 INIT = "@%p st.shared.u32 [s], 0; bar.sync 0; "
-FILL = "shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; st.shared.v2.u64 [%x], {0, 0}; bar.sync 0; mov.b64 %d, 0x1000080000; "
+FILL = """shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; st.shared.v2.u64 [%x], {0, 0}; bar.sync 0;
+mov.b64 %d, 0x1000080000; """
 
 
 def run(body, threads=64, grid=1, cluster=1, seed=0, data=None, **options):
@@ -84,15 +85,21 @@ def test_traps(message):
 
 ORDERED = {
     "barrier": "@%p st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; @!%p st.global.u32 [%g], %x;",
-    "named barriers": "@%p bra one; bar.sync 3, 64; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; bra end; one: st.shared.u32 [s], 5; "
-                      "bar.arrive 3, 64; end:",
+    "named barriers": """@%p bra one; bar.sync 3, 64; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; bra end;
+one: st.shared.u32 [s], 5; bar.arrive 3, 64; end:""",
     "the same value": "st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x;",
-    "loops that end apart": "mov.u32 %x, 0; and.b32 %y, %t, 7; again: add.s32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra again; "
-                            "redux.sync.max.u32 %x, %x, -1; sub.s32 %x, %x, 2; st.global.u32 [%g], %x;",
-    "an order of the cluster": "setp.eq.s32 %p, %r0, 1; @!%p bra past; " + CLUSTER_BARRIER + "mapa.shared::cluster.u32 %x, s, 0; "
-        "st.shared::cluster.u32 [%x], 5; fence.acq_rel.cluster; st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end; past: "
-        "@%p bra end; st.shared.u32 [s+4], 0; " + CLUSTER_BARRIER + "again: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; "
-        "setp.eq.u32 %p, %y, 0; @%p bra again; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; end:",
+    "loops that end apart": """mov.u32 %x, 0; and.b32 %y, %t, 7;
+again: add.s32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra again;
+redux.sync.max.u32 %x, %x, -1; sub.s32 %x, %x, 2; st.global.u32 [%g], %x;""",
+    "flag of the cluster": "setp.eq.s32 %p, %r0, 1; @!%p st.shared.u32 [s+4], 0; " + CLUSTER_BARRIER + """@!%p bra wait;
+mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], 5;
+st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end;
+wait: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; setp.eq.u32 %p, %y, 0; @%p bra wait;
+ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; end:""",
+    "fence and flag": """@!%p bra wait;
+st.shared.u32 [s], 5; fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%g+4], 99; bra end;
+wait: ld.relaxed.gpu.global.u32 %y, [%g+4]; setp.ne.u32 %p, %y, 99; @%p bra wait; fence.acq_rel.gpu;
+ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; end:""",
 }
 
 
@@ -112,8 +119,10 @@ def test_global_memory_that_nobody_wrote():
 
 
 def test_counts_and_coverage():
-    program = Program(HEAD + "mad.wide.u32 %d, %t, 4, %g; ld.global.u32 %x, [%d]; shl.b32 %y, %t, 7; and.b32 %y, %y, 1023;\n"
-                      "mov.b32 %z, s; add.s32 %y, %y, %z; st.shared.u32 [%y], 0; @%p bra past;\nmov.u32 %x, 7;\npast: ret;\n}\n")
+    program = Program(HEAD + """mad.wide.u32 %d, %t, 4, %g; ld.global.u32 %x, [%d]; shl.b32 %y, %t, 7;
+and.b32 %y, %y, 1023; mov.b32 %z, s; add.s32 %y, %y, %z; st.shared.u32 [%y], 0; @%p bra past;
+mov.u32 %x, 7;
+past: ret;\n}\n""")
     program.module.set(traffic=True)
     memory = np.zeros(72, np.uint32)
     program.launch(memory[-memory.ctypes.data % 32 // 4 :], block=(32, 1, 1))

@@ -75,7 +75,7 @@ class OnPtx:
 
 
 def grid_of(form):
-    """[(generation, operands, tile) of every configuration that is shipped]: a few for the default run, the rest long."""
+    """[(generation, operands, tile) of all shipped configurations]: a few for the default run, the rest long."""
     kernel, seen, result = "highway" if form == "linear" else form, set(), []
     for generation, operands, amount in itertools.product(configs.GENERATIONS, configs.OPERANDS, ("many", "few")):
         for tile in configs.tiles(kernel, generation, operands, amount):

@@ -7,8 +7,9 @@
 namespace ptx {
 namespace {
 
-constexpr const char* type_names[] = {"",    "pred", "b8",  "u8",  "s8",   "b16",   "u16",    "s16", "f16", "bf16", "b32",
-                                      "u32", "s32",  "f32", "tf32", "f16x2", "bf16x2", "b64", "u64", "s64", "f64"};
+constexpr const char* type_names[] = {"",    "pred", "b8",  "u8",   "s8",    "b16",    "u16", "s16", "f16", "bf16",
+                                      "b32", "u32", "s32", "f32", "tf32", "f16x2", "bf16x2", "b64", "u64", "s64",
+                                      "f64"};
 
 std::string trimmed(const std::string& s) {
   const size_t from = s.find_first_not_of(" \t\r\n");
@@ -232,19 +233,15 @@ class Decoder {
 
 bool Statement::take(const std::string& word) {
   const auto found = std::find(modifiers.begin(), modifiers.end(), word);
-  if (found == modifiers.end()) return false;
-  modifiers.erase(found);
-  return true;
+  const bool there = found != modifiers.end();
+  if (there) modifiers.erase(found);
+  return there;
 }
 
 int Statement::take_one(const std::vector<std::string>& words, int otherwise) {
   for (size_t i = 0; i < words.size(); ++i)
     if (take(words[i])) return int(i);
   return otherwise;
-}
-
-void Statement::ignore(const std::vector<std::string>& words) {
-  while (take_one(words, -1) >= 0) {}
 }
 
 void Statement::expect(size_t least, size_t most) const {
@@ -310,10 +307,10 @@ void parameters(const std::string& text, Kernel* kernel, std::map<std::string, u
   }
 }
 
-uint32_t threads_of(const std::string& sizes) {  // " 16, 2, 1"
+uint32_t threads_of(const std::string& text) {  // " 16, 2, 1"
   uint32_t result = 1;
-  for (const std::string& size : split(sizes.substr(0, sizes.find_first_of("\n.{")), ','))
-    result *= uint32_t(atoi(size.c_str()));
+  const std::string sizes = text.substr(0, text.find_first_of("\n.{"));
+  for (const std::string& size : split(sizes, ',')) result *= uint32_t(std::stoi(size));
   return result;
 }
 
@@ -338,8 +335,7 @@ Module parse(const std::string& source) {
     auto kernel = std::make_shared<Kernel>();
     kernel->name = trimmed(text.substr(at + 6, open - at - 6));
     for (const char* limit : {".maxntid", ".reqntid"})
-      if (const size_t found = text.find(limit, close); found < begin)
-        kernel->most_threads = threads_of(text.substr(found + 8, begin));
+      if (const size_t at = text.find(limit, close); at < begin) kernel->most_threads = threads_of(text.substr(at + 8));
     const std::string body = text.substr(begin + 1, end - begin - 1);
     std::map<std::string, uint64_t> symbols;
     kernel->static_shared = shared_symbols(head + body, &symbols);
