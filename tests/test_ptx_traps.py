@@ -1,11 +1,9 @@
-"""What the PTX interpreter must refuse: accesses out of bounds or order, waits that never end, mutated kernels."""
-
-import itertools
-import random
-import re
+"""What the PTX interpreter must refuse: accesses out of bounds or order, and waits that never end."""
 
 import numpy as np
 import pytest
+from lstm_kernel_case import make
+from lstm_kernel_case import run as run_lstm
 from ptx_machine import Program, device_memory, machine
 
 HEAD = """.version 8.0
@@ -116,6 +114,16 @@ def test_global_memory_that_nobody_wrote():
         program = Program(HEAD + "ld.global.u32 %x, [%g]; ret;\n}\n")
         with device_memory(program.module, unwritten={"data": data}):
             program.launch(data)
+
+
+def test_the_device_refuses_more_blocks_than_it_has_room_for():
+    module = machine()
+    module.set_device(processors=4)
+    try:
+        with pytest.raises(RuntimeError, match="8 blocks of a cooperative launch fit"):
+            run_lstm(module, make(150, 40, [3]))
+    finally:
+        module.set_device()
 
 
 def test_counts_and_coverage():

@@ -99,7 +99,10 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   m.def("launch", launch);
   m.def("executed", executed);
   m.def("reset", reset);
-  m.def("set_device", set_device);
+  const ptx::Device h100;
+  m.def("set_device", set_device, py::arg("processors") = h100.processors, py::arg("shared") = h100.shared,
+        py::arg("shared_per_processor") = h100.shared_per_processor,
+        py::arg("capability") = std::pair(h100.major, h100.minor), py::arg("clusters") = h100.clusters);
   m.def("set", set, py::arg("checks") = true, py::arg("unwritten") = true, py::arg("traffic") = false,
       py::arg("seed") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined) {
