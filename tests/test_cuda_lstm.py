@@ -82,8 +82,8 @@ def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, rows_o
         found = run(of, *drawn(of, seed), weights, precision, rows_on)
         for one, other in zip((found[0], *found[1]), (truth[0], *truth[1])):
             assert relative_error(one.cpu(), other) < LIMITS[precision]
-    (arena, _), = lstm._arenas._kept.values()
-    assert sum(len(each._graphs) for bucket in arena._buckets.values() for each in bucket._graphs.values()) >= 2
+    arena, = lstm._arenas.kept.values()
+    assert sum(len(each._graphs) for bucket in arena._buckets.values() for each in bucket.graphs.values()) >= 2
 
 
 def ragged(of, slots, weights, device, dtype):
@@ -175,12 +175,12 @@ def test_streams_do_not_disturb_each_other(name, path):
 def test_memory_goes_with_the_last_model():
     torch.cuda.synchronize()
     gc.collect()
-    before, arenas = torch.cuda.memory_allocated(), len(lstm._arenas)
+    before, arenas = torch.cuda.memory_allocated(), len(lstm._arenas.kept)
     model = bilm(SHAPES["two layers"], backend="auto").cuda()
     for _ in range(3):
         model.embed_tokens(SENTENCES)
     del model
     gc.collect()
     torch.cuda.synchronize()
-    assert len(lstm._arenas) == arenas
+    assert len(lstm._arenas.kept) == arenas
     assert torch.cuda.memory_allocated() - before < 1 << 26  # cuBLAS may have set up its workspace

@@ -1,7 +1,5 @@
 """Chunks of LSTM steps as CUDA graphs: run plainly at first, captured the second time, replayed from then on."""
 
-import contextlib
-import gc
 import logging
 import threading
 from collections import OrderedDict
@@ -10,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from elmo_fast.ops.cuda.recording import recording
+
 _MOST_GRAPHS = 24  # of one layer in one bucket: chunk sizes times settings
 
 logger = logging.getLogger(__name__)
-
 
 Work = Callable[[], None]
 Capture = Callable[[Work], "torch.cuda.CUDAGraph"]
@@ -86,26 +85,13 @@ class CudaCapture:
         with torch.cuda.device(self._device), torch.no_grad():
             if self._first is None:
                 set_up_products(self._device)
-        with torch.cuda.device(self._device), torch.cuda.stream(self.stream), torch.no_grad():
-            with without_gc():
+            with torch.cuda.stream(self.stream), recording():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
                 finally:
                     graph.capture_end()
         return graph
-
-
-@contextlib.contextmanager
-def without_gc():
-    """No garbage is collected meanwhile: what it frees, such as a Triton kernel's module, may end a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def set_up_products(device: torch.device) -> None:
@@ -118,10 +104,10 @@ class Captures:
     """A `CudaCapture` for each stream that asks, kept for good: at most `most`, since PyTorch's own streams are few."""
 
     def __init__(self, most: int = 16):
-        self._most = most
-        self._lock = threading.Lock()
+        self._most, self._lock = most, threading.Lock()
         self._made: dict[tuple[torch.device, int], CudaCapture] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        # one thread, which starts with the first capture: PyTorch allows one capture at a time
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
 
     def on(self, device: torch.device) -> CudaCapture | None:
         """What captures for the current stream of `device`; None, and a warning, when too many streams have asked."""
@@ -130,11 +116,8 @@ class Captures:
             if key not in self._made:
                 stream = self._unused_stream(device) if len(self._made) < self._most else None
                 if stream is None:
-                    logger.warning("LSTM steps run without CUDA graphs on this stream: %d others have them",
-                                   len(self._made))
+                    logger.warning("LSTM steps run without CUDA graphs on this stream: %d others do", len(self._made))
                     return None
-                # one thread: PyTorch allows one capture at a time
-                self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
                 self._made[key] = CudaCapture(device, stream, self._thread)
             return self._made[key]
 

@@ -57,7 +57,7 @@ def _group(inputs, lengths, state, weights, clips, precision):
                 here = slice(first, min(first + at_once, longest))
                 _chunk(arena, layer, bucket, directions, places[:, here], clips, found[here])
             final = tuple(each.transpose(0, 1).flatten(1).clone() for each in (bucket.h, bucket.c))
-    return _by_position(found, lengths), *final
+    return _by_position(found, places[1]), *final
 
 
 def _places(lengths: torch.Tensor, longest: int) -> torch.Tensor:
@@ -80,11 +80,8 @@ def _chunk(arena, layer, bucket, directions, places, clips, found) -> None:
     found.copy_(bucket.out[:count])
 
 
-def _by_position(found: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Outputs by step [T, B, 2 P] -> by position [B, T, 2 P], zero past the end."""
-    forward, backward = found.transpose(0, 1).chunk(2, dim=2)
-    at = torch.arange(len(found), device=found.device)
-    mirrored = (lengths[:, None] - 1 - at).clamp(min=0)  # [B, T]
-    backward = backward.gather(1, mirrored[..., None].expand(backward.shape))
-    present = (at < lengths[:, None])[..., None]
-    return torch.where(present, torch.cat([forward, backward], dim=2), 0)
+def _by_position(found: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
+    """Outputs by step [T, B, 2 P] -> by position [B, T, 2 P], zero past the end, where `mirrored` [T, B] is -1."""
+    forward, backward = found.chunk(2, dim=2)
+    backward = backward.gather(0, mirrored.clamp(min=0)[..., None].expand_as(backward))
+    return torch.where((mirrored >= 0)[..., None], torch.cat([forward, backward], dim=2), 0).transpose(0, 1)
