@@ -7,12 +7,12 @@ import pytest
 import test_cuda_lstm_graph as graph_tests
 import test_projected_lstm as op_tests
 import torch
-from models import SENTENCES, SHAPES, bilm, options
+from models import SHAPES, options
 from ptx_machine import machine
-from test_cuda_lstm_graph import FIRING, LIMITS, RESTART, SLOTS, WAYS, check, layer, run
-from tolerances import AGAINST_FLOAT64, relative_error
+from test_cuda_lstm_graph import FIRING, RESTART, SLOTS, WAYS, check, layer, run
+from tolerances import AGAINST_FLOAT64
 
-from elmo_fast.ops.cuda import choice, lstm, operands, persistent
+from elmo_fast.ops.cuda import choice, operands, persistent
 
 CPU = torch.device("cpu")
 DEVICES = {90: (12, 232448, 1, 3, 6), 80: (12, 166912, 0, 0, 0)}
@@ -61,8 +61,8 @@ def test_agrees_with_float64(native, projected):
 @pytest.mark.parametrize("native, slots, launches", [
     (90, 1, [1]), (80, 2, [2]), (90, 7, [7]), (80, 16, [16]), (90, 32, [32]), (80, 64, [64]),
     (90, 200, [64, 64, 64, 8])], indirect=["native"])
-def test_any_number_of_slots(native, slots, launches):
-    """Ragged, sequences that start within slots, and empty slots among them, which keep their state."""
+def test_any_number_of_slots(native, slots, launches, arenas):
+    """Ragged, with sequences that start within slots, and empty slots, which keep their state; then with new weights."""
     inputs, _, _ = op_tests.draw(FIRING, torch.float32)
     state = tuple(torch.randn(slots + 3, 2 * size) / 4 for size in (11, 37))
     lengths = [0, 0, *(3 + number % 3 for number in range(slots)), 0]
@@ -74,22 +74,8 @@ def test_any_number_of_slots(native, slots, launches):
     assert {call["packed"] for call in native.calls} == {native.calls[0]["packed"]}
     assert {call["state_stride"] for call in native.calls} == {slots + 3}
     assert all(torch.equal(new[row], old[row]) for new, old in zip(found[1], state) for row in (0, 1, -1))
-
-
-def test_carried_states_and_edited_weights(native, arenas, monkeypatch):
-    def on_gpu(*given, backend, multiplied, **settings):
-        return lstm.projected_lstm(*given, **{**settings, "precision": "medium"})
-
-    truth, found = bilm(FIRING, backend="reference").double(), bilm(FIRING)
-    for batch in (SENTENCES[:4], SENTENCES[1:3], [[], []], SENTENCES[::-1]):
-        expected = truth.embed_tokens(batch)[0]
-        with monkeypatch.context() as patch:
-            patch.setattr("elmo_fast.model.lstm.projected_lstm", on_gpu)
-            layers = found.embed_tokens(batch)[0]
-        assert all(relative_error(one, other) < LIMITS["medium"] for one, other in zip(layers, expected))
-        for model in (truth, found):
-            model._elmo_lstm.B_0_0.mul_(0.5)
-    assert len(native.calls) >= 8
+    weights[1][2].mul_(0.5)
+    check(FIRING, "medium", inputs, torch.arange(6), tuple(each[:2] for each in state), lengths=[3, 3], weights=weights)
     arena, = arenas.kept.values()
     assert len(arena._scratch) == max(call["scratch_size"] for call in native.calls)
 
