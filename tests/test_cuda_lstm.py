@@ -89,7 +89,7 @@ def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, rows_o
     for _ in range(4):
         case.check(case.run(precision, rows_on), LIMITS[precision])
     arena, = lstm._arenas.kept.values()
-    assert sum(len(each._graphs) for bucket in arena._buckets.values() for each in bucket.graphs.values()) >= 2
+    assert any(any(each.held.values()) for bucket in arena._buckets.values() for each in bucket.graphs.values())
 
 
 @pytest.mark.parametrize("shape", PERSISTENT_SHAPES)

@@ -140,6 +140,7 @@ def auto(clock, monkeypatch, file):
     for name, stand_in in (("lacks", lambda device: None), ("does_not_fit", lambda *given: None), ("launch", launch)):
         monkeypatch.setattr(persistent, name, stand_in)
     monkeypatch.setattr(choice, "seconds", seconds)
+    monkeypatch.setattr(choice, "machine", lambda device: "an H100")
     monkeypatch.setattr(choice, "_choices", Choices(lambda: file))
     monkeypatch.delenv(choice.VARIABLE, raising=False)
     return clock

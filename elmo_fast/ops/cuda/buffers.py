@@ -13,7 +13,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from elmo_fast.ops.cuda.blocks import CHUNKS
-from elmo_fast.ops.cuda.graphs import Capture, Capturing, ChunkGraphs
+from elmo_fast.ops.cuda.graphs import Capture, ChunkGraphs
 from elmo_fast.ops.cuda.operands import Operands
 
 _PROJECTION_BYTES = 1 << 28
@@ -36,8 +36,7 @@ class Arena:
     """
 
     def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
-        self.device, self.lock, rows = device, threading.RLock(), rows_held(layer)
-        self.capturing = Capturing(capture)
+        self.device, self.capture, self.lock, rows = device, capture, threading.RLock(), rows_held(layer)
         self._buckets: OrderedDict[int, Bucket] = OrderedDict()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self.z = torch.empty(rows, 2, 4 * layer.dim, device=device, dtype=layer.dtype)

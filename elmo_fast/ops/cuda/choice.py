@@ -32,9 +32,7 @@ _SLOTS = 8, 1024  # the smallest and the largest class
 _MOST_ROWS = 8192  # of a timed run
 
 logger = logging.getLogger(__name__)
-
 Run = Callable[[str], tuple[torch.Tensor, ...]]  # runs the path named
-
 
 @dataclass(frozen=True)
 class ShapeClass:
@@ -132,8 +130,6 @@ def measure(run: Run, tolerance: float, why_not: Callable[[], str | None]) -> Me
 def machine(device: torch.device) -> str:
     """The GPU and the versions of what runs on it."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton", "elmo-fast"))
-    if device.type != "cuda":
-        return f"{device.type}, {packages}"
     of = torch.cuda.get_device_properties(device)
     return (f"{of.name} of {of.multi_processor_count} multiprocessors, driver {torch._C._cuda_getDriverVersion()}, "
             f"CUDA {torch.version.cuda}, {packages}")

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,55 +9,33 @@ import torch
 
 from elmo_fast.ops.cuda.recording import recording
 
-_MOST_GRAPHS = 24  # of one layer in one bucket: chunk sizes times settings
+_MOST_CHUNKS = 24  # of one layer in one bucket, sizes times settings: then all are made anew
 
 logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
-Capture = Callable[[Work], "torch.cuda.CUDAGraph"]
-
-
-class Capturing:
-    """`capture` until it fails once: from then on no graph is made, and a warning has said why."""
-
-    def __init__(self, capture: Capture | None):
-        self._capture = capture
-
-    def __call__(self, work: Work) -> "torch.cuda.CUDAGraph | None":
-        """The graph of `work`, or None."""
-        try:
-            return self._capture and self._capture(work)
-        except RuntimeError as error:
-            logger.warning("LSTM steps run without CUDA graphs from here on, since a capture failed: %s", error)
-            self._capture = None
-            return None
+Capture = Callable[[Work], "torch.cuda.CUDAGraph | None"]
 
 
 class ChunkGraphs:
-    """The graphs of one layer on one set of buffers, at most `most`; the one unused for longest goes first.
+    """The graphs of one layer on one set of buffers, from `capture`, where there is one.
 
-    A capture records what `work()` queues without running it. Without one every chunk runs plainly. The plain first
-    run loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
+    The plain first run of a chunk loads kernels and sets up libraries, which a capture may not do, and spares rare
+    shapes a capture.
     """
 
-    def __init__(self, capturing: Capturing, most: int = _MOST_GRAPHS):
-        self._capturing, self._most = capturing, most
-        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
-        self._seen: set[Hashable] = set()
+    def __init__(self, capture: Capture | None):
+        self._capture = capture
+        self.held: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
 
     def run(self, key: Hashable, work: Work) -> None:
         """Do `work`, which queues the same operations on the same addresses whenever `key` is the same."""
-        graph = self._graphs.get(key)
-        if graph is None and key in self._seen:
-            graph = self._capturing(work)
-        self._seen.add(key)
-        if graph is None:
-            return work()
-        self._graphs[key] = graph
-        self._graphs.move_to_end(key)
-        while len(self._graphs) > self._most:
-            self._graphs.popitem(last=False)
-        graph.replay()
+        if key in self.held and self.held[key] is None and self._capture:
+            self.held[key] = self._capture(work)
+        if key not in self.held and len(self.held) == _MOST_CHUNKS:
+            self.held.clear()
+        graph = self.held.setdefault(key, None)
+        work() if graph is None else graph.replay()
 
 
 class CudaCapture:
@@ -74,9 +51,15 @@ class CudaCapture:
         self._device, self.stream, self._thread = device, stream, thread
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
+        self._failed = False
 
-    def __call__(self, work: Work) -> torch.cuda.CUDAGraph:
-        graph = self._thread.submit(self._capture, work).result()
+    def __call__(self, work: Work) -> torch.cuda.CUDAGraph | None:
+        """The graph of `work`; None once a capture has failed, of which a warning is given."""
+        try:
+            graph = None if self._failed else self._thread.submit(self._capture, work).result()
+        except RuntimeError as error:
+            logger.warning("LSTM steps run without CUDA graphs from here on, since a capture failed: %s", error)
+            self._failed, graph = True, None
         self._first = self._first or graph
         return graph
 

@@ -66,8 +66,7 @@ def run(inputs, rows, slots, batch_sizes, starts, h, c, weights, precision, cell
         arena = arena_of(layer, weights[0], inputs.device)
         with arena.lock:
             steps = Steps(arena, layer, weights, (cell_clip, proj_clip if layer.w_p is not None else math.inf))
-            steps.take_path(batch_sizes.numpy(), precision)
-            steps.start_from(None if starts is None else (fresh_h, fresh_c))
+            steps.begin(batch_sizes.numpy(), None if starts is None else (fresh_h, fresh_c), precision)
             call = _Call(steps, inputs, rows, None if starts is None else starts.numpy(), bounded)
             return call.run(slots.numpy(), batch_sizes.numpy(), h, c)
 

@@ -147,6 +147,4 @@ class Watch:
             logger.warning("the LSTM runs in CUDA graphs from here on: %s", reason)
 
 
-@functools.cache
-def _watch(device: torch.device) -> Watch:
-    return Watch(device)
+_watch = functools.cache(Watch)

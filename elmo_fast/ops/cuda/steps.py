@@ -32,17 +32,14 @@ class Steps:
         self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
         self._weights, self._clips, self._pointwise = weights, clips, pointwise_of(arena.device)
 
-    def take_path(self, batch_sizes: np.ndarray, precision: str) -> None:
-        """Have the path chosen for a call."""
+    def begin(self, batch_sizes: np.ndarray, fresh: State | None, precision: str) -> None:
+        """Choose the path of a call. Sequences start from `fresh` (h [2 P], c [2 D]), None for no start flags."""
         steps = int(np.count_nonzero(batch_sizes))
         if steps:
             device, slots = self.arena.device, int(batch_sizes[0])
             shape = choice.ShapeClass.of(self.layer.dim, self.layer.projection, self.layer.dtype, slots, steps)
             why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
             self.path = choice.choose(shape, precision, device, why_not, functools.partial(self._trial, shape))
-
-    def start_from(self, fresh: State | None) -> None:
-        """Where sequences start: (h [2 P], c [2 D]), or None when no step has a start flag."""
         self.has_starts = fresh is not None
         if fresh is not None:
             self.arena.fresh_h.copy_(fresh[0].view_as(self.arena.fresh_h))
@@ -65,7 +62,7 @@ class Steps:
         if self.has_starts:
             starts = sent.meta[0, 2, :, None] != 0
             bucket.operand.copy_(torch.where(starts, self.arena.fresh_h[:, None], bucket.operand))
-        graphs = bucket.graphs.setdefault(self.layer, ChunkGraphs(self.arena.capturing))
+        graphs = bucket.graphs.setdefault(self.layer, ChunkGraphs(self.arena.capture))
         products = torch._C._get_fp32_precision_getter("cuda", "matmul")  # the strictest of what threads hold by now
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(sent.meta[first : first + count + 1])
