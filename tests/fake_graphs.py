@@ -12,7 +12,7 @@ _WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_non
 
 
 class Watch(TorchDispatchMode):
-    """Raises where an operation waits, or touches memory neither in `known`, unless that is None, nor made meanwhile."""
+    """Raises where an operation waits, or touches memory neither in `known`, if given, nor made under this watch."""
 
     def __init__(self, known):
         super().__init__()
@@ -41,10 +41,13 @@ def address(tensor: torch.Tensor) -> int:
 
 
 class FakeCapture:
-    """Stands in for `graphs.CudaCapture`, whose graphs may touch what `buffers()` gives."""
+    """Stands in for `graphs.CudaCapture`, whose graphs may touch what `buffers_of(self)` gives."""
 
-    def __init__(self, buffers):
-        self.buffers, self.captured, self.replayed = buffers, 0, 0
+    def __init__(self, buffers_of):
+        self.captured, self.replayed, self._buffers_of = 0, 0, buffers_of
+
+    def addresses(self) -> set[int]:
+        return {address(each) for each in self._buffers_of(self)}
 
     def __call__(self, work):
         self.captured += 1
@@ -54,10 +57,10 @@ class FakeCapture:
 class _FakeGraph:
     def __init__(self, capture, work):
         self._capture, self._work = capture, work
-        self._known = {address(each) for each in capture.buffers()}
+        self._known = capture.addresses()
 
     def replay(self):
-        assert {address(each) for each in self._capture.buffers()} >= self._known, "a buffer was made anew"
+        assert self._capture.addresses() >= self._known, "a buffer was made anew"
         self._capture.replayed += 1
         with Watch(self._known):
             self._work()

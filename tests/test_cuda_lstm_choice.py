@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import test_projected_lstm as op_tests
 import torch
-from test_cuda_lstm_graph import FIRING, SHAPES, arenas, check, layer, run  # noqa: F401
+from test_cuda_lstm_graph import FIRING, arenas, check, layer, run  # noqa: F401
 
 from elmo_fast.ops import doctor
 from elmo_fast.ops.cuda import choice, persistent, steps
@@ -20,7 +20,7 @@ FASTER = Measured(PERSISTENT, 3e-4, 1e-4)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Runs take what `takes` says of the path that their work names, the first pair ten times that; `timed` has them."""
+    """Runs take what `takes` says of the path that their work names, the first two ten times that; `timed` has them."""
     def seconds(work):
         clock.timed.append(work())
         return clock.takes[clock.timed[-1]] * (10 if len(clock.timed) < 3 else 1)
@@ -124,7 +124,7 @@ def test_a_place_that_cannot_be_written_means_measuring_again(tmp_path):
 
 @pytest.fixture
 def auto(clock, monkeypatch, file):
-    """Nothing is forced; launches, which `clock.launches` collects, do their work on the graph path with `clock.clips`."""
+    """Nothing is forced. Launches, collected in `launches`, do their work on the graph path, with `clips` if given."""
     def launch(arena, layer, weights, clips, has_starts, sent, state, out):
         clock.launches.append((sent.block.slots, sent.block.steps, clips, has_starts))
         on_graphs = steps.Steps(arena, layer, weights, clock.clips or clips)

@@ -62,7 +62,7 @@ def test_agrees_with_float64(native, projected):
     (90, 1, [1]), (80, 2, [2]), (90, 7, [7]), (80, 16, [16]), (90, 32, [32]), (80, 64, [64]),
     (90, 200, [64, 64, 64, 8])], indirect=["native"])
 def test_any_number_of_slots(native, slots, launches, arenas):
-    """Ragged, with sequences that start within slots, and empty slots, which keep their state; then with new weights."""
+    """Ragged, sequences that start within slots, and empty slots, which keep their state; then with new weights."""
     inputs, _, _ = op_tests.draw(FIRING, torch.float32)
     state = tuple(torch.randn(slots + 3, 2 * size) / 4 for size in (11, 37))
     lengths = [0, 0, *(3 + number % 3 for number in range(slots)), 0]
@@ -88,6 +88,7 @@ def test_a_launch_that_fails_is_the_last(native, refuses, warning, caplog, monke
     """What was refused runs in graphs at once; what gave up was replayed on the device."""
     monkeypatch.setattr(persistent, "_NANOSECONDS", 0)
     monkeypatch.setenv(choice.VARIABLE, "")
+    monkeypatch.setattr(choice, "machine", str)
     monkeypatch.setattr(choice, "_choices", SimpleNamespace(path=lambda *key: choice.PERSISTENT))
     native.refuses, given, weights = refuses, op_tests.draw(FIRING, torch.float32), layer()
     with caplog.at_level(logging.WARNING):
@@ -117,14 +118,12 @@ def test_reasons_of_a_layer(precision, dim, inference, reason, monkeypatch):
 
 
 def test_reasons_of_a_device(monkeypatch):
-    module, here = SimpleNamespace(has_cuda=False, cuda_skipped="nvcc was not found"), torch.device("cuda", 0)
-    found = []
+    cpu_only, module = (SimpleNamespace(has_cuda=has, cuda_skipped="nvcc was not found") for has in (False, True))
+    gpu, found = torch.device("cuda", 0), []
     monkeypatch.setattr(persistent, "limits", lambda device: DEVICES[90])
-    for given, has_cuda, device, capability in (
-            (None, False, CPU, None), (module, False, CPU, None), (module, True, CPU, None), (module, True, here, (7, 5)),
-            (module, True, here, (9, 0))):
+    for given, device, capability in ((None, CPU, None), (cpu_only, CPU, None), (module, CPU, None),
+                                      (module, gpu, (7, 5)), (module, gpu, (9, 0))):
         forget()
-        module.has_cuda = has_cuda
         monkeypatch.setattr(persistent, "native_module", lambda: (given, "because"))  # noqa: B023
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)  # noqa: B023
         found.append(persistent.lacks(device))

@@ -6,7 +6,6 @@ and not when it is compiled.
 """
 
 import contextlib
-import math
 
 import numpy as np
 import torch
@@ -65,7 +64,7 @@ def run(inputs, rows, slots, batch_sizes, starts, h, c, weights, precision, cell
         layer = operands(weights, precision, proj_clip)
         arena = arena_of(layer, weights[0], inputs.device)
         with arena.lock:
-            steps = Steps(arena, layer, weights, (cell_clip, proj_clip if layer.w_p is not None else math.inf))
+            steps = Steps(arena, layer, weights, (cell_clip, proj_clip))
             steps.begin(batch_sizes.numpy(), None if starts is None else (fresh_h, fresh_c), precision)
             call = _Call(steps, inputs, rows, None if starts is None else starts.numpy(), bounded)
             return call.run(slots.numpy(), batch_sizes.numpy(), h, c)

@@ -4,8 +4,6 @@ Shapes are static and every step runs for every sentence; a position past a sent
 queued plainly, on buffers of the call's own, which belong to that graph.
 """
 
-import math
-
 import torch
 
 from elmo_fast.ops.cuda.blocks import CHUNKS
@@ -45,7 +43,6 @@ def _group(inputs, lengths, state, weights, clips, precision):
     with surroundings(precision, inputs.device):
         layer = operands(flat, precision, clips[1])
         arena = arena_of(layer, flat[0], inputs.device)
-        clips = clips[0], clips[1] if layer.w_p is not None else math.inf
         with arena.lock:
             bucket, places = arena.bucket(batch, layer), _places(lengths, longest)  # [2, T, B]
             bucket.h.copy_(state[0].unflatten(1, (2, -1)).transpose(0, 1))

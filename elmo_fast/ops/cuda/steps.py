@@ -6,6 +6,7 @@ sequence of any length; what differs between calls (rows, batch_sizes, starts) l
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -101,6 +102,7 @@ class Steps:
 def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count: int,
                 clips: tuple[float, float]) -> None:
     """Queue `count` steps over the bucket's buffers: the work of a graph. Every address in it outlives the graph."""
+    proj_clip = math.inf if layer.w_p is None else clips[1]
     for step in range(count):
         meta = bucket.meta[step]
         multiply(bucket.operand, layer.w_h, bucket.zh)
@@ -108,7 +110,7 @@ def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count:
         if layer.w_p is not None:
             multiply(bucket.m, layer.w_p, bucket.r)
         pointwise.hidden(bucket.r, meta, bucket.meta[step + 1], arena.fresh_h, bucket.h, bucket.operand,
-                         bucket.out[step], clips[1])
+                         bucket.out[step], proj_clip)
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
