@@ -116,7 +116,7 @@ def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
     choices = Choices(lambda: tmp_path / "cuda-lstm.json")
     monkeypatch.setattr(choice, "_choices", choices)
     Case(PERSISTENT_SHAPES["original"], 64).run()
-    (measured,) = choices.recorded(choice.machine(here())).values()
+    (measured,) = choices.read()[choice.machine(here())].values()
     assert 0 < measured.graph < 0.1 and 0 < measured.persistent < 0.1
 
 

@@ -92,7 +92,7 @@ def test_what_was_measured_is_found_again(file):
     assert path(file) == path(file, found=None) == PERSISTENT
     assert path(file, "an H200", found=Measured(GRAPH, 1e-4, 2e-4)) == GRAPH
     assert path(file, shape="another", found=Measured(GRAPH, 1e-4, 2e-4)) == GRAPH
-    assert Choices(lambda: file).recorded("an H100") == {"a class": FASTER, "another": Measured(GRAPH, 1e-4, 2e-4)}
+    assert Choices(lambda: file).read()["an H100"] == {"a class": FASTER, "another": Measured(GRAPH, 1e-4, 2e-4)}
     assert [each.name for each in file.parent.iterdir()] == ["cuda-lstm.json"]
     assert json.loads(file.read_text())["an H200"]["a class"]["path"] == GRAPH
 

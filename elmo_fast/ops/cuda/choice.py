@@ -32,7 +32,9 @@ _SLOTS = 8, 1024  # the smallest and the largest class
 _MOST_ROWS = 8192  # of a timed run
 
 logger = logging.getLogger(__name__)
+_log_once = functools.cache(logger.info)
 Run = Callable[[str], tuple[torch.Tensor, ...]]  # runs the path named
+
 
 @dataclass(frozen=True)
 class ShapeClass:
@@ -96,16 +98,11 @@ def choose(shape: ShapeClass, precision: str, device: torch.device, why_not: Cal
     if reason and forced:
         raise RuntimeError(f"{VARIABLE}: the persistent path was asked for and does not run here: {reason}")
     if reason:
-        _log_once(reason)
+        _log_once("projected_lstm: the persistent path is passed over: %s", reason)
     if reason or forced or is_capturing(device):
         return forced or GRAPH
     return _choices.path(machine(device), f"{shape}, {precision}",
                          lambda: measure(trial(), TOLERANCES[shape.operand], why_not))
-
-
-@functools.cache
-def _log_once(reason: str) -> None:
-    logger.info("projected_lstm: the persistent path is passed over: %s", reason)
 
 
 def measure(run: Run, tolerance: float, why_not: Callable[[], str | None]) -> Measured | None:
@@ -158,16 +155,13 @@ class Choices:
         with self._lock:
             key = machine, shape
             if key not in self._known:
-                self._known[key] = self.recorded(machine).get(shape) or measure()
+                self._known[key] = self.read().get(machine, {}).get(shape) or measure()
                 if self._known[key] is not None:
                     self._record(machine, shape, self._known[key])
             return GRAPH if self._known[key] is None else self._known[key].path
 
-    def recorded(self, machine: str) -> dict[str, Measured]:
-        """What the file holds for a machine, by class; nothing where it cannot be read."""
-        return self._read().get(machine, {})
-
-    def _read(self) -> dict[str, dict[str, Measured]]:
+    def read(self) -> dict[str, dict[str, Measured]]:
+        """What the file holds, by machine and class; nothing where it cannot be read."""
         try:
             held = json.loads(self._file().read_text(encoding="utf-8"))
             return {name: {shape: Measured(**values) for shape, values in of.items()} for name, of in held.items()}
@@ -176,7 +170,7 @@ class Choices:
 
     def _record(self, machine: str, shape: str, measured: Measured) -> None:
         """Add an entry to what the file holds by now."""
-        file, held = self._file(), self._read()
+        file, held = self._file(), self.read()
         part = file.with_suffix(f".{os.getpid()}")
         held.setdefault(machine, {})[shape] = measured
         try:
@@ -192,4 +186,4 @@ _choices = Choices(lambda: cache_directory() / "cuda-lstm.json")
 
 def recorded(device: torch.device) -> dict[str, Measured]:
     """What the user's cache holds for a device, by class."""
-    return _choices.recorded(machine(device))
+    return _choices.read().get(machine(device), {})
