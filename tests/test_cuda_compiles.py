@@ -80,7 +80,7 @@ def test_time_loops_do_not_wait_in_line(compiled):
         assert not kernel.problems(), (kernel.name, kernel.summary())
     held = [kernel for kernel in found if read_sass.HELD.search(kernel.name)]
     assert len(held) == 2  # fp16 and bf16
-    assert all(kernel.grid_barriers == 2 and all(map(kernel.products, kernel.time_loops)) for kernel in held)
+    assert all(kernel.grid_barriers == 2 and kernel.products(kernel.time_loop) for kernel in held)
 
 
 def test_a_spill_is_seen():
