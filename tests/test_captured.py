@@ -3,8 +3,6 @@
 import gc
 import importlib.util
 import itertools
-import re
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -223,27 +221,6 @@ def test_a_variant_that_a_call_decides_is_caught(module, code, instead, kernel, 
             monkeypatch.setattr(torch_lstm_pointwise, "gates", mutated.gates)
     with pytest.raises(RuntimeError, match=fr"warmup: expected model.warmup\(\) .* none that loaded ({kernel}) "):
         capture_every_batch(driver, monkeypatch, ODD, "highest", "zero")
-
-
-@pytest.mark.parametrize("generation", [80, 90])
-@pytest.mark.parametrize("number", [torch.float32, torch.float16, torch.bfloat16])
-def test_the_lstms_kernels_compile_without_spills(number, generation, driver, tmp_path):
-    import triton
-
-    cells, gates = torch.empty(2, 8, 512), torch.empty(2, 8, 2048)
-    meta, scale = torch.empty(2, 3, 8, dtype=torch.int32), torch.empty(8, 2) if number == torch.float16 else None
-    z, operand = gates.to(number), cells.to(number)
-    torch_lstm_pointwise.gates(gates, z, scale, gates[:, 0], meta[0], cells[:, 0], cells, operand, 3)
-    torch_lstm_pointwise.hidden(cells, meta[0], meta[1], cells[:, 0], cells, operand, gates[0], 3)
-    assert [source.fn.__name__ for source in driver.loaded] == ["_gates", "_hidden"]
-    for source in driver.loaded:
-        target, cubin = triton.backends.compiler.GPUTarget("cuda", generation, 32), tmp_path / "kernel.cubin"
-        cubin.write_bytes(triton.compile(source, target=target, options={"num_warps": 4}).asm["cubin"])
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        said = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-        found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
-        assert int(found["STACK"]) == int(found["LOCAL"]) == 0
-        assert int(found["REG"]) <= 64  # four blocks of 128 threads and more on a multiprocessor
 
 
 @pytest.mark.gpu
