@@ -72,8 +72,8 @@ embed: $(INSTALLED)
 test: $(INSTALLED)
 	$(PY) -m pytest -q $(PYTEST_FLAGS)
 
-test-all: $(INSTALLED)
-	$(PY) -m pytest -q -m "" $(PYTEST_FLAGS)
+test-all: test
+	$(PY) -m pytest -q -m long $(PYTEST_FLAGS)
 
 clean:
 	rm -rf build dist elmo_fast.egg-info elmo_fast/_native*.so $(RECORD)

@@ -41,9 +41,11 @@ def machine(generation: int = 90):
     # Two modules of one name would be one to pybind11.
     module_name = f"elmo_fast_ptx_{generation}"
     objects = [_object([compiler, *native], own / "python.cpp", f"-DELMO_FAST_PTX={module_name}")]
-    objects += [_object([compiler, *native], source) for source in sorted(own.glob("*.cpp")) if source.stem not in ("fake_runtime", "python")]
+    objects += [_object([compiler, *native], source) for source in sorted(own.glob("*.cpp"))
+        if source.stem not in ("fake_runtime", "python")]
     objects += [_object(host, source)
-                for source in [own / "fake_runtime.cpp", ROOT / "csrc" / "cuda_bindings.cpp", *sorted(cuda.glob("*.cpp"))]]
+                for source in [own / "fake_runtime.cpp", ROOT / "csrc" / "cuda_bindings.cpp",
+                    *sorted(cuda.glob("*.cpp"))]]
     objects += [_object(device, source) for source in sorted(cuda.glob("*.cu"))]
     name = hashlib.sha256("".join(each.name for each in objects).encode()).hexdigest()[:16]
     library = BUILD / name / f"{module_name}.so"

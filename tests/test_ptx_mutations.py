@@ -24,13 +24,15 @@ LSTM = {
     "another block of the cluster": (r"(mapa[^,]*, [^,]*), [^;]*;", r"\1, 7;", 4),
     "no product": (r"mma\.sync[^;]*;", "", 4),
     "another place in shared memory": (r"((?:ld|st)\.shared\.[^\]]*)\]", lambda m: _moved(m[1], 16), 8),
-    "another place in global memory": (r"((?:ld|st)\.global\.(?:nc|f32|u16|cg)[^\]]*)\]", lambda m: _moved(m[1], 1 << 16), 6),
+    "another place in global memory": (r"((?:ld|st)\.global\.(?:nc|f32|u16|cg)[^\]]*)\]",
+        lambda m: _moved(m[1], 1 << 16), 6),
 }
 TRITON = {
     "no barrier": (r"bar\.sync[^;]*;", "", 9),
     "a wait for copies less": (r"cp\.async\.wait_group\s+(\d+)", lambda m: f"cp.async.wait_group {int(m[1]) + 2}", 4),
     "no group of copies": (r"cp\.async\.commit_group;", "", 4),
-    "a wait for products less": (r"wgmma\.wait_group\.sync\.aligned (\d+)", lambda m: f"wgmma.wait_group.sync.aligned {int(m[1]) + 1}", 3),
+    "a wait for products less": (r"wgmma\.wait_group\.sync\.aligned (\d+)",
+        lambda m: f"wgmma.wait_group.sync.aligned {int(m[1]) + 1}", 3),
     "no group of products": (r"wgmma\.commit_group[^;]*;", "", 2),
     "no fence of products": (r"wgmma\.fence[^;]*;", "", 2),
     "no fence between proxies": (r"fence\.proxy[^;]*;", "", 2),
@@ -41,7 +43,7 @@ TRITON = {
 # Survivors that are no faults: how many at most, and why.
 EQUIVALENT = {
     "no barrier": (2, "of the barriers around a verdict one is enough while no wait fails"),
-    "a wait for copies less": (1, "LSTM: each step waits for all copies before the weights' first use. Triton: the last "
+    "a wait for copies less": (1, "LSTM: each step waits for all copies before weights are used. Triton: the last "
                                   "wait finds no copy under way, the loop has waited for them"),
     "no barrier of the cluster": (1, "the last: no block leaves before a grid barrier behind the last remote access"),
     "no group of copies": (2, "joins two groups of a stage, which are waited for together"),
@@ -96,7 +98,8 @@ def test_the_persistent_lstm(kind):
 
     try:
         assert same(text)
-        lines = sorted(line for kernel, (ran, _) in coverage(module, source).items() if "persistent" in kernel for line, _ in ran)
+        lines = sorted(line for kernel, (ran, _) in coverage(module, source).items() if "persistent" in kernel
+            for line, _ in ran)
         left = survivors(mutants(text, lines, *LSTM[kind]), same)
     finally:
         module.replace(source, text)

@@ -1,11 +1,9 @@
-"""What the PTX interpreter must refuse: accesses out of bounds or order, waits that never end, mutated kernels."""
-
-import itertools
-import random
-import re
+"""What the PTX interpreter must refuse: accesses out of bounds or order, and waits that never end."""
 
 import numpy as np
 import pytest
+from lstm_kernel_case import make
+from lstm_kernel_case import run as run_lstm
 from ptx_machine import Program, device_memory, machine
 
 HEAD = """.version 8.0
@@ -23,7 +21,8 @@ COPY = "shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; cp.async.cg.shared
 ACCUMULATORS = ", ".join(f"%r{i}" for i in range(1, 5))
 WGMMA = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{ACCUMULATORS}}}, %d, %d, 0, 1, 1, 0, 0;"
 INIT = "@%p st.shared.u32 [s], 0; bar.sync 0; "
-FILL = "shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; st.shared.v2.u64 [%x], {0, 0}; bar.sync 0; mov.b64 %d, 0x1000080000; "
+FILL = """shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; st.shared.v2.u64 [%x], {0, 0}; bar.sync 0;
+mov.b64 %d, 0x1000080000; """
 
 
 def run(body, threads=64, grid=1, cluster=1, seed=0, data=None, **options):
@@ -45,22 +44,30 @@ TRAPS = {
     "global address .* out of bounds": ("ld.global.u32 %x, [%g+256];", {}),
     "misaligned global address": ("ld.global.v2.u32 {%x, %y}, [%g+4];", {}),
     "race: writing what was written": ("st.shared.u32 [s], %t;", {}),
-    "race: (reading what was written|writing what is read)": (INIT + "@%p st.shared.u32 [s], 1; @!%p ld.shared.u32 %x, [s];", {}),
+    "race: (reading what was written|writing what is read)": (INIT
+        + "@%p st.shared.u32 [s], 1; @!%p ld.shared.u32 %x, [s];", {}),
     "race: (writing what is read|reading)": (INIT + "ld.shared.u32 %x, [s]; @!%p st.shared.u32 [s], 2;", {}),
     "deadlock": ("@!%p bra past; bar.sync 1, 64; past:", {}),
     "deadlock: 2 warps": (SPIN, {}),
     "differs within the warp": ("setp.lt.u32 %p, %t, 7; @%p bar.sync 0;", {}),
-    "threads missing": ("setp.lt.u32 %p, %t, 7; @%p bra past; shfl.sync.idx.b32 %x, %t, 0, 31, -1; past: bar.sync 0;", {}),
+    "threads missing": ("setp.lt.u32 %p, %t, 7; @%p bra past; shfl.sync.idx.b32 %x, %t, 0, 31, -1; past: bar.sync 0;",
+        {}),
     "cp.async still copies": (COPY + "ld.shared.u32 %y, [%x];", {}),
-    "race: reading what was written by warp|never written|still copies": (COPY + "cp.async.wait_all; ld.shared.u32 %y, [s+512];", {}),
-    "may not have started": ("setp.eq.s32 %p, %r0, 1; @!%p bra past;" + STORE_REMOTE + "past:" + CLUSTER_BARRIER, {"grid": 2, "cluster": 2, "threads": 32}),
+    "race: reading what was written by warp|never written|still copies": (COPY
+        + "cp.async.wait_all; ld.shared.u32 %y, [s+512];", {}),
+    "may not have started": ("setp.eq.s32 %p, %r0, 1; @!%p bra past;" + STORE_REMOTE + "past:" + CLUSTER_BARRIER,
+        {"grid": 2, "cluster": 2, "threads": 32}),
     "has left|may leave": (CLUSTER_BARRIER + "setp.eq.s32 %p, %r0, 1; @!%p bra past;" + STORE_REMOTE + "past:",
                            {"grid": 2, "cluster": 2, "threads": 32}),
-    "reading an accumulator": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA + "mov.b32 %x, %r1;", {"threads": 128}),
-    "no wgmma.fence since": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned; mov.b32 %r1, 0;" + WGMMA, {"threads": 128}),
+    "reading an accumulator": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA + "mov.b32 %x, %r1;",
+        {"threads": 128}),
+    "no wgmma.fence since": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned; mov.b32 %r1, 0;" + WGMMA,
+        {"threads": 128}),
     "no fence.proxy.async": (FILL + "wgmma.fence.sync.aligned;" + WGMMA, {"threads": 128}),
-    "writing an operand of a wgmma": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA + "st.shared.u64 [%x], 0;", {"threads": 128}),
-    "wgmma not complete": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA + "wgmma.wait_group.sync.aligned 0;", {"threads": 128}),
+    "writing an operand of a wgmma": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA
+        + "st.shared.u64 [%x], 0;", {"threads": 128}),
+    "wgmma not complete": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA
+        + "wgmma.wait_group.sync.aligned 0;", {"threads": 128}),
     r"line 9: unknown instruction frob.u32": ("frob.u32 %x, %t;", {}),
     r"unknown modifier .odd": ("add.odd.s32 %x, %t, %t;", {}),
 }
@@ -76,15 +83,21 @@ def test_traps(message):
 
 ORDERED = {
     "barrier": "@%p st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; @!%p st.global.u32 [%g], %x;",
-    "named barriers": "@%p bra one; bar.sync 3, 64; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; bra end; one: st.shared.u32 [s], 5; "
-                      "bar.arrive 3, 64; end:",
+    "named barriers": """@%p bra one; bar.sync 3, 64; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; bra end;
+one: st.shared.u32 [s], 5; bar.arrive 3, 64; end:""",
     "the same value": "st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x;",
-    "loops that end apart": "mov.u32 %x, 0; and.b32 %y, %t, 7; again: add.s32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra again; "
-                            "redux.sync.max.u32 %x, %x, -1; sub.s32 %x, %x, 2; st.global.u32 [%g], %x;",
-    "an order of the cluster": "setp.eq.s32 %p, %r0, 1; @!%p bra past; " + CLUSTER_BARRIER + "mapa.shared::cluster.u32 %x, s, 0; "
-        "st.shared::cluster.u32 [%x], 5; fence.acq_rel.cluster; st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end; past: "
-        "@%p bra end; st.shared.u32 [s+4], 0; " + CLUSTER_BARRIER + "again: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; "
-        "setp.eq.u32 %p, %y, 0; @%p bra again; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; end:",
+    "loops that end apart": """mov.u32 %x, 0; and.b32 %y, %t, 7;
+again: add.s32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra again;
+redux.sync.max.u32 %x, %x, -1; sub.s32 %x, %x, 2; st.global.u32 [%g], %x;""",
+    "flag of the cluster": "setp.eq.s32 %p, %r0, 1; @!%p st.shared.u32 [s+4], 0; " + CLUSTER_BARRIER + """@!%p bra wait;
+mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], 5;
+st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end;
+wait: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; setp.eq.u32 %p, %y, 0; @%p bra wait;
+ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; end:""",
+    "fence and flag": """@!%p bra wait;
+st.shared.u32 [s], 5; fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%g+4], 99; bra end;
+wait: ld.relaxed.gpu.global.u32 %y, [%g+4]; setp.ne.u32 %p, %y, 99; @%p bra wait; fence.acq_rel.gpu;
+ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; end:""",
 }
 
 
@@ -103,9 +116,21 @@ def test_global_memory_that_nobody_wrote():
             program.launch(data)
 
 
+def test_the_device_refuses_more_blocks_than_it_has_room_for():
+    module = machine()
+    module.set_device(processors=4)
+    try:
+        with pytest.raises(RuntimeError, match="8 blocks of a cooperative launch fit"):
+            run_lstm(module, make(150, 40, [3]))
+    finally:
+        module.set_device()
+
+
 def test_counts_and_coverage():
-    program = Program(HEAD + "mad.wide.u32 %d, %t, 4, %g; ld.global.u32 %x, [%d]; shl.b32 %y, %t, 7; and.b32 %y, %y, 1023;\n"
-                      "mov.b32 %z, s; add.s32 %y, %y, %z; st.shared.u32 [%y], 0; @%p bra past;\nmov.u32 %x, 7;\npast: ret;\n}\n")
+    program = Program(HEAD + """mad.wide.u32 %d, %t, 4, %g; ld.global.u32 %x, [%d]; shl.b32 %y, %t, 7;
+and.b32 %y, %y, 1023; mov.b32 %z, s; add.s32 %y, %y, %z; st.shared.u32 [%y], 0; @%p bra past;
+mov.u32 %x, 7;
+past: ret;\n}\n""")
     program.module.set(traffic=True)
     memory = np.zeros(72, np.uint32)
     program.launch(memory[-memory.ctypes.data % 32 // 4 :], block=(32, 1, 1))

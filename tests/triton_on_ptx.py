@@ -77,14 +77,14 @@ class OnPtx:
     def compiled(self, given, options):
         signature, attributes, self.constants = {}, {}, {}
         for at, parameter in enumerate(self.kernel.params):
-            value = given[parameter.name]
-            if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            value, special = given[parameter.name], not parameter.do_not_specialize
+            if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
                 signature[parameter.name], self.constants[parameter.name] = "constexpr", value
                 continue
             pointer = isinstance(value, torch.Tensor)
             signature[parameter.name] = NAMES[value.dtype] if pointer else "fp32" if isinstance(value, float) else "i32"
             number = value.data_ptr() if pointer else value
-            if type(number) is int and number % 16 == 0 and not parameter.do_not_specialize:
+            if type(number) is int and number % 16 == 0 and special and not parameter.do_not_specialize_on_alignment:
                 attributes[at,] = [["tt.divisibility", 16]]
         source = triton.compiler.ASTSource(self.kernel, signature, self.constants, attributes)
         target = triton.backends.compiler.GPUTarget("cuda", self.generation, 32)

@@ -6,8 +6,8 @@
 namespace elmo_fast {
 namespace cuda {
 
-// One direction in one block: its warps, a group of cells each, and its part of the shared memory. Template arguments as
-// in Instance.
+// One direction in one block: its warps, a group of cells each, and its part of the shared memory. Template arguments
+// as in Instance.
 template <class O, int NT, int R, int depth>
 class Team {
  public:
@@ -25,14 +25,12 @@ class Team {
 
   // Resident weights, the initial state, and h before step 0 for all blocks.
   __device__ __forceinline__ void begin() {
-    const int k_steps = p_.layout.k_steps();
-    const char* gates = record_ + p_.layout.gate_offset(warp_ % 2, 0) + lane_ * 16;
 #pragma unroll
     for (int k = 0; k < R; ++k)
-      for (int tile = 0; tile < 2; ++tile)
-        if (k < k_steps) kept_[k][tile] = load_weights(gates + (2 * k + tile) * tile_bytes);
+      if (k < p_.layout.k_steps()) fetch(k, kept_[k]);
+    const char* gates = record_ + p_.layout.gate_offset(warp_ % 2, register_steps()) + lane_ * 16;
     for (int at = 0; at < 2 * p_.shared_steps; ++at)
-      copy_async(shared_gates() + at * tile_bytes, gates + (2 * register_steps() + at) * tile_bytes, true);
+      copy_async(shared_gates() + at * tile_bytes, gates + at * tile_bytes, true);
     if (p_.projection_resident) keep_projection();
     for (int gate = 0; gate < 4; ++gate) bias_[gate] = bias_of(p_, record_, warp_ % 2, gate, lane_);
     fresh_c_ = p_.fresh_c && cell_ < p_.layout.dim ? p_.fresh_c[d_ * p_.layout.dim + cell_] : 0.0f;
@@ -86,8 +84,8 @@ class Team {
 
   // False: the launch is given up.
   __device__ __forceinline__ bool wait() {
-    if (thread_ == 0)
-      flags()[most_cluster] = poll([&] { return int32_t(load_acquire(&p_.barriers[d_].count) - target_) >= 0; });
+    const auto reached = [&] { return int32_t(load_acquire(&p_.barriers[d_].count) - target_) >= 0; };
+    if (thread_ == 0) flags()[most_cluster] = poll(p_, gives_up_, reached);
     sync();
     return flags()[most_cluster] != 0;
   }
@@ -99,30 +97,10 @@ class Team {
     if (thread_ == 0) flags()[most_cluster] = 1;
     if (thread_ < p_.cluster) store_flag(remote_address(flags() + rank_, thread_), step);
     sync();
-    if (thread_ < p_.cluster && !poll([&] { return int32_t(load_flag(flags() + thread_) - step) >= 0; }))
-      flags()[most_cluster] = 0;
+    const auto reached = [&] { return int32_t(load_flag(flags() + thread_) - step) >= 0; };
+    if (thread_ < p_.cluster && !poll(p_, gives_up_, reached)) flags()[most_cluster] = 0;
     sync();
     return flags()[most_cluster] != 0;
-  }
-
-  __device__ __forceinline__ bool give_up() const {
-    store_relaxed(p_.abort, 1u);
-    return false;
-  }
-
-  template <class Reached>
-  __device__ __forceinline__ bool poll(Reached&& reached) const {
-    bool there = reached();
-    if (gives_up_) return give_up();
-    int64_t begin = 0;
-    for (uint32_t count = 1; !there; there = reached(), ++count) {
-      if (count % 32 != 0) continue;
-      const int64_t now = nanoseconds_now();
-      if (begin == 0) begin = now;
-      if (load_relaxed(p_.abort) != 0) return false;
-      if (now - begin > p_.nanoseconds) return give_up();
-    }
-    return true;
   }
 
   // ---- a step ----
@@ -132,15 +110,17 @@ class Team {
     uint16_t z[NT][2][4];
     read_inputs(now, z);
     if (!wait()) return false;
-    stage_first(now);
-    begin_sums<O, NT>(p_, now, cell_, bias_, lane_, 0, z, [&](int n, int e) { return slots().scale[slot_of(n, e, lane_)]; },
-                      sums);
-    prefetch();
+    const int k_steps = p_.layout.k_steps(), streamed = register_steps() + p_.shared_steps;
+    for (int part = 0; part < (p_.stages == 1 ? divided_up(k_steps, staged_steps) : 1); ++part) stage(now, part);
+    const auto scale = [&](int n, int e) { return slots().scale[slot_of(n, e, lane_)]; };
+    const auto starts = [&](int n, int e) { return slots().starts[slot_of(n, e, lane_)] != 0; };
+    begin_sums<O, NT>(p_, now, cell_, bias_, lane_, 0, z, scale, sums);
+#pragma unroll
+    for (int j = 0; j < depth; ++j)
+      if (streamed + j < k_steps) fetch(streamed + j, ahead_[j]);
     gates(now, sums);
     uint16_t* m = halves(p_.at.m);
-    update_cells<O, NT>(
-        p_, now, cell_, local_cell_, lane_, 0, sums, [&](int n, int e) { return slots().starts[slot_of(n, e, lane_)] != 0; },
-        fresh_c_, c_, m, p_.at.m_stride);
+    update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, 0, sums, starts, fresh_c_, c_, m, p_.at.m_stride);
     if (p_.cluster > 1) {
       if (!exchange(now.t)) return false;
       gather_m();
@@ -179,16 +159,9 @@ class Team {
     }
   }
 
-  __device__ __forceinline__ const char* streamed(int k) const {
-    return record_ + p_.layout.gate_offset(warp_ % 2, k) + lane_ * 16;
-  }
-
-  __device__ __forceinline__ void prefetch() {
-    const int first = register_steps() + p_.shared_steps;
-#pragma unroll
-    for (int j = 0; j < depth; ++j)
-      if (first + j < p_.layout.k_steps())
-        for (int tile = 0; tile < 2; ++tile) ahead_[j][tile] = load_weights(streamed(first + j) + tile * tile_bytes);
+  __device__ __forceinline__ void fetch(int k, TileA (&a)[2]) const {
+    for (int tile = 0; tile < 2; ++tile)
+      a[tile] = load_weights(record_ + p_.layout.gate_offset(warp_ % 2, k) + tile * tile_bytes + lane_ * 16);
   }
 
   // 16-bit values between two parts of h in shared memory. With one stage all parts lie side by side, with two they
@@ -206,11 +179,6 @@ class Team {
 #pragma unroll 4
     for (int slot = thread_ / 16; slot < NT * tile_slots; slot += slots_at_once)
       copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
-  }
-
-  __device__ __forceinline__ void stage_first(const Step& now) {
-    const int parts = p_.stages == 1 ? divided_up(p_.layout.k_steps(), staged_steps) : 1;
-    for (int part = 0; part < parts; ++part) stage(now, part);
   }
 
   // Before the product of k-step k: its part of h is there, and the part after it on its way.
@@ -246,8 +214,7 @@ class Team {
         if (k >= k_steps) break;
         enter(now, k);
         multiply_gates<O, NT>(sums, ahead_[j], staged(k), p_.at.h_stride, lane_);
-        if (k + depth < k_steps)
-          for (int tile = 0; tile < 2; ++tile) ahead_[j][tile] = load_weights(streamed(k + depth) + tile * tile_bytes);
+        if (k + depth < k_steps) fetch(k + depth, ahead_[j]);
       }
     }
   }

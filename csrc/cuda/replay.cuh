@@ -82,8 +82,8 @@ class Replay {
         c[0][e] = is_cell && slot(e) < now.size ? state[int64_t(slot(e)) * p_.layout.dim] : 0.0f;
       }
     }
-    update_cells<O, 1>(p_, now, cell, cell, lane_, first_slot_, sums, [&](int, int e) { return starts_next(now, slot(e)); },
-                       fresh, c, m(), at_.m_stride);
+    const auto starts = [&](int, int e) { return starts_next(now, slot(e)); };
+    update_cells<O, 1>(p_, now, cell, cell, lane_, first_slot_, sums, starts, fresh, c, m(), at_.m_stride);
     for (int e = 0; e < 2; ++e)
       if (is_cell && slot(e) < now.next) state[int64_t(slot(e)) * p_.layout.dim] = c[0][e];
   }

@@ -36,6 +36,27 @@ struct Step {
   int d, t, size, next;
 };
 
+__device__ __forceinline__ bool give_up(const Launch& p) {
+  store_relaxed(p.abort, 1u);
+  return false;
+}
+
+// Until `reached`. False: the launch is given up, after one look where `at_once`.
+template <class Reached>
+__device__ __forceinline__ bool poll(const Launch& p, bool at_once, Reached&& reached) {
+  bool there = reached();
+  if (at_once) return give_up(p);
+  int64_t begin = 0;
+  for (uint32_t count = 1; !there; there = reached(), ++count) {
+    if (count % 32 != 0) continue;
+    const int64_t now = nanoseconds_now();
+    if (begin == 0) begin = now;
+    if (load_relaxed(p.abort) != 0) return false;
+    if (now - begin > p.nanoseconds) return give_up(p);
+  }
+  return true;
+}
+
 // (i, j) and (f, o) of cell lane / 4 of a group, slots 2 * (lane % 4) and the next of each tile.
 template <int NT>
 struct GateSums { TileC of[2][NT]; };

@@ -149,7 +149,8 @@ void atomic(Warp& warp, const Instruction& in, Mask mask) {
     T old;
     memcpy(&old, place.at, sizeof old);
     const T b = Lanes<T>(warp, in.b).get(lane), otherwise = in.c.bank ? Lanes<T>(warp, in.c).get(lane) : T(0);
-    const T results[] = {T(old + b), b, std::max(old, b), std::min(old, b), T(old | b), T(old & b), old == b ? otherwise : old};
+    const T swapped = old == b ? otherwise : old;
+    const T results[] = {T(old + b), b, std::max(old, b), std::min(old, b), T(old | b), T(old & b), swapped};
     memcpy(place.at, &results[in.mode], sizeof old);
     warp.machine->release(warp, uintptr_t(place.at), in.order);
     if (in.d.bank) Lanes<T>(warp, in.d).set(lane, old);
@@ -191,7 +192,8 @@ void wait_for_copies(Warp& warp, const Instruction& in, Mask mask) {
 void map_address(Warp& warp, const Instruction& in, Mask mask) {
   for_threads(mask, [&](int lane) {
     const uint32_t rank = warp.lanes<uint32_t>(in.b)[lane];
-    if (rank >= warp.block->cluster->blocks.size()) throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
+    if (rank >= warp.block->cluster->blocks.size())
+      throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
     set(warp, in.d, lane, (value_of(warp, in.a, lane) & 0xffffff) | (rank + 1) << 24);
   });
 }
@@ -199,7 +201,8 @@ void map_address(Warp& warp, const Instruction& in, Mask mask) {
 void join_parts(Warp& warp, const Instruction& in, Mask mask) {
   for_threads(mask, [&](int lane) {
     uint64_t value = 0;
-    for (size_t i = in.list.size(); i-- > 0;) value = value << in.count | (value_of(warp, in.list[i], lane) & ((1ull << in.count) - 1));
+    for (size_t i = in.list.size(); i-- > 0;)
+      value = value << in.count | (value_of(warp, in.list[i], lane) & ((1ull << in.count) - 1));
     set(warp, in.d, lane, value);
   });
 }
@@ -222,13 +225,14 @@ void timer(Warp& warp, const Instruction& in, Mask mask) {
 // ".relaxed", ".acquire" ... and what makes no difference here: scopes and cache hints. A generic address is a global
 // one: that is what the compilers leave generic.
 void take_space_and_order(Statement& s, Order otherwise) {
-  constexpr Order orders[] = {Order::relaxed, Order::relaxed, Order::acquire, Order::release, Order::acquire_release, Order::weak};
+  constexpr Order orders[] = {Order::relaxed, Order::relaxed,         Order::acquire,
+                              Order::release, Order::acquire_release, Order::weak};
   constexpr Space spaces[] = {Space::global, Space::shared, Space::shared, Space::cluster, Space::param};
   s.in.space = spaces[s.take_one({"global", "shared", "shared::cta", "shared::cluster", "param"}, 0)];
   const int order = s.take_one({"volatile", "relaxed", "acquire", "release", "acq_rel", "weak"}, -1);
   s.in.order = order < 0 ? otherwise : orders[order];
-  s.ignore({"cta", "cluster", "gpu", "sys", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::no_allocate", "L1::evict_last",
-            "L1::evict_first", "L2::64B", "L2::128B", "L2::256B"});
+  s.ignore({"cta", "cluster", "gpu", "sys", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::no_allocate",
+            "L1::evict_last", "L1::evict_first", "L2::64B", "L2::128B", "L2::256B"});
 }
 
 void bind_load_or_store(Statement& s) {

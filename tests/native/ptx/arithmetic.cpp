@@ -196,7 +196,8 @@ Entry two() { return entry<F, T, T, T>(); }
 template <class T, int... compare>
 void add_compared(Table& t, const std::string& type, std::integer_sequence<int, compare...>) {
   ((t["setp." + compare_names[compare] + "." + type] = entry<Compared<compare>, bool, T, T>()), ...);
-  for (size_t i = 14; i < 18; ++i) t["setp." + compare_names[i] + "." + type] = t["setp." + compare_names[i - 12] + "." + type];
+  for (size_t i = 14; i < 18; ++i)
+    t["setp." + compare_names[i] + "." + type] = t["setp." + compare_names[i - 12] + "." + type];
 }
 
 template <class T>
@@ -205,8 +206,9 @@ void add_integers(Table& t, const std::string& type) {
   const std::pair<const char*, Entry> entries[] = {
       {"add", two<Plus, U>()}, {"sub", two<Minus, U>()}, {"mul.lo", two<Times, U>()}, {"mul.hi", two<HighProduct, T>()},
       {"mad.lo", entry<TimesPlus, U, U, U, U>()}, {"neg", entry<Negative, U, U>()}, {"abs", entry<Size, T, T>()},
-      {"div", two<IntegerQuotient, T>()}, {"rem", two<Remainder, T>()}, {"min", two<Least, T>()}, {"max", two<Most, T>()},
-      {"sad", entry<DifferencePlus, T, T, T, T>()}, {"and", two<And, U>()}, {"or", two<Or, U>()}, {"xor", two<Xor, U>()},
+      {"div", two<IntegerQuotient, T>()}, {"rem", two<Remainder, T>()}, {"min", two<Least, T>()},
+      {"max", two<Most, T>()}, {"sad", entry<DifferencePlus, T, T, T, T>()}, {"and", two<And, U>()},
+      {"or", two<Or, U>()}, {"xor", two<Xor, U>()},
       {"not", entry<Not, U, U>()}, {"mov", entry<Same, U, U>()}, {"selp", entry<Select, U, U, U, bool>()},
       {"shl", entry<Left, U, U, uint32_t>()}, {"shr", entry<Right, T, T, uint32_t>()}};
   for (const auto& [name, how] : entries) t[name + ("." + type)] = how;
@@ -215,7 +217,8 @@ void add_integers(Table& t, const std::string& type) {
     t["mul.wide." + type] = entry<Wide, W, T, T>(), t["mad.wide." + type] = entry<Wide, W, T, T, W>();
   }
   if constexpr (sizeof(T) > 2) {
-    t["bfe." + type] = entry<Extract, T, T, uint32_t, uint32_t>(), t["bfi." + type] = entry<Insert, U, U, U, uint32_t, uint32_t>();
+    t["bfe." + type] = entry<Extract, T, T, uint32_t, uint32_t>();
+    t["bfi." + type] = entry<Insert, U, U, U, uint32_t, uint32_t>();
     t["popc." + type] = entry<Ones, uint32_t, U>(), t["clz." + type] = entry<LeadingZeros, uint32_t, U>();
   }
   add_compared<T>(t, type, std::make_integer_sequence<int, 6>());
@@ -228,8 +231,9 @@ void add_float(Table& t, const std::string& name) {
 }
 
 void add_floats(Table& t) {
-  add_float<FloatNegative, float>(t, "neg"), add_float<FloatSize, float>(t, "abs"), add_float<Reciprocal, float>(t, "rcp");
-  add_float<Root, float>(t, "sqrt"), add_float<InverseRoot, float>(t, "rsqrt"), add_float<Exp2, float>(t, "ex2");
+  add_float<FloatNegative, float>(t, "neg"), add_float<FloatSize, float>(t, "abs");
+  add_float<Reciprocal, float>(t, "rcp"), add_float<Root, float>(t, "sqrt");
+  add_float<InverseRoot, float>(t, "rsqrt"), add_float<Exp2, float>(t, "ex2");
   add_float<Log2, float>(t, "lg2"), add_float<Tanh, float>(t, "tanh"), add_float<Plus, float, float>(t, "add");
   add_float<Minus, float, float>(t, "sub"), add_float<Times, float, float>(t, "mul");
   add_float<Quotient, float, float>(t, "div"), add_float<FloatLeast, float, float>(t, "min");
@@ -248,7 +252,8 @@ void add_conversions_from(Table& t, const std::string& to) {
 
 template <class D>
 void add_conversions(Table& t, const char* to) {
-  add_conversions_from<D, uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, uint64_t, int64_t, Half, BFloat, float>(t, to);
+  add_conversions_from<D, uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, uint64_t, int64_t, Half, BFloat,
+                       float>(t, to);
 }
 
 Table table() {
@@ -261,7 +266,8 @@ Table table() {
   t["and.pred"] = two<And, bool>(), t["or.pred"] = two<Or, bool>(), t["xor.pred"] = two<Xor, bool>();
   t["not.pred"] = entry<Not, bool, bool>(), t["mov.pred"] = entry<Same, bool, bool>();
   using Word = uint32_t;
-  t["prmt.b32"] = entry<Permute, Word, Word, Word, Word>(), t["lop3.b32"] = entry<Logic, Word, Word, Word, Word, Word>();
+  t["prmt.b32"] = entry<Permute, Word, Word, Word, Word>();
+  t["lop3.b32"] = entry<Logic, Word, Word, Word, Word, Word>();
   t["shf.l.wrap.b32"] = entry<Funnel<true, true>, Word, Word, Word, Word>();
   t["shf.r.wrap.b32"] = entry<Funnel<false, true>, Word, Word, Word, Word>();
   t["shf.l.clamp.b32"] = entry<Funnel<true, false>, Word, Word, Word, Word>();
@@ -271,7 +277,8 @@ Table table() {
   add_conversions<uint64_t>(t, "u64"), add_conversions<int64_t>(t, "s64"), add_conversions<Half>(t, "f16");
   add_conversions<BFloat>(t, "bf16"), add_conversions<float>(t, "f32");
   t["cvt.tf32.f32"] = entry<Convert<TFloat, float>, TFloat, float>();
-  t["cvt.f16x2.f32"] = entry<Pack<Half>, Word, float, float>(), t["cvt.bf16x2.f32"] = entry<Pack<BFloat>, Word, float, float>();
+  t["cvt.f16x2.f32"] = entry<Pack<Half>, Word, float, float>();
+  t["cvt.bf16x2.f32"] = entry<Pack<BFloat>, Word, float, float>();
   return t;
 }
 
@@ -304,7 +311,8 @@ bool bind_arithmetic(Statement& s) {
   static const Table entries = table();
   if (s.types.empty()) return false;
   const auto starts = [&](size_t i, const char* with) { return s.arguments.at(i).rfind(with, 0) == 0; };
-  if (s.opcode == "mov" && (starts(0, "{") || starts(1, "{") || starts(1, "%clock") || starts(1, "%globaltimer"))) return false;
+  if (s.opcode == "mov" && (starts(0, "{") || starts(1, "{") || starts(1, "%clock") || starts(1, "%globaltimer")))
+    return false;
   std::string key = key_of(s);
   if (s.in.type == Type::f32 || s.opcode == "cvt") {
     take_rounding(s);

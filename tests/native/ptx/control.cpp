@@ -21,7 +21,8 @@ void shuffle(Warp& warp, const Instruction& in, Mask mask) {
   for_threads(mask, [&](int lane) {
     const int by = int(warp.lanes<uint32_t>(in.b)[lane] & 31), c = int(warp.lanes<uint32_t>(in.c)[lane]);
     const int segment = c >> 8 & 31, last = (lane & segment) | (c & 31 & ~segment);
-    const int sources[] = {(lane & segment) | (by & ~segment), lane ^ by, lane - by, lane + by}, source = sources[in.mode];
+    const int sources[] = {(lane & segment) | (by & ~segment), lane ^ by, lane - by, lane + by};
+    const int source = sources[in.mode];
     const bool inside = in.mode == 2 ? source >= last : source <= last;
     if (inside && !(mask >> source & 1)) throw Trap("a shuffle from a thread that takes no part");
     found |= Mask(inside) << lane;

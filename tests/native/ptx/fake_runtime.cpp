@@ -27,10 +27,12 @@ Kernel& Runtime::find(const std::string& name) {
 
 void Runtime::launch(Kernel& kernel, Launch launch, const std::vector<std::string>& arguments) {
   if (arguments.size() != kernel.parameters.size())
-    throw Trap(kernel.name + ": expected " + std::to_string(kernel.parameters.size()) + " arguments, got " + std::to_string(arguments.size()));
+    throw Trap(kernel.name + ": expected " + std::to_string(kernel.parameters.size()) + " arguments, got " +
+               std::to_string(arguments.size()));
   std::vector<char> bytes(kernel.parameter_bytes);
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].size() != kernel.parameters[i].size) throw Trap(kernel.name + ": argument " + std::to_string(i) + " has another size");
+    if (arguments[i].size() != kernel.parameters[i].size)
+      throw Trap(kernel.name + ": argument " + std::to_string(i) + " has another size");
     memcpy(bytes.data() + kernel.parameters[i].at, arguments[i].data(), arguments[i].size());
   }
   if (settings.seed) launch.seed = settings.seed++;
@@ -68,17 +70,19 @@ std::string ptx_of(const char* fat) {
   return "";
 }
 
-cudaError_t launch(const void* function, dim3 grid, dim3 block, size_t shared, unsigned cluster, bool cooperative, void** arguments) try {
+cudaError_t launch(const void* function, dim3 grid, dim3 block, size_t shared, unsigned cluster, bool cooperative,
+    void** arguments) try {
   Runtime& runtime = Runtime::get();
   Kernel& kernel = runtime.find(kernel_name(function));
   const auto allowed = runtime.allowed_shared.find(kernel.name);
   if (shared + kernel.static_shared > size_t(allowed == runtime.allowed_shared.end() ? 49152 : allowed->second))
     return failed(cudaErrorInvalidValue, "more shared memory than was allowed: " + std::to_string(shared));
-  if (block.x * block.y * block.z > kernel.most_threads) return failed(cudaErrorInvalidValue, "too many threads in a block");
-  const int resident = blocks_per_processor(kernel, int(block.x * block.y * block.z), shared) * runtime.device.processors;
+  const int threads = int(block.x * block.y * block.z);
+  const int resident = blocks_per_processor(kernel, threads, shared) * runtime.device.processors;
   if (cooperative && int(grid.x * grid.y * grid.z) > resident)
-    return failed(cudaErrorCooperativeLaunchTooLarge, "too many blocks in a cooperative launch: " + std::to_string(resident) + " fit");
-  if (cluster > 1 && runtime.device.major < 9) return failed(cudaErrorNotSupported, "clusters on a device that has none");
+    return failed(cudaErrorCooperativeLaunchTooLarge, std::to_string(resident) + " blocks of a cooperative launch fit");
+  if (cluster > 1 && runtime.device.major < 9)
+    return failed(cudaErrorNotSupported, "clusters on a device that has none");
   if (cluster > 8) return failed(cudaErrorInvalidClusterSize, "a cluster of more than 8 blocks");
   std::vector<std::string> values;
   for (size_t i = 0; i < kernel.parameters.size(); ++i)
@@ -112,7 +116,8 @@ void** __cudaRegisterFatBinary(void* wrapper) {
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
-void __cudaRegisterFunction(void**, const char* host, char*, const char* device, int, uint3*, uint3*, dim3*, dim3*, int*) {
+void __cudaRegisterFunction(void**, const char* host, char*, const char* device, int, uint3*, uint3*, dim3*, dim3*,
+    int*) {
   Runtime::get().names[host] = device;
 }
 unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, void*) { return 1; }  // <<<>>> is not in use
@@ -121,7 +126,8 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
+    cudaStream_t) {
   return ptx::launch(kernel, grid, block, shared, 1, false, arguments);
 }
 
@@ -133,7 +139,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
     if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = attribute.val.clusterDim.x;
     if (attribute.id == cudaLaunchAttributeCooperative) cooperative = attribute.val.cooperative;
   }
-  return ptx::launch(function, config->gridDim, config->blockDim, config->dynamicSmemBytes, cluster, cooperative, arguments);
+  return ptx::launch(function, config->gridDim, config->blockDim, config->dynamicSmemBytes, cluster, cooperative,
+      arguments);
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) try {
@@ -150,7 +157,7 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
   const int fixed = int(runtime.find(name).static_shared);
   if (value < 0 || value + fixed > runtime.device.shared)
-    return ptx::failed(cudaErrorInvalidValue, "more shared memory than a block of the device may have: " + std::to_string(value));
+    return ptx::failed(cudaErrorInvalidValue, "more shared memory than the device has: " + std::to_string(value));
   runtime.allowed_shared[name] = value + fixed;
   return cudaSuccess;
 }
@@ -198,6 +205,6 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, con
   return cudaSuccess;
 }
 
-const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : Runtime::get().error.c_str(); }
+const char* cudaGetErrorString(cudaError_t) { return Runtime::get().error.c_str(); }
 cudaError_t cudaGetLastError() { return cudaSuccess; }  // every call reports its own
 }

@@ -19,8 +19,10 @@ Clock Machine::newest_ = 0;
 Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& global, const Settings& s)
     : kernel(k), launch(l), settings(s), global_(global), random_(l.seed) {
   const uint32_t threads = product(launch.block);
-  if (!threads || threads > kernel.most_threads || !product(launch.grid)) throw Trap(kernel.name + ": empty or too large launch");
-  if (!launch.cluster || launch.grid[0] % launch.cluster) throw Trap(kernel.name + ": the grid is not made of full clusters");
+  if (!threads || threads > kernel.most_threads || !product(launch.grid))
+    throw Trap(kernel.name + ": empty or too large launch");
+  if (!launch.cluster || launch.grid[0] % launch.cluster)
+    throw Trap(kernel.name + ": the grid is not made of full clusters");
 }
 
 void Machine::run(const char* given) {
@@ -86,7 +88,8 @@ void Machine::prepare(Warp& warp, Block& block, uint32_t number) {
   if (kernel.has_wgmma) {
     const size_t count = kernel.register_bytes / slot_bytes;
     warp.product_state.reset(new ProductState{std::vector<uint16_t>(count), std::vector<uint16_t>(count),
-                                              std::vector<uint8_t>(count, 1), std::vector<char>(kernel.register_bytes)});
+                                              std::vector<uint8_t>(count, 1),
+                                              std::vector<char>(kernel.register_bytes)});
   }
   if (settings.checks) {
     warp.clocks.of.assign(wave_warps_, base_);
@@ -98,9 +101,11 @@ void Machine::prepare(Warp& warp, Block& block, uint32_t number) {
   for (uint32_t lane = 0; lane < uint32_t(warp_threads); ++lane) {
     const uint32_t t = number * warp_threads + lane;
     const uint32_t values[specials] = {
-        t % b[0], t / b[0] % b[1], t / b[0] / b[1], b[0], b[1], b[2], q % g[0], q / g[0] % g[1], q / g[0] / g[1], g[0], g[1],
-        g[2], lane, number, block.rank, launch.cluster, block.rank, q % g[0] / launch.cluster, (1u << lane) - 1};
-    for (int i = 0; i < specials; ++i) reinterpret_cast<uint32_t*>(registers + uint32_t(i) * slot_bytes)[lane] = values[i];
+        t % b[0], t / b[0] % b[1], t / b[0] / b[1], b[0], b[1], b[2],
+        q % g[0], q / g[0] % g[1], q / g[0] / g[1], g[0], g[1], g[2],
+        lane, number, block.rank, launch.cluster, block.rank, q % g[0] / launch.cluster, (1u << lane) - 1};
+    for (int i = 0; i < specials; ++i)
+      reinterpret_cast<uint32_t*>(registers + uint32_t(i) * slot_bytes)[lane] = values[i];
   }
 }
 
@@ -111,12 +116,14 @@ void Machine::schedule(std::vector<Warp*>& order) {
     bool further = false;
     left = 0;
     for (Warp* warp : order) {
-      if (warp->state == Warp::ready) further |= turn(*warp, launch.seed ? 1 + random_() % turn_instructions : turn_instructions);
+      if (warp->state == Warp::ready)
+        further |= turn(*warp, launch.seed ? 1 + random_() % turn_instructions : turn_instructions);
       left += warp->state != Warp::done;
     }
     idle = further ? 0 : idle + 1;
     if (idle) skipped_ += 1000ull << std::min<uint64_t>(idle / patience, 40);
-    if (idle < patience * speeds && (further || std::any_of(order.begin(), order.end(), [](Warp* w) { return w->state == Warp::ready; }))) continue;
+    const bool some_ready = std::any_of(order.begin(), order.end(), [](Warp* w) { return w->state == Warp::ready; });
+    if (some_ready && idle < patience * speeds) continue;
     if (!left) break;
     std::string who;
     int named = 0;
@@ -138,7 +145,7 @@ bool Machine::turn(Warp& warp, uint64_t instructions) {
         next(warp);
       }
       const Instruction& in = code[warp.pc];
-      if (in.convergent && !converged(warp, in.e.bank ? warp.lanes<Mask>(in.e)[__builtin_ctz(warp.active)] : all_threads)) continue;
+      if (in.convergent && !converged(warp, in)) continue;
       Mask mask = warp.active;
       if (in.guarded) mask &= in.guard_negated ? ~warp.predicates[in.guard] : warp.predicates[in.guard];
       ++executed_;
@@ -168,7 +175,8 @@ bool Machine::special(Warp& warp, const Instruction& in, Mask mask) {
     leave(warp, mask);
     return warp.state != Warp::done;
   }
-  if (mask && in.convergent && mask != warp.active) throw Trap("a barrier under a condition that differs within the warp");
+  if (mask && in.convergent && mask != warp.active)
+    throw Trap("a barrier under a condition that differs within the warp");
   if (in.kind == Kind::cluster_wait && mask && !cluster_wait(warp, in.order == Order::acquire)) return false;
   ++warp.pc;
   if (!mask) return true;
@@ -178,9 +186,9 @@ bool Machine::special(Warp& warp, const Instruction& in, Mask mask) {
   return warp.state == Warp::ready;
 }
 
-// All of `needed` that have not left must stand here; those that have not come yet run first.
-bool Machine::converged(Warp& warp, Mask needed) {
-  needed &= warp.alive;
+// All threads that take part and have not left must stand here; those that have not come yet run first.
+bool Machine::converged(Warp& warp, const Instruction& in) {
+  const Mask needed = warp.alive & (in.e.bank ? warp.lanes<Mask>(in.e)[__builtin_ctz(warp.active)] : all_threads);
   if ((warp.active & needed) == needed) return true;
   for (size_t i = warp.parked.size(); i-- > 0;) {
     if (warp.parked[i].pc != warp.pc) continue;
@@ -251,8 +259,8 @@ void Machine::leave(Warp& warp, Mask mask) {
 
 std::string Machine::where(const Warp& warp) const {
   const uint32_t pc = std::min(warp.pc, uint32_t(kernel.code.size()) - 1);
-  return "line " + std::to_string(kernel.code[pc].line) + " (" + kernel.texts[pc].substr(0, 120) + ") of " + kernel.name +
-         ", block " + std::to_string(warp.block->index) + ", warp " + std::to_string(warp.number);
+  return "line " + std::to_string(kernel.code[pc].line) + " (" + kernel.texts[pc].substr(0, 120) + ") of " +
+         kernel.name + ", block " + std::to_string(warp.block->index) + ", warp " + std::to_string(warp.number);
 }
 
 }  // namespace ptx

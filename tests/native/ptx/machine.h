@@ -136,7 +136,7 @@ class Machine {
   void schedule(std::vector<Warp*>& order);
   bool turn(Warp& warp, uint64_t instructions);  // whether it came further
   bool special(Warp& warp, const Instruction& in, Mask mask);  // false: the warp's turn ends
-  bool converged(Warp& warp, Mask needed);
+  bool converged(Warp& warp, const Instruction& in);
   void branch(Warp& warp, const Instruction& in, Mask mask);
   void leave(Warp& warp, Mask mask);
   void barrier(Warp& warp, const Instruction& in);

@@ -42,7 +42,8 @@ void Shadow::check_written(const Word& word, unsigned bytes, const Warp& warp, c
 
 void Shadow::check_readers(const Word& word, const Warp& warp) const {
   if (word.reader != several) {
-    if (!warp.machine->ordered({word.reader, word.read}, warp)) throw Trap(races("writing", "what is read by", word.reader));
+    if (!warp.machine->ordered({word.reader, word.read}, warp))
+      throw Trap(races("writing", "what is read by", word.reader));
     return;
   }
   for (const Epoch& epoch : readers_[word.read])
@@ -87,7 +88,8 @@ void Shadow::read(size_t at, int bytes, const Warp& warp, bool atomic) {
   for (size_t i = at / 4; 4 * i < at + size_t(bytes); ++i) {
     Word& word = words_[i];
     const unsigned mine = bytes_of_word(i, at, size_t(bytes));
-    if ((~word.defined & mine) && !word.copies && warp.machine->settings.unwritten) throw Trap("reading bytes that were never written");
+    if ((~word.defined & mine) && !word.copies && warp.machine->settings.unwritten)
+      throw Trap("reading bytes that were never written");
     if (atomic) continue;
     check_written(word, mine, warp, "reading");
     word.seen |= mine & 15;

@@ -7,12 +7,13 @@
 namespace ptx {
 namespace {
 
-constexpr const char* type_names[] = {"",    "pred", "b8",  "u8",   "s8",    "b16",    "u16", "s16", "f16", "bf16", "b32",
-                                      "u32", "s32",  "f32", "tf32", "f16x2", "bf16x2", "b64", "u64", "s64", "f64"};
+constexpr const char* type_names[] = {"",    "pred", "b8",  "u8",   "s8",    "b16",    "u16", "s16", "f16", "bf16",
+                                      "b32", "u32", "s32", "f32", "tf32", "f16x2", "bf16x2", "b64", "u64", "s64",
+                                      "f64"};
 
 std::string trimmed(const std::string& s) {
-  const size_t from = s.find_first_not_of(" \t\r\n"), to = s.find_last_not_of(" \t\r\n");
-  return from == std::string::npos ? "" : s.substr(from, to - from + 1);
+  const size_t from = s.find_first_not_of(" \t\r\n");
+  return from == std::string::npos ? "" : s.substr(from, s.find_last_not_of(" \t\r\n") - from + 1);
 }
 
 std::vector<std::string> split(const std::string& s, char at) {
@@ -21,12 +22,11 @@ std::vector<std::string> split(const std::string& s, char at) {
   int depth = 0;
   for (char c : s) {
     depth += (c == '{' || c == '[') - (c == '}' || c == ']');
-    if (c == at && !depth) {
-      parts.push_back(trimmed(part));
-      part.clear();
-    } else {
-      part += c;
-    }
+    part += c;
+    if (c != at || depth) continue;
+    part.pop_back();
+    parts.push_back(trimmed(part));
+    part.clear();
   }
   if (!trimmed(part).empty()) parts.push_back(trimmed(part));
   return parts;
@@ -34,22 +34,19 @@ std::vector<std::string> split(const std::string& s, char at) {
 
 std::string without_comments(const std::string& text) {
   std::istringstream lines(text);
-  std::string result, line;
-  while (std::getline(lines, line)) result += line.substr(0, line.find("//")) + '\n';
+  std::string result;
+  for (std::string line; std::getline(lines, line);) result += line.substr(0, line.find("//")) + '\n';
   return result;
 }
 
 uint32_t rounded_up(uint32_t value, uint32_t to) { return (value + to - 1) / to * to; }
 
 uint64_t parse_number(const std::string& s) {
-  if (s == "true") return 1;
-  if (s == "false") return 0;
+  if (s == "true" || s == "false") return s == "true";
+  const bool pattern = s.size() > 2 && s[0] == '0' && strchr("fFdD", s[1]);  // of a floating-point number
   char* end = nullptr;
-  uint64_t value;
-  if (s.size() > 2 && s[0] == '0' && strchr("fFdD", s[1]))
-    value = strtoull(s.c_str() + 2, &end, 16);
-  else
-    value = s[0] == '-' ? uint64_t(strtoll(s.c_str(), &end, 0)) : strtoull(s.c_str(), &end, 0);
+  const char* begin = s.c_str() + 2 * pattern;
+  const uint64_t value = s[0] == '-' ? uint64_t(strtoll(begin, &end, 0)) : strtoull(begin, &end, pattern ? 16 : 0);
   if (s.empty() || (*end && strcmp(end, "U"))) throw Trap("operand '" + s + "' is unknown");
   return value;
 }
@@ -100,7 +97,8 @@ class Decoder {
     scopes_.emplace_back();
     kernel_.register_bytes = specials * slot_bytes;
     kernel_.predicates = 2;  // false, true
-    for (int i = 0; i < specials; ++i) scopes_[0][special_names[i]] = place(Operand::registers, 4, uint32_t(i) * slot_bytes);
+    for (int i = 0; i < specials; ++i)
+      scopes_[0][special_names[i]] = place(Operand::registers, 4, uint32_t(i) * slot_bytes);
   }
 
   void body(const std::string& text, int line) {
@@ -131,10 +129,9 @@ class Decoder {
     for (size_t i = scopes_.size(); i-- > 0;) {
       const auto found = scopes_[i].find(name);
       if (found == scopes_[i].end()) continue;
-      const Operand& o = found->second;
-      if (width >= 0 && (o.bank == Operand::predicates ? 0 : o.width) != width)
+      if (width >= 0 && found->second.width != width)
         throw Trap("operand " + name + " has another width than the instruction");
-      return o;
+      return found->second;
     }
     if (name == "_") return {};
     if (written) throw Trap("no register " + name);
@@ -142,7 +139,6 @@ class Decoder {
   }
 
   void branch_to(const std::string& label) { branches_.push_back({kernel_.code.size(), label}); }
-  bool is_symbol(const std::string& name) const { return symbols_.count(name) != 0; }
 
  private:
   static Operand place(Operand::Bank bank, int width, uint32_t at) { return {bank, uint8_t(width), at}; }
@@ -188,11 +184,10 @@ class Decoder {
   }
 
   void decode(const std::string& text, int line) try {
-    if (text.empty()) return;
-    if (text[0] != '.') return instruction(text, line);
-    if (text.rfind(".reg", 0) == 0) return declare(text);
-    if (text.rfind(".shared", 0) == 0 || text.rfind(".pragma", 0) == 0) return;  // those are laid out already
-    throw Trap("unknown directive");
+    const auto starts = [&](const char* with) { return text.rfind(with, 0) == 0; };
+    if (text.empty() || starts(".shared") || starts(".pragma")) return;  // shared memory is laid out already
+    if (text[0] == '.' && !starts(".reg")) throw Trap("unknown directive");
+    text[0] == '.' ? declare(text) : instruction(text, line);
   } catch (const Trap& trap) {
     throw Trap("line " + std::to_string(line) + ": " + trap.what() + ": " + text.substr(0, 160));
   }
@@ -215,10 +210,7 @@ class Decoder {
     s.opcode = words.at(0);
     for (size_t i = 1; i < words.size(); ++i) {
       const Type type = type_named(words[i]);
-      if (type == Type::none)
-        s.modifiers.push_back(words[i]);
-      else
-        s.types.push_back(type);
+      type == Type::none ? s.modifiers.push_back(words[i]) : s.types.push_back(type);
     }
     s.arguments = split(rest.substr(end), ',');
     if (!s.types.empty()) s.in.type = s.in.source = s.types.back();
@@ -241,19 +233,15 @@ class Decoder {
 
 bool Statement::take(const std::string& word) {
   const auto found = std::find(modifiers.begin(), modifiers.end(), word);
-  if (found == modifiers.end()) return false;
-  modifiers.erase(found);
-  return true;
+  const bool there = found != modifiers.end();
+  if (there) modifiers.erase(found);
+  return there;
 }
 
 int Statement::take_one(const std::vector<std::string>& words, int otherwise) {
   for (size_t i = 0; i < words.size(); ++i)
     if (take(words[i])) return int(i);
   return otherwise;
-}
-
-void Statement::ignore(const std::vector<std::string>& words) {
-  for (const std::string& word : words) take(word);
 }
 
 void Statement::expect(size_t least, size_t most) const {
@@ -272,7 +260,7 @@ Operand Statement::address(size_t i, int64_t* offset) {
   const size_t plus = s.find('+');
   *offset = plus == std::string::npos ? 0 : int64_t(parse_number(trimmed(s.substr(plus + 1, s.size() - plus - 2))));
   const std::string base = trimmed(s.substr(1, std::min(plus, s.size() - 1) - 1));
-  return operand(base, decoder->is_symbol(base) ? 8 : -1, false);
+  return operand(base, -1, false);
 }
 
 std::vector<Operand> Statement::vector(size_t i, int width, bool written) {
@@ -319,9 +307,10 @@ void parameters(const std::string& text, Kernel* kernel, std::map<std::string, u
   }
 }
 
-uint32_t threads_of(const std::string& sizes) {  // " 16, 2, 1"
+uint32_t threads_of(const std::string& text) {  // " 16, 2, 1"
   uint32_t result = 1;
-  for (const std::string& size : split(sizes.substr(0, sizes.find_first_of("\n.{")), ',')) result *= uint32_t(atoi(size.c_str()));
+  const std::string sizes = text.substr(0, text.find_first_of("\n.{"));
+  for (const std::string& size : split(sizes, ',')) result *= uint32_t(std::stoi(size));
   return result;
 }
 
@@ -346,7 +335,7 @@ Module parse(const std::string& source) {
     auto kernel = std::make_shared<Kernel>();
     kernel->name = trimmed(text.substr(at + 6, open - at - 6));
     for (const char* limit : {".maxntid", ".reqntid"})
-      if (const size_t found = text.find(limit, close); found < begin) kernel->most_threads = threads_of(text.substr(found + 8, begin));
+      if (const size_t at = text.find(limit, close); at < begin) kernel->most_threads = threads_of(text.substr(at + 8));
     const std::string body = text.substr(begin + 1, end - begin - 1);
     std::map<std::string, uint64_t> symbols;
     kernel->static_shared = shared_symbols(head + body, &symbols);

@@ -20,7 +20,7 @@ struct Statement {
   bool take(const std::string& word);
   // Of several words the one that is there: its place, or `otherwise`.
   int take_one(const std::vector<std::string>& words, int otherwise);
-  void ignore(const std::vector<std::string>& words);
+  void ignore(const std::vector<std::string>& words) { while (take_one(words, -1) >= 0) {} }
   void expect(size_t least, size_t most) const;  // arguments
   const std::string& argument(size_t i) const;
   // `width` 4 or 8 bytes, 0: a predicate, -1: as it comes.

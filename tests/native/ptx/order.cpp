@@ -26,7 +26,8 @@ void Machine::barrier(Warp& warp, const Instruction& in) {
   if (id >= 16) throw Trap("barrier " + std::to_string(id) + " of 16");
   if (threads % warp_threads) throw Trap("a barrier for " + std::to_string(threads) + " threads");
   Barrier& barrier = block.barriers[id];
-  if (barrier.arrived && barrier.expected != threads / warp_threads) throw Trap("warps that expect different numbers at a barrier");
+  if (barrier.arrived && barrier.expected != threads / warp_threads)
+    throw Trap("warps that expect different numbers at a barrier");
   barrier.expected = threads / warp_threads;
   ++barrier.arrived;
   warp.spins = false;
@@ -131,7 +132,8 @@ char* Machine::shared(Warp& warp, const Instruction& in, uint32_t address, int b
     if (in.space == Space::shared) throw Trap("an address of the cluster in an instruction for the own block");
     block = block->cluster->blocks.at(rank - 1);
   }
-  if (at % uint32_t(bytes)) throw Trap("misaligned shared address " + std::to_string(at) + " for " + std::to_string(bytes) + " bytes");
+  if (at % uint32_t(bytes))
+    throw Trap("misaligned shared address " + std::to_string(at) + " for " + std::to_string(bytes) + " bytes");
   if (at + uint32_t(bytes) > block->shared.size())
     throw Trap("shared address " + std::to_string(at) + " out of bounds of " + std::to_string(block->shared.size()));
   if (block != warp.block) {
@@ -140,7 +142,8 @@ char* Machine::shared(Warp& warp, const Instruction& in, uint32_t address, int b
       if (!block->cluster->generation && warp.clocks.of[block->warps[0].index] <= base_)
         throw Trap("the shared memory of a block that may not have started");
       auto& visits = block->visitors;
-      const auto mine = std::find_if(visits.begin(), visits.end(), [&](const Epoch& e) { return e.warp == warp.index; });
+      const auto mine = std::find_if(visits.begin(), visits.end(),
+          [&](const Epoch& e) { return e.warp == warp.index; });
       if (mine == visits.end())
         visits.push_back({warp.index, warp.clock()});
       else

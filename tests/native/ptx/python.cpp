@@ -60,8 +60,8 @@ py::list executed(size_t source) {
   for (const auto& k : Runtime::get().kernels(source))
     for (size_t i = 0; i + 1 < k->code.size(); ++i) {  // the last is the end that every kernel is given
       const ptx::Counts& c = k->counts[i];
-      result.append(py::make_tuple(k->name, k->code[i].line, k->mnemonics[i], k->texts[i], c.executed, c.threads, c.bytes,
-                                   c.sectors, c.wavefronts, c.ideal));
+      result.append(py::make_tuple(k->name, k->code[i].line, k->mnemonics[i], k->texts[i], c.executed, c.threads,
+                                   c.bytes, c.sectors, c.wavefronts, c.ideal));
     }
   return result;
 }
@@ -71,7 +71,8 @@ void reset(size_t source) {
     std::fill(kernel->counts.begin(), kernel->counts.end(), ptx::Counts());
 }
 
-void set_device(int processors, int shared, int shared_per_processor, std::pair<int, int> capability, std::vector<int> clusters) {
+void set_device(int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
+    std::vector<int> clusters) {
   ptx::Device& device = Runtime::get().device;
   device.processors = processors;
   device.shared = shared;
@@ -98,8 +99,12 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   m.def("launch", launch);
   m.def("executed", executed);
   m.def("reset", reset);
-  m.def("set_device", set_device);
-  m.def("set", set, py::arg("checks") = true, py::arg("unwritten") = true, py::arg("traffic") = false, py::arg("seed") = 0);
+  const ptx::Device h100;
+  m.def("set_device", set_device, py::arg("processors") = h100.processors, py::arg("shared") = h100.shared,
+        py::arg("shared_per_processor") = h100.shared_per_processor,
+        py::arg("capability") = std::pair(h100.major, h100.minor), py::arg("clusters") = h100.clusters);
+  m.def("set", set, py::arg("checks") = true, py::arg("unwritten") = true, py::arg("traffic") = false,
+      py::arg("seed") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined) {
     Runtime::get().memory.add(begin, bytes, name, tracked, defined);
   });

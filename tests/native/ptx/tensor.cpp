@@ -15,8 +15,8 @@ namespace {
 void widen(const uint32_t* slots, Type type, float* to) {
 #ifdef __AVX512F__
   if (type == Type::f16) {
-    for (int i = 0; i < 4; ++i)
-      _mm512_storeu_ps(to + 16 * i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(slots + 8 * i))));
+    const __m256i* from = reinterpret_cast<const __m256i*>(slots);
+    for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + 16 * i, _mm512_cvtph_ps(_mm256_loadu_si256(from + i)));
     return;
   }
 #endif
@@ -80,7 +80,8 @@ void load_matrix(Warp& warp, const Instruction& in, Mask) {
     uint32_t* to = warp.lanes<uint32_t>(in.list[m]);
     for (int t = 0; t < warp_threads; ++t) {
       const int row = t / 4, pair = 2 * (t % 4);
-      to[t] = in.mode ? tile[pair][row] | uint32_t(tile[pair + 1][row]) << 16 : tile[row][pair] | uint32_t(tile[row][pair + 1]) << 16;
+      const uint16_t low = in.mode ? tile[pair][row] : tile[row][pair];
+      to[t] = low | uint32_t(in.mode ? tile[pair + 1][row] : tile[row][pair + 1]) << 16;
     }
   }
 }
@@ -135,7 +136,8 @@ void wgmma(Warp& warp, const Instruction& in, Mask) {
       ++state.reading[register_of(o)];
       const uint32_t* slots = warp.lanes<uint32_t>(o);
       inner == 8 ? cut_tf32(slots, part) : widen(slots, in.source, part);
-      for (int j = 0; j < 4 * inner; ++j) a[j / (inner / 2) + 8 * int(i % 2)][j % (inner / 2) + inner / 2 * int(i / 2)] = part[j];
+      for (int j = 0; j < 4 * inner; ++j)
+        a[j / (inner / 2) + 8 * int(i % 2)][j % (inner / 2) + inner / 2 * int(i / 2)] = part[j];
     }
   } else {
     for (uint32_t row = 0; row < 16; ++row)
@@ -152,14 +154,16 @@ void wgmma(Warp& warp, const Instruction& in, Mask) {
     const bool under_way = state.accumulating[register_of(in.list[i])]++;
     char* registers = under_way ? state.values.data() : warp.banks[Operand::registers];
     const float* from = reinterpret_cast<const float*>(registers + in.list[i].at);
-    for (size_t t = 0; t < size_t(warp_threads); ++t) c[t / 4 + 8 * (i / 2 % 2)][i / 4 * 8 + 2 * (t % 4) + i % 2] = keep ? from[t] : 0.0f;
+    for (size_t t = 0; t < size_t(warp_threads); ++t)
+      c[t / 4 + 8 * (i / 2 % 2)][i / 4 * 8 + 2 * (t % 4) + i % 2] = keep ? from[t] : 0.0f;
   }
   for (int row = 0; row < 16; ++row)
     for (int k = 0; k < inner; ++k)
       for (size_t n = 0; n < columns; ++n) c[row][n] += a[row][k] * b[k][n];
   for (size_t i = 0; i < accumulators; ++i) {
     float* to = reinterpret_cast<float*>(state.values.data() + in.list[i].at);
-    for (size_t t = 0; t < size_t(warp_threads); ++t) to[t] = c[t / 4 + 8 * (i / 2 % 2)][i / 4 * 8 + 2 * (t % 4) + i % 2];
+    for (size_t t = 0; t < size_t(warp_threads); ++t)
+      to[t] = c[t / 4 + 8 * (i / 2 % 2)][i / 4 * 8 + 2 * (t % 4) + i % 2];
     memset(warp.lanes<char>(in.list[i]), 0xff, slot_bytes);
   }
   warp.products.push_back(std::move(product));
@@ -196,7 +200,8 @@ void wait_for_products(Warp& warp, const Instruction& in, Mask) {
 bool bind_mma(Statement& s) {
   s.take("sync");
   const bool halves = s.take("m16n8k16"), tf32 = !halves && s.take("m16n8k8");
-  if (!s.take("row") || !s.take("col") || s.types.size() != 4 || s.types[0] != Type::f32 || s.types[3] != Type::f32) return false;
+  if (!s.take("row") || !s.take("col") || s.types.size() != 4 || s.types[0] != Type::f32 || s.types[3] != Type::f32)
+    return false;
   s.in.source = s.types[1];
   if (halves ? s.in.source != Type::f16 && s.in.source != Type::bf16 : !tf32 || s.in.source != Type::tf32) return false;
   s.expect(4, 4);
@@ -263,11 +268,12 @@ bool bind_tensor(Statement& s) {
   s.in.convergent = true;
   if (s.opcode == "mma") return bind_mma(s);
   if (s.opcode == "ldmatrix") return bind_ldmatrix(s);
-  if (!s.take("fence") && !s.take("commit_group") && !s.take("wait_group")) return bind_products(s);
+  const bool fences = s.take("fence");
+  if (!fences && !s.take("commit_group") && !s.take("wait_group")) return bind_products(s);
   s.take("sync");
   const bool waits = !s.arguments.empty();
   s.in.count = waits ? int(s.number(0)) : 0;
-  s.in.run = waits ? wait_for_products : s.text.find("wgmma.fence") != std::string::npos ? fence_products : commit_products;
+  s.in.run = waits ? wait_for_products : fences ? fence_products : commit_products;
   return true;
 }
 
