@@ -62,10 +62,6 @@ def tiles(kernel: str, generation: int, operands: str, amount: str) -> tuple[Til
     return _BY_OPERANDS[operands][kernel, generation][amount]
 
 
-def amount_of(tokens: int) -> str:
-    return "few" if tokens <= FEW else "many"
-
-
 def generation_of(device: torch.device) -> int:
     """The newest of `GENERATIONS` that is not newer than the GPU."""
     major, minor = torch.cuda.get_device_capability(device)
@@ -74,7 +70,7 @@ def generation_of(device: torch.device) -> int:
 
 def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
     """`kernel` with its configurations for this work, to be called as a Triton kernel."""
-    return _tuned(kernel, tiles(name, generation_of(device), operands, amount_of(tokens)))
+    return _tuned(kernel, tiles(name, generation_of(device), operands, "few" if tokens <= FEW else "many"))
 
 
 @functools.cache
