@@ -19,10 +19,10 @@ EXACT = {"char_cnn": reference.char_cnn, "highway": reference.highway, "linear":
 
 @pytest.fixture(autouse=True)
 def on_ptx(monkeypatch):
+    encoder_on_ptx(monkeypatch, 80)
     library = torch.library.Library("elmo_fast", "FRAGMENT")
     for op, (implementation, *_) in encoder.OPS.items():
         library.impl(op, implementation, "CPU")
-    encoder_on_ptx(monkeypatch, 80)
     yield
     library._destroy()
 
