@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from elmo_fast.kernels.configs import choose, widened
+from elmo_fast.kernels.configs import choose
+from elmo_fast.kernels.lstm_pointwise import _tanh
 
 # Windows up to these many values (a power of two) are one product, with the filters kept on chip; longer windows, and
 # all of IEEE fp32, whose products run on the fp32 units, go in pieces.
@@ -42,10 +43,9 @@ def char_cnn(ids: torch.Tensor, packed, activation: str, padding: int, out: torc
         filters = sum(triton.cdiv(number, meta["BN"]) for number in packed.counts)
         return (triton.cdiv(count, meta["BM"]) * filters,)
 
-    kernel[grid](ids, order, lengths, packed.table, packed.weights, packed.biases,
-                 packed.widths, out, count, characters, out.shape[1], len(packed.table) - 1, len(packed.counts),
-                 EP=packed.table.shape[1], KINDS=packed.kinds, STEP=packed.step,
-                 TANH=activation == "tanh", PRECISION=packed.precision, WIDEN=widened(packed.operands),
+    kernel[grid](ids, order, lengths, packed.table, packed.weights, packed.biases, packed.widths, out, count,
+                 characters, out.shape[1], len(packed.table) - 1, len(packed.counts), EP=packed.table.shape[1],
+                 KINDS=packed.kinds, STEP=packed.step, TANH=activation == "tanh", PRECISION=packed.precision,
                  enable_fp_fusion=True)
 
 
@@ -72,7 +72,7 @@ def _token_lengths(ids, lengths, count, characters, padding, BM: tl.constexpr, B
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
 def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, characters, columns, last_row, groups,
               EP: tl.constexpr, KINDS: tl.constexpr, STEP: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
-              WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+              BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     # Which filters: `widths` [groups, 5] has width, first weight, first column, number of filters and kind.
     tiles = 0
     for group in range(groups):
@@ -100,22 +100,15 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
     rows = ids + token * characters  # [BM]
 
     best = tl.full((BM, BN), float("-inf"), tl.float32)
-    if KINDS & 1:
-        if kind == 0:
-            best = _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP, 32, PRECISION, WIDEN,
-                          BM, BN)
-    if KINDS & 2:
-        if kind == 1:
-            best = _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP, 64, PRECISION, WIDEN,
-                          BM, BN)
-    if KINDS & 4:
-        if kind == 2:
-            best = _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP, 128, PRECISION,
-                          WIDEN, BM, BN)
+    for whole in tl.static_range(3):
+        if KINDS & (1 << whole):
+            if kind == whole:
+                best = _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP, 32 << whole,
+                              PRECISION, BM, BN)
     if KINDS & 8:
         if kind == 3:
             best = _pieces(rows, table, weight, best, width, size, filter, positions, last_row, EP, BK, PRECISION,
-                          WIDEN, BM, BN)
+                           BM, BN)
 
     best += tl.load(biases + column + filter, mask=filter < size, other=0.0)[None, :]
     best = _tanh(best) if TANH else tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -125,13 +118,11 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
 
 @triton.jit
 def _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP: tl.constexpr, K: tl.constexpr,
-           PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+           PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Maximum over positions of windows of up to K values; `weight` [size, K] lies on chip throughout."""
     k = tl.arange(0, K)
     resident = tl.load(weight + filter[:, None] * K + k[None, :], mask=(filter < size)[:, None], other=0.0)
     resident = tl.trans(resident)  # [K, BN]
-    if WIDEN:
-        resident = resident.to(tl.float32)
     characters = _characters(rows, 0, width, last_row, K // EP)
     prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
     characters = _characters(rows, tl.minimum(1, positions - 1), width, last_row, K // EP)
@@ -140,8 +131,6 @@ def _whole(rows, table, weight, best, width, size, filter, positions, last_row, 
         windows = prefetched
         prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
         characters = _characters(rows, tl.minimum(start + 2, positions - 1), width, last_row, K // EP)
-        if WIDEN:
-            windows = windows.to(tl.float32)
         products = tl.dot(windows, resident, input_precision=PRECISION)
         best = tl.maximum(best, products, propagate_nan=tl.PropagateNan.ALL)
     return best
@@ -149,7 +138,7 @@ def _whole(rows, table, weight, best, width, size, filter, positions, last_row, 
 
 @triton.jit
 def _pieces(rows, table, weight, best, width, size, filter, positions, last_row, EP: tl.constexpr, BK: tl.constexpr,
-            PRECISION: tl.constexpr, WIDEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+            PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Maximum over positions of windows of any size, BK values at a time; `weight` [width * EP, size]."""
     CHARACTERS: tl.constexpr = BK // EP if BK > EP else 1
     VALUES: tl.constexpr = BK // CHARACTERS
@@ -161,8 +150,6 @@ def _pieces(rows, table, weight, best, width, size, filter, positions, last_row,
             windows = _embedded(table, characters, at % EP, EP, CHARACTERS, VALUES, BM)
             piece = tl.load(weight + (at + k)[:, None] * size + filter[None, :],
                             mask=(at + k < width * EP)[:, None] & (filter < size)[None, :], other=0.0)
-            if WIDEN:
-                windows, piece = windows.to(tl.float32), piece.to(tl.float32)
             products = tl.dot(windows, piece, products, input_precision=PRECISION)
         best = tl.maximum(best, products, propagate_nan=tl.PropagateNan.ALL)
     return best
@@ -182,17 +169,6 @@ def _embedded(table, ids, value, EP: tl.constexpr, CHARACTERS: tl.constexpr, VAL
     offset = tl.multiple_of(ids * EP + value, (1, VALUES))
     values = tl.load(table + offset[:, :, None] + tl.arange(0, VALUES)[None, None, :])
     return tl.reshape(values, (BM, CHARACTERS * VALUES))
-
-
-@triton.jit
-def _tanh(x):
-    """By a polynomial near zero, where the exponentials cancel (coefficients: Cephes' tanhf, Moshier 1989)."""
-    square = x * x
-    small = ((((-5.70498872745e-3 * square + 2.06390887954e-2) * square - 5.37397155531e-2) * square
-              + 1.33314422036e-1) * square - 3.33332819422e-1) * square * x + x
-    size = tl.abs(x)
-    large = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
-    return tl.where(size < 0.625, small, tl.where(x < 0, -large, large))
 
 
 class PackedFilters:

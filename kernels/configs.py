@@ -1,8 +1,8 @@
 """Tile sizes of the kernels by GPU generation, kind of operand and amount of work: what is tuned, and between what.
 
 Each entry compiles for its generation without spilled registers and within its shared memory, which
-`benchmarks/kernel_resources.py` prints and a test demands. `few` is for so few tokens that the grid would not fill the
-chip with larger tiles. Where an entry has several configurations, Triton times them at the first call on a machine and
+`tests/test_ptx_triton.py` demands. `few` is for so few tokens that the grid would not fill the chip with larger tiles.
+Where an entry has several configurations, Triton times them at the first call on a machine and
 keeps the choice on disk; each is timed for `TUNING_MS`.
 
 What Triton compiles and loads for a kernel depends on the types of its tensors, the model's sizes, the tile and
@@ -54,19 +54,12 @@ _IEEE = {
     ("highway", 80): {"few": (Tile(16, 32, 32, 4, 3),), "many": (Tile(128, 64, 16, 8, 3), Tile(64, 64, 16, 8, 3))},
 }
 _IEEE |= {(name, 90): of for (name, _), of in _IEEE.items()}
-# The interpreter, which runs the kernels without a GPU, has nothing to time; every operation costs it the same few
-# microseconds, so large tiles of little waste suit it.
-_INTERPRETED = {"few": Tile(32, 32, 32, 4, 1), "many": Tile(256, 32, 32, 4, 1)}
 _BY_OPERANDS = {"ieee": _IEEE, "tf32": _TF32, "fp16": _SIXTEEN_BITS, "bf16": _SIXTEEN_BITS}
 
 
 def tiles(kernel: str, generation: int, operands: str, amount: str) -> tuple[Tile, ...]:
     """The configurations of `kernel` for an `amount` (`few`, `many`) of tokens on a generation of `GENERATIONS`."""
     return _BY_OPERANDS[operands][kernel, generation][amount]
-
-
-def amount_of(tokens: int) -> str:
-    return "few" if tokens <= FEW else "many"
 
 
 def generation_of(device: torch.device) -> int:
@@ -77,21 +70,13 @@ def generation_of(device: torch.device) -> int:
 
 def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
     """`kernel` with its configurations for this work, to be called as a Triton kernel."""
-    amount = amount_of(tokens)
-    if triton.knobs.runtime.interpret:
-        return _tuned(kernel, (_INTERPRETED[amount],))
-    return _tuned(kernel, tiles(name, generation_of(device), operands, amount))
+    return _tuned(kernel, tiles(name, generation_of(device), operands, "few" if tokens <= FEW else "many"))
 
 
 @functools.cache
 def _tuned(kernel, of: tuple[Tile, ...]):
     configs = [tile.config() for tile in of]
     return triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel)
-
-
-def widened(operands: str) -> bool:
-    """Whether products need their operands as fp32, which is exact: the interpreter cannot multiply bf16."""
-    return operands == "bf16" and triton.knobs.runtime.interpret
 
 
 def _milliseconds(call, quantiles):

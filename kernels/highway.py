@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from elmo_fast.kernels.configs import choose, widened
+from elmo_fast.kernels.configs import choose
 
 GROUP = 8  # tiles of rows that run together
 
@@ -42,15 +42,22 @@ def _run(x, first, b_first, second, b_second, operands: str, out, gated: bool) -
         return (triton.cdiv(rows, meta["BM"]) * triton.cdiv(outputs, meta["BN"]),)
 
     kernel[grid](x, first, b_first, second, b_second, out, rows, outputs, inner, first.stride(0), first.stride(1),
-                 GROUP=GROUP, GATED=gated, PRECISION="ieee" if operands == "ieee" else "tf32",
-                 WIDEN=widened(operands), enable_fp_fusion=True)
+                 GROUP=GROUP, GATED=gated, PRECISION="ieee" if operands == "ieee" else "tf32", enable_fp_fusion=True)
+
+
+@triton.jit
+def _read(at, inside, EVEN: tl.constexpr):
+    if EVEN:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
 @triton.jit(do_not_specialize=["rows"])
 def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,
-             GATED: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr):
+             GATED: tl.constexpr, PRECISION: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+             BK: tl.constexpr):
     # GROUP tiles of rows share each tile of columns before the next one is read.
     program = tl.program_id(0)
     row_tiles, column_tiles = tl.cdiv(rows, BM), tl.cdiv(outputs, BN)
@@ -75,24 +82,12 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
     total_second = tl.zeros((BM, BN), tl.float32) + tl.load(b_second + column, mask=column_inside, other=0.0)[None, :]
     for start in range(0, inner, BK):
         inside = k < inner - start
-        if EVEN:
-            tile = tl.load(x + start + x_at)
-            weight = tl.load(first + start * stride_k + weight_at)
-        else:
-            tile = tl.load(x + start + x_at, mask=inside[None, :], other=0.0)
-            weight = tl.load(first + start * stride_k + weight_at, mask=inside[:, None] & column_inside[None, :],
-                             other=0.0)
-        if WIDEN:
-            tile, weight = tile.to(tl.float32), weight.to(tl.float32)
+        both_inside = inside[:, None] & column_inside[None, :]
+        tile = _read(x + start + x_at, inside[None, :], EVEN)
+        weight = _read(first + start * stride_k + weight_at, both_inside, EVEN)
         total_first = tl.dot(tile, weight, total_first, input_precision=PRECISION)
         if GATED:
-            if EVEN:
-                weight = tl.load(second + start * stride_k + weight_at)
-            else:
-                weight = tl.load(second + start * stride_k + weight_at,
-                                 mask=inside[:, None] & column_inside[None, :], other=0.0)
-            if WIDEN:
-                weight = weight.to(tl.float32)
+            weight = _read(second + start * stride_k + weight_at, both_inside, EVEN)
             total_second = tl.dot(tile, weight, total_second, input_precision=PRECISION)
 
     stored = (row < rows - first_row)[:, None] & column_inside[None, :]

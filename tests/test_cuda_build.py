@@ -29,10 +29,9 @@ FAKES = {
 
 @pytest.fixture(scope="module")
 def cmake():
-    found = shutil.which("cmake", path=PATH)
-    if not found or not shutil.which("ninja", path=PATH):
+    if not shutil.which("cmake", path=PATH) or not shutil.which("ninja", path=PATH):
         pytest.skip("needs cmake and ninja")
-    return found
+    return shutil.which("cmake", path=PATH)
 
 
 def fake(folder: Path, script: str) -> Path:
@@ -42,6 +41,14 @@ def fake(folder: Path, script: str) -> Path:
     return nvcc
 
 
+def configure(cmake: str, source: Path, build: Path, *arguments) -> str:
+    """What CMake prints."""
+    command = [cmake, "-S", source, "-B", build, "-G", "Ninja", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def reason(cmake: str, folder: Path, *arguments) -> str:
     """What the check says by itself, without configuring the project."""
     (folder / "CMakeLists.txt").write_text(
@@ -49,15 +56,11 @@ def reason(cmake: str, folder: Path, *arguments) -> str:
         f'include("{ROOT}/csrc/cuda/usable_nvcc.cmake")\nelmo_fast_usable_nvcc(why)\n'
         'message(STATUS "why: <${why}>")\n')
     ninja = f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja', path=PATH)}"
-    command = [cmake, "-S", folder, "-B", folder / "build", "-G", "Ninja", ninja, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
-    assert done.returncode == 0, done.stdout + done.stderr
-    return re.search("why: <(.*)>", done.stdout)[1]
+    return re.search("why: <(.*)>", configure(cmake, folder, folder / "build", ninja, *arguments))[1]
 
 
-@pytest.mark.parametrize("name", FAKES)
-def test_a_compiler_that_will_not_do_is_a_reason(name, cmake, tmp_path):
-    script, expected = FAKES[name]
+@pytest.mark.parametrize("script, expected", FAKES.values(), ids=FAKES)
+def test_a_compiler_that_will_not_do_is_a_reason(script, expected, cmake, tmp_path):
     nvcc = fake(tmp_path, script)
     assert reason(cmake, tmp_path, f"-DELMO_FAST_NVCC={nvcc}") == expected.replace("NVCC", str(nvcc))
 
@@ -80,21 +83,17 @@ def test_a_compiler_that_will_do_is_tried_once(cmake, tmp_path):
 def test_the_project_configures_with_a_broken_compiler(cmake, tmp_path):
     pytest.importorskip("pybind11")
     nvcc = fake(tmp_path, FAKES["refuses the host compiler"][0])
-    command = [cmake, "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
-               f"-DELMO_FAST_NVCC={nvcc}", *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("AVX2", "AVX512", "AMX"))]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = configure(cmake, ROOT, tmp_path / "build", f"-DPython_EXECUTABLE={sys.executable}",
+                     f"-DELMO_FAST_NVCC={nvcc}", *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("AVX2", "AVX512", "AMX")))
     expected = FAKES["refuses the host compiler"][1].replace("NVCC", str(nvcc))
-    assert f"elmo-fast: no CUDA kernels: {expected}" in done.stdout
-    definitions = (tmp_path / "build" / "build.ninja").read_text()
-    assert expected.replace(" ", "\\ ") in definitions or expected in definitions
-    assert "ELMO_FAST_HAS_CUDA" not in definitions
-    assert "persistent" not in definitions.replace(str(tmp_path), "")
+    assert f"elmo-fast: no CUDA kernels: {expected}" in said
+    definitions = (tmp_path / "build" / "build.ninja").read_text().replace(str(tmp_path), "")
+    assert expected.replace(str(tmp_path), "") in definitions.replace("\\ ", " ")
+    assert "ELMO_FAST_HAS_CUDA" not in definitions and "persistent" not in definitions
 
 
+@pytest.mark.skipif(os.environ.get("ELMO_FAST_NO_NATIVE") == "1", reason="ELMO_FAST_NO_NATIVE=1")
 def test_the_module_says_why_it_has_no_cuda_kernels():
-    if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
-        pytest.skip("ELMO_FAST_NO_NATIVE=1")
     from elmo_fast import _native
 
     assert (_native.cuda_skipped is None) == _native.has_cuda

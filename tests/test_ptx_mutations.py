@@ -120,7 +120,7 @@ def test_a_triton_kernel(monkeypatch, generation, kind):
         return relative_error(*products("highway", "fp16", tile.bm, 512, 512)) < LIMIT["fp16"]
 
     assert same(None)
-    text = stand_in.text
+    text = stand_in.ran
     program = Program(text)
     lines = sorted({line for line, _ in program.coverage()["_highway"][1]})
     left = survivors(mutants(text, lines, *TRITON[kind]), same)

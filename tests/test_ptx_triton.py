@@ -8,70 +8,15 @@ import itertools
 
 import pytest
 import torch
-from ptx_machine import Program, device_memory, machine
+from ptx_machine import machine
 from tolerances import relative_error
+from triton_on_ptx import OnPtx, encoder_on_ptx
 
-triton = pytest.importorskip("triton")
-if triton.knobs.runtime.interpret:
-    pytest.skip("TRITON_INTERPRET=1 is set: kernels are interpreted", allow_module_level=True)
+from elmo_fast.kernels import char_cnn, configs, highway, lstm_pointwise
+from elmo_fast.ops import torch_lstm_pointwise
 
-from elmo_fast.kernels import char_cnn, configs, highway, lstm_pointwise  # noqa: E402
-from elmo_fast.ops import torch_lstm_pointwise  # noqa: E402
-
-NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
-    torch.int64: "*i64"}
 LIMIT = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-class OnPtx:
-    """Stands in for a Triton kernel: `kernel[grid](*arguments)` runs the PTX of `generation`."""
-
-    def __init__(self, kernel, generation: int, tile=None):
-        self.rules = {}
-        while not isinstance(kernel, triton.runtime.JITFunction):
-            self.rules |= kernel.values
-            kernel = kernel.fn
-        self.kernel, self.generation, self.tile = kernel, generation, tile
-        self.text = None  # what runs, if not what Triton writes
-
-    def __getitem__(self, grid):
-        return lambda *arguments, **named: self.launch(grid, arguments, named)
-
-    def launch(self, grid, arguments, named):
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in named}
-        given = dict(zip(self.kernel.arg_names, arguments)) | named
-        if self.tile:
-            given |= {"BM": self.tile.bm, "BN": self.tile.bn, "BK": self.tile.bk}
-            options |= {"num_warps": self.tile.warps, "num_stages": self.tile.stages}
-        given |= {name: rule(given) for name, rule in self.rules.items()}
-        compiled = self.compiled(given, options)
-        grid = grid(given) if callable(grid) else grid
-        self.text = self.text or compiled.asm["ptx"]
-        program = Program(self.text)
-        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-        passed = [given[name] for name in self.kernel.arg_names if name not in self.constants]
-        with device_memory(program.module, tensors):
-            program.launch(*passed, None, None, grid=(*grid, 1, 1)[:3], block=(32 * compiled.metadata.num_warps, 1, 1),
-                           shared=compiled.metadata.shared)
-        program.module.unload(program.source)
-
-    def compiled(self, given, options):
-        signature, attributes, self.constants = {}, {}, {}
-        for at, parameter in enumerate(self.kernel.params):
-            value = given[parameter.name]
-            special = not parameter.do_not_specialize
-            if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
-                signature[parameter.name], self.constants[parameter.name] = "constexpr", value
-                continue
-            pointer = isinstance(value, torch.Tensor)
-            signature[parameter.name] = NAMES[value.dtype] if pointer else "fp32" if isinstance(value, float) else "i32"
-            number = value.data_ptr() if pointer else value
-            if type(number) is int and number % 16 == 0 and special and not parameter.do_not_specialize_on_alignment:
-                attributes[at,] = [["tt.divisibility", 16]]
-        source = triton.compiler.ASTSource(self.kernel, signature, self.constants, attributes)
-        target = triton.backends.compiler.GPUTarget("cuda", self.generation, 32)
-        return triton.compile(source, target=target, options=options)
 
 
 def grid_of(form):
@@ -82,21 +27,11 @@ def grid_of(form):
             if (generation, operands, tile) in seen:
                 continue
             seen.add((generation, operands, tile))
-            quick = operands == "fp16" and amount == "many" and tile == configs.tiles(kernel, generation, operands,
-                amount)[0]
+            first = tile == configs.tiles(kernel, generation, operands, amount)[0]
+            quick = operands == "fp16" and amount == "many" and first
             name = f"sm_{generation}-{operands}-{tile.bm}x{tile.bn}x{tile.bk}-{tile.warps}-{tile.stages}"
             result.append(pytest.param(generation, operands, tile, marks=() if quick else pytest.mark.long, id=name))
     return result
-
-
-@pytest.fixture
-def run_on_ptx(monkeypatch):
-    machine()
-
-    def use(module, generation, tile):
-        monkeypatch.setattr(module, "choose", lambda name, kernel, *rest: OnPtx(kernel, generation, tile))
-
-    return use
 
 
 def products(form, operands, rows, inner, outputs):
@@ -116,24 +51,24 @@ def products(form, operands, rows, inner, outputs):
 
 
 @pytest.mark.parametrize("generation,operands,tile", grid_of("highway"))
-def test_highway(run_on_ptx, generation, operands, tile):
+def test_highway(monkeypatch, generation, operands, tile):
     torch.manual_seed(0)
-    run_on_ptx(highway, generation, tile)
+    encoder_on_ptx(monkeypatch, generation, tile)
     assert relative_error(*products("highway", operands, 3 * tile.bm - 5, 256, 256)) < LIMIT[operands]
 
 
 @pytest.mark.parametrize("generation,operands,tile", grid_of("linear"))
-def test_linear(run_on_ptx, generation, operands, tile):
+def test_linear(monkeypatch, generation, operands, tile):
     torch.manual_seed(0)
-    run_on_ptx(highway, generation, tile)
-    assert relative_error(*products("linear", operands, tile.bm + 3, 208, tile.bn + 16)) < LIMIT[operands]
+    encoder_on_ptx(monkeypatch, generation, tile)
+    for inner, outputs in ((208, tile.bn + 16), (256, 2 * tile.bn)):
+        assert relative_error(*products("linear", operands, tile.bm + 3, inner, outputs)) < LIMIT[operands]
 
 
 @pytest.mark.parametrize("generation,operands,tile", grid_of("char_cnn"))
-def test_char_cnn(run_on_ptx, monkeypatch, generation, operands, tile):
+def test_char_cnn(monkeypatch, generation, operands, tile):
     torch.manual_seed(0)
-    run_on_ptx(char_cnn, generation, tile)
-    monkeypatch.setattr(char_cnn, "_token_lengths", OnPtx(char_cnn._token_lengths, generation))
+    encoder_on_ptx(monkeypatch, generation, tile)
     characters, vocabulary, tokens = 14, 50, tile.bm + 9
     spec = [(1, 16), (2, 32), (3, 64), (7, tile.bn + 16)]
     embed = torch.randn(vocabulary, 16) * 0.5
@@ -161,7 +96,7 @@ STEP = [pytest.param(generation, dtype, id=f"sm_{generation}-{dtype}",
 def test_gates(monkeypatch, generation, dtype):
     machine()
     torch.manual_seed(0)
-    monkeypatch.setattr(lstm_pointwise, "_gates", OnPtx(lstm_pointwise._gates, generation))
+    monkeypatch.setattr(lstm_pointwise, "_gates", OnPtx(lstm_pointwise._gates, generation, registers=64))
     dim, slots, rows = 700, 5, 9
     zh, z = torch.randn(2, slots, 4 * dim), torch.randn(rows, 2, 4 * dim).to(dtype)
     bias, fresh = torch.randn(2, 4 * dim), torch.randn(2, dim)
@@ -183,7 +118,7 @@ def test_gates(monkeypatch, generation, dtype):
 def test_hidden(monkeypatch, generation, dtype):
     machine()
     torch.manual_seed(0)
-    monkeypatch.setattr(lstm_pointwise, "_hidden", OnPtx(lstm_pointwise._hidden, generation))
+    monkeypatch.setattr(lstm_pointwise, "_hidden", OnPtx(lstm_pointwise._hidden, generation, registers=64))
     projection, slots = 600, 4
     r, fresh = torch.randn(2, slots, projection), torch.randn(2, projection)
     meta = torch.tensor([[0, 3, -1, 8], [1, 1, -1, 5], [0, 0, 0, 0]], dtype=torch.int32)

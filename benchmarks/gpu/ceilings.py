@@ -6,6 +6,7 @@ The last three are Triton kernels whose results say whether they did what was ti
 import torch
 
 from benchmarks.gpu.stage import Stage
+from elmo_fast.ops.precision import numerics
 
 try:
     import triton
@@ -14,7 +15,7 @@ except ImportError:
     triton = None
 
 SECONDS = 1.2  # for one case
-GEMMS = {"fp16": (torch.float16, False), "tf32": (torch.float32, True), "fp32": (torch.float32, False)}  # type, tf32
+GEMMS = {"fp16": (torch.float16, "highest"), "tf32": (torch.float32, "high"), "fp32": (torch.float32, "highest")}
 
 
 if triton:
@@ -44,13 +45,10 @@ if triton:
 
 def gemm(stage: Stage, kind: str) -> dict:
     """A square product of random data (zeros run faster), by the library."""
-    (dtype, tf32), side = GEMMS[kind], 64 if stage.dry_run else 4096 if kind == "fp32" else 8192
-    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, tf32
-    try:
-        a, b = (torch.randn(side, side, device=stage.device, dtype=dtype) for _ in range(2))
+    (dtype, precision), side = GEMMS[kind], 64 if stage.dry_run else 4096 if kind == "fp32" else 8192
+    a, b = (torch.randn(side, side, device=stage.device, dtype=dtype) for _ in range(2))
+    with numerics(precision, a.device):
         timing = stage.measure(lambda: a @ b, SECONDS)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
     return {**timing.as_dict(), "tflop_per_s": 2 * side**3 / timing.median / 1e12}
 
 

@@ -1,5 +1,6 @@
 """Stages `build`, `checks` and `sanitizer`: it installs, its tests for a GPU pass, compute-sanitizer finds no fault."""
 
+import itertools
 import os
 import re
 import shutil
@@ -14,12 +15,16 @@ INSTALL = ("-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-d
 TESTS = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests")
 
 
+def said(stage: Stage, *command) -> tuple[int, str]:
+    """A program's exit status and output; it has the stage's time."""
+    done = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, timeout=max(1.0, stage.left()))
+    return done.returncode, done.stdout + done.stderr
+
+
 def run(stage: Stage, *command) -> dict:
     """A Python program that must succeed, with the end of its output."""
-    done = subprocess.run([sys.executable, *command], cwd=common.ROOT, capture_output=True, text=True,
-                          timeout=max(1.0, stage.left()))
-    lines = (done.stdout + done.stderr).splitlines()
-    return {"passed": done.returncode == 0, "lines": [stages.without_paths(line)[:300] for line in lines[-40:]]}
+    status, text = said(stage, sys.executable, *command)
+    return {"passed": status == 0, "lines": [stages.without_paths(line)[:300] for line in text.splitlines()[-40:]]}
 
 
 def build(stage: Stage) -> None:
@@ -41,21 +46,16 @@ def sanitizer(stage: Stage) -> None:
     if stage.dry_run or program is None:
         stage.add(case="sanitizer", skipped="it needs a GPU and compute-sanitizer")
         return
-    for path in ("persistent", "graph"):
-        for tool in ("memcheck", "racecheck"):
-            stage.attempt(lambda: watch(stage, program, tool, path), needs=5, tool=tool, path=path)
+    for path, tool in itertools.product(("persistent", "graph"), ("memcheck", "racecheck")):
+        watch = [program, "--tool", tool, "--target-processes", "all"]
+        watched = [sys.executable, "-m", "benchmarks.gpu.lstm", path]
+        stage.attempt(lambda: verdict(said(stage, *watch, *watched)[1]), needs=5, tool=tool, path=path)
 
 
-def watch(stage: Stage, program: str, tool: str, path: str) -> dict:
-    command = [program, "--tool", tool, "--target-processes", "all", sys.executable, "-m", "benchmarks.gpu.lstm", path]
-    done = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, timeout=max(1.0, stage.left()))
-    return verdict(done.stdout + done.stderr)
-
-
-def verdict(said: str) -> dict:
+def verdict(text: str) -> dict:
     """What the tool's output means; the program ends with a line `done`, or says why the path does not run."""
-    if reason := re.search(r"^skipped: (.*)$", said, re.M):
+    if reason := re.search(r"^skipped: (.*)$", text, re.M):
         return {"skipped": reason[1]}
-    counted = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", said)
-    passed = bool(counted) and not any(map(int, counted)) and re.search(r"^done$", said, re.M) is not None
-    return {"passed": passed} if passed else {"passed": False, "log": said.splitlines()[-20:]}
+    counted = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
+    passed = bool(counted) and not any(map(int, counted)) and re.search(r"^done$", text, re.M) is not None
+    return {"passed": passed} if passed else {"passed": False, "log": text.splitlines()[-20:]}

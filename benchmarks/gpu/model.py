@@ -12,18 +12,17 @@ from pathlib import Path
 import torch
 
 from benchmarks import agreement, common, floor, models, peers
+from benchmarks.gpu.lstm import LIMITS
 from benchmarks.gpu.stage import Stage
+from elmo_fast.ops.precision import numerics
 
-ENCODER_LIMITS = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
-TEXT_LIMITS = {**ENCODER_LIMITS, "medium": "medium-bf16"}  # a model whose operands are not bounded takes bf16
+TEXT_LIMITS = {**LIMITS, "medium": "medium-bf16"}  # a model whose operands are not bounded takes bf16
 TOKENS, CHECKED = 65_536, 384
 BATCH, SENTENCES, ROUNDS = 64, 512, 5
 
 
 def encoder(stage: Stage) -> None:
     """The text's distinct tokens, over and over; FLOP are those of real characters."""
-    from elmo_fast.ops.precision import numerics
-
     size = "tiny" if stage.dry_run else "original"
     source = models.build(size).token_source
     tokens = sorted({token for sentence in common.running_text(64 if stage.dry_run else 2000)[0] for token in sentence})
@@ -40,14 +39,14 @@ def encoder(stage: Stage) -> None:
                 return source(ids, backend)
 
         error = agreement.relative_error([call()[: len(exact)].cpu().numpy()], [exact])
-        limit = agreement.TABLE[(TEXT_LIMITS if backend == "torch" else ENCODER_LIMITS)[precision]]
+        limit = agreement.TABLE[(TEXT_LIMITS if backend == "torch" else LIMITS)[precision]]
         if not error <= limit:
             return {"error": error, "limit": limit, "passed": False}
         timing = stage.measure(call, 1.0)
         return {"error": error, "limit": limit, "passed": True, **timing.as_dict(),
                 "tokens_per_s": len(ids) / timing.median, "tflop_per_s": len(ids) * flop / timing.median / 1e12}
 
-    for precision in ENCODER_LIMITS:
+    for precision in LIMITS:
         for backend in ("native", "torch"):
             stage.attempt(lambda: measured(backend, precision), backend=backend, precision=precision, tokens=len(ids))
 

@@ -156,7 +156,7 @@ def count_all() -> None:
 
     (linted,) = [kernel for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0]))
                  if "Fp16ELi8E" in kernel.name]
-    remote = [each.remote for each in linted.rounds(linted.time_loops[0])]
+    remote = [each.remote for each in linted.rounds(linted.time_loop)]
     rounds = remote.count(False), remote.count(True)
     lines = ",\n".join(f'"{slots}": {json.dumps(asdict(count(slots, *rounds)))}' for slots in SLOTS)
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")

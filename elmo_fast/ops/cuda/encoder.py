@@ -6,6 +6,7 @@ tensor cores round fp32 operands, `fp16` and `bf16` are the types of operands an
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -147,26 +148,18 @@ def _no_second_derivatives(ctx, *_):
     raise RuntimeError("char_cnn: the native backend has no second derivatives; backend='torch' has them")
 
 
-def _save_highway(ctx, inputs, output):
+def _save_tensors(ctx, inputs, output):
     *tensors, ctx.operands = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _highway_gradient(ctx, grad):
-    return *_recomputed(reference.highway, ctx, grad), None
-
-
-def _product_gradient(ctx, grad):
-    return *_recomputed(lambda x, weight, bias: x @ weight + bias, ctx, grad), None
-
-
 def _recomputed(run: Callable, ctx, grad):
-    """Gradients of `run` at what was saved, computed again in fp32."""
+    """Gradients of `run` at what was saved, computed again in fp32; none of `operands`."""
     leaves = [each.detach().requires_grad_(needed) for each, needed in zip(ctx.saved_tensors, ctx.needs_input_grad)]
     with torch.enable_grad(), _gradient_numerics(ctx.operands, grad.device):
         value = run(*map(full_precision, leaves))
         found = iter(torch.autograd.grad(value, [each for each in leaves if each.requires_grad], grad.to(value.dtype)))
-    return [next(found) if each.requires_grad else None for each in leaves]
+    return *(next(found) if each.requires_grad else None for each in leaves), None
 
 
 def _gradient_numerics(operands: str, device: torch.device):
@@ -185,19 +178,13 @@ def _fake_char_cnn_gradient(grad, ids, char_embed, weights, biases, activation, 
     return [torch.empty_like(each) for each, wanted in zip([char_embed, *weights, *biases], needed) if wanted]
 
 
-def _fake_highway(x, w_carry, b_carry, w_transform, b_transform, operands):
-    return x.new_empty(x.shape, dtype=RESULTS[operands])
-
-
-def _fake_product(x, weight, bias, operands):
-    return x.new_empty(x.shape[0], weight.shape[1], dtype=torch.float32)
-
-
 # name: kernel, fake implementation, gradient, and what saves tensors for it
 OPS = {"char_cnn": (_run_char_cnn, _fake_char_cnn, _char_cnn_gradient, _save_char_cnn),
        "char_cnn_gradient": (_run_char_cnn_gradient, _fake_char_cnn_gradient, _no_second_derivatives, None),
-       "highway": (_run_highway, _fake_highway, _highway_gradient, _save_highway),
-       "product": (_run_product, _fake_product, _product_gradient, _save_highway)}
+       "highway": (_run_highway, lambda x, *weights: x.new_empty(x.shape, dtype=RESULTS[weights[-1]]),
+                   functools.partial(_recomputed, reference.highway), _save_tensors),
+       "product": (_run_product, lambda x, weight, *_: x.new_empty(len(x), weight.shape[1], dtype=torch.float32),
+                   functools.partial(_recomputed, lambda x, weight, bias: x @ weight + bias), _save_tensors)}
 
 for _name, (_run, _fake, _gradient, _save) in OPS.items():
     _library.impl(_name, _run, "CUDA")

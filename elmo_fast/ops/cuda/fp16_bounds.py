@@ -29,17 +29,16 @@ def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str
 
 def largest_value(char_embed, filters, activation, highways, tensors) -> torch.Tensor:
     """An upper bound of every weight, operand and result; NaN where a weight is: fp64, no dimension."""
-    seen = char_embed.detach().double().abs().amax(0)  # [E]
-    tops = []
-    for weight, bias in filters:
-        sums = (weight.detach().double()[0].abs() * seen[:, None]).sum((0, 1)) + bias.detach().double().abs()  # [n]
-        tops.append(sums.amax())
-    bound = torch.stack(tops).amax()
+    def size(tensor):
+        return tensor.detach().double().abs()
+
+    seen = size(char_embed).amax(0)  # [E]
+    bound = torch.stack([((size(weight)[0] * seen[:, None]).sum((0, 1)) + size(bias)).amax()
+                         for weight, bias in filters]).amax()
     bounds = [bound]
     if activation == "tanh":
         bound = torch.clamp(bound, max=1.0)
     for _, _, weight, bias in highways:
-        reached = weight.detach().double().abs().sum(0) * bound + bias.detach().double().abs()
-        bound = torch.maximum(bound, reached.amax())
+        bound = torch.maximum(bound, (size(weight).sum(0) * bound + size(bias)).amax())
         bounds.append(bound)
-    return torch.stack([*bounds, *(each.detach().abs().amax().double() for each in tensors)]).amax()
+    return torch.stack([*bounds, *(size(each).amax() for each in tensors)]).amax()

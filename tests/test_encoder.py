@@ -1,12 +1,12 @@
-"""The char encoder's ops on CPU tensors, by Triton's interpreter: `test_kernels.py` runs this in another process."""
+"""The char encoder's ops on CPU tensors, their kernels run as PTX: odd shapes, NaN, batch mates, edits, gradients."""
 
 from dataclasses import dataclass
 
 import pytest
 import torch
 from tolerances import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64, relative_error
+from triton_on_ptx import encoder_on_ptx
 
-from elmo_fast.kernels.configs import FEW
 from elmo_fast.ops import reference, torch_char_cnn
 from elmo_fast.ops.cuda import encoder
 from elmo_fast.text.characters import encode_tokens, to_model_ids
@@ -15,9 +15,16 @@ from elmo_fast.text.characters import encode_tokens, to_model_ids
 PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
 LIMITS = dict(zip(PRECISIONS, map(AGAINST_FLOAT64.get, ("highest", "high-tf32", "medium-fp16", "medium-bf16"))))
 EXACT = {"char_cnn": reference.char_cnn, "highway": reference.highway, "linear": lambda x, w, b: x @ w + b}
-library = torch.library.Library("elmo_fast", "FRAGMENT")
-for op, (implementation, *_) in encoder.OPS.items():
-    library.impl(op, implementation, "CPU")
+
+
+@pytest.fixture(autouse=True)
+def on_ptx(monkeypatch):
+    encoder_on_ptx(monkeypatch, 80)
+    library = torch.library.Library("elmo_fast", "FRAGMENT")
+    for op, (implementation, *_) in encoder.OPS.items():
+        library.impl(op, implementation, "CPU")
+    yield
+    library._destroy()
 
 
 def words(characters=18, tokens=("a", "naïve", "<S>", "of", "other", *("x" * n for n in (9, 11, 15, 16, 40)))):
@@ -64,22 +71,21 @@ def layer(op, rows, size, outputs=None):
     return Case(op, [draw(rows, size), *drawn[: 4 if op == "highway" else 2]])
 
 
-EVERY_WIDTH, PAIRS = [[width, 1] for width in range(1, 10)], [[1, 261], [261, 1], [0, 261], [261, 0]]
+EVERY_WIDTH, PAIRS = [[width, 1] for width in range(1, 9)], [[1, 261], [261, 1], [0, 261], [261, 0]]
 CASES = {
     "odd": conv(None, [[1, 3], [2, 6], [5, 7], [7, 33]], 5), "tanh": conv(None, [[2, 17], [4, 40]], 16, "tanh"),
     "width 50": conv(words(50), [[50, 3]], 24), "dim 200": conv(words(8), [[3, 4]], 200),
-    "every width": conv(words(9), EVERY_WIDTH, 1), "many tokens": conv(words(5, [f"{n:x}" for n in range(FEW + 1)])),
-    "sorted": conv(words(9, [f"{n:x}" for n in range(33)])), "none": conv(words()[:0]), "int32": conv(words().int()),
+    "every width": conv(words(9), EVERY_WIDTH, 1), "many": conv(words(5, [f"{n:x}" for n in range(70)])),
+    "none": conv(words()[:0]), "int32": conv(words().int()), "both ends": conv(torch.tensor(PAIRS).repeat(1, 9)),
     "any id": conv(torch.randint(0, 262, (9, 18), generator=torch.Generator().manual_seed(1))),
-    "padding": conv(torch.full((3, 18), 261)), "both ends": conv(torch.tensor(PAIRS).repeat(1, 9)),
-    "columns first": conv(words().t().contiguous().t()), "strided": conv(torch.cat([words(), words()], dim=1)[:, :18]),
-    **{f"{op} {rows} x {size}": layer(op, rows, size, None if op == "highway" else 19) for op in ("highway", "linear")
-       for rows, size in ((0, 33), (1, 16), (33, 37), (13 * 32 + 5, 40), (FEW + 1, 48))},
+    "padding": conv(torch.full((3, 18), 261)), "columns first": conv(words().t().contiguous().t()),
+    **{f"{op} {rows} x {size}": layer(op, rows, size, None if op == "highway" else 19)
+       for op in ("highway", "linear") for rows, size in ((0, 33), (1, 16), (33, 37), (70, 40))},
 }
 every_precision = pytest.mark.parametrize("name", PRECISIONS)
 
 
-@every_precision
+@pytest.mark.parametrize("name", ["ieee", "fp16"])  # filters in pieces, and kept on chip
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_values_agree_with_float64(name, case):
     case.check(name)
@@ -135,7 +141,7 @@ def test_gradients_agree_with_the_reference(how, monkeypatch):
         case.tensors, name, limit = [each.bfloat16().double() for each in case.tensors], "bf16", LIMITS["bf16"]
     elif " " in how and how[0] in "hl":
         op, name = how.split()
-        case, limit = layer(op, 9, 33, None if op == "highway" else 5), 2e-2 if name == "bf16" else 1e-5
+        case, limit = layer(op, 9, 33, None if op == "highway" else 5), {"ieee": 1e-5, "tf32": 2e-3, "bf16": 2e-2}[name]
     for ours, exact, kind in zip(gradients(case, name, kinds), gradients(case, None, [torch.float64] * 7), kinds):
         assert ours.dtype == kind and exact.abs().sum() > 0 and relative_error(ours, exact) < limit
 
