@@ -126,13 +126,14 @@ def test_each_direction_reads_its_half_in_blocks(precision, bounded, projected):
 
 def triton_as_ptx(monkeypatch):
     """Triton's kernels, run from their PTX."""
-    import test_ptx_triton as ptx
-    from test_ptx_triton import lstm_pointwise
+    import triton_on_ptx
+
+    from elmo_fast.kernels import lstm_pointwise
 
     machine()
-    monkeypatch.setattr(ptx, "device_memory", lambda *tensors: contextlib.nullcontext())  # of one step overlap the next
+    monkeypatch.setattr(triton_on_ptx, "device_memory", lambda *tensors: contextlib.nullcontext())  # views overlap
     for name in ("_gates", "_hidden"):
-        monkeypatch.setattr(lstm_pointwise, name, ptx.OnPtx(getattr(lstm_pointwise, name), 90))
+        monkeypatch.setattr(lstm_pointwise, name, triton_on_ptx.OnPtx(getattr(lstm_pointwise, name), 90))
     monkeypatch.setattr(steps, "pointwise_of", lambda device: lstm_pointwise)
 
 
