@@ -12,30 +12,28 @@ _WAITING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "is_non
 
 
 class Watch(TorchDispatchMode):
-    """Raises where an operation touches memory that is neither in `known` nor made under this watch."""
+    """Raises where an operation waits, or touches memory neither in `known`, if given, nor made under this watch."""
 
     def __init__(self, known):
         super().__init__()
-        self._known = set(known)
+        self._known, self._any = set(known or ()), known is None
         self._made = []  # kept alive, so that no address is used twice
         self.operations = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         assert name not in _WAITING, f"{name} waits for the device"
-        self.check(*tree_leaves((args, kwargs or {})), by=name)
+        for each in tensors_in((args, kwargs or {})):
+            assert self._any or address(each) in self._known, f"{name} touches memory that is not the graph's"
         result = function(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
-                self._known.add(address(each))
-                self._made.append(each)
+        self._made += tensors_in(result)
+        self._known |= {address(each) for each in tensors_in(result)}
         self.operations += 1
         return result
 
-    def check(self, *values, by: str) -> None:
-        for each in values:
-            if isinstance(each, torch.Tensor):
-                assert address(each) in self._known, f"{by} touches memory that is not the graph's, {tuple(each.shape)}"
+
+def tensors_in(tree) -> list[torch.Tensor]:
+    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -43,15 +41,15 @@ def address(tensor: torch.Tensor) -> int:
 
 
 class FakeCapture:
-    """Stands in for `graphs.CudaCapture`; `fails` makes every capture raise."""
+    """Stands in for `graphs.CudaCapture`, whose graphs may touch what `buffers_of(self)` gives."""
 
-    def __init__(self, arena_of_work, fails: bool = False):
-        self._buffers, self.fails = arena_of_work, fails
-        self.captured, self.replayed = 0, 0
+    def __init__(self, buffers_of):
+        self.captured, self.replayed, self._buffers_of = 0, 0, buffers_of
+
+    def addresses(self) -> set[int]:
+        return {address(each) for each in self._buffers_of(self)}
 
     def __call__(self, work):
-        if self.fails:
-            raise RuntimeError("operation not permitted when stream is capturing")
         self.captured += 1
         return _FakeGraph(self, work)
 
@@ -59,10 +57,10 @@ class FakeCapture:
 class _FakeGraph:
     def __init__(self, capture, work):
         self._capture, self._work = capture, work
-        self._known = {address(each) for each in capture._buffers()}
+        self._known = capture.addresses()
 
     def replay(self):
-        assert {address(each) for each in self._capture._buffers()} >= self._known, "a buffer was made anew"
+        assert self._capture.addresses() >= self._known, "a buffer was made anew"
         self._capture.replayed += 1
         with Watch(self._known):
             self._work()

@@ -7,20 +7,16 @@ import pytest
 import test_projected_lstm as op_tests
 import torch
 from models import SENTENCES, SHAPES, bilm, options
+from test_cuda_lstm_graph import FIRING, LIMITS
 from tolerances import AGAINST_FLOAT64, relative_error
 
-from elmo_fast.model.layout import in_text_order
 from elmo_fast.ops import reference, torch_lstm_pointwise
 from elmo_fast.ops.cuda import choice, lstm, persistent, steps
 from elmo_fast.ops.cuda.buffers import Arenas
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
-from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
-LIMITS = {"highest": AGAINST_FLOAT64["highest"], "high": AGAINST_FLOAT64["high-tf32"],
-          "medium": AGAINST_FLOAT64["medium-fp16"]}
-FIRING = SHAPES["clips that fire"]
 PERSISTENT_SHAPES = {"small": FIRING, "no clips": SHAPES["no clips"],
                      "medium": options({"dim": 1024, "projection_dim": 128, "cell_clip": 0.3, "proj_clip": 0.3}),
                      "original": options({"dim": 4096, "projection_dim": 512, "cell_clip": 0.3, "proj_clip": 0.3})}
@@ -31,6 +27,7 @@ def path(monkeypatch):
     """Takes a path from here on; the graph path at first."""
     torch.use_deterministic_algorithms(False)  # cuBLAS asks for an environment variable otherwise
     monkeypatch.setenv(choice.VARIABLE, GRAPH)
+    monkeypatch.setattr(lstm, "_arenas", Arenas())
 
     def take(name, of=FIRING, slots=1):
         reason = persistent.lacks(here()) or persistent.does_not_fit(here(), of.lstm.dim, of.lstm.projection_dim, slots)
@@ -38,32 +35,45 @@ def path(monkeypatch):
             pytest.skip(reason)
         monkeypatch.setenv(choice.VARIABLE, name)
 
-    return take
+    yield take
+    persistent._watch.cache_clear()
 
 
 def here():
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def on_gpu(tensors):
-    return tuple(None if each is None else on_gpu(each) if isinstance(each, tuple) else each.cuda() for each in tensors)
+def moved(tree, *to):
+    return tree if tree is None else tree.to(*to) if isinstance(tree, torch.Tensor) else tuple(
+        moved(each, *to) for each in tree)
 
 
-def layer(of, number=0):
-    return on_gpu(op_tests.layer(of, torch.float32, number))
+class Case:
+    """Ragged slots, starts within them, and random states, for the op on the GPU and the reference in float64."""
 
+    def __init__(self, of, slots=9, seed=0):
+        generator = torch.Generator().manual_seed(slots + 1000 * seed)
+        lengths = torch.randint(8, 15, (slots,), generator=generator).tolist() + [3] * slots
+        self.schedule = make_schedule(lengths, np.tile(np.arange(slots), 2), slots)
+        sizes = 2 * of.lstm.projection_dim, 2 * of.lstm.dim
+        self.rows = torch.randint(0, 20, self.schedule.tokens.shape, generator=generator, dtype=torch.int32)
+        self.tensors = torch.randn(20, sizes[0] // 2, generator=generator), *(
+            tuple(torch.randn(*shape, size, generator=generator) / 4 for size in sizes) for shape in ([slots], [])), \
+            op_tests.layer(of, torch.float32)
+        self.clips = {"cell_clip": of.lstm.cell_clip, "proj_clip": of.lstm.proj_clip}
+        self.on_gpu = moved(self.tensors, here())
 
-def run(of, inputs, index, state, weights, precision="highest", rows_on="cpu"):
-    schedule = make_schedule(op_tests.LENGTHS)
-    order = torch.from_numpy(schedule.tokens).long()
-    found, final = projected_lstm(inputs, index[order].to(rows_on), schedule, state, weights, backend="native",
-                                  cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip, precision=precision)
-    return in_text_order(found, order.cuda()), final
+    def run(self, precision="medium", rows_on="cpu"):
+        inputs, state, restart, weights = self.on_gpu
+        return lstm.projected_lstm(inputs, self.rows.to(rows_on), self.schedule, state, weights, restart=restart,
+                                   precision=precision, **self.clips)
 
-
-def drawn(of, seed=0):
-    inputs, index, state = op_tests.draw(of, torch.float32, seed)
-    return inputs.cuda(), index, on_gpu(state)
+    def check(self, found, limit):
+        inputs, state, restart, weights = moved(self.tensors, torch.float64)
+        expected = reference.projected_lstm(inputs, self.rows, self.schedule, state, weights, restart=restart,
+                                            **self.clips)
+        for one, other in zip((found[0], *found[1]), (expected[0], *expected[1])):
+            assert relative_error(one.cpu(), other) < limit
 
 
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
@@ -75,59 +85,29 @@ def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, rows_o
         monkeypatch.setattr(steps, "pointwise_of", lambda device: torch_lstm_pointwise)
     elif reason := steps.why_no_triton(here()):
         pytest.skip(reason)
-    of, weights = SHAPES[shape], layer(SHAPES[shape])
-    monkeypatch.setattr(lstm, "_arenas", Arenas())
-    for seed in range(4):
-        truth = op_tests.run(of, *op_tests.draw(of, seed=seed), "reference")
-        found = run(of, *drawn(of, seed), weights, precision, rows_on)
-        for one, other in zip((found[0], *found[1]), (truth[0], *truth[1])):
-            assert relative_error(one.cpu(), other) < LIMITS[precision]
-    (arena, _), = lstm._arenas._kept.values()
-    assert sum(len(each._graphs) for bucket in arena._buckets.values() for each in bucket._graphs.values()) >= 2
-
-
-def ragged(of, slots, weights, device, dtype):
-    """Ragged slots, starts within them, random states, on a device and in a type: what both engines are given."""
-    generator = torch.Generator().manual_seed(slots)
-    lengths = torch.randint(8, 15, (slots,), generator=generator).tolist() + [3] * slots
-    schedule = make_schedule(lengths, np.tile(np.arange(slots), 2), slots)
-    sizes = 2 * of.lstm.projection_dim, 2 * of.lstm.dim
-    rows = torch.randint(0, 20, schedule.tokens.shape, generator=generator, dtype=torch.int32)
-    inputs, state, restart = torch.randn(20, sizes[0] // 2, generator=generator), *(
-        tuple(torch.randn(*shape, size, generator=generator) / 4 for size in sizes) for shape in ([slots], []))
-    move = lambda given: tuple(each if each is None else each.to(device, dtype) for each in given)  # noqa: E731
-    return ((*move([inputs]), rows, schedule, move(state), tuple(map(move, weights))),
-            {"restart": move(restart), "cell_clip": of.lstm.cell_clip, "proj_clip": of.lstm.proj_clip})
+    case = Case(SHAPES[shape])
+    for _ in range(4):
+        case.check(case.run(precision, rows_on), LIMITS[precision])
+    arena, = lstm._arenas.kept.values()
+    assert any(any(each.held.values()) for bucket in arena._buckets.values() for each in bucket.graphs.values())
 
 
 @pytest.mark.parametrize("shape", PERSISTENT_SHAPES)
 @pytest.mark.parametrize("slots", [1, 7, 16, 33, 64, 200])
 def test_launches_agree_with_float64(shape, slots, path):
-    of = PERSISTENT_SHAPES[shape]
-    path(PERSISTENT, of, slots)
-    weights = op_tests.layer(of, torch.float32)
-    given, settings = ragged(of, slots, weights, "cpu", torch.float64)
-    expected, expected_state = reference.projected_lstm(*given, **settings)
-    given, settings = ragged(of, slots, weights, here(), torch.float32)
-    found, state = lstm.projected_lstm(*given, **settings, precision="medium")
-    limit = AGAINST_FLOAT64["medium-bf16" if shape == "no clips" else "medium-fp16"]
-    for one, other in zip((found, *state), (expected, *expected_state)):
-        assert relative_error(one.cpu(), other) < limit
+    path(PERSISTENT, PERSISTENT_SHAPES[shape], slots)
+    case = Case(PERSISTENT_SHAPES[shape], slots)
+    case.check(case.run(), AGAINST_FLOAT64["medium-bf16" if shape == "no clips" else "medium-fp16"])
     assert persistent._watch(here()).reason() is None
 
 
 def test_a_launch_that_gives_up_is_replayed(path, monkeypatch, caplog):
     path(PERSISTENT)
     monkeypatch.setattr(persistent, "_NANOSECONDS", 0)
-    given, settings = ragged(FIRING, 9, op_tests.layer(FIRING, torch.float32), "cpu", torch.float64)
-    expected, _ = reference.projected_lstm(*given, **settings)
-    given, settings = ragged(FIRING, 9, op_tests.layer(FIRING, torch.float32), here(), torch.float32)
-    persistent._watch.cache_clear()
-    found, _ = lstm.projected_lstm(*given, **settings, precision="medium")
-    assert relative_error(found.cpu(), expected) < LIMITS["medium"]
+    case = Case(FIRING)
+    case.check(case.run(), LIMITS["medium"])
     torch.cuda.synchronize()
     assert "gave up waiting" in persistent._watch(here()).reason() and "in CUDA graphs from here on" in caplog.text
-    persistent._watch.cache_clear()
 
 
 def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
@@ -135,23 +115,21 @@ def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
     monkeypatch.setenv(choice.VARIABLE, "")
     choices = Choices(lambda: tmp_path / "cuda-lstm.json")
     monkeypatch.setattr(choice, "_choices", choices)
-    of = PERSISTENT_SHAPES["original"]
-    given, settings = ragged(of, 64, op_tests.layer(of, torch.float32), here(), torch.float32)
-    lstm.projected_lstm(*given, **settings, precision="medium")
-    (measured,) = choices.recorded(choice.machine(here())).values()
+    Case(PERSISTENT_SHAPES["original"], 64).run()
+    (measured,) = choices.read()[choice.machine(here())].values()
     assert 0 < measured.graph < 0.1 and 0 < measured.persistent < 0.1
 
 
 @pytest.mark.parametrize("name, precision", [*((GRAPH, precision) for precision in LIMITS), (PERSISTENT, "medium")])
 def test_nothing_is_waited_for(name, precision, path):
     path(name)
-    given, settings = ragged(FIRING, 9, op_tests.layer(FIRING, torch.float32), here(), torch.float32)
+    case = Case(FIRING)
     for _ in range(3):
-        lstm.projected_lstm(*given, **settings, precision=precision)
+        case.run(precision)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        lstm.projected_lstm(*given, **settings, precision=precision)
+        case.run(precision)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -159,28 +137,27 @@ def test_nothing_is_waited_for(name, precision, path):
 @pytest.mark.parametrize("name", choice.PATHS)
 def test_streams_do_not_disturb_each_other(name, path):
     path(name)
-    weights, given = [layer(FIRING, number) for number in (0, 1)], [drawn(FIRING, seed) for seed in (0, 1)]
-    expected = [run(FIRING, *each, w, "medium")[0].clone() for each, w in zip(given, weights)]
-    streams = [torch.cuda.Stream() for _ in given]
+    cases = [Case(FIRING, seed=seed) for seed in (0, 1)]
+    streams = [torch.cuda.Stream() for _ in cases]
     torch.cuda.synchronize()
     for _ in range(20):
         found = []
-        for stream, each, w in zip(streams, given, weights):
+        for stream, case in zip(streams, cases):
             with torch.cuda.stream(stream):
-                found.append(run(FIRING, *each, w, "medium")[0])
+                found.append(case.run())
         torch.cuda.synchronize()
-        assert all(relative_error(one, other) < LIMITS["medium"] for one, other in zip(found, expected))
+        for case, each in zip(cases, found):
+            case.check(each, LIMITS["medium"])
 
 
 def test_memory_goes_with_the_last_model():
     torch.cuda.synchronize()
     gc.collect()
-    before, arenas = torch.cuda.memory_allocated(), len(lstm._arenas)
-    model = bilm(SHAPES["two layers"], backend="auto").cuda()
+    before, model = torch.cuda.memory_allocated(), bilm(SHAPES["two layers"], backend="auto").cuda()
     for _ in range(3):
         model.embed_tokens(SENTENCES)
+    assert lstm._arenas.kept
     del model
     gc.collect()
     torch.cuda.synchronize()
-    assert len(lstm._arenas) == arenas
-    assert torch.cuda.memory_allocated() - before < 1 << 26  # cuBLAS may have set up its workspace
+    assert not lstm._arenas.kept and torch.cuda.memory_allocated() - before < 1 << 26  # of cuBLAS' workspace

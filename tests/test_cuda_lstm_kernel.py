@@ -1,12 +1,14 @@
 """The persistent LSTM kernel, executed as PTX through the project's own launcher, against float64."""
 
+import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from lstm_kernel_case import A100, BF16, FP16, H100, TYPES, aligned, errors, make, oracle, run
-from ptx_machine import machine
+from ptx_machine import coverage, machine
 from tolerances import AGAINST_FLOAT64
 
 native_module = pytest.importorskip("elmo_fast._native")
@@ -225,3 +227,38 @@ def test_the_original_size(generation, device, slots):
         pytest.skip("not on this device")
     module.set(seed=slots)
     check(module, make(4096, 512, [slots, slots], device=device, spread=0.02, rows=slots))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("generation", [90, 80])
+def test_the_shapes_reach_the_lines(generation):
+    """Every kind of access and product of every instance runs; some remainders of unrolled loops no plan reaches."""
+    module = machine(generation)
+    (source,) = module.embedded()
+    module.set(seed=0)
+    module.reset(source)
+
+    def runs(dim, projection, slots, device, **options):
+        if native_module.cuda_lstm_plan(dim, projection, device, slots)["reason"]:
+            return False
+        for operand in (FP16, BF16):
+            run(module, make(dim, projection, [slots, slots, 2], operand=operand, device=device, **options))
+        return True
+
+    for slots, (processors, dim) in itertools.product((3, 16, 32, 64), ((24, 190), (12, 190), (8, 300))):
+        most, clusters = 166912, (0, 0, 0)
+        if generation == 90:
+            most, clusters = 232448, (processors // 8, processors // 4, processors // 2)
+        for options in ({"cell_clip": 0.3}, {"nanoseconds": 0}, {"nanoseconds": 1}):
+            runs(dim, 400, slots, (processors, most, *clusters), **options)
+        runs(dim, 41, slots, (processors, most, *clusters), fresh=False, scaled=False)
+        # the least shared memory that does, and more
+        fits = (each for each in range(4096, most, 2048) if runs(dim, 400, slots, (processors, each, *clusters)))
+        least = next(fits, 0)
+        runs(dim, 400, slots, (processors, min(least + 40_000, most), *clusters))
+    gathers = {"st.shared.v4.u32", "st.shared.u64"} if generation == 80 else set()  # m over a cluster
+    moves = re.compile(r"(?:mma|ld|st|cp|bar|barrier|red|mapa)\.\S+")  # data, or the order of what others see
+    for name, (ran, missed) in coverage(module, source).items():
+        assert len(ran) >= 0.8 * (len(ran) + len(missed)) or "replay" in name, (name, len(ran), len(missed))
+        ran, missed = (set(moves.findall("\n".join(text for _, text in lines))) for lines in (ran, missed))
+        assert missed - ran <= gathers and len(ran) > 5, (name, missed - ran)

@@ -176,7 +176,7 @@ class Team {
     if (part * staged_steps * 16 + column >= width) return;
     const uint16_t* from = operand(now.t) + part * staged_steps * 16 + column;
     uint16_t* to = halves(p_.at.h) + part_offset(part) + column;
-#pragma unroll 4
+#pragma unroll (R > 0 && NT > 2 ? 4 : 1)
     for (int slot = thread_ / 16; slot < NT * tile_slots; slot += slots_at_once)
       copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
   }

@@ -1,14 +1,17 @@
-"""How the steps of a schedule are cut for the GPU: slots in buckets, steps in blocks and chunks. Host arithmetic alone.
+"""How the steps of a schedule are cut for the GPU: slots in buckets, steps in blocks and chunks.
 
 A graph is captured for a bucket of slots and a chunk of steps. Any schedule is made of a few of each. A launch of the
 persistent kernel runs one block.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+
+from elmo_fast.ops.host_device import to_device
 
 CHUNKS = (16, 8, 4, 2, 1)
 _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller one, nor any for so few steps
@@ -84,3 +87,42 @@ def _steps_that_fit(running: np.ndarray, bucket: int, most_rows: int) -> int:
     over = np.cumsum(running) > most_rows
     ends = np.flatnonzero(few | over)
     return max(1, int(ends[0])) if ends.size else running.size
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A block and what the device is told of it, all int32.
+
+    `meta` [steps + 1, 3, bucket]: the row of z for each direction, -1 without a token, and whether a sequence starts;
+    `places` [steps, bucket] and `batch_sizes` [steps] as in `Block`; `rows` the block's packed rows, `taken` where each
+    of them lies among its chunk's outputs.
+    """
+
+    block: Block
+    meta: torch.Tensor
+    places: torch.Tensor
+    batch_sizes: torch.Tensor
+    rows: torch.Tensor
+    taken: torch.Tensor
+
+
+def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray | None) -> list[np.ndarray]:
+    """What `Sent` has of a block, on the host. `z_rows` of each direction: the row of z of each packed row."""
+    has_token = block.places >= 0
+    meta = np.full((block.steps + 1, 3, block.bucket), -1, dtype=np.int32)
+    meta[:, 2] = 0
+    for direction in (0, 1):
+        meta[:-1, direction][has_token] = z_rows[direction]
+    if starts is not None:
+        meta[:-1, 2][has_token] = starts[block.rows]
+    taken = np.flatnonzero(has_token).astype(np.int32)
+    for first, count in chunks_of(block.steps):
+        taken[block.rows_of(first, count)] -= first * block.bucket
+    return [meta, block.places, block.batch_sizes, block.rows, taken]
+
+
+def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """int32 arrays on `device`, in one copy."""
+    flat = to_device(np.concatenate([each.ravel() for each in arrays]), device)
+    parts = flat.split([each.size for each in arrays])
+    return [part.view(each.shape) if each.ndim > 1 else part for part, each in zip(parts, arrays)]

@@ -13,7 +13,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from elmo_fast.ops.cuda.blocks import CHUNKS
-from elmo_fast.ops.cuda.graphs import Capture, Capturing, ChunkGraphs
+from elmo_fast.ops.cuda.graphs import Capture, ChunkGraphs
 from elmo_fast.ops.cuda.operands import Operands
 
 _PROJECTION_BYTES = 1 << 28
@@ -36,8 +36,7 @@ class Arena:
     """
 
     def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
-        self.device, self.lock, rows = device, threading.RLock(), rows_held(layer)
-        self._capturing = Capturing(capture)
+        self.device, self.capture, self.lock, rows = device, capture, threading.RLock(), rows_held(layer)
         self._buckets: OrderedDict[int, Bucket] = OrderedDict()
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self.z = torch.empty(rows, 2, 4 * layer.dim, device=device, dtype=layer.dtype)
@@ -48,7 +47,7 @@ class Arena:
     def bucket(self, slots: int, layer: Operands) -> "Bucket":
         """The buffers of a bucket of slots, for layers of one size."""
         if slots not in self._buckets:
-            self._buckets[slots] = Bucket(self.device, slots, layer, self._capturing)
+            self._buckets[slots] = Bucket(self.device, slots, layer)
         self._buckets.move_to_end(slots)
         while len(self._buckets) > _MOST_BUCKETS:
             self._buckets.popitem(last=False)
@@ -62,14 +61,14 @@ class Arena:
 
 
 class Bucket:
-    """Buffers of L slots and the graphs over them.
+    """Buffers of L slots, and `graphs` over them: of each layer, whose operands they read and with which they go.
 
     `h` fp32 [2, L, P] and `c` fp32 [2, L, D] the state; `operand` [2, L, P] what the next step multiplies; `zh` fp32
     [2, L, 4 D]; `m` [2, L, D]; `r` fp32 [2, L, P] (`m` itself without a projection); `meta` int32 [steps + 1, 3, L]
     and `out` fp32 [steps, L, 2 P] of a chunk.
     """
 
-    def __init__(self, device: torch.device, slots: int, layer: Operands, capturing: Capturing):
+    def __init__(self, device: torch.device, slots: int, layer: Operands):
         self.h = torch.empty(2, slots, layer.projection, device=device, dtype=torch.float32)
         self.c = self.h.new_empty(2, slots, layer.dim)
         self.operand = torch.empty_like(self.h, dtype=layer.dtype)
@@ -79,51 +78,28 @@ class Bucket:
         self.meta = self.h.new_empty(CHUNKS[0] + 1, 3, slots, dtype=torch.int32)
         self.out = self.h.new_empty(CHUNKS[0], slots, 2 * layer.projection)
         self.out_rows = self.out.view(-1, 2 * layer.projection)
-        self._capturing = capturing
-        self._graphs: weakref.WeakKeyDictionary[Operands, ChunkGraphs] = weakref.WeakKeyDictionary()
-
-    def graphs_of(self, layer: Operands) -> ChunkGraphs:
-        """The graphs that read a layer's operands; they go with those."""
-        if layer not in self._graphs:
-            self._graphs[layer] = ChunkGraphs(self._capturing)
-        return self._graphs[layer]
+        self.graphs: weakref.WeakKeyDictionary[Operands, ChunkGraphs] = weakref.WeakKeyDictionary()
 
 
 class Arenas:
     """Arenas by key, at most `most`; the one unused for longest goes first, and those go whose weights are all gone."""
 
     def __init__(self, most: int = _MOST_ARENAS):
-        self._most = most
-        self._lock = threading.RLock()
-        self._kept: OrderedDict[Hashable, tuple[Arena, weakref.WeakSet[_Owner]]] = OrderedDict()
-        self._owners = WeakTensorKeyDictionary()
-
-    def __len__(self) -> int:
-        return len(self._kept)
+        self._most, self._lock = most, threading.RLock()
+        self.kept: weakref.WeakValueDictionary[Hashable, Arena] = weakref.WeakValueDictionary()  # used last: at the end
+        self._of_weight = WeakTensorKeyDictionary()  # weight -> {key: arena}, which keeps the arena
 
     def get(self, key: Hashable, weight: torch.Tensor, make: Callable[[], Arena]) -> Arena:
         """The arena of `key`, made if there is none, for a layer that lives as long as `weight`."""
         with self._lock:
-            owner = self._owners.setdefault(weight, _Owner())
-            arena, owners = self._kept.get(key) or (make(), weakref.WeakSet())
-            if owner not in owners:
-                owners.add(owner)
-                weakref.finalize(owner, self._drop_unowned).atexit = False
-            self._kept[key] = arena, owners
-            self._kept.move_to_end(key)
-            while len(self._kept) > self._most:
-                self._kept.popitem(last=False)
+            arena = self.kept.pop(key, None) or make()
+            self.kept[key] = self._of_weight.setdefault(weight, {})[key] = arena
+            while len(self.kept) > self._most:
+                oldest = next(iter(self.kept))
+                del self.kept[oldest]
+                for arenas in self._of_weight.values():
+                    arenas.pop(oldest, None)
             return arena
-
-    def _drop_unowned(self) -> None:
-        with self._lock:
-            for key, (_, owners) in list(self._kept.items()):
-                if not list(owners):
-                    del self._kept[key]
-
-
-class _Owner:
-    """Stands for a weight, and lives as long: tensors themselves compare by value."""
 
 
 def empty_bytes(size: int, device: torch.device) -> torch.Tensor:

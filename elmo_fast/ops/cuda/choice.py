@@ -5,7 +5,6 @@ kept in memory and in one file of the user's cache, by GPU, versions and class. 
 forces one.
 """
 
-import contextlib
 import functools
 import importlib.metadata
 import json
@@ -14,7 +13,6 @@ import math
 import os
 import statistics
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +21,6 @@ import torch
 
 from elmo_fast.ops.host_device import is_capturing
 from elmo_fast.ops.user_cache import cache_directory
-
-try:
-    import fcntl
-except ImportError:  # no such locks on this system
-    fcntl = None
 
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"
 VARIABLE = "ELMO_FAST_CUDA_LSTM"
@@ -39,7 +32,7 @@ _SLOTS = 8, 1024  # the smallest and the largest class
 _MOST_ROWS = 8192  # of a timed run
 
 logger = logging.getLogger(__name__)
-
+_log_once = functools.cache(logger.info)
 Run = Callable[[str], tuple[torch.Tensor, ...]]  # runs the path named
 
 
@@ -81,23 +74,15 @@ class Measured:
             raise ValueError(f"path: expected one of {', '.join(PATHS)} and the seconds of each, got {self}")
 
 
-class CudaClock:
-    """Times work queued on the current stream of a device."""
-
-    now = staticmethod(time.perf_counter)
-
-    def __init__(self, device: torch.device):
-        self._stream = torch.cuda.current_stream(device)
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """From the first queued to the last done, on a stream that was idle."""
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._stream.synchronize()
-        began.record(self._stream)
-        work()
-        ended.record(self._stream)
-        ended.synchronize()
-        return began.elapsed_time(ended) / 1000
+def seconds(work: Callable[[], object]) -> float:
+    """What `work` takes on the current stream, idle before: from the first queued to the last done."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.current_stream().synchronize()
+    began.record()
+    work()
+    ended.record()
+    ended.synchronize()
+    return began.elapsed_time(ended) / 1000
 
 
 def choose(shape: ShapeClass, precision: str, device: torch.device, why_not: Callable[[], str | None],
@@ -113,22 +98,16 @@ def choose(shape: ShapeClass, precision: str, device: torch.device, why_not: Cal
     if reason and forced:
         raise RuntimeError(f"{VARIABLE}: the persistent path was asked for and does not run here: {reason}")
     if reason:
-        _log_once(reason)
+        _log_once("projected_lstm: the persistent path is passed over: %s", reason)
     if reason or forced or is_capturing(device):
         return forced or GRAPH
     return _choices.path(machine(device), f"{shape}, {precision}",
-                         lambda: measure(trial(), CudaClock(device), TOLERANCES[shape.operand], why_not))
+                         lambda: measure(trial(), TOLERANCES[shape.operand], why_not))
 
 
-@functools.cache
-def _log_once(reason: str) -> None:
-    logger.info("projected_lstm: the persistent path is passed over: %s", reason)
-
-
-def measure(run: Run, clock: CudaClock, tolerance: float, why_not: Callable[[], str | None]) -> Measured | None:
+def measure(run: Run, tolerance: float, why_not: Callable[[], str | None]) -> Measured | None:
     """Which path is faster; None where the persistent one failed or differs from the other."""
-    pairs = zip(run(GRAPH), run(PERSISTENT))
-    differences = [((one - other).norm() / one.norm()).item() for one, other in pairs]
+    differences = [((one - other).norm() / one.norm()).item() for one, other in zip(run(GRAPH), run(PERSISTENT))]
     if why_not():
         return None  # the launch was refused or gave up, which was warned of
     if not all(each <= tolerance for each in differences):  # NaN is not
@@ -136,11 +115,11 @@ def measure(run: Run, clock: CudaClock, tolerance: float, why_not: Callable[[], 
                        "from those of the graph path, at most %g was expected", differences, tolerance)
         return None
     run(GRAPH)  # has its graphs captured
-    began, seconds = clock.now(), {path: [] for path in PATHS}
-    while not seconds[GRAPH] or (len(seconds[GRAPH]) < _MOST_TIMES and clock.now() - began < _SECONDS):
+    taken = {path: [] for path in PATHS}
+    while len(taken[GRAPH]) < _MOST_TIMES and sum(map(sum, taken.values())) < _SECONDS:
         for path in PATHS:
-            seconds[path].append(clock.seconds(lambda: run(path)))
-    medians = {path: statistics.median(each) for path, each in seconds.items()}
+            taken[path].append(seconds(lambda: run(path)))
+    medians = {path: statistics.median(each) for path, each in taken.items()}
     return None if why_not() else Measured(min(PATHS, key=medians.get), **medians)
 
 
@@ -148,8 +127,6 @@ def measure(run: Run, clock: CudaClock, tolerance: float, why_not: Callable[[], 
 def machine(device: torch.device) -> str:
     """The GPU and the versions of what runs on it."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton", "elmo-fast"))
-    if device.type != "cuda":
-        return f"{device.type}, {packages}"
     of = torch.cuda.get_device_properties(device)
     return (f"{of.name} of {of.multi_processor_count} multiprocessors, driver {torch._C._cuda_getDriverVersion()}, "
             f"CUDA {torch.version.cuda}, {packages}")
@@ -164,10 +141,13 @@ def version(package: str) -> str:
 
 
 class Choices:
-    """What was measured, by machine and class: in memory, and in a file that several processes may write."""
+    """What was measured, by machine and class: in memory, and in a file that is replaced as one.
+
+    What one of two processes that write at once loses is measured again by the next.
+    """
 
     def __init__(self, file: Callable[[], Path]):
-        self._file, self._lock = file, threading.RLock()
+        self._file, self._lock = file, threading.Lock()
         self._known: dict[tuple[str, str], Measured | None] = {}
 
     def path(self, machine: str, shape: str, measure: Callable[[], Measured | None]) -> str:
@@ -175,16 +155,13 @@ class Choices:
         with self._lock:
             key = machine, shape
             if key not in self._known:
-                self._known[key] = self.recorded(machine).get(shape) or measure()
+                self._known[key] = self.read().get(machine, {}).get(shape) or measure()
                 if self._known[key] is not None:
                     self._record(machine, shape, self._known[key])
             return GRAPH if self._known[key] is None else self._known[key].path
 
-    def recorded(self, machine: str) -> dict[str, Measured]:
-        """What the file holds for a machine, by class; nothing where it cannot be read."""
-        return self._read().get(machine, {})
-
-    def _read(self) -> dict[str, dict[str, Measured]]:
+    def read(self) -> dict[str, dict[str, Measured]]:
+        """What the file holds, by machine and class; nothing where it cannot be read."""
         try:
             held = json.loads(self._file().read_text(encoding="utf-8"))
             return {name: {shape: Measured(**values) for shape, values in of.items()} for name, of in held.items()}
@@ -192,19 +169,14 @@ class Choices:
             return {}
 
     def _record(self, machine: str, shape: str, measured: Measured) -> None:
-        """Add an entry to what the file holds by now, atomically; without it the next process measures again."""
-        file = self._file()
+        """Add an entry to what the file holds by now."""
+        file, held = self._file(), self.read()
         part = file.with_suffix(f".{os.getpid()}")
+        held.setdefault(machine, {})[shape] = measured
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with open(file.with_suffix(".lock"), "a") if fcntl else contextlib.nullcontext() as lock:
-                if fcntl:
-                    fcntl.flock(lock, fcntl.LOCK_EX)
-                held = self._read()
-                held.setdefault(machine, {})[shape] = measured
-                as_dicts = {name: {shape: asdict(each) for shape, each in of.items()} for name, of in held.items()}
-                part.write_text(json.dumps(as_dicts, indent=1), encoding="utf-8")
-                os.replace(part, file)
+            part.write_text(json.dumps(held, default=asdict, indent=1), encoding="utf-8")
+            os.replace(part, file)
         except OSError as error:
             logger.info("what was measured is not kept: %s", error)
 
@@ -214,4 +186,4 @@ _choices = Choices(lambda: cache_directory() / "cuda-lstm.json")
 
 def recorded(device: torch.device) -> dict[str, Measured]:
     """What the user's cache holds for a device, by class."""
-    return _choices.recorded(machine(device))
+    return _choices.read().get(machine(device), {})

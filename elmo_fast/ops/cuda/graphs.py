@@ -1,65 +1,41 @@
 """Chunks of LSTM steps as CUDA graphs: run plainly at first, captured the second time, replayed from then on."""
 
-import contextlib
-import gc
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-_MOST_GRAPHS = 24  # of one layer in one bucket: chunk sizes times settings
+from elmo_fast.ops.cuda.recording import recording
+
+_MOST_CHUNKS = 24  # of one layer in one bucket, sizes times settings: then all are made anew
 
 logger = logging.getLogger(__name__)
 
-
 Work = Callable[[], None]
-Capture = Callable[[Work], "torch.cuda.CUDAGraph"]
-
-
-class Capturing:
-    """`capture` until it fails once: from then on no graph is made, and a warning has said why."""
-
-    def __init__(self, capture: Capture | None):
-        self._capture = capture
-
-    def __call__(self, work: Work) -> "torch.cuda.CUDAGraph | None":
-        """The graph of `work`, or None."""
-        try:
-            return self._capture and self._capture(work)
-        except RuntimeError as error:
-            logger.warning("LSTM steps run without CUDA graphs from here on, since a capture failed: %s", error)
-            self._capture = None
-            return None
+Capture = Callable[[Work], "torch.cuda.CUDAGraph | None"]
 
 
 class ChunkGraphs:
-    """The graphs of one layer on one set of buffers, at most `most`; the one unused for longest goes first.
+    """The graphs of one layer on one set of buffers, from `capture`, where there is one.
 
-    A capture records what `work()` queues without running it. Without one every chunk runs plainly. The plain first
-    run loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
+    The plain first run of a chunk loads kernels and sets up libraries, which a capture may not do, and spares rare
+    shapes a capture.
     """
 
-    def __init__(self, capturing: Capturing, most: int = _MOST_GRAPHS):
-        self._capturing, self._most = capturing, most
-        self._graphs: OrderedDict[Hashable, torch.cuda.CUDAGraph] = OrderedDict()
-        self._seen: set[Hashable] = set()
+    def __init__(self, capture: Capture | None):
+        self._capture = capture
+        self.held: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
 
     def run(self, key: Hashable, work: Work) -> None:
         """Do `work`, which queues the same operations on the same addresses whenever `key` is the same."""
-        graph = self._graphs.get(key)
-        if graph is None and key in self._seen:
-            graph = self._capturing(work)
-        self._seen.add(key)
-        if graph is None:
-            return work()
-        self._graphs[key] = graph
-        self._graphs.move_to_end(key)
-        while len(self._graphs) > self._most:
-            self._graphs.popitem(last=False)
-        graph.replay()
+        if key in self.held and self.held[key] is None and self._capture:
+            self.held[key] = self._capture(work)
+        if key not in self.held and len(self.held) == _MOST_CHUNKS:
+            self.held.clear()
+        graph = self.held.setdefault(key, None)
+        work() if graph is None else graph.replay()
 
 
 class CudaCapture:
@@ -75,9 +51,15 @@ class CudaCapture:
         self._device, self.stream, self._thread = device, stream, thread
         self._pool = torch.cuda.graph_pool_handle()
         self._first: torch.cuda.CUDAGraph | None = None
+        self._failed = False
 
-    def __call__(self, work: Work) -> torch.cuda.CUDAGraph:
-        graph = self._thread.submit(self._capture, work).result()
+    def __call__(self, work: Work) -> torch.cuda.CUDAGraph | None:
+        """The graph of `work`; None once a capture has failed, of which a warning is given."""
+        try:
+            graph = None if self._failed else self._thread.submit(self._capture, work).result()
+        except RuntimeError as error:
+            logger.warning("LSTM steps run without CUDA graphs from here on, since a capture failed: %s", error)
+            self._failed, graph = True, None
         self._first = self._first or graph
         return graph
 
@@ -86,26 +68,13 @@ class CudaCapture:
         with torch.cuda.device(self._device), torch.no_grad():
             if self._first is None:
                 set_up_products(self._device)
-        with torch.cuda.device(self._device), torch.cuda.stream(self.stream), torch.no_grad():
-            with without_gc():
+            with torch.cuda.stream(self.stream), recording():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
                 finally:
                     graph.capture_end()
         return graph
-
-
-@contextlib.contextmanager
-def without_gc():
-    """No garbage is collected meanwhile: what it frees, such as a Triton kernel's module, may end a capture."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def set_up_products(device: torch.device) -> None:
@@ -118,10 +87,10 @@ class Captures:
     """A `CudaCapture` for each stream that asks, kept for good: at most `most`, since PyTorch's own streams are few."""
 
     def __init__(self, most: int = 16):
-        self._most = most
-        self._lock = threading.Lock()
+        self._most, self._lock = most, threading.Lock()
         self._made: dict[tuple[torch.device, int], CudaCapture] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        # one thread, which starts with the first capture: PyTorch allows one capture at a time
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
 
     def on(self, device: torch.device) -> CudaCapture | None:
         """What captures for the current stream of `device`; None, and a warning, when too many streams have asked."""
@@ -130,11 +99,8 @@ class Captures:
             if key not in self._made:
                 stream = self._unused_stream(device) if len(self._made) < self._most else None
                 if stream is None:
-                    logger.warning("LSTM steps run without CUDA graphs on this stream: %d others have them",
-                                   len(self._made))
+                    logger.warning("LSTM steps run without CUDA graphs on this stream: %d others do", len(self._made))
                     return None
-                # one thread: PyTorch allows one capture at a time
-                self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
                 self._made[key] = CudaCapture(device, stream, self._thread)
             return self._made[key]
 

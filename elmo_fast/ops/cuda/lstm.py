@@ -6,7 +6,6 @@ and not when it is compiled.
 """
 
 import contextlib
-import math
 
 import numpy as np
 import torch
@@ -65,9 +64,8 @@ def run(inputs, rows, slots, batch_sizes, starts, h, c, weights, precision, cell
         layer = operands(weights, precision, proj_clip)
         arena = arena_of(layer, weights[0], inputs.device)
         with arena.lock:
-            steps = Steps(arena, layer, weights, (cell_clip, proj_clip if layer.w_p is not None else math.inf))
-            steps.take_path(batch_sizes.numpy(), precision)
-            steps.start_from(None if starts is None else (fresh_h, fresh_c))
+            steps = Steps(arena, layer, weights, (cell_clip, proj_clip))
+            steps.begin(batch_sizes.numpy(), None if starts is None else (fresh_h, fresh_c), precision)
             call = _Call(steps, inputs, rows, None if starts is None else starts.numpy(), bounded)
             return call.run(slots.numpy(), batch_sizes.numpy(), h, c)
 
@@ -127,7 +125,7 @@ class _Call:
 
     def __init__(self, steps: Steps, inputs, rows, starts: np.ndarray | None, bounded: bool):
         self.steps, self.arena, self.inputs = steps, steps.arena, inputs.float()
-        self.on_host = rows is not None and known_on_host(rows)
+        self.on_host = rows is not None and rows.device.type == "cpu"  # read without waiting
         self.rows = rows.numpy() if self.on_host else rows
         self.starts, self.bounded = starts, bounded
         # a table that is not much larger than what is read of it is projected in full
@@ -140,8 +138,8 @@ class _Call:
         most = len(self.arena.z) // (2 if self.on_host and not self.in_full else 1)
         cut = list(blocks(batch_sizes, most, MOST_SLOTS[self.steps.path]))
         arrays = [part for block in cut for part in self._host_arrays(block)]
-        gather, scatter, *sent = send([*orders(slots), *arrays], h.device)
-        state = tuple(by_direction(each, gather) for each in (h, c))
+        slots, places, *sent = send([slots.astype(np.int32), np.argsort(slots).astype(np.int32), *arrays], h.device)
+        state = tuple(each.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, slots) for each in (h, c))
         if self.in_full and cut:
             project(self.arena, self.steps.layer, self.inputs, self.bounded)
         for block in cut:
@@ -149,7 +147,7 @@ class _Call:
             block = Sent(block, *mine)
             self._project(block, used)
             self.steps.run(block, state, out)
-        return out, *(by_slot(each, scatter) for each in state)
+        return out, *(each.transpose(0, 1).index_select(0, places).flatten(1) for each in state)
 
     def _host_arrays(self, block: Block) -> list[np.ndarray]:
         """`host_arrays`, and the rows of the inputs to project for the block where the host knows them."""
@@ -180,28 +178,3 @@ class _Call:
             x = self.inputs[there] if there else self.inputs.index_select(0, sent.rows)
             x = x.view(len(x), 2, -1).transpose(0, 1)
         project(self.arena, self.steps.layer, x, self.bounded)
-
-
-def known_on_host(rows: torch.Tensor) -> bool:
-    """Whether the host can read `rows` without waiting."""
-    return rows.device.type == "cpu"
-
-
-def by_direction(state: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """[slots, 2 n] -> a new fp32 [2, slots, n]; `order` numbers the half-rows."""
-    width = state.shape[1] // 2
-    return state.float().reshape(-1, width).index_select(0, order).view(2, -1, width)
-
-
-def by_slot(state: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """[2, slots, n] -> a new [slots, 2 n]; `order` numbers the half-rows."""
-    width = state.shape[2]
-    return state.view(-1, width).index_select(0, order).view(-1, 2 * width)
-
-
-def orders(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where in the caller's states [slots * 2] each half-row of [2 * slots], by slot, comes from, and the way back."""
-    gather = (2 * slots + np.arange(2)[:, None]).ravel()
-    scatter = np.empty_like(gather)
-    scatter[gather] = np.arange(gather.size)
-    return gather.astype(np.int32), scatter.astype(np.int32)

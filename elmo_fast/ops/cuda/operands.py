@@ -44,21 +44,16 @@ def limit(clip: float | None) -> float:
     return math.inf if clip is None else float(clip)
 
 
-def operand_type(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> torch.dtype:
-    """The type that products of `flat_weights` run in.
+def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> Operands:
+    """`flat_weights` in the type that their products run in.
 
     `medium` multiplies in fp16 where the clip bounds h (without a projection |h| < 1) and every weight is at most
     `LARGEST`, which is looked up once for each version of the weights; else in bf16.
     """
-    if precision != "medium":
-        return torch.float32
-    bounded = len(weights) == 4 or proj_clip <= LARGEST
-    return torch.float16 if bounded and packed(weights, "lstm fits fp16", _fits_fp16) else torch.bfloat16
-
-
-def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> Operands:
-    """`flat_weights` in the type of `operand_type`."""
-    dtype = operand_type(weights, precision, proj_clip)
+    dtype = torch.float32
+    if precision == "medium":
+        bounded = len(weights) == 4 or proj_clip <= LARGEST
+        dtype = torch.float16 if bounded and packed(weights, "lstm fits fp16", _fits_fp16) else torch.bfloat16
     return packed(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype))
 
 

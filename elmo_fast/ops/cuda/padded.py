@@ -4,8 +4,6 @@ Shapes are static and every step runs for every sentence; a position past a sent
 queued plainly, on buffers of the call's own, which belong to that graph.
 """
 
-import math
-
 import torch
 
 from elmo_fast.ops.cuda.blocks import CHUNKS
@@ -45,7 +43,6 @@ def _group(inputs, lengths, state, weights, clips, precision):
     with surroundings(precision, inputs.device):
         layer = operands(flat, precision, clips[1])
         arena = arena_of(layer, flat[0], inputs.device)
-        clips = clips[0], clips[1] if layer.w_p is not None else math.inf
         with arena.lock:
             bucket, places = arena.bucket(batch, layer), _places(lengths, longest)  # [2, T, B]
             bucket.h.copy_(state[0].unflatten(1, (2, -1)).transpose(0, 1))
@@ -57,7 +54,7 @@ def _group(inputs, lengths, state, weights, clips, precision):
                 here = slice(first, min(first + at_once, longest))
                 _chunk(arena, layer, bucket, directions, places[:, here], clips, found[here])
             final = tuple(each.transpose(0, 1).flatten(1).clone() for each in (bucket.h, bucket.c))
-    return _by_position(found, lengths), *final
+    return _by_position(found, places[1]), *final
 
 
 def _places(lengths: torch.Tensor, longest: int) -> torch.Tensor:
@@ -80,11 +77,8 @@ def _chunk(arena, layer, bucket, directions, places, clips, found) -> None:
     found.copy_(bucket.out[:count])
 
 
-def _by_position(found: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Outputs by step [T, B, 2 P] -> by position [B, T, 2 P], zero past the end."""
-    forward, backward = found.transpose(0, 1).chunk(2, dim=2)
-    at = torch.arange(len(found), device=found.device)
-    mirrored = (lengths[:, None] - 1 - at).clamp(min=0)  # [B, T]
-    backward = backward.gather(1, mirrored[..., None].expand(backward.shape))
-    present = (at < lengths[:, None])[..., None]
-    return torch.where(present, torch.cat([forward, backward], dim=2), 0)
+def _by_position(found: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
+    """Outputs by step [T, B, 2 P] -> by position [B, T, 2 P], zero past the end, where `mirrored` [T, B] is -1."""
+    forward, backward = found.chunk(2, dim=2)
+    backward = backward.gather(0, mirrored.clamp(min=0)[..., None].expand_as(backward))
+    return torch.where((mirrored >= 0)[..., None], torch.cat([forward, backward], dim=2), 0).transpose(0, 1)

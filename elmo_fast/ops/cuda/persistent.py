@@ -7,13 +7,11 @@ the device by a slower kernel with the same contract, and counted there; `why_no
 import functools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cuda.blocks import Block
+from elmo_fast.ops.cuda.blocks import Sent
 from elmo_fast.ops.cuda.buffers import Arena, empty_bytes
 from elmo_fast.ops.cuda.operands import Operands
 from elmo_fast.ops.host_device import settle
@@ -28,20 +26,14 @@ _NANOSECONDS = 2 * 10**9  # that a block waits for the others before the launch 
 logger = logging.getLogger(__name__)
 
 
-class Limits(NamedTuple):
-    """What a device offers: its compute capability, and what csrc/projected_lstm_cuda.h asks of it."""
-
-    capability: tuple[int, int]
-    native: tuple[int, int, int, int, int]  # multiprocessors, shared memory of a block, clusters of 8, 4 and 2 at once
-
-
 @functools.cache
-def limits(device: torch.device) -> Limits:
-    """What `device` offers the kernel. Raises `RuntimeError` where it cannot be loaded."""
-    if device.type != "cuda":
-        raise RuntimeError(f"it runs on NVIDIA GPUs, and this is a {device.type}")
+def limits(device: torch.device) -> tuple[int, int, int, int, int]:
+    """Multiprocessors, shared memory of a block, and clusters of 8, 4 and 2 at once, as the contract asks for them.
+
+    Raises `RuntimeError` where the kernel cannot be loaded.
+    """
     with torch.cuda.device(device):
-        return Limits(torch.cuda.get_device_capability(device), tuple(native_module()[0].cuda_device()))
+        return tuple(native_module()[0].cuda_device())
 
 
 @functools.cache
@@ -52,12 +44,15 @@ def lacks(device: torch.device) -> str | None:
         return reason
     if not module.has_cuda:
         return f"the native module was built without CUDA: {module.cuda_skipped}"
-    try:
-        capability = limits(device).capability
-    except RuntimeError as error:
-        return str(error)
+    if device.type != "cuda":
+        return f"it runs on NVIDIA GPUs, and this is a {device.type}"
+    capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         return f"it needs compute capability 8.0, and this device has {'.'.join(map(str, capability))}"
+    try:
+        limits(device)
+    except RuntimeError as error:
+        return str(error)
     return None
 
 
@@ -65,17 +60,16 @@ def does_not_fit(device: torch.device, dim: int, projection: int, slots: int) ->
     """None when a layer of D cells and P projected values fits on a `device` that lacks nothing, else the reason."""
     if dim == projection:
         return "it does not support layers without a projection, or with one to as many values as there are cells"
-    return plan(dim, projection, limits(device).native, min(slots, MOST_SLOTS))["reason"]
+    return plan(dim, projection, limits(device), min(slots, MOST_SLOTS))["reason"]
 
 
 def why_not(device: torch.device, layer: Operands, weights: Sequence[torch.Tensor], slots: int) -> str | None:
     """None when the kernel runs so many slots of a layer on `device`, else the reason it does not."""
     if layer.dtype not in _OPERANDS:
         return "its operands are 16-bit, which precision 'medium' alone allows"
-    reason = lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots)
-    if not reason and any(each.is_inference() for each in weights):
+    if any(each.is_inference() for each in weights):
         return "its packed weights could not be kept from call to call: the model was made in inference mode"
-    return reason or _watch(device).reason()
+    return lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots) or _watch(device).reason()
 
 
 @functools.cache
@@ -97,46 +91,35 @@ def _pack(tensors: Sequence[torch.Tensor], operand: int) -> torch.Tensor:
     return sent
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One layer's launches on the buffers of an arena, whose lock is held. `clips` of the cell and the projection."""
+def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float],
+           has_starts: bool, sent: Sent, state: State, out: torch.Tensor) -> bool:
+    """Queue a block of steps on an arena, whose lock is held; False, and a warning, where CUDA refuses the launch.
 
-    arena: Arena
-    layer: Operands
-    weights: Sequence[torch.Tensor]
-    clips: tuple[float, float]
-
-    def run(self, block: Block, meta: torch.Tensor, places: torch.Tensor, batch_sizes: torch.Tensor, has_starts: bool,
-            state: State, out: torch.Tensor) -> bool:
-        """Queue a block of steps; False, and a warning once on a device, where CUDA refuses the launch.
-
-        `meta`, `places` and `batch_sizes` int32 as in the contract; `state` (h [2, all slots, P], c [2, all slots, D])
-        is updated, and `out` [all packed rows, 2 P] filled, in place.
-        """
-        arena, dim, projection, device = self.arena, self.layer.dim, self.layer.projection, self.arena.device
-        native, operand, watch = limits(device).native, _OPERANDS.index(self.layer.dtype), _watch(device)
-        weights = packed(self.weights, f"lstm persistent {operand}", lambda detached: _pack(detached, operand))
-        size = plan(dim, projection, native, block.slots)["scratch"]
-        scratch, scale = arena.scratch(size), arena.scale
-        h_first, c_first = (each[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
-                            for each in state)
-        h, c = (each[:, block.slot :].data_ptr() for each in state)
-        fresh_h, fresh_c = (each.data_ptr() if has_starts else 0 for each in (arena.fresh_h, arena.fresh_c))
-        try:
-            native_module()[0].cuda_lstm_run(
-                dim=dim, projection=projection, operand=operand, device=native, packed=weights.data_ptr(),
-                z=arena.z.data_ptr(), scale=0 if scale is None else scale.data_ptr(), meta=meta.data_ptr(),
-                places=places.data_ptr(), batch_sizes=batch_sizes.data_ptr(), steps=block.steps, slots=block.slots,
-                stride=block.bucket, fresh_h=fresh_h, fresh_c=fresh_c, h_first=h_first.data_ptr(),
-                c_first=c_first.data_ptr(), h=h, c=c, state_stride=state[0].shape[1], output=out.data_ptr(),
-                cell_clip=self.clips[0], proj_clip=self.clips[1], scratch=scratch.data_ptr(), scratch_size=size,
-                aborts=watch.aborts.data_ptr(), nanoseconds=_NANOSECONDS,
-                stream=torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
-        except RuntimeError as error:
-            watch.pass_over(f"a launch was refused on {device} before ({error})")
-            return False
-        watch.look()
-        return True
+    `clips` of the cell and the projection. `state` (h [2, all slots, P], c [2, all slots, D]) is updated, and `out`
+    [all packed rows, 2 P] filled, in place.
+    """
+    block, device, projection, operand = sent.block, arena.device, layer.projection, _OPERANDS.index(layer.dtype)
+    held = packed(weights, f"lstm persistent {operand}", lambda detached: _pack(detached, operand))
+    size = plan(layer.dim, projection, limits(device), block.slots)["scratch"]
+    first = [each[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
+             for each in state]
+    tensors = {"packed": held, "z": arena.z, "scale": arena.scale, "meta": sent.meta, "places": sent.places,
+               "batch_sizes": sent.batch_sizes, "fresh_h": arena.fresh_h if has_starts else None,
+               "fresh_c": arena.fresh_c if has_starts else None, "h_first": first[0], "c_first": first[1],
+               "h": state[0][:, block.slot :], "c": state[1][:, block.slot :], "output": out,
+               "scratch": arena.scratch(size), "aborts": _watch(device).aborts}
+    try:
+        native_module()[0].cuda_lstm_run(
+            **{name: 0 if each is None else each.data_ptr() for name, each in tensors.items()}, dim=layer.dim,
+            projection=projection, operand=operand, device=limits(device), steps=block.steps, slots=block.slots,
+            stride=block.bucket, state_stride=state[0].shape[1], cell_clip=clips[0], proj_clip=clips[1],
+            scratch_size=size, nanoseconds=_NANOSECONDS,
+            stream=torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+    except RuntimeError as error:
+        _watch(device).pass_over(f"a launch was refused on {device} before ({error})")
+        return False
+    _watch(device).look()
+    return True
 
 
 class Watch:
@@ -144,8 +127,7 @@ class Watch:
 
     def __init__(self, device: torch.device):
         self.aborts = torch.zeros(1, dtype=torch.int32, device=device)
-        self._arriving = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._seen, self._reason = self._arriving.numpy(), None
+        self._arriving, self._reason = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"), None
 
     def look(self) -> None:
         """Have the count copied to the host after the work queued so far."""
@@ -153,7 +135,7 @@ class Watch:
 
     def reason(self) -> str | None:
         """What speaks against another launch, as far as it is known by now."""
-        if self._reason is None and self._seen[0]:
+        if self._reason is None and self._arriving.item():
             self.pass_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its "
                            "work: the GPU is shared, or smaller than it says")
         return self._reason
@@ -165,6 +147,4 @@ class Watch:
             logger.warning("the LSTM runs in CUDA graphs from here on: %s", reason)
 
 
-@functools.cache
-def _watch(device: torch.device) -> Watch:
-    return Watch(device)
+_watch = functools.cache(Watch)

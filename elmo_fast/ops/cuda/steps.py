@@ -6,60 +6,21 @@ sequence of any length; what differs between calls (rows, batch_sizes, starts) l
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from elmo_fast.ops import backend, torch_lstm_pointwise
 from elmo_fast.ops.cuda import choice, persistent
-from elmo_fast.ops.cuda.blocks import Block, blocks, chunks_of
+from elmo_fast.ops.cuda.blocks import Sent, blocks, chunks_of, host_arrays, send
 from elmo_fast.ops.cuda.buffers import Arena, Bucket
+from elmo_fast.ops.cuda.graphs import ChunkGraphs
 from elmo_fast.ops.cuda.operands import Operands
-from elmo_fast.ops.host_device import to_device
 from elmo_fast.ops.reference import State
 
 MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}  # that step together; more run in groups
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A block and what the device is told of it, all int32.
-
-    `meta` [steps + 1, 3, bucket]: the row of z for each direction, -1 without a token, and whether a sequence starts;
-    `places` [steps, bucket] and `batch_sizes` [steps] as in `Block`; `rows` the block's packed rows, `taken` where each
-    of them lies among its chunk's outputs.
-    """
-
-    block: Block
-    meta: torch.Tensor
-    places: torch.Tensor
-    batch_sizes: torch.Tensor
-    rows: torch.Tensor
-    taken: torch.Tensor
-
-
-def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray | None) -> list[np.ndarray]:
-    """What `Sent` has of a block, on the host. `z_rows` of each direction: the row of z of each packed row."""
-    has_token = block.places >= 0
-    meta = np.full((block.steps + 1, 3, block.bucket), -1, dtype=np.int32)
-    meta[:, 2] = 0
-    for direction in (0, 1):
-        meta[:-1, direction][has_token] = z_rows[direction]
-    if starts is not None:
-        meta[:-1, 2][has_token] = starts[block.rows]
-    taken = np.flatnonzero(has_token).astype(np.int32)
-    for first, count in chunks_of(block.steps):
-        taken[block.rows_of(first, count)] -= first * block.bucket
-    return [meta, block.places, block.batch_sizes, block.rows, taken]
-
-
-def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """int32 arrays on `device`, in one copy."""
-    flat = to_device(np.concatenate([each.ravel() for each in arrays]), device)
-    parts = flat.split([each.size for each in arrays])
-    return [part.view(each.shape) if each.ndim > 1 else part for part, each in zip(parts, arrays)]
 
 
 class Steps:
@@ -69,22 +30,17 @@ class Steps:
     """
 
     def __init__(self, arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float]):
-        self.arena, self.layer, self.clips = arena, layer, clips
-        self.path, self.has_starts = choice.GRAPH, False
-        self._launch = persistent.Launch(arena, layer, weights, clips)
-        self._pointwise = pointwise_of(arena.device)
+        self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
+        self._weights, self._clips, self._pointwise = weights, clips, pointwise_of(arena.device)
 
-    def take_path(self, batch_sizes: np.ndarray, precision: str) -> None:
-        """Have the path chosen for a call."""
+    def begin(self, batch_sizes: np.ndarray, fresh: State | None, precision: str) -> None:
+        """Choose the path of a call. Sequences start from `fresh` (h [2 P], c [2 D]), None for no start flags."""
         steps = int(np.count_nonzero(batch_sizes))
         if steps:
             device, slots = self.arena.device, int(batch_sizes[0])
             shape = choice.ShapeClass.of(self.layer.dim, self.layer.projection, self.layer.dtype, slots, steps)
-            why_not = functools.partial(persistent.why_not, device, self.layer, self._launch.weights, slots)
+            why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
             self.path = choice.choose(shape, precision, device, why_not, functools.partial(self._trial, shape))
-
-    def start_from(self, fresh: State | None) -> None:
-        """Where sequences start: (h [2 P], c [2 D]), or None when no step has a start flag."""
         self.has_starts = fresh is not None
         if fresh is not None:
             self.arena.fresh_h.copy_(fresh[0].view_as(self.arena.fresh_h))
@@ -93,7 +49,7 @@ class Steps:
     def run(self, sent: Sent, state: State, out: torch.Tensor) -> None:
         """One block: updates `state` (h [2, slots, P], c [2, slots, D]) and fills its rows of `out` [S, 2 P]."""
         if self.path == choice.PERSISTENT:
-            if self._launch.run(sent.block, sent.meta, sent.places, sent.batch_sizes, self.has_starts, state, out):
+            if persistent.launch(self.arena, self.layer, self._weights, self._clips, self.has_starts, sent, state, out):
                 return
             self.path = choice.GRAPH
         self._run_graphs(sent, state, out)
@@ -101,43 +57,37 @@ class Steps:
     def _run_graphs(self, sent: Sent, state: State, out: torch.Tensor) -> None:
         block, bucket = sent.block, self.arena.bucket(sent.block.bucket, self.layer)
         h, c = (each[:, block.slot : block.slot + block.slots] for each in state)
-        self._begin(bucket, h, c, sent.meta[0])
-        graphs = bucket.graphs_of(self.layer)
+        bucket.h[:, : block.slots] = h
+        bucket.c[:, : block.slots] = c
+        bucket.operand.copy_(bucket.h)
+        if self.has_starts:
+            starts = sent.meta[0, 2, :, None] != 0
+            bucket.operand.copy_(torch.where(starts, self.arena.fresh_h[:, None], bucket.operand))
+        graphs = bucket.graphs.setdefault(self.layer, ChunkGraphs(self.arena.capture))
+        products = torch._C._get_fp32_precision_getter("cuda", "matmul")  # the strictest of what threads hold by now
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(sent.meta[first : first + count + 1])
-            work = functools.partial(queue_steps, self.arena, self.layer, bucket, self._pointwise, count, self.clips)
-            graphs.run((count, *self.clips, _tf32()), work)
+            work = functools.partial(queue_steps, self.arena, self.layer, bucket, self._pointwise, count, self._clips)
+            graphs.run((count, *self._clips, products), work)
             _collect(sent, bucket, first, count, out)
         h.copy_(bucket.h[:, : block.slots])
         c.copy_(bucket.c[:, : block.slots])
 
-    def _begin(self, bucket: Bucket, h: torch.Tensor, c: torch.Tensor, meta: torch.Tensor) -> None:
-        """Put the slots' state in place, and what the first step multiplies: h, or where its sequence starts."""
-        bucket.h[:, : h.shape[1]] = h
-        bucket.c[:, : c.shape[1]] = c
-        first = bucket.h
-        if self.has_starts:
-            first = torch.where((meta[2] != 0)[:, None], self.arena.fresh_h[:, None], first)
-        bucket.operand.copy_(first)
-
     def _trial(self, shape: choice.ShapeClass) -> Callable[[str], tuple[torch.Tensor, ...]]:
         """A function that runs blocks of the class's size on a path, on random operands: outputs, h and c."""
-        device, rows = self.arena.device, len(self.arena.z)
-        on_host, on_device = np.random.default_rng(0), torch.Generator(device).manual_seed(0)
-
-        def draw(*size: int) -> torch.Tensor:
-            return torch.randn(*size, generator=on_device, device=device) / 4
-
-        self.arena.z.normal_(generator=on_device)
-        if self.arena.scale is not None:
-            self.arena.scale.fill_(1)
-        self.start_from((draw(2 * shape.projection), draw(2 * shape.dim)))
-        before = draw(2, shape.slots, shape.projection), draw(2, shape.slots, shape.dim)
-        batch_sizes = np.full(shape.trial_steps, shape.slots)
-        size = int(batch_sizes.sum())
-        starts, z_rows = on_host.random(size) < 1 / 8, on_host.integers(0, rows, (2, size))
-        sent = {path: [Sent(block, *send(host_arrays(block, z_rows[:, block.rows], starts), device))
-                       for block in blocks(batch_sizes, size, MOST_SLOTS[path])] for path in choice.PATHS}
+        arena, size, rng = self.arena, shape.trial_steps * shape.slots, np.random.default_rng(0)
+        generator = torch.Generator(arena.device).manual_seed(0)
+        for each in (arena.z, arena.fresh_h, arena.fresh_c):
+            each.normal_(0, 0.5, generator=generator)
+        if arena.scale is not None:
+            arena.scale.fill_(1)
+        self.has_starts = True
+        before = tuple(arena.fresh_h.new_empty(2, shape.slots, width).normal_(0, 0.5, generator=generator)
+                       for width in (shape.projection, shape.dim))
+        starts, z_rows = rng.random(size) < 1 / 8, rng.integers(0, len(arena.z), (2, size))
+        sent = {path: [Sent(block, *send(host_arrays(block, z_rows[:, block.rows], starts), arena.device))
+                       for block in blocks([shape.slots] * shape.trial_steps, size, MOST_SLOTS[path])]
+                for path in choice.PATHS}
 
         def run_on(path: str) -> tuple[torch.Tensor, ...]:
             self.path, state = path, tuple(each.clone() for each in before)
@@ -152,6 +102,7 @@ class Steps:
 def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count: int,
                 clips: tuple[float, float]) -> None:
     """Queue `count` steps over the bucket's buffers: the work of a graph. Every address in it outlives the graph."""
+    proj_clip = math.inf if layer.w_p is None else clips[1]
     for step in range(count):
         meta = bucket.meta[step]
         multiply(bucket.operand, layer.w_h, bucket.zh)
@@ -159,7 +110,7 @@ def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count:
         if layer.w_p is not None:
             multiply(bucket.m, layer.w_p, bucket.r)
         pointwise.hidden(bucket.r, meta, bucket.meta[step + 1], arena.fresh_h, bucket.h, bucket.operand,
-                         bucket.out[step], clips[1])
+                         bucket.out[step], proj_clip)
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -206,8 +157,3 @@ def _collect(sent: Sent, bucket: Bucket, first: int, count: int, out: torch.Tens
         torch.index_select(bucket.out_rows, 0, sent.taken[here], out=out[there])
     else:
         out.index_copy_(0, sent.rows[here].long(), bucket.out_rows.index_select(0, sent.taken[here]))
-
-
-def _tf32() -> str:
-    """What fp32 products really run in: the strictest of what threads hold at the moment."""
-    return torch._C._get_fp32_precision_getter("cuda", "matmul")
