@@ -16,35 +16,26 @@ _lock = threading.RLock()
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """In the body Python collects no garbage, and a Triton kernel that is not loaded raises `RuntimeError`."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with _loaded_kernels_only():
-            yield
-    finally:
-        if collects:
-            gc.enable()
+    with _lock, contextlib.ExitStack() as undo:
+        if gc.isenabled():
+            undo.callback(gc.enable)
+        gc.disable()
+        with contextlib.suppress(ImportError):
+            from triton import knobs
 
-
-@contextlib.contextmanager
-def _loaded_kernels_only() -> Iterator[None]:
-    try:
-        from triton import knobs
-    except ImportError:
+            _refuse_to_load(knobs.runtime, undo)
         yield
-        return
-    thread = threading.get_ident()
-    with _lock:
-        before = knobs.runtime.jit_cache_hook  # called before a variant is compiled, or read from disk, and loaded
 
-        def refuse(**asked):
-            if threading.get_ident() != thread:
-                return before(**asked) if before else None
-            raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, to load every kernel; "
-                               f"got none that loaded {asked['fn'].name} for these tensors")
 
-        knobs.runtime.jit_cache_hook = refuse
-        try:
-            yield
-        finally:
-            knobs.runtime.jit_cache_hook = before
+def _refuse_to_load(runtime, undo: contextlib.ExitStack) -> None:
+    """Until `undo`, in this thread: the hook is called before a variant is compiled, or read from disk, and loaded."""
+    thread, before = threading.get_ident(), runtime.jit_cache_hook
+
+    def refuse(**asked):
+        if threading.get_ident() != thread:
+            return before(**asked) if before else None
+        raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, to load every kernel; "
+                           f"got none that loaded {asked['fn'].name} for these tensors")
+
+    runtime.jit_cache_hook = refuse
+    undo.callback(setattr, runtime, "jit_cache_hook", before)
