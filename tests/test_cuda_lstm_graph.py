@@ -93,7 +93,9 @@ def assert_close(found, expected, limit):
 
 
 def check(of, precision, *given, limit=None, **more):
-    assert_close(run(of, precision, *given, **more), expected_of(of, *given, **more), limit or LIMITS[precision])
+    found = run(of, precision, *given, **more)
+    assert_close(found, expected_of(of, *given, **more), limit or LIMITS[precision])
+    return found
 
 
 CASES = [(("two layers", "no projection", "no clips", "clips that fire")[number % 4], precision, way)
@@ -169,6 +171,20 @@ def test_medium_takes_fp16_where_the_operands_are_bounded(change, dtype):
     assert operands.operands(weights, "medium", clip).dtype == torch.bfloat16
 
 
+def test_scaled_rows_give_their_projections(arenas):
+    """Each row within the rounding of its own size, for both directions from one table and from rows of their own."""
+    inputs, weights = draw(FIRING, torch.float32)[0], layer()
+    inputs[:4] *= torch.tensor([1e5, 1e30, 1e-3, 1.0])[:, None]
+    of_layer = operands.operands(operands.flat_weights(weights), "medium", 3.0)
+    arena = lstm.arena_of(of_layer, weights[0][0], inputs.device)
+    for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
+        lstm.project(arena, of_layer, x, False)
+        for direction, rows in enumerate(x if x.dim() == 3 else (x, x)):
+            found = arena.z[: len(rows), direction].double() * arena.scale[: len(rows), direction, None]
+            expected = rows.double() @ weights[direction][0][: rows.shape[1]].double()
+            assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
+
+
 def test_rows_of_any_size_fit_fp16():
     inputs, index, state = draw(SHAPES["two layers"], torch.float32)
     for row, size in enumerate((1e6, 1e30, 1e-3, 1.0)):
@@ -208,10 +224,11 @@ def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
     layers, clipped = [layer(SHAPES["two layers"], number) for number in (0, 1)], options({"cell_clip": 0.3})
     cases = [(options(), "highest", 0, {}), (options(), "highest", 1, {}), (options(), "medium", 1, {}),
              (clipped, "highest", 0, {"restart": RESTART}), (FIRING, "medium", 0, {"restart": RESTART})]
-    for seed in (0, 1, 0):
-        for of, precision, number, more in cases:
-            check(of, precision, *few_slots(seed), slots=SLOTS, weights=layers[number], **more)
+    plain, _, replayed = ([check(of, precision, *few_slots(seed), slots=SLOTS, weights=layers[number], **more)
+                           for of, precision, number, more in cases] for seed in (0, 1, 0))
     assert len(graphs) == 2 and all(each.replayed for each in graphs)
+    for (one, state), (other, other_state) in zip(plain, replayed):
+        assert all(map(torch.equal, (one, *state), (other, *other_state)))
 
 
 @pytest.mark.parametrize("length", [1, 31, 50])
@@ -389,7 +406,12 @@ def test_registered_as_one_op(starts):
     ("four layers", "carry", "medium"), ("no projection", "zero", "highest"), ("no skip connections", "warm", "medium"),
     ("clips that fire", "carry", "highest")])
 def test_states_over_ragged_batches(shape, state, precision, graphs, monkeypatch):
-    """A batch, a smaller one, a larger one, against the reference in float64; the LSTM's steps are replayed."""
+    check_states_over_ragged_batches(shape, state, precision, monkeypatch)
+    assert graphs[0].replayed
+
+
+def check_states_over_ragged_batches(shape, state, precision, monkeypatch):
+    """A batch, a smaller one, a larger one, empty sentences, against the reference in float64."""
     def on_gpu(*given, backend, multiplied, **settings):
         assert not multiplied
         bounds.append(settings["bounded"])
@@ -406,5 +428,5 @@ def test_states_over_ragged_batches(shape, state, precision, graphs, monkeypatch
         for one, other in zip(found._elmo_lstm._states, truth._elmo_lstm._states):
             assert relative_error(one, other) < LIMITS[precision]
     layers = SHAPES[shape].lstm.n_layers
-    assert graphs[0].replayed and bounds[-layers:] == [
+    assert bounds[-layers:] == [
         layer == 1 or layer > 1 and not SHAPES[shape].lstm.use_skip_connections for layer in range(layers)]

@@ -259,6 +259,7 @@ def test_the_shapes_reach_the_lines(generation):
     gathers = {"st.shared.v4.u32", "st.shared.u64"} if generation == 80 else set()  # m over a cluster
     moves = re.compile(r"(?:mma|ld|st|cp|bar|barrier|red|mapa)\.\S+")  # data, or the order of what others see
     for name, (ran, missed) in coverage(module, source).items():
-        assert len(ran) >= 0.8 * (len(ran) + len(missed)) or "replay" in name, (name, len(ran), len(missed))
+        least = 0.97 if "replay" in name else 0.87 if generation == 90 else 0.84
+        assert len(ran) >= least * (len(ran) + len(missed)), (name, len(ran), len(missed))
         ran, missed = (set(moves.findall("\n".join(text for _, text in lines))) for lines in (ran, missed))
         assert missed - ran <= gathers and len(ran) > 5, (name, missed - ran)

@@ -58,6 +58,14 @@ def test_agrees_with_float64(native, projected):
     assert (native.calls[-1]["operand"], native.calls[-1]["scale"], native.calls[-1]["fresh_c"]) == (1, 0, 0)
 
 
+@pytest.mark.parametrize("native, shape, state", [
+    (90, "clips that fire", "carry"), (80, "four layers", "carry"), (80, "clips that fire", "zero"),
+    (90, "no skip connections", "warm")], indirect=["native"])
+def test_states_over_ragged_batches(native, shape, state, monkeypatch):
+    graph_tests.check_states_over_ragged_batches(shape, state, "medium", monkeypatch)
+    assert native.calls and all(call["nanoseconds"] for call in native.calls)
+
+
 @pytest.mark.parametrize("native, slots, launches", [
     (90, 1, [1]), (80, 2, [2]), (90, 7, [7]), (80, 16, [16]), (90, 32, [32]), (80, 64, [64]),
     (90, 200, [64, 64, 64, 8])], indirect=["native"])
