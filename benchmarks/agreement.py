@@ -1,14 +1,11 @@
-"""How far a fast path may be from what it is timed against: the limits of tests/tolerances.py."""
-
-import runpy
+"""How far a fast path may be from what it is timed against: the limits of elmo_fast/testing/tolerances.py."""
 
 import numpy as np
 
-from benchmarks import common
+from elmo_fast.testing import tolerances
 
-_TOLERANCES = runpy.run_path(str(common.ROOT / "tests" / "tolerances.py"))
-TABLE = _TOLERANCES["AGAINST_FLOAT64"]
-GRADIENT_LIMIT = _TOLERANCES["GRADIENT_AGAINST_FLOAT64"]
+TABLE = tolerances.AGAINST_FLOAT64
+GRADIENT_LIMIT = tolerances.GRADIENT_AGAINST_FLOAT64
 _PATHS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
 
 

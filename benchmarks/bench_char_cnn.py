@@ -1,4 +1,4 @@
-"""Times the char-CNN, and the whole char encoder around it, on the distinct tokens of a batch of running text.
+"""Times the char-CNN, and the whole char encoder around it, on the unique tokens of a batch of running text.
 
     python -m pytest benchmarks/bench_char_cnn.py --benchmark-only -k "encoder and original and b64"
 
@@ -28,9 +28,9 @@ def encoder(size: str) -> CharacterEncoder:
 
 @functools.cache
 def token_ids(batch: int) -> torch.Tensor:
-    """Character ids of a batch's distinct tokens: [R, 50]."""
-    distinct, _, _ = op_cases.numbered(batch)
-    return encoder("small").token_ids([*distinct])
+    """Character ids of a batch's unique tokens: [R, 50]."""
+    unique, _, _ = op_cases.numbered(batch)
+    return encoder("small").token_ids([*unique])
 
 
 def convolve(model: CharacterEncoder, ids: torch.Tensor, backend: str, dtype=torch.float32) -> torch.Tensor:

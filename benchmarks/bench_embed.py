@@ -1,6 +1,6 @@
 """Tokens per second from lists of tokens to NumPy arrays on the CPU: running text, states carried.
 
-AllenNLP's own code at batch 64 (without --allennlp: our reference path), and ours in three ways: a stream in 64 lanes,
+AllenNLP's own code at batch 64 (without --allennlp: our reference path), and ours in three ways: a stream in 64 slots,
 one batch of 64 at a time, one sentence of 25 tokens. All run the same random weights by turns in this process, after
 their numbers were compared; a disagreement ends the run. The slow side has fewer batches a turn: each turn it takes the
 next ones of the same text. Each figure stands beside its floor (benchmarks/floor.py).
@@ -82,7 +82,7 @@ def check(setup: Setup, text: Text, batches: int) -> dict:
         found = {"batches": agreement.by_layer(run_over(embedder, groups), in_batches)}
         embedder.reset_states()
         stream = embedder.embed_sentences(list(itertools.chain.from_iterable(groups)), setup.batch_size)
-        found["lanes"] = agreement.by_layer(stream, in_batches)
+        found["slots"] = agreement.by_layer(stream, in_batches)
         found["sentence"] = agreement.by_layer(run_over(embedder, [[text.alone]]), alone)
         for way, layers in found.items():
             agreement.require(f"{way} in {precision} against {setup.peer_name}", max(layers),
@@ -119,10 +119,10 @@ def batches_turn(embedder: models.Embedder, text: Text):
     return turn
 
 
-def lanes_turn(embedder: models.Embedder, text: Text, lanes: int):
+def slots_turn(embedder: models.Embedder, text: Text, slots: int):
     def turn() -> int:
         embedder.reset_states()
-        embedder.embed_sentences(text.sentences, lanes)
+        embedder.embed_sentences(text.sentences, slots)
         return count(text.groups)
 
     return turn
@@ -143,10 +143,10 @@ def alternate(turns: dict, rounds: int) -> dict[object, list[float]]:
 
 def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int) -> dict[tuple, common.Timing]:
     """Tokens per second by (way, variant, precision), the peer first."""
-    batch, lanes = f"one batch of {setup.batch_size}", f"lanes of {setup.batch_size}"
+    batch, slots = f"one batch of {setup.batch_size}", f"slots of {setup.batch_size}"
     turns = {(batch, setup.peer_name, "highest"): peer_turn(setup, text, peer_batches)}
     for precision, embedder in setup.ours.items():
-        turns[lanes, "ours", precision] = lanes_turn(embedder, text, setup.batch_size)
+        turns[slots, "ours", precision] = slots_turn(embedder, text, setup.batch_size)
         turns[batch, "ours", precision] = batches_turn(embedder, text)
     return {key: common.Timing.of(speeds) for key, speeds in alternate(turns, rounds).items()}
 
@@ -167,9 +167,9 @@ def time_sentence(setup: Setup, text: Text, rounds: int) -> dict[tuple, common.T
 def floors(setup: Setup, text: Text, threads: int) -> tuple[dict, dict]:
     """Floor by (way, precision) and the machine's rates by precision; reasons stand where there are none."""
     options = common.standard_options(setup.size)
-    work = {f"lanes of {setup.batch_size}": floor.work_of_lanes(text.sentences, setup.batch_size),
+    work = {f"slots of {setup.batch_size}": floor.work_of_slots(text.sentences, setup.batch_size),
             f"one batch of {setup.batch_size}": floor.work_of_batches(text.groups),
-            "one sentence": floor.work_of_lanes([text.alone], 1)}
+            "one sentence": floor.work_of_slots([text.alone], 1)}
     by_case, by_precision = {}, {}
     for precision in setup.ours:
         try:
@@ -184,7 +184,7 @@ def floors(setup: Setup, text: Text, threads: int) -> tuple[dict, dict]:
 
 def floor_of(options: dict, work: floor.Work, rates: floor.Rates, precision: str) -> dict:
     arithmetic = floor.flop(options, work)
-    return {"flop_per_token": arithmetic / work.tokens, "live_rows_per_step": float(work.live.mean()),
+    return {"flop_per_token": arithmetic / work.tokens, "live_rows_per_step": float(work.batch_sizes.mean()),
             "arithmetic_tokens_per_s": rates.flops(precision) * work.tokens / arithmetic,
             "floor_tokens_per_s": work.tokens / floor.seconds(options, work, rates, precision)}
 
@@ -221,7 +221,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
                         help="of ours (default: all; the file says which this machine lacks)")
     for option, default, what in (
-        ("--batch-size", 64, "sentences in a batch, lanes of a stream"),
+        ("--batch-size", 64, "sentences in a batch, slots of a stream"),
         ("--batches", 8, "batches of text in one turn of ours"),
         ("--peer-batches", 2, "batches in one turn of the slow side, and in the comparison"),
         ("--rounds", 5, "turns of each"),

@@ -1,4 +1,4 @@
-"""Times one highway layer on the distinct tokens of a batch of running text.
+"""Times one highway layer on the unique tokens of a batch of running text.
 
     python -m pytest benchmarks/bench_highway.py --benchmark-only -k "b64"
 
@@ -17,7 +17,7 @@ from elmo_fast.ops.highway import highway
 
 @functools.lru_cache(maxsize=1)
 def operands(batch: int):
-    """x [distinct tokens, D], W_carry, b_carry, W_transform, b_transform."""
+    """x [unique tokens, D], W_carry, b_carry, W_transform, b_transform."""
     size = sum(count for _, count in common.FILTERS)
     generator = torch.Generator().manual_seed(op_cases.SEED)
     x = torch.randn(len(op_cases.numbered(batch)[0]), size, generator=generator)

@@ -1,4 +1,4 @@
-"""Times one layer of the two-direction projected LSTM on a batch of running text: distinct rows, gathered, no padding.
+"""Times one layer of the two-direction projected LSTM on a batch of running text: unique rows, gathered, no padding.
 
     python -m pytest benchmarks/bench_projected_lstm.py --benchmark-only -k "native and original and b64"
     python -m pytest benchmarks/bench_projected_lstm.py --benchmark-only --benchmark-timer=time.process_time
@@ -53,9 +53,9 @@ class Layer:
 def layer(size: str, batch: int) -> Layer:
     """Random operands: gates well out of their linear part, states as in the middle of a text."""
     cells, projection, _ = common.SIZES[size]
-    distinct, index, lengths = op_cases.numbered(batch)
+    unique, index, lengths = op_cases.numbered(batch)
     torch.manual_seed(op_cases.SEED)
-    inputs = torch.randn(len(distinct), projection)  # [R, P]
+    inputs = torch.randn(len(unique), projection)  # [R, P]
     schedule = make_schedule(lengths)
     state = 0.1 * torch.randn(batch, 2 * projection), 0.1 * torch.randn(batch, 2 * cells)
     bound = torch.nn.LSTM(projection, cells, proj_size=projection, bidirectional=True).eval()
@@ -88,9 +88,9 @@ def rates(size: str, precision: str) -> floor.Rates:
 
 
 def floor_seconds(size: str, precision: str, operands: Layer) -> float | None:
-    """The floor of one layer with distinct inputs, or None where it is not known."""
+    """The floor of one layer with unique inputs, or None where it is not known."""
     options = common.standard_options(size, n_layers=1)
-    work = floor.Work(0, np.zeros(len(operands.inputs)), operands.schedule.live)
+    work = floor.Work(0, np.zeros(len(operands.inputs)), operands.schedule.batch_sizes)
     try:
         measured = rates(size, precision)
         encoder = floor.encoder_flop(options, work.characters) / measured.flops(precision)
@@ -110,7 +110,7 @@ def test_projected_lstm(request, benchmark, size, batch, backend, precision):
             op_cases.compare([found], [truth], precision, exact=size == "small")
     op_cases.timed(request, benchmark, lambda: operands.run(backend, precision),
                    lambda: operands.bound(operands.sequences), "nn.LSTM without clips",
-                   int(operands.schedule.live.sum()), f"projected_lstm {size} b{batch}")
+                   int(operands.schedule.batch_sizes.sum()), f"projected_lstm {size} b{batch}")
     least = floor_seconds(size, precision, operands)
     if least and op_cases.clock(request) is time.process_time:
         least *= torch.get_num_threads()

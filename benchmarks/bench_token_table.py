@@ -1,8 +1,8 @@
 """What token tables save on the CPU: three lines, each timed by turns in this process.
 
-text       running text in 64 lanes and in batches of 64, states carried, beside our own path without a table, `highest`
+text       running text in 64 slots and in batches of 64, states carried, beside our own path without a table, `highest`
 proteins   25 letters, sequences of 500 residues, 15,000 residues a batch, beside our reference path
-building   a table of distinct words, words per second, beside the reference char encoder
+building   a table of unique words, words per second, beside the reference char encoder
 
 The last two run in every precision of `--precisions` that the machine has; the reference side is fp32 always.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import agreement, common, models
-from benchmarks.bench_embed import PRECISIONS, alternate, batches_turn, lanes_turn, positive
+from benchmarks.bench_embed import PRECISIONS, alternate, batches_turn, slots_turn, positive
 from benchmarks.bench_reference import run_over
 
 LINES = ("text", "proteins", "building")
@@ -78,10 +78,10 @@ def text_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict], dic
     head = text.groups[:2]
     worst = largest_difference(run_over(table, head), run_over(plain, head))
     require_same(f"text in {size}", worst)
-    lanes, batch = f"lanes of {arguments.batch_size}", f"one batch of {arguments.batch_size}"
+    slots, batch = f"slots of {arguments.batch_size}", f"one batch of {arguments.batch_size}"
     turns = {}
     for variant, embedder in (("without a table", plain), ("with a table", table)):
-        turns[lanes, variant] = lanes_turn(embedder, text, arguments.batch_size)
+        turns[slots, variant] = slots_turn(embedder, text, arguments.batch_size)
         turns[batch, variant] = batches_turn(embedder, text)
     speeds = warmed(turns, arguments.rounds)
     facts = {"text": source, **common.text_facts(sentences, arguments.batch_size), "largest_difference": worst}
@@ -112,7 +112,7 @@ def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
         agreement.require(f"proteins in {size} in {precision} against reference", max(errors[precision]),
                           agreement.limit(precision))
         turns |= {(way, variant(precision)): batches_turn(ours, text),
-                  (f"lanes of {batch}", variant(precision)): lanes_turn(ours, text, batch)}
+                  (f"slots of {batch}", variant(precision)): slots_turn(ours, text, batch)}
     speeds = warmed(turns, arguments.rounds, leave_out=(way, "reference"))
     facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch, "errors": common.rounded(errors)}
     return rows("proteins", size, speeds, (way, "reference"), "tokens/s"), facts
@@ -121,8 +121,8 @@ def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
 # ---- building ------------------------------------------------------------------------------
 
 
-def distinct_words(wanted: int) -> tuple[list[str], str]:
-    """Distinct words of running English, of the training corpus, else made up; and their source."""
+def unique_words(wanted: int) -> tuple[list[str], str]:
+    """Unique words of running English, of the training corpus, else made up; and their source."""
     folder = common.shared_folder() / "corpus" / "train"
     words: dict[str, None] = {}
     for path in sorted(folder.glob("*.txt")) if folder.is_dir() else []:
@@ -144,7 +144,7 @@ def building_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
     from elmo_fast import build_token_table
     from elmo_fast.ops.precision import numerics
 
-    words, source = distinct_words(arguments.words)
+    words, source = unique_words(arguments.words)
     bilm = models.build(size, backend="auto")
     encoder = bilm.token_source
     some = words[:: max(1, len(words) // arguments.reference_words)][: arguments.reference_words]
@@ -232,12 +232,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--text-sizes", nargs="+", choices=common.SIZES, default=["small", "original"], metavar="SIZE",
                         help="of text (default: small original)")
     for option, default, what in (
-        ("--batch-size", 64, "sentences in a batch, lanes of a stream"),
+        ("--batch-size", 64, "sentences in a batch, slots of a stream"),
         ("--batches", 8, "batches of text in one turn"),
         ("--residues", 500, "residues in a sequence"),
         ("--batch-residues", 15_000, "residues in a batch of sequences"),
         ("--protein-batches", 2, "batches of sequences in one turn of ours; the reference has one"),
-        ("--words", 100_000, "distinct words of the table that is built"),
+        ("--words", 100_000, "unique words of the table that is built"),
         ("--reference-words", 2048, "words in one turn of the reference char encoder"),
         ("--reference-batch", 1024, "words that the reference char encoder takes at a time"),
         ("--rounds", 3, "turns of each"),

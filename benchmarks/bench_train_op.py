@@ -6,7 +6,7 @@
 The second counts the CPU time of all threads, which other programs on the machine disturb less.
 
 A batch is `batch` rows of running text, 20 steps each, every direction with its own rows, states carried in. The first
-layer gathers distinct token vectors; a layer above reads its own half of what the layer below gave. Gradients of every
+layer gathers unique token vectors; a layer above reads its own half of what the layer below gave. Gradients of every
 operand are computed and weights count as edited between calls, so that packing is part of the time.
 
 The yardstick that runs between the rounds is `torch.nn.LSTM(proj_size)`, forward and backward, on the same rows. It
@@ -38,7 +38,7 @@ CLIPS = {"cell_clip": 3.0, "proj_clip": 3.0}
 
 @functools.cache
 def rows_of_text(batch: int) -> tuple[list[str], np.ndarray]:
-    """Distinct tokens, and the number of each token of `2 * batch` rows of running text: int32 [2, STEPS * batch]."""
+    """Unique tokens, and the number of each token of `2 * batch` rows of running text: int32 [2, STEPS * batch]."""
     wanted = 2 * batch * STEPS
     sentences, _ = common.running_text(wanted // 10)
     running = [token for sentence in sentences for token in sentence]
@@ -77,10 +77,10 @@ class Layer:
 @functools.lru_cache(maxsize=1)
 def layer(size: str, batch: int, which: str) -> Layer:
     cells, projection = SIZES[size]
-    distinct, index = rows_of_text(batch)
+    unique, index = rows_of_text(batch)
     count = batch * STEPS
     torch.manual_seed(op_cases.SEED)
-    inputs = torch.randn((len(distinct), projection) if which == "first" else (count, 2 * projection))
+    inputs = torch.randn((len(unique), projection) if which == "first" else (count, 2 * projection))
     leaves = [inputs, 0.1 * torch.randn(batch, 2 * projection), 0.1 * torch.randn(batch, 2 * cells)]
     for _ in range(2):
         leaves += [torch.empty(2 * projection, 4 * cells), torch.zeros(4 * cells), torch.empty(cells, projection)]
@@ -154,7 +154,7 @@ def expected_of_encoder(filters: str, batch: int) -> list[torch.Tensor]:
 
 
 def train_encoder(model: CharacterEncoder, batch: int, backend: str) -> list[torch.Tensor]:
-    """Vectors of a batch's distinct tokens, and the gradients of all parameters."""
+    """Vectors of a batch's unique tokens, and the gradients of all parameters."""
     model.zero_grad()
     with torch.no_grad():
         for each in model.parameters():

@@ -158,7 +158,7 @@ def _generated_sentences(count: int) -> list[list[str]]:
     """Made-up words drawn by Zipf's law, with English word and sentence lengths."""
     rng = np.random.default_rng(0)
     ranks = np.arange(20_000)
-    # Mandelbrot's offset and this exponent repeat words as English does: 1 in 3 of 64 sentences' is distinct
+    # Mandelbrot's offset and this exponent repeat words as English does: 1 in 3 of 64 sentences' is unique
     weights = 1.0 / (ranks + 3.7) ** 1.25
     letters = np.array(list("etaoinshrdlucmfwypvbgk"))
     sizes = np.clip(rng.poisson(2 + np.log2(ranks + 2) / 3), 1, 16)
@@ -195,12 +195,12 @@ def text_facts(sentences: list[list[str]], batch_size: int) -> dict:
     steps = sum(max(map(len, group)) + 2 for group in groups)
     padded = sum(len(group) * (max(map(len, group)) + 2) for group in groups)
     real = tokens + 2 * len(sentences)
-    distinct = sum(len({token for sentence in group for token in sentence}) for group in groups)
+    unique = sum(len({token for sentence in group for token in sentence}) for group in groups)
     return {
         "sentences": len(sentences),
         "tokens": tokens,
         "batch_size": batch_size,
-        "distinct_share": round(distinct / tokens, 3),
+        "unique_share": round(unique / tokens, 3),
         "padding_share": round(1 - real / padded, 3),
         "live_rows_per_step": round(real / steps, 1),
     }

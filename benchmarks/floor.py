@@ -1,7 +1,7 @@
 """The least time that a model needs for a text on this machine: its arithmetic, and its weights read once a step.
 
 Counted is what exact computation cannot leave out: the char encoder over windows that touch a real character and the
-first layer's input product, once for each distinct token; every other product once for each position, `<S>` and `</S>`
+first layer's input product, once for each unique token; every other product once for each position, `<S>` and `</S>`
 included. A step takes the larger of its arithmetic and the reading of its weights. The machine's rates are measured, by
 the CPU time of benchmarks/native/machine_floor.cpp.
 
@@ -78,28 +78,28 @@ def _compile(program: Path) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """`tokens` of the text, characters of each distinct token int [R], rows int [steps] alive at each step."""
+    """`tokens` of the text, characters of each unique token int [R], rows int [steps] at each step."""
 
     tokens: int
     characters: np.ndarray
-    live: np.ndarray
+    batch_sizes: np.ndarray
 
 
 def work_of_batches(groups: list[list[list[str]]]) -> Work:
-    """Batches one after the other: a step runs the sentences that are long enough, tokens are distinct in a batch."""
-    parts = [work_of_lanes(group, len(group)) for group in groups]
+    """Batches one after the other: a step runs the sentences that are long enough, tokens are unique in a batch."""
+    parts = [work_of_slots(group, len(group)) for group in groups]
     return Work(sum(part.tokens for part in parts), np.concatenate([part.characters for part in parts]),
-                np.concatenate([part.live for part in parts]))
+                np.concatenate([part.batch_sizes for part in parts]))
 
 
-def work_of_lanes(sentences: list[list[str]], lanes: int) -> Work:
-    """Sentence i in lane i mod `lanes`, back to back; tokens are distinct in the whole stream."""
-    positions = np.zeros(lanes, dtype=np.int64)
-    np.add.at(positions, np.arange(len(sentences)) % lanes, [len(sentence) + 2 for sentence in sentences])
-    live = (positions > np.arange(positions.max())[:, None]).sum(1)
-    distinct = {token for sentence in sentences for token in sentence}
-    characters = [len(token.encode("utf-8", "replace")) + 2 for token in distinct] + [BOUNDARY_CHARACTERS] * 2
-    return Work(sum(map(len, sentences)), np.array(characters), live)
+def work_of_slots(sentences: list[list[str]], slots: int) -> Work:
+    """Sentence i in slot i mod `slots`, back to back; tokens are unique in the whole stream."""
+    positions = np.zeros(slots, dtype=np.int64)
+    np.add.at(positions, np.arange(len(sentences)) % slots, [len(sentence) + 2 for sentence in sentences])
+    batch_sizes = (positions > np.arange(positions.max())[:, None]).sum(1)
+    unique = {token for sentence in sentences for token in sentence}
+    characters = [len(token.encode("utf-8", "replace")) + 2 for token in unique] + [BOUNDARY_CHARACTERS] * 2
+    return Work(sum(map(len, sentences)), np.array(characters), batch_sizes)
 
 
 # ---- model ---------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def kib_per_thread(options: dict, precision: str, threads: int) -> int:
 
 
 def encoder_flop(options: dict, characters: np.ndarray) -> float:
-    """Convolutions over real characters, highways and projection of distinct tokens with that many characters."""
+    """Convolutions over real characters, highways and projection of unique tokens with that many characters."""
     cnn, projection = options["char_cnn"], options["lstm"]["projection_dim"]
     most, dim = cnn["max_characters_per_token"], cnn["embedding"]["dim"]
     real = np.minimum(characters, most)
@@ -133,20 +133,20 @@ def input_flop(options: dict) -> int:
 
 
 def _outside_steps(options: dict, work: Work) -> float:
-    upper = (options["lstm"]["n_layers"] - 1) * int(work.live.sum())
+    upper = (options["lstm"]["n_layers"] - 1) * int(work.batch_sizes.sum())
     return encoder_flop(options, work.characters) + input_flop(options) * (len(work.characters) + upper)
 
 
 def flop(options: dict, work: Work) -> float:
     """All arithmetic of the work."""
-    steps = 2 * options["lstm"]["n_layers"] * step_weights(options) * int(work.live.sum())
+    steps = 2 * options["lstm"]["n_layers"] * step_weights(options) * int(work.batch_sizes.sum())
     return _outside_steps(options, work) + steps
 
 
 def seconds(options: dict, work: Work, rates: Rates, precision: str) -> float:
     """The floor; raises `NoFloor` where the machine has no rate for `precision`."""
     speed, weights = rates.flops(precision), step_weights(options)
-    steps = np.maximum(2.0 * weights * work.live / speed, weights * PRECISIONS[precision][0] / rates.read)
+    steps = np.maximum(2.0 * weights * work.batch_sizes / speed, weights * PRECISIONS[precision][0] / rates.read)
     return _outside_steps(options, work) / speed + options["lstm"]["n_layers"] * float(steps.sum())
 
 
@@ -217,7 +217,7 @@ def characters_of(tokens) -> np.ndarray:
 def main() -> int:
     sentences, source = common.running_text(2000)
     characters = characters_of(sorted({token for sentence in sentences for token in sentence}))
-    print(f"{H200.name}, distinct tokens of {source}, {characters.mean():.1f} characters on average\n")
+    print(f"{H200.name}, unique tokens of {source}, {characters.mean():.1f} characters on average\n")
     print(encoder_table(H200, characters))
     return 0
 

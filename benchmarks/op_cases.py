@@ -41,7 +41,7 @@ def skip_absent(backend: str, precision: str) -> None:
 
 @functools.cache
 def numbered(batch: int):
-    """Distinct tokens, number of each position, positions of each sentence: running text between its boundaries.
+    """Unique tokens, number of each position, positions of each sentence: running text between its boundaries.
 
     A batch of one is a sentence of 25 tokens.
     """

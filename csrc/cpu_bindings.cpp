@@ -98,11 +98,11 @@ void bind_lstm(py::module_& m) {
         py::arg("packed"), py::arg("packed_size"));
   m.def("lstm_forward", run_lstm, py::call_guard<py::gil_scoped_release>(), py::kw_only(), py::arg("input"),
         py::arg("dim"), py::arg("projection"), py::arg("precision"), py::arg("packed"), py::arg("packed_size"),
-        py::arg("inputs"), py::arg("input_rows"), py::arg("split_input"), py::arg("steps"), py::arg("live"),
-        py::arg("step_rows"), py::arg("rows"), py::arg("out_rows"), py::arg("reset") = 0, py::arg("reset_h") = 0,
-        py::arg("reset_c") = 0, py::arg("output"), py::arg("output_rows"), py::arg("lanes"), py::arg("h"),
+        py::arg("inputs"), py::arg("input_rows"), py::arg("split_input"), py::arg("steps"), py::arg("batch_sizes"),
+        py::arg("packed_rows"), py::arg("rows"), py::arg("out_rows"), py::arg("sequence_start") = 0, py::arg("initial_h") = 0,
+        py::arg("initial_c") = 0, py::arg("output"), py::arg("output_rows"), py::arg("slots"), py::arg("h"),
         py::arg("c"), py::arg("cell_clip"), py::arg("proj_clip"), py::arg("threads"), py::arg("chunk_rows") = 0,
-        py::arg("multiplied") = false);
+        py::arg("precomputed") = false);
 }
 
 void bind_linear(py::module_& m) {

@@ -42,13 +42,13 @@ LstmCall forward_call(const py::dict& values) {
   call.input_rows = number("input_rows");
   call.split_input = values["split_input"].cast<bool>();
   call.steps = number("steps");
-  call.live = at<const int32_t>(address("live"));
-  call.step_rows = number("step_rows");
+  call.live = at<const int32_t>(address("batch_sizes"));
+  call.step_rows = number("packed_rows");
   call.rows = at<const int32_t>(address("rows"));
-  call.reset = at<const uint8_t>(address("reset"));
-  call.reset_h = at<const float>(address("reset_h"));
-  call.reset_c = at<const float>(address("reset_c"));
-  call.lanes = number("lanes");
+  call.reset = at<const uint8_t>(address("sequence_start"));
+  call.reset_h = at<const float>(address("initial_h"));
+  call.reset_c = at<const float>(address("initial_c"));
+  call.lanes = number("slots");
   call.h = at<float>(address("h"));
   call.c = at<float>(address("c"));
   call.cell_clip = values["cell_clip"].cast<float>();
@@ -138,7 +138,7 @@ void bind_training(py::module_& m) {
       [](int64_t input, int64_t dim, int64_t projection, int64_t step_rows) {
         return lstm_saved_size({input, dim, projection}, step_rows);
       },
-      py::arg("input"), py::arg("dim"), py::arg("projection"), py::arg("step_rows"));
+      py::arg("input"), py::arg("dim"), py::arg("projection"), py::arg("packed_rows"));
   m.def(
       "lstm_backward_packed_size",
       [](int64_t input, int64_t dim, int64_t projection) {
@@ -152,7 +152,7 @@ void bind_training(py::module_& m) {
   m.def("lstm_backward_scratch_size", scratch_size, py::arg("call"));
   m.def("lstm_backward", backward, py::arg("call"), py::kw_only(), py::arg("saved"), py::arg("saved_size"),
         py::arg("grad_output"), py::arg("grad_h"), py::arg("grad_c"), py::arg("grad_inputs"), py::arg("grad_weights"),
-        py::arg("grad_biases"), py::arg("grad_projections"), py::arg("grad_reset_h"), py::arg("grad_reset_c"),
+        py::arg("grad_biases"), py::arg("grad_projections"), py::arg("grad_initial_h"), py::arg("grad_initial_c"),
         py::arg("scratch"), py::arg("scratch_size"));
   m.def("char_cnn_forward", forward_char_cnn, py::kw_only(), py::arg("ids"), py::arg("tokens"), py::arg("characters"),
         py::arg("padding"), py::arg("table"), py::arg("table_rows"), py::arg("dim"), py::arg("banks"),

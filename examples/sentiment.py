@@ -67,7 +67,7 @@ class Reviews:
         self.tokens = torch.from_numpy(np.concatenate([each.swapaxes(0, 1) for each in vectors]))
         self.labels = torch.tensor([label for _, label in reviews])
         self.lengths = torch.tensor([each.shape[1] for each in vectors])
-        self.starts = self.lengths.cumsum(0) - self.lengths
+        self.sequence_starts = self.lengths.cumsum(0) - self.lengths
 
     def layer(self, k: int) -> "Reviews":
         """The same with one layer alone."""
@@ -80,7 +80,7 @@ class Reviews:
         lengths = self.lengths[which]
         owner = torch.repeat_interleave(torch.arange(len(which)), lengths)
         within = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]
-        return self.tokens[self.starts[which][owner] + within], owner
+        return self.tokens[self.sequence_starts[which][owner] + within], owner
 
 
 class Classifier(nn.Module):

@@ -127,7 +127,7 @@ def _whole(rows, table, weight, best, width, size, filter, positions, last_row, 
     prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
     characters = _characters(rows, tl.minimum(1, positions - 1), width, last_row, K // EP)
     for start in range(0, positions):
-        # The next windows, and the ids of those behind them, are on their way while these are multiplied.
+        # The next windows, and the ids of those behind them, are on their way while these are precomputed.
         windows = prefetched
         prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
         characters = _characters(rows, tl.minimum(start + 2, positions - 1), width, last_row, K // EP)

@@ -22,7 +22,7 @@ BATCH, SENTENCES, ROUNDS = 64, 512, 5
 
 
 def encoder(stage: Stage) -> None:
-    """The text's distinct tokens, over and over; FLOP are those of real characters."""
+    """The text's unique tokens, over and over; FLOP are those of real characters."""
     size = "tiny" if stage.dry_run else "original"
     source = models.build(size).token_source
     tokens = sorted({token for sentence in common.running_text(64 if stage.dry_run else 2000)[0] for token in sentence})

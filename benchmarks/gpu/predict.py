@@ -126,9 +126,8 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
 
 def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     """A step of the original size in fp16, on an H100's plan; the numbers of the run are checked."""
-    sys.path.insert(0, str(common.ROOT / "tests"))
-    import lstm_kernel_case as cases
-    import ptx_machine
+    from tests.support import lstm_kernel_case as cases
+    from tests.support import ptx_machine
 
     size, module, runs = common.SIZES["original"][:2], ptx_machine.machine(90), []
     module.set(checks=False, traffic=True, seed=0)

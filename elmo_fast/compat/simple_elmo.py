@@ -41,7 +41,7 @@ class ElmoModel:
         """Read a model from a directory or ZIP with `options.json` and `model.hdf5`, or else its first `*.hdf5`.
 
         `max_batch_size` sentences run at a time. `limit`, how many words of `vocab.txt` to prepare, is taken and ignored:
-        every distinct word of a batch is prepared once anyway. `full=True`, for `get_elmo_substitutes`, needs
+        every unique word of a batch is prepared once anyway. `full=True`, for `get_elmo_substitutes`, needs
         `softmax.hdf5` and `vocab.txt` beside the weights, as `elmo-fast import-tf` and `export --softmax` write them.
         """
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.whole_file import check_target, whole
-from elmo_fast.model.whole_hdf5 import whole_hdf5
+from elmo_fast.model.atomic_file import check_target, atomic_path
+from elmo_fast.model.atomic_hdf5 import atomic_hdf5
 
 SUFFIXES = (".h5", ".npz", ".npy")
 
@@ -34,7 +34,7 @@ def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray
 
 
 def _write_h5(path, arrays) -> None:
-    with whole_hdf5(path) as (file, disk):
+    with atomic_hdf5(path) as (file, disk):
         for name, values in arrays:
             try:
                 file.create_dataset(name, data=values)
@@ -45,7 +45,7 @@ def _write_h5(path, arrays) -> None:
 
 
 def _write_npz(path, arrays) -> None:
-    with whole(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
+    with atomic_path(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
         for name, values in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
@@ -56,7 +56,7 @@ def _write_npy(path, arrays) -> None:
     for name, values in arrays:
         names.append(name)
         vectors.append(values)
-    with whole(Path(path).with_suffix(".json")) as part_of_names, whole(path) as part:
+    with atomic_path(Path(path).with_suffix(".json")) as part_of_names, atomic_path(path) as part:
         part_of_names.write_text(json.dumps(names), encoding="utf-8")
         with open(part, "wb") as file:
             np.save(file, np.asarray(vectors), allow_pickle=False)

@@ -10,7 +10,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES, find_model
 from elmo_fast.model.table_build import corpus_words, write_token_table
 from elmo_fast.model.table_file import STORAGES
-from elmo_fast.model.whole_file import check_target
+from elmo_fast.model.atomic_file import check_target
 from elmo_fast.ops.backend import BACKENDS
 from elmo_fast.ops.precision import PRECISIONS
 

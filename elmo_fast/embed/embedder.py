@@ -12,13 +12,13 @@ import torch
 
 from elmo_fast.embed import sentences as lines_of
 from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
-from elmo_fast.embed.lanes import LaneStream
+from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table import TokenTable
-from elmo_fast.ops.host_device import to_host
+from elmo_fast.ops.device import to_host
 from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
@@ -113,7 +113,7 @@ class ElmoEmbedder:
         """Vectors of each sentence of an iterable, in its order, float32 [layers, tokens, 2 P] each.
 
         `batch_size` sentences run at a time, each row of the batch taking its next sentence as soon as it has room
-        (see `LaneStream`); the results are those of batches, and a bounded part of the iterable is read ahead.
+        (see `SlotStream`); the results are those of batches, and a bounded part of the iterable is read ahead.
         Carried states move on when the iterable has ended.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -123,7 +123,7 @@ class ElmoEmbedder:
         if self.elmo_bilm.backend == "reference":
             return self._embed_batches(iter(sentences), batch_size)
         checked = (_checked(sentence, number) for number, sentence in enumerate(sentences))
-        return LaneStream(self.elmo_bilm, batch_size).run(checked)
+        return SlotStream(self.elmo_bilm, batch_size).run(checked)
 
     def _embed_batches(self, sentences: Iterator[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         while batch := list(itertools.islice(sentences, batch_size)):

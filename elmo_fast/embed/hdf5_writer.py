@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.whole_file import check_target
-from elmo_fast.model.whole_hdf5 import Disk, whole_hdf5
+from elmo_fast.model.atomic_file import check_target
+from elmo_fast.model.atomic_hdf5 import Disk, atomic_hdf5
 
 INDEX_KEY = "sentence_to_index"
 
@@ -47,7 +47,7 @@ class Hdf5Writer:
 def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
     """A writer whose file appears at `path` when the body succeeds, and leaves nothing behind when it does not."""
     check_output(path)
-    with whole_hdf5(path) as (file, disk):
+    with atomic_hdf5(path) as (file, disk):
         yield Hdf5Writer(file, disk)
 
 

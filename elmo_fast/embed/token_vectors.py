@@ -1,4 +1,4 @@
-"""Vectors of the tokens of a stream: each distinct token is encoded once for as long as the table has room."""
+"""Vectors of the tokens of a stream: each unique token is encoded once for as long as the table has room."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.lstm import Products
-from elmo_fast.model.token_lookup import Found
-from elmo_fast.ops.host_device import to_device
+from elmo_fast.model.lstm import InputProjections
+from elmo_fast.model.token_lookup import TokenEmbeddings
+from elmo_fast.ops.device import to_device
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
 _ROOM = 1 << 15
@@ -23,7 +23,7 @@ class TokenVectors:
         self._rows: dict[str, int] = {}
         self._table: torch.Tensor | None = None
         self._sources: np.ndarray | None = None
-        self._products: Products | None = None
+        self._products: InputProjections | None = None
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, `<S>` and `</S>` around them: int32 [tokens + 2]."""
@@ -42,11 +42,11 @@ class TokenVectors:
         if forgets:
             self._forget(in_flight)
         if fresh or forgets:
-            self._products = self._bilm.first_layer(Found(self._table, self._sources))
+            self._products = self._bilm.first_layer(TokenEmbeddings(self._table, self._sources))
         return self._table
 
     @property
-    def products(self) -> Products | None:
+    def products(self) -> InputProjections | None:
         """What the first LSTM layer's weights make of the table, where a small token table has it (see `BiLm`)."""
         return self._products
 

@@ -11,19 +11,19 @@ from elmo_fast.model import captured
 from elmo_fast.model.allennlp_names import require_data
 from elmo_fast.model.fingerprint import fingerprint
 from elmo_fast.model.layout import BiLmOutput, in_text_order
-from elmo_fast.model.lstm import LstmStack, Products
+from elmo_fast.model.lstm import LstmStack, InputProjections
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.states import WARM_TEXT
 from elmo_fast.model.token_inputs import TokenInputs, check_shape
-from elmo_fast.model.token_lookup import Found
+from elmo_fast.model.token_lookup import TokenEmbeddings
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.warm import WarmState, edit_keys
 from elmo_fast.model.weights import check_weights, read_weights
 from elmo_fast.model.word_cache import WordCache
 from elmo_fast.ops.backend import check_backend, resolve, why_not
-from elmo_fast.ops.host_device import is_capturing, to_device
+from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
@@ -258,12 +258,12 @@ class BiLm(nn.Module):
             found, index, _ = self._inputs.batch(ids[None], "present", self._token_embedder, self._device, self.backend)
         return found.vectors[index]
 
-    def look_up(self, tokens: Sequence[str]) -> Found:
+    def look_up(self, tokens: Sequence[str]) -> TokenEmbeddings:
         """Vectors of tokens without context, and the rows of the token table that they came from."""
         with numerics(self._precision, self._device):
             return self._inputs.strings(tokens, self._token_embedder, self._device, self.backend)
 
-    def first_layer(self, found: Found) -> Products | None:
+    def first_layer(self, found: TokenEmbeddings) -> InputProjections | None:
         """What the first LSTM layer's weights make of token vectors, where a small token table has it all."""
         with numerics(self._precision, self._device):
             return self._inputs.first_layer(found, self.backend, self._precision)
@@ -274,42 +274,42 @@ class BiLm(nn.Module):
         Returns a list of [N, 2 P], token layer first, and the positions of each sentence, int64 [sentences],
         `<S>` and `</S>` included.
         """
-        distinct, index, lengths = number_tokens(
+        unique, index, lengths = number_tokens(
             (characters.BEGIN_SENTENCE_TOKEN, *sentence, characters.END_SENTENCE_TOKEN) for sentence in batch)
-        found = self.look_up(distinct)
+        found = self.look_up(unique)
         return self.run(found.vectors, torch.from_numpy(index), lengths, products=self.first_layer(found)), lengths
 
-    def begin(self, lanes: int) -> tuple[State, State | None]:
-        """The state that `lanes` lanes begin in, and the one every sentence restarts from unless states are carried."""
+    def begin(self, slots: int) -> tuple[State, State | None]:
+        """The state that `slots` slots begin in, and the one every sentence restarts from unless states are carried."""
         fresh = self._warm_state() if self.state == "warm" else None
-        return self._elmo_lstm.begin(lanes, fresh, full_precision(self._elmo_lstm.B_0_0))
+        return self._elmo_lstm.begin(slots, fresh, full_precision(self._elmo_lstm.B_0_0))
 
-    def advance(self, vectors: torch.Tensor, schedule: Schedule, state: State, restart: State | None,
-                products: Products | None = None) -> tuple[list[torch.Tensor], State]:
-        """Run some steps of lanes: the LSTM layers at every step-row, [S, 2 P] each, and the state after the last.
+    def advance(self, vectors: torch.Tensor, schedule: Schedule, state: State, initial_state: State | None,
+                products: InputProjections | None = None) -> tuple[list[torch.Tensor], State]:
+        """Run some steps of slots: the LSTM layers at every packed row, [S, 2 P] each, and the state after the last.
 
         `schedule.tokens` are rows of `vectors` [R, P]; `products` are those of `first_layer` for the vectors. Nothing
-        is carried on: `carry_on` does that.
+        is carried on: `store_state` does that.
         """
         rows = torch.from_numpy(schedule.tokens)
         with numerics(self._precision, vectors.device):
-            return self._elmo_lstm.run(vectors, rows, schedule, state, restart, self.backend, self._precision, products)
+            return self._elmo_lstm.run(vectors, rows, schedule, state, initial_state, self.backend, self._precision, products)
 
-    def carry_on(self, state: State) -> None:
-        """Keep the state that lanes ended in for the next call, where states are carried."""
-        self._elmo_lstm.carry_on(state)
+    def store_state(self, state: State) -> None:
+        """Keep the state that slots ended in for the next call, where states are carried."""
+        self._elmo_lstm.store_state(state)
 
     def run(self, vectors: torch.Tensor, index: torch.Tensor, lengths: np.ndarray,
-            lanes: np.ndarray | None = None, products: Products | None = None) -> list[torch.Tensor]:
+            slots: np.ndarray | None = None, products: InputProjections | None = None) -> list[torch.Tensor]:
         """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
 
         `vectors` [R, P] are token vectors, `index` int [N] the row of each position (best on the host), `lengths` int [sentences]
-        count the positions, boundaries included. Sentence k runs in lane k of the carried states, or in lane
-        `lanes[k]`, one after the other. `products` are those of `first_layer` for the vectors.
+        count the positions, boundaries included. Sentence k runs in slot k of the carried states, or in slot
+        `slots[k]`, one after the other. `products` are those of `first_layer` for the vectors.
         """
         fresh = self._warm_state() if self.state == "warm" else None
         with numerics(self._precision, vectors.device):
-            schedule = make_schedule(lengths, lanes)
+            schedule = make_schedule(lengths, slots)
             rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
             layers = self._elmo_lstm(vectors, rows, schedule, fresh, self.backend, self._precision, products)
             order = to_device(schedule.tokens, vectors.device).long()

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from elmo_fast.model.lstm import LstmStack, Products
+from elmo_fast.model.lstm import LstmStack, InputProjections
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.ops.edits import edit_key
-from elmo_fast.ops.projected_lstm import input_products, takes_products
+from elmo_fast.ops.projected_lstm import input_projections, accepts_input_projections
 
 BYTES = 1 << 27  # 1,024 words in the original size, 4,096 in the small one
 
@@ -24,15 +24,15 @@ class FirstLayerTable:
         """Whether the products of the vocabulary take at most `BYTES`, in a model with cells of `dim`."""
         return len(table) * 8 * dim * 4 <= BYTES
 
-    def products(self, rows: np.ndarray | torch.Tensor, backend: str, precision: str) -> Products | None:
-        """Products of rows of the token table, int64 [N]; None where a row, or a way to use them, is missing."""
+    def products(self, rows: np.ndarray | torch.Tensor, backend: str, precision: str) -> InputProjections | None:
+        """InputProjections of rows of the token table, int64 [N]; None where a row, or a way to use them, is missing."""
         weights = self._stack.layer_weights(0)
-        if not takes_products(backend, precision, weights):
+        if not accepts_input_projections(backend, precision, weights):
             return None
         rows = torch.as_tensor(rows)
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._count:
             return None
-        return Products(self._whole(weights, backend), rows)
+        return InputProjections(self._whole(weights, backend), rows)
 
     def __getstate__(self) -> dict:
         """A copy makes its own products."""
@@ -42,5 +42,5 @@ class FirstLayerTable:
         key = backend, *(edit_key(each) for pair in weights for each in pair[:2])
         if self._made is None or self._made[0] != key:
             vectors = self._table.vectors(np.arange(self._count)).to(weights[0][1].device)
-            self._made = key, input_products(vectors, weights, backend=backend)
+            self._made = key, input_projections(vectors, weights, backend=backend)
         return self._made[1]

@@ -1,11 +1,11 @@
-"""How tokens lie in tensors: padded with or without boundaries, distinct, in text order or in the order of steps."""
+"""How tokens lie in tensors: padded with or without boundaries, unique, in text order or in the order of steps."""
 
 import functools
 from typing import NamedTuple
 
 import torch
 
-from elmo_fast.ops.host_device import HostCopy
+from elmo_fast.ops.device import HostCopy
 from elmo_fast.ops.reference import restore
 
 
@@ -59,20 +59,20 @@ def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.T
 
 
 def in_text_order(steps: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Outputs at step-rows [S, 2 P], of tokens `order` int64 [2, S] in each direction -> [S, 2 P] by token."""
+    """Outputs at packed rows [S, 2 P], of tokens `order` int64 [2, S] in each direction -> [S, 2 P] by token."""
     halves = (restore(half, one) for half, one in zip(steps.chunk(2, dim=1), order))
     return torch.cat(list(halves), dim=1)
 
 
-def distinct_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distinct rows and the number of each row among them: ids int [N, ...] -> [U, ...], int64 [N].
+def unique_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unique rows and the number of each row among them: ids int [N, ...] -> [U, ...], int64 [N].
 
     Rows are told apart by a 64-bit hash and then compared; should two rows share a hash, they are sorted instead.
     """
     rows = ids.flatten(1) if ids.dim() > 1 else ids[:, None]
     hashes = row_hashes(rows)
-    distinct, number = torch.unique(hashes, return_inverse=True)
-    first = torch.empty_like(distinct).index_copy(0, number, torch.arange(len(ids), device=ids.device))
+    unique, number = torch.unique(hashes, return_inverse=True)
+    first = torch.empty_like(unique).index_copy(0, number, torch.arange(len(ids), device=ids.device))
     if not torch.equal(rows[first][number], rows):
         return torch.unique(ids, dim=0, return_inverse=True)
     return ids[first], number

@@ -20,8 +20,8 @@ from elmo_fast.ops.schedule import Schedule
 _ALLENNLP_DIRECTIONS = ("forward", "backward")
 
 
-class Products(NamedTuple):
-    """`table` [V, 8 D]: `input_products` of the first layer, and `rows` int64 [R]: the one of each token vector."""
+class InputProjections(NamedTuple):
+    """`table` [V, 8 D]: `input_projections` of the first layer, and `rows` int64 [R]: the one of each token vector."""
 
     table: torch.Tensor
     rows: torch.Tensor
@@ -96,27 +96,27 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
 
     def forward(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, fresh: State | None = None,
                 backend: str = "auto", precision: str = "highest",
-                products: Products | None = None) -> list[torch.Tensor]:
-        """Outputs of every layer at every step-row of the schedule, [S, 2 P] each.
+                products: InputProjections | None = None) -> list[torch.Tensor]:
+        """Outputs of every layer at every packed row of the schedule, [S, 2 P] each.
 
         `vectors` [R, P] are token vectors, `rows` int [2, S] names the one that each direction reads at each
-        step-row. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
+        packed row. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
         stands for zeros. `products` are those of the vectors with the first layer's weights, where they are known.
         """
-        initial, restart = self.begin(schedule.lanes.size, fresh, vectors)
-        outputs, final = self.run(vectors, rows, schedule, initial, restart, backend, precision, products)
-        self.carry_on(final)
+        initial, initial_state = self.begin(schedule.slots.size, fresh, vectors)
+        outputs, final = self.run(vectors, rows, schedule, initial, initial_state, backend, precision, products)
+        self.store_state(final)
         return outputs
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, initial: State,
-            restart: State | None = None, backend: str = "auto", precision: str = "highest",
-            products: Products | None = None,
+            initial_state: State | None = None, backend: str = "auto", precision: str = "highest",
+            products: InputProjections | None = None,
             drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
         """Outputs of every layer and the final state, from the state given; what is carried is left alone.
 
-        `initial` and the result are (h [L, lanes, 2 P], c [L, lanes, 2 D]); `restart` (h [L, 2 P], c [L, 2 D])
-        is the state of every sentence's start, or None when sentences of a lane carry on. Without `rows`, `vectors`
-        are the inputs of every step-row, [S, 2 P]. `drop` is applied to each layer's input, and what it leaves is
+        `initial` and the result are (h [L, slots, 2 P], c [L, slots, 2 D]); `initial_state` (h [L, 2 P], c [L, 2 D])
+        is the state of every sentence's start, or None when sentences of a slot carry on. Without `rows`, `vectors`
+        are the inputs of every packed row, [S, 2 P]. `drop` is applied to each layer's input, and what it leaves is
         what a skip connection adds.
         """
         outputs: list[torch.Tensor] = []
@@ -129,8 +129,8 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
             out, final = projected_lstm(
                 x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
                 self.layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
-                restart=None if restart is None else (restart[0][layer], restart[1][layer]), backend=backend,
-                precision=precision, multiplied=layer == 0 and products is not None, bounded=bounded,
+                initial_state=None if initial_state is None else (initial_state[0][layer], initial_state[1][layer]), backend=backend,
+                precision=precision, precomputed=layer == 0 and products is not None, bounded=bounded,
             )
             skips = layer > 0 and self.options.use_skip_connections
             x, bounded = out + x if skips else out, not skips and drop is None
@@ -184,17 +184,17 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
     def _is_in_graph(self) -> bool:
         return any(each is self._carried for each in self._in_graph)
 
-    def begin(self, lanes: int, fresh: State | None, like: torch.Tensor) -> tuple[State, State | None]:
-        """The state that `lanes` lanes begin in, and the one that every sentence restarts from when none is carried."""
+    def begin(self, slots: int, fresh: State | None, like: torch.Tensor) -> tuple[State, State | None]:
+        """The state that `slots` slots begin in, and the one that every sentence restarts from when none is carried."""
         layers, h_dim, c_dim = self.state_sizes
-        zeros = states.zero_state(layers, lanes, h_dim, c_dim, like)
+        zeros = states.zero_state(layers, slots, h_dim, c_dim, like)
         if self.stateful:
             return states.first_rows(self._carried, zeros), None
         if fresh is None:
             fresh = zeros[0].new_zeros(layers, h_dim), zeros[1].new_zeros(layers, c_dim)
         return tuple(each[:, None].expand_as(zero) for each, zero in zip(fresh, zeros)), fresh
 
-    def carry_on(self, final: State) -> None:
+    def store_state(self, final: State) -> None:
         """Keep the state that a batch ended in, where states are carried."""
         if not self.stateful:
             return

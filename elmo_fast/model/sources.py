@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.whole_file import whole
+from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.ops.user_cache import cache_directory
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
@@ -173,7 +173,7 @@ def _unpacked(archive: Path) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with whole(target) as part:
+    with atomic_path(target) as part:
         part.mkdir()
         try:
             with zipfile.ZipFile(archive) as file:
@@ -217,7 +217,7 @@ def _download(url: str, target: Path) -> None:
         import fsspec
 
         target.parent.mkdir(parents=True, exist_ok=True)
-        with whole(target) as part:
+        with atomic_path(target) as part:
             with fsspec.open(url, "rb") as source, open(part, "wb") as copy:
                 shutil.copyfileobj(source, copy, _BLOCK)
                 _check_size(url, getattr(source, "size", None), copy.tell())

@@ -15,7 +15,7 @@ from elmo_fast.model.table_file import check_storage
 from elmo_fast.model.table_part import TablePart
 from elmo_fast.model.token_source import CharacterEncoder
 from elmo_fast.model.token_table import TokenTable, words_of
-from elmo_fast.model.whole_file import check_target
+from elmo_fast.model.atomic_file import check_target
 from elmo_fast.ops.precision import numerics
 from elmo_fast.text import characters
 

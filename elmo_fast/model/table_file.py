@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.whole_file import check_target
-from elmo_fast.model.whole_hdf5 import whole_hdf5
+from elmo_fast.model.atomic_file import check_target
+from elmo_fast.model.atomic_hdf5 import atomic_hdf5
 from elmo_fast.ops.precision import check_precision
 
 FORMAT_VERSION = 1
@@ -67,7 +67,7 @@ def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[
                 fingerprint: str | None, precision: str) -> None:
     """Write a table; the file takes its name only when it is whole."""
     check_target(path, "token table")
-    with whole_hdf5(path) as (file, disk):
+    with atomic_hdf5(path) as (file, disk):
         numpy_type = np.float16 if vectors.dtype == torch.float16 else np.float32
         dataset = file.create_dataset("embedding", tuple(vectors.shape), dtype=numpy_type)
         for first in range(0, len(vectors), _ROWS_AT_ONCE):

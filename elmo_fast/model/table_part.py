@@ -10,7 +10,7 @@ import numpy as np
 
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.table_file import describe, joined
-from elmo_fast.model.whole_hdf5 import whole_hdf5
+from elmo_fast.model.atomic_hdf5 import atomic_hdf5
 
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
@@ -83,7 +83,7 @@ class TablePart:
 
     def _create(self) -> None:
         """The file with everything but the vectors; what bilm-tf reads lies in one piece."""
-        with whole_hdf5(self._path) as (file, _):
+        with atomic_hdf5(self._path) as (file, _):
             properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
             properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)

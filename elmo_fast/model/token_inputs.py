@@ -1,4 +1,4 @@
-"""The ways into a model: strings, character ids, token ids and word numbers, all to distinct token vectors."""
+"""The ways into a model: strings, character ids, token ids and word numbers, all to unique token vectors."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from elmo_fast.model.first_layer import FirstLayerTable
-from elmo_fast.model.layout import add_boundaries, distinct_rows, on_host
-from elmo_fast.model.lstm import LstmStack, Products
+from elmo_fast.model.layout import add_boundaries, unique_rows, on_host
+from elmo_fast.model.lstm import LstmStack, InputProjections
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.token_lookup import Found, TokenLookup, check_precision_of, check_table
+from elmo_fast.model.token_lookup import TokenEmbeddings, TokenLookup, check_precision_of, check_table
 from elmo_fast.model.token_source import CharacterEncoder, TokenSource
 from elmo_fast.model.token_table import TokenTable
 from elmo_fast.model.word_cache import WordCache, look_up_words
-from elmo_fast.ops.host_device import to_device
+from elmo_fast.ops.device import to_device
 
 BOUNDARIES = ("add", "present")
 # Vectors of a batch's tokens [R, P], the row of each token int64 [N] in running order, and the mask bool [B, T].
-BatchTokens = tuple[Found, torch.Tensor, torch.Tensor]
+BatchTokens = tuple[TokenEmbeddings, torch.Tensor, torch.Tensor]
 
 
 class TokenInputs:
@@ -51,11 +51,11 @@ class TokenInputs:
         fits = FirstLayerTable.fits(table, stack.options.dim)
         self._first_layer = FirstLayerTable(table, stack) if fits else None
 
-    def strings(self, tokens: Sequence[str], encoder: TokenSource, device: torch.device, backend: str) -> Found:
+    def strings(self, tokens: Sequence[str], encoder: TokenSource, device: torch.device, backend: str) -> TokenEmbeddings:
         """Vectors of tokens, by an encoder on `device`."""
         if self._lookup is not None:
             return self._lookup.strings(tokens, backend)
-        return Found(encoder(to_device(encoder.token_ids(tokens), device), backend), None)
+        return TokenEmbeddings(encoder(to_device(encoder.token_ids(tokens), device), backend), None)
 
     def batch(self, ids: torch.Tensor, boundaries: str, encoder: TokenSource, device: torch.device,
               backend: str) -> BatchTokens:
@@ -70,8 +70,8 @@ class TokenInputs:
         rows = ids.flatten(0, 1)
         if backend == "reference" and self._lookup is None:  # it encodes every row there is
             return self._found(rows, encoder, device, backend), places, mask
-        distinct, index = distinct_rows(rows[places])
-        return self._found(distinct, encoder, device, backend), index, mask
+        unique, index = unique_rows(rows[places])
+        return self._found(unique, encoder, device, backend), index, mask
 
     def word_numbers(self, words: torch.Tensor, ids: torch.Tensor | None, cache: WordCache | None,
                      encoder: TokenSource, device: torch.device, backend: str) -> BatchTokens:
@@ -87,7 +87,7 @@ class TokenInputs:
             _checked_mask(ids, encoder)
         return look_up_words(words, ids, known, lambda rare: self._found(rare, encoder, device, backend))
 
-    def first_layer(self, found: Found, backend: str, precision: str) -> Products | None:
+    def first_layer(self, found: TokenEmbeddings, backend: str, precision: str) -> InputProjections | None:
         """What the first LSTM layer's weights make of token vectors, where a small token table has it all."""
         if self._first_layer is None or found.rows is None:
             return None
@@ -98,11 +98,11 @@ class TokenInputs:
         from_table = self._lookup is not None and isinstance(ids, torch.Tensor) and ids.dim() == 2
         return self._lookup if from_table else encoder
 
-    def _found(self, ids: torch.Tensor, encoder: TokenSource, device: torch.device, backend: str) -> Found:
+    def _found(self, ids: torch.Tensor, encoder: TokenSource, device: torch.device, backend: str) -> TokenEmbeddings:
         """Vectors of tokens given as rows of ids, [N, ...], by an encoder on `device`."""
         ids = ids.long()
         if self._lookup is None:
-            return Found(encoder(to_device(ids, device), backend), None)
+            return TokenEmbeddings(encoder(to_device(ids, device), backend), None)
         return self._lookup.numbers(ids) if ids.dim() == 1 else self._lookup.characters(ids, backend)
 
 

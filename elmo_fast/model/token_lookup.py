@@ -19,7 +19,7 @@ from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
 SAMPLE = 64
 
 
-class Found(NamedTuple):
+class TokenEmbeddings(NamedTuple):
     """`vectors` [N, P] of tokens, and `rows` int64 [N] of the token table they came from.
 
     A token that was encoded has row -1; where there is no table, `rows` is None.
@@ -41,7 +41,7 @@ class TokenLookup:
         self.table, self._encoder = table, encoder
         self._key, self._digest = self._encoder_key(), encoder.digest()
 
-    def strings(self, tokens: Sequence[str], backend: str) -> Found:
+    def strings(self, tokens: Sequence[str], backend: str) -> TokenEmbeddings:
         """Vectors of tokens."""
         self._check()
         rows = self.table.rows(tokens)
@@ -57,8 +57,8 @@ class TokenLookup:
             return self._mixed(rows, missing, vectors, [numbers[word] for word in words])
         return self._known(self._stand_in(rows, missing, words))
 
-    def characters(self, ids: torch.Tensor, backend: str) -> Found:
-        """Vectors of tokens given as distinct rows of character ids, int [N, C]."""
+    def characters(self, ids: torch.Tensor, backend: str) -> TokenEmbeddings:
+        """Vectors of tokens given as unique rows of character ids, int [N, C]."""
         self._check()
         on_host = ids.cpu()
         rows = self.table.rows_of_characters(on_host)
@@ -76,7 +76,7 @@ class TokenLookup:
         words = words_of_ids(on_host[torch.from_numpy(missing)])
         return self._known(self._stand_in(rows, missing, [word or "(no text)" for word in words]))
 
-    def numbers(self, ids: torch.Tensor) -> Found:
+    def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of tokens given as word ids, int [N], 1 to V."""
         self._check()
         return self._known((ids - 1).to(self.table.device))
@@ -107,17 +107,17 @@ class TokenLookup:
         """Vectors of word ids, int [N], 0 for no token -> [N, P]."""
         return self.numbers(ids.clamp(min=1)).vectors * (ids > 0)[:, None]
 
-    def _known(self, rows: np.ndarray | torch.Tensor) -> Found:
+    def _known(self, rows: np.ndarray | torch.Tensor) -> TokenEmbeddings:
         like = full_precision(self._encoder.char_embed)
-        return Found(self.table.vectors(rows).to(like), rows)
+        return TokenEmbeddings(self.table.vectors(rows).to(like), rows)
 
-    def _mixed(self, rows: np.ndarray, missing: np.ndarray, vectors: torch.Tensor, numbers: Sequence[int]) -> Found:
+    def _mixed(self, rows: np.ndarray, missing: np.ndarray, vectors: torch.Tensor, numbers: Sequence[int]) -> TokenEmbeddings:
         """Known rows from the table, the missing ones from `vectors`, whose rows `numbers` names."""
         known = np.flatnonzero(rows >= 0)
         found = vectors.new_empty(len(rows), vectors.shape[1])
         found[torch.from_numpy(missing)] = vectors[torch.tensor(numbers)]
         found[torch.from_numpy(known)] = self._known(rows[known]).vectors
-        return Found(found, rows)
+        return TokenEmbeddings(found, rows)
 
     def _stand_in(self, rows: np.ndarray, missing: np.ndarray, words: Sequence[str]) -> np.ndarray:
         """`<UNK>`'s row for the missing ones where that was asked for."""

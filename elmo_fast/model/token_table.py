@@ -143,8 +143,8 @@ class TokenTable:
 
     def refuse(self, words: Sequence[str]) -> None:
         """Raise `ValueError` that names words outside the table."""
-        distinct = list(dict.fromkeys(words))
-        shown = ", ".join(f"{word!r:.60}" for word in distinct[:5]) + (", ..." if len(distinct) > 5 else "")
+        unique = list(dict.fromkeys(words))
+        shown = ", ".join(f"{word!r:.60}" for word in unique[:5]) + (", ..." if len(unique) > 5 else "")
         raise ValueError(f"token table: expected words of the table ({len(self)} words), got {shown}")
 
     def vectors(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:

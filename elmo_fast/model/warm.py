@@ -10,7 +10,7 @@ from elmo_fast.model import states
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.token_source import TokenSource
 from elmo_fast.ops.edits import edit_key
-from elmo_fast.ops.host_device import to_device
+from elmo_fast.ops.device import to_device
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import make_schedule

@@ -8,8 +8,8 @@ import h5py
 import numpy as np
 
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
-from elmo_fast.model.whole_file import check_target
-from elmo_fast.model.whole_hdf5 import whole_hdf5
+from elmo_fast.model.atomic_file import check_target
+from elmo_fast.model.atomic_hdf5 import atomic_hdf5
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
@@ -168,6 +168,6 @@ def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.fl
     The values of `read_weights` come back byte for byte (261 rows of characters), in float16 rounded.
     """
     check_target(path, "weight file")
-    with whole_hdf5(path) as (file, _):
+    with atomic_hdf5(path) as (file, _):
         for dataset, values in weights.items():
             file.create_dataset(dataset, data=np.asarray(values, dtype=dtype))

@@ -6,9 +6,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from elmo_fast.model.layout import add_boundaries, distinct_rows
-from elmo_fast.model.token_lookup import Found
-from elmo_fast.ops.host_device import to_device
+from elmo_fast.model.layout import add_boundaries, unique_rows
+from elmo_fast.model.token_lookup import TokenEmbeddings
+from elmo_fast.ops.device import to_device
 
 
 class NumberedWords(Protocol):
@@ -19,7 +19,7 @@ class NumberedWords(Protocol):
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of `<S>` and `</S>`, each []."""
 
-    def numbers(self, ids: torch.Tensor) -> Found:
+    def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of words by their numbers, int [N]."""
 
 
@@ -44,17 +44,17 @@ class WordCache(nn.Module):
         """Numbers beside those of words: -2 and -1."""
         return torch.tensor(-2), torch.tensor(-1)
 
-    def numbers(self, ids: torch.Tensor) -> Found:
+    def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         ids = to_device(ids, self.weight.device)
         words, marks = self.weight[ids.clamp(min=0)], self.marks[(ids + 2).clamp(max=1)]
-        return Found(torch.where((ids < 0)[:, None], marks.to(words), words), None)
+        return TokenEmbeddings(torch.where((ids < 0)[:, None], marks.to(words), words), None)
 
 
 def look_up_words(words: torch.Tensor, ids: torch.Tensor | None, known: NumberedWords,
-                  encode: Callable[[torch.Tensor], Found]) -> tuple[Found, torch.Tensor, torch.Tensor]:
+                  encode: Callable[[torch.Tensor], TokenEmbeddings]) -> tuple[TokenEmbeddings, torch.Tensor, torch.Tensor]:
     """Vectors of sentences given as word numbers int [B, T], zero past the end, with the two marks around each.
 
-    `encode` gives the vectors of distinct rows of `ids` [B, T, C]: the characters of words beyond those known.
+    `encode` gives the vectors of unique rows of `ids` [B, T, C]: the characters of words beyond those known.
     `words` and `ids` lie on the host. Returns rows [R, P], the row of each token int64 [N], and the mask bool
     [B, T + 2].
     """
@@ -63,18 +63,18 @@ def look_up_words(words: torch.Tensor, ids: torch.Tensor | None, known: Numbered
     framed, mask = add_boundaries(words.long(), words > 0, *known.boundary_ids())
     numbers = framed[mask]  # [N]
     beyond = numbers > known.largest
-    distinct, index = numbers[~beyond].unique(return_inverse=True)
-    found = known.numbers(distinct)
+    unique, index = numbers[~beyond].unique(return_inverse=True)
+    found = known.numbers(unique)
     if not beyond.any():
         return found, index, mask
     if ids is None:
         raise ValueError(f"ids: expected character ids beside word_inputs that hold numbers above {known.largest}, "
                          f"got None and the number {int(words.max())}")
-    characters, place = distinct_rows(ids[rare])
+    characters, place = unique_rows(ids[rare])
     vectors = torch.cat([found.vectors, encode(characters).vectors])
     whole = torch.empty_like(numbers)
-    whole[~beyond], whole[beyond] = index, place + len(distinct)
-    return Found(vectors, None), whole, mask
+    whole[~beyond], whole[beyond] = index, place + len(unique)
+    return TokenEmbeddings(vectors, None), whole, mask
 
 
 def _check(words: torch.Tensor, ids: torch.Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""Characters of distinct tokens to filter values: chooses the backend."""
+"""Characters of unique tokens to filter values: chooses the backend."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch
 from elmo_fast.ops import native_char_cnn, reference, torch_char_cnn
 from elmo_fast.ops.backend import resolve
 from elmo_fast.ops.checks import check_ids, check_range
-from elmo_fast.ops.host_device import is_capturing
+from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import full_precision
 
 

@@ -8,22 +8,22 @@ from elmo_fast.ops.schedule import Schedule
 
 def check_projected_lstm(inputs: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, state: State,
                          weights: tuple[LstmWeights, LstmWeights], cell_clip: float | None, proj_clip: float | None,
-                         restart: State | None, multiplied: bool = False) -> None:
+                         initial_state: State | None, precomputed: bool = False) -> None:
     """Raise `ValueError` naming the operand unless all fit together (see `reference.projected_lstm`)."""
     dim, projection, width = _check_weights(weights)
-    lanes, steps = schedule.lanes.size, int(schedule.live.sum())
-    _check_shape("state[0]", state[0], (lanes, 2 * projection))
-    _check_shape("state[1]", state[1], (lanes, 2 * dim))
-    if restart is not None:
-        _check_shape("restart[0]", restart[0], (2 * projection,))
-        _check_shape("restart[1]", restart[1], (2 * dim,))
-    if multiplied and rows is None:
-        raise ValueError("rows: expected the row of inputs that each step-row reads, since inputs are multiplied; "
+    slots, steps = schedule.slots.size, int(schedule.batch_sizes.sum())
+    _check_shape("state[0]", state[0], (slots, 2 * projection))
+    _check_shape("state[1]", state[1], (slots, 2 * dim))
+    if initial_state is not None:
+        _check_shape("initial_state[0]", initial_state[0], (2 * projection,))
+        _check_shape("initial_state[1]", initial_state[1], (2 * dim,))
+    if precomputed and rows is None:
+        raise ValueError("rows: expected the row of inputs that each packed row reads, since inputs are precomputed; "
                          "got None")
     if rows is None:
         _check_shape("inputs", inputs, (steps, 2 * width))
     else:
-        _check_shape("inputs", inputs, (inputs.shape[0], 8 * dim if multiplied else width))
+        _check_shape("inputs", inputs, (inputs.shape[0], 8 * dim if precomputed else width))
         _check_rows(rows, steps, len(inputs))
     for name, clip in (("cell_clip", cell_clip), ("proj_clip", proj_clip)):
         if clip is not None and not clip > 0:

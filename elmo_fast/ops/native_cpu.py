@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
 _library.define("linear(Tensor x, Tensor packed, int inputs, int outputs, int epilogue, int precision=0) -> Tensor")
 _library.define("projected_lstm(Tensor inputs, Tensor? rows, Tensor live, Tensor? starts, Tensor h, Tensor c, "
-                "Tensor packed, int dim, int precision, float cell_clip, float proj_clip, Tensor? restart_h, "
-                "Tensor? restart_c, int multiplied=0) -> (Tensor, Tensor, Tensor)")
+                "Tensor packed, int dim, int precision, float cell_clip, float proj_clip, Tensor? initial_h, "
+                "Tensor? initial_c, int precomputed=0) -> (Tensor, Tensor, Tensor)")
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *,
@@ -53,20 +53,20 @@ def projected_lstm(
     *,
     cell_clip: float | None = None,
     proj_clip: float | None = None,
-    restart: State | None = None,
-    multiplied: bool = False,
+    initial_state: State | None = None,
+    precomputed: bool = False,
     precision: str = "highest",
 ) -> tuple[torch.Tensor, State]:
     """As `reference.projected_lstm`, in a precision that `runs_precision`."""
     width = len(weights[0][0]) - state[0].shape[1] // 2
     dim, level = len(weights[0][1]) // 4, PRECISIONS.index(precision)
     packed = packed_lstm(weights, precision)
-    order = torch.from_numpy(schedule.lanes)
+    order = torch.from_numpy(schedule.slots)
     out, h, c = torch.ops.elmo_fast.projected_lstm(
         inputs.contiguous(), None if rows is None else rows.to(torch.int32).contiguous(),
-        torch.from_numpy(schedule.live), None if restart is None else torch.from_numpy(schedule.starts),
+        torch.from_numpy(schedule.batch_sizes), None if initial_state is None else torch.from_numpy(schedule.sequence_starts),
         state[0][order], state[1][order], packed, dim, level, limit(cell_clip), limit(proj_clip),
-        *((None, None) if restart is None else (each.contiguous() for each in restart)), width if multiplied else 0)
+        *((None, None) if initial_state is None else (each.contiguous() for each in initial_state)), width if precomputed else 0)
     return out, (restore(h, order), restore(c, order))
 
 
@@ -172,28 +172,28 @@ def _fake_linear(x, packed, inputs, outputs, epilogue, precision=0):
     return x.new_empty(x.shape[0], outputs)
 
 
-def _run_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_clip, proj_clip, restart_h, restart_c,
-              multiplied=0):
-    """`multiplied` is the size of the inputs that were multiplied, or 0 when they were not."""
+def _run_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_clip, proj_clip, initial_h, initial_c,
+              precomputed=0):
+    """`precomputed` is the size of the inputs that were precomputed, or 0 when they were not."""
     count = len(inputs) if rows is None else rows.shape[1]
     places = torch.arange(count, dtype=torch.int32).expand(2, -1).contiguous()
     h, c, out = h.clone(), c.clone(), h.new_empty(count, h.shape[1])
     projection = h.shape[1] // 2
-    width = multiplied or (inputs.shape[1] // 2 if rows is None else inputs.shape[1])
+    width = precomputed or (inputs.shape[1] // 2 if rows is None else inputs.shape[1])
     native_module()[0].lstm_forward(
         input=width, dim=dim, projection=projection, precision=precision,
         packed=packed.data_ptr(), packed_size=packed.numel(),
-        inputs=inputs.data_ptr(), input_rows=len(inputs), split_input=rows is None, multiplied=bool(multiplied),
-        steps=len(live), live=live.data_ptr(), step_rows=count,
+        inputs=inputs.data_ptr(), input_rows=len(inputs), split_input=rows is None, precomputed=bool(precomputed),
+        steps=len(live), batch_sizes=live.data_ptr(), packed_rows=count,
         rows=(places if rows is None else rows).data_ptr(), out_rows=places.data_ptr(),
-        reset=pointer(starts), reset_h=pointer(restart_h), reset_c=pointer(restart_c),
-        output=out.data_ptr(), output_rows=count, lanes=len(h), h=h.data_ptr(), c=c.data_ptr(),
+        sequence_start=pointer(starts), initial_h=pointer(initial_h), initial_c=pointer(initial_c),
+        output=out.data_ptr(), output_rows=count, slots=len(h), h=h.data_ptr(), c=c.data_ptr(),
         cell_clip=cell_clip, proj_clip=proj_clip, threads=torch.get_num_threads())
     return out, h, c
 
 
-def _fake_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_clip, proj_clip, restart_h, restart_c,
-               multiplied=0):
+def _fake_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_clip, proj_clip, initial_h, initial_c,
+               precomputed=0):
     count = inputs.shape[0] if rows is None else rows.shape[1]
     return h.new_empty(count, h.shape[1]), torch.empty_like(h), torch.empty_like(c)
 

@@ -14,7 +14,7 @@ from elmo_fast.ops.schedule import Schedule
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
 _OPERANDS = ("Tensor inputs, Tensor? rows, Tensor live, Tensor? starts, Tensor h, Tensor c, Tensor w_0, Tensor b_0, "
-             "Tensor? p_0, Tensor w_1, Tensor b_1, Tensor? p_1, Tensor? restart_h, Tensor? restart_c, float cell_clip, "
+             "Tensor? p_0, Tensor w_1, Tensor b_1, Tensor? p_1, Tensor? initial_h, Tensor? initial_c, float cell_clip, "
              "float proj_clip")
 _library.define(f"projected_lstm_train({_OPERANDS}, Tensor packed) -> (Tensor, Tensor, Tensor, Tensor)")
 _library.define(f"projected_lstm_backward(Tensor? grad_out, Tensor? grad_h, Tensor? grad_c, {_OPERANDS}, Tensor saved, "
@@ -31,15 +31,15 @@ def projected_lstm(
     *,
     cell_clip: float | None = None,
     proj_clip: float | None = None,
-    restart: State | None = None,
+    initial_state: State | None = None,
 ) -> tuple[torch.Tensor, State]:
     """As `reference.projected_lstm`, differentiable in every operand that holds floats."""
-    order = torch.from_numpy(schedule.lanes)
+    order = torch.from_numpy(schedule.slots)
     out, h, c, _ = torch.ops.elmo_fast.projected_lstm_train(
         inputs.contiguous(), None if rows is None else rows.to(torch.int32).contiguous(),
-        torch.from_numpy(schedule.live), None if restart is None else torch.from_numpy(schedule.starts),
+        torch.from_numpy(schedule.batch_sizes), None if initial_state is None else torch.from_numpy(schedule.sequence_starts),
         state[0][order], state[1][order], *weights[0], *weights[1],
-        *((None, None) if restart is None else (each.contiguous() for each in restart)),
+        *((None, None) if initial_state is None else (each.contiguous() for each in initial_state)),
         native_cpu.limit(cell_clip), native_cpu.limit(proj_clip), native_cpu.packed_lstm(weights, "highest", keep=False))
     return out, (restore(h, order), restore(c, order))
 
@@ -55,32 +55,32 @@ def _row_numbers(count: int) -> torch.Tensor:
     return torch.arange(count, dtype=torch.int32).expand(2, -1).contiguous()
 
 
-def _call(inputs, rows, live, starts, h, c, packed, restart_h, restart_c, cell_clip, proj_clip, places) -> dict:
+def _call(inputs, rows, live, starts, h, c, packed, initial_h, initial_c, cell_clip, proj_clip, places) -> dict:
     """What forward and backward tell the engine alike; the tensors must outlive the call."""
     count, width, dim, projection = _sizes(inputs, rows, h, c)
     address = native_cpu.pointer
     return dict(
         input=width, dim=dim, projection=projection, packed=packed.data_ptr(), packed_size=packed.numel(),
         inputs=inputs.data_ptr(), input_rows=len(inputs), split_input=rows is None, steps=len(live),
-        live=live.data_ptr(), step_rows=count, rows=(places if rows is None else rows).data_ptr(),
-        reset=address(starts), reset_h=address(restart_h), reset_c=address(restart_c), lanes=len(h), h=h.data_ptr(),
+        batch_sizes=live.data_ptr(), packed_rows=count, rows=(places if rows is None else rows).data_ptr(),
+        sequence_start=address(starts), initial_h=address(initial_h), initial_c=address(initial_c), slots=len(h), h=h.data_ptr(),
         c=c.data_ptr(), cell_clip=cell_clip, proj_clip=proj_clip, threads=torch.get_num_threads())
 
 
-def _train(inputs, rows, live, starts, h, c, w_0, b_0, p_0, w_1, b_1, p_1, restart_h, restart_c, cell_clip, proj_clip,
+def _train(inputs, rows, live, starts, h, c, w_0, b_0, p_0, w_1, b_1, p_1, initial_h, initial_c, cell_clip, proj_clip,
            packed):
     module = native_module()[0]
     count, width, dim, projection = _sizes(inputs, rows, h, c)
     places = _row_numbers(count)
     h, c, out = h.clone(), c.clone(), h.new_empty(count, h.shape[1])
     saved = torch.empty(module.lstm_saved_size(width, dim, projection, count), dtype=torch.uint8)
-    call = _call(inputs, rows, live, starts, h, c, packed, restart_h, restart_c, cell_clip, proj_clip, places)
+    call = _call(inputs, rows, live, starts, h, c, packed, initial_h, initial_c, cell_clip, proj_clip, places)
     module.lstm_forward_saving(call, output=out.data_ptr(), out_rows=places.data_ptr(), saved=saved.data_ptr(),
                                saved_size=saved.numel())
     return out, h, c, saved
 
 
-def _fake_train(inputs, rows, live, starts, h, c, w_0, b_0, p_0, w_1, b_1, p_1, restart_h, restart_c, cell_clip,
+def _fake_train(inputs, rows, live, starts, h, c, w_0, b_0, p_0, w_1, b_1, p_1, initial_h, initial_c, cell_clip,
                 proj_clip, packed):
     count, width, dim, projection = _sizes(inputs, rows, h, c)
     size = [native_module()[0].lstm_saved_size(int(width), int(dim), int(projection), rows) for rows in (0, 1)]
@@ -112,41 +112,41 @@ def _wanted(operand, needed: bool, *shape) -> torch.Tensor:
     return operand.new_empty(shape or operand.shape) if needed else operand.new_empty(0)
 
 
-def _gradients(inputs, rows, h, c, weights, restart, needed):
+def _gradients(inputs, rows, h, c, weights, initial_state, needed):
     """New tensors for the gradients in the order of the op's results; those of inputs one for each direction."""
     like_inputs = inputs.new_zeros(2, *inputs.shape) if rows is not None and needed[0] else _wanted(inputs, needed[0])
     return [like_inputs, torch.empty_like(h), torch.empty_like(c),
             *(h.new_empty(0) if each is None else _wanted(each, needed[6 + k], *each.shape)
               for k, each in enumerate(weights)),
-            *(h.new_empty(0) if each is None else torch.empty_like(each) for each in restart)]
+            *(h.new_empty(0) if each is None else torch.empty_like(each) for each in initial_state)]
 
 
-def _run_backward(grad_out, grad_h, grad_c, inputs, rows, live, starts, h, c, w_0, b_0, p_0, w_1, b_1, p_1, restart_h,
-                  restart_c, cell_clip, proj_clip, saved, needed):
+def _run_backward(grad_out, grad_h, grad_c, inputs, rows, live, starts, h, c, w_0, b_0, p_0, w_1, b_1, p_1, initial_h,
+                  initial_c, cell_clip, proj_clip, saved, needed):
     module, weights = native_module()[0], (w_0, b_0, p_0, w_1, b_1, p_1)
     count = _sizes(inputs, rows, h, c)[0]
     places, packed = _row_numbers(count), _packed(inputs, rows, h, c, weights)
-    grads = _gradients(inputs, rows, h, c, weights, (restart_h, restart_c), needed)
+    grads = _gradients(inputs, rows, h, c, weights, (initial_h, initial_c), needed)
     for grad, given in zip(grads[1:3], (grad_h, grad_c)):
         grad.zero_() if given is None else grad.copy_(given)
     grad_out = h.new_zeros(count, h.shape[1]) if grad_out is None else grad_out.contiguous()
-    call = _call(inputs, rows, live, starts, h, c, packed, restart_h, restart_c, cell_clip, proj_clip, places)
+    call = _call(inputs, rows, live, starts, h, c, packed, initial_h, initial_c, cell_clip, proj_clip, places)
     scratch = torch.empty(module.lstm_backward_scratch_size(call), dtype=torch.uint8)
     address = [each.data_ptr() for each in grads]
     half = 4 * (inputs.shape[1] // 2 if rows is None else inputs.numel())
     module.lstm_backward(
         call, saved=saved.data_ptr(), saved_size=saved.numel(), grad_output=grad_out.data_ptr(), grad_h=address[1],
         grad_c=address[2], grad_inputs=[address[0], address[0] and address[0] + half], grad_weights=address[3:9:3],
-        grad_biases=address[4:9:3], grad_projections=address[5:9:3], grad_reset_h=address[9], grad_reset_c=address[10],
+        grad_biases=address[4:9:3], grad_projections=address[5:9:3], grad_initial_h=address[9], grad_initial_c=address[10],
         scratch=scratch.data_ptr(), scratch_size=scratch.numel())
     if rows is not None and needed[0]:
         grads[0] = grads[0][0] + grads[0][1]
     return tuple(grads)
 
 
-def _fake_backward(grad_out, grad_h, grad_c, inputs, rows, live, starts, h, c, w_0, b_0, p_0, w_1, b_1, p_1, restart_h,
-                   restart_c, cell_clip, proj_clip, saved, needed):
-    grads = _gradients(inputs, rows, h, c, (w_0, b_0, p_0, w_1, b_1, p_1), (restart_h, restart_c), needed)
+def _fake_backward(grad_out, grad_h, grad_c, inputs, rows, live, starts, h, c, w_0, b_0, p_0, w_1, b_1, p_1, initial_h,
+                   initial_c, cell_clip, proj_clip, saved, needed):
+    grads = _gradients(inputs, rows, h, c, (w_0, b_0, p_0, w_1, b_1, p_1), (initial_h, initial_c), needed)
     return (_wanted(inputs, needed[0]), *grads[1:])
 
 

@@ -6,7 +6,7 @@ from elmo_fast.ops import native_cpu, native_training, reference, torch_projecte
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_projected_lstm
 from elmo_fast.ops.cuda import lstm as cuda_lstm
-from elmo_fast.ops.host_device import to_device
+from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.native_cpu import on_cpu
 from elmo_fast.ops.precision import full_precision
@@ -23,8 +23,8 @@ def projected_lstm(
     *,
     cell_clip: float | None = None,
     proj_clip: float | None = None,
-    restart: State | None = None,
-    multiplied: bool = False,
+    initial_state: State | None = None,
+    precomputed: bool = False,
     backend: str = "auto",
     precision: str = "highest",
     bounded: bool = False,
@@ -37,19 +37,19 @@ def projected_lstm(
     backends follow `elmo_fast.ops.precision.numerics`. Where gradients are recorded the native engine computes in
     `highest`; it has none of second order.
     """
-    check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, restart, multiplied)
+    check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, initial_state, precomputed)
     inputs, state = full_precision(inputs), tuple(map(full_precision, state))
-    restart = None if restart is None else tuple(map(full_precision, restart))
-    operands = inputs, *state, *weights[0], *weights[1], *(restart or ())
+    initial_state = None if initial_state is None else tuple(map(full_precision, initial_state))
+    operands = inputs, *state, *weights[0], *weights[1], *(initial_state or ())
     chosen = resolve("projected_lstm", backend, *operands)
-    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "restart": restart}
-    chosen = _able(chosen, backend, weights, multiplied and needs_gradient(operands), multiplied)
+    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "initial_state": initial_state}
+    chosen = _able(chosen, backend, weights, precomputed and needs_gradient(operands), precomputed)
     if chosen == "native" and needs_gradient(operands):
         return native_training.projected_lstm(inputs, rows, schedule, state, weights, **clips)
     if chosen == "native" and inputs.device.type == "cuda":
         return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, bounded=bounded,
                                         **clips)
-    clips["multiplied"] = multiplied
+    clips["precomputed"] = precomputed
     if chosen == "native":
         return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
@@ -62,8 +62,8 @@ def _able(chosen: str, backend: str, weights: tuple[LstmWeights, LstmWeights], p
     """`chosen`, or `torch` for what the native engine does not know, unless it was asked for by name."""
     square = any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in weights)
     reason = "a projection to as many values as there are cells" if square else (
-        "gradients of inputs that were multiplied before" if products_with_gradients else
-        "inputs that were multiplied before on a GPU" if products and weights[0][0].device.type == "cuda" else None)
+        "gradients of inputs that were precomputed before" if products_with_gradients else
+        "inputs that were precomputed before on a GPU" if products and weights[0][0].device.type == "cuda" else None)
     if chosen != "native" or reason is None:
         return chosen
     if backend == "native":
@@ -71,8 +71,8 @@ def _able(chosen: str, backend: str, weights: tuple[LstmWeights, LstmWeights], p
     return "torch"
 
 
-def input_products(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *, backend: str = "auto") -> torch.Tensor:
-    """x [R, I] -> x W + B of both directions, [R, 8 D], forward half first: `inputs` where they are `multiplied`.
+def input_projections(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *, backend: str = "auto") -> torch.Tensor:
+    """x [R, I] -> x W + B of both directions, [R, 8 D], forward half first: `inputs` where they are `precomputed`.
 
     In the native engine's `highest` they have the bits that it computes from `x` itself.
     """
@@ -80,8 +80,8 @@ def input_products(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *,
     return torch.cat([linear(x, w[:width], b, backend=backend, precision="highest") for w, b, _ in weights], dim=1)
 
 
-def takes_products(backend: str, precision: str, weights: tuple[LstmWeights, LstmWeights]) -> bool:
-    """Whether `multiplied` inputs are of use: where no gradient is wanted, and products are fp32 in any case."""
+def accepts_input_projections(backend: str, precision: str, weights: tuple[LstmWeights, LstmWeights]) -> bool:
+    """Whether `precomputed` inputs are of use: where no gradient is wanted, and products are fp32 in any case."""
     operands = [each for direction in weights for each in direction if each is not None]
     if any(each.is_meta for each in operands) or (
             torch.is_grad_enabled() and any(each.requires_grad for each in operands)):

@@ -64,36 +64,36 @@ def projected_lstm(
     *,
     cell_clip: float | None = None,
     proj_clip: float | None = None,
-    restart: State | None = None,
-    multiplied: bool = False,
+    initial_state: State | None = None,
+    precomputed: bool = False,
 ) -> tuple[torch.Tensor, State]:
     """One layer of a two-direction LSTM with projection and clipping (Sak et al. 2014; bilm-tf's `LSTMCell`).
 
-    Runs the S step-rows of `schedule`. `inputs` [R, I] with `rows` int [2, S], the row that each direction reads at
-    each step-row; or, without `rows`, [S, 2 I], the forward half first; or `multiplied`, with `rows`: x W + B of both
-    directions, [R, 8 D]. `state` (h [lanes, 2 P], c [lanes, 2 D]),
-    forward half first, lanes in the caller's order. `weights` forward then backward: (W [I + P, 4 D] with gates
-    i, j, f, o, B [4 D], W_P [D, P], or None when D == P: then h is not clipped). `restart` (h [2 P], c [2 D])
-    replaces a lane's state where a sentence starts; without it the sentences of a lane carry on.
+    Runs the S packed rows of `schedule`. `inputs` [R, I] with `rows` int [2, S], the row that each direction reads at
+    each packed row; or, without `rows`, [S, 2 I], the forward half first; or `precomputed`, with `rows`: x W + B of both
+    directions, [R, 8 D]. `state` (h [slots, 2 P], c [slots, 2 D]),
+    forward half first, slots in the caller's order. `weights` forward then backward: (W [I + P, 4 D] with gates
+    i, j, f, o, B [4 D], W_P [D, P], or None when D == P: then h is not clipped). `initial_state` (h [2 P], c [2 D])
+    replaces a slot's state where a sentence starts; without it the sentences of a slot carry on.
 
     Returns outputs [S, 2 P] and the final state; both as new tensors.
     """
-    order = torch.as_tensor(schedule.lanes, device=inputs.device)
-    starts = torch.as_tensor(schedule.starts, device=inputs.device)[:, None]
-    sizes = schedule.live.tolist()
+    order = torch.as_tensor(schedule.slots, device=inputs.device)
+    starts = torch.as_tensor(schedule.sequence_starts, device=inputs.device)[:, None]
+    sizes = schedule.batch_sizes.tolist()
     outputs, hs, cs = [], [], []
     for direction in (0, 1):
-        x = inputs if rows is not None and not multiplied else half(inputs, direction)
+        x = inputs if rows is not None and not precomputed else half(inputs, direction)
         x = x if rows is None else x[rows[direction]]  # [S, I], or [S, 4 D]
-        h, c = (half(each[order], direction) for each in state)  # [lanes, P], [lanes, D]
-        fresh = None if restart is None else tuple(half(each, direction) for each in restart)
+        h, c = (half(each[order], direction) for each in state)  # [slots, P], [slots, D]
+        fresh = None if initial_state is None else tuple(half(each, direction) for each in initial_state)
         steps = [h[:0]]
         for x_now, start in zip(x.split(sizes), starts.split(sizes)):
             live = len(x_now)
             before = h[:live], c[:live]
             if fresh is not None:
                 before = tuple(torch.where(start, new, old) for new, old in zip(fresh, before))
-            h_now, c_now = lstm_cell(x_now, *before, *weights[direction], cell_clip, proj_clip, multiplied)
+            h_now, c_now = lstm_cell(x_now, *before, *weights[direction], cell_clip, proj_clip, precomputed)
             h, c = torch.cat([h_now, h[live:]]), torch.cat([c_now, c[live:]])
             steps.append(h_now)
         outputs.append(torch.cat(steps))  # [S, P]
@@ -102,9 +102,9 @@ def projected_lstm(
     return torch.cat(outputs, dim=1), (torch.cat(hs, dim=1), torch.cat(cs, dim=1))
 
 
-def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip, multiplied=False):
+def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip, precomputed=False):
     """One step of one direction: x [live, I] (or x W + B [live, 4 D]), h [live, P], c [live, D] -> the next h and c."""
-    z = x + h @ w[-h.shape[1] :] if multiplied else torch.cat([x, h], dim=1) @ w + b  # [live, 4 D]
+    z = x + h @ w[-h.shape[1] :] if precomputed else torch.cat([x, h], dim=1) @ w + b  # [live, 4 D]
     i, j, f, o = z.chunk(4, dim=1)
     c = clip(torch.sigmoid(f + 1) * c + torch.sigmoid(i) * torch.tanh(j), cell_clip)
     m = torch.sigmoid(o) * torch.tanh(c)

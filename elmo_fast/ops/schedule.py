@@ -1,6 +1,6 @@
 """Which token each LSTM step reads: sentences of different lengths, side by side and back to back.
 
-A lane is one row of the batch: a stream of sentences that follow each other. A step runs the lanes that still
+A slot is one row of the batch: a stream of sentences that follow each other. A step runs the slots that still
 have a token, so no padded position is ever computed.
 """
 
@@ -11,40 +11,40 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps over lanes. A step-row is one live lane of one step, numbered step by step and lane by lane inside.
+    """Steps over slots. A packed row is one live slot of one step, numbered step by step and slot by slot inside.
 
-    `lanes` int64 [lanes]: the caller's lane at each position, longest stream first.
-    `live` int32 [steps]: how many positions still run at each step; never grows. S is their sum.
-    `tokens` int32 [2, S]: number of the token at each step-row; row 0 forward, row 1 backward.
-    `starts` bool [S]: whether the step-row is the first of its sentence, in both directions alike.
+    `slots` int64 [slots]: the caller's slot at each position, longest stream first.
+    `batch_sizes` int32 [steps]: how many positions still run at each step; never grows. S is their sum.
+    `tokens` int32 [2, S]: number of the token at each packed row; row 0 forward, row 1 backward.
+    `sequence_starts` bool [S]: whether the packed row is the first of its sentence, in both directions alike.
     """
 
-    lanes: np.ndarray
-    live: np.ndarray
+    slots: np.ndarray
+    batch_sizes: np.ndarray
     tokens: np.ndarray
-    starts: np.ndarray
+    sequence_starts: np.ndarray
 
 
-def make_schedule(lengths, lanes=None, lane_count: int | None = None) -> Schedule:
-    """Schedule of sentences with `lengths` int [sentences], each in the lane `lanes` int [sentences] names.
+def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedule:
+    """Schedule of sentences with `lengths` int [sentences], each in the slot `slots` int [sentences] names.
 
-    Tokens are numbered sentence after sentence. Without `lanes`, sentence k is alone in lane k. Sentences of one lane run in the order given. A lane without
-    tokens never runs. Raises `ValueError` for negative lengths or lanes out of range.
+    Tokens are numbered sentence after sentence. Without `slots`, sentence k is alone in slot k. Sentences of one slot run in the order given. A slot without
+    tokens never runs. Raises `ValueError` for negative lengths or slots out of range.
     """
     lengths = _int_vector("lengths", lengths)
-    lanes = np.arange(lengths.size) if lanes is None else _int_vector("lanes", lanes)
-    if lanes.size != lengths.size:
-        raise ValueError(f"lanes: expected one for each of {lengths.size} sentences, got {lanes.size}")
-    lane_count = int(lanes.max(initial=-1)) + 1 if lane_count is None else lane_count
-    if lanes.size and lanes.max() >= lane_count:
-        raise ValueError(f"lanes: expected numbers below {lane_count}, got {int(lanes.max())}")
-    first_step, totals = _first_steps(lengths, lanes, lane_count)
+    slots = np.arange(lengths.size) if slots is None else _int_vector("slots", slots)
+    if slots.size != lengths.size:
+        raise ValueError(f"slots: expected one for each of {lengths.size} sentences, got {slots.size}")
+    slot_count = int(slots.max(initial=-1)) + 1 if slot_count is None else slot_count
+    if slots.size and slots.max() >= slot_count:
+        raise ValueError(f"slots: expected numbers below {slot_count}, got {int(slots.max())}")
+    first_step, totals = _first_steps(lengths, slots, slot_count)
     order = np.argsort(-totals, kind="stable")
     position = np.empty_like(order)
     position[order] = np.arange(order.size)
     steps = int(totals.max(initial=0))
     live = _live(totals, steps)
-    return _place(lengths, first_step, position[lanes], order, live.astype(np.int64))
+    return _place(lengths, first_step, position[slots], order, live.astype(np.int64))
 
 
 def _int_vector(name: str, values) -> np.ndarray:
@@ -56,14 +56,14 @@ def _int_vector(name: str, values) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def _first_steps(lengths, lanes, lane_count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Step at which each sentence begins in its lane, and the tokens of each lane."""
-    by_lane = np.argsort(lanes, kind="stable")
-    before = np.cumsum(lengths[by_lane]) - lengths[by_lane]
-    totals = np.bincount(lanes, weights=lengths, minlength=lane_count).astype(np.int64)
-    lane_before = np.cumsum(totals) - totals
+def _first_steps(lengths, slots, slot_count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Step at which each sentence begins in its slot, and the tokens of each slot."""
+    by_slot = np.argsort(slots, kind="stable")
+    before = np.cumsum(lengths[by_slot]) - lengths[by_slot]
+    totals = np.bincount(slots, weights=lengths, minlength=slot_count).astype(np.int64)
+    slot_before = np.cumsum(totals) - totals
     first_step = np.empty_like(lengths)
-    first_step[by_lane] = before - lane_before[lanes[by_lane]]
+    first_step[by_slot] = before - slot_before[slots[by_slot]]
     return first_step, totals
 
 

@@ -1,4 +1,4 @@
-"""Projected LSTM in plain torch with the input products taken out of the time loop, once for each distinct row."""
+"""Projected LSTM in plain torch with the input products taken out of the time loop, once for each unique row."""
 
 import torch
 
@@ -17,27 +17,27 @@ def projected_lstm(
     *,
     cell_clip: float | None = None,
     proj_clip: float | None = None,
-    restart: State | None = None,
-    multiplied: bool = False,
+    initial_state: State | None = None,
+    precomputed: bool = False,
 ) -> tuple[torch.Tensor, State]:
     """As `reference.projected_lstm`."""
-    lanes = torch.as_tensor(schedule.lanes, device=inputs.device)
-    starts = None if restart is None else torch.as_tensor(schedule.starts, device=inputs.device)[:, None]
+    slots = torch.as_tensor(schedule.slots, device=inputs.device)
+    starts = None if initial_state is None else torch.as_tensor(schedule.sequence_starts, device=inputs.device)[:, None]
     outputs, finals = [], []
     for direction, (w, b, w_p) in enumerate(weights):
-        before = tuple(half(each, direction)[lanes] for each in state)
-        fresh = None if restart is None else tuple(half(each, direction) for each in restart)
-        x = half(inputs, direction) if rows is None or multiplied else inputs
+        before = tuple(half(each, direction)[slots] for each in state)
+        fresh = None if initial_state is None else tuple(half(each, direction) for each in initial_state)
+        x = half(inputs, direction) if rows is None or precomputed else inputs
         width = len(w) - state[0].shape[1] // 2
         cell = _Cell(w[width:], w_p, cell_clip, proj_clip)
         steps = [before[0][:0]]
-        for first, sizes in _chunks(schedule.live.tolist()):
+        for first, sizes in _chunks(schedule.batch_sizes.tolist()):
             chunk = slice(first, first + sum(sizes))
             own_rows = None if rows is None else rows[direction]
-            inner = x[own_rows[chunk]] if multiplied else _input_products(x, chunk, own_rows, w[:width], b)
+            inner = x[own_rows[chunk]] if precomputed else _input_products(x, chunk, own_rows, w[:width], b)
             before = _run(cell, inner, sizes, before, None if fresh is None else starts[chunk], fresh, steps)
         outputs.append(torch.cat(steps))
-        finals.append([restore(each, lanes) for each in before])
+        finals.append([restore(each, slots) for each in before])
     return torch.cat(outputs, dim=1), tuple(torch.cat(pair, dim=1) for pair in zip(*finals))
 
 
@@ -54,11 +54,11 @@ def _chunks(live: list[int]):
 
 
 def _input_products(x, chunk, rows, w_x, b) -> torch.Tensor:
-    """x W + b of the chunk's step-rows, each distinct row multiplied once: [rows of the chunk, 4 D]."""
+    """x W + b of the chunk's packed rows, each unique row precomputed once: [rows of the chunk, 4 D]."""
     if rows is None:
         return torch.addmm(b, x[chunk], w_x)
-    distinct, place = rows[chunk].unique(return_inverse=True)
-    return torch.addmm(b, x[distinct], w_x)[place]
+    unique, place = rows[chunk].unique(return_inverse=True)
+    return torch.addmm(b, x[unique], w_x)[place]
 
 
 def _run(cell, inner, sizes, before, starts, fresh, steps):

@@ -44,9 +44,9 @@ def check_sentence(sentence: Sequence[str], name: str = "sentence") -> None:
 
 
 def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Distinct tokens in order of first use, the number of each token in running order, and sentence lengths.
+    """Unique tokens in order of first use, the number of each token in running order, and sentence lengths.
 
-    Returns (distinct list, int32 [tokens], int64 [sentences]).
+    Returns (unique list, int32 [tokens], int64 [sentences]).
     """
     numbers: dict[str, int] = {}
     running: list[int] = []
@@ -69,8 +69,8 @@ def _at_least_one(sentences: Iterable[Sequence[str]], name: str = "sentences") -
 
 
 def _pad(batch, max_characters_per_token: int, marks: Mapping[str, int], dtype) -> np.ndarray:
-    distinct, running, lengths = number_tokens(batch)
-    encoded = characters.to_model_ids(characters.encode_tokens(distinct, max_characters_per_token, marks))
+    unique, running, lengths = number_tokens(batch)
+    encoded = characters.to_model_ids(characters.encode_tokens(unique, max_characters_per_token, marks))
     ids = np.zeros((len(lengths), int(lengths.max(initial=0)), max_characters_per_token), dtype=dtype)
     present = np.arange(ids.shape[1]) < lengths[:, None]  # [B, T]
     ids[present] = encoded[running]

@@ -1,4 +1,4 @@
-"""Rows of text to what one training step needs: distinct tokens, targets, and the words sampled against them."""
+"""Rows of text to what one training step needs: unique tokens, targets, and the words sampled against them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Samples(NamedTuple):
 class Batch(NamedTuple):
     """One step of one stream: S = steps * rows positions, step after step, in D directions.
 
-    `tokens` int64 [U, C] are the ids of distinct tokens (characters 1 to 261, or [U] word ids from 1), `rows` int64
+    `tokens` int64 [U, C] are the ids of unique tokens (characters 1 to 261, or [U] word ids from 1), `rows` int64
     [D, S] the one at each position, `targets` int64 [D, S] word numbers. `position` int64 [D, 1 + rows, 4] is where the
     stream stands after the batch.
     """
@@ -53,11 +53,11 @@ class Numbering:
     negatives: int | None = None
     seed: int = 0
 
-    def tokens(self, distinct: Sequence[str]) -> np.ndarray:
-        """Model ids of distinct tokens: int64 [U, C], or [U] for words."""
+    def tokens(self, unique: Sequence[str]) -> np.ndarray:
+        """Model ids of unique tokens: int64 [U, C], or [U] for words."""
         if self.max_characters is None:
-            return np.array([self.vocabulary.word_to_id(token) + 1 for token in distinct], dtype=np.int64)
-        raw = characters.encode_tokens(distinct, self.max_characters)
+            return np.array([self.vocabulary.word_to_id(token) + 1 for token in unique], dtype=np.int64)
+        raw = characters.encode_tokens(unique, self.max_characters)
         return characters.to_model_ids(raw).astype(np.int64)
 
     def batch(self, texts: Sequence[tuple[list[str], list[str]]], rows: int, position: np.ndarray,

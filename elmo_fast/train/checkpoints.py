@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.whole_file import whole
-from elmo_fast.model.whole_hdf5 import Disk
+from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.model.atomic_hdf5 import Disk
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)\.pt")
@@ -41,7 +41,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
     """Write a file that takes its name only when all of it is on the disk. `OSError` names the file on a full disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with whole(path) as part, Disk(part, path) as disk:
+        with atomic_path(path) as part, Disk(part, path) as disk:
             torch.save({"format": FORMAT, **content}, disk)
             disk.check()
             os.fsync(disk.fileno())

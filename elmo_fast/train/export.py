@@ -16,7 +16,7 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE
 from elmo_fast.model.weights import write_weights
-from elmo_fast.model.whole_file import whole
+from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.train.load import OPTIONS_FILE, VOCABULARY_FILE, weights_of_run
 
 WEIGHTS_FILE = "weights.hdf5"
@@ -39,7 +39,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
     _write(Path(output), {"bidirectional": True, **kept}, own, float16)
     if softmax:
         write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_dtype(float16))
-    with whole(Path(output) / VOCABULARY_FILE) as part:
+    with atomic_path(Path(output) / VOCABULARY_FILE) as part:
         shutil.copyfile(Path(run) / VOCABULARY_FILE, part)
 
 
@@ -99,7 +99,7 @@ def _state_dict(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:
     output.mkdir(parents=True, exist_ok=True)
     write_weights(output / WEIGHTS_FILE, weights, dtype=_dtype(float16))
-    with whole(output / OPTIONS_FILE) as part:
+    with atomic_path(output / OPTIONS_FILE) as part:
         part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ import torch
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import expected_shapes, lstm_name
-from elmo_fast.model.whole_file import whole
+from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoints
 from elmo_fast.train.language_model import LanguageModel
@@ -184,7 +184,7 @@ def _write(output: Path, trainer: Trainer, vocab_file: str) -> None:
     _check_new(output)
     content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
     output.parent.mkdir(parents=True, exist_ok=True)
-    with whole(output) as part:
+    with atomic_path(output) as part:
         part.mkdir()
         copy_vocabulary(vocab_file, part)
         (part / OPTIONS_FILE).write_text(json.dumps(trainer.model.plan.to_dict(), indent=1) + "\n", encoding="utf-8")

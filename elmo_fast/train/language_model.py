@@ -89,15 +89,15 @@ class LanguageModel(nn.Module):
             named[name].copy_(torch.from_numpy(weights[name]))
 
     def begin(self, rows: int) -> State:
-        """Zero states of `rows` rows: (h [L, lanes, 2 P], c [L, lanes, 2 D])."""
+        """Zero states of `rows` rows: (h [L, slots, 2 P], c [L, slots, 2 D])."""
         layers, h_dim, c_dim = self.lstm.state_sizes
-        return zero_state(layers, self._lanes(rows), h_dim, c_dim, self.softmax_b)
+        return zero_state(layers, self._slots(rows), h_dim, c_dim, self.softmax_b)
 
     def outputs(self, tokens: torch.Tensor, rows: torch.Tensor, steps: int, state: State,
                 drop: Drop | None = None) -> tuple[list[torch.Tensor], State]:
         """Top-layer outputs [S, P] of each direction, and the state after the last step.
 
-        `tokens` are ids of distinct tokens, `rows` int [D, S] the one at each of S = steps * rows positions, step
+        `tokens` are ids of unique tokens, `rows` int [D, S] the one at each of S = steps * rows positions, step
         after step. `drop` is applied to every layer's input.
         """
         vectors = self.token_source(tokens, self.backend)  # [U, P]
@@ -144,17 +144,17 @@ class LanguageModel(nn.Module):
     def _touched(self, words: torch.Tensor) -> list[TouchedRows]:
         return [TouchedRows(table, words, table.detach()[words].requires_grad_()) for table in self.tables()]
 
-    def _lanes(self, rows: int) -> int:
+    def _slots(self, rows: int) -> int:
         return rows if self.plan.bidirectional else (rows + 1) // 2
 
     def _schedule(self, rows: torch.Tensor, steps: int) -> tuple[Schedule, torch.Tensor]:
-        """The schedule in which every lane lives for all steps, and the rows of the op's two directions [2, S]."""
+        """The schedule in which every slot lives for all steps, and the rows of the op's two directions [2, S]."""
         if not self.plan.bidirectional:
             rows = _in_halves(rows[0], steps)
-        lanes = rows.shape[1] // steps
+        slots = rows.shape[1] // steps
         numbers = np.arange(rows.shape[1], dtype=np.int32)
-        live = np.full(steps, lanes, dtype=np.int32)
-        return Schedule(np.arange(lanes), live, np.stack([numbers, numbers]), np.zeros(len(numbers), dtype=bool)), rows
+        live = np.full(steps, slots, dtype=np.int32)
+        return Schedule(np.arange(slots), live, np.stack([numbers, numbers]), np.zeros(len(numbers), dtype=bool)), rows
 
 
 def fresh_weights(plan: Plan, seed: int) -> dict[str, np.ndarray]:
@@ -186,7 +186,7 @@ def _backward_of(name: str) -> str:
 
 
 def _in_halves(rows: torch.Tensor, steps: int) -> torch.Tensor:
-    """Positions [S] of one direction as two directions of half the lanes; an odd lane's partner repeats lane 0."""
+    """Positions [S] of one direction as two directions of half the slots; an odd slot's partner repeats slot 0."""
     by_step = rows.view(steps, -1)
     if by_step.shape[1] % 2:
         by_step = torch.cat([by_step, by_step[:, :1]], dim=1)

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from elmo_fast.model.whole_file import whole
+from elmo_fast.model.atomic_file import atomic_path
 
 LOG_FILE, PICTURE_FILE = "log.jsonl", "loss.png"
 
@@ -19,7 +19,7 @@ class Record:
     def __init__(self, run: str | os.PathLike, step: int, tensorboard: bool = False):
         self._path = Path(run) / LOG_FILE
         kept = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
-        with whole(self._path) as part:
+        with atomic_path(self._path) as part:
             part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         self._file = open(self._path, "a", encoding="utf-8")
         self._events = _events(run, step) if tensorboard else None
@@ -75,7 +75,7 @@ def draw(run: str | os.PathLike) -> str | None:
                   marker="o" if kind == "heldout" else None)
     axes.set(xlabel="step", ylabel="perplexity", yscale="log")
     axes.legend()
-    with whole(Path(run) / PICTURE_FILE) as part:
+    with atomic_path(Path(run) / PICTURE_FILE) as part:
         figure.savefig(part, format="png", dpi=120)
     pyplot.close(figure)
     return None

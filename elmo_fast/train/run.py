@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from elmo_fast.model.whole_file import whole
+from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoints
 from elmo_fast.train.perplexity import perplexity
@@ -75,7 +75,7 @@ class Run:
                     meter.report(self._record, bar)
                 if self._heldout and (number % self._evaluate_every == 0 or number == self._steps):
                     self._evaluate()
-                    meter.restart()
+                    meter.initial_state()
                 if number % self._running.checkpoint_every == 0:
                     meter.report(self._record, bar)
                     self._save()
@@ -144,9 +144,9 @@ class _Meter:
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
         self._steps: list[Step] = []
-        self.restart()
+        self.initial_state()
 
-    def restart(self) -> None:
+    def initial_state(self) -> None:
         """Leave the time up to now out of the speed."""
         self._since, self._timed = time.perf_counter(), 0
 
@@ -175,7 +175,7 @@ class _Meter:
                          tokens_per_second=round(speed, 1))
             bar.set_postfix_str(f"perplexity {math.exp(min(mean, 700)):.1f}, {speed:,.0f} tokens/s")
         self._steps = []
-        self.restart()
+        self.initial_state()
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def copy_vocabulary(source: str, folder: Path) -> Path:
     """The run's own copy of the vocabulary, so that a run is whole without the file it began with."""
     target = folder / "vocab.txt"
     if not (target.exists() and target.samefile(source)):
-        with whole(target) as part, (gzip.open if source.endswith(".gz") else open)(source, "rb") as words:
+        with atomic_path(target) as part, (gzip.open if source.endswith(".gz") else open)(source, "rb") as words:
             with open(part, "wb") as copy:
                 shutil.copyfileobj(words, copy)
     return target

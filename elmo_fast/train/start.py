@@ -13,7 +13,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import read_weights
-from elmo_fast.model.whole_file import whole
+from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoints
 from elmo_fast.train.language_model import LanguageModel, fresh_weights
@@ -160,7 +160,7 @@ def _check_sizes(trainer: Trainer, words: int) -> None:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with whole(path) as part:
+    with atomic_path(path) as part:
         part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

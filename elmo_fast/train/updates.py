@@ -66,13 +66,13 @@ class Updater:
         return norm
 
     def _merged(self, table, touched: list[TouchedRows]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Distinct rows of a table that any batch of any process used, and the sum of their gradients."""
+        """Unique rows of a table that any batch of any process used, and the sum of their gradients."""
         rows, values = torch.cat([each.rows for each in touched]), torch.cat([each.values.grad for each in touched])
         rows, values = self._replicas.all_rows(rows, values)
         if len(touched) == 1 and self._replicas.world == 1:
             return table, rows, values
-        distinct, number = rows.unique(return_inverse=True)
-        return table, distinct, values.new_zeros(len(distinct), *values.shape[1:]).index_put_((number,), values, True)
+        unique, number = rows.unique(return_inverse=True)
+        return table, unique, values.new_zeros(len(unique), *values.shape[1:]).index_put_((number,), values, True)
 
     def _made_dense(self, table, rows: torch.Tensor, values: torch.Tensor) -> bool:
         """Put the rows into the table's own gradient where it has one, or where every row moves in every step."""

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from elmo_fast.model.whole_file import check_target, whole
+from elmo_fast.model.atomic_file import check_target, atomic_path
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
 from elmo_fast.train.shards import find_files, over_pieces
@@ -30,7 +30,7 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     if not total:
         raise ValueError("inputs: expected words, found none")
     words = [*SPECIAL_WORDS, *_by_count(counts, min_count)][:max_size]
-    with whole(output) as part:
+    with atomic_path(output) as part:
         part.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     return len(words), total
 

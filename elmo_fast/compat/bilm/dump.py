@@ -8,12 +8,12 @@ from tqdm import tqdm
 
 from elmo_fast.embed import sentences as lines_of
 from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
-from elmo_fast.embed.lanes import LaneStream
+from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.table_file import describe
-from elmo_fast.model.whole_file import check_target
-from elmo_fast.model.whole_hdf5 import whole_hdf5
+from elmo_fast.model.atomic_file import check_target
+from elmo_fast.model.atomic_hdf5 import atomic_hdf5
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
 
@@ -40,7 +40,7 @@ def dump_token_embeddings(
     check_target(outfile, "outfile")
     words = _vocabulary(vocab_file).words
     bilm = _bilm(options_file, weight_file, device, precision=precision, backend=backend)
-    with whole_hdf5(outfile) as (file, disk), tqdm(total=len(words), unit=" words",
+    with atomic_hdf5(outfile) as (file, disk), tqdm(total=len(words), unit=" words",
                                                    disable=None if progress else True) as bar:
         dataset = file.create_dataset("embedding", (len(words), bilm.options.lstm.projection_dim), dtype="float32")
         for first in range(0, len(words), _WORDS_AT_ONCE):
@@ -81,7 +81,7 @@ def dump_bilm_embeddings(
     with open(dataset_file, encoding="utf-8") as file, hdf5_file(outfile) as writer:
         count = lines_of.scan(file, allow_blank=True)
         tokens = (line.tokens for line in lines_of.read_lines(file, allow_blank=True))
-        arrays: Iterator = LaneStream(bilm, batch_size, runs_empty=True).run(tokens)
+        arrays: Iterator = SlotStream(bilm, batch_size, runs_empty=True).run(tokens)
         for number, vectors in enumerate(tqdm(arrays, total=count, unit=" sentences",
                                               disable=None if progress else True)):
             writer.write(str(number), vectors)

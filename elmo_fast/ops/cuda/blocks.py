@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from elmo_fast.ops.host_device import to_device
+from elmo_fast.ops.device import to_device
 
 CHUNKS = (16, 8, 4, 2, 1)
 _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller one, nor any for so few steps

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from elmo_fast.ops.host_device import is_capturing
+from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.user_cache import cache_directory
 
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"

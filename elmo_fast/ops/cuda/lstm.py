@@ -15,7 +15,7 @@ from elmo_fast.ops.cuda.buffers import Arena, Arenas
 from elmo_fast.ops.cuda.graphs import capture_on
 from elmo_fast.ops.cuda.operands import Operands, flat_weights, limit, operands, scaled
 from elmo_fast.ops.cuda.steps import MOST_SLOTS, Sent, Steps, host_arrays, multiply, send, stretch
-from elmo_fast.ops.host_device import is_capturing
+from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
@@ -36,20 +36,20 @@ def projected_lstm(
     *,
     cell_clip: float | None = None,
     proj_clip: float | None = None,
-    restart: State | None = None,
+    initial_state: State | None = None,
     precision: str = "highest",
     bounded: bool = False,
 ) -> tuple[torch.Tensor, State]:
-    """As `reference.projected_lstm`, in fp32. `rows` may lie on the host: each row is then multiplied once.
+    """As `reference.projected_lstm`, in fp32. `rows` may lie on the host: each row is then precomputed once.
 
     `bounded` where the inputs are outputs of such a layer with the same `proj_clip`: they fit fp16 as they are.
     """
     if is_capturing(inputs.device):
         raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it was made on the host for "
                            "one batch, got one; call the model with ids, or use padded_lstm")
-    starts, fresh = (None, (None, None)) if restart is None else (torch.from_numpy(schedule.starts), restart)
+    starts, fresh = (None, (None, None)) if initial_state is None else (torch.from_numpy(schedule.sequence_starts), initial_state)
     out, h, c = torch.ops.elmo_fast.cuda_lstm(
-        inputs, rows, torch.from_numpy(schedule.lanes), torch.from_numpy(schedule.live), starts, *state,
+        inputs, rows, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes), starts, *state,
         flat_weights(weights), precision, limit(cell_clip), limit(proj_clip), *fresh, bounded)
     return out, (h, c)
 
@@ -83,7 +83,7 @@ torch.library.register_fake("elmo_fast::cuda_lstm", fake, lib=_library)
 
 @contextlib.contextmanager
 def surroundings(precision: str, device: torch.device):
-    """Products in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
+    """InputProjections in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
 
     Buffers outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """
@@ -127,7 +127,7 @@ class _Call:
         self.steps, self.arena, self.inputs = steps, steps.arena, inputs.float()
         self.on_host = rows is not None and rows.device.type == "cpu"  # read without waiting
         self.rows = rows.numpy() if self.on_host else rows
-        self.starts, self.bounded = starts, bounded
+        self.sequence_starts, self.bounded = starts, bounded
         # a table that is not much larger than what is read of it is projected in full
         self.in_full = rows is not None and len(inputs) <= min(len(self.arena.z), 2 * rows.shape[1])
 
@@ -159,7 +159,7 @@ class _Call:
                 z_rows = number.reshape(2, -1)
         else:  # packed rows, which the device replaces by what they read, or their number in the block
             z_rows = [block.rows if self.in_full else np.arange(len(block.rows))] * 2
-        return [*host_arrays(block, z_rows, self.starts), used.astype(np.int32)]
+        return [*host_arrays(block, z_rows, self.sequence_starts), used.astype(np.int32)]
 
     def _project(self, sent: Sent, used: torch.Tensor) -> None:
         """The input projections of a block, unless they are there; and what the device alone knows of `meta`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from elmo_fast.ops.host_device import is_capturing, settle
+from elmo_fast.ops.device import is_capturing, settle
 from elmo_fast.ops.packing import packed
 from elmo_fast.ops.reference import LstmWeights
 

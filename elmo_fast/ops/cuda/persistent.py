@@ -14,7 +14,7 @@ from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.cuda.blocks import Sent
 from elmo_fast.ops.cuda.buffers import Arena, empty_bytes
 from elmo_fast.ops.cuda.operands import Operands
-from elmo_fast.ops.host_device import settle
+from elmo_fast.ops.device import settle
 from elmo_fast.ops.packing import packed
 from elmo_fast.ops.reference import State
 

@@ -15,7 +15,7 @@ from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
 from elmo_fast.model import elmo
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layout import add_boundaries, distinct_rows
+from elmo_fast.model.layout import add_boundaries, unique_rows
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
@@ -84,7 +84,7 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         if inputs.dim() == 2:
             return super().forward(inputs, backend or self.backend)
         framed, mask = add_boundaries(inputs, self._mask(inputs), *self.boundary_ids())
-        rows, index = distinct_rows(framed[mask])
+        rows, index = unique_rows(framed[mask])
         with numerics(self.precision, inputs.device):
             vectors = super().forward(rows, backend or self.backend)[index].to(self.char_embed.dtype)  # [N, P]
         places = mask.flatten().nonzero().squeeze(1)

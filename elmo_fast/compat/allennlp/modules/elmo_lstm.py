@@ -128,7 +128,7 @@ class ElmoLstm(LstmStack):
             x = [run[0] + before if layer else run[0] for run, before in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
             finals.append([torch.cat(pair, dim=1) for pair in zip(runs[0][1], runs[1][1])])
-        self.carry_on(tuple(torch.stack(each) for each in zip(*finals)))
+        self.store_state(tuple(torch.stack(each) for each in zip(*finals)))
         present = torch.arange(inputs.shape[1], device=inputs.device) < lengths[:, None]
         return torch.stack(outputs) * present[..., None]
 

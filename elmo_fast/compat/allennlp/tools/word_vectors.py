@@ -12,7 +12,7 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_source import CharacterEncoder
 from elmo_fast.model.weights import read_weights
-from elmo_fast.model.whole_file import whole
+from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.ops.precision import numerics
 from elmo_fast.text.batching import BOUNDARIES
 
@@ -47,7 +47,7 @@ def create_elmo_embeddings_from_vocab(
         raise ConfigurationError(f"output_dir: expected another folder than that of vocab_path, whose file would be "
                                  f"overwritten, got {folder}")
     folder.mkdir(parents=True, exist_ok=True)
-    with whole(folder / EMBEDDINGS_NAME) as vectors_part, whole(vocabulary) as vocabulary_part:
+    with atomic_path(folder / EMBEDDINGS_NAME) as vectors_part, atomic_path(vocabulary) as vocabulary_part:
         with gzip.open(vectors_part, "wt", encoding="utf-8", newline="\n") as file:
             _write_vectors(file, words, encoder, batch_size * _WORDS_A_SENTENCE)
         with open(vocabulary_part, "w", encoding="utf-8", newline="\n") as file:

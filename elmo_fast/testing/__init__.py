@@ -1,0 +1,1 @@
+"""Models and tolerances that tests and benchmarks share."""

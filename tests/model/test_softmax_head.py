@@ -1,0 +1,150 @@
+import math
+
+import h5py
+import numpy as np
+from tests.support import plain
+import pytest
+from tests.support.files import tiny, write_model
+
+from elmo_fast import BiLm, ConfigurationError, Options, read_weights
+from elmo_fast.model import softmax_head
+from elmo_fast.model.softmax_head import SoftmaxHead, read_softmax
+from elmo_fast.text.characters import encode_tokens, to_model_ids
+from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train.perplexity import perplexity_of
+
+WORDS = ["</S>", "<S>", "<UNK>", "the", "cat", "sat", "on", "mat", ".", "dog", "naïve", "One"]
+SENTENCES = ["the cat sat on the mat .".split(), ["One"], [], "the unseen dog sat naïve .".split()]
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A random model's folder with a softmax and a vocabulary whose marks are not in the usual order."""
+    folder = write_model(tmp_path / "model", tiny(lstm__dim=12))
+    generator = np.random.default_rng(7)
+    with h5py.File(folder / "softmax.hdf5", "w") as file:
+        file["softmax/W"] = generator.normal(0, 3, (len(WORDS), 4)).astype(np.float32)
+        file["softmax/b"] = generator.normal(0, 1, len(WORDS)).astype(np.float32)
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    return folder
+
+
+def head_of(folder, state="zero"):
+    bilm = BiLm.from_files(folder / "options.json", folder / "weights.hdf5", state=state)
+    return SoftmaxHead.from_files(bilm, folder / "softmax.hdf5", folder / "vocab.txt")
+
+
+@pytest.fixture
+def head(files):
+    return head_of(files)
+
+
+def by_hand(files, sentence):
+    """float64 log-probabilities over the vocabulary at every position with boundaries: forward, backward [n + 2, V]."""
+    options = Options.from_file(files / "options.json")
+    ids = to_model_ids(encode_tokens(["<S>", *sentence, "</S>"], 50, {"<S>": 256, "</S>": 257}))
+    layers, _ = plain.layers(ids, read_weights(files / "weights.hdf5", options), options)
+    softmax = read_softmax(files / "softmax.hdf5", 4)
+    w, b = (value.astype(np.float64) for value in softmax.values())
+    for half in np.split(layers[-1], 2, axis=1):
+        scores = half @ w.T + b
+        yield scores - np.log(np.exp(scores).sum(1, keepdims=True))
+
+
+def word_id(word):
+    return WORDS.index(word) if word in WORDS else WORDS.index("<UNK>")
+
+
+def test_scores_are_what_each_direction_says_of_the_next_word(files, head):
+    scores = head.score(SENTENCES)
+    for score, sentence in zip(scores, SENTENCES, strict=True):
+        forward, backward = by_hand(files, sentence)
+        ids = [word_id(word) for word in sentence]
+        np.testing.assert_allclose(score.forward, [forward[at, word] for at, word in enumerate(ids)], atol=1e-5)
+        np.testing.assert_allclose(score.backward, [backward[at + 2, word] for at, word in enumerate(ids)], atol=1e-5)
+        assert score.end == pytest.approx(forward[len(ids), word_id("</S>")], abs=1e-5)
+        assert score.begin == pytest.approx(backward[1, word_id("<S>")], abs=1e-5)
+        assert score.forward_total == pytest.approx(score.forward.sum() + score.end, abs=1e-5)
+
+
+def test_scores_sum_to_the_trainers_loss(files, head, tmp_path):
+    sentences = [sentence for sentence in SENTENCES if len(sentence) > 5][:1] * 3 + ["the dog sat on the cat .".split()]
+    (tmp_path / "text.txt").write_text("".join(" ".join(sentence) + "\n" for sentence in sentences), encoding="utf-8")
+    found = perplexity_of(files, str(tmp_path / "text.txt"), batch_size=4)
+    scores = head.score(sentences)
+    count = sum(len(sentence) + 1 for sentence in sentences)
+    forward, backward = (-sum(getattr(score, f"{way}_total") for score in scores) / count for way in ("forward", "backward"))
+    assert [forward, backward] == pytest.approx([math.log(each) for each in found.by_direction], rel=1e-4)
+
+
+def test_pieces_change_nothing(head, monkeypatch):
+    whole, ranked = head.score(SENTENCES), head.substitutes_at(SENTENCES[0], range(7))
+    monkeypatch.setattr(softmax_head, "_AT_ONCE", 2 * len(WORDS))
+    for one, other in zip(whole, head.score(SENTENCES)):
+        np.testing.assert_allclose(one.forward, other.forward, atol=1e-6)
+        np.testing.assert_allclose(one.backward, other.backward, atol=1e-6)
+    assert [[each.word for each in place] for place in head.substitutes_at(SENTENCES[0], range(7))] == [
+        [each.word for each in place] for place in ranked]
+
+
+@pytest.mark.parametrize("direction", ["both", "forward", "backward"])
+def test_substitutes_are_ranked_and_hold_no_marks(files, head, direction):
+    sentence = SENTENCES[3]
+    forward, backward = by_hand(files, sentence)
+    allowed = [WORDS.index(word) for word in WORDS if word not in ("<S>", "</S>", "<UNK>")]
+    for position, found in enumerate(head.substitutes_at(sentence, range(len(sentence)), 100, direction)):
+        values = {"forward": forward[position], "backward": backward[position + 2],
+                  "both": forward[position] + backward[position + 2]}[direction][allowed]
+        values = values - np.log(np.exp(values).sum())
+        order = np.argsort(-values)
+        assert [each.word for each in found] == [WORDS[allowed[at]] for at in order]
+        assert [WORDS[each.id] for each in found] == [each.word for each in found]
+        np.testing.assert_allclose([each.log_probability for each in found], values[order], atol=1e-4)
+        assert found[:3] == head.substitutes(sentence, position, 3, direction)
+
+
+def test_the_token_itself_is_not_seen(head):
+    first = head.substitutes("the cat sat on the mat .".split(), 1)
+    second = head.substitutes("the 12345 sat on the mat .".split(), 1)
+    assert [each.word for each in first] == [each.word for each in second]
+
+
+def test_warm_scores_do_not_depend_on_the_batch(files):
+    warm = head_of(files, "warm")
+    whole = warm.score(SENTENCES)
+    for score, sentence in zip(whole, SENTENCES):
+        alone, = warm.score([sentence])
+        np.testing.assert_allclose(alone.forward, score.forward, atol=1e-6)
+        assert alone.begin == pytest.approx(score.begin, abs=1e-6)
+
+
+def test_no_sentences_have_no_scores(head):
+    assert head.score([]) == [] and head.substitutes_at([], []) == []
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda head: head.score("a string"), "sentences"),
+    (lambda head: head.substitutes(["the"], 1), "positions: expected 0 to 0"),
+    (lambda head: head.substitutes(["the"], 0, k=0), "k: expected"),
+    (lambda head: head.substitutes(["the"], 0, direction="up"), "direction: expected"),
+])
+def test_bad_arguments(head, call, words):
+    with pytest.raises(ValueError) as caught:
+        call(head)
+    assert words in str(caught.value)
+
+
+def test_files_that_do_not_fit_are_refused(files, head, tmp_path):
+    softmax = read_softmax(files / "softmax.hdf5", 4)
+    (tmp_path / "short.txt").write_text("\n".join(WORDS[:-1]), encoding="utf-8")
+    (tmp_path / "no_unk.txt").write_text("\n".join(WORDS).replace("<UNK>", "unk"), encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="expected the 12 words of the softmax, got 11"):
+        SoftmaxHead(head.bilm, *softmax.values(), Vocabulary(tmp_path / "short.txt"))
+    with pytest.raises(ValueError, match="missing <UNK>"):
+        SoftmaxHead(head.bilm, *softmax.values(), Vocabulary(tmp_path / "no_unk.txt"))
+    with pytest.raises(ConfigurationError, match="expected W"):
+        read_softmax(files / "softmax.hdf5", 5)
+    with pytest.raises(ConfigurationError, match="something else"):
+        read_softmax(files / "options.json", 4)
+    with pytest.raises(FileNotFoundError, match="found none"):
+        read_softmax(files / "nothing", 4)

@@ -1,0 +1,196 @@
+"""Where a sentence starts: carried, zero and warm states."""
+
+import copy
+
+import pytest
+import torch
+from tests.support.models import SENTENCES, SHAPES, bilm
+from elmo_fast.testing.tolerances import SAME_MODEL
+
+from elmo_fast import batch_to_ids
+from elmo_fast.model.bilm import WARM_TEXT
+
+WORDS = [f"word{number}" for number in range(40)]
+
+
+def texts(*sizes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for size in sizes:
+        lengths = torch.randint(0, 9, (size,), generator=generator).tolist()
+        yield [[WORDS[k] for k in torch.randint(0, 40, (length,), generator=generator)] for length in lengths]
+
+
+def layers(model, batch):
+    return torch.stack(model(batch_to_ids(batch)).activations).detach()
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+@pytest.mark.parametrize("shape", ["two layers", "clips that fire", "four layers", "no projection"])
+def test_carried_over_batches_of_other_sizes(shape, backend):
+    model = bilm(SHAPES[shape], backend=backend)
+    alone = [bilm(SHAPES[shape], backend="reference") for _ in range(7)]
+    for batch in texts(3, 5, 1, 7):
+        together = layers(model, batch)
+        for row, sentence in enumerate(batch):
+            expected = layers(alone[row], [sentence])
+            found = together[:, row : row + 1, : len(sentence) + 2]
+            assert (found - expected).abs().max() < SAME_MODEL
+    h, c = model._elmo_lstm._states
+    of = model.options.lstm
+    assert h.shape == (of.n_layers, 7, 2 * of.projection_dim) and c.shape == (of.n_layers, 7, 2 * of.dim)
+    for row, single in enumerate(alone):
+        for found, expected in zip((h, c), single._elmo_lstm._states):
+            assert (found[:, row] - expected[:, 0]).abs().max() < SAME_MODEL
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+def test_forward_direction_in_two_halves_equals_the_whole(backend):
+    sentence = ["<S>", *WORDS[:9], "</S>"]
+    whole, halves = bilm(backend=backend), bilm(backend=backend)
+    expected = torch.stack(whole(batch_to_ids([sentence]), boundaries="present").activations)
+    found = torch.cat([torch.stack(halves(batch_to_ids([part]), boundaries="present").activations)
+                       for part in (sentence[:4], sentence[4:])], dim=2)
+    assert (found - expected)[..., :11].abs().max() < SAME_MODEL
+    assert (halves._elmo_lstm._states[0] - whole._elmo_lstm._states[0])[..., :11].abs().max() < SAME_MODEL
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+def test_backward_direction_in_two_halves_equals_the_whole(backend):
+    sentence = ["<S>", *WORDS[:9], "</S>"]
+    whole, halves = bilm(backend=backend), bilm(backend=backend)
+    expected = torch.stack(whole(batch_to_ids([sentence]), boundaries="present").activations)
+    last, first = (torch.stack(halves(batch_to_ids([part]), boundaries="present").activations)
+                   for part in (sentence[4:], sentence[:4]))
+    found = torch.cat([first, last], dim=2)
+    assert (found - expected)[..., 11:].abs().max() < SAME_MODEL
+
+
+@pytest.mark.parametrize("state", ["zero", "warm"])
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+def test_zero_and_warm_do_not_depend_on_order_or_batch(state, backend):
+    model = bilm(state=state, backend=backend)
+    batch = next(texts(6, seed=4))
+    together = layers(model, batch)
+    turned = layers(model, batch[::-1]).flip(1)
+    assert (together - turned).abs().max() < SAME_MODEL
+    for row, sentence in enumerate(batch):
+        assert (layers(model, [sentence])[:, 0] - together[:, row, : len(sentence) + 2]).abs().max() < SAME_MODEL
+    assert model._elmo_lstm._states is None
+
+
+def test_zero_is_a_carried_run_that_was_reset():
+    carried, zero = bilm(), bilm(state="zero")
+    layers(carried, SENTENCES)
+    carried.reset_states()
+    assert torch.equal(layers(carried, SENTENCES), layers(zero, SENTENCES))
+
+
+def test_warm_starts_where_the_warm_text_ends():
+    warm, carried = bilm(state="warm"), bilm()
+    for sentence in WARM_TEXT:
+        layers(carried, [sentence])
+    expected = layers(carried, [WORDS[:5]])
+    assert (layers(warm, [WORDS[:5]]) - expected).abs().max() < SAME_MODEL
+    assert (layers(bilm(state="zero"), [WORDS[:5]]) - expected).abs().max() > 100 * SAME_MODEL
+
+
+def test_warm_text_may_be_set():
+    model = bilm(state="warm")
+    before = layers(model, [WORDS[:5]])
+    model.warm_text = [["Another", "text"]]
+    after = layers(model, [WORDS[:5]])
+    assert (before - after).abs().max() > 100 * SAME_MODEL
+    carried = bilm()
+    layers(carried, [["Another", "text"]])
+    assert (layers(carried, [WORDS[:5]]) - after).abs().max() < SAME_MODEL
+
+
+@pytest.mark.parametrize("edit", ["in place", "load_state_dict", "double"])
+def test_warm_state_follows_the_weights(edit):
+    model = bilm(state="warm")
+    before = layers(model, [WORDS[:5]])
+    other = bilm(seed=5, state="warm")
+    if edit == "in place":
+        with torch.no_grad():
+            for mine, theirs in zip(model.parameters(), other.parameters()):
+                mine.copy_(theirs)
+    elif edit == "load_state_dict":
+        model.load_state_dict(other.state_dict())
+    else:
+        model, other = other.double(), bilm(seed=5, state="warm").double()
+    after = layers(model, [WORDS[:5]])
+    assert (after - layers(other, [WORDS[:5]])).abs().max() < SAME_MODEL
+    assert (after.float() - before).abs().max() > 100 * SAME_MODEL
+
+
+def test_states_are_not_in_the_state_dict():
+    model = bilm(state="warm")
+    names = set(model.state_dict())
+    layers(model, SENTENCES)
+    assert set(model.state_dict()) == names
+
+
+def test_a_slot_runs_its_sentences_one_after_the_other():
+    batches = list(texts(3, 3, 3, seed=2))
+    model, slots = bilm(), bilm()
+    expected = [together[:, row, : len(sentence) + 2] for batch in batches for together in [layers(model, batch)]
+                for row, sentence in enumerate(batch)]
+    sentences = [sentence for batch in batches for sentence in batch]
+    source = slots.token_source
+    framed = [["<S>", *sentence, "</S>"] for sentence in sentences]
+    vectors = source(source.token_ids([token for sentence in framed for token in sentence]), "torch")
+    lengths = torch.tensor([len(sentence) for sentence in framed]).numpy()
+    found = slots.run(vectors, torch.arange(len(vectors)), lengths, slots=torch.arange(9).numpy() % 3)
+    for one, other in zip(torch.stack(found).split(lengths.tolist(), dim=1), expected):
+        assert (one - other).abs().max() < SAME_MODEL
+
+
+def test_private_handles():
+    model = bilm()
+    lstm = model._elmo_lstm
+    assert lstm.stateful is True and lstm._states is None
+    layers(model, SENTENCES[:2])
+    kept = copy.deepcopy(lstm._states)
+    first = layers(model, SENTENCES[:2])
+    lstm._states = kept
+    assert torch.equal(layers(model, SENTENCES[:2]), first)
+    lstm.reset_states(torch.tensor([1, 0]))
+    assert not lstm._states[0][:, 0].any() and lstm._states[0][:, 1].any()
+    with pytest.raises(ValueError, match="mask: expected shape .2,."):
+        lstm.reset_states(torch.tensor([1, 0, 0]))
+    lstm.reset_states()
+    assert lstm._states is None
+    lstm.stateful = False
+    assert model.state == "zero"
+    layers(model, SENTENCES)
+    assert lstm._states is None
+    lstm.stateful = True
+    assert model.state == "carry"
+    with pytest.raises(ValueError, match="_states: expected .h .2, rows, 22., c .2, rows, 74.., got"):
+        lstm._states = kept[0][:1], kept[1]
+
+
+def test_stateful_leaves_warm_alone():
+    model = bilm(state="warm")
+    model._elmo_lstm.stateful = False
+    assert model.state == "warm"
+
+
+def test_rows_without_a_token_keep_their_state():
+    model = bilm()
+    ids = batch_to_ids([["<S>", "one", "</S>"], ["<S>", "two", "</S>"]])
+    model(ids, boundaries="present")
+    before = copy.deepcopy(model._elmo_lstm._states)
+    ids[0] = 0
+    model(ids, boundaries="present")
+    for old, new in zip(before, model._elmo_lstm._states):
+        assert torch.equal(old[:, 0], new[:, 0]) and not torch.equal(old[:, 1], new[:, 1])
+
+
+def test_carried_states_hold_no_graph():
+    model = bilm(requires_grad=True)
+    for _ in range(2):
+        sum(layer.sum() for layer in model(batch_to_ids(SENTENCES)).activations).backward()
+    assert all(not each.requires_grad for each in model._elmo_lstm._states)
+
+

@@ -1,0 +1,207 @@
+import h5py
+import numpy as np
+import pytest
+from tests.support.files import names, tiny, write_model
+
+from elmo_fast import ConfigurationError, Options, random_weights, read_weights, write_weights
+
+OPTIONS = Options.from_dict(tiny())
+CELL = "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/"
+
+
+@pytest.fixture
+def weight_file(tmp_path):
+    return write_model(tmp_path) / "weights.hdf5"
+
+
+def refusal(path, options=OPTIONS):
+    with pytest.raises(ConfigurationError) as caught:
+        read_weights(path, options)
+    return str(caught.value)
+
+
+def replace(path, name, values, **storage):
+    with h5py.File(path, "r+") as file:
+        del file[name]
+        file.create_dataset(name, data=values, **storage)
+
+
+def assert_same(found, expected):
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert found[name].dtype == np.float32 and found[name].shape == values.shape, name
+        assert found[name].tobytes() == values.tobytes(), name
+
+
+@pytest.mark.parametrize("content", [
+    tiny(), tiny(lstm__n_layers=1), tiny(lstm__n_layers=4), tiny(char_cnn__n_highway=0), tiny(lstm__projection_dim=8),
+    {"lstm": tiny()["lstm"], "n_tokens_vocab": 5},
+])
+def test_what_is_written_is_read_byte_for_byte(tmp_path, content):
+    options = Options.from_dict(content)
+    weights = random_weights(options, seed=3)
+    weights["RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"][:3] = np.float32([np.nan, -0.0, 1e-42])
+    write_weights(tmp_path / "w.hdf5", weights)
+    assert_same(read_weights(tmp_path / "w.hdf5", options), weights)
+
+
+def test_names_and_shapes_are_those_of_bilm_tf():
+    shapes = {name: values.shape for name, values in random_weights(Options.from_dict(tiny(lstm__n_layers=1))).items()}
+    assert shapes == {
+        "char_embed": (261, 3),
+        "CNN/W_cnn_0": (1, 1, 3, 4), "CNN/b_cnn_0": (4,), "CNN/W_cnn_1": (1, 2, 3, 6), "CNN/b_cnn_1": (6,),
+        "CNN_high_0/W_carry": (10, 10), "CNN_high_0/b_carry": (10,),
+        "CNN_high_0/W_transform": (10, 10), "CNN_high_0/b_transform": (10,),
+        "CNN_proj/W_proj": (10, 4), "CNN_proj/b_proj": (4,),
+        **{f"RNN_{direction}/RNN/MultiRNNCell/Cell0/LSTMCell/{name}": shape for direction in (0, 1)
+           for name, shape in {"W_0": (8, 32), "B": (32,), "W_P_0": (8, 4)}.items()},
+    }
+
+
+def test_the_first_of_262_rows_stands_for_no_token(weight_file):
+    expected = read_weights(weight_file, OPTIONS)
+    replace(weight_file, "char_embed", np.concatenate([np.full((1, 3), 9, np.float32), expected["char_embed"]]))
+    assert_same(read_weights(weight_file, OPTIONS), expected)
+
+
+def test_a_dump_of_one_layer_lacks_two_groups(tmp_path):
+    options = Options.from_dict(tiny(lstm__n_layers=1))
+    path = write_model(tmp_path, tiny(lstm__n_layers=1)) / "weights.hdf5"
+    expected = read_weights(path, options)
+    with h5py.File(path, "r+") as file:
+        for direction in "01":
+            file.move(f"RNN_{direction}/RNN/MultiRNNCell/Cell0/LSTMCell", f"RNN_{direction}/RNN/LSTMCell")
+            del file[f"RNN_{direction}/RNN/MultiRNNCell"]
+    assert_same(read_weights(path, options), expected)
+
+
+@pytest.mark.parametrize("name", list(random_weights(OPTIONS)))
+def test_a_missing_dataset_is_named(weight_file, name):
+    shape = random_weights(OPTIONS)[name].shape
+    with h5py.File(weight_file, "r+") as file:
+        del file[name]
+    assert refusal(weight_file) == f"weight_file {weight_file}: dataset {name}: expected shape {shape}, found none"
+
+
+@pytest.mark.parametrize("name, shape", [("char_embed", (260, 3)), ("char_embed", (263, 3)), ("char_embed", (262, 4)),
+                                         ("CNN/W_cnn_1", (2, 3, 6)), (CELL + "W_0", (32, 8)), (CELL + "B", ())])
+def test_a_wrong_shape_is_named(weight_file, name, shape):
+    expected = random_weights(OPTIONS)[name].shape
+    replace(weight_file, name, np.zeros(shape, np.float32))
+    assert refusal(weight_file) == f"weight_file {weight_file}: dataset {name}: expected shape {expected}, found {shape}"
+
+
+@pytest.mark.parametrize("content, surplus", [
+    (tiny(lstm__n_layers=1), "RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B and 5 more"),
+    (tiny(char_cnn__n_highway=0), "CNN_high_0/W_carry and 3 more"),
+    (tiny(char_cnn__filters=[[1, 4]]), "dataset CNN_high_0/W_carry: expected shape (4, 4), found (10, 10)"),
+])
+def test_weights_of_a_larger_model_are_refused(weight_file, content, surplus):
+    assert surplus in refusal(weight_file, Options.from_dict(content))
+
+
+def test_datasets_of_other_kinds_are_left_alone(weight_file):
+    expected = read_weights(weight_file, OPTIONS)
+    with h5py.File(weight_file, "r+") as file:
+        file["softmax/W"] = np.zeros((3, 3))
+        file["embedding"] = np.zeros((3, 3))
+    assert_same(read_weights(weight_file, OPTIONS), expected)
+
+
+def test_a_projection_between_equal_sizes_may_be_there_or_not(tmp_path):
+    content = tiny(char_cnn__filters=[[1, 1], [2, 3]])
+    path = write_model(tmp_path, content) / "weights.hdf5"
+    options = Options.from_dict(content)
+    assert "CNN_proj/W_proj" not in read_weights(path, options)
+    with h5py.File(path, "r+") as file:
+        file["CNN_proj/W_proj"] = np.eye(4, dtype=np.float32)
+        file["CNN_proj/b_proj"] = np.ones(4, dtype=np.float32)
+    weights = read_weights(path, options)
+    assert weights["CNN_proj/W_proj"].tolist() == np.eye(4).tolist() and weights["CNN_proj/b_proj"].tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", ">f4"])
+def test_floats_of_other_kinds_become_float32(weight_file, dtype):
+    values = np.array([[0.5, -2.0, 0.1]] * 261)
+    replace(weight_file, "char_embed", values.astype(dtype))
+    found = read_weights(weight_file, OPTIONS)["char_embed"]
+    assert found.dtype == np.float32 and found.tolist() == values.astype(dtype).astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "S3"])
+def test_what_is_no_float_is_refused(weight_file, dtype):
+    replace(weight_file, "char_embed", np.zeros((261, 3), dtype))
+    message = refusal(weight_file)
+    assert "dataset char_embed: expected floating-point numbers, found" in message
+
+
+def test_compressed_weights_are_read(weight_file):
+    expected = read_weights(weight_file, OPTIONS)
+    replace(weight_file, CELL + "W_0", expected[CELL + "W_0"], compression="gzip", chunks=(4, 4))
+    found = read_weights(weight_file, OPTIONS)
+    assert all(found[name].tobytes() == values.tobytes() for name, values in expected.items())
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n" * 500, b"{}", b"\x89HDF\r\n\x1a\n"])
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "w.hdf5"
+    path.write_bytes(content)
+    assert refusal(path).startswith(f"weight_file {path}: expected an HDF5 file, got something else")
+
+
+@pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.99])
+def test_a_file_cut_short_is_refused_by_name(weight_file, part):
+    content = weight_file.read_bytes()
+    weight_file.write_bytes(content[: int(part * len(content))])
+    assert refusal(weight_file).startswith(f"weight_file {weight_file}: expected an HDF5 file, got something else or")
+
+
+def test_a_damaged_file_is_read_or_refused_in_words(weight_file):
+    content = weight_file.read_bytes()
+    generator = np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        for position in generator.integers(8, 8000, 20):
+            damaged[position] = generator.integers(256)
+        weight_file.write_bytes(damaged)
+        try:
+            read_weights(weight_file, OPTIONS)
+        except ConfigurationError as error:
+            assert str(error).startswith(f"weight_file {weight_file}: ")
+            refused += 1
+    assert refused > 0
+
+
+def test_a_directory_or_nothing_is_refused_by_name(tmp_path):
+    with pytest.raises(IsADirectoryError, match=f"^weight_file: expected an HDF5 file, got the directory {tmp_path}$"):
+        read_weights(tmp_path, OPTIONS)
+    with pytest.raises(FileNotFoundError, match=f"^weight_file: expected an HDF5 file, found nothing at {tmp_path}/no$"):
+        read_weights(tmp_path / "no", OPTIONS)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(weight_file):
+    before = weight_file.read_bytes()
+    weights = {**random_weights(OPTIONS), "CNN/W_cnn_0": "not numbers"}
+    with pytest.raises(ValueError):
+        write_weights(weight_file, weights)
+    assert weight_file.read_bytes() == before
+    assert names(weight_file.parent) == ["options.json", "weights.hdf5"]
+
+
+def test_a_failed_write_leaves_nothing_where_nothing_was(tmp_path):
+    with pytest.raises(ValueError):
+        write_weights(tmp_path / "w.hdf5", {"char_embed": "not numbers"})
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("target, error, message", [
+    ("", FileNotFoundError, "weight file: expected a file's path, got an empty one"),
+    ("no/w.hdf5", FileNotFoundError, "weight file: expected an existing directory"),
+    (".", IsADirectoryError, "weight file: expected a file's path, got the directory"),
+])
+def test_a_place_for_no_file_is_refused(tmp_path, monkeypatch, target, error, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        write_weights(target, random_weights(OPTIONS))
+    assert names(tmp_path) == []

@@ -1,0 +1,108 @@
+"""The native module: there, right about the CPU, obedient to its cap, and free of libtorch."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ISAS = ["generic", "avx2", "avx512", "amx"]
+NEEDS = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+         "amx": {"avx512_bf16", "amx_tile", "amx_bf16"}}
+
+
+@pytest.fixture(scope="module")
+def native():
+    if os.environ.get("ELMO_FAST_NO_NATIVE") == "1":
+        pytest.skip("ELMO_FAST_NO_NATIVE=1")
+    try:
+        from elmo_fast import _native
+    except ImportError as error:
+        pytest.fail(f"expected the native module: run `make native`, or set ELMO_FAST_NO_NATIVE=1 ({error})")
+    return _native
+
+
+def isa_under(cap):
+    """`cpu_isa()` of a fresh process in which ELMO_FAST_CPU_ISA is `cap`."""
+    script = "from elmo_fast import _native; print(_native.cpu_isa())"
+    env = {**os.environ, "ELMO_FAST_CPU_ISA": cap}
+    return subprocess.run([sys.executable, "-c", script], env=env, cwd=ROOT, capture_output=True, text=True)
+
+
+def best_isa(native):
+    features = {name for name, present in native.cpu_features().items() if present}
+    best = "generic"
+    for isa in ISAS[1:]:
+        if not NEEDS[isa] <= features or isa == "amx" and not native.amx_permitted():
+            break
+        best = isa
+    return best
+
+
+def test_features_agree_with_the_kernel(native):
+    if not Path("/proc/cpuinfo").exists() or platform.machine() not in ("x86_64", "i686"):
+        pytest.skip("needs /proc/cpuinfo of an x86 machine")
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = set(next(line for line in lines if line.startswith("flags")).split())
+    for name, present in native.cpu_features().items():
+        listed = name.replace("sse4.2", "sse4_2") in flags
+        # Kernels before 5.16 list AMX without keeping its registers.
+        assert present == listed or name.startswith("amx") and not present, name
+
+
+def test_features_are_named_booleans(native):
+    features = native.cpu_features()
+    assert {"sse4.2", "f16c"}.union(*NEEDS.values()) == features.keys()
+    assert all(type(present) is bool for present in features.values())
+    if platform.machine() not in ("x86_64", "i686", "AMD64"):
+        assert not any(features.values())
+
+
+def test_amx_needs_tiles_and_the_answer_stays(native):
+    first = native.amx_permitted()
+    assert first == native.amx_permitted()
+    assert not first or native.cpu_features()["amx_tile"]
+
+
+def test_the_best_isa_is_taken_without_a_cap(native, monkeypatch):
+    monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
+    assert native.cpu_isa() == best_isa(native)
+    monkeypatch.setenv("ELMO_FAST_CPU_ISA", "")
+    assert native.cpu_isa() == best_isa(native)
+
+
+@pytest.mark.parametrize("cap", ISAS)
+def test_a_cap_lowers_the_isa_and_never_raises_it(native, cap):
+    run = isa_under(cap)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == min(cap, best_isa(native), key=ISAS.index)
+
+
+def test_an_unknown_cap_is_refused(native):
+    run = isa_under("sse9")
+    assert run.returncode != 0
+    assert "ValueError: ELMO_FAST_CPU_ISA: expected one of generic, avx2, avx512, amx, amx-emulated, got 'sse9'" in run.stderr
+
+
+def test_no_pytorch_library_is_linked(native):
+    if not shutil.which("ldd"):
+        pytest.skip("needs ldd")
+    linked = subprocess.run(["ldd", native.__file__], capture_output=True, text=True, check=True).stdout
+    assert "libstdc++" in linked
+    assert "libtorch" not in linked and "libc10" not in linked
+
+
+def test_without_a_compiler_the_build_goes_on_and_records_why(tmp_path):
+    pytest.importorskip("setuptools")
+    env = {name: value for name, value in os.environ.items() if name != "ELMO_FAST_NO_NATIVE"}
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    run = subprocess.run(build, env={**env, "CXX": "/nowhere/c++"}, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    record = (tmp_path / "elmo_fast" / "_build_info.py").read_text()
+    assert "no C++ compiler was found during installation (looked for /nowhere/c++)" in record
+    assert "installing without the native module" in run.stderr
+    assert (tmp_path / "elmo_fast" / "kernels" / "__init__.py").exists() and not (tmp_path / "kernels").exists()

@@ -1,0 +1,95 @@
+"""The char encoder for GPUs that are not here: dispatch, what it falls back to and why, bounds of fp16."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.support.models import bilm, options
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from elmo_fast.ops import backend, precision
+from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.cuda.fp16_bounds import LARGEST, fits_fp16
+
+CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of compute capability 9.0 as far as the choice of a backend goes."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.delenv("ELMO_FAST_NO_TRITON", raising=False)
+    backend.why_no_triton.cache_clear()
+    yield
+    backend.why_no_triton.cache_clear()
+
+
+@pytest.mark.parametrize("op", ["char_cnn", "highway", "linear"])
+def test_auto_takes_triton_on_a_gpu(gpu, op):
+    assert backend.resolve(op, "auto", CUDA) == backend.resolve(op, "native", CUDA) == "native"
+    assert backend.resolve(op, "auto", SimpleNamespace(**{**vars(CUDA), "requires_grad": True})) == "native"
+    assert backend.resolve(op, "auto", SimpleNamespace(**{**vars(CUDA), "dtype": torch.float64})) == "torch"
+
+
+@pytest.mark.parametrize("stub, reason", [
+    (lambda patch: patch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5)), "8.0 or newer, .* 7.5"),
+    (lambda patch: patch.setitem(sys.modules, "triton", None), r"pip install 'elmo-fast\[triton\]'"),
+    (lambda patch: patch.setenv("ELMO_FAST_NO_TRITON", "1"), "ELMO_FAST_NO_TRITON=1 is set"),
+], ids=["old", "absent", "off"])
+def test_auto_falls_back_with_the_reason(gpu, monkeypatch, stub, reason):
+    stub(monkeypatch)
+    assert backend.resolve("highway", "auto", CUDA) == "torch"
+    with pytest.raises(RuntimeError, match=reason):
+        backend.resolve("highway", "native", CUDA)
+
+
+@pytest.mark.parametrize("level, dtype", [("highest", torch.float32), ("medium", torch.bfloat16)])
+def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
+    """On fake CUDA tensors, which have no data: which ops would run, on what, and what they give."""
+    monkeypatch.setattr("elmo_fast.model.token_source.fits_fp16", lambda *_: False)
+    encoder = bilm(options()).token_source
+    with FakeTensorMode(), precision.numerics(level, torch.device("cuda")):
+        for name, shape in [(name, getattr(encoder, name).shape) for name in encoder.datasets]:
+            setattr(encoder, name, torch.nn.Parameter(torch.empty(shape, device="cuda"), requires_grad=False))
+        filters = [(encoder.W_cnn_0, encoder.b_cnn_0)]
+        graph = make_fx(lambda ids: (encoder(ids), char_cnn(ids, encoder.char_embed, filters, "relu")))(
+            torch.empty(7, 50, dtype=torch.int64, device="cuda"))
+    ours = [node for node in graph.graph.nodes if "elmo_fast" in str(node.target)]
+    assert [node.target._opname for node in ours] == ["char_cnn", "highway", "highway", "product", "char_cnn"]
+    vectors, first = (ours[k].meta["val"] for k in (3, 4))
+    assert vectors.shape == (7, 11) and vectors.dtype == torch.float32 and vectors.device.type == "cuda"
+    assert first.dtype == dtype
+    with pytest.raises(ValueError, match="ids: expected character ids from 0 to 261, got 0 to 262"):
+        char_cnn(torch.tensor([[0, 262]]), encoder.char_embed, filters, "relu")
+
+
+def test_plain_torch_needs_no_triton():
+    program = ("import sys; sys.modules['triton'] = None; import torch; from elmo_fast.ops import reference;"
+               "from elmo_fast.ops.char_cnn import char_cnn; from elmo_fast.ops.doctor import report; report();"
+               "filters = [(torch.randn(1, 2, 4, 3), torch.randn(3))];"
+               "x = torch.randint(0, 262, (3, 50)), torch.randn(261, 4), filters, 'relu';"
+               "assert torch.allclose(char_cnn(*x, backend='torch'), reference.char_cnn(*x), atol=1e-5)")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+def test_fp16_is_taken_where_every_value_fits():
+    draw = [torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape)))
+            for shape in ((261, 4), (1, 2, 4, 3), (3,), (3, 3), (3,), (3, 3), (3,))]
+    embed, filters, highways = draw[0], [(draw[1], draw[2])], [tuple(draw[3:])]
+    assert fits_fp16(embed, filters, "relu", highways, None)
+    assert not fits_fp16(embed * 1e4, filters, "relu", highways, None)  # a window can reach the limit
+    assert not fits_fp16(embed, filters, "relu", highways * 40, None)  # the layers can
+    assert not fits_fp16(embed, filters, "relu", highways, (torch.tensor([[7e4]]), torch.zeros(1)))
+    for factor, fits in ((1, True), (LARGEST, False), (1 / LARGEST, True)):  # the bound follows edits of the weights
+        filters[0][0].mul_(factor)
+        assert fits_fp16(embed, filters, "tanh", highways, None) == fits
+    filters[0][1].requires_grad_()
+    assert not fits_fp16(embed, filters, "tanh", highways, None)
+    with torch.no_grad():
+        assert fits_fp16(embed, filters, "tanh", highways, None)
+        embed[5, 2] = float("nan")
+        assert not fits_fp16(embed, filters, "relu", highways, None)

@@ -1,0 +1,254 @@
+"""The PTX interpreter: instructions against NumPy and Python integers, over random and special values."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from tests.support.ptx_machine import Program
+
+U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32
+TYPES = {"H": U16, "h": np.int16, "I": U32, "i": np.int32, "Q": np.uint64, "q": np.int64, "e": F16, "f": F32}
+SPECIAL = {"f": [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -1e-40, 3e38, -3e38, 1, -1, 0.5, 2.5, -3.5, 65504, 65520],
+           "e": [0.0, -0.0, np.nan, np.inf, -np.inf, 6e-8, 65504, 1]}
+THREADS = 64
+LANE = np.arange(THREADS) % 32
+
+
+def values(kind, rng):
+    """THREADS values of a type: special ones, and some of every size."""
+    dtype = TYPES[kind]
+    if kind in SPECIAL:
+        sized = rng.standard_normal(THREADS) * 10.0 ** rng.integers(-6, 5, THREADS)
+        sized[: len(SPECIAL[kind])] = SPECIAL[kind]
+        with np.errstate(over="ignore"):
+            return rng.permutation(sized.astype(dtype))
+    info = np.iinfo(dtype)
+    sized = rng.integers(info.min, info.max, THREADS, dtype, endpoint=True)
+    sized >>= rng.integers(0, 8 * dtype().itemsize, THREADS).astype(dtype)
+    sized[:6] = [0, 1, info.max, info.min, info.max - 1, 2]
+    return rng.permutation(sized)
+
+
+def compute(kinds, instruction, sources):
+    """%d of each thread after `instruction` over %a, %b and %c, which are as wide as their types."""
+    bits = {name: 8 * TYPES[kind]().itemsize for name, kind in zip("dabc", kinds.replace("=", ""))}
+    lines = [f".reg .b{width} %{name};" for name, width in bits.items()]
+    lines += [".reg .pred %p, %q; .reg .b32 %t; .reg .b64 %at, %from; mov.u32 %t, %tid.x;"]
+    move = "ld.param.u64 %from, [at_{0}]; mad.wide.u32 %at, %t, {1}, %from;"
+    for name in "abc"[: len(sources)]:
+        lines += [move.format(name, bits[name] // 8), f"ld.global.b{bits[name]} %{name}, [%at];"]
+    lines += [instruction, move.format("d", bits["d"] // 8), f"st.global.b{bits['d']} [%at], %d; ret;"]
+    parameters = ", ".join(f".param .u64 at_{name}" for name in bits)
+    out = np.zeros(THREADS, TYPES[kinds[0]])
+    Program(f".version 8.0\n.target sm_90\n.entry test({parameters})\n{{\n" + "\n".join(lines) + "\n}\n").launch(
+        out, *sources, block=(THREADS, 1, 1))
+    return out
+
+
+def of_integers(kind, f):
+    """`f` over Python integers, thread by thread, wrapped around to a type."""
+    size = TYPES[kind]().itemsize
+    return lambda *columns: np.array([f(*map(int, row)) % 256**size for row in zip(*columns)], f"u{size}")
+
+
+def permuted(a, b, c):
+    both = (b << 32 | a).to_bytes(8, "little")
+    picked = [both[c >> 4 * i & 7] for i in range(4)]
+    signed = [byte // 128 * 255 if c >> 4 * i & 8 else byte for i, byte in enumerate(picked)]
+    return int.from_bytes(bytes(signed), "little")
+
+
+def inserted(a, b, c):
+    field = ((1 << 9) - 1) << (c & 255) if c & 255 < 32 else 0
+    return (a << (c & 255)) & field | b & ~field
+
+
+def truncating(a, b):
+    return (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)) if b else -1
+
+
+def half(x):
+    with np.errstate(over="ignore"):
+        return x.astype(F16)
+
+
+def bfloat(x):
+    patterns = torch.from_numpy(x).bfloat16().view(torch.int16).numpy().view(U16)
+    return np.where(np.isnan(x), 0x7FFF, patterns).astype(U32)
+
+
+def to_integer(rounded, low, high):
+    return lambda a: [0 if np.isnan(x) else int(min(max(rounded(x), low), high)) for x in a.astype(float)]
+
+
+def ftz(x):
+    return np.where(np.abs(x) < np.finfo(F32).tiny, np.copysign(F32(0), x), x)
+
+
+def down(a, b, c):
+    """a b + c rounded towards minus infinity, exactly."""
+    def one(near, *exact):
+        if not np.isfinite(exact).all():
+            return near
+        a, b, c = map(Fraction, map(float, exact))
+        limit = F32(np.clip(float(a * b + c), np.finfo(F32).min, np.finfo(F32).max))
+        return limit if Fraction(float(limit)) <= a * b + c else np.nextafter(limit, F32(-np.inf))
+    return np.array([one(*row) for row in zip((a * b + c), a, b, c)], F32)
+
+
+# The types of %d = %a %b %c, the instruction, and its model: over integers, thread by thread.
+INTEGER = [
+    *[(f"{kind}={kind}{kind}", f"{op}.{name} %d, %a, %b;", f) for name, kind in
+      (("u16", "H"), ("s16", "h"), ("u32", "I"), ("s32", "i"), ("u64", "Q"), ("s64", "q")) for op, f in
+      (("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("mul.lo", lambda a, b: a * b), ("min", min),
+       ("max", max))],
+    *[(kinds, f"mul.wide.{name} %d, %a, %b;", lambda a, b: a * b)
+      for name, kinds in (("s32", "q=ii"), ("u32", "Q=II"), ("u16", "I=HH"))],
+    ("i=ii", "mul.hi.s32 %d, %a, %b;", lambda a, b: a * b >> 32),
+    ("I=II", "mul.hi.u32 %d, %a, %b;", lambda a, b: a * b >> 32),
+    ("i=iii", "mad.lo.s32 %d, %a, %b, %c;", lambda a, b, c: a * b + c),
+    ("q=iiq", "mad.wide.s32 %d, %a, %b, %c;", lambda a, b, c: a * b + c),
+    ("I=iiI", "sad.s32 %d, %a, %b, %c;", lambda a, b, c: abs(a - b) + c),
+    ("i=ii", "div.s32 %d, %a, %b;", truncating),
+    ("I=II", "rem.u32 %d, %a, %b;", lambda a, b: a % b if b else a),
+    ("I=II", "and.b32 %d, %a, %b;", lambda a, b: a & b),
+    ("Q=Q", "not.b64 %d, %a;", lambda a: ~a),
+    ("Q=QQ", "xor.b64 %d, %a, %b;", lambda a, b: a ^ b),
+    ("I=II", "shl.b32 %d, %a, %b;", lambda a, b: a << b if b < 32 else 0),
+    ("i=iI", "shr.s32 %d, %a, %b;", lambda a, b: a >> min(b, 31)),
+    ("Q=QI", "shr.u64 %d, %a, %b;", lambda a, b: a >> min(b, 64)),
+    ("I=III", "shf.l.wrap.b32 %d, %a, %b, %c;", lambda a, b, c: ((b << 32 | a) << (c & 31)) >> 32),
+    ("I=III", "shf.r.clamp.b32 %d, %a, %b, %c;", lambda a, b, c: (b << 32 | a) >> min(c, 32)),
+    ("I=III", "bfe.u32 %d, %a, %b, %c;", lambda a, b, c: (a >> (b & 255)) & ((1 << (c & 255)) - 1)),
+    ("i=i", "bfe.s32 %d, %a, 28, 1;", lambda a: -(a >> 28 & 1)),
+    ("I=III", "bfi.b32 %d, %a, %b, %c, 9;", inserted),
+    ("Q=QQ", "bfi.b64 %d, %a, %b, 1, 63;", lambda a, b: a << 1 | b & 1),
+    ("I=III", "prmt.b32 %d, %a, %b, %c;", permuted),
+    ("I=III", "lop3.b32 %d, %a, %b, %c, 0xCA;", lambda a, b, c: (a & b) | (~a & c)),
+    ("I=I", "popc.b32 %d, %a;", lambda a: bin(a).count("1")),
+    ("I=I", "clz.b32 %d, %a;", lambda a: 32 - a.bit_length()),
+    ("i=i", "neg.s32 %d, %a;", lambda a: -a),
+    ("q=q", "abs.s64 %d, %a;", abs),
+    ("I=II", "setp.lt.u32 %p, %a, %b; selp.b32 %d, 7, 9, %p;", lambda a, b: 7 if a < b else 9),
+    ("I=qq", "setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;",
+     lambda a, b: 5 + (a >= b)),
+    ("H=HH", "setp.hi.u16 %p, %a, %b; selp.u16 %d, %a, %b, %p;", max),
+    *[(kinds, f"cvt.{names} %d, %a;", int) for kinds, names in
+      (("q=i", "s64.s32"), ("Q=I", "u64.u32"), ("I=Q", "u32.u64"), ("i=h", "s32.s16"), ("H=I", "u16.u32"))],
+    ("i=i", "cvt.s32.s8 %d, %a;", lambda a: (a + 128 & 255) - 128),
+    ("Q=II", "mov.b64 %d, {%a, %b};", lambda a, b: b << 32 | a),
+    ("I=I", "{ .reg .b16 %x, %y; mov.b32 {%x, %y}, %a; mov.b32 %d, {%y, %x}; }", lambda a: a >> 16 | a << 16),
+    ("I=Q", "{ .reg .b32 %x; mov.b64 {_, %x}, %a; mov.b32 %d, %x; }", lambda a: a >> 32),
+]
+# The same over arrays of all threads.
+ARRAYS = [
+    ("I=I", "shfl.sync.bfly.b32 %d, %a, 5, 31, -1;", lambda a: a[np.arange(THREADS) ^ 5]),
+    ("I=I", "shfl.sync.idx.b32 %d, %a, 3, 31, -1;", lambda a: a[np.arange(THREADS) // 32 * 32 + 3]),
+    ("I=I", "shfl.sync.down.b32 %d|%p, %a, 4, 31, -1; @!%p mov.b32 %d, 0;",
+     lambda a: np.where(LANE < 28, np.roll(a, -4), 0)),
+    ("I=I", "shfl.sync.up.b32 %d|%p, %a, 1, 0, -1; @!%p mov.b32 %d, 1;",
+     lambda a: np.where(LANE > 0, np.roll(a, 1), 1)),
+    ("i=i", "redux.sync.max.s32 %d, %a, -1;", lambda a: a.reshape(2, 32).max(1).repeat(32)),
+    ("I=I", "redux.sync.add.u32 %d, %a, -1;", lambda a: a.reshape(2, 32).sum(1, U32).repeat(32)),
+    ("I=i", "setp.gt.s32 %p, %a, 0; vote.sync.ballot.b32 %d, %p, -1;",
+     lambda a: ((a > 0).reshape(2, 32) @ (1 << np.arange(32))).repeat(32)),
+    *[("f=ff", f"{op}.f32 %d, %a, %b;", f) for op, f in (
+        ("add.rn", np.add), ("sub", np.subtract), ("mul.rn", np.multiply), ("div.rn", np.divide),
+        ("div.full", np.divide), ("min", np.fmin), ("max", np.fmax), ("max.NaN", np.maximum),
+        ("copysign", lambda a, b: np.copysign(b, a)),
+        ("add.ftz", lambda a, b: ftz(ftz(a) + ftz(b))))],
+    ("f=fff", "fma.rn.f32 %d, %a, %b, %c;", lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(F32)),
+    ("f=fff", "fma.rm.f32 %d, %a, %b, %c;", down),
+    *[("f=f", f"{op}.f32 %d, %a;", f) for op, f in (
+        ("neg", np.negative), ("abs", np.abs), ("ex2.approx", np.exp2), ("ex2.approx.ftz", lambda a: ftz(np.exp2(a))),
+        ("lg2.approx", np.log2), ("sqrt.rn", np.sqrt), ("rcp.approx.ftz", lambda a: ftz(1 / ftz(a))),
+        ("rsqrt.approx", lambda a: 1 / np.sqrt(a)), ("tanh.approx", np.tanh),
+        ("cvt.sat.f32", lambda a: np.where(a > 0, np.minimum(a, 1), 0)))],
+    *[("I=ff", f"setp.{op}.f32 %p, %a, %b; selp.b32 %d, 1, 0, %p;", f) for op, f in (
+        ("lt", np.less), ("ge", np.greater_equal), ("eq", np.equal), ("neu", np.not_equal),
+        ("ltu", lambda a, b: ~(a >= b)), ("ne", lambda a, b: (a < b) | (a > b)),
+        ("nan", lambda a, b: np.isnan(a) | np.isnan(b)))],
+    ("e=f", "cvt.rn.f16.f32 %d, %a;", half),
+    ("f=e", "cvt.f32.f16 %d, %a;", lambda a: a.astype(F32)),
+    ("f=i", "cvt.rn.f32.s32 %d, %a;", lambda a: a.astype(F32)),
+    ("f=Q", "cvt.rn.f32.u64 %d, %a;", lambda a: a.astype(F32)),
+    *[("i=f", f"cvt.{mode}.s32.f32 %d, %a;", to_integer(f, -(2**31), 2**31 - 1)) for mode, f in
+      (("rni", np.rint), ("rzi", np.trunc), ("rmi", np.floor), ("rpi", np.ceil))],
+    ("I=f", "cvt.rzi.u32.f32 %d, %a;", to_integer(np.trunc, 0, 2**32 - 1)),
+    ("I=f", "cvt.rna.tf32.f32 %d, %a;", lambda a: a.view(U32) + np.where(np.isfinite(a), 0x1000, 0) & 0xFFFFE000),
+    ("I=ff", "cvt.rn.f16x2.f32 %d, %a, %b;", lambda a, b: half(a).view(U16).astype(U32) << 16 | half(b).view(U16)),
+    ("I=ff", "cvt.rn.bf16x2.f32 %d, %a, %b;", lambda a, b: bfloat(a) << 16 | bfloat(b)),
+]
+CASES = [(kinds, instruction, of_integers(kinds[0], f)) for kinds, instruction, f in INTEGER] + ARRAYS
+
+
+@pytest.mark.parametrize("kinds,instruction,model", CASES, ids=[case[1] for case in CASES])
+def test_against_numpy(kinds, instruction, model):
+    rng = np.random.default_rng(len(instruction))
+    given = [values(kind, rng) for kind in kinds[2:]]
+    with np.errstate(all="ignore"):
+        expected = np.asarray(model(*given)).astype(TYPES[kinds[0]])
+    found = compute(kinds, instruction, given)
+    np.testing.assert_allclose(found, expected, rtol=2e-7 if "approx" in instruction else 0, atol=0)
+    if kinds[0] in SPECIAL:
+        assert (np.signbit(found) == np.signbit(expected))[expected == 0].all()
+
+
+def tile_of(memory_type, inner, rng):
+    """Random operands of an mma [16, inner] x [inner, 8] + [16, 8], rounded to `memory_type`."""
+    draw = [torch.from_numpy(rng.standard_normal(shape).astype(F32)) for shape in ((16, inner), (inner, 8), (16, 8))]
+    if memory_type is torch.float32:
+        draw = [(each.view(torch.int32) & ~0x1FFF).view(torch.float32) for each in draw]
+    return [each.to(memory_type) for each in draw[:2]] + [draw[2]]
+
+
+def registers(matrix, rows, columns):
+    """Words of a fragment: register r of thread t has what lies at rows[r, t] and columns[r, t] (and right of it)."""
+    parts = [matrix[rows, columns]] + ([] if matrix.dtype == torch.float32 else [matrix[rows, columns + 1]])
+    return np.ascontiguousarray(torch.stack(parts, -1).contiguous().view(torch.int32).numpy().reshape(rows.shape))
+
+
+@pytest.mark.parametrize("name,dtype", [("f16", torch.float16), ("bf16", torch.bfloat16), ("tf32", torch.float32)])
+def test_mma_against_float64(name, dtype):
+    pack = 1 if name == "tf32" else 2
+    a, b, c = tile_of(dtype, 8 * pack, np.random.default_rng(0))
+    t, r = np.arange(32)[None], np.arange(4)[:, None]
+    words = np.concatenate([registers(a, t // 4 + 8 * (r % 2), pack * (t % 4 + 4 * (r // 2))),
+                            registers(b.T.contiguous(), t // 4 + 0 * r[:2], pack * (t % 4 + 4 * r[:2])),
+                            registers(c, t // 4 + 8 * (r // 2), 2 * (t % 4) + r % 2)])
+    out = np.zeros((4, 32), F32)
+    loads = "\n".join(f"ld.global.b32 %r{i}, [%x+{128 * i}];" for i in range(10))
+    stores = "\n".join(f"st.global.b32 [%y+{128 * i}], %d{i};" for i in range(4))
+    Program(f""".version 8.0\n.target sm_90\n.entry test(.param .u64 words, .param .u64 out)\n{{
+.reg .b32 %r<10>, %d<4>, %t; .reg .b64 %x, %y; mov.u32 %t, %tid.x;
+ld.param.u64 %x, [words]; mad.wide.u32 %x, %t, 4, %x; ld.param.u64 %y, [out]; mad.wide.u32 %y, %t, 4, %y;
+{loads}
+mma.sync.aligned.m16n8k{8 * pack}.row.col.f32.{name}.{name}.f32
+    {{%d0, %d1, %d2, %d3}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}}, {{%r6, %r7, %r8, %r9}};
+{stores}\nret;\n}}\n""").launch(words, out)
+    expected = (a.double() @ b.double() + c.double()).numpy()
+    np.testing.assert_allclose(out, expected[t // 4 + 8 * (r // 2), 2 * (t % 4) + r % 2], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_ldmatrix(transposed):
+    matrices, out = np.arange(256, dtype=U16).reshape(4, 8, 8), np.zeros((4, 32, 2), U16)
+    Program(f""".version 8.0\n.target sm_90\n.shared .align 16 .b8 s[512];
+.entry test(.param .u64 from, .param .u64 to)\n{{
+.reg .b32 %r<4>, %t, %s, %u; .reg .b64 %x, %y, %a, %b;
+mov.u32 %t, %tid.x; mov.u32 %u, s; mad.lo.u32 %s, %t, 16, %u;
+ld.param.u64 %x, [from]; mad.wide.u32 %x, %t, 16, %x; ld.param.u64 %y, [to]; mad.wide.u32 %y, %t, 4, %y;
+ld.global.v2.b64 {{%a, %b}}, [%x]; st.shared.v2.b64 [%s], {{%a, %b}};
+ldmatrix.sync.aligned.m8n8.x4{".trans" if transposed else ""}.shared.b16 {{%r0, %r1, %r2, %r3}}, [%s];
+{" ".join(f"st.global.b32 [%y+{128 * i}], %r{i};" for i in range(4))}\nret;\n}}\n""").launch(aligned(matrices), out)
+    expected = matrices.transpose(0, 2, 1) if transposed else matrices
+    np.testing.assert_array_equal(out.reshape(4, 8, 8), expected)
+
+
+def aligned(array):
+    """The same values at a multiple of 16 bytes."""
+    memory = np.zeros(array.nbytes + 16, np.uint8)
+    memory = memory[-memory.ctypes.data % 16 :][: array.nbytes].view(array.dtype).reshape(array.shape)
+    memory[:] = array
+    return memory

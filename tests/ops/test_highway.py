@@ -1,0 +1,26 @@
+import pytest
+import torch
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+
+from elmo_fast.ops.highway import highway
+
+
+def arguments(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, w_c, w_t = (torch.randn(shape, generator=generator, dtype=torch.float64) / 4 for shape in ((9, 33), (33, 33), (33, 33)))
+    b_c, b_t = (torch.randn(33, generator=generator, dtype=torch.float64) for _ in range(2))
+    return [each.to(dtype) for each in (x, w_c, b_c, w_t, b_t)]
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+def test_against_the_equation(backend):
+    x, w_c, b_c, w_t, b_t = arguments(torch.float64)
+    carry = 1 / (1 + torch.exp(-(x @ w_c + b_c)))
+    expected = carry * (x @ w_t + b_t).clamp(min=0) + (1 - carry) * x
+    found = highway(*arguments(torch.float32), backend=backend)
+    assert relative_error(found, expected) < AGAINST_FLOAT64["highest"]
+
+
+def test_gate_shut_keeps_the_input():
+    x, w_c, b_c, w_t, b_t = arguments(torch.float64)
+    assert torch.equal(highway(x, w_c * 0, b_c * 0 - 800, w_t, b_t), x)

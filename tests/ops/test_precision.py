@@ -1,0 +1,80 @@
+"""`highest` is IEEE fp32 whatever torch's flags and autocast say, and it leaves the flags as they were."""
+
+import threading
+
+import pytest
+import torch
+from tests.support.models import SENTENCES, bilm
+
+from elmo_fast import batch_to_ids
+from elmo_fast.ops.precision import numerics
+
+IDS = batch_to_ids(SENTENCES)
+FLAGS = [("cuda", "matmul"), ("mkldnn", "matmul")]
+
+
+def flags():
+    return [torch._C._get_fp32_precision_getter(*flag) for flag in FLAGS]
+
+
+@pytest.fixture(autouse=True)
+def restored_flags():
+    before = flags()
+    yield
+    for flag, value in zip(FLAGS, before):
+        torch._C._set_fp32_precision_setter(*flag, value)
+
+
+def run(backend):
+    return torch.stack(bilm(backend=backend)(IDS).activations)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+def test_flags_and_autocast_change_nothing(backend):
+    expected = run(backend)
+    torch.set_float32_matmul_precision("medium")
+    before = flags()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = run(backend)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert flags() == before
+
+
+def test_products_inside_are_ieee():
+    torch.set_float32_matmul_precision("medium")
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
+    with numerics("highest", x.device):
+        assert set(flags()) <= {"ieee", "none"}
+        inside = x @ x.T
+    exact = x.double() @ x.double().T
+    assert (inside - exact).norm() / exact.norm() < 3e-7
+
+
+def test_an_error_inside_puts_the_flags_back():
+    torch.set_float32_matmul_precision("medium")
+    before = flags()
+    with pytest.raises(ZeroDivisionError), numerics("highest", torch.device("cpu")):
+        1 / 0
+    assert flags() == before
+
+
+def test_threads_share_the_flags():
+    torch.set_float32_matmul_precision("medium")
+    before = flags()
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with numerics("highest", torch.device("cpu")):
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(10)
+    with numerics("highest", torch.device("cpu")):
+        pass
+    assert set(flags()) <= {"ieee", "none"}
+    leave.set()
+    thread.join()
+    assert flags() == before

@@ -1,0 +1,167 @@
+"""How the C++ LSTM is called: packed weights, threads, forks, the floating-point mode, refusals, random schedules."""
+
+import concurrent.futures
+import os
+import threading
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from tests.support.native_lstm import HIGHEST, Schedule, Weights, aligned_bytes, batch_schedule, check, isa, native, reachable_isas
+from tests.support.native_lstm import run, same, state
+
+
+@pytest.fixture(params=reachable_isas())
+def each_isa(request):
+    with isa(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize("offset", [4, 20])
+def test_packed_weights_anywhere(each_isa, offset):
+    rng = np.random.default_rng(8)
+    weights = Weights(rng, 30, 50, 20)
+    schedule = batch_schedule([5, 3, 1], 7, rng)
+    x = rng.standard_normal((7, 30)).astype(np.float32)
+    h, c = state(rng, 3, weights)
+    assert same(run(weights, schedule, x, h, c), run(weights, schedule, x, h, c, packed=weights.pack(offset=offset)))
+
+
+def test_packed_size_is_within_a_tenth(each_isa):
+    plain = 4 * 2 * (1024 * 16384 + 16384 + 4096 * 512)
+    assert native.lstm_packed_size(512, 4096, 512, HIGHEST) <= 1.1 * plain
+
+
+def denormal_cells(threads):
+    """A cell that is denormal stays so: forget gate open, input gate shut."""
+    rng = np.random.default_rng(7)
+    weights = Weights(rng, 4, 8, 8, scale=0.0)
+    for b in weights.b:
+        b[:8], b[16:24] = -200.0, 50.0
+    c_bits = np.full((2, 16), 214000, np.int32)  # about 3e-40; as bits, for this thread may flush as well
+    c_bits[1] |= -(2**31)
+    c = c_bits.view(np.float32)
+    schedule, h = Schedule([2], [[0, 1]] * 2, [[0, 1]] * 2), np.zeros((2, 16), np.float32)
+    output, _, c_end = run(weights, schedule, np.zeros((2, 4), np.float32), h, c, threads=threads)
+    assert (c_end.view(np.int32) == c_bits).all()
+    assert (np.abs((output.view(np.int32) & 0x7FFFFFFF) - 107000) <= 1).all()
+    assert (np.signbit(output) == np.signbit(c)).all()
+
+
+def test_denormals_are_kept(each_isa):
+    denormal_cells(threads=1)
+
+
+def test_concurrent_calls():
+    rng = np.random.default_rng(9)
+    weights = Weights(rng, 64, 160, 32)
+    packed = weights.pack()
+    schedule = batch_schedule([12, 9, 9, 2], 30, rng)
+    x = rng.standard_normal((30, 64)).astype(np.float32)
+    h, c = state(rng, 4, weights)
+    expected = run(weights, schedule, x, h, c, packed=packed)
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
+        jobs = [pool.submit(run, weights, schedule, x, h, c, packed=packed, threads=1 + k % 5) for k in range(40)]
+        assert all(same(expected, job.result()) for job in jobs)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
+def test_a_forked_child_has_its_own_threads():
+    rng = np.random.default_rng(10)
+    weights = Weights(rng, 16, 40, 8)
+    schedule = batch_schedule([6, 3], 8, rng)
+    x = rng.standard_normal((8, 16)).astype(np.float32)
+    h, c = state(rng, 2, weights)
+    expected = run(weights, schedule, x, h, c, threads=4)
+    child = os.fork()
+    if child == 0:
+        good = False
+        try:
+            good = same(expected, run(weights, schedule, x, h, c, threads=4))
+        finally:
+            os._exit(0 if good else 1)
+    timer = threading.Timer(60, os.kill, (child, 9))
+    timer.start()
+    _, status = os.waitpid(child, 0)
+    timer.cancel()
+    assert status == 0
+
+
+def test_wrong_sizes_are_refused():
+    rng = np.random.default_rng(11)
+    weights = Weights(rng, 4, 8, 2)
+    packed = weights.pack()
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    h, c = state(rng, 2, weights)
+    good = dict(batch_sizes=[2, 1], rows=[[0, 1, 2]] * 2, out_rows=[[0, 1, 2]] * 2)
+    run(weights, Schedule(**good), x, h, c, packed=packed)
+    for change, message in [
+        (dict(batch_sizes=[1, 2]), "live"), (dict(batch_sizes=[3, 0]), "live"), (dict(batch_sizes=[2, 2, -1]), "live"),
+        (dict(rows=[[0, 1, 2], [0, 1, 3]]), "rows"), (dict(rows=[[0, -1, 2], [0, 1, 2]]), "rows"),
+        (dict(out_rows=[[0, 1, 3], [0, 1, 2]]), "out_rows"), (dict(out_rows=[[0, 1, -2], [0, 1, 2]]), "out_rows"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            run(weights, Schedule(**{**good, **change}), x, h, c, packed=packed)
+    for options, message in [
+        (dict(clips=(0.0, 1.0)), "clip"), (dict(clips=(1.0, float("nan"))), "clip"), (dict(threads=0), "threads"),
+        (dict(chunk=-1), "chunk"), (dict(precision=3), "precision"), (dict(packed=packed[:-1]), "packed"),
+        (dict(packed=np.zeros_like(packed)), "packed"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            run(weights, Schedule(**good), x, h, c, **{"packed": packed, **options})
+    with pytest.raises(ValueError, match="packed: expected lstm"):
+        run(Weights(rng, 4, 7, 2), Schedule(**good), x, h, c, packed=packed)
+
+
+def test_packed_for_another_instruction_set_is_refused():
+    isas = reachable_isas()
+    if len(isas) < 2:
+        pytest.skip("one instruction set here")
+    rng = np.random.default_rng(12)
+    weights = Weights(rng, 4, 8, 2)
+    with isa(isas[0]):
+        packed = aligned_bytes(1 << 16)
+        packed[: weights.pack().size] = weights.pack()
+    with isa(isas[1]), pytest.raises(ValueError, match=f"packed.*{isas[1]}.*{isas[0]}"):
+        run(weights, Schedule([1], [[0], [0]], [[0], [0]]), np.zeros((1, 4), np.float32), *state(rng, 1, weights),
+            packed=packed)  # fmt: skip
+
+
+def test_no_steps():
+    weights = Weights(np.random.default_rng(13), 4, 8, 2)
+    h, c = state(np.random.default_rng(0), 3, weights)
+    for live in ([], [0, 0]):
+        schedule = Schedule(live, np.zeros((2, 0)), np.zeros((2, 0)))
+        _, h_end, c_end = run(weights, schedule, np.zeros((1, 4), np.float32), h, c)
+        assert same((h, c), (h_end, c_end))
+
+
+def test_the_callers_flush_mode_neither_matters_nor_changes():
+    """Torch can flush denormals on its threads; ours start from them and still follow IEEE."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU does not flush denormals")
+    try:
+        for threads in (1, 3):
+            denormal_cells(threads)
+        assert (torch.full((1,), 3e-40) * 1 == 0).all()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.tuples(*[st.integers(1, 40)] * 3), live=st.lists(st.integers(0, 20), max_size=7), spare=st.integers(0, 2),
+    threads=st.integers(1, 5), chunk=st.integers(0, 30), resets=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_random_schedules(sizes, live, spare, threads, chunk, resets, seed):
+    rng = np.random.default_rng(seed)
+    weights = Weights(rng, *sizes)
+    live = sorted(live, reverse=True)
+    total = sum(live)
+    reset = rng.random(total) < 0.3 if resets else None
+    rows, out_rows = rng.integers(0, 6, (2, total)), [rng.permutation(total) for _ in range(2)]
+    x = rng.standard_normal((6, sizes[0])).astype(np.float32)
+    h, c = state(rng, max(live, default=0) + spare, weights)
+    check(weights, Schedule(live, rows, out_rows, reset), x, h, c, clips=(0.4, 0.2), threads=threads, chunk=chunk)

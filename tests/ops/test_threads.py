@@ -1,0 +1,49 @@
+"""Whose threads the C++ engine runs on: OpenMP's, which PyTorch has loaded, or its own. The bits are the same."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.support.files import ROOT
+from tests.support.native_lstm import native
+
+PROGRAM = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import torch
+from tests.support.models import SENTENCES, bilm
+from elmo_fast import batch_to_ids
+from elmo_fast.ops.backend import native_module
+
+model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
+
+def run():
+    with torch.no_grad():
+        return torch.cat([each.flatten() for each in model(ids)["activations"]])
+
+torch.set_num_threads(1)
+expected = run()
+for threads in (2, 3, 7, 2):
+    torch.set_num_threads(threads)
+    for _ in range(20):
+        assert torch.equal(run(), expected), threads
+found = []
+callers = [threading.Thread(target=lambda: found.append(torch.equal(run(), expected))) for _ in range(4)]
+[each.start() for each in callers], [each.join() for each in callers]
+assert found == [True] * 4
+print("agrees", native_module()[0].threads_are_openmp())
+"""
+
+
+@pytest.mark.parametrize("variables, openmp", [
+    ({}, True), ({"ELMO_FAST_OWN_THREADS": "1"}, False), ({"OMP_THREAD_LIMIT": "1"}, True), ({"OMP_DYNAMIC": "true"}, True),
+], ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])
+def test_every_choice_of_threads_gives_the_same_bits(variables, openmp):
+    if not native.use_openmp_threads():
+        pytest.skip("this PyTorch has no GNU OpenMP")
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", **variables}
+    run = subprocess.run([sys.executable, "-c", PROGRAM, str(ROOT)], capture_output=True, text=True,
+                         env=environment, timeout=100)
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.split() == ["agrees", str(openmp)]

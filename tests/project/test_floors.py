@@ -1,0 +1,154 @@
+"""The house rules about imports, read from the sources with `ast`; DESIGN: a file imports from lower floors only."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# The package itself is above what it exports and below the command; kernels and generated modules are the basement.
+FLOORS = {"kernels": -1, "_native": -1, "_build_info": -1, "text": 0, "ops": 0, "model": 1, "embed": 2, "train": 2,
+          "compat": 3, "testing": 3, "": 3.5, "cli": 4}
+BASEMENT = {"kernels", "_native", "_build_info"}
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def sources(root):
+    """Module name -> text of every Python file of the package."""
+    files = [*root.glob("elmo_fast/**/*.py"), *root.glob("kernels/*.py")]
+    return {_module(path.relative_to(root)): path.read_text(encoding="utf-8")
+            for path in files if path.stem != "_build_info"}
+
+
+def _module(path):
+    parts = path.with_suffix("").parts
+    parts = parts if parts[0] == "elmo_fast" else ("elmo_fast", *parts)
+    return ".".join(parts[:-1] + ("__init__",) if parts[-1] == "__init__" else parts)
+
+
+def _room(module):
+    """elmo_fast.ops.highway -> ops; elmo_fast -> the empty name."""
+    return (module.removesuffix(".__init__").split(".") + [""])[1]
+
+
+def _named(node, module):
+    """Dotted names that one syntax node imports, relative ones made absolute, each with what it takes from there."""
+    if isinstance(node, ast.Import):
+        return [(alias.name, None) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = module.split(".")[:-node.level] if node.level else []
+        return [(".".join([*base, *filter(None, [node.module])]), alias.name) for alias in node.names]
+    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        return [(arg.value, None) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+    return []
+
+
+def _walk(node, lazy=False):
+    for child in ast.iter_child_nodes(node):
+        yield child, lazy
+        yield from _walk(child, lazy or isinstance(child, FUNCTIONS))
+
+
+def _imports(module, tree, known):
+    """(target module, inside a function?) of each import of the project's own code."""
+    for node, lazy in _walk(tree):
+        for base, name in _named(node, module):
+            joined = f"{base}.{name}"
+            is_module = name and (joined in known or f"{joined}.__init__" in known or _room(joined) in BASEMENT)
+            target = joined if is_module else base
+            if target.split(".")[0] in ("elmo_fast", "kernels"):
+                yield (f"{target}.__init__" if f"{target}.__init__" in known else target), lazy
+
+
+def _breach(module, target, lazy):
+    here, there = _room(module), _room(target)
+    if target.split(".")[0] == "kernels":
+        return "the kernels are imported as elmo_fast.kernels"
+    if here not in FLOORS or there not in FLOORS:
+        return f"{(here if here not in FLOORS else there)!r} belongs to no floor"
+    if there == "cli":
+        return "nothing imports cli"
+    if here != there and there in BASEMENT and not (here == "ops" and lazy):
+        return f"{there} is for ops alone, inside a function"
+    if here != there and FLOORS[there] >= FLOORS[here]:
+        return f"floor {FLOORS[there]} is not below floor {FLOORS[here]}"
+    return None
+
+
+def breaches(files):
+    """One line for every breach in `files`, a dict of module name -> source."""
+    found, graph = [], {}
+    for module, text in files.items():
+        tree = ast.parse(text)
+        edges = set(_imports(module, tree, files))
+        graph[module] = {target for target, _ in edges}
+        found += [f"{module} -> {target}: {why}" for target, lazy in sorted(edges)
+                  if (why := _breach(module, target, lazy))]
+        if module == "elmo_fast.__init__":
+            found += _private_or_more(tree)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found.append(f"cycle: {' -> '.join(error.args[1])}")
+    return found
+
+
+def _private_or_more(tree):
+    """elmo_fast/__init__.py: a docstring, imports from the project, and the dunder names that say what is public."""
+    imported, public, found = set(), set(), []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.level or str(node.module).startswith("elmo_fast")):
+            imported |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            public = set(ast.literal_eval(node.value))
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) and not (
+                isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"):
+            found.append(f"elmo_fast/__init__.py:{node.lineno}: the public names, nothing else")
+    if difference := imported ^ (public - {"__version__"}):
+        found.append(f"elmo_fast/__init__.py: imported and in __all__ differ: {', '.join(sorted(difference))}")
+    return found
+
+
+def test_the_house_stands():
+    files = sources(ROOT)
+    assert {"elmo_fast.__init__", "elmo_fast.kernels.__init__"} <= files.keys()
+    assert breaches(files) == []
+
+
+SOUND = {"elmo_fast.__init__": '"""Doc."""\nfrom elmo_fast.model.bilm import BiLm\n__all__ = ["BiLm"]',
+         "elmo_fast.ops.__init__": "", "elmo_fast.ops.a": "import os\nfrom elmo_fast.ops import b",
+         "elmo_fast.ops.b": "def f():\n    from elmo_fast.kernels.k import g\n    from elmo_fast import _native",
+         "elmo_fast.kernels.__init__": "", "elmo_fast.kernels.k": "import triton",
+         "elmo_fast.text.ids": "", "elmo_fast.model.bilm": "from ..ops.a import f\nfrom elmo_fast.text import ids",
+         "elmo_fast.embed.e": "import elmo_fast.model.bilm", "elmo_fast.train.t": "", "elmo_fast.compat.c": "",
+         "elmo_fast.cli": "from elmo_fast.ops import a\nfrom elmo_fast import BiLm"}
+
+
+def test_a_sound_house_has_no_breach():
+    assert breaches(SOUND) == []
+
+
+@pytest.mark.parametrize("module, text, why", [
+    ("elmo_fast.text.ids", "import elmo_fast.ops.a", "floor 0 is not below floor 0"),
+    ("elmo_fast.ops.a", "def f():\n    from ..text.ids import x", "floor 0 is not below floor 0"),
+    ("elmo_fast.embed.e", "from elmo_fast.train import t", "floor 2 is not below floor 2"),
+    ("elmo_fast.ops.a", "from elmo_fast.model.bilm import BiLm", "floor 1 is not below floor 0"),
+    ("elmo_fast.model.bilm", "from elmo_fast import BiLm", "floor 3.5 is not below floor 1"),
+    ("elmo_fast.compat.c", "def f():\n    import elmo_fast.cli", "nothing imports cli"),
+    ("elmo_fast.ops.b", "from elmo_fast.ops import a", "cycle"),
+    ("elmo_fast.ops.b", "from . import a", "cycle"),
+    ("elmo_fast.ops.b", "def f():\n    import elmo_fast.ops.a", "cycle"),
+    ("elmo_fast.ops.a", "from elmo_fast import _native", "_native is for ops alone, inside a function"),
+    ("elmo_fast.ops.a", "try:\n    from elmo_fast.kernels.k import g\nexcept ImportError:\n    pass", "kernels is"),
+    ("elmo_fast.cli", "def f():\n    import elmo_fast._native", "_native is for ops alone"),
+    ("elmo_fast.model.bilm", "def f():\n    importlib.import_module('elmo_fast._build_info')", "_build_info is"),
+    ("elmo_fast.kernels.k", "from elmo_fast.ops.a import f", "floor 0 is not below floor -1"),
+    ("elmo_fast.ops.a", "def f():\n    from kernels.k import g", "imported as elmo_fast.kernels"),
+    ("elmo_fast.ops.a", "import elmo_fast.attic.x", "'attic' belongs to no floor"),
+    ("elmo_fast.__init__", "import os\n__all__ = []", "the public names, nothing else"),
+    ("elmo_fast.__init__", "from elmo_fast.ops.a import f\n__all__ = []", "differ: f"),
+    ("elmo_fast.__init__", "from .cli import main\n__all__ = ['main']", "nothing imports cli"),
+])
+def test_a_planted_breach_is_found(module, text, why):
+    assert [line for line in breaches({**SOUND, module: text}) if why in line]

@@ -1,0 +1,67 @@
+"""Tiny models, texts and the command, as files and processes, for the tests of the outer parts."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from elmo_fast import Options, cli, random_weights, write_weights
+
+ROOT = Path(__file__).parents[2]
+TINY = {
+    "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3, "proj_clip": 3},
+    "char_cnn": {"embedding": {"dim": 3}, "filters": [[1, 4], [2, 6]], "n_highway": 1, "n_characters": 262,
+                 "max_characters_per_token": 50, "activation": "relu"},
+}
+
+
+def tiny(**changes):
+    """Content of an `options.json`; `lstm__dim=16` changes `dim` in the section `lstm`."""
+    content = copy.deepcopy(TINY)
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        section = content
+        for name in sections:
+            section = section[name]
+        section[key] = value
+    return content
+
+
+def write_model(folder, content=None, seed=0):
+    """Write `options.json` and `weights.hdf5` into a folder, and return it."""
+    content = content or TINY
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "options.json").write_text(json.dumps(content), encoding="utf-8")
+    write_weights(folder / "weights.hdf5", random_weights(Options.from_dict(content), seed))
+    return folder
+
+
+def paths(model):
+    """The two files of a model's folder."""
+    return model / "options.json", model / "weights.hdf5"
+
+
+def names(folder):
+    """Names of everything in a folder, sorted: shows what an interrupted writer left behind."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def run(capsys, *arguments):
+    """Exit code, stdout and stderr of the command, run in this process."""
+    try:
+        status = cli.main([str(each) for each in arguments])
+    except SystemExit as stop:  # argparse
+        status = stop.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def start(code_or_arguments, **options):
+    """A Python process that sees the package under test: a string of code, or the arguments of the command."""
+    what = ["-c", code_or_arguments] if isinstance(code_or_arguments, str) else [
+        "-m", "elmo_fast.cli", *map(str, code_or_arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *what], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, **options)

@@ -1,0 +1,237 @@
+"""Runs as their users have them: begun, stopped in every way, resumed exactly, followed, refused."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast.train import checkpoints
+from elmo_fast.train.load import load_language_model
+from elmo_fast.train.options import Learning
+from elmo_fast.train.perplexity import perplexity
+from elmo_fast.train.record import read_log
+from elmo_fast.train.shards import read_shards
+from elmo_fast.train.start import start_or_resume
+from tests.support.files import ROOT, names, run, start
+from tests.support.training import TINY, WORD_INPUT, command_arguments, corpus_arguments, final, write_options
+
+FAST = {"quiet": True, "log_every": 3, "evaluate_batch_size": 5}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return corpus_arguments(tmp_path)
+
+
+def assert_same_run(one, other):
+    """To the bit: weights, optimizer, states, positions, losses."""
+    (first, first_log), (second, second_log) = final(one), final(other)
+    assert first["step"] == second["step"]
+    for name, value in first["weights"].items():
+        assert torch.equal(value, second["weights"][name]), name
+    for mine, theirs in zip(first["streams"], second["streams"], strict=True):
+        assert all(torch.equal(mine[key], theirs[key]) for key in ("h", "c", "position"))
+    sums = [[state["sum"] for state in each["optimizer"]["state"].values() if "sum" in state] for each in (first, second)]
+    assert all(map(torch.equal, *sums))
+    assert first_log == second_log
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw"}, {"accumulate": 2}, {"bidirectional": False},
+                                     {"reset_states": 0.3}], ids=str)
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, corpus, changes):
+    start_or_resume(tmp_path / "whole", **corpus, **FAST, **changes, max_steps=12, checkpoint_every=3, evaluate_every=6,
+                    decay="constant")
+    start_or_resume(tmp_path / "parts", **corpus, **FAST, **changes, max_steps=3, checkpoint_every=3, evaluate_every=6,
+                    decay="constant")
+    (tmp_path / "parts" / "best.pt").unlink()
+    start_or_resume(tmp_path / "parts", resume=True, max_steps=9)
+    start_or_resume(tmp_path / "parts", resume=True, max_steps=12, workers=2)
+    state, log = final(tmp_path / "parts")
+    whole, whole_log = final(tmp_path / "whole")
+    assert all(torch.equal(value, state["weights"][name]) for name, value in whole["weights"].items())
+    trained = [[line for line in each if line["kind"] == "train"] for each in (log, whole_log)]
+    assert trained[0] == trained[1] and len(trained[0]) == 4
+
+
+KILLER = """
+import os, random, signal, sys, time
+from elmo_fast.train.start import start_or_resume
+folder, arguments = sys.argv[1], eval(sys.argv[2])
+random.seed(5)
+killed = 0
+while True:
+    child = os.fork()
+    if not child:
+        resume = os.path.exists(os.path.join(folder, "run.json"))
+        start_or_resume(folder, **({"resume": True} if resume else arguments))
+        os._exit(0)
+    if killed < 10:
+        time.sleep(random.uniform(0.05, 0.9))
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        assert os.WEXITSTATUS(status) == 0, status
+        break
+    killed += 1
+print(killed)
+"""
+
+
+def test_killed_at_ten_random_moments_the_weights_are_the_same(tmp_path, corpus):
+    arguments = {**corpus, **FAST, "checkpoint_every": 4, "evaluate_every": 25, "max_steps": 100}
+    start_or_resume(tmp_path / "whole", **arguments)
+    arguments["max_steps"] = 100
+    done = subprocess.run([sys.executable, "-c", KILLER, str(tmp_path / "killed"), repr(arguments)], cwd=ROOT,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, timeout=240,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) >= 1
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    left = [name for name in names(tmp_path / "killed" / "checkpoints") if not name.endswith(".part")]
+    assert left == ["step-00000096.pt", "step-00000100.pt"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits(tmp_path, corpus, number):
+    folder = tmp_path / "run"
+    process = start(["train", folder, "--train", corpus["train"][0], "--vocab", corpus["vocab"], "--options-file",
+                     corpus["options_file"], "--max-steps", "1000000", "--quiet", "--log-every", "1"])
+    until = time.monotonic() + 120
+    while len(read_log(folder)) < 3:
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    state, log = final(folder)
+    assert f"interrupted after step {state['step']} of 1000000; --resume goes on from there" in errors
+    assert [line["step"] for line in log][-1] == state["step"]
+    start_or_resume(folder, resume=True, max_steps=state["step"] + 2)
+    assert final(folder)[0]["step"] == state["step"] + 2
+
+
+FULL_DISK = """
+import resource, sys
+from elmo_fast.train.start import start_or_resume
+resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+start_or_resume(sys.argv[1], resume=True, max_steps=20)
+"""
+
+
+def test_a_full_disk_loses_no_checkpoint(tmp_path, corpus):
+    folder = tmp_path / "run"
+    start_or_resume(folder, **{**corpus, "heldout": None}, **FAST, max_steps=10, checkpoint_every=5)
+    before = {path.name: path.read_bytes() for path in checkpoints.in_order(folder)}
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(folder)], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 1 and "File too large (the checkpoints before it are kept)" in done.stderr
+    assert "step-00000015.pt" in done.stderr.splitlines()[-1]
+    assert {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()} == before
+    start_or_resume(folder, resume=True, max_steps=20)
+    assert final(folder)[0]["step"] == 20
+
+
+def test_what_a_run_leaves_behind(tmp_path, corpus):
+    folder = tmp_path / "run"
+    start_or_resume(folder, **corpus, **FAST, n_epochs=1, checkpoint_every=5, keep=3, evaluate_every=7, seed=3)
+    shards = read_shards(corpus["train"], "train")
+    steps = sum(shard.tokens + shard.sentences for shard in shards) // (3 * 4)
+    assert names(folder) == ["best.pt", "checkpoints", "log.jsonl", "loss.png", "options.json", "run.json", "vocab.txt"]
+    kept = sorted({*range(5, steps + 1, 5), steps})[-3:]
+    assert names(folder / "checkpoints") == [f"step-{step:08d}.pt" for step in kept]
+    options = json.loads((folder / "options.json").read_text())
+    assert options["n_train_tokens"] == sum(shard.tokens for shard in shards)
+    assert options["n_tokens_vocab"] == 28 and options["seed"] == 3 and options["batch_size"] == 3
+    assert options["bidirectional"] is True and options["all_clip_norm_val"] == 10
+    log = read_log(folder)
+    assert [line["step"] for line in log if line["kind"] == "heldout"] == sorted({*range(7, steps + 1, 7), steps})
+    heldout = {line["step"]: line["perplexity"] for line in log if line["kind"] == "heldout"}
+    best = checkpoints.read(folder / "best.pt")
+    assert best["perplexity"] == min(heldout.values()) == heldout[best["step"]]
+    trained = [line for line in log if line["kind"] == "train"]
+    assert trained[-1]["step"] == steps and trained[-1]["epoch"] == pytest.approx(1)
+    assert all(line["perplexity"] == pytest.approx(np.exp(line["loss"])) for line in trained)
+    model, vocabulary = load_language_model(folder)
+    again = perplexity(model, read_shards(corpus["heldout"], "heldout"), vocabulary, 5)
+    assert again.total == pytest.approx(best["perplexity"], rel=1e-6)
+
+
+def test_learning_lowers_the_perplexity(tmp_path, corpus):
+    """Sentences of one repeated pattern: a model that learns becomes sure of them, in both directions."""
+    text = tmp_path / "pattern.txt"
+    text.write_text("ka lo mi po ru\n" * 300)
+    corpus["options_file"] = str(write_options(tmp_path / "o.json", lstm={**TINY["lstm"], "cell_clip": 3, "proj_clip": 3}))
+    start_or_resume(tmp_path / "run", **{**corpus, "train": [str(text)], "heldout": [str(text)]}, **FAST, max_steps=250,
+                    dropout=0.0, optimizer="adamw", learning_rate=0.02, warmup_steps=20, evaluate_every=125)
+    heldout = [line for line in read_log(tmp_path / "run") if line["kind"] == "heldout"]
+    assert heldout[-1]["perplexity"] < 1.5 and heldout[-1]["perplexity"] < heldout[0]["perplexity"]
+    assert all(value < 1.5 for value in heldout[-1]["by_direction"])
+
+
+def test_early_stop_keeps_the_best(tmp_path, corpus):
+    folder = tmp_path / "run"
+    start_or_resume(folder, **corpus, **FAST, max_steps=400, learning_rate=5.0, evaluate_every=2, patience=3)
+    log = read_log(folder)
+    values = [line["perplexity"] for line in log if line["kind"] == "heldout"]
+    assert log[-1] == {"kind": "end", "step": 2 * len(values), "why": "early stop"} and len(values) < 200
+    assert values.index(min(values)) == len(values) - 4
+    assert checkpoints.read(folder / "best.pt")["perplexity"] == min(values)
+    start_or_resume(folder, resume=True)  # over is over
+    assert final(folder)[0]["step"] == 2 * len(values)
+
+
+def test_rates_warm_up_and_decay():
+    learning = Learning(learning_rate=2.0, warmup_steps=4, decay="linear")
+    assert [learning.rate(step, 12) for step in (0, 1, 3, 4, 8, 12)] == [0.5, 1.0, 2.0, 2.0, 1.0, 0.0]
+    cosine = Learning(learning_rate=2.0, decay="cosine")
+    assert [round(cosine.rate(step, 8), 6) for step in (0, 4, 8)] == [2.0, 1.0, 0.0]
+    assert Learning(learning_rate=0.2).rate(10**6, 10) == 0.2
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_no_checkpoint_has_it(tmp_path, corpus):
+    folder = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="the loss or its gradient is no finite number around step"):
+        start_or_resume(folder, **corpus, **FAST, max_steps=400, checkpoint_every=4, learning_rate=1e38,
+                        all_clip_norm_val=1e30, optimizer="adamw", warmup_steps=0)
+    for path in checkpoints.in_order(folder):
+        assert all(torch.isfinite(value).all() for value in checkpoints.read(path)["weights"].values())
+
+
+def test_the_picture_needs_its_package_and_the_run_does_not(tmp_path, corpus, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    start_or_resume(tmp_path / "run", **corpus, **FAST, max_steps=3)
+    last = read_log(tmp_path / "run")[-1]
+    assert last["kind"] == "note" and "install elmo-fast[plots]" in last["text"]
+    assert "loss.png" not in names(tmp_path / "run")
+
+
+def test_tensorboard_names_its_extra(tmp_path, corpus, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"install elmo-fast\[tensorboard\]"):
+        start_or_resume(tmp_path / "run", **corpus, **FAST, max_steps=3, tensorboard=True)
+
+
+@pytest.mark.parametrize("content", [TINY, WORD_INPUT], ids=["characters", "words"])
+def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
+    options = write_options(tmp_path / "o.json", content)
+    status, out, errors = run(capsys, "vocab", corpus["train"][0], tmp_path / "v.txt", "--max-size", 20)
+    assert status == 0 and "20 words of" in out
+    status, _, errors = run(capsys, *command_arguments(corpus, tmp_path, vocab=tmp_path / "v.txt", **{"options-file": options}),
+                            "--max-steps", 5, "--batch-size", 2, "--full-softmax", "--seed", 4)
+    assert status == 0, errors
+    status, out, _ = run(capsys, "perplexity", tmp_path / "new", corpus["heldout"][0], "--batch-size", 4, "--quiet")
+    assert status == 0 and out.startswith("perplexity ") and "forward" in out
+    assert json.loads((tmp_path / "new" / "options.json").read_text())["sample_softmax"] is False
+
+
+def test_the_log_says_nothing_of_what_did_not_happen(tmp_path, corpus, caplog):
+    with caplog.at_level(logging.WARNING):
+        start_or_resume(tmp_path / "run", **corpus, **FAST, max_steps=3)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
