@@ -27,7 +27,7 @@ class Case:
     z: np.ndarray
     scale: np.ndarray | None
     rows: np.ndarray    # [T, 2, slots], -1: none
-    starts: np.ndarray  # bool [T, slots]
+    sequence_starts: np.ndarray  # bool [T, slots]
     sizes: np.ndarray   # [T]
     h: np.ndarray
     c: np.ndarray
@@ -53,7 +53,7 @@ class Case:
         """The same slot without batch mates."""
         steps = int((self.sizes > slot).sum())
         pick = slice(slot, slot + 1)
-        return replace(self, rows=self.rows[:steps, :, pick], starts=self.sequence_starts[:steps, pick],
+        return replace(self, rows=self.rows[:steps, :, pick], sequence_starts=self.sequence_starts[:steps, pick],
                        sizes=np.ones(steps, np.int32), h=self.h[:, pick], c=self.c[:, pick])
 
 
@@ -72,7 +72,7 @@ def make(dim: int, projection: int, sizes, *, seed: int = 0, slots: int | None =
     return Case(
         w=draw(2, projection, 4 * dim, by=spread), b=draw(2, 4 * dim), p=draw(2, dim, projection, by=spread),
         z=draw(rows, 2, 4 * dim), scale=rng.choice([0.5, 1.0, 2.0], (rows, 2)).astype(np.float32) if scaled else None,
-        rows=read.astype(np.int32), starts=(rng.random((len(sizes), slots)) < starts) & there, sizes=sizes,
+        rows=read.astype(np.int32), sequence_starts=(rng.random((len(sizes), slots)) < starts) & there, sizes=sizes,
         h=draw(2, slots, projection, by=0.5), c=draw(2, slots, dim, by=0.5),
         fresh_h=draw(2, projection, by=0.5) if fresh else None, fresh_c=draw(2, dim, by=0.5) if fresh else None,
         **options)
