@@ -16,7 +16,7 @@ from elmo_fast.embed.scoring_commands import add_commands as add_scoring
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES, find_model
 from elmo_fast.model.states import STATES
-from elmo_fast.model.token_table import UNKNOWN, TokenTable
+from elmo_fast.model.token_table.table import UNKNOWN, TokenTable
 from elmo_fast.ops.backend import BACKENDS
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.train.commands import add_commands as add_training
@@ -195,7 +195,7 @@ def _keep_apart(output: str, *inputs: str | os.PathLike) -> None:
 
 
 def _info(parsed: argparse.Namespace) -> None:
-    from elmo_fast.model.info import describe
+    from elmo_fast.model.sources import describe
 
     for name, value in describe(_files(parsed, None)).items():
         print(f"{name + ':':24}{value}")

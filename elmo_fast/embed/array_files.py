@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.atomic_file import check_target, atomic_path
-from elmo_fast.model.atomic_hdf5 import atomic_hdf5
+from elmo_fast.model.atomic_file import atomic_hdf5, atomic_path, check_target
 
 SUFFIXES = (".h5", ".npz", ".npy")
 

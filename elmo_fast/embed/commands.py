@@ -8,8 +8,8 @@ from elmo_fast.embed.embedder import torch_device
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES, find_model
-from elmo_fast.model.table_build import corpus_words, write_token_table
-from elmo_fast.model.table_file import STORAGES
+from elmo_fast.model.token_table.build import corpus_words, write_token_table
+from elmo_fast.model.token_table.file import STORAGES
 from elmo_fast.model.atomic_file import check_target
 from elmo_fast.ops.backend import BACKENDS
 from elmo_fast.ops.precision import PRECISIONS

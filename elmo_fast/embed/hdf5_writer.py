@@ -9,8 +9,7 @@ import h5py
 import numpy as np
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.atomic_file import check_target
-from elmo_fast.model.atomic_hdf5 import Disk, atomic_hdf5
+from elmo_fast.model.atomic_file import Disk, atomic_hdf5, check_target
 
 INDEX_KEY = "sentence_to_index"
 

@@ -13,6 +13,7 @@ import torch
 
 from elmo_fast.embed.token_vectors import TokenVectors
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.states import RunState
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.schedule import Schedule
 
@@ -83,19 +84,18 @@ class SlotStream:
     def run(self, sentences: Iterator[Sequence[str]]) -> Iterator[np.ndarray]:
         """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states move on when the stream has ended."""
         self._source = _with_next(sentences)
-        with torch.no_grad():
-            state, initial_state = self._bilm.begin(len(self._slots))
+        state: RunState | None = None
         begun: deque[_Begun] = deque()
         while (pieces := self._plan()) or begun or self._finished:
             if pieces:
                 with torch.no_grad():
-                    chunk, state = self._advance(pieces, state, initial_state)
+                    chunk, state = self._advance(pieces, state)
                 begun.append(chunk)
             while len(begun) > (self._chunks_ahead if pieces else 0):
                 self._put(begun.popleft())
             yield from self._in_order()
         if self._used:
-            self._bilm.store_state(tuple(each[:, : self._used] for each in state))
+            self._bilm.lstm.store_state(tuple(each[:, : self._used] for each in state.last))
 
     def _plan(self) -> list[_Piece]:
         """What each slot runs in the next chunk of steps."""
@@ -145,13 +145,13 @@ class SlotStream:
         self._used = max(self._used, position + 1)
         self._slots[position if self._carried else number].queue.append(sentence)
 
-    def _advance(self, pieces: list[_Piece], state, initial_state):
+    def _advance(self, pieces: list[_Piece], state: RunState | None) -> tuple[_Begun, RunState]:
         """Queue the pieces; their outputs are fetched by `_put`."""
         in_flight = [sentence for slot in self._slots for sentence in slot.queue]
-        vectors = self._tokens.vectors([*in_flight, *(piece.sentence for piece in pieces)])
+        table = self._tokens.vectors([*in_flight, *(piece.sentence for piece in pieces)])
         schedule, first_row, position = self._schedule(pieces)
-        layers, state = self._bilm.advance(vectors, schedule, state, initial_state, self._tokens.products)
-        tokens = vectors[to_device(schedule.tokens[0], vectors.device)]
+        layers, state = self._bilm.run(table, torch.from_numpy(schedule.tokens), schedule, state)
+        tokens = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
         rows = [first_row[piece.at : piece.at + piece.end - piece.begin] + position[piece.slot] for piece in pieces]
         outputs = HostCopy([each.float() for each in (tokens, *layers)], self._copies)
         return _Begun(pieces, rows, outputs), state

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.lstm import InputProjections
-from elmo_fast.model.token_lookup import TokenEmbeddings
+from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import to_device
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
@@ -23,32 +22,23 @@ class TokenVectors:
         self._rows: dict[str, int] = {}
         self._table: torch.Tensor | None = None
         self._sources: np.ndarray | None = None
-        self._products: InputProjections | None = None
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, `<S>` and `</S>` around them: int32 [tokens + 2]."""
         framed = (BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN)
         return np.array([self._rows.setdefault(token, len(self._rows)) for token in framed], dtype=np.int32)
 
-    def vectors(self, in_flight: Sequence) -> torch.Tensor:
-        """The table [R, P], every row encoded. `in_flight` are the sentences whose `rows` must stay valid."""
+    def vectors(self, in_flight: Sequence) -> TokenEmbeddings:
+        """The table, vectors [R, P], every row encoded. `in_flight` are the sentences whose `rows` must stay valid."""
         known = 0 if self._table is None else len(self._table)
         fresh = list(self._rows)[known:] if known < len(self._rows) else []
         if fresh:
-            found = self._bilm.look_up(fresh)
+            found = self._bilm.token_encoder.strings(fresh)
             self._table = found.vectors if self._table is None else torch.cat([self._table, found.vectors])
             self._sources = _end_to_end(self._sources, found.rows)
-        forgets = len(self._rows) > self._room
-        if forgets:
+        if len(self._rows) > self._room:
             self._forget(in_flight)
-        if fresh or forgets:
-            self._products = self._bilm.first_layer(TokenEmbeddings(self._table, self._sources))
-        return self._table
-
-    @property
-    def products(self) -> InputProjections | None:
-        """What the first LSTM layer's weights make of the table, where a small token table has it (see `BiLm`)."""
-        return self._products
+        return TokenEmbeddings(self._table, self._sources)
 
     def _forget(self, in_flight: Sequence) -> None:
         sentences = list({id(sentence): sentence for sentence in in_flight}.values())

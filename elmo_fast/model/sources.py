@@ -1,4 +1,4 @@
-"""Where a model's files come from: two paths, a directory, a ZIP, a URL, or a name; URLs are kept in a cache."""
+"""A model's files: two paths, a directory, a ZIP, a URL, or a name; what URLs give is stored in a cache."""
 
 import hashlib
 import lzma
@@ -10,8 +10,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.weights import read_weights
 from elmo_fast.ops.user_cache import cache_directory
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
@@ -47,9 +48,9 @@ def find_model(
 ) -> ModelFiles:
     """Local files of a model, fetched into the cache where they are remote.
 
-    Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory where the
-    file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`, paths or
-    URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
+    Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory
+    where the file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`,
+    paths or URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
     """
     if model is None:
         return _two_files(options_file, weight_file)
@@ -73,7 +74,7 @@ def find_model(
 
 
 def fetch(location: str | os.PathLike) -> Path:
-    """Local path of a path or URL. A URL is downloaded once into the cache, where it appears only when whole."""
+    """Local path of a path or URL. A URL is downloaded once into the cache, atomically."""
     name = os.fspath(location)
     if not _is_url(name):
         return Path(name)
@@ -151,7 +152,8 @@ def _remote_model_files(url: str) -> list[str]:
 def _in_directory(directory: Path) -> ModelFiles:
     files = sorted(path for path in directory.iterdir() if _is_model_file(path.name))
     options = _only(directory, "options.json", [path for path in files if path.name.endswith("options.json")])
-    weights = _only(directory, "*.hdf5", [path for path in files if path.name.endswith(".hdf5") and path.name != SOFTMAX_FILE])
+    weights = _only(directory, "*.hdf5",
+                    [path for path in files if path.name.endswith(".hdf5") and path.name != SOFTMAX_FILE])
     vocabularies = [directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()]
     return ModelFiles(options, weights, vocabularies[0] if vocabularies else None)
 
@@ -232,3 +234,30 @@ def _download(url: str, target: Path) -> None:
 def _check_size(url: str, expected: int | None, found: int) -> None:
     if expected is not None and expected != found:
         raise OSError(f"{url}: expected {expected} bytes, got {found}")
+
+
+def describe(files: ModelFiles) -> dict[str, str]:
+    """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
+    options = Options.from_file(files.options_file)
+    weights = read_weights(files.weight_file, options)
+    lstm, cnn = options.lstm, options.char_cnn
+    described = {
+        "options file": str(files.options_file),
+        "weight file": str(files.weight_file),
+        "vocabulary": str(files.vocab_file or "none beside it"),
+        "layers": f"{options.n_layers} (the token layer and {lstm.n_layers} LSTM layers, two directions each)",
+        "vector of a token": f"{options.output_dim} values a layer",
+        "LSTM": f"dim {lstm.dim}, projection {lstm.projection_dim if lstm.is_projected else 'none'}, "
+                f"skip connections {'on' if lstm.use_skip_connections else 'off'}",
+        "clips": ", ".join(f"{name} none" if clip is None else f"{name} ±{clip:g}"
+                           for name, clip in (("cell", lstm.cell_clip), ("projection", lstm.proj_clip))),
+    }
+    if cnn is None:
+        described["input"] = f"word ids, {options.n_tokens_vocab:,} words"
+    else:
+        filters = ", ".join(f"{count} of width {width}" for width, count in cnn.filters)
+        described["input"] = (f"characters (UTF-8 bytes), at most {cnn.max_characters_per_token} a token, "
+                              f"{cnn.embedding_dim} values each")
+        described["char-CNN"] = f"{cnn.n_filters} filters ({filters}), {cnn.activation}"
+        described["highway layers"] = str(cnn.n_highway)
+    return {**described, "parameters": f"{sum(array.size for array in weights.values()):,}"}

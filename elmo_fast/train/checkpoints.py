@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.atomic_file import atomic_path
-from elmo_fast.model.atomic_hdf5 import Disk
+from elmo_fast.model.atomic_file import Disk, atomic_path
 
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)\.pt")

@@ -47,7 +47,7 @@ def test_substitutes_are_json_lines(files, text, capsys):  # noqa: F811
 
 @pytest.mark.parametrize("arguments, words", [
     (["--top", "0"], "k: expected"), (["--model", "nowhere"], "found nothing at nowhere"),
-    (["--softmax-file", "nowhere"], "found none at nowhere"), (["--direction", "up"], "invalid choice")])
+    (["--softmax-file", "nowhere"], "found nothing at nowhere"), (["--direction", "up"], "invalid choice")])
 def test_what_is_wrong_is_said_in_one_line(files, text, capsys, arguments, words):  # noqa: F811
     status, _, err = run(capsys, "substitutes", text, "--model", files, *arguments)
     assert status == 2 and words in err and err.count("\n") == 1

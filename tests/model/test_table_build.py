@@ -12,7 +12,7 @@ from tests.support.models import SENTENCES, SHAPES, bilm, weights
 from tests.support.plain import token_vector
 
 from elmo_fast import BiLm, ConfigurationError, TokenTable, build_token_table, corpus_words, write_token_table
-from elmo_fast.model import table_build, table_part
+from elmo_fast.model.token_table import build, file
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 
 WORDS = ["<S>", "</S>", "<UNK>", *(f"wörd{k}" for k in range(50)), "x" * 70, ""]
@@ -21,8 +21,8 @@ WORDS = ["<S>", "</S>", "<UNK>", *(f"wörd{k}" for k in range(50)), "x" * 70, ""
 @pytest.mark.parametrize("shape", ["two layers", "tanh", "filters as wide as the projection", "short tokens"])
 @pytest.mark.parametrize("backend", ["reference", "native"])
 def test_vectors_are_the_char_encoders(shape, backend, monkeypatch):
-    monkeypatch.setattr(table_build, "_WORDS_A_BLOCK", 20)
-    monkeypatch.setattr(table_build, "_WORDS_AT_ONCE", 7)
+    monkeypatch.setattr(build, "_WORDS_A_BLOCK", 20)
+    monkeypatch.setattr(build, "_WORDS_AT_ONCE", 7)
     of = SHAPES[shape]
     made = build_token_table(bilm(of, backend=backend), WORDS)
     ids = to_model_ids(encode_tokens(WORDS, of.char_cnn.max_characters_per_token))
@@ -83,12 +83,12 @@ import os, signal, sys
 sys.path.insert(0, {tests!r})
 from tests.support.models import bilm
 from elmo_fast import write_token_table
-from elmo_fast.model import table_build, table_part
+from elmo_fast.model.token_table import build, file
 from tests.model.test_table_build import WORDS
 
-table_build._WORDS_A_BLOCK = 8
+build._WORDS_A_BLOCK = 8
 puts = 0
-put = table_part.TablePart._put
+put = file.ResumableWriter._put
 
 def dying(part, offset, values):
     global puts
@@ -98,7 +98,7 @@ def dying(part, offset, values):
         os.kill(os.getpid(), signal.SIGKILL)
     put(part, offset, values)
 
-table_part.TablePart._put = dying
+file.ResumableWriter._put = dying
 write_token_table(bilm(), WORDS, {path!r})
 """
 
@@ -112,10 +112,10 @@ def test_a_killed_run_is_taken_up(tmp_path, monkeypatch, puts):
     process = start(KILLED.format(tests=str(ROOT), puts=puts, path=str(path)))
     assert process.wait(60) == -signal.SIGKILL, process.communicate()
     assert names(tmp_path) == ["t.hdf5.part"]
-    monkeypatch.setattr(table_build, "_WORDS_A_BLOCK", 8)
+    monkeypatch.setattr(build, "_WORDS_A_BLOCK", 8)
     encoded = []
-    inner = table_build._encoded
-    monkeypatch.setattr(table_build, "_encoded",
+    inner = build._encoded
+    monkeypatch.setattr(build, "_encoded",
                         lambda model, words, first: encoded.append(first) or inner(model, words, first))
     write_token_table(bilm(), WORDS, path)
     assert encoded == [8 * ((puts - 1) // 2)] and names(tmp_path) == ["t.hdf5"]
@@ -127,7 +127,7 @@ def test_a_killed_run_is_taken_up(tmp_path, monkeypatch, puts):
 def test_a_part_of_another_table_is_begun_anew(tmp_path, monkeypatch, change):
     path = tmp_path / "t.hdf5"
     precision = "medium" if change == "precision" else "highest"
-    with table_part.TablePart(path, WORDS, 11, "float32", bilm().fingerprint(), precision) as part:
+    with file.ResumableWriter(path, WORDS, 11, "float32", bilm().fingerprint(), precision) as part:
         part.append(np.full((5, 11), np.nan))
     if change == "damage":
         (tmp_path / "t.hdf5.part").write_bytes((tmp_path / "t.hdf5.part").read_bytes()[:100])
@@ -143,8 +143,8 @@ def test_a_part_of_another_table_is_begun_anew(tmp_path, monkeypatch, change):
 def test_a_full_disk_leaves_what_is_done_and_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "t.hdf5"
     path.write_text("old")
-    monkeypatch.setattr(table_build, "_WORDS_A_BLOCK", 8)
-    put = table_part.TablePart._put
+    monkeypatch.setattr(build, "_WORDS_A_BLOCK", 8)
+    put = file.ResumableWriter._put
 
     def full(part, offset, values):
         if part.done >= 16:
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_what_is_done_and_the_old_file(tmp_path, monkeypatch)
         put(part, offset, values)
 
     with monkeypatch.context() as patched:
-        patched.setattr(table_part.TablePart, "_put", full)
+        patched.setattr(file.ResumableWriter, "_put", full)
         with pytest.raises(OSError, match="No space left on device"):
             write_token_table(bilm(), WORDS, path)
     assert path.read_text() == "old" and names(tmp_path) == ["t.hdf5", "t.hdf5.part"]
@@ -162,11 +162,11 @@ def test_a_full_disk_leaves_what_is_done_and_the_old_file(tmp_path, monkeypatch)
 
 def test_two_runs_do_not_write_one_table(tmp_path):
     arguments = tmp_path / "t.hdf5", WORDS, 11, "float32", bilm().fingerprint(), "highest"
-    with table_part.TablePart(*arguments):
-        with pytest.raises(ConfigurationError, match="expected no other process to write it, found one at work"):
-            with table_part.TablePart(*arguments):
+    with file.ResumableWriter(*arguments):
+        with pytest.raises(ConfigurationError, match="expected no other process to write it, found one that writes"):
+            with file.ResumableWriter(*arguments):
                 pytest.fail("two runs at once")
-    with table_part.TablePart(*arguments) as part:
+    with file.ResumableWriter(*arguments) as part:
         with pytest.raises(ValueError, match="vectors: expected 55, got 0"):
             part.finish()
 
@@ -226,7 +226,7 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, folder, monkeypatch):
     def interrupted(part, vectors):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(table_part.TablePart, "append", interrupted)
+    monkeypatch.setattr(file.ResumableWriter, "append", interrupted)
     status, _, error = run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model")
     assert status == 1 and "interrupted; the same command goes on where it was" in error
     monkeypatch.undo()

@@ -11,9 +11,9 @@ from tests.support.files import names
 from tests.support.models import bilm
 
 from elmo_fast import ConfigurationError, TokenTable
-from elmo_fast.model.character_index import words_of_ids
-from elmo_fast.model.table_file import joined, split
-from elmo_fast.text.characters import encode_tokens, to_model_ids
+from elmo_fast.model.token_table import table as table_module
+from elmo_fast.model.token_table.file import joined, split
+from elmo_fast.text.characters import decode_tokens, encode_tokens, to_model_ids
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "naïve", "🙂", "", "a b", "x" * 60, "line\nbreak", "nul\0byte", "\ud800", "the"]
 
@@ -24,6 +24,10 @@ def drawn(count, dim=5, seed=0, dtype=np.float32):
 
 def table(**arguments):
     return TokenTable(drawn(len(WORDS)), WORDS, "f" * 32, **arguments)
+
+
+def raw(words, size=50):
+    return encode_tokens(words, size)
 
 
 def ids(words, size=50):
@@ -79,9 +83,7 @@ def test_characters_find_their_rows():
 
 
 def test_two_words_of_one_hash_are_told_apart(monkeypatch):
-    from elmo_fast.model import character_index
-
-    monkeypatch.setattr(character_index, "row_hashes", lambda rows: torch.zeros(len(rows), dtype=torch.int64))
+    monkeypatch.setattr(table_module, "row_hashes", lambda rows: torch.zeros(len(rows), dtype=torch.int64))
     one = TokenTable(drawn(1), ["only"])
     assert one.rows_of_characters(ids(["only", "other"])).tolist() == [0, -1]
 
@@ -207,9 +209,9 @@ def test_words_end_to_end_come_back():
 def test_characters_spell_their_words():
     cut = "é" * 30  # 60 bytes: cut after 48, between two letters
     inside = "x" + "é" * 30  # cut inside a letter
-    found = words_of_ids(ids(["word", "<S>", "</S>", "🙂", "", cut, inside]))
+    found = decode_tokens(raw(["word", "<S>", "</S>", "🙂", "", cut, inside]))
     assert found == ["word", "<S>", "</S>", "🙂", "", "é" * 24, None]
-    assert words_of_ids(torch.full((1, 50), 7)) == [None]
+    assert decode_tokens(np.full((1, 50), 6, np.int32)) == [None]
 
 
 def test_fingerprints_tell_models_apart():

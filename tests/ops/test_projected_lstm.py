@@ -4,7 +4,7 @@ import torch
 from tests.support.models import SHAPES, options, weights
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
-from elmo_fast.model.layout import in_text_order
+from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule

@@ -11,9 +11,8 @@ from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.table_file import describe
-from elmo_fast.model.atomic_file import check_target
-from elmo_fast.model.atomic_hdf5 import atomic_hdf5
+from elmo_fast.model.token_table.file import describe
+from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
 

@@ -12,11 +12,11 @@ from torch import nn
 from elmo_fast.compat.bilm.dump import dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.compat.bilm.elmo import Variables
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layout import remove_boundaries
+from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.table_file import read_table
-from elmo_fast.model.token_table import TokenTable
+from elmo_fast.model.token_table.file import read_table
+from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import read_weights
 from elmo_fast.ops.reference import State
 

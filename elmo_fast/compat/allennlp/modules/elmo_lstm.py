@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.model.layout import in_text_order
+from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError, LstmOptions, Options
 from elmo_fast.model.sources import fetch
@@ -85,14 +85,11 @@ class ElmoLstm(LstmStack):
                 parameter.copy_(torch.from_numpy(values))
             parameter.requires_grad_(self.requires_grad)
 
-    def forward(self, inputs: torch.Tensor, mask: torch.Tensor, *steps, **named) -> torch.Tensor | list[torch.Tensor]:
+    def forward(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
 
-        Zero where the mask is. A row whose mask is all zero keeps its carried state. A biLM calls with `steps`, the
-        arguments of `LstmStack.forward`.
+        Zero where the mask is. A row whose mask is all zero keeps its carried state.
         """
-        if steps:
-            return super().forward(inputs, mask, *steps, **named)
         lengths = self._lengths(inputs, mask)
         with numerics(self.precision, inputs.device):
             if self.training and self.recurrent_dropout_probability:
@@ -100,7 +97,9 @@ class ElmoLstm(LstmStack):
             present = mask > 0
             schedule = make_schedule(lengths.cpu().numpy())
             order = torch.from_numpy(schedule.tokens).to(inputs.device).long()  # [2, N]
-            layers = super().forward(inputs[present], order, schedule, None, self.backend, self.precision)
+            state = self.begin(schedule.slots.size, None, inputs)
+            layers, final = self.run(inputs[present], order, schedule, *state, self.backend, self.precision)
+            self.store_state(final)
         padded = inputs.new_zeros(len(layers), mask.numel(), 2 * self.hidden_size)
         places = present.flatten().nonzero().squeeze(1)
         values = torch.stack([in_text_order(each, order) for each in layers]).to(padded)

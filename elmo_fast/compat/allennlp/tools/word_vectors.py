@@ -10,7 +10,7 @@ import torch
 
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_source import CharacterEncoder
+from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.model.weights import read_weights
 from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.ops.precision import numerics
