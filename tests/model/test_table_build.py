@@ -228,7 +228,7 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, folder, monkeypatch):
 
     monkeypatch.setattr(table_part.TablePart, "append", interrupted)
     status, _, error = run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model")
-    assert status == 1 and "interrupted; the same command goes on where it was" in error
+    assert status == 1 and "interrupted; the same command resumes" in error
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     assert run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model")[0] == 0
