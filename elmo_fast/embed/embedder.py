@@ -10,6 +10,7 @@ from typing import IO
 import numpy as np
 import torch
 
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS
 from elmo_fast.embed import sentences as lines_of
 from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
 from elmo_fast.embed.stream import SlotStream
@@ -23,8 +24,6 @@ from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
-DEFAULT_BATCH_SIZE = 64
-OUTPUT_FORMATS = ("all", "top", "average")
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +148,8 @@ class ElmoEmbedder:
         AllenNLP's `embed_file`. The output appears only when it is whole. `progress` is a bar on a terminal's stderr,
         or `"lines"`: a line every ten seconds on any.
         """
-        if output_format not in OUTPUT_FORMATS:
-            raise ConfigurationError(f"output_format: expected one of {', '.join(OUTPUT_FORMATS)}, "
+        if output_format not in LAYERS:
+            raise ConfigurationError(f"output_format: expected one of {', '.join(LAYERS)}, "
                                      f"got {output_format!r}")
         if not hasattr(input_file, "readline"):
             raise ValueError(f"input_file: expected a file opened as text, got {input_file!r:.80}")

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS
 from elmo_fast.embed.array_files import check_array_file, write_arrays
-from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, ElmoEmbedder
+from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.model.states import check_state
@@ -16,7 +17,6 @@ from elmo_fast.text.fasta import FastaRecord
 
 Text = str | Sequence[str] | FastaRecord
 Layers = str | Sequence[float]
-LAYERS = ("all", "top", "average")
 POOLS = ("mean", "max", "first_last")
 
 

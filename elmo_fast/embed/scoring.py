@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import IO
 
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.embed.sentences import read_lines
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import DEFAULT_MODEL, SOFTMAX_FILE, find_model
-
-DEFAULT_BATCH_SIZE = 64
 
 
 def load_head(model: str | os.PathLike = DEFAULT_MODEL, softmax_file: str | os.PathLike | None = None,
