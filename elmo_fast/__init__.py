@@ -7,8 +7,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from elmo_fast.embed.api import LoadedElmo, load
     from elmo_fast.embed.embedder import ElmoEmbedder
-    from elmo_fast.embed.load import LoadedElmo, load
     from elmo_fast.model.bilm import BiLm, BiLmOutput
     from elmo_fast.model.elmo import Elmo
     from elmo_fast.model.initialize import random_weights
@@ -30,8 +30,8 @@ __all__ = [
     "write_token_table", "write_weights",
 ]
 _NAMES = {  # module -> the public names that it defines
+    "embed.api": ("LoadedElmo", "load"),
     "embed.embedder": ("ElmoEmbedder",),
-    "embed.load": ("LoadedElmo", "load"),
     "model.bilm": ("BiLm", "BiLmOutput"),
     "model.elmo": ("Elmo",),
     "model.initialize": ("random_weights",),

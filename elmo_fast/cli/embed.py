@@ -121,7 +121,7 @@ def _apply_allennlp_flags(parsed: argparse.Namespace) -> None:
 
 def _cache(parsed: argparse.Namespace) -> None:
     from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.embed.sentences import read_lines
+    from elmo_fast.embed.readers import read_lines
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.table_build import corpus_words, write_token_table
 

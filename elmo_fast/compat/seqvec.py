@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from elmo_fast.choices import SEQVEC_BATCH_SIZE as DEFAULT_BATCH_SIZE, SEQVEC_LAYERS as LAYERS
-from elmo_fast.embed.array_files import check_array_file, write_arrays
+from elmo_fast.embed.writers import check_array_file, write_arrays
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
