@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from elmo_fast.choices import DIRECTIONS
 from elmo_fast.model.atomic_file import open_hdf5
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
@@ -21,7 +22,6 @@ from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
 
 SOFTMAX = ("softmax/W", "softmax/b")
-DIRECTIONS = ("both", "forward", "backward")
 _SPECIAL = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
 _AT_ONCE = 1 << 24  # scores in memory at a time
 

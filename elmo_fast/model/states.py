@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
+from elmo_fast.choices import STATES
 from elmo_fast.ops.reference import State
 
-STATES = ("carry", "zero", "warm")
 # The text whose final state, run from zeros, is the initial state of `warm`.
 WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
     "The committee will meet again on Tuesday to discuss the report .",

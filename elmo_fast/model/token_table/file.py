@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 import torch
 
+from elmo_fast.choices import STORAGES
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_hdf5, check_target, open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import check_precision
@@ -25,7 +26,6 @@ from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
 
 FORMAT_VERSION = 1
-STORAGES = ("float32", "float16")
 _ROWS_AT_ONCE = 1 << 14
 
 logger = logging.getLogger(__name__)
