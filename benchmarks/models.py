@@ -53,8 +53,7 @@ def absent_precisions() -> dict[str, str]:
 def write_files(folder: Path, size: str, seed: int = 0) -> tuple[Path, Path]:
     """options.json and weights.hdf5 of the model that `build` gives for this size and seed."""
     from elmo_fast import Options
-    from elmo_fast.model.weights import random_weights
-    from elmo_fast.model.weights import write_weights
+    from elmo_fast.model.weights import random_weights, write_weights
 
     content = common.standard_options(size)
     options_file, weight_file = folder / "options.json", folder / "weights.hdf5"

@@ -193,3 +193,12 @@ def test_without_fp32_weights_the_numbers_stay():
             call()
     with pytest.raises(ConfigurationError, match="keep_fp32: expected True"):
         bilm(backend="torch", keep_fp32=False)
+
+
+def test_fingerprints_differ_where_weights_differ():
+    first, same, other = bilm(), bilm(), bilm(seed=1)
+    before = first.fingerprint()
+    assert before == same.fingerprint() != other.fingerprint() and len(before) == 32
+    with torch.no_grad():
+        first._elmo_lstm.B_0_0[3] += 1
+    assert first.fingerprint() != before
