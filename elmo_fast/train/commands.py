@@ -1,9 +1,9 @@
-"""The subcommands that train, test, export and import: their arguments, and the one function each calls."""
+"""The subcommands that train, test, export and import: their arguments and the function they call."""
 
 import argparse
 from typing import Any
 
-from elmo_fast.train.options import DECAYS, OPTIMIZERS, SIZES
+from elmo_fast.train.config import DECAYS, OPTIMIZERS, SIZES
 
 _GLOB = "files or globs of UTF-8 text, one tokenized sentence a line"
 
@@ -163,7 +163,7 @@ def _number(least: float, most: float):
 
 
 def _vocab(parsed: argparse.Namespace) -> None:
-    from elmo_fast.train.vocabulary import make_vocabulary
+    from elmo_fast.train.corpus import make_vocabulary
 
     words, total = make_vocabulary(parsed.inputs, parsed.output, min_count=parsed.min_count,
                                    max_size=parsed.max_size, processes=parsed.processes)
@@ -172,7 +172,7 @@ def _vocab(parsed: argparse.Namespace) -> None:
 
 def run_train(parsed: argparse.Namespace) -> None:
     """Train as the parsed arguments of `add_train` say."""
-    from elmo_fast.train.start import start_or_resume
+    from elmo_fast.train.setup import start_or_resume
 
     start_or_resume(**given(parsed))
 
@@ -184,11 +184,11 @@ def given(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _perplexity(parsed: argparse.Namespace) -> None:
-    from elmo_fast.train.perplexity import perplexity_of
+    from elmo_fast.train.evaluate import perplexity_of
 
     print(perplexity_of(parsed.model, parsed.text, checkpoint=parsed.checkpoint, softmax_file=parsed.softmax,
                         vocab_file=parsed.vocab, batch_size=parsed.batch_size, device=parsed.device,
-                        progress=not parsed.quiet).in_words())
+                        progress=not parsed.quiet))
 
 
 def _export(parsed: argparse.Namespace) -> None:
