@@ -13,15 +13,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmo_fast.embed.array_files import check_array_file, write_arrays
+from elmo_fast.choices import SEQVEC_BATCH_SIZE as DEFAULT_BATCH_SIZE, SEQVEC_LAYERS as LAYERS
+from elmo_fast.embed.writers import check_array_file, write_arrays
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
 from elmo_fast.text import fasta
 
 SEQVEC_URL = "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec"
-LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
-DEFAULT_BATCH_SIZE = 15000  # residues
 _NUMBER = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
 
 logger = logging.getLogger(__name__)

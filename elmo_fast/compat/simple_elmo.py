@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elmo_fast.choices import LAYERS
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
@@ -18,8 +19,6 @@ from elmo_fast.model.sources import SOFTMAX_FILE, ModelFiles, find_model
 from elmo_fast.text import characters
 from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import Vocabulary
-
-LAYERS = ("average", "top", "all")
 
 
 class ElmoModel:

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-PRECISIONS = ("highest", "high", "medium")
+from elmo_fast.choices import PRECISIONS
 
 _active = contextvars.ContextVar("precision", default="highest")
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.models import SENTENCES, SHAPES, bilm, options
-from tests.ops.test_projected_lstm import LENGTHS, draw, layer, run
+from tests.support.op_cases import LENGTHS, draw, layer, run
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import torch
 from tqdm import tqdm
 
-from elmo_fast.embed import sentences as lines_of
-from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
+from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
+from elmo_fast.embed.writers import hdf5_file
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.table_file import describe
@@ -75,12 +75,12 @@ def dump_bilm_embeddings(
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size: expected an integer of at least 1, got {batch_size!r}")
-    check_output(outfile)
+    check_target(outfile, "output file")
     _vocabulary(vocab_file)
     bilm = _bilm(options_file, weight_file, device, state=state, precision=precision, backend=backend)
     with open(dataset_file, encoding="utf-8") as file, hdf5_file(outfile) as writer:
-        count = lines_of.scan(file, allow_blank=True)
-        tokens = (line.tokens for line in lines_of.read_lines(file, allow_blank=True))
+        count = scan(file, allow_blank=True)
+        tokens = (line.tokens for line in read_lines(file, allow_blank=True))
         arrays: Iterator = SlotStream(bilm, batch_size, runs_empty=True).run(tokens)
         for number, vectors in enumerate(tqdm(arrays, total=count, unit=" sentences",
                                               disable=None if progress else True)):

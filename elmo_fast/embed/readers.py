@@ -17,10 +17,7 @@ class Line(NamedTuple):
 
 
 def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
-    """Lines of a file, split on whitespace.
-
-    `ConfigurationError` names the blank line unless those are allowed, and refuses a file without lines.
-    """
+    """Lines of a file, split on whitespace; `ConfigurationError` for a file without lines and, unless allowed, blank ones."""
     number = -1
     for number, line in enumerate(_decoded(file)):
         text = line.strip()
@@ -33,7 +30,7 @@ def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
 
 
 def scan(file: IO[str], allow_blank: bool = False) -> int | None:
-    """Count the lines of a file that can be rewound, and refuse it before any work is done; None if it cannot be."""
+    """The number of lines, before any work is done; None for a file that cannot be rewound. Refuses what `read_lines` does."""
     if not file.seekable():
         return None
     start = file.tell()
@@ -59,12 +56,12 @@ def _decoded(file: IO[str]) -> Iterator[str]:
                                          f"opened for {type(line).__name__}")
             yield line if number else line.removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_place(file)} "
+        raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_position(file)} "
                                  f"({error})") from error
 
 
-def _place(file: IO[str]) -> str:
-    """Where the first undecodable line is, in words; the decoder reads whole blocks and cannot say."""
+def _position(file: IO[str]) -> str:
+    """The first undecodable line: the decoder reads whole blocks, and its error does not say which line it was."""
     if not file.seekable() or not hasattr(file, "buffer"):
         return ""
     file.buffer.seek(0)
