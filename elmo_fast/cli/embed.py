@@ -142,7 +142,7 @@ def _cache(parsed: argparse.Namespace) -> None:
 
 
 def _info(parsed: argparse.Namespace) -> None:
-    from elmo_fast.model.sources import describe
+    from elmo_fast.model.weights import describe
 
     for name, value in describe(_files(parsed)).items():
         print(f"{name + ':':24}{value}")

@@ -9,10 +9,12 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-
-import h5py
+from typing import TYPE_CHECKING
 
 from elmo_fast.model.options import ConfigurationError
+
+if TYPE_CHECKING:
+    import h5py  # imported where it is used: the help of the command needs none
 
 # h5py's errors for damaged files: HDF5's own, mapped to the nearest Python error.
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
@@ -60,11 +62,13 @@ def check_target(path: str | os.PathLike, name: str) -> None:
 
 
 @contextlib.contextmanager
-def open_hdf5(path: str | os.PathLike, name: str) -> Iterator[h5py.File]:
+def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
     """An HDF5 file to read; `name` is what it is.
 
     Raises `OSError` where there is no file that can be read, and `ConfigurationError` for damage found in the body.
     """
+    import h5py
+
     source = os.fspath(path)
     if os.path.isdir(source):
         raise IsADirectoryError(f"{name}: expected an HDF5 file, got the directory {source}")
@@ -136,8 +140,10 @@ def _trim():
 
 
 @contextlib.contextmanager
-def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple[h5py.File, Disk]]:
+def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]:
     """A new HDF5 file that becomes `target` when the body succeeds, and its `Disk`, to check in a long body."""
+    import h5py
+
     with atomic_path(target) as part, Disk(part, target) as disk:
         with h5py.File(disk, "w") as file:
             yield file, disk

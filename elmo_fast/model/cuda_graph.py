@@ -14,7 +14,7 @@ from elmo_fast.model.batch_layout import BiLmOutput, add_boundaries
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.token_table.lookup import TokenEncoder, check_shape
 from elmo_fast.ops.backend import why_not
-from elmo_fast.ops.cuda.recording import recording
+from elmo_fast.ops.cuda.graphs import recording
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import State

@@ -11,7 +11,7 @@ from elmo_fast.model import state_dict, states
 from elmo_fast.model.options import Options
 from elmo_fast.model.states import RunState
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
-from elmo_fast.ops import packed_only
+from elmo_fast.ops.cpu.projected_lstm import drop_lstm
 from elmo_fast.ops.cuda.padded import padded_lstm
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.projected_lstm import projected_lstm
@@ -205,7 +205,7 @@ class LstmStack(state_dict.AllenNlpStateDict):
         """Leave the matrices in memory only as the native engine packs them for `precision`."""
         for layer in range(self.options.n_layers):
             names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in _DATASETS)
-            for name, value in zip(names, packed_only.drop_lstm(self.layer_weights(layer), precision)):
+            for name, value in zip(names, drop_lstm(self.layer_weights(layer), precision)):
                 if value is not None:
                     setattr(self, name, value)
 

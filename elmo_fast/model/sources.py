@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmo_fast.model.atomic_file import atomic_path
-from elmo_fast.model.options import ConfigurationError, Options
-from elmo_fast.model.weights import read_weights
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.user_cache import cache_directory
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
@@ -234,30 +233,3 @@ def _download(url: str, target: Path) -> None:
 def _check_size(url: str, expected: int | None, found: int) -> None:
     if expected is not None and expected != found:
         raise OSError(f"{url}: expected {expected} bytes, got {found}")
-
-
-def describe(files: ModelFiles) -> dict[str, str]:
-    """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
-    options = Options.from_file(files.options_file)
-    weights = read_weights(files.weight_file, options)
-    lstm, cnn = options.lstm, options.char_cnn
-    described = {
-        "options file": str(files.options_file),
-        "weight file": str(files.weight_file),
-        "vocabulary": str(files.vocab_file or "none beside it"),
-        "layers": f"{options.n_layers} (the token layer and {lstm.n_layers} LSTM layers, two directions each)",
-        "vector of a token": f"{options.output_dim} values a layer",
-        "LSTM": f"dim {lstm.dim}, projection {lstm.projection_dim if lstm.is_projected else 'none'}, "
-                f"skip connections {'on' if lstm.use_skip_connections else 'off'}",
-        "clips": ", ".join(f"{name} none" if clip is None else f"{name} ±{clip:g}"
-                           for name, clip in (("cell", lstm.cell_clip), ("projection", lstm.proj_clip))),
-    }
-    if cnn is None:
-        described["input"] = f"word ids, {options.n_tokens_vocab:,} words"
-    else:
-        filters = ", ".join(f"{count} of width {width}" for width, count in cnn.filters)
-        described["input"] = (f"characters (UTF-8 bytes), at most {cnn.max_characters_per_token} a token, "
-                              f"{cnn.embedding_dim} values each")
-        described["char-CNN"] = f"{cnn.n_filters} filters ({filters}), {cnn.activation}"
-        described["highway layers"] = str(cnn.n_highway)
-    return {**described, "parameters": f"{sum(array.size for array in weights.values()):,}"}

@@ -193,7 +193,7 @@ def test_a_place_for_no_file_is_refused_before_any_work(embedder, tmp_path, monk
 def test_a_failure_in_the_middle_leaves_things_as_they_were(embedder, embed, tmp_path, monkeypatch, old, error):
     if old:
         (tmp_path / "o.hdf5").write_bytes(old)
-    advance, calls = embedder.elmo_bilm.advance, []
+    advance, calls = embedder.elmo_bilm.run, []
 
     def failing(*arguments):
         calls.append(arguments)
@@ -201,7 +201,7 @@ def test_a_failure_in_the_middle_leaves_things_as_they_were(embedder, embed, tmp
             raise error("in the middle")
         return advance(*arguments)
 
-    monkeypatch.setattr(embedder.elmo_bilm, "advance", failing)
+    monkeypatch.setattr(embedder.elmo_bilm, "run", failing)
     monkeypatch.setattr(stream, "_ROWS_PER_CHUNK", 1)
     with pytest.raises(error, match="in the middle"):
         embed("\n".join(SENTENCES * 20), batch_size=2)
@@ -215,13 +215,13 @@ def test_ctrl_c_in_the_middle_leaves_nothing(model, tmp_path):
 import sys
 from elmo_fast import ElmoEmbedder
 embedder = ElmoEmbedder(*{tuple(map(str, paths(model)))!r})
-advance, calls = embedder.elmo_bilm.advance, []
+advance, calls = embedder.elmo_bilm.run, []
 def told(*arguments):
     calls.append(arguments)
     if len(calls) == 3:
         print("running", flush=True)
     return advance(*arguments)
-embedder.elmo_bilm.advance = told
+embedder.elmo_bilm.run = told
 try:
     embedder.embed_file(sys.stdin, {str(tmp_path / "o.hdf5")!r}, batch_size=1, progress=False)
 except KeyboardInterrupt:

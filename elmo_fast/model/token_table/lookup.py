@@ -16,11 +16,11 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import LastResult, version_keys
 from elmo_fast.ops.device import to_device
-from elmo_fast.ops.edits import edit_key
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.precision import full_precision, lowest, numerics
 from elmo_fast.ops.projected_lstm import accepts_input_projections, input_projections
 from elmo_fast.ops.reference import LstmWeights
+from elmo_fast.ops.weight_cache import version_key
 from elmo_fast.text import characters
 
 BOUNDARIES = ("add", "present")
@@ -120,7 +120,7 @@ class TableLookup:
             return None
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
             return None
-        key = backend, *(edit_key(value) for w, b, _ in weights for value in (w, b))
+        key = backend, *(version_key(value) for w, b, _ in weights for value in (w, b))
         table = self._projections.get(key, lambda: input_projections(
             self.table.vectors(np.arange(self._size)).to(bias.device), weights, backend=backend))
         return InputProjections(table, rows)
