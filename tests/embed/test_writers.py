@@ -61,16 +61,6 @@ def test_a_key_that_is_no_name_in_hdf5_is_refused(tmp_path, keys):
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_failure_keeps_the_old_file(tmp_path, error):
-    (tmp_path / "o.hdf5").write_text("old")
-    with pytest.raises(error):
-        with hdf5_file(tmp_path / "o.hdf5") as writer:
-            writer.write("0", VECTORS)
-            raise error
-    assert names(tmp_path) == ["o.hdf5"] and (tmp_path / "o.hdf5").read_text() == "old"
-
-
 def test_the_file_is_replaced_when_it_is_whole(tmp_path):
     (tmp_path / "o.hdf5").write_text("old")
     with hdf5_file(tmp_path / "o.hdf5") as writer:
