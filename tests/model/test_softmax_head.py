@@ -12,7 +12,7 @@ from elmo_fast.model import softmax_head
 from elmo_fast.model.softmax_head import SoftmaxHead, read_softmax
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.perplexity import perplexity_of
+from elmo_fast.train.evaluate import perplexity_of
 
 @pytest.fixture
 def files(tmp_path):
