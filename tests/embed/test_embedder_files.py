@@ -66,16 +66,16 @@ def test_formats(embed, expected, output_format, form):
     assert index == {SENTENCES[0]: "2", SENTENCES[1]: "1", SENTENCES[3]: "3", SENTENCES[4]: "4"}
 
 
-def test_sentences_may_be_forgotten(embed, expected):
-    arrays, index = read(embed("\n".join(SENTENCES), batch_size=2, forget_sentences=True))
-    assert index is None and len(arrays) == len(expected)
-
-
-def test_sentences_as_keys(embed, expected):
+def test_keys_and_index(embed, embedder, expected):
     lines = SENTENCES[:2] + SENTENCES[3:4]
-    arrays, index = read(embed("\n".join(lines) + "\n", batch_size=2, use_sentence_keys=True))
+    text = "\n".join(lines) + "\n"
+    arrays, index = read(embed(text, batch_size=2, use_sentence_keys=True))
     assert index is None and set(arrays) == set(lines)
     np.testing.assert_array_equal(arrays[SENTENCES[1]], expected[1])
+    embedder.elmo_bilm.reset_states()
+    arrays, index = read(embed(text, batch_size=2, forget_sentences=True))
+    assert index is None and sorted(arrays) == ["0", "1", "2"]
+    np.testing.assert_array_equal(arrays["1"], expected[1])
 
 
 def test_keys_count_from_the_first_line_with_carried_states(embedder, embed):
