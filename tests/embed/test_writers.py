@@ -12,20 +12,17 @@ from elmo_fast.embed.writers import hdf5_file
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def test_datasets_are_float32_by_key(tmp_path):
+def test_datasets_are_float32_and_the_index_is_one_json_string(tmp_path):
+    (tmp_path / "o.hdf5").write_text("old")
     with hdf5_file(tmp_path / "o.hdf5") as writer:
         writer.write("0", VECTORS)
         writer.write("1", VECTORS.astype(np.float64)[:0])
+        writer.write_index({"caf\u00e9 .": "0", "a / b": "1"})
+        assert (tmp_path / "o.hdf5").read_text() == "old"
     with h5py.File(tmp_path / "o.hdf5") as file:
-        assert sorted(file) == ["0", "1"]
+        assert sorted(file) == ["0", "1", "sentence_to_index"]
         assert file["0"][...].tolist() == VECTORS.tolist()
         assert file["1"].shape == (0, 3) and file["0"].dtype == file["1"].dtype == np.float32
-
-
-def test_the_index_is_one_json_string(tmp_path):
-    with hdf5_file(tmp_path / "o.hdf5") as writer:
-        writer.write_index({"caf\u00e9 .": "0", "a / b": "1"})
-    with h5py.File(tmp_path / "o.hdf5") as file:
         assert file["sentence_to_index"].shape == (1,)
         assert json.loads(file["sentence_to_index"][0]) == {"caf\u00e9 .": "0", "a / b": "1"}
 
@@ -59,25 +56,6 @@ def test_a_key_that_is_no_name_in_hdf5_is_refused(tmp_path, keys):
                                         f"{keys[-1]!r}")
     assert str(caught.value).endswith("line numbers always work")
     assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_failure_keeps_the_old_file(tmp_path, error):
-    (tmp_path / "o.hdf5").write_text("old")
-    with pytest.raises(error):
-        with hdf5_file(tmp_path / "o.hdf5") as writer:
-            writer.write("0", VECTORS)
-            raise error
-    assert names(tmp_path) == ["o.hdf5"] and (tmp_path / "o.hdf5").read_text() == "old"
-
-
-def test_the_file_is_replaced_when_it_is_whole(tmp_path):
-    (tmp_path / "o.hdf5").write_text("old")
-    with hdf5_file(tmp_path / "o.hdf5") as writer:
-        writer.write("0", VECTORS)
-        assert (tmp_path / "o.hdf5").read_text() == "old"
-    with h5py.File(tmp_path / "o.hdf5") as file:
-        assert list(file) == ["0"]
 
 
 @pytest.mark.parametrize("target, error, message", [

@@ -28,8 +28,7 @@ def alone(directory, tokens, state):
     return np.stack([each[1:-1].detach().numpy() for each in layers])
 
 
-@pytest.mark.parametrize("state", ["warm", "zero"])
-@pytest.mark.parametrize("batch_size", [1, 2, 64])
+@pytest.mark.parametrize("state, batch_size", [("warm", 1), ("warm", 64), ("zero", 2)])
 def test_texts_of_every_kind_give_what_each_gives_alone(directory, model, state, batch_size):
     found = model.embed(SENTENCES, state=state, batch_size=batch_size)
     for values, tokens in zip(found, TOKENS, strict=True):
