@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-BACKENDS = ("auto", "reference", "torch", "native")
+from elmo_fast.choices import BACKENDS
+
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 

@@ -202,7 +202,7 @@ def test_a_failure_in_the_middle_leaves_things_as_they_were(embedder, embed, tmp
         return advance(*arguments)
 
     monkeypatch.setattr(embedder.elmo_bilm, "advance", failing)
-    monkeypatch.setattr(stream, "_ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(stream, "_ROWS_PER_CHUNK", 1)
     with pytest.raises(error, match="in the middle"):
         embed("\n".join(SENTENCES * 20), batch_size=2)
     assert len(calls) == 3

@@ -7,7 +7,7 @@ import pytest
 from tests.support.files import names, start
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
+from elmo_fast.embed.writers import hdf5_file
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -92,8 +92,6 @@ def test_a_place_for_no_file_is_refused_before_any_work(tmp_path, monkeypatch, t
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(error, match=f"^output file: {message}"):
-        check_output(target)
-    with pytest.raises(error):
         with hdf5_file(target):
             pytest.fail("the body ran")
     assert names(tmp_path) == ["file"]
@@ -103,7 +101,7 @@ def test_a_full_disk_is_found_at_once_and_leaves_nothing(tmp_path):
     code = f"""
 import resource, signal
 import numpy as np
-from elmo_fast.embed.hdf5_writer import hdf5_file
+from elmo_fast.embed.writers import hdf5_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:

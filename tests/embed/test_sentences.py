@@ -4,7 +4,7 @@ import os
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.sentences import Line, read_lines, scan
+from elmo_fast.embed.readers import Line, read_lines, scan
 
 
 def text(content):

@@ -8,7 +8,6 @@ from elmo_fast.testing.tolerances import SAME_MODEL
 
 from elmo_fast import ElmoEmbedder
 from elmo_fast.embed import stream as slot_stream
-from elmo_fast.embed import token_vectors
 
 WORDS = [f"word{number}" for number in range(60)]
 
@@ -40,9 +39,9 @@ def sizes(request, monkeypatch):
     if request.param.endswith("one ahead"):
         put_in_place_later(monkeypatch)
     if request.param != "whole":
-        monkeypatch.setattr(slot_stream, "_ROWS_AT_ONCE", 1)
+        monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 1)
         monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 1)
-        monkeypatch.setattr(token_vectors.TokenVectors.__init__, "__defaults__", (25,))
+        monkeypatch.setattr(slot_stream, "_TABLE_ROWS", 25)
 
 
 def put_in_place_later(monkeypatch):
@@ -94,7 +93,7 @@ def test_empty_sentences(sentences, size):
 def test_one_slot_far_behind(monkeypatch, ahead):
     if ahead:
         put_in_place_later(monkeypatch)
-    monkeypatch.setattr(slot_stream, "_ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 64)
     monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 100)
     sentences = [["long"] * 300 if number == 1 else ["a", "b"] for number in range(200)]
     stream, batch = (ElmoEmbedder.from_bilm(bilm(backend="native")) for _ in range(2))
@@ -113,7 +112,7 @@ def test_an_abandoned_stream_leaves_the_states_alone():
 
 
 def test_reading_ahead_is_bounded(monkeypatch):
-    monkeypatch.setattr(slot_stream, "_ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 16)
     monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 50)
     taken = []
     source = (taken.append(number) or ["a"] * (500 if number == 0 else 1) for number in range(1000))
@@ -124,16 +123,16 @@ def test_reading_ahead_is_bounded(monkeypatch):
 
 def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
     put_in_place_later(monkeypatch)
-    monkeypatch.setattr(slot_stream, "_ROWS_AT_ONCE", 1)
+    monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 1)
     order = []
-    for name in ("_advance", "_put"):
+    for name in ("_advance", "_collect"):
         def note(self, *arguments, name=name, run=getattr(slot_stream.SlotStream, name)):
             order.append(name)
             return run(self, *arguments)
 
         monkeypatch.setattr(slot_stream.SlotStream, name, note)
     list(ElmoEmbedder.from_bilm(bilm()).embed_sentences([["a"] * 40, ["b"] * 40], 2))
-    assert order == ["_advance", "_advance", "_put", "_advance", "_put", "_put"]
+    assert order == ["_advance", "_advance", "_collect", "_advance", "_collect", "_collect"]
 
 
 def test_a_bad_sentence_is_named():

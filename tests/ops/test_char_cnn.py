@@ -1,23 +1,12 @@
 import pytest
 import torch
-from tests.support.models import SENTENCES, SHAPES, options, weights
+from tests.support.models import SHAPES, options
+from tests.support.op_cases import char_cnn_arguments as arguments
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops import reference
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.torch_char_cnn import token_lengths
-from elmo_fast.text.characters import encode_tokens, to_model_ids
-
-TOKENS = sorted({token for sentence in SENTENCES for token in sentence} | {"<S>", "</S>"} | {"a" * n for n in range(49)})
-
-
-def arguments(of, dtype=torch.float64, requires_grad=False):
-    drawn = {name: torch.tensor(values, dtype=dtype, requires_grad=requires_grad)
-             for name, values in weights(of).items()}
-    count = len(of.char_cnn.filters)
-    filters = [(drawn[f"CNN/W_cnn_{i}"], drawn[f"CNN/b_cnn_{i}"]) for i in range(count)]
-    ids = torch.from_numpy(to_model_ids(encode_tokens(TOKENS, of.char_cnn.max_characters_per_token))).long()
-    return ids, drawn["char_embed"], filters, of.char_cnn.activation
+from elmo_fast.ops.torch.char_cnn import token_lengths
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -1,15 +1,9 @@
 import pytest
 import torch
+from tests.support.op_cases import highway_arguments as arguments
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops.highway import highway
-
-
-def arguments(dtype):
-    generator = torch.Generator().manual_seed(0)
-    x, w_c, w_t = (torch.randn(shape, generator=generator, dtype=torch.float64) / 4 for shape in ((9, 33), (33, 33), (33, 33)))
-    b_c, b_t = (torch.randn(33, generator=generator, dtype=torch.float64) for _ in range(2))
-    return [each.to(dtype) for each in (x, w_c, b_c, w_t, b_t)]
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch", "auto"])

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.native_lstm import isa, reachable_isas
-from tests.ops.test_char_cnn import arguments
-from tests.ops.test_highway import arguments as highway_arguments
+from tests.support.op_cases import char_cnn_arguments as arguments, highway_arguments
 from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights

@@ -1,62 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from tests.support.models import SHAPES, options, weights
+from tests.support.models import SHAPES, options
+from tests.support.op_cases import ALL, FAST, LENGTHS, draw, dtype_of, layer, run, same, text_order
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
-from elmo_fast.model.layout import in_text_order
-from elmo_fast.model.weights import lstm_name
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
-
-FAST = ["torch", "native"]
-ALL = ["reference", *FAST]
-LENGTHS = [3, 1, 0, 7, 4, 1, 5]
-
-
-def layer(of, dtype=torch.float64, number=0, requires_grad=False):
-    drawn = weights(of)
-
-    def one(direction):
-        names = ("W_0", "B", "W_P_0") if of.lstm.is_projected else ("W_0", "B")
-        parts = [torch.tensor(drawn[lstm_name(direction, number, name)], dtype=dtype, requires_grad=requires_grad)
-                 for name in names]
-        return tuple(parts) if of.lstm.is_projected else (*parts, None)
-
-    return one(0), one(1)
-
-
-def dtype_of(backend):
-    return torch.float32 if backend == "native" else torch.float64
-
-
-def same(one, other, backend):
-    """To the bit where the order of sums is fixed, to rounding in float64 elsewhere."""
-    if backend == "native":
-        return torch.equal(one, other)
-    return torch.allclose(one, other, rtol=1e-12, atol=1e-14)
-
-
-def draw(of, dtype=torch.float64, seed=0):
-    """Six input rows, the row of each token in running text, and a state for each sentence's slot."""
-    generator = torch.Generator().manual_seed(seed)
-    p, d = of.lstm.projection_dim, of.lstm.dim
-    inputs = torch.randn(6, p, generator=generator, dtype=torch.float64).to(dtype)
-    index = torch.randint(0, 6, (sum(LENGTHS),), generator=generator)
-    state = tuple(torch.randn(len(LENGTHS), 2 * size, generator=generator, dtype=torch.float64).to(dtype) / 4
-                  for size in (p, d))
-    return inputs, index, state
-
-
-def run(of, inputs, index, state, backend, lengths=LENGTHS, slots=None, initial_state=None, weights=None):
-    """Outputs in the order of the text, and the final state."""
-    schedule = make_schedule(lengths, slots)
-    order = torch.from_numpy(schedule.tokens).long()
-    steps, final = projected_lstm(inputs, index[order], schedule, state, weights or layer(of, inputs.dtype),
-                                  cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip, initial_state=initial_state,
-                                  backend=backend)
-    return in_text_order(steps, order), final
-
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("shape", ["two layers", "no projection", "no clips", "clips that fire"])
@@ -79,7 +29,7 @@ def test_each_direction_reads_its_half(backend):
     halves = torch.cat([inputs[index][order[0]], inputs[index][order[1]]], dim=1)
     steps, found_final = projected_lstm(halves, None, schedule, state, layer(of, inputs.dtype), cell_clip=of.lstm.cell_clip,
                                         proj_clip=of.lstm.proj_clip, backend=backend)
-    for one, other in zip((in_text_order(steps, order), *found_final), (expected, *final)):
+    for one, other in zip((text_order(steps, order), *found_final), (expected, *final)):
         assert same(one, other, backend)
 
 
@@ -160,7 +110,7 @@ def test_gradients_agree():
 
 
 def test_many_rows_run_in_chunks(monkeypatch):
-    from elmo_fast.ops import torch_projected_lstm
+    from elmo_fast.ops.torch import projected_lstm as torch_projected_lstm
 
     of = options()
     whole, final = run(of, *draw(of), "torch")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.support.models import SHAPES
 from tests.support.native_lstm import isa, reachable_isas
-from tests.ops.test_projected_lstm import ALL, LENGTHS, draw, dtype_of, layer, same
+from tests.support.op_cases import ALL, LENGTHS, draw, dtype_of, layer, same
 
 from elmo_fast.ops.projected_lstm import input_projections, projected_lstm, accepts_input_projections
 from elmo_fast.ops.schedule import make_schedule

@@ -4,17 +4,18 @@ import gc
 
 import numpy as np
 import pytest
-from tests.ops import test_projected_lstm as op_tests
+from tests.support import op_cases
 import torch
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.ops.cuda.test_cuda_lstm_graph import FIRING, LIMITS
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
-from elmo_fast.ops import reference, torch_lstm_pointwise
+from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import choice, lstm, persistent, steps
 from elmo_fast.ops.cuda.buffers import Arenas
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 PERSISTENT_SHAPES = {"small": FIRING, "no clips": SHAPES["no clips"],
@@ -59,7 +60,7 @@ class Case:
         self.rows = torch.randint(0, 20, self.schedule.tokens.shape, generator=generator, dtype=torch.int32)
         self.tensors = torch.randn(20, sizes[0] // 2, generator=generator), *(
             tuple(torch.randn(*shape, size, generator=generator) / 4 for size in sizes) for shape in ([slots], [])), \
-            op_tests.layer(of, torch.float32)
+            op_cases.layer(of, torch.float32)
         self.clips = {"cell_clip": of.lstm.cell_clip, "proj_clip": of.lstm.proj_clip}
         self.on_gpu = moved(self.tensors, here())
 

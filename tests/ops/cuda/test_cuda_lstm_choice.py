@@ -6,7 +6,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from tests.ops import test_projected_lstm as op_tests
+from tests.support import op_cases
 import torch
 from tests.ops.cuda.test_cuda_lstm_graph import FIRING, arenas, check, layer, run  # noqa: F401
 
@@ -149,7 +149,7 @@ def auto(clock, monkeypatch, file):
 @pytest.mark.parametrize("takes, launches", [(0.002, 1), (0.004, 0)])
 def test_auto_measures_on_the_callers_weights_and_takes_the_faster(takes, launches, auto, file):
     auto.takes = {GRAPH: 0.003, PERSISTENT: takes}
-    given, weights = op_tests.draw(FIRING, torch.float32), layer()
+    given, weights = op_cases.draw(FIRING, torch.float32), layer()
     check(FIRING, "medium", *given, weights=weights)
     assert len(auto.launches) == 1 + 9 + launches and auto.launches[0] == (8, 4, (0.3, 0.05), True)
     for choice._choices in (choice._choices, Choices(lambda: file)):  # another process
@@ -161,7 +161,7 @@ def test_auto_measures_on_the_callers_weights_and_takes_the_faster(takes, launch
 
 
 def test_results_that_differ_are_never_taken(auto, caplog):
-    auto.clips, given = (0.29, 0.05), op_tests.draw(FIRING, torch.float32)
+    auto.clips, given = (0.29, 0.05), op_cases.draw(FIRING, torch.float32)
     for _ in range(2):
         check(FIRING, "medium", *given)
     assert len(auto.launches) == 1 and caplog.text.count("its outputs and states differ") == 1
@@ -173,13 +173,13 @@ def test_where_nothing_is_measured(precision, capturing, auto, monkeypatch, capl
     monkeypatch.setattr(choice, "is_capturing", lambda device: capturing)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            run(FIRING, precision, *op_tests.draw(FIRING, torch.float32))
+            run(FIRING, precision, *op_cases.draw(FIRING, torch.float32))
     assert not auto.launches and not auto.timed
     assert caplog.text.count("the persistent path is passed over: its operands are 16-bit") == (not capturing)
 
 
 def test_a_forced_path(auto, monkeypatch):
-    given = op_tests.draw(FIRING, torch.float32)
+    given = op_cases.draw(FIRING, torch.float32)
     for forced, launches in ((GRAPH, 0), (PERSISTENT, 1)):
         monkeypatch.setenv(choice.VARIABLE, forced)
         run(FIRING, "medium", *given)

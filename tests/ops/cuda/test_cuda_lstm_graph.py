@@ -9,11 +9,11 @@ import threading
 from tests.support import fake_graphs
 import numpy as np
 import pytest
-from tests.ops import test_projected_lstm as op_tests
+from tests.support import op_cases
 import torch
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.ptx_machine import machine
-from tests.ops.test_projected_lstm import draw
+from tests.support.op_cases import draw
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 from torch.optim import SGD
 
@@ -53,7 +53,7 @@ def projected(request, monkeypatch):
         monkeypatch.setattr(lstm, "_Call", RowsOnDevice)
     if request.param != "a table in full":
         monkeypatch.setattr(buffers, "rows_held", lambda layer: 14 if "rows" in request.param else 8)
-        monkeypatch.setattr(op_tests, "draw", many_rows)
+        monkeypatch.setattr(op_cases, "draw", many_rows)
     if request.param == "small groups":
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", 4)
 
@@ -64,8 +64,8 @@ def many_rows(*arguments):
     return torch.cat([torch.full_like(inputs, torch.nan)] * 9 + [inputs]), index + 9 * len(inputs), state
 
 
-def run(of, precision, inputs, index, state, lengths=op_tests.LENGTHS, slots=None, weights=None, **more):
-    """As `op_tests.run`, on the GPU's op."""
+def run(of, precision, inputs, index, state, lengths=op_cases.LENGTHS, slots=None, weights=None, **more):
+    """As `op_cases.run`, on the GPU's op."""
     schedule = make_schedule(lengths, slots)
     order = torch.from_numpy(schedule.tokens).long()
     found, final = lstm.projected_lstm(
@@ -75,14 +75,14 @@ def run(of, precision, inputs, index, state, lengths=op_tests.LENGTHS, slots=Non
 
 
 def layer(of=FIRING, number=0, **more):
-    return op_tests.layer(of, torch.float32, number, **more)
+    return op_cases.layer(of, torch.float32, number, **more)
 
 
 def expected_of(of, inputs, index, state, slots=None, initial_state=None, weights=None, **more):
     """The same by the reference in float64."""
     state, initial_state = (each and tuple(part.double() for part in each) for each in (state, initial_state))
     weights = weights and tuple(tuple(part.double() for part in each) for each in weights)
-    return op_tests.run(of, inputs.double(), index, state, "reference", slots=slots, initial_state=initial_state, weights=weights,
+    return op_cases.run(of, inputs.double(), index, state, "reference", slots=slots, initial_state=initial_state, weights=weights,
                         **more)
 
 
@@ -105,7 +105,7 @@ CASES = [(("two layers", "no projection", "no clips", "clips that fire")[number 
 @pytest.mark.parametrize("shape, precision, projected", CASES, indirect=["projected"])
 def test_agrees_with_float64(shape, precision, projected):
     """Also where sequences start within slots, from NaN that the starts replace."""
-    of, (inputs, index, state) = SHAPES[shape], op_tests.draw(SHAPES[shape], torch.float32)
+    of, (inputs, index, state) = SHAPES[shape], op_cases.draw(SHAPES[shape], torch.float32)
     limit = AGAINST_FLOAT64["medium-bf16"] if (shape, precision) == ("no clips", "medium") else LIMITS[precision]
     check(of, precision, inputs, index, state, limit=limit)
     initial_state = tuple(torch.linspace(-0.2, 0.2, each.shape[1]) for each in state)
@@ -118,7 +118,7 @@ def test_agrees_with_float64(shape, precision, projected):
     indirect=["projected"])
 def test_each_direction_reads_its_half_in_blocks(precision, bounded, projected):
     inputs, index, state = draw(FIRING, torch.float32)
-    schedule = make_schedule(op_tests.LENGTHS)
+    schedule = make_schedule(op_cases.LENGTHS)
     order = torch.from_numpy(schedule.tokens).long()
     halves = torch.cat([inputs[index][order[0]], inputs[index][order[1]]], dim=1)
     found, final = lstm.projected_lstm(halves, None, schedule, state, layer(), precision=precision, bounded=bounded,
@@ -390,7 +390,7 @@ def test_threads_take_turns_on_an_arena(graphs):
 @pytest.mark.parametrize("starts", [False, True])
 def test_registered_as_one_op(starts):
     inputs, index, state = draw(FIRING, torch.float32)
-    schedule = make_schedule(op_tests.LENGTHS)
+    schedule = make_schedule(op_cases.LENGTHS)
     rows = index[torch.from_numpy(schedule.tokens).long()]
     given = (inputs, rows, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes),
              torch.from_numpy(schedule.sequence_starts) if starts else None, *state,

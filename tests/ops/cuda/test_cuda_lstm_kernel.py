@@ -104,9 +104,9 @@ def test_the_order_of_warps_does_not_matter(native):
 def test_two_calls_are_one_long_call(native):
     module, device = native
     case = make(50, 18, [6] * 6, seed=6, device=device)
-    half = replace(case, rows=case.rows[:2], starts=case.sequence_starts[:2], sizes=case.sizes[:2])
+    half = replace(case, rows=case.rows[:2], sequence_starts=case.sequence_starts[:2], sizes=case.sizes[:2])
     first = run(module, half)
-    rest = replace(case, rows=case.rows[2:], starts=case.sequence_starts[2:], sizes=case.sizes[2:], h=first[1], c=first[2])
+    rest = replace(case, rows=case.rows[2:], sequence_starts=case.sequence_starts[2:], sizes=case.sizes[2:], h=first[1], c=first[2])
     # the second call rounds an fp32 h that the first had rounded already: the same operand
     second = run(module, rest)
     assert same(run(module, case), (np.concatenate([first[0], second[0]]), *second[1:3]))

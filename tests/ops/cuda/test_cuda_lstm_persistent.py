@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.ops.cuda import test_cuda_lstm_graph as graph_tests
-from tests.ops import test_projected_lstm as op_tests
+from tests.support import op_cases
 import torch
 from tests.support.models import SHAPES, options
 from tests.support.ptx_machine import machine
@@ -50,7 +50,7 @@ def native(request, monkeypatch):
 
 @pytest.mark.parametrize(**PAIRS)
 def test_agrees_with_float64(native, projected):
-    inputs, index, state = op_tests.draw(FIRING, torch.float32)
+    inputs, index, state = op_cases.draw(FIRING, torch.float32)
     lost = tuple(each[:3] * torch.nan for each in state)  # what the sequences' starts replace
     check(FIRING, "medium", inputs, index, lost, slots=SLOTS, initial_state=INITIAL_STATE)
     assert all(call["operand"] == 0 and call["scale"] and call["fresh_h"] for call in native.calls)
@@ -71,7 +71,7 @@ def test_states_over_ragged_batches(native, shape, state, monkeypatch):
     (90, 200, [64, 64, 64, 8])], indirect=["native"])
 def test_any_number_of_slots(native, slots, launches, arenas):
     """Ragged, sequences that start within slots, and empty slots, which keep their state; then with new weights."""
-    inputs, _, _ = op_tests.draw(FIRING, torch.float32)
+    inputs, _, _ = op_cases.draw(FIRING, torch.float32)
     state = tuple(torch.randn(slots + 3, 2 * size) / 4 for size in (11, 37))
     lengths = [0, 0, *(3 + number % 3 for number in range(slots)), 0]
     more = {"lengths": [*lengths, *lengths], "slots": [*range(slots + 3)] * 2, "initial_state": INITIAL_STATE}
@@ -98,7 +98,7 @@ def test_a_launch_that_fails_is_the_last(native, refuses, warning, caplog, monke
     monkeypatch.setenv(choice.VARIABLE, "")
     monkeypatch.setattr(choice, "machine", str)
     monkeypatch.setattr(choice, "_choices", SimpleNamespace(path=lambda *key: choice.PERSISTENT))
-    native.refuses, given, weights = refuses, op_tests.draw(FIRING, torch.float32), layer()
+    native.refuses, given, weights = refuses, op_cases.draw(FIRING, torch.float32), layer()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             check(FIRING, "medium", *given, weights=weights)

@@ -1,9 +1,10 @@
 """`allennlp.commands.elmo`: `ElmoEmbedder` and the files it reads when none are named."""
 
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
 from elmo_fast.embed import embedder
-from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
+from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.model.options import ConfigurationError
 
 __all__ = ["ConfigurationError", "DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ElmoEmbedder",
