@@ -47,7 +47,7 @@ def test_token_embeddings(tmp_path, files):
 
 
 def test_token_embeddings_of_more_words_than_run_at_once(tmp_path, files, monkeypatch):
-    monkeypatch.setattr("elmo_fast.compat.bilm.dump._WORDS_AT_ONCE", 3)
+    monkeypatch.setattr("elmo_fast.compat.bilm.model._WORDS_PER_BLOCK", 3)
     dump_token_embeddings(files[0], *files[2:], tmp_path / "out.hdf5", progress=False)
     expected = BiLm.from_files(*files[2:]).encode(WORDS).detach().numpy()
     assert np.abs(read(tmp_path / "out.hdf5")["embedding"] - expected).max() < 1e-6
@@ -105,7 +105,7 @@ def test_an_interrupted_dump_leaves_the_old_file(tmp_path, files, monkeypatch):
     target = tmp_path / "out.hdf5"
     target.write_text("old")
     before = names(tmp_path)
-    monkeypatch.setattr(stream.SlotStream, "_finish", lambda self, sentence: 1 / 0)
+    monkeypatch.setattr(stream.SlotStream, "_collect", lambda self, chunk: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         dump_bilm_embeddings(vocab, text, *model, target, progress=False)
     monkeypatch.setattr(BiLm, "encode", lambda self, tokens: 1 / 0)

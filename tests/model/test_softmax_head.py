@@ -11,7 +11,7 @@ from elmo_fast.model import softmax_head
 from elmo_fast.model.softmax_head import SoftmaxHead, read_softmax
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.perplexity import perplexity_of
+from elmo_fast.train.evaluate import perplexity_of
 
 WORDS = ["</S>", "<S>", "<UNK>", "the", "cat", "sat", "on", "mat", ".", "dog", "naïve", "One"]
 SENTENCES = ["the cat sat on the mat .".split(), ["One"], [], "the unseen dog sat naïve .".split()]

@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 
-from elmo_fast.train import checkpoints
-from elmo_fast.train.language_model import LanguageModel, fresh_weights
-from elmo_fast.train.options import Plan
-from elmo_fast.train.record import read_log
-from elmo_fast.train.vocabulary import make_vocabulary
+from elmo_fast.train import checkpoint
+from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.config import TrainConfig
+from elmo_fast.train.log import read_log
+from elmo_fast.train.corpus import make_vocabulary
 
 WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru") for ending in ("", "ta", "né", "s", "x")]
 TINY = {
@@ -34,7 +34,7 @@ def write_corpus(folder, shards=3, sentences=25, seed=0):
 
 def plan(content=None, words=20, **changes):
     """A plan; `content` is TINY unless given, `changes` replace keys of its top level."""
-    return Plan.from_dict({**(content or TINY), "n_tokens_vocab": words, **changes})
+    return TrainConfig.from_dict({**(content or TINY), "n_tokens_vocab": words, **changes})
 
 
 def model(of=None, seed=0, scale=2.0):
@@ -43,7 +43,7 @@ def model(of=None, seed=0, scale=2.0):
     generator = np.random.default_rng(seed)
     weights = {name: (value * (scale if "LSTM" in name else 20 if "W_cnn" in name else 1)
                       + generator.normal(0, 0.2, value.shape) * (value.ndim == 1)).astype(np.float32)
-               for name, value in fresh_weights(of, seed).items()}
+               for name, value in initial_weights(of, seed).items()}
     return LanguageModel(of, weights)
 
 
@@ -71,4 +71,4 @@ def command_arguments(corpus, tmp_path, **changes):
 def final(folder):
     """The last checkpoint, and the log without the speeds."""
     log = [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in read_log(folder)]
-    return checkpoints.read(checkpoints.in_order(folder)[-1]), log
+    return checkpoint.read(checkpoint.in_order(folder)[-1]), log

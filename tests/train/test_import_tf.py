@@ -17,16 +17,16 @@ import torch
 
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train import checkpoints
+from elmo_fast.train import checkpoint
 from elmo_fast.train.import_tf import import_checkpoint, tf_names
-from elmo_fast.train.language_model import LanguageModel, fresh_weights
-from elmo_fast.train.load import weights_of_run
-from elmo_fast.train.options import Plan, read_json
-from elmo_fast.train.record import read_log
+from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.checkpoint import weights_of_run
+from elmo_fast.train.config import TrainConfig, read_json
+from elmo_fast.train.log import read_log
 from elmo_fast.train.replicas import Replicas
-from elmo_fast.train.start import start_or_resume
-from elmo_fast.train.tf_checkpoint import PYTHON_VARIABLE, Variables, find_checkpoint, open_checkpoint
-from elmo_fast.train.trainer import Trainer
+from elmo_fast.train.setup import start_or_resume
+from elmo_fast.train.import_tf import PYTHON_VARIABLE, Variables, find_checkpoint, open_checkpoint
+from elmo_fast.train.loop import Trainer
 from tests.support.files import names, run
 from tests.train.test_train_loss import batches_of, plain_gradients, plain_losses, zero_states
 from tests.support.training import TINY, WORD_INPUT, final, write_corpus
@@ -57,15 +57,15 @@ KINDS = {
 
 
 def plan_of(content):
-    return Plan.from_dict({"bidirectional": False, **content})
+    return TrainConfig.from_dict({"bidirectional": False, **content})
 
 
 def restored(folder):
     """A trainer without a text, where the last checkpoint of a run stands."""
-    plan = Plan.from_dict(read_json(folder / "options.json"))
+    plan = TrainConfig.from_dict(read_json(folder / "options.json"))
     vocabulary = Vocabulary(folder / "vocab.txt", validate_file=True)
-    trainer = Trainer(LanguageModel(plan, fresh_weights(plan, 9)), [], vocabulary, Replicas(torch.device("cpu")))
-    trainer.restore(checkpoints.read(checkpoints.choose(folder)))
+    trainer = Trainer(LanguageModel(plan, initial_weights(plan, 9)), [], vocabulary, Replicas(torch.device("cpu")))
+    trainer.restore(checkpoint.read(checkpoint.choose(folder)))
     return trainer
 
 
@@ -80,7 +80,7 @@ def slots(trainer):
 def made_up(content, seed=0):
     """Variables of a checkpoint of bilm-tf's, of random values, by TensorFlow's names."""
     plan, generator = plan_of(content), np.random.default_rng(seed)
-    weights = fresh_weights(plan, seed)
+    weights = initial_weights(plan, seed)
     found = {tf_name: weights[name] + generator.normal(0, 0.1, weights[name].shape).astype(np.float32)
              for name, tf_name in tf_names(plan).items()}
     found.update({f"{name}/Adagrad": generator.uniform(1, 5, value.shape).astype(np.float32)
@@ -90,8 +90,8 @@ def made_up(content, seed=0):
 
 def opener(values):
     """What reads a checkpoint out of a dictionary."""
-    shapes = {name: np.shape(value) for name, value in values.items()}
-    return lambda prefix: contextlib.nullcontext(Variables(prefix, shapes, lambda name: np.asarray(values[name])))
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    return lambda prefix: contextlib.nullcontext(Variables(prefix, arrays))
 
 
 def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.ckpt-7"\n'):
@@ -129,7 +129,7 @@ def test_every_variable_and_its_slot_arrive(kind, tmp_path):
     content = KINDS[kind]
     folder, _, vocabulary = write_folder(tmp_path / "tf", content)
     values = made_up(content)
-    done = import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opened=opener(values))
+    done = import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(values))
     assert (done.checkpoint, done.step, done.fresh_accumulators) == (folder / "model.ckpt-7", 7, 0)
     assert 2 * done.variables + 2 == len(values)
     assert names(tmp_path / "run") == ["checkpoints", "options.json", "run.json", "vocab.txt"]
@@ -149,19 +149,19 @@ def test_the_next_updates_are_adagrads_from_its_accumulators(content, tmp_path):
     content = {**content, "lstm": {**content["lstm"], "cell_clip": 0.2, "proj_clip": 0.05}}
     folder, _, vocabulary = write_folder(tmp_path / "tf", content)
     values = made_up(content)
-    import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opened=opener(values))
+    import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(values))
     trainer = restored(tmp_path / "run")
-    of, names_ = trainer.model.plan, tf_names(trainer.model.plan)
+    of, names_ = trainer.model.config, tf_names(trainer.model.config)
     weights = {name: values[tf_name].astype(np.float64) for name, tf_name in names_.items()}
     sums = {name: values[f"{tf_name}/Adagrad"].astype(np.float64) for name, tf_name in names_.items()}
     for number, batch in enumerate(batches_of(of, tmp_path / "more", count=2)[1]):
-        losses, _, touched = trainer.model.losses(batch, trainer.model.begin(3), None)
+        losses, _, touched = trainer.model.losses(batch, trainer.model.zero_state(3), None)
         if not number:
             expected, _ = plain_losses(weights, of, batch, zero_states(of))
             np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=3e-6)
-        gradients = plain_gradients(trainer.model, batch, lambda x: x, of.learning.unroll_steps)
-        (losses.mean() * of.learning.unroll_steps).backward()
-        trainer.updater.step(touched, of.learning.learning_rate)
+        gradients = plain_gradients(trainer.model, batch, lambda x: x, of.training.unroll_steps)
+        (losses.mean() * of.training.unroll_steps).backward()
+        trainer.updater.step(touched, of.training.learning_rate)
         norm = np.sqrt(sum(float((each**2).sum()) for each in gradients.values()))
         assert norm > 0.5
         for name, gradient in gradients.items():
@@ -178,7 +178,7 @@ def test_training_goes_on_and_resumes_exactly(tmp_path, capsys, caplog):
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")
     (folder / "vocab.txt").write_bytes(vocabulary.read_bytes())  # found there without being named
     for name in ("whole", "parts"):
-        import_checkpoint(folder, tmp_path / name, opened=opener(made_up(OPTIONS)))
+        import_checkpoint(folder, tmp_path / name, opener=opener(made_up(OPTIONS)))
     text = {"train": [pattern], "heldout": [pattern], "evaluate_batch_size": 5}
     changes = {"batch_size": 4, "accumulate": 2, "learning_rate": 0.1, "log_every": 1, "quiet": True}
     start_or_resume(tmp_path / "whole", resume=True, **text, **changes, max_steps=13)
@@ -199,7 +199,7 @@ def test_training_goes_on_and_resumes_exactly(tmp_path, capsys, caplog):
 
 def test_a_run_without_a_text_asks_for_one(tmp_path, capsys):
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")
-    import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opened=opener(made_up(OPTIONS)))
+    import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(made_up(OPTIONS)))
     before = (tmp_path / "run" / "options.json").read_bytes()
     for arguments, message in (
         ([], "--train: expected files beside --resume, since this run was imported without a text"),
@@ -218,7 +218,7 @@ def test_a_run_without_a_text_asks_for_one(tmp_path, capsys):
 def test_an_imported_run_is_tested_and_exported(tmp_path, capsys):
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")
     values = made_up(OPTIONS)
-    import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opened=opener(values))
+    import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(values))
     status, out, errors = run(capsys, "perplexity", tmp_path / "run", pattern, "--batch-size", 5, "--quiet")
     assert status == 0 and out.startswith("perplexity "), errors
     status, _, errors = run(capsys, "export", tmp_path / "run", tmp_path / "out", "--softmax")
@@ -235,10 +235,10 @@ def test_options_have_bilm_tfs_defaults(tmp_path):
                "lstm": {"dim": 12, "projection_dim": 5}}
     folder, _, vocabulary = write_folder(tmp_path / "tf", content)
     values = made_up(lstm(content, n_layers=1, use_skip_connections=False))
-    import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opened=opener(values))
+    import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(values))
     plan, weights = weights_of_run(tmp_path / "run")
     assert not plan.bidirectional and not plan.model.lstm.use_skip_connections and plan.model.lstm.n_layers == 1
-    assert plan.model.lstm.cell_clip is None and plan.learning.learning_rate == 0.2
+    assert plan.model.lstm.cell_clip is None and plan.training.learning_rate == 0.2
     assert np.array_equal(weights["RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_0"], values["lm/rnn/lstm_cell/kernel"])
 
 
@@ -253,12 +253,12 @@ NO_SLOTS = {name: None for name in made_up(OPTIONS) if name.endswith("/Adagrad")
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({KERNEL: None}, f"expected the variable {KERNEL}, which the options ask for, found global_step and"),
+    ({KERNEL: None}, f"expected the variable {KERNEL}, which the options require, found global_step and"),
     ({KERNEL: np.zeros((10, 44), np.float32)}, rf"variable {KERNEL}: expected shape \(10, 48\), found \(10, 44\)"),
     ({"lm/char_embed": np.zeros((262, 3), np.float32)}, r"lm/char_embed: expected shape \(261, 3\), found \(262, 3\)"),
     ({f"{KERNEL}/Adagrad": np.ones((10, 44), np.float32)}, rf"{KERNEL}/Adagrad: expected shape \(10, 48\)"),
     ({KERNEL.replace("cell_1", "cell_2"): np.zeros((10, 48), np.float32)},
-     r"expected the variables that the options ask for \(2 LSTM layers\), found .*cell_2/lstm_cell/kernel beside them"),
+     r"expected the variables that the options require \(2 LSTM layers\), found .*cell_2/lstm_cell/kernel beside them"),
     ({f"{KERNEL}/Adagrad": None}, f"found none named {KERNEL}/Adagrad; --fresh-accumulators begins them at 1"),
     (NO_SLOTS, "found none named lm/CNN/W_cnn_0/Adagrad and 26 more; --fresh-accumulators begins them at 1"),
     ({"lm/softmax/b/Adagrad": np.zeros(WORDS, np.float32)}, "softmax/b/Adagrad: expected numbers above 0, found 0.0"),
@@ -269,7 +269,7 @@ NO_SLOTS = {name: None for name in made_up(OPTIONS) if name.endswith("/Adagrad")
 def test_variables_that_do_not_fit_are_refused(changes, message, tmp_path):
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     with pytest.raises(ConfigurationError, match=message):
-        import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opened=opener(changed(**changes)))
+        import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(changed(**changes)))
     assert names(tmp_path) == ["text", "tf"]
 
 
@@ -277,7 +277,7 @@ def test_missing_accumulators_begin_at_one_when_asked(tmp_path):
     """Those of another optimizer are left out then."""
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     values = changed(**{f"{KERNEL}/Adagrad": None, f"{KERNEL}/Adam": np.zeros((10, 48)), "beta1_power": np.float32(0.9)})
-    done = import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opened=opener(values),
+    done = import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(values),
                              fresh_accumulators=True)
     assert done.fresh_accumulators == 1
     found = slots(restored(tmp_path / "run"))
@@ -289,9 +289,9 @@ def test_missing_accumulators_begin_at_one_when_asked(tmp_path):
 def test_without_a_counter_the_step_is_in_the_name(tmp_path):
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     values = opener(changed(global_step=None))
-    assert import_checkpoint(folder, tmp_path / "one", vocab_file=vocabulary, opened=values).step == 7
+    assert import_checkpoint(folder, tmp_path / "one", vocab_file=vocabulary, opener=values).step == 7
     (folder / "model.index").write_bytes(b"")
-    assert import_checkpoint(folder / "model", tmp_path / "two", vocab_file=vocabulary, opened=values).step == 0
+    assert import_checkpoint(folder / "model", tmp_path / "two", vocab_file=vocabulary, opener=values).step == 0
     start_or_resume(tmp_path / "two", resume=True, train=[str(tmp_path / "text" / "part-*.txt")], max_steps=2, quiet=True)
     assert final(tmp_path / "two")[0]["step"] == 2
 
@@ -338,7 +338,7 @@ def test_a_full_disk_leaves_nothing(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opened=opener(made_up(OPTIONS)))
+            import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(made_up(OPTIONS)))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert names(tmp_path) == ["text", "tf"]
@@ -385,7 +385,7 @@ def write_batches(folder, content):
     arrays = {}
     for n, batch in enumerate(batches):
         ids = batch.tokens[batch.rows].numpy() - 1
-        arrays[f"ids{n}"] = ids.reshape(len(ids), plan.learning.unroll_steps, plan.learning.batch_size, *ids.shape[2:])
+        arrays[f"ids{n}"] = ids.reshape(len(ids), plan.training.unroll_steps, plan.training.batch_size, *ids.shape[2:])
         arrays[f"targets{n}"] = batch.targets.numpy().reshape(arrays[f"ids{n}"].shape[:3])
     np.savez(folder / "batches.npz", **arrays)
     return batches
@@ -414,13 +414,13 @@ def saved(truth, part):
 def test_training_goes_on_as_in_tensorflow(kind, trained, tmp_path):
     folder, batches, truth = trained[kind]
     import_checkpoint(folder, tmp_path / "run", vocab_file=folder / "text" / "vocab.txt",
-                      opened=opener(saved(truth, "saved/")))
+                      opener=opener(saved(truth, "saved/")))
     trainer = restored(tmp_path / "run")
-    learning, expected = trainer.model.plan.learning, tf_names(trainer.model.plan)
+    learning, expected = trainer.model.config.training, tf_names(trainer.model.config)
     assert trainer.step_number == 2
     before = trainer.model.weights()
     for n in (2, 3):
-        losses, _, touched = trainer.model.losses(batches[n], trainer.model.begin(learning.batch_size), None)
+        losses, _, touched = trainer.model.losses(batches[n], trainer.model.zero_state(learning.batch_size), None)
         assert float(losses.detach().mean()) == pytest.approx(float(truth[f"loss{n}"]), rel=2e-6)
         (losses.mean() * learning.unroll_steps).backward()
         assert float(trainer.updater.step(touched, learning.learning_rate)) > learning.all_clip_norm_val

@@ -12,10 +12,10 @@ import torch
 from elmo_fast import BiLm, ConfigurationError, Elmo, Options, batch_to_ids, random_weights, read_weights, write_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.export import export_module, export_run
-from elmo_fast.train.load import load_language_model, weights_of_run
-from elmo_fast.train.perplexity import perplexity
-from elmo_fast.train.shards import read_shards
-from elmo_fast.train.start import start_or_resume
+from elmo_fast.train.checkpoint import load_language_model, weights_of_run
+from elmo_fast.train.evaluate import perplexity
+from elmo_fast.train.corpus import read_shards
+from elmo_fast.train.setup import start_or_resume
 from tests.support.files import names, run, write_model
 from tests.support.models import SENTENCES
 from tests.support.training import TINY, WORD_INPUT, write_corpus, write_options
@@ -42,7 +42,7 @@ def embeddings(language_model, sentences):
             numbers = torch.arange(len(framed))
             rows = torch.stack([numbers, numbers.flip(0)])
             (forward, backward), _ = language_model.outputs(source.token_ids(framed), rows, len(framed),
-                                                            language_model.begin(1))
+                                                            language_model.zero_state(1))
             found.append(torch.cat([forward, backward.flip(0)], dim=1))
     return found
 
@@ -204,7 +204,7 @@ def test_a_word_model_is_exported_and_loaded(tmp_path):
     language_model, _ = load_language_model(tmp_path / "run")
     rows = torch.arange(5)
     with torch.no_grad():
-        tops, _ = language_model.outputs(ids[0], torch.stack([rows, rows.flip(0)]), 5, language_model.begin(1))
+        tops, _ = language_model.outputs(ids[0], torch.stack([rows, rows.flip(0)]), 5, language_model.zero_state(1))
     assert (activations[-1][0] - torch.cat([tops[0], tops[1].flip(0)], dim=1)).abs().max() < 1e-6
 
 
@@ -219,5 +219,5 @@ def test_the_softmax_file_needs_its_shapes(tmp_path):
 
 def test_importing_the_package_needs_none_of_the_extras():
     code = ("import sys\nfor name in ('matplotlib', 'tensorboard', 'sklearn'):\n    sys.modules[name] = None\n"
-            "import elmo_fast, elmo_fast.train.start, elmo_fast.train.export, elmo_fast.cli")
+            "import elmo_fast, elmo_fast.train.setup, elmo_fast.train.export, elmo_fast.cli")
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

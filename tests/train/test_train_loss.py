@@ -8,13 +8,13 @@ import torch
 
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.batches import BatchStream, Numbering, load
-from elmo_fast.train.language_model import LanguageModel
+from elmo_fast.train.data import BatchStream, Numbering, load_batches
+from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.replicas import Replicas
-from elmo_fast.train.sampled_softmax import full_cross_entropy, full_cross_entropy_in_pieces, sampled_cross_entropy
-from elmo_fast.train.shards import read_shards
-from elmo_fast.train.stream import Order
-from elmo_fast.train.updates import Updater
+from elmo_fast.train.loss import full_cross_entropy, chunked_full_cross_entropy, sampled_cross_entropy
+from elmo_fast.train.corpus import read_shards
+from elmo_fast.train.data import Order
+from elmo_fast.train.optimizer import Updater
 from tests.support import plain
 from elmo_fast.testing.tolerances import relative_error
 from tests.support.training import TINY, WORD_INPUT, model, plan, write_corpus
@@ -36,12 +36,12 @@ KINDS = {
 def batches_of(of, folder, count=3):
     pattern, vocabulary_file = write_corpus(folder)
     vocabulary = Vocabulary(vocabulary_file, validate_file=True)
-    cnn, learning = of.model.char_cnn, of.learning
+    cnn, learning = of.model.char_cnn, of.training
     numbering = Numbering(vocabulary, cnn and cnn.max_characters_per_token,
                           learning.n_negative_samples_batch if learning.sample_softmax else None, learning.seed)
     orders = [Order(5, False), Order(5, True)][: 2 if of.bidirectional else 1]
     stream = BatchStream(read_shards(pattern, "train"), numbering, orders, learning.batch_size, learning.unroll_steps)
-    source = load(stream, 0, False)
+    source = load_batches(stream, 0, False)
     return vocabulary, [next(source) for _ in range(count)]
 
 
@@ -78,8 +78,8 @@ def plain_softmax_loss(h, target, weights, samples, k, position):
 
 def plain_losses(weights, of, batch, states, masks=None):
     """Mean loss of each direction and the states of every row after the batch, position by position."""
-    rows, lstm, losses, after, counts = of.learning.batch_size, of.model.lstm, [], [], plain.Counts()
-    steps = of.learning.unroll_steps
+    rows, lstm, losses, after, counts = of.training.batch_size, of.model.lstm, [], [], plain.Counts()
+    steps = of.training.unroll_steps
     for k, numbers in enumerate(batch.rows.numpy()):
         total = np.zeros(steps * rows)
         ends = []
@@ -114,14 +114,14 @@ def plain_losses(weights, of, batch, states, masks=None):
 def zero_states(of):
     lstm = of.model.lstm
     one = [(np.zeros(lstm.projection_dim), np.zeros(lstm.dim))] * lstm.n_layers
-    return [[one] * of.learning.batch_size] * (2 if of.bidirectional else 1)
+    return [[one] * of.training.batch_size] * (2 if of.bidirectional else 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_are_the_plain_ones_over_carried_batches(kind, tmp_path):
     of, language_model, _, batches = set_up(kind, tmp_path)
     weights = language_model.weights()
-    state, plain_state = language_model.begin(of.learning.batch_size), zero_states(of)
+    state, plain_state = language_model.zero_state(of.training.batch_size), zero_states(of)
     for batch in batches:
         losses, state, _ = language_model.losses(batch, state, None)
         expected, plain_state = plain_losses(weights, of, batch, plain_state)
@@ -132,7 +132,7 @@ def test_losses_are_the_plain_ones_over_carried_batches(kind, tmp_path):
 def test_dropout_is_on_every_layers_input_and_the_top_and_skips_add_what_it_left(kind, tmp_path):
     of, language_model, _, batches = set_up(kind, tmp_path)
     drop = Masks()
-    losses, _, _ = language_model.losses(batches[0], language_model.begin(of.learning.batch_size), drop)
+    losses, _, _ = language_model.losses(batches[0], language_model.zero_state(of.training.batch_size), drop)
     assert len(drop.drawn) == of.model.lstm.n_layers + 2
     expected, _ = plain_losses(language_model.weights(), of, batches[0], zero_states(of), drop.drawn)
     np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=2e-6)
@@ -142,10 +142,10 @@ def plain_gradients(language_model, batch, drop, unroll):
     """Gradients by torch's autograd in float64: reference ops, and a softmax put together from whole tables."""
     twin = copy.deepcopy(language_model).double()
     twin.backend = "reference"
-    of = twin.plan
-    state = twin.begin(of.learning.batch_size)
-    tops, _ = twin.outputs(batch.tokens, batch.rows, of.learning.unroll_steps, state, drop)
-    tops = twin.by_direction(tops, of.learning.unroll_steps, batch.rows.shape[1])
+    of = twin.config
+    state = twin.zero_state(of.training.batch_size)
+    tops, _ = twin.outputs(batch.tokens, batch.rows, of.training.unroll_steps, state, drop)
+    tops = twin.by_direction(tops, of.training.unroll_steps, batch.rows.shape[1])
     losses = []
     for k, top in enumerate(tops):
         top, targets = drop(top), batch.targets[k]
@@ -166,14 +166,14 @@ def plain_gradients(language_model, batch, drop, unroll):
 @pytest.mark.parametrize("clip", [10.0, 0.05])
 def test_an_update_is_adagrads_with_the_gradients_of_the_reference(kind, clip, tmp_path):
     of, language_model, _, batches = set_up(kind, tmp_path, all_clip_norm_val=clip)
-    before, unroll = language_model.weights(), of.learning.unroll_steps
+    before, unroll = language_model.weights(), of.training.unroll_steps
     expected = plain_gradients(language_model, batches[0], Masks(), unroll)
-    updater = Updater(language_model, of.learning, Replicas(torch.device("cpu")))
-    losses, _, touched = language_model.losses(batches[0], language_model.begin(of.learning.batch_size), Masks())
+    updater = Updater(language_model, of.training, Replicas(torch.device("cpu")))
+    losses, _, touched = language_model.losses(batches[0], language_model.zero_state(of.training.batch_size), Masks())
     (losses.mean() * unroll).backward()
     norm = updater.step(touched, 0.2)
     after = language_model.weights()
-    if of.learning.share_embedding_softmax:
+    if of.training.share_embedding_softmax:
         expected.pop("embedding")  # the same tensor as the softmax's W
     expected_norm = torch.stack([each.norm() for each in expected.values()]).norm()
     assert abs(float(norm / expected_norm) - 1) < 1e-5
@@ -188,13 +188,13 @@ def test_an_update_is_adagrads_with_the_gradients_of_the_reference(kind, clip, t
 
 def test_adagrad_adds_nothing_to_the_root_and_sums_squares(tmp_path):
     of, language_model, _, batches = set_up("characters", tmp_path, learning_rate=0.3)
-    updater = Updater(language_model, of.learning, Replicas(torch.device("cpu")))
+    updater = Updater(language_model, of.training, Replicas(torch.device("cpu")))
     plain_weights = {name: value.astype(np.float64) for name, value in language_model.weights().items()}
     sums = {name: np.ones_like(value) for name, value in plain_weights.items()}
     for batch in batches:
-        gradients = plain_gradients(language_model, batch, lambda x: x, of.learning.unroll_steps)
-        losses, _, touched = language_model.losses(batch, language_model.begin(3), None)
-        (losses.mean() * of.learning.unroll_steps).backward()
+        gradients = plain_gradients(language_model, batch, lambda x: x, of.training.unroll_steps)
+        losses, _, touched = language_model.losses(batch, language_model.zero_state(3), None)
+        (losses.mean() * of.training.unroll_steps).backward()
         updater.step(touched, 0.3)
         norm = np.sqrt(sum(float((each**2).sum()) for each in gradients.values()))
         for name, gradient in gradients.items():
@@ -207,11 +207,11 @@ def test_adagrad_adds_nothing_to_the_root_and_sums_squares(tmp_path):
 
 def test_adamw_decays_matrices_alone_and_moves_untouched_rows_too(tmp_path):
     of, language_model, _, batches = set_up("characters", tmp_path, optimizer="adamw", weight_decay=0.1)
-    updater = Updater(language_model, of.learning, Replicas(torch.device("cpu")))
+    updater = Updater(language_model, of.training, Replicas(torch.device("cpu")))
     before = language_model.weights()
-    gradients = plain_gradients(language_model, batches[0], lambda x: x, of.learning.unroll_steps)
-    losses, _, touched = language_model.losses(batches[0], language_model.begin(3), None)
-    (losses.mean() * of.learning.unroll_steps).backward()
+    gradients = plain_gradients(language_model, batches[0], lambda x: x, of.training.unroll_steps)
+    losses, _, touched = language_model.losses(batches[0], language_model.zero_state(3), None)
+    (losses.mean() * of.training.unroll_steps).backward()
     updater.step(touched, 0.01)
     norm = np.sqrt(sum(float((each**2).sum()) for each in gradients.values()))
     for name, value in language_model.weights().items():
@@ -249,23 +249,23 @@ def test_full_losses_in_pieces_are_the_whole_ones(kind, tmp_path, monkeypatch):
     targets = torch.randint(0, 31, (50,))
     expected = full_cross_entropy(states.double(), table.double(), bias.double(), targets)
     for at_once in (1, 100, 1 << 20):
-        monkeypatch.setattr("elmo_fast.train.sampled_softmax._AT_ONCE", at_once)
-        assert relative_error(full_cross_entropy_in_pieces(states, table, bias, targets), expected) < 1e-6
+        monkeypatch.setattr("elmo_fast.train.loss._MAX_SCORES", at_once)
+        assert relative_error(chunked_full_cross_entropy(states, table, bias, targets), expected) < 1e-6
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "adamw"])
 def test_an_update_is_seen_by_what_was_packed_from_the_weights(optimizer, tmp_path):
     """The native engine packs weights once for each version of them; some of torch's optimizers count no version."""
     of, language_model, _, batches = set_up("characters", tmp_path, optimizer=optimizer)
-    updater = Updater(language_model, of.learning, Replicas(torch.device("cpu")))
+    updater = Updater(language_model, of.training, Replicas(torch.device("cpu")))
 
     def tops(each):
         with torch.no_grad():
-            found, _ = each.outputs(batches[0].tokens, batches[0].rows, of.learning.unroll_steps, each.begin(3))
+            found, _ = each.outputs(batches[0].tokens, batches[0].rows, of.training.unroll_steps, each.zero_state(3))
         return torch.cat(found, dim=1)
 
     before = tops(language_model)
-    losses, _, touched = language_model.losses(batches[0], language_model.begin(3), None)
+    losses, _, touched = language_model.losses(batches[0], language_model.zero_state(3), None)
     (losses.mean() * 20).backward()
     updater.step(touched, 0.1)
     fresh = LanguageModel(of, language_model.weights())

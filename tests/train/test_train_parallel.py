@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from elmo_fast.train import checkpoints
-from elmo_fast.train.record import read_log
-from elmo_fast.train.start import start_or_resume
+from elmo_fast.train import checkpoint
+from elmo_fast.train.log import read_log
+from elmo_fast.train.setup import start_or_resume
 from tests.support.files import ROOT, names
 from tests.support.training import write_corpus, write_options
 
@@ -39,7 +39,7 @@ def test_two_processes_update_as_one_with_both_batches(tmp_path, corpus, optimiz
     start_or_resume(tmp_path / "one", train=[pattern], vocab=str(vocabulary), options_file=str(options), heldout=[pattern],
                     evaluate_batch_size=5, log_every=3, quiet=True, device="cpu", optimizer=optimizer, accumulate=2,
                     max_steps=6, checkpoint_every=3, decay="constant")
-    states = [checkpoints.read(checkpoints.in_order(tmp_path / name)[-1]) for name in ("two", "one")]
+    states = [checkpoint.read(checkpoint.in_order(tmp_path / name)[-1]) for name in ("two", "one")]
     for name, value in states[1]["weights"].items():
         assert torch.allclose(states[0]["weights"][name], value, atol=2e-6), name
     assert [len(state["streams"]) for state in states] == [2, 2]
@@ -62,7 +62,7 @@ def test_two_processes_resume_exactly_and_only_as_two(tmp_path, corpus):
                               (tmp_path / "parts", ["--resume", "--max-steps", "6"])):
         done = torchrun(folder, *arguments)
         assert done.returncode == 0, done.stderr[-3000:]
-    states = [checkpoints.read(checkpoints.in_order(tmp_path / name)[-1]) for name in ("whole", "parts")]
+    states = [checkpoint.read(checkpoint.in_order(tmp_path / name)[-1]) for name in ("whole", "parts")]
     assert all(torch.equal(value, states[1]["weights"][name]) for name, value in states[0]["weights"].items())
     alone = torchrun(tmp_path / "parts", "--resume", "--max-steps", "8", processes=1)
     assert alone.returncode != 0 and "checkpoint: expected 1 streams (processes times accumulate), got 2" in alone.stderr

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train import perplexity as perplexity_module
-from elmo_fast.train.perplexity import perplexity
-from elmo_fast.train.shards import read_shards
+from elmo_fast.train import evaluate
+from elmo_fast.train.evaluate import perplexity
+from elmo_fast.train.corpus import read_shards
 from tests.support import plain
 from tests.train.test_train_loss import plain_softmax_loss, zero_states
 from tests.train.test_train_stream import plain_rows, plain_sentences
@@ -15,7 +15,7 @@ from tests.support.training import TINY, WORD_INPUT, model, plan, write_corpus
 
 def naive(language_model, vocabulary, folder, rows):
     """Exp of the mean over batches of one step of the mean of the directions' losses, and that of each direction."""
-    of, weights = language_model.plan, language_model.weights()
+    of, weights = language_model.config, language_model.weights()
     lstm, directions, counts = of.model.lstm, range(language_model.directions), plain.Counts()
     batches = [plain_rows(plain_sentences(folder, reverse=bool(k)), rows, 1) for k in directions]
     states = [[list(row) for row in each] for each in zero_states(of)]
@@ -57,7 +57,7 @@ def test_it_is_the_naive_loops_number(tmp_path, content, changes, rows, monkeypa
     language_model = model(plan(content, words=28, **changes))
     expected, by_direction, batches = naive(language_model, vocabulary, tmp_path, rows)
     for steps in (1, 7, 16):
-        monkeypatch.setattr(perplexity_module, "_STEPS", steps)
+        monkeypatch.setattr(evaluate, "_STEPS", steps)
         found = perplexity(language_model, read_shards(pattern, "text"), vocabulary, rows)
         assert found.total == pytest.approx(expected, rel=1e-6) and found.batches == batches
         assert found.by_direction == pytest.approx(tuple(by_direction), rel=1e-6)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from elmo_fast.train import checkpoints
-from elmo_fast.train.shards import read_shards
-from elmo_fast.train.start import start_or_resume
+from elmo_fast.train import checkpoint
+from elmo_fast.train.corpus import read_shards
+from elmo_fast.train.setup import start_or_resume
 from tests.support.files import run
 from tests.support.training import TINY, command_arguments, corpus_arguments, write_options
 
@@ -28,7 +28,7 @@ def corpus(tmp_path):
     ({"negatives": "29"}, "n_negative_samples_batch: expected at most the 28 words of the vocabulary, got 29"),
     ({"patience": "2"}, "--patience: expected --heldout beside it"),
     ({"size": "small"}, "--size: expected none beside --options-file"),
-    ({"device": "nowhere"}, "device: expected one that is there, got 'nowhere'"),
+    ({"device": "nowhere"}, "device: expected an available device, got 'nowhere'"),
     ({"dropout": "1"}, "dropout: expected a number from 0 to 1, got 1"),
     ({"from-model": "absent"}, "model: expected one of"),
 ])
@@ -72,10 +72,10 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, corpus, capsys):
         capsys, *command_arguments(corpus, tmp_path)[:1], folder, *command_arguments(corpus, tmp_path)[2:])[2]
     assert "--batch-size: expected no such argument beside --resume" in run(
         capsys, "train", folder, "--resume", "--batch-size", "4")[2]
-    last = checkpoints.in_order(folder)[-1]
+    last = checkpoint.in_order(folder)[-1]
     whole = last.read_bytes()
     last.write_bytes(whole[: len(whole) // 2])
-    assert "got something else or a file cut short" in run(capsys, "train", folder, "--resume", "--max-steps", "5")[2]
+    assert "got another or a truncated file" in run(capsys, "train", folder, "--resume", "--max-steps", "5")[2]
     last.write_bytes(whole)
     options = json.loads((folder / "options.json").read_text())
     for change, message in (({"lstm": {**TINY["lstm"], "dim": 13}}, "expected shape"),

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast.train import checkpoints
-from elmo_fast.train.load import load_language_model
-from elmo_fast.train.options import Learning
-from elmo_fast.train.perplexity import perplexity
-from elmo_fast.train.record import read_log
-from elmo_fast.train.shards import read_shards
-from elmo_fast.train.start import start_or_resume
+from elmo_fast.train import checkpoint
+from elmo_fast.train.checkpoint import load_language_model
+from elmo_fast.train.config import OptimizerConfig
+from elmo_fast.train.evaluate import perplexity
+from elmo_fast.train.log import read_log
+from elmo_fast.train.corpus import read_shards
+from elmo_fast.train.setup import start_or_resume
 from tests.support.files import ROOT, names, run, start
 from tests.support.training import TINY, WORD_INPUT, command_arguments, corpus_arguments, final, write_options
 
@@ -62,7 +62,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, corpus, changes):
 
 KILLER = """
 import os, random, signal, sys, time
-from elmo_fast.train.start import start_or_resume
+from elmo_fast.train.setup import start_or_resume
 folder, arguments = sys.argv[1], eval(sys.argv[2])
 random.seed(5)
 killed = 0
@@ -111,7 +111,7 @@ def test_a_signal_saves_and_exits(tmp_path, corpus, number):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     state, log = final(folder)
-    assert f"interrupted after step {state['step']} of 1000000; --resume goes on from there" in errors
+    assert f"interrupted after step {state['step']} of 1000000; --resume continues from there" in errors
     assert [line["step"] for line in log][-1] == state["step"]
     start_or_resume(folder, resume=True, max_steps=state["step"] + 2)
     assert final(folder)[0]["step"] == state["step"] + 2
@@ -119,7 +119,7 @@ def test_a_signal_saves_and_exits(tmp_path, corpus, number):
 
 FULL_DISK = """
 import resource, sys
-from elmo_fast.train.start import start_or_resume
+from elmo_fast.train.setup import start_or_resume
 resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
 start_or_resume(sys.argv[1], resume=True, max_steps=20)
 """
@@ -128,10 +128,10 @@ start_or_resume(sys.argv[1], resume=True, max_steps=20)
 def test_a_full_disk_loses_no_checkpoint(tmp_path, corpus):
     folder = tmp_path / "run"
     start_or_resume(folder, **{**corpus, "heldout": None}, **FAST, max_steps=10, checkpoint_every=5)
-    before = {path.name: path.read_bytes() for path in checkpoints.in_order(folder)}
+    before = {path.name: path.read_bytes() for path in checkpoint.in_order(folder)}
     done = subprocess.run([sys.executable, "-c", FULL_DISK, str(folder)], capture_output=True, text=True, timeout=120,
                           env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 1 and "File too large (the checkpoints before it are kept)" in done.stderr
+    assert done.returncode == 1 and "File too large (earlier checkpoints are unchanged)" in done.stderr
     assert "step-00000015.pt" in done.stderr.splitlines()[-1]
     assert {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()} == before
     start_or_resume(folder, resume=True, max_steps=20)
@@ -153,7 +153,7 @@ def test_what_a_run_leaves_behind(tmp_path, corpus):
     log = read_log(folder)
     assert [line["step"] for line in log if line["kind"] == "heldout"] == sorted({*range(7, steps + 1, 7), steps})
     heldout = {line["step"]: line["perplexity"] for line in log if line["kind"] == "heldout"}
-    best = checkpoints.read(folder / "best.pt")
+    best = checkpoint.read(folder / "best.pt")
     assert best["perplexity"] == min(heldout.values()) == heldout[best["step"]]
     trained = [line for line in log if line["kind"] == "train"]
     assert trained[-1]["step"] == steps and trained[-1]["epoch"] == pytest.approx(1)
@@ -182,26 +182,26 @@ def test_early_stop_keeps_the_best(tmp_path, corpus):
     values = [line["perplexity"] for line in log if line["kind"] == "heldout"]
     assert log[-1] == {"kind": "end", "step": 2 * len(values), "why": "early stop"} and len(values) < 200
     assert values.index(min(values)) == len(values) - 4
-    assert checkpoints.read(folder / "best.pt")["perplexity"] == min(values)
+    assert checkpoint.read(folder / "best.pt")["perplexity"] == min(values)
     start_or_resume(folder, resume=True)  # over is over
     assert final(folder)[0]["step"] == 2 * len(values)
 
 
 def test_rates_warm_up_and_decay():
-    learning = Learning(learning_rate=2.0, warmup_steps=4, decay="linear")
+    learning = OptimizerConfig(learning_rate=2.0, warmup_steps=4, decay="linear")
     assert [learning.rate(step, 12) for step in (0, 1, 3, 4, 8, 12)] == [0.5, 1.0, 2.0, 2.0, 1.0, 0.0]
-    cosine = Learning(learning_rate=2.0, decay="cosine")
+    cosine = OptimizerConfig(learning_rate=2.0, decay="cosine")
     assert [round(cosine.rate(step, 8), 6) for step in (0, 4, 8)] == [2.0, 1.0, 0.0]
-    assert Learning(learning_rate=0.2).rate(10**6, 10) == 0.2
+    assert OptimizerConfig(learning_rate=0.2).rate(10**6, 10) == 0.2
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_no_checkpoint_has_it(tmp_path, corpus):
     folder = tmp_path / "run"
-    with pytest.raises(RuntimeError, match="the loss or its gradient is no finite number around step"):
+    with pytest.raises(RuntimeError, match="the loss or its gradient is not finite around step"):
         start_or_resume(folder, **corpus, **FAST, max_steps=400, checkpoint_every=4, learning_rate=1e38,
                         all_clip_norm_val=1e30, optimizer="adamw", warmup_steps=0)
-    for path in checkpoints.in_order(folder):
-        assert all(torch.isfinite(value).all() for value in checkpoints.read(path)["weights"].values())
+    for path in checkpoint.in_order(folder):
+        assert all(torch.isfinite(value).all() for value in checkpoint.read(path)["weights"].values())
 
 
 def test_the_picture_needs_its_package_and_the_run_does_not(tmp_path, corpus, monkeypatch):

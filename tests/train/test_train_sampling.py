@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from elmo_fast.train.batches import sample
-from elmo_fast.train.log_uniform import draw_unique, log_expected_count, probabilities
+from elmo_fast.train.data import draw_samples
+from elmo_fast.train.loss import draw_unique, log_expected_count, probabilities
 
 
 def test_the_law_is_the_log_uniform_one():
@@ -50,7 +50,7 @@ def test_every_word_can_be_drawn_and_no_more():
 
 def test_samples_are_by_direction_and_their_hits_complete():
     targets = np.random.default_rng(0).integers(0, 30, (2, 25))
-    samples = sample(targets, 12, 30, [4])
+    samples = draw_samples(targets, 12, 30, [4])
     words = samples.words.numpy()
     assert (words[samples.targets.numpy()] == targets).all() and (np.diff(words) > 0).all()
     drawn = words[samples.drawn.numpy()]

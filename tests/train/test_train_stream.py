@@ -9,11 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from elmo_fast.train.shards import Lines, Shard, over_pieces, read_shards
-from elmo_fast.train.stream import Order, Rows, Sentences
-from elmo_fast.train import shards as shards_module
-from elmo_fast.train import stream as stream_module
-from elmo_fast.train.vocabulary import make_vocabulary
+from elmo_fast.train.corpus import Lines, Shard, map_chunks, read_shards
+from elmo_fast.train.data import Order, Rows, Sentences
+from elmo_fast.train import corpus, data
+from elmo_fast.train.corpus import make_vocabulary
 from tests.support.files import ROOT
 from tests.support.training import write_corpus
 
@@ -77,7 +76,7 @@ def test_marks_are_never_read_or_predicted_from_the_wrong_side(tmp_path):
 
 @pytest.mark.parametrize("mixed", [1, 40, 1 << 22])
 def test_rows_go_on_from_any_position(tmp_path, monkeypatch, mixed):
-    monkeypatch.setattr(stream_module, "_MIXED_SENTENCES", mixed)
+    monkeypatch.setattr(data, "_GROUP_SENTENCES", mixed)
     shards = read_shards(write_corpus(tmp_path)[0], "train")
     reader = Rows(shards, Order(3, True, 1, 2), 3, 4)
     batches, positions = [], [reader.position()]
@@ -124,11 +123,11 @@ def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
         return [sentences.next()[1][1] for _ in range(count)]
 
     assert len(set(files(40))) == 6  # all at once
-    monkeypatch.setattr(stream_module, "_MIXED_SENTENCES", 80)
+    monkeypatch.setattr(data, "_GROUP_SENTENCES", 80)
     found = files(240)
     assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160)) and set(found[:40]) == set(found[40:80])
     assert Counter(found) == {f"w{number}": 40 for number in range(6)}
-    monkeypatch.setattr(stream_module, "_MIXED_FILES", 1)
+    monkeypatch.setattr(data, "_GROUP_FILES", 1)
     assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
 
 
@@ -147,9 +146,9 @@ def test_pieces_of_files_are_whole_lines(tmp_path, monkeypatch):
     pattern, _ = write_corpus(tmp_path)
     texts = {str(path): path.read_text(encoding="utf-8") for path in tmp_path.glob("part-*.txt")}
     for size in (1, 7, 64, 1 << 20):
-        monkeypatch.setattr(shards_module, "_PIECE", size)
+        monkeypatch.setattr(corpus, "_CHUNK", size)
         found = {path: "" for path in texts}
-        for path, text in over_pieces(str, sorted(texts), processes=1):
+        for path, text in map_chunks(str, sorted(texts), processes=1):
             found[path] += text
             assert text == "" or text.endswith("\n")
         assert found == texts
@@ -158,7 +157,7 @@ def test_pieces_of_files_are_whole_lines(tmp_path, monkeypatch):
 def test_the_vocabulary_counts_over_processes(tmp_path, monkeypatch):
     pattern, _ = write_corpus(tmp_path, shards=4)
     counts = Counter(" ".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("part-*")).split())
-    monkeypatch.setattr(shards_module, "_PIECE", 128)
+    monkeypatch.setattr(corpus, "_CHUNK", 128)
     for processes in (1, 3):
         words, total = make_vocabulary(pattern, tmp_path / "v.txt", min_count=9, processes=processes)
         listed = (tmp_path / "v.txt").read_text(encoding="utf-8").splitlines()
@@ -211,14 +210,14 @@ def test_memory_is_bounded(tmp_path):
 
 ORPHANS = """
 import sys, time
-from elmo_fast.train import shards
+from elmo_fast.train import corpus
 
 def slow(text):
     print("counting", flush=True)
     time.sleep(100)
 
-shards._PIECE = 100
-list(shards.over_pieces(slow, sys.argv[1:], processes=2))
+corpus._CHUNK = 100
+list(corpus.map_chunks(slow, sys.argv[1:], processes=2))
 """
 
 

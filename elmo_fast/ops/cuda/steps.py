@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from elmo_fast.ops import backend, torch_lstm_pointwise
+from elmo_fast.ops import backend
 from elmo_fast.ops.cuda import choice, persistent
 from elmo_fast.ops.cuda.blocks import Sent, blocks, chunks_of, host_arrays, send
 from elmo_fast.ops.cuda.buffers import Arena, Bucket
@@ -20,6 +20,7 @@ from elmo_fast.ops.cuda.graphs import ChunkGraphs
 from elmo_fast.ops.cuda.operands import Operands
 from elmo_fast.ops.precision import fp32_precision
 from elmo_fast.ops.reference import State
+from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
 MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}  # that step together; more run in groups
 

@@ -10,11 +10,12 @@ from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.ops.cuda.test_cuda_lstm_graph import FIRING, LIMITS
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
-from elmo_fast.ops import reference, torch_lstm_pointwise
+from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import choice, lstm, persistent, steps
 from elmo_fast.ops.cuda.buffers import Arenas
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 PERSISTENT_SHAPES = {"small": FIRING, "no clips": SHAPES["no clips"],

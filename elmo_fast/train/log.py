@@ -1,4 +1,4 @@
-"""What a run leaves to read: a log of JSON lines, TensorBoard events, and a picture of the losses."""
+"""The log of a run: JSON lines, TensorBoard events, and a plot of the losses."""
 
 import json
 import os
@@ -7,22 +7,22 @@ from typing import Any
 
 from elmo_fast.model.atomic_file import atomic_path
 
-LOG_FILE, PICTURE_FILE = "log.jsonl", "loss.png"
+LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
 
 
-class Record:
-    """Appends one JSON object a line to `log.jsonl`; every object has a `step` and a `kind`.
+class TrainLog:
+    """Appends a JSON object per line to `log.jsonl`; every object has a `step` and a `kind`.
 
-    A run that goes on after `step` forgets the lines of later steps, which it is going to write again.
+    A run resumed after `step` drops the lines of later steps, which it is going to write again.
     """
 
     def __init__(self, run: str | os.PathLike, step: int, tensorboard: bool = False):
         self._path = Path(run) / LOG_FILE
-        kept = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
-        with atomic_path(self._path) as part:
-            part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        lines = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
+        with atomic_path(self._path) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         self._file = open(self._path, "a", encoding="utf-8")
-        self._events = _events(run, step) if tensorboard else None
+        self._events = _open_events(run, step) if tensorboard else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Add a line, and its numbers as TensorBoard scalars."""
@@ -34,23 +34,23 @@ class Record:
                     self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """End the files."""
+        """Close the files."""
         self._file.close()
         if self._events is not None:
             self._events.close()
 
 
-def _events(run, step: int):
+def _open_events(run, step: int):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError(f"tensorboard: writing events needs a package that is not there ({error}): install "
+        raise ImportError(f"tensorboard: writing events needs a missing package ({error}): install "
                           "elmo-fast[tensorboard]") from error
     return SummaryWriter(str(run), purge_step=step + 1)
 
 
 def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of a run's log; a last line that was cut short is left out."""
+    """The lines of a run's log without a truncated last line."""
     path = Path(run) / LOG_FILE
     if not path.is_file():
         return []
@@ -58,12 +58,12 @@ def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1] if line]
 
 
-def draw(run: str | os.PathLike) -> str | None:
-    """Draw `loss.png` from the log; None when it was drawn, else why not."""
+def plot_losses(run: str | os.PathLike) -> str | None:
+    """Write `loss.png` from the log; returns None, or why there is no plot."""
     try:
         import matplotlib
     except ImportError as error:
-        return f"no picture of the losses: {error}; install elmo-fast[plots]"
+        return f"no plot of the losses: {error}; install elmo-fast[plots]"
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -75,7 +75,7 @@ def draw(run: str | os.PathLike) -> str | None:
                   marker="o" if kind == "heldout" else None)
     axes.set(xlabel="step", ylabel="perplexity", yscale="log")
     axes.legend()
-    with atomic_path(Path(run) / PICTURE_FILE) as part:
-        figure.savefig(part, format="png", dpi=120)
+    with atomic_path(Path(run) / PLOT_FILE) as partial:
+        figure.savefig(partial, format="png", dpi=120)
     pyplot.close(figure)
     return None

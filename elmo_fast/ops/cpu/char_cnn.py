@@ -12,7 +12,7 @@ import torch
 
 from elmo_fast.ops.backend import native_module, needs_gradient
 from elmo_fast.ops.reference import ACTIVATIONS
-from elmo_fast.ops.torch_char_cnn import PADDING_ID
+from elmo_fast.ops.torch.char_cnn import PADDING_ID
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
 _library.define("char_cnn_forward(Tensor ids, Tensor table, Tensor[] weights) -> Tensor")

@@ -1,21 +1,26 @@
-"""The C++ engine with gradients: the LSTM's forward keeps what its backward needs. fp32 throughout, on the CPU.
+"""The C++ engine's projected LSTM: forward, and in `highest` forward with saved tensors and backward.
 
-Registered with `torch.library` as `torch.ops.elmo_fast.projected_lstm_train` and `.projected_lstm_backward`. The numbers
-of the forward are those of the op without gradients, to the bit, and gradients have the same bits on any number of
-threads. There are no second derivatives: asking for them raises `RuntimeError`.
+Registered with `torch.library` as `torch.ops.elmo_fast.projected_lstm`, `.projected_lstm_train` and
+`.projected_lstm_backward`. The numbers of both forwards are the same to the bit, and gradients have the same bits on any
+number of threads. There are no second derivatives: asking for them raises `RuntimeError`.
 """
 
 import torch
 
-from elmo_fast.ops import native_cpu
 from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.cpu import aligned_bytes, limit, on_cpu, packed_weights, pointer
+from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.reference import LstmWeights, State, restore
 from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.weight_cache import emptied
 
 _library = torch.library.Library("elmo_fast", "FRAGMENT")
 _OPERANDS = ("Tensor inputs, Tensor? rows, Tensor live, Tensor? starts, Tensor h, Tensor c, Tensor w_0, Tensor b_0, "
              "Tensor? p_0, Tensor w_1, Tensor b_1, Tensor? p_1, Tensor? initial_h, Tensor? initial_c, float cell_clip, "
              "float proj_clip")
+_library.define("projected_lstm(Tensor inputs, Tensor? rows, Tensor live, Tensor? starts, Tensor h, Tensor c, "
+                "Tensor packed, int dim, int precision, float cell_clip, float proj_clip, Tensor? initial_h, "
+                "Tensor? initial_c, int precomputed=0) -> (Tensor, Tensor, Tensor)")
 _library.define(f"projected_lstm_train({_OPERANDS}, Tensor packed) -> (Tensor, Tensor, Tensor, Tensor)")
 _library.define(f"projected_lstm_backward(Tensor? grad_out, Tensor? grad_h, Tensor? grad_c, {_OPERANDS}, Tensor saved, "
                 f"bool[] needed) -> ({', '.join(['Tensor'] * 11)})")
@@ -23,6 +28,81 @@ _TENSORS = 14  # operands before the clips
 
 
 def projected_lstm(
+    inputs: torch.Tensor,
+    rows: torch.Tensor | None,
+    schedule: Schedule,
+    state: State,
+    weights: tuple[LstmWeights, LstmWeights],
+    *,
+    cell_clip: float | None = None,
+    proj_clip: float | None = None,
+    initial_state: State | None = None,
+    precomputed: bool = False,
+    precision: str = "highest",
+) -> tuple[torch.Tensor, State]:
+    """As `reference.projected_lstm`, in a precision that `runs_precision`."""
+    width = len(weights[0][0]) - state[0].shape[1] // 2
+    dim, level = len(weights[0][1]) // 4, PRECISIONS.index(precision)
+    packed = packed_lstm(weights, precision)
+    order = torch.from_numpy(schedule.slots)
+    out, h, c = torch.ops.elmo_fast.projected_lstm(
+        inputs.contiguous(), None if rows is None else rows.to(torch.int32).contiguous(),
+        torch.from_numpy(schedule.batch_sizes), None if initial_state is None else torch.from_numpy(schedule.sequence_starts),
+        state[0][order], state[1][order], packed, dim, level, limit(cell_clip), limit(proj_clip),
+        *((None, None) if initial_state is None else (each.contiguous() for each in initial_state)), width if precomputed else 0)
+    return out, (restore(h, order), restore(c, order))
+
+
+def packed_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str, keep: bool = True) -> torch.Tensor:
+    """Packed weights of `projected_lstm` in a precision that `runs_precision`, uint8."""
+    w, b, w_p = weights[0]
+    projection = len(b) // 4 if w_p is None else w_p.shape[1]
+    shape = len(w) - projection, len(b) // 4, projection
+    return packed_weights((*weights[0], *weights[1]), f"lstm {precision}",
+                          lambda each: _pack_lstm(shape, PRECISIONS.index(precision), each), keep)
+
+
+def drop_lstm(weights: tuple[LstmWeights, LstmWeights], precision: str) -> list[torch.Tensor | None]:
+    """Pack one layer; its six tensors in the order given, the matrices emptied."""
+    packed_lstm(weights, on_cpu(precision))
+    return emptied([*weights[0], *weights[1]])
+
+
+def _pack_lstm(shape: tuple[int, int, int], level: int, tensors) -> torch.Tensor:
+    module = native_module()[0]
+    packed = aligned_bytes(module.lstm_packed_size(*shape, level))
+    pairs = [[pointer(tensors[k]), pointer(tensors[k + 3])] for k in range(3)]
+    module.lstm_pack(*shape, level, *pairs, packed.data_ptr(), packed.numel())
+    return packed
+
+
+def _run_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_clip, proj_clip, initial_h, initial_c,
+              precomputed=0):
+    """`precomputed` is the size of the inputs that were precomputed, or 0 when they were not."""
+    count = len(inputs) if rows is None else rows.shape[1]
+    places = torch.arange(count, dtype=torch.int32).expand(2, -1).contiguous()
+    h, c, out = h.clone(), c.clone(), h.new_empty(count, h.shape[1])
+    projection = h.shape[1] // 2
+    width = precomputed or (inputs.shape[1] // 2 if rows is None else inputs.shape[1])
+    native_module()[0].lstm_forward(
+        input=width, dim=dim, projection=projection, precision=precision,
+        packed=packed.data_ptr(), packed_size=packed.numel(),
+        inputs=inputs.data_ptr(), input_rows=len(inputs), split_input=rows is None, precomputed=bool(precomputed),
+        steps=len(live), batch_sizes=live.data_ptr(), packed_rows=count,
+        rows=(places if rows is None else rows).data_ptr(), out_rows=places.data_ptr(),
+        sequence_start=pointer(starts), initial_h=pointer(initial_h), initial_c=pointer(initial_c),
+        output=out.data_ptr(), output_rows=count, slots=len(h), h=h.data_ptr(), c=c.data_ptr(),
+        cell_clip=cell_clip, proj_clip=proj_clip, threads=torch.get_num_threads())
+    return out, h, c
+
+
+def _fake_lstm(inputs, rows, live, starts, h, c, packed, dim, precision, cell_clip, proj_clip, initial_h, initial_c,
+               precomputed=0):
+    count = inputs.shape[0] if rows is None else rows.shape[1]
+    return h.new_empty(count, h.shape[1]), torch.empty_like(h), torch.empty_like(c)
+
+
+def projected_lstm_train(
     inputs: torch.Tensor,
     rows: torch.Tensor | None,
     schedule: Schedule,
@@ -40,7 +120,7 @@ def projected_lstm(
         torch.from_numpy(schedule.batch_sizes), None if initial_state is None else torch.from_numpy(schedule.sequence_starts),
         state[0][order], state[1][order], *weights[0], *weights[1],
         *((None, None) if initial_state is None else (each.contiguous() for each in initial_state)),
-        native_cpu.limit(cell_clip), native_cpu.limit(proj_clip), native_cpu.packed_lstm(weights, "highest", keep=False))
+        limit(cell_clip), limit(proj_clip), packed_lstm(weights, "highest", keep=False))
     return out, (restore(h, order), restore(c, order))
 
 
@@ -58,7 +138,7 @@ def _row_numbers(count: int) -> torch.Tensor:
 def _call(inputs, rows, live, starts, h, c, packed, initial_h, initial_c, cell_clip, proj_clip, places) -> dict:
     """What forward and backward tell the engine alike; the tensors must outlive the call."""
     count, width, dim, projection = _sizes(inputs, rows, h, c)
-    address = native_cpu.pointer
+    address = pointer
     return dict(
         input=width, dim=dim, projection=projection, packed=packed.data_ptr(), packed_size=packed.numel(),
         inputs=inputs.data_ptr(), input_rows=len(inputs), split_input=rows is None, steps=len(live),
@@ -153,9 +233,9 @@ def _fake_backward(grad_out, grad_h, grad_c, inputs, rows, live, starts, h, c, w
 def _packed(inputs, rows, h, c, weights) -> torch.Tensor:
     """The weights as gradients read them; an optimizer edits them before the next call."""
     module, sizes = native_module()[0], _sizes(inputs, rows, h, c)[1:]
-    packed = native_cpu.aligned_bytes(module.lstm_backward_packed_size(*sizes))
+    packed = aligned_bytes(module.lstm_backward_packed_size(*sizes))
     plain = [None if each is None else each.contiguous() for each in weights]
-    matrices, _, projections = ([native_cpu.pointer(plain[k]), native_cpu.pointer(plain[k + 3])] for k in range(3))
+    matrices, _, projections = ([pointer(plain[k]), pointer(plain[k + 3])] for k in range(3))
     module.lstm_backward_pack(*sizes, matrices, projections, packed.data_ptr(), packed.numel())
     return packed
 
@@ -164,8 +244,10 @@ def _no_second_derivatives(ctx, *_):
     raise RuntimeError("projected_lstm: the native backend has no second derivatives; backend='torch' has them")
 
 
+_library.impl("projected_lstm", _run_lstm, "CPU")
 _library.impl("projected_lstm_train", _train, "CPU")
 _library.impl("projected_lstm_backward", _run_backward, "CPU")
+torch.library.register_fake("elmo_fast::projected_lstm", _fake_lstm, lib=_library)
 torch.library.register_fake("elmo_fast::projected_lstm_train", _fake_train, lib=_library)
 torch.library.register_fake("elmo_fast::projected_lstm_backward", _fake_backward, lib=_library)
 torch.library.register_autograd("elmo_fast::projected_lstm_train", _backward, setup_context=_keep, lib=_library)

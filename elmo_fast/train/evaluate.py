@@ -13,35 +13,34 @@ from tqdm import tqdm
 
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.batches import Numbering
-from elmo_fast.train.language_model import LanguageModel
-from elmo_fast.train.sampled_softmax import full_cross_entropy_in_pieces
-from elmo_fast.train.shards import Shard, read_shards
-from elmo_fast.train.stream import Order, Sentences
+from elmo_fast.train.checkpoint import load_language_model
+from elmo_fast.train.corpus import Shard, read_shards
+from elmo_fast.train.data import Numbering, Order, Sentences
+from elmo_fast.train.loss import chunked_full_cross_entropy
+from elmo_fast.train.model import LanguageModel
 
 _STEPS = 16
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """`total` is bilm-tf's figure; `by_direction` that of each direction; over `batches` of `rows` tokens each."""
+    """`total` is bilm-tf's figure, `by_direction` those of the directions, over `batches` of `rows` tokens."""
 
     total: float
     by_direction: tuple[float, ...]
     batches: int
     rows: int
 
-    def in_words(self) -> str:
-        """One line for the screen."""
+    def __str__(self) -> str:
         named = zip(("forward", "backward"), self.by_direction)
         return (f"perplexity {self.total:.4f} ({', '.join(f'{name} {value:.4f}' for name, value in named)}; "
                 f"{self.batches} batches of {self.rows} tokens)")
 
 
 class OneStepRows:
-    """Rows that take their next sentence in the order in which they come to need one, steps before rows.
+    """Rows that take their next sentence in the order in which they finish, step by step, then row by row.
 
-    So bilm-tf's test fills batches of one step: row after row, whoever has finished its sentence draws the next.
+    So bilm-tf's test fills its batches of a single step: of every batch's rows, those without a sentence draw the next.
     """
 
     def __init__(self, sentences: Sentences, rows: int):
@@ -52,7 +51,7 @@ class OneStepRows:
         self._step, self._end = 0, math.inf
 
     def next(self, steps: int) -> tuple[list[str], list[str]]:
-        """Inputs and targets of the next `steps` steps, or of those that are left, row after row."""
+        """Inputs and targets of the next `steps` steps, or of those that remain, row after row."""
         wanted = self._step + steps
         while self._end == math.inf and self._free[0][0] < wanted:
             step, row = self._free[0]
@@ -76,11 +75,11 @@ def _taken(row: list[str], steps: int) -> list[str]:
 
 def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, batch_size: int = 256,
                progress: bool = False) -> Perplexity:
-    """Exp of the mean over batches of one step of half the sum of both directions' mean losses.
+    """Exp of the mean of both directions' mean losses over batches of a single step.
 
     Full softmax, no dropout, `batch_size` rows, states carried from batch to batch, from zeros; the last batch is
-    dropped when rows are left without a token. As bilm-tf's `test`; files are read in the order given. Raises
-    `ValueError` when there are fewer sentences than rows.
+    dropped if rows are left without a token. As bilm-tf's `test`; files are read in the order given. `ValueError` if
+    there are fewer sentences than rows.
     """
     if sum(shard.sentences for shard in shards) < batch_size:
         raise ValueError(f"batch_size: expected at most the {sum(shard.sentences for shard in shards)} sentences of the "
@@ -92,13 +91,13 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
 
 
 def _losses(model: LanguageModel, shards, vocabulary, rows: int, progress: bool) -> Iterator[torch.Tensor]:
-    """Mean losses of batches of one step: float64 [D, steps], some steps at a time."""
-    char_cnn = model.plan.model.char_cnn
+    """Mean losses of batches of a single step: float64 [D, steps], some steps at a time."""
+    char_cnn = model.config.model.char_cnn
     numbering = Numbering(vocabulary, char_cnn and char_cnn.max_characters_per_token)
     readers = [OneStepRows(Sentences(shards, Order(reverse=reverse)), rows)
                for reverse in (False, True)[: model.directions]]
     device = model.softmax_b.device
-    state = model.begin(rows)
+    state = model.zero_state(rows)
     total = sum(shard.tokens + shard.sentences for shard in shards)
     with tqdm(total=total, unit="tok", unit_scale=True, disable=not progress, desc="perplexity", leave=False) as bar:
         while True:
@@ -111,7 +110,7 @@ def _losses(model: LanguageModel, shards, vocabulary, rows: int, progress: bool)
                 tops, state = model.outputs(batch.tokens.to(device), batch.rows.to(device), steps, state)
             tops = model.by_direction(tops, steps, batch.rows.shape[1])
             yield torch.stack([
-                full_cross_entropy_in_pieces(full_precision(top), model.softmax_w, model.softmax_b, targets.to(device))
+                chunked_full_cross_entropy(full_precision(top), model.softmax_w, model.softmax_b, targets.to(device))
                 .double().view(steps, rows).mean(1).cpu() for top, targets in zip(tops, batch.targets)])
             bar.update(steps * rows)
 
@@ -119,9 +118,7 @@ def _losses(model: LanguageModel, shards, vocabulary, rows: int, progress: bool)
 def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkpoint: str | os.PathLike | None = None,
                   softmax_file: str | os.PathLike | None = None, vocab_file: str | os.PathLike | None = None,
                   batch_size: int = 256, device: str = "cpu", progress: bool = False) -> Perplexity:
-    """Perplexity of a run (its best checkpoint, its last, or the one named) or of an exported model with its softmax."""
-    from elmo_fast.train.load import load_language_model
-
+    """Perplexity of a run (`checkpoint`, else its best, else its last) or of an exported model with its softmax."""
     language_model, vocabulary = load_language_model(model, checkpoint, softmax_file, vocab_file)
     shards = read_shards(text, "text")
     return perplexity(language_model.to(device), shards, vocabulary, batch_size, progress)
