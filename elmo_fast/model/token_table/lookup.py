@@ -45,15 +45,15 @@ BatchTokens = tuple[TokenEmbeddings, torch.Tensor, torch.Tensor]
 class WordCache(nn.Module):
     """Vectors of words in AllenNLP's numbering (`vocab_to_cache`): row k of `weight` [V, P] is word number k.
 
-    Number 0 is padding, and its vector is zeros. `marks` [2, P] are the vectors of `<S>` and `</S>`.
+    Number 0 is padding, and its vector is zeros. `boundaries` [2, P] are the vectors of `<S>` and `</S>`.
     """
 
-    def __init__(self, words: torch.Tensor, marks: torch.Tensor, trained: bool):
+    def __init__(self, words: torch.Tensor, boundaries: torch.Tensor, trained: bool):
         super().__init__()
         self.weight = nn.Parameter(words.clone(), requires_grad=trained)
         with torch.no_grad():
             self.weight[:1] = 0
-        self.register_buffer("marks", marks.clone(), persistent=False)
+        self.register_buffer("boundaries", boundaries.clone(), persistent=False)
 
     @property
     def largest(self) -> int:
@@ -67,8 +67,8 @@ class WordCache(nn.Module):
     def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of words by number, int [N]."""
         ids = to_device(ids, self.weight.device)
-        words, marks = self.weight[ids.clamp(min=0)], self.marks[(ids + 2).clamp(max=1)]
-        return TokenEmbeddings(torch.where((ids < 0)[:, None], marks.to(words), words), None)
+        words, boundaries = self.weight[ids.clamp(min=0)], self.boundaries[(ids + 2).clamp(max=1)]
+        return TokenEmbeddings(torch.where((ids < 0)[:, None], boundaries.to(words), words), None)
 
 
 class TableLookup:
