@@ -116,7 +116,9 @@ class TableLookup:
         weights.
         """
         (_, bias, _), _ = weights
-        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES or not accepts_input_projections(backend, precision, weights):
+        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES:
+            return None
+        if not accepts_input_projections(backend, precision, weights):
             return None
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
             return None
@@ -146,7 +148,7 @@ class TableLookup:
 
 @dataclass(frozen=True)
 class TokenEncoder:
-    """Gives a model's tokens their vectors. `source` is its char encoder or embedding; `table` and `cache` may be None."""
+    """Gives a model's tokens their vectors; `source` is its char encoder or embedding."""
 
     source: TokenSource
     table: TableLookup | None
@@ -232,15 +234,15 @@ class TokenEncoder:
         a vocabulary only its shape can be checked.
         """
         if not isinstance(self.source, CharacterEncoder):
-            raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of its "
-                                     "own, got a token table")
+            raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of "
+                                     "its own, got a token table")
         table = table if isinstance(table, TokenTable) else TokenTable.open(table)
         if table.dim != self.source.dim:
             raise ConfigurationError(f"token_table: expected vectors of {self.source.dim} values, got {table.dim}")
         if table.fingerprint is not None:
             if table.fingerprint != (own := fingerprint()):
-                raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {own}), got one of "
-                                         f"another model (fingerprint {table.fingerprint})")
+                raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {own}), got one "
+                                         f"of another model (fingerprint {table.fingerprint})")
         elif table.words is not None:
             self._compare_sample(table)
         check_precision_of(table, self.precision)
