@@ -8,9 +8,13 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+
+if int(setuptools.__version__.split(".")[0]) < 77:
+    sys.exit(f"elmo-fast: expected setuptools 77 or newer, got {setuptools.__version__}: pip install -U setuptools")
 
 ROOT = Path(__file__).parent.resolve()
 RECORD = '"""Written by setup.py: why this installation has no native module, or None."""\n\nNATIVE_SKIPPED = {!r}\n'

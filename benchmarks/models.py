@@ -43,7 +43,7 @@ class Embedder:
 def absent_precisions() -> dict[str, str]:
     """The precisions that the CPU engine does not compute in here, and why; what stands for them is `highest`."""
     from elmo_fast.ops.backend import native_module
-    from elmo_fast.ops.native_cpu import runs_precision
+    from elmo_fast.ops.cpu import runs_precision
     from elmo_fast.ops.precision import PRECISIONS
 
     why = native_module()[1] or "runs as highest: 16-bit tile products need AMX, which this machine does not offer"

@@ -1,44 +1,60 @@
-"""elmo-fast: ELMo models (Peters et al. 2018) on today's PyTorch, with the original numbers and calls."""
+"""elmo-fast: ELMo models (Peters et al. 2018) on today's PyTorch, with the original numbers and calls.
 
-from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.load import LoadedElmo, load
-from elmo_fast.model.bilm import BiLm, BiLmOutput
-from elmo_fast.model.elmo import Elmo
-from elmo_fast.model.initialize import random_weights
-from elmo_fast.model.layout import remove_boundaries
-from elmo_fast.model.options import ConfigurationError, Options
-from elmo_fast.model.scalar_mix import ScalarMix
-from elmo_fast.model.table_build import build_token_table, corpus_words, write_token_table
-from elmo_fast.model.token_table import TokenTable
-from elmo_fast.model.weights import read_weights, write_weights
-from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
-from elmo_fast.text.fasta import FastaRecord, read_fasta
-from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
+Public names are imported at their first use: `import elmo_fast` itself loads no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from elmo_fast.embed.api import LoadedElmo, load
+    from elmo_fast.embed.embedder import ElmoEmbedder
+    from elmo_fast.model.bilm import BiLm, BiLmOutput
+    from elmo_fast.model.elmo import Elmo
+    from elmo_fast.model.initialize import random_weights
+    from elmo_fast.model.layout import remove_boundaries
+    from elmo_fast.model.options import ConfigurationError, Options
+    from elmo_fast.model.scalar_mix import ScalarMix
+    from elmo_fast.model.table_build import build_token_table, corpus_words, write_token_table
+    from elmo_fast.model.token_table import TokenTable
+    from elmo_fast.model.weights import read_weights, write_weights
+    from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
+    from elmo_fast.text.fasta import FastaRecord, read_fasta
+    from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 
 __version__ = "0.1.0"
 __all__ = [
-    "Batcher",
-    "BiLm",
-    "BiLmOutput",
-    "ConfigurationError",
-    "Elmo",
-    "ElmoEmbedder",
-    "FastaRecord",
-    "LoadedElmo",
-    "Options",
-    "ScalarMix",
-    "TokenBatcher",
-    "TokenTable",
-    "UnicodeCharsVocabulary",
-    "Vocabulary",
-    "batch_to_ids",
-    "build_token_table",
-    "corpus_words",
-    "load",
-    "random_weights",
-    "read_fasta",
-    "read_weights",
-    "remove_boundaries",
-    "write_token_table",
-    "write_weights",
+    "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "Elmo", "ElmoEmbedder", "FastaRecord", "LoadedElmo",
+    "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary", "Vocabulary", "batch_to_ids",
+    "build_token_table", "corpus_words", "load", "random_weights", "read_fasta", "read_weights", "remove_boundaries",
+    "write_token_table", "write_weights",
 ]
+_NAMES = {  # module -> the public names that it defines
+    "embed.api": ("LoadedElmo", "load"),
+    "embed.embedder": ("ElmoEmbedder",),
+    "model.bilm": ("BiLm", "BiLmOutput"),
+    "model.elmo": ("Elmo",),
+    "model.initialize": ("random_weights",),
+    "model.layout": ("remove_boundaries",),
+    "model.options": ("ConfigurationError", "Options"),
+    "model.scalar_mix": ("ScalarMix",),
+    "model.table_build": ("build_token_table", "corpus_words", "write_token_table"),
+    "model.token_table": ("TokenTable",),
+    "model.weights": ("read_weights", "write_weights"),
+    "text.batching": ("Batcher", "TokenBatcher", "batch_to_ids"),
+    "text.fasta": ("FastaRecord", "read_fasta"),
+    "text.vocabulary": ("UnicodeCharsVocabulary", "Vocabulary"),
+}
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

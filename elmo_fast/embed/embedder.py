@@ -1,7 +1,6 @@
 """`ElmoEmbedder`: tokenized sentences to NumPy arrays and HDF5 files, as AllenNLP's class of that name."""
 
 import itertools
-import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,10 +8,12 @@ from typing import IO
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
-from elmo_fast.embed import sentences as lines_of
-from elmo_fast.embed.hdf5_writer import check_output, hdf5_file
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, check_choice, check_count
+from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
+from elmo_fast.embed.writers import hdf5_file
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError
@@ -23,19 +24,15 @@ from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
-DEFAULT_BATCH_SIZE = 64
-OUTPUT_FORMATS = ("all", "top", "average")
-
-logger = logging.getLogger(__name__)
 
 
 class ElmoEmbedder:
-    """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] each, token layer first.
+    """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
     In `state="carry"`, AllenNLP's way, sentence k of a batch starts where sentence k of the last batch ended, so
-    a sentence embedded twice gives two results; `zero` and `warm` always give one (see `BiLm`).
+    a sentence embedded twice gives two results; with `zero` and `warm` it gives the same (see `BiLm`).
     `options_file` and `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. `keep_fp32=False` halves the
-    memory there (see `BiLm`). `token_table` is a `TokenTable` or the file of one: tokens have their vectors from it.
+    memory there (see `BiLm`). `token_table` is a `TokenTable` or its file, from which tokens have their vectors.
     """
 
     _bilm: type[BiLm] = BiLm
@@ -61,7 +58,7 @@ class ElmoEmbedder:
 
     @classmethod
     def from_bilm(cls, bilm: BiLm) -> "ElmoEmbedder":
-        """An embedder around a biLM that is already in memory, on whatever device it is."""
+        """An embedder of a biLM in memory, on the biLM's device."""
         embedder = cls.__new__(cls)
         device = next(bilm.parameters()).device
         embedder._take(bilm, -1 if device.index is None else device.index)
@@ -85,10 +82,10 @@ class ElmoEmbedder:
         return self.embed_batch([sentence])[0]
 
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        """Vectors of each sentence of one batch, float32 [layers, tokens, 2 P] each; an empty sentence has no tokens.
+        """Vectors of the sentences of a batch, float32 [layers, tokens, 2 P] a sentence; an empty one has no tokens.
 
-        A single empty sentence leaves the carried states alone, as in AllenNLP; beside others, or twice, an empty
-        sentence runs as `<S> </S>`.
+        A single empty sentence does not change the carried states, as in AllenNLP; in a larger batch an empty sentence
+        runs as `<S> </S>`.
         """
         batch = check_batch(batch)
         if not batch:
@@ -110,20 +107,22 @@ class ElmoEmbedder:
 
     def embed_sentences(self, sentences: Iterable[Sequence[str]],
                         batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[np.ndarray]:
-        """Vectors of each sentence of an iterable, in its order, float32 [layers, tokens, 2 P] each.
+        """Vectors of an iterable of sentences, in its order, float32 [layers, tokens, 2 P] a sentence.
 
-        `batch_size` sentences run at a time, each row of the batch taking its next sentence as soon as it has room
+        `batch_size` sentences run at a time, and each row of the batch takes its next sentence as soon as it is free
         (see `SlotStream`); the results are those of batches, and a bounded part of the iterable is read ahead.
-        Carried states move on when the iterable has ended.
+        Carried states are stored when the iterable has ended.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size: expected an integer of at least 1, got {batch_size!r}")
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
+        return self.stream((_checked(sentence, number) for number, sentence in enumerate(sentences)), batch_size)
+
+    def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
+        """As `embed_sentences`, of sentences that were checked before."""
+        check_count("batch_size", batch_size)
         if self.elmo_bilm.backend == "reference":
             return self._embed_batches(iter(sentences), batch_size)
-        checked = (_checked(sentence, number) for number, sentence in enumerate(sentences))
-        return SlotStream(self.elmo_bilm, batch_size).run(checked)
+        return SlotStream(self.elmo_bilm, batch_size).run(sentences)
 
     def _embed_batches(self, sentences: Iterator[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         while batch := list(itertools.islice(sentences, batch_size)):
@@ -146,28 +145,24 @@ class ElmoEmbedder:
         `output_format` is `all` ([layers, tokens, 2 P]), `top` or `average` ([tokens, 2 P]). `sentence_to_index`
         holds a JSON string that maps each sentence to its key, unless `forget_sentences`. With `use_sentence_keys`
         the sentences themselves are the keys. `allow_blank` gives blank lines datasets without tokens. From
-        AllenNLP's `embed_file`. The output appears only when it is whole. `progress` is a bar on a terminal's stderr,
-        or `"lines"`: a line every ten seconds on any.
+        AllenNLP's `embed_file`. The output is written atomically. `progress` is a bar where stderr is a terminal, or
+        with `"lines"` a line every ten seconds, also elsewhere.
         """
-        if output_format not in OUTPUT_FORMATS:
-            raise ConfigurationError(f"output_format: expected one of {', '.join(OUTPUT_FORMATS)}, "
-                                     f"got {output_format!r}")
+        check_choice("output_format", output_format, LAYERS, ConfigurationError)
         if not hasattr(input_file, "readline"):
             raise ValueError(f"input_file: expected a file opened as text, got {input_file!r:.80}")
-        check_output(output_file_path)
-        with input_file:
-            count = lines_of.scan(input_file, allow_blank)
-            kept, running = itertools.tee(lines_of.read_lines(input_file, allow_blank))
-            arrays = self.embed_sentences((line.tokens for line in running), batch_size)
-            index: dict[str, str] = {}
-            with hdf5_file(output_file_path) as writer:
-                for number, (vectors, line) in enumerate(zip(_progress(arrays, count, progress), kept)):
-                    key = line.text if use_sentence_keys else str(number)
-                    writer.write(key, _formatted(vectors, output_format))
-                    if not forget_sentences and not use_sentence_keys:
-                        index[line.text] = key
-                if not forget_sentences and not use_sentence_keys:
-                    writer.write_index(index)
+        with input_file, hdf5_file(output_file_path) as writer:
+            count = scan(input_file, allow_blank)
+            lines, running = itertools.tee(read_lines(input_file, allow_blank))
+            arrays = self.stream((line.tokens for line in running), batch_size)
+            index: dict[str, str] | None = None if forget_sentences or use_sentence_keys else {}
+            for number, (vectors, line) in enumerate(zip(_progress(arrays, count, progress), lines)):
+                key = line.text if use_sentence_keys else str(number)
+                writer.write(key, mix_layers(vectors, output_format))
+                if index is not None:
+                    index[line.text] = key
+            if index is not None:
+                writer.write_index(index)
 
 
 def _checked(sentence: Sequence[str], number: int) -> Sequence[str]:
@@ -175,19 +170,15 @@ def _checked(sentence: Sequence[str], number: int) -> Sequence[str]:
     return sentence
 
 
-def _formatted(vectors: np.ndarray, output_format: str) -> np.ndarray:
-    if output_format == "all":
+def mix_layers(vectors: np.ndarray, layers: str) -> np.ndarray:
+    """[layers, ...] as it is for `all`; the last layer for `top` and the mean for `average`, [...]."""
+    if layers == "all":
         return vectors
-    return vectors[-1] if output_format == "top" else vectors.mean(axis=0)
+    return vectors[-1] if layers == "top" else vectors.mean(axis=0)
 
 
 def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool | str) -> Iterator[np.ndarray]:
     if not wanted:
-        return arrays
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        logger.info("tqdm is not installed: no progress bar")
         return arrays
     as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False} if wanted == "lines" else {}
     return iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None, **as_lines}))
@@ -204,12 +195,12 @@ class _Lines:
         sys.stderr.flush()
 
 
-def torch_device(cuda_device: int) -> torch.device:
-    """The device of AllenNLP's number for it: -1 is the CPU; `ValueError` for one that is not there."""
+def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:
+    """The device of AllenNLP's number: -1 is the CPU; `ConfigurationError` for a GPU that torch does not see."""
     if isinstance(cuda_device, bool) or not isinstance(cuda_device, int) or cuda_device < -1:
-        raise ValueError(f"cuda_device: expected -1 for the CPU or the number of a GPU, got {cuda_device!r}")
+        raise ConfigurationError(f"{name}: expected -1 for the CPU or the number of a GPU, got {cuda_device!r}")
     count = torch.cuda.device_count()
     if cuda_device >= count:
         expected = f"-1 or a number below {count} (the GPUs that torch sees)" if count else "-1, for torch sees no GPU"
-        raise ValueError(f"cuda_device: expected {expected}, got {cuda_device}")
+        raise ConfigurationError(f"{name}: expected {expected}, got {cuda_device}")
     return torch.device("cpu") if cuda_device < 0 else torch.device("cuda", cuda_device)

@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import IO
 
-from elmo_fast.embed.sentences import read_lines
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.embed.readers import read_lines
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import DEFAULT_MODEL, SOFTMAX_FILE, find_model
-
-DEFAULT_BATCH_SIZE = 64
 
 
 def load_head(model: str | os.PathLike = DEFAULT_MODEL, softmax_file: str | os.PathLike | None = None,
@@ -24,19 +23,19 @@ def load_head(model: str | os.PathLike = DEFAULT_MODEL, softmax_file: str | os.P
     files = find_model(model)
     softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
     if not os.path.isfile(softmax_file):
-        raise FileNotFoundError(f"softmax: expected the file that `elmo-fast export --softmax` writes, found none at "
+        raise FileNotFoundError("softmax: expected the file that `elmo-fast export --softmax` writes, found none at "
                                 f"{softmax_file}")
     if vocab_file is None and files.vocab_file is None:
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, got none")
-    bilm = BiLm.from_files(files.options_file, files.weight_file, **arguments)
-    return SoftmaxHead.from_files(bilm.eval(), softmax_file, vocab_file or files.vocab_file)
+    bilm = BiLm.from_model(files, **arguments).eval()
+    return SoftmaxHead.from_files(bilm, softmax_file, vocab_file or files.vocab_file)
 
 
 def score_lines(head: SoftmaxHead, input_file: IO[str], tokens: bool = False,
                 batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[str]:
     """Lines of tab-separated columns: forward and backward natural log-probability of each sentence, and its text.
 
-    With `tokens` one line a token, `</S>` and `<S>` at the end, and a blank line after each sentence. Blank lines are
+    With `tokens` a line a token, `</S>` and `<S>` at the end, and a blank line after each sentence. Blank lines are
     empty sentences.
     """
     lines = read_lines(input_file, allow_blank=True)
@@ -63,6 +62,6 @@ def substitute_lines(head: SoftmaxHead, input_file: IO[str], k: int = 10, direct
         if not positions:
             continue
         for at, found in zip(positions, head.substitutes_at(line.tokens, positions, k, direction)):
-            pairs = [[each.word, round(each.log_probability, 6)] for each in found]
+            pairs = [[substitute.word, round(substitute.log_probability, 6)] for substitute in found]
             yield json.dumps({"sentence": number, "position": at, "word": line.tokens[at], "substitutes": pairs},
                              ensure_ascii=False)

@@ -1,28 +1,31 @@
-"""Slots: a stream of sentences runs back to back in a fixed number of rows, and no row waits for a longer sentence.
+"""Continuous batching: sentences run back to back in a fixed number of slots, and none waits for a longer one.
 
-Where states are carried, sentence i runs in slot i mod B, as in batches of B; else wherever there is room. The
+Where states are carried, sentence i runs in slot i mod B, as in batches of B; else in any slot with room. The
 results are those of batches, in the order of the input.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from elmo_fast.embed.token_vectors import TokenVectors
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.lstm import InputProjections
+from elmo_fast.model.token_lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.schedule import Schedule
+from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
-_ROWS_AT_ONCE = 4096
+_ROWS_PER_CHUNK = 4096
 _TOKENS_AHEAD = 1 << 15
+_TABLE_ROWS = 1 << 15
 
 
 @dataclass
 class _Sentence:
-    """A sentence with its boundaries: rows of token vectors, steps done, and the vectors so far [layers, T, 2 P]."""
+    """A sentence with BOS and EOS: rows of token vectors, steps scheduled, and the vectors so far [layers, T, 2 P]."""
 
     number: int
     rows: np.ndarray
@@ -42,8 +45,8 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A chunk that was queued: its pieces, the packed rows of each, and its outputs on their way to the host.
+class _Chunk:
+    """A chunk of steps that was queued: its pieces, the packed rows of each, and its outputs on their way to the host.
 
     The outputs are the vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P].
     """
@@ -71,34 +74,35 @@ class SlotStream:
         self._slots = [_Slot() for _ in range(slots)]
         self._carried = bilm.state == "carry"
         self._runs_empty = runs_empty
-        self._steps = max(16, _ROWS_AT_ONCE // slots)
-        self._tokens = TokenVectors(bilm)
+        self._steps = max(16, _ROWS_PER_CHUNK // slots)
+        self._tokens = _TokenVectors(bilm, _TABLE_ROWS)
         self._read = self._written = self._ahead = self._used = 0
         self._finished: dict[int, np.ndarray] = {}
-        # On a GPU the outputs of a chunk come back, and go where they belong, while the next chunk runs.
+        # On a GPU the outputs of a chunk are copied and collected while the next chunk runs.
         device = next(bilm.parameters()).device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._chunks_ahead = 1 if self._copies else 0
 
-    def run(self, sentences: Iterator[Sequence[str]]) -> Iterator[np.ndarray]:
-        """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states move on when the stream has ended."""
-        self._source = _with_next(sentences)
+    def run(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
+        """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states are stored when the stream has ended."""
+        self._source = _with_last(iter(sentences))
         with torch.no_grad():
             state, initial_state = self._bilm.begin(len(self._slots))
-        begun: deque[_Begun] = deque()
-        while (pieces := self._plan()) or begun or self._finished:
+        queued: deque[_Chunk] = deque()
+        while (pieces := self._plan()) or queued or self._finished:
             if pieces:
                 with torch.no_grad():
+                    self._tokens.update(self._in_flight(pieces))
                     chunk, state = self._advance(pieces, state, initial_state)
-                begun.append(chunk)
-            while len(begun) > (self._chunks_ahead if pieces else 0):
-                self._put(begun.popleft())
+                queued.append(chunk)
+            while len(queued) > (self._chunks_ahead if pieces else 0):
+                self._collect(queued.popleft())
             yield from self._in_order()
         if self._used:
             self._bilm.store_state(tuple(each[:, : self._used] for each in state))
 
     def _plan(self) -> list[_Piece]:
-        """What each slot runs in the next chunk of steps."""
+        """The pieces of the next chunk of steps."""
         pieces: list[_Piece] = []
         for slot in self._slots:
             slot.planned = 0
@@ -114,23 +118,22 @@ class SlotStream:
         return pieces
 
     def _slot_with_room(self) -> int | None:
-        """The slot with the fewest planned steps, if it has room and a sentence; reads on to find it one."""
-        order = sorted(range(len(self._slots)), key=lambda number: self._slots[number].planned)
-        for number in order:
+        """The slot with the fewest planned steps that has room and a sentence; reads further sentences for it."""
+        for number in sorted(range(len(self._slots)), key=lambda number: self._slots[number].planned):
             slot = self._slots[number]
             if slot.planned < self._steps and (slot.queue or self._read_for(number)):
                 return number
         return None
 
     def _read_for(self, number: int) -> bool:
-        """Read sentences until the slot has one; False when the stream ended or is far enough ahead."""
+        """Read until the slot has a sentence; False when the stream ended or enough was read ahead."""
         while not self._slots[number].queue:
             if self._ahead >= max(_TOKENS_AHEAD, 32 * len(self._slots)):
                 return False
-            sentence, last = next(self._source, (None, True))
-            if sentence is None:
+            tokens, last = next(self._source, (None, True))
+            if tokens is None:
                 return False
-            self._take(sentence, number, last)
+            self._take(tokens, number, last)
         return True
 
     def _take(self, tokens: Sequence[str], number: int, last: bool) -> None:
@@ -140,21 +143,24 @@ class SlotStream:
         self._read += 1
         self._ahead += len(sentence.rows)
         if self._carried and alone and not self._runs_empty and not len(tokens):
-            self._finish(sentence)  # a batch of one empty sentence is not run and leaves its state alone
+            self._finished[sentence.number] = self._empty(sentence)
             return
         self._used = max(self._used, position + 1)
         self._slots[position if self._carried else number].queue.append(sentence)
 
+    def _in_flight(self, pieces: list[_Piece]) -> list[_Sentence]:
+        queued = (sentence for slot in self._slots for sentence in slot.queue)
+        return list({sentence.number: sentence for sentence in (*queued, *(piece.sentence for piece in pieces))}.values())
+
     def _advance(self, pieces: list[_Piece], state, initial_state):
-        """Queue the pieces; their outputs are fetched by `_put`."""
-        in_flight = [sentence for slot in self._slots for sentence in slot.queue]
-        vectors = self._tokens.vectors([*in_flight, *(piece.sentence for piece in pieces)])
+        """Queue the pieces: the chunk, and the state after it."""
+        vectors = self._tokens.vectors
         schedule, first_row, position = self._schedule(pieces)
-        layers, state = self._bilm.advance(vectors, schedule, state, initial_state, self._tokens.products)
+        layers, state = self._bilm.advance(vectors, schedule, state, initial_state, self._tokens.projections)
         tokens = vectors[to_device(schedule.tokens[0], vectors.device)]
         rows = [first_row[piece.at : piece.at + piece.end - piece.begin] + position[piece.slot] for piece in pieces]
         outputs = HostCopy([each.float() for each in (tokens, *layers)], self._copies)
-        return _Begun(pieces, rows, outputs), state
+        return _Chunk(pieces, rows, outputs), state
 
     def _schedule(self, pieces: list[_Piece]) -> tuple[Schedule, np.ndarray, np.ndarray]:
         """The chunk's schedule, the packed row at which each step begins, and each slot's position in a step."""
@@ -171,22 +177,22 @@ class SlotStream:
             tokens[1][place] = piece.sentence.rows[::-1][piece.begin : piece.end]
             starts[piece.at, position[piece.slot]] = piece.begin == 0
         running = planned[order] > np.arange(steps)[:, None]  # [steps, slots]
-        live = running.sum(1).astype(np.int32)
-        schedule = Schedule(order, live, np.ascontiguousarray(tokens[:, running]), starts[running])
-        return schedule, np.cumsum(live) - live, position
+        batch_sizes = running.sum(1).astype(np.int32)
+        schedule = Schedule(order, batch_sizes, np.ascontiguousarray(tokens[:, running]), starts[running])
+        return schedule, np.cumsum(batch_sizes) - batch_sizes, position
 
-    def _put(self, begun: _Begun) -> None:
+    def _collect(self, chunk: _Chunk) -> None:
         """Copy a chunk's outputs to its sentences."""
-        outputs = [each.numpy() for each in begun.outputs.result()]
-        for piece, rows in zip(begun.pieces, begun.rows):
-            self._put_piece(piece, rows, outputs)
+        outputs = [each.numpy() for each in chunk.outputs.result()]
+        for piece, rows in zip(chunk.pieces, chunk.rows):
+            self._collect_piece(piece, rows, outputs)
 
-    def _put_piece(self, piece: _Piece, rows: np.ndarray, outputs: list[np.ndarray]) -> None:
-        """Copy a piece's outputs to its sentence, `<S>` and `</S>` left out."""
+    def _collect_piece(self, piece: _Piece, rows: np.ndarray, outputs: list[np.ndarray]) -> None:
+        """Copy a piece's outputs to its sentence, without those of BOS and EOS."""
         sentence = piece.sentence
         length = len(sentence.rows)
         if sentence.vectors is None:
-            sentence.vectors = self._begun(sentence)
+            sentence.vectors = self._empty(sentence)
         begin, end = max(piece.begin, 1), min(piece.end, length - 1)
         if begin < end:
             inner = rows[begin - piece.begin : end - piece.begin]
@@ -197,14 +203,11 @@ class SlotStream:
                 layer[begin - 1 : end - 1, :half] = output[inner, :half]
                 layer[length - 1 - end : length - 1 - begin, half:] = output[inner[::-1], half:]
         if piece.end == length:
-            self._finish(sentence)
+            self._finished[sentence.number] = sentence.vectors
 
-    def _begun(self, sentence: _Sentence) -> np.ndarray:
-        """Room for a sentence's vectors."""
+    def _empty(self, sentence: _Sentence) -> np.ndarray:
+        """Uninitialized vectors of a sentence."""
         return np.empty((self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()), dtype=np.float32)
-
-    def _finish(self, sentence: _Sentence) -> None:
-        self._finished[sentence.number] = self._begun(sentence) if sentence.vectors is None else sentence.vectors
 
     def _in_order(self) -> Iterator[np.ndarray]:
         while self._written in self._finished:
@@ -214,7 +217,49 @@ class SlotStream:
             yield vectors
 
 
-def _with_next(items: Iterator) -> Iterator[tuple]:
+class _TokenVectors:
+    """A bounded table of token vectors: each unique token is encoded once, until it is dropped from a full table."""
+
+    def __init__(self, bilm: BiLm, capacity: int):
+        self.vectors: torch.Tensor | None = None  # [R, P]
+        self.projections: InputProjections | None = None  # of the first LSTM layer, where a small token table has them
+        self._bilm = bilm
+        self._capacity = capacity
+        self._rows: dict[str, int] = {}
+        self._table_rows: np.ndarray | None = None  # [R], where a token table gave the vectors
+
+    def rows(self, tokens: Sequence[str]) -> np.ndarray:
+        """Rows of a sentence's tokens, with BOS and EOS: int32 [tokens + 2]; `update` then encodes new ones."""
+        bounded = (BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN)
+        return np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
+
+    def update(self, in_flight: list[_Sentence]) -> None:
+        """Encode new tokens; from a table over capacity drop the tokens of no sentence in flight, whose `rows` are renumbered."""
+        known = 0 if self.vectors is None else len(self.vectors)
+        if new := list(self._rows)[known:] if known < len(self._rows) else []:
+            found = self._bilm.look_up(new)
+            self.vectors = found.vectors if self.vectors is None else torch.cat([self.vectors, found.vectors])
+            if self._table_rows is None or found.rows is None:
+                self._table_rows = found.rows
+            else:
+                self._table_rows = np.concatenate([self._table_rows, found.rows])
+        if full := len(self._rows) > self._capacity:
+            self._drop_unused(in_flight)
+        if new or full:
+            self.projections = self._bilm.first_layer(TokenEmbeddings(self.vectors, self._table_rows))
+
+    def _drop_unused(self, in_flight: list[_Sentence]) -> None:
+        kept, renumbered = np.unique(np.concatenate([sentence.rows for sentence in in_flight]), return_inverse=True)
+        tokens = list(self._rows)
+        self._rows = {tokens[row]: number for number, row in enumerate(kept)}
+        self.vectors = self.vectors[to_device(kept, self.vectors.device).long()]
+        self._table_rows = None if self._table_rows is None else self._table_rows[kept]
+        ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
+        for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
+            sentence.rows = rows
+
+
+def _with_last(items: Iterator) -> Iterator[tuple]:
     """Each item and whether it is the last."""
     before = next(items, None)
     while before is not None:

@@ -84,9 +84,9 @@ class BiLm(nn.Module):
         return cls._read(find_model(options_file=options_file, weight_file=weight_file), **arguments)
 
     @classmethod
-    def from_model(cls, model: str | os.PathLike, **arguments) -> "BiLm":
-        """Read a model from a name, a directory, a ZIP, or the URL of a ZIP; `arguments` are those of `BiLm`."""
-        return cls._read(find_model(model), **arguments)
+    def from_model(cls, model: str | os.PathLike | ModelFiles, **arguments) -> "BiLm":
+        """Read a model from what `find_model` takes or has found; `arguments` are those of `BiLm`."""
+        return cls._read(model if isinstance(model, ModelFiles) else find_model(model), **arguments)
 
     @classmethod
     def _read(cls, files: ModelFiles, **arguments) -> "BiLm":

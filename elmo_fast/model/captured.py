@@ -11,7 +11,7 @@ import torch
 from elmo_fast.model.layout import add_boundaries
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.token_source import TokenSource
-from elmo_fast.ops.cuda.recording import recording
+from elmo_fast.ops.cuda.graphs import recording
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.reference import State
 

@@ -5,7 +5,7 @@ import torch
 
 from elmo_fast.model.lstm import LstmStack, InputProjections
 from elmo_fast.model.token_table import TokenTable
-from elmo_fast.ops.edits import edit_key
+from elmo_fast.ops.weight_cache import version_key
 from elmo_fast.ops.projected_lstm import input_projections, accepts_input_projections
 
 BYTES = 1 << 27  # 1,024 words in the original size, 4,096 in the small one
@@ -39,7 +39,7 @@ class FirstLayerTable:
         return {**self.__dict__, "_made": None}
 
     def _whole(self, weights, backend: str) -> torch.Tensor:
-        key = backend, *(edit_key(each) for pair in weights for each in pair[:2])
+        key = backend, *(version_key(each) for pair in weights for each in pair[:2])
         if self._made is None or self._made[0] != key:
             vectors = self._table.vectors(np.arange(self._count)).to(weights[0][1].device)
             self._made = key, input_projections(vectors, weights, backend=backend)

@@ -10,7 +10,7 @@ from torch import nn
 from elmo_fast.model import allennlp_names, states
 from elmo_fast.model.options import Options
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
-from elmo_fast.ops import packed_only
+from elmo_fast.ops.cpu.projected_lstm import drop_lstm
 from elmo_fast.ops.cuda.padded import padded_lstm
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.projected_lstm import projected_lstm
@@ -216,7 +216,7 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
     def drop_fp32(self, precision: str) -> None:
         """Keep the matrices only as the native engine packs them for `precision`."""
         for layer in range(self.options.n_layers):
-            left = packed_only.drop_lstm(self.layer_weights(layer), precision)
+            left = drop_lstm(self.layer_weights(layer), precision)
             names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in ("W_0", "B", "W_P_0"))
             for name, value in zip(names, left):
                 if value is not None:

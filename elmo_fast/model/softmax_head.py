@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 import torch
 
+from elmo_fast.choices import DIRECTIONS
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.linear import linear
@@ -21,7 +22,6 @@ from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
 
 SOFTMAX = ("softmax/W", "softmax/b")
-DIRECTIONS = ("both", "forward", "backward")
 _SPECIAL = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
 _AT_ONCE = 1 << 24  # scores in memory at a time
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)

@@ -2,9 +2,9 @@
 
 import torch
 
+from elmo_fast.choices import STATES
 from elmo_fast.ops.reference import State
 
-STATES = ("carry", "zero", "warm")
 # What runs from zeros to give the state of `warm`.
 WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
     "The committee will meet again on Tuesday to discuss the report .",

@@ -17,13 +17,13 @@ import h5py
 import numpy as np
 import torch
 
+from elmo_fast.choices import STORAGES
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.atomic_hdf5 import atomic_hdf5
 from elmo_fast.ops.precision import check_precision
 
 FORMAT_VERSION = 1
-STORAGES = ("float32", "float16")
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeDecodeError)
 _ROWS_AT_ONCE = 1 << 14
 

@@ -10,7 +10,7 @@ from elmo_fast.model.character_index import words_of_ids
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_source import CharacterEncoder
 from elmo_fast.model.token_table import TokenTable
-from elmo_fast.ops.edits import edit_key
+from elmo_fast.ops.weight_cache import version_key
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.precision import active_precision, full_precision, lowest
 from elmo_fast.text import characters
@@ -138,7 +138,7 @@ class TokenLookup:
         return {**self.__dict__, "_key": None}
 
     def _encoder_key(self) -> tuple:
-        return tuple(map(edit_key, self._encoder.parameters()))
+        return tuple(map(version_key, self._encoder.parameters()))
 
     def _check(self) -> None:
         """Refuse the table when the model computes better, or its char encoder was changed or is being trained."""

@@ -10,12 +10,12 @@ from torch import nn
 from elmo_fast.model import allennlp_names
 from elmo_fast.model.fingerprint import weights_digest
 from elmo_fast.model.options import ConfigurationError, Options
-from elmo_fast.ops import packed_only
 from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.cpu.linear import drop_highway, drop_linear
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import active_precision, full_precision
-from elmo_fast.ops.cuda.fp16_bounds import fits_fp16
+from elmo_fast.ops.cuda.operands import fits_fp16
 from elmo_fast.text import characters
 
 _WARMUP_TOKENS = 4096
@@ -110,10 +110,10 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
         self._dropped_digest = self.digest()
         for k in range(self.options.n_highway):
             names = [f"W_carry_{k}", f"b_carry_{k}", f"W_transform_{k}", f"b_transform_{k}"]
-            for name, value in zip(names, packed_only.drop_highway(*(getattr(self, name) for name in names), precision)):
+            for name, value in zip(names, drop_highway(*(getattr(self, name) for name in names), precision)):
                 setattr(self, name, value)
         if self.has_projection:
-            self.W_proj, self.b_proj = packed_only.drop_linear(self.W_proj, self.b_proj, precision)
+            self.W_proj, self.b_proj = drop_linear(self.W_proj, self.b_proj, precision)
 
     def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
         char_embed = own["char_embed"]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from elmo_fast.choices import UNKNOWN
 from elmo_fast.model.character_index import CharacterIndex
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.table_file import read_table, write_table
@@ -14,7 +15,6 @@ from elmo_fast.ops.precision import check_precision, lowest
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
 
-UNKNOWN = ("encode", "error", "unk")
 GROWTH = 1 << 16
 
 

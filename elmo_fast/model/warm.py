@@ -9,7 +9,7 @@ from torch import nn
 from elmo_fast.model import states
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.token_source import TokenSource
-from elmo_fast.ops.edits import edit_key
+from elmo_fast.ops.weight_cache import version_key
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import State
@@ -21,7 +21,7 @@ Text = Sequence[Sequence[str]]
 
 def edit_keys(*parts: nn.Module) -> tuple:
     """Equal while no parameter of the modules was edited or replaced."""
-    return tuple(edit_key(value) for part in parts for value in part.parameters())
+    return tuple(version_key(value) for part in parts for value in part.parameters())
 
 
 class WarmState:

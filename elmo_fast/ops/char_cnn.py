@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from elmo_fast.ops import native_char_cnn, reference, torch_char_cnn
+from elmo_fast.ops import reference
 from elmo_fast.ops.backend import resolve
 from elmo_fast.ops.checks import check_ids, check_range
+from elmo_fast.ops.cpu import char_cnn as native_char_cnn
 from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 
 
 def char_cnn(
@@ -24,7 +26,7 @@ def char_cnn(
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
 
     `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
-    in `medium` their result is fp16 where `bounded` says that it fits (`fp16_bounds.fits_fp16`), else bf16. The other
+    in `medium` their result is fp16 where `bounded` says that it fits (`operands.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
 
     On the CPU `native` computes in fp32 at every precision; it has no second derivatives.

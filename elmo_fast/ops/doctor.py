@@ -6,9 +6,9 @@ import platform
 import torch
 
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_not
+from elmo_fast.ops.cpu import runs_precision
 from elmo_fast.ops.cuda import choice, persistent
 from elmo_fast.ops.cuda.steps import why_no_triton
-from elmo_fast.ops.native_cpu import runs_precision
 from elmo_fast.ops.precision import PRECISIONS
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
@@ -44,7 +44,7 @@ def _persistent(device: torch.device) -> str:
 
 
 def _versions() -> list[str]:
-    found = {name: choice.version(name) for name in _PACKAGES}
+    found = {name: choice.version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build, as +cpu
     return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
             "packages     " + ", ".join(f"{name} {version}" for name, version in found.items())]
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from elmo_fast.ops import native_cpu, reference
+from elmo_fast.ops import reference
 from elmo_fast.ops.backend import resolve, trains_on_cpu
 from elmo_fast.ops.checks import check_product
-from elmo_fast.ops.native_cpu import on_cpu
+from elmo_fast.ops.cpu import linear as native_linear, on_cpu
 from elmo_fast.ops.precision import active_precision, full_precision
 
 
@@ -34,4 +34,4 @@ def highway(
         from elmo_fast.ops.cuda import encoder
 
         return encoder.highway(x, *weights, precision, bounded)
-    return native_cpu.highway(full_precision(x), *weights, precision=on_cpu(precision or active_precision()))
+    return native_linear.highway(full_precision(x), *weights, precision=on_cpu(precision or active_precision()))

@@ -2,10 +2,9 @@
 
 import torch
 
-from elmo_fast.ops import native_cpu
 from elmo_fast.ops.backend import resolve, trains_on_cpu
 from elmo_fast.ops.checks import check_product
-from elmo_fast.ops.native_cpu import on_cpu
+from elmo_fast.ops.cpu import linear as native_linear, on_cpu
 from elmo_fast.ops.precision import active_precision, full_precision
 
 
@@ -24,7 +23,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
         from elmo_fast.ops.cuda import encoder
 
         return encoder.linear(x, weight, bias, precision, bounded)
-    return native_cpu.linear(full_precision(x), weight, bias, precision=on_cpu(precision or active_precision()))
+    return native_linear.linear(full_precision(x), weight, bias, precision=on_cpu(precision or active_precision()))
 
 
 def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:

@@ -2,16 +2,17 @@
 
 import torch
 
-from elmo_fast.ops import native_cpu, native_training, reference, torch_projected_lstm
+from elmo_fast.ops import reference
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.checks import check_projected_lstm
+from elmo_fast.ops.cpu import on_cpu, projected_lstm as native_lstm
 from elmo_fast.ops.cuda import lstm as cuda_lstm
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import linear
-from elmo_fast.ops.native_cpu import on_cpu
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.torch import projected_lstm as torch_projected_lstm
 
 
 def projected_lstm(
@@ -45,13 +46,13 @@ def projected_lstm(
     clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "initial_state": initial_state}
     chosen = _able(chosen, backend, weights, precomputed and needs_gradient(operands), precomputed)
     if chosen == "native" and needs_gradient(operands):
-        return native_training.projected_lstm(inputs, rows, schedule, state, weights, **clips)
+        return native_lstm.projected_lstm_train(inputs, rows, schedule, state, weights, **clips)
     if chosen == "native" and inputs.device.type == "cuda":
         return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, bounded=bounded,
                                         **clips)
     clips["precomputed"] = precomputed
     if chosen == "native":
-        return native_cpu.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
+        return native_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
     run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
     full = tuple(tuple(map(full_precision, direction)) for direction in weights)
     return run(inputs, None if rows is None else to_device(rows, inputs.device), schedule, state, full, **clips)

@@ -14,9 +14,10 @@ from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_e
 from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import token_source
-from elmo_fast.ops import char_cnn, torch_lstm_pointwise
+from elmo_fast.ops import char_cnn
 from elmo_fast.ops.cuda import buffers, encoder, lstm, operands
 from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
 
 @pytest.fixture

@@ -207,8 +207,8 @@ def test_the_command_caches_and_embeds(capsys, folder):
     (["cache", "text.txt", "t.hdf5"], "missing <S>, </S>"),
     (["cache", "none.txt", "t.hdf5"], "No such file or directory: 'none.txt'"),
     (["cache", "vocab.txt", "no/t.hdf5"], "output file: expected an existing directory"),
-    (["cache", "vocab.txt", "vocab.txt"], "output file: expected another file than those that are read"),
-    (["cache", "vocab.txt", "model/weights.hdf5"], "output file: expected another file than those that are read"),
+    (["cache", "vocab.txt", "vocab.txt"], "output file: expected a file other than the inputs"),
+    (["cache", "vocab.txt", "model/weights.hdf5"], "output file: expected a file other than the inputs"),
     (["cache", "vocab.txt", "t.hdf5", "--storage", "int8"], "argument --storage: invalid choice: 'int8'"),
     (["cache", "vocab.txt", "t.hdf5", "--cuda-device", "99"], "cuda_device: expected -1"),
     (["embed", "text.txt", "o.hdf5", "--top", "--unknown", "unk"], "--unknown: expected --token-table beside it"),
@@ -228,7 +228,7 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, folder, monkeypatch):
 
     monkeypatch.setattr(table_part.TablePart, "append", interrupted)
     status, _, error = run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model")
-    assert status == 1 and "interrupted; the same command goes on where it was" in error
+    assert status == 1 and "interrupted; the same command resumes" in error
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     assert run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model")[0] == 0

@@ -6,7 +6,7 @@ from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops import reference
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.torch_char_cnn import token_lengths
+from elmo_fast.ops.torch.char_cnn import token_lengths
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -14,8 +14,9 @@ from tests.support.op_cases import LENGTHS, draw, layer, run
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
-from elmo_fast.ops import native_cpu, packing
+from elmo_fast.ops import weight_cache
 from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.cpu import linear as native_linear, projected_lstm as native_lstm
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
@@ -82,16 +83,16 @@ def test_an_edit_of_the_char_encoder_is_seen(name):
 
 
 def test_packed_weights_go_with_the_model():
-    count = len(packing._kept)
+    count = len(weight_cache._cache)
     model = bilm(backend="native")
     model(batch_to_ids(SENTENCES))
-    assert len(packing._kept) > count
+    assert len(weight_cache._cache) > count
     twin = copy.deepcopy(model)
     del model
-    assert len(packing._kept) == count
+    assert len(weight_cache._cache) == count
     twin(batch_to_ids(SENTENCES))
     del twin
-    assert len(packing._kept) == count
+    assert len(weight_cache._cache) == count
 
 
 def test_packed_weights_are_little_larger_than_the_weights():
@@ -99,7 +100,7 @@ def test_packed_weights_are_little_larger_than_the_weights():
     model = bilm(of, backend="native")
     model(batch_to_ids(SENTENCES))
     for own in (model._elmo_lstm.W_0_0_0, model._token_embedder.W_carry_0):
-        (_, packed), = packing._kept[own].values()
+        (_, packed), = weight_cache._cache[own].values()
         beside = 2 * 64 * 2048 + 2048 + 512 * 64 if own is model._elmo_lstm.W_0_0_0 else 128 * 128 + 128
         assert packed.numel() <= 1.1 * 4 * 2 * beside
 
@@ -166,7 +167,7 @@ def test_float64_and_gradients_of_other_types_go_elsewhere():
 def registered(inputs, index, state, weights, initial_state=None):
     """Operands of `torch.ops.elmo_fast.projected_lstm` for a batch of sentences."""
     schedule = make_schedule(LENGTHS)
-    packed = native_cpu._pack_lstm((11, 37, 11), 0, [*weights[0], *weights[1]])
+    packed = native_lstm._pack_lstm((11, 37, 11), 0, [*weights[0], *weights[1]])
     order = torch.from_numpy(schedule.tokens).long()
     starts = None if initial_state is None else torch.from_numpy(schedule.sequence_starts)
     return (inputs, index[order].int(), torch.from_numpy(schedule.batch_sizes), starts, *state, packed, 37, 0, 3.0, 3.0,
@@ -178,7 +179,7 @@ def test_registered_ops():
     weights = layer(options(), torch.float32)
     for initial_state in (None, tuple(each[0] for each in state)):
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, registered(inputs, index, state, weights, initial_state))
-    packed = native_cpu.pack_linear(11, 5, 0, 0, [torch.randn(11, 5), torch.randn(5)])
+    packed = native_linear.pack_linear(11, 5, 0, 0, [torch.randn(11, 5), torch.randn(5)])
     torch.library.opcheck(torch.ops.elmo_fast.linear.default, (inputs, packed, 11, 5, 0))
 
 

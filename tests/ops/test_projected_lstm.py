@@ -110,7 +110,7 @@ def test_gradients_agree():
 
 
 def test_many_rows_run_in_chunks(monkeypatch):
-    from elmo_fast.ops import torch_projected_lstm
+    from elmo_fast.ops.torch import projected_lstm as torch_projected_lstm
 
     of = options()
     whole, final = run(of, *draw(of), "torch")

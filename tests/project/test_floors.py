@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # The package itself is above what it exports and below the command; kernels and generated modules are the basement.
-FLOORS = {"kernels": -1, "_native": -1, "_build_info": -1, "text": 0, "ops": 0, "model": 1, "embed": 2, "train": 2,
-          "compat": 3, "testing": 3, "": 3.5, "cli": 4}
+FLOORS = {"choices": -1, "kernels": -1, "_native": -1, "_build_info": -1, "text": 0, "ops": 0, "model": 1, "embed": 2,
+          "train": 2, "compat": 3, "serve": 3, "scale": 3, "integrations": 3, "testing": 3, "": 3.5, "cli": 4}
 BASEMENT = {"kernels", "_native", "_build_info"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -27,9 +27,9 @@ def _module(path):
     return ".".join(parts[:-1] + ("__init__",) if parts[-1] == "__init__" else parts)
 
 
-def _room(module):
-    """elmo_fast.ops.highway -> ops; elmo_fast -> the empty name."""
-    return (module.removesuffix(".__init__").split(".") + [""])[1]
+def _folder(module):
+    """elmo_fast.ops.highway -> ops; elmo_fast -> the empty name; a `__main__` is part of the command."""
+    return "cli" if module.endswith(".__main__") else (module.removesuffix(".__init__").split(".") + [""])[1]
 
 
 def _named(node, module):
@@ -55,19 +55,19 @@ def _imports(module, tree, known):
     for node, lazy in _walk(tree):
         for base, name in _named(node, module):
             joined = f"{base}.{name}"
-            is_module = name and (joined in known or f"{joined}.__init__" in known or _room(joined) in BASEMENT)
+            is_module = name and (joined in known or f"{joined}.__init__" in known or _folder(joined) in BASEMENT)
             target = joined if is_module else base
             if target.split(".")[0] in ("elmo_fast", "kernels"):
                 yield (f"{target}.__init__" if f"{target}.__init__" in known else target), lazy
 
 
 def _breach(module, target, lazy):
-    here, there = _room(module), _room(target)
+    here, there = _folder(module), _folder(target)
     if target.split(".")[0] == "kernels":
         return "the kernels are imported as elmo_fast.kernels"
     if here not in FLOORS or there not in FLOORS:
         return f"{(here if here not in FLOORS else there)!r} belongs to no floor"
-    if there == "cli":
+    if there == "cli" != here:
         return "nothing imports cli"
     if here != there and there in BASEMENT and not (here == "ops" and lazy):
         return f"{there} is for ops alone, inside a function"
@@ -95,15 +95,15 @@ def breaches(files):
 
 
 def _private_or_more(tree):
-    """elmo_fast/__init__.py: a docstring, imports from the project, and the dunder names that say what is public."""
+    """elmo_fast/__init__.py: a docstring, imports for type checkers, and the names that say what is public and where."""
     imported, public, found = set(), set(), []
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and (node.level or str(node.module).startswith("elmo_fast")):
-            imported |= {alias.asname or alias.name for alias in node.names}
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            imported |= {alias.asname or alias.name for each in node.body for alias in each.names}
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             public = set(ast.literal_eval(node.value))
-        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) and not (
-                isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__"):
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) and not ast.unparse(
+                node).startswith(("import importlib", "from typing", "__version__", "_", "if not TYPE_CHECKING", "def __dir__")):
             found.append(f"elmo_fast/__init__.py:{node.lineno}: the public names, nothing else")
     if difference := imported ^ (public - {"__version__"}):
         found.append(f"elmo_fast/__init__.py: imported and in __all__ differ: {', '.join(sorted(difference))}")
@@ -116,12 +116,13 @@ def test_the_house_stands():
     assert breaches(files) == []
 
 
-SOUND = {"elmo_fast.__init__": '"""Doc."""\nfrom elmo_fast.model.bilm import BiLm\n__all__ = ["BiLm"]',
+SOUND = {"elmo_fast.__init__": '"""Doc."""\nif TYPE_CHECKING:\n    from elmo_fast.model.bilm import BiLm\n__all__ = ["BiLm"]',
          "elmo_fast.ops.__init__": "", "elmo_fast.ops.a": "import os\nfrom elmo_fast.ops import b",
          "elmo_fast.ops.b": "def f():\n    from elmo_fast.kernels.k import g\n    from elmo_fast import _native",
          "elmo_fast.kernels.__init__": "", "elmo_fast.kernels.k": "import triton",
          "elmo_fast.text.ids": "", "elmo_fast.model.bilm": "from ..ops.a import f\nfrom elmo_fast.text import ids",
-         "elmo_fast.embed.e": "import elmo_fast.model.bilm", "elmo_fast.train.t": "", "elmo_fast.compat.c": "",
+         "elmo_fast.embed.e": "import elmo_fast.model.bilm", "elmo_fast.train.t": "",
+         "elmo_fast.train.__main__": "from elmo_fast.cli import main", "elmo_fast.compat.c": "",
          "elmo_fast.cli": "from elmo_fast.ops import a\nfrom elmo_fast import BiLm"}
 
 
@@ -136,6 +137,7 @@ def test_a_sound_house_has_no_breach():
     ("elmo_fast.ops.a", "from elmo_fast.model.bilm import BiLm", "floor 1 is not below floor 0"),
     ("elmo_fast.model.bilm", "from elmo_fast import BiLm", "floor 3.5 is not below floor 1"),
     ("elmo_fast.compat.c", "def f():\n    import elmo_fast.cli", "nothing imports cli"),
+    ("elmo_fast.train.t", "from elmo_fast.cli import main", "nothing imports cli"),
     ("elmo_fast.ops.b", "from elmo_fast.ops import a", "cycle"),
     ("elmo_fast.ops.b", "from . import a", "cycle"),
     ("elmo_fast.ops.b", "def f():\n    import elmo_fast.ops.a", "cycle"),
@@ -147,7 +149,8 @@ def test_a_sound_house_has_no_breach():
     ("elmo_fast.ops.a", "def f():\n    from kernels.k import g", "imported as elmo_fast.kernels"),
     ("elmo_fast.ops.a", "import elmo_fast.attic.x", "'attic' belongs to no floor"),
     ("elmo_fast.__init__", "import os\n__all__ = []", "the public names, nothing else"),
-    ("elmo_fast.__init__", "from elmo_fast.ops.a import f\n__all__ = []", "differ: f"),
+    ("elmo_fast.__init__", "if TYPE_CHECKING:\n    from elmo_fast.ops.a import f\n__all__ = []", "differ: f"),
+    ("elmo_fast.__init__", "from elmo_fast.ops.a import f\n__all__ = []", "the public names, nothing else"),
     ("elmo_fast.__init__", "from .cli import main\n__all__ = ['main']", "nothing imports cli"),
 ])
 def test_a_planted_breach_is_found(module, text, why):

@@ -44,7 +44,7 @@ def machine(generation: int = 90):
     objects += [_object([compiler, *native], source) for source in sorted(own.glob("*.cpp"))
         if source.stem not in ("fake_runtime", "python")]
     objects += [_object(host, source)
-                for source in [own / "fake_runtime.cpp", ROOT / "csrc" / "cuda_bindings.cpp",
+                for source in [own / "fake_runtime.cpp", ROOT / "csrc" / "bindings" / "projected_lstm_cuda.cpp",
                     *sorted(cuda.glob("*.cpp"))]]
     objects += [_object(device, source) for source in sorted(cuda.glob("*.cu"))]
     name = hashlib.sha256("".join(each.name for each in objects).encode()).hexdigest()[:16]

@@ -31,7 +31,7 @@ def rows_held(layer: Operands) -> int:
 class Arena:
     """Buffers of one size on one stream; `lock` is held while work on them is queued.
 
-    `z` [M, 2, 4 D] input projections and `scale` fp32 [M, 2] (see `torch_lstm_pointwise`); `fresh_h` [2, P] and
+    `z` [M, 2, 4 D] input projections and `scale` fp32 [M, 2] (see `ops/torch/lstm_pointwise.py`); `fresh_h` [2, P] and
     `fresh_c` [2, D] the initial state where a sequence starts.
     """
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from elmo_fast.ops import reference, torch_char_cnn
-from elmo_fast.ops.packing import packed
+from elmo_fast.ops import reference
 from elmo_fast.ops.precision import active_precision, full_precision, numerics
+from elmo_fast.ops.torch import char_cnn as torch_char_cnn
+from elmo_fast.ops.weight_cache import cached
 
 RESULTS = {"ieee": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -51,7 +52,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, precision:
 def operands_of(precision: str | None, bounded: bool) -> str:
     """What products run on in a precision, by default that of `precision.numerics` around the call.
 
-    `medium` is fp16 where the caller knows that every value fits (`fp16_bounds.fits_fp16`), else bf16.
+    `medium` is fp16 where the caller knows that every value fits (`operands.fits_fp16`), else bf16.
     """
     precision = active_precision() if precision is None else precision
     return {"highest": "ieee", "high": "tf32", "medium": "fp16" if bounded else "bf16"}[precision]
@@ -66,7 +67,7 @@ def _run_char_cnn(ids, char_embed, weights, biases, activation, operands):
     def pack(tensors):
         return kernel.PackedFilters(tensors[0], tensors[1:][:len(weights)], tensors[1:][len(weights):], operands)
 
-    filters = packed((char_embed, *weights, *biases), f"char_cnn {operands}", pack)
+    filters = cached((char_embed, *weights, *biases), f"char_cnn {operands}", pack)
     out = torch.empty(len(ids), sum(filters.counts), dtype=RESULTS[operands], device=ids.device)
     with _on(ids.device):
         kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
@@ -101,7 +102,7 @@ def _run_product(x, weight, bias, operands):
 def _packed_matrix(weight: torch.Tensor, operands: str) -> torch.Tensor:
     from elmo_fast.kernels import highway as kernel
 
-    return packed((weight,), f"product {operands}",
+    return cached((weight,), f"product {operands}",
                   lambda tensors: kernel.pack_product(tensors[0], operands, RESULTS[operands]))
 
 

@@ -1,13 +1,13 @@
 """Chunks of LSTM steps as CUDA graphs: run plainly at first, captured the second time, replayed from then on."""
 
+import contextlib
+import gc
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-
-from elmo_fast.ops.cuda.recording import recording
 
 _MOST_CHUNKS = 24  # of one layer in one bucket, sizes times settings: then all are made anew
 
@@ -117,3 +117,34 @@ _captures = Captures()
 def capture_on(device: torch.device) -> Capture | None:
     """What captures for the current stream of `device`: None where there are no graphs."""
     return _captures.on(device) if device.type == "cuda" else None
+
+
+_recording_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """In the body Python collects no garbage, and a Triton kernel that is not loaded raises `RuntimeError`."""
+    with _recording_lock, contextlib.ExitStack() as undo:
+        if gc.isenabled():
+            undo.callback(gc.enable)
+        gc.disable()
+        with contextlib.suppress(ImportError):
+            from triton import knobs
+
+            _refuse_to_load(knobs.runtime, undo)
+        yield
+
+
+def _refuse_to_load(runtime, undo: contextlib.ExitStack) -> None:
+    """Until `undo`, in this thread: the hook is called before a variant is compiled, or read from disk, and loaded."""
+    thread, before = threading.get_ident(), runtime.jit_cache_hook
+
+    def refuse(**asked):
+        if threading.get_ident() != thread:
+            return before(**asked) if before else None
+        raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, to load every kernel; "
+                           f"got none that loaded {asked['fn'].name} for these tensors")
+
+    runtime.jit_cache_hook = refuse
+    undo.callback(setattr, runtime, "jit_cache_hook", before)

@@ -1,6 +1,6 @@
 """The weights of one LSTM layer as the products on a GPU read them: both directions side by side, in the operand type.
 
-What is made of the weights is kept by `packing` as long as they live, and made again when an edit has changed them.
+What is made of the weights is cached by `weight_cache` as long as they live, and made again when an edit has changed them.
 CUDA graphs read it where it lies.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from elmo_fast.ops.device import is_capturing, settle
-from elmo_fast.ops.packing import packed
 from elmo_fast.ops.reference import LstmWeights
+from elmo_fast.ops.weight_cache import cached
 
 LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp16 holds
 
@@ -53,8 +53,8 @@ def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) 
     dtype = torch.float32
     if precision == "medium":
         bounded = len(weights) == 4 or proj_clip <= LARGEST
-        dtype = torch.float16 if bounded and packed(weights, "lstm fits fp16", _fits_fp16) else torch.bfloat16
-    return packed(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype))
+        dtype = torch.float16 if bounded and cached(weights, "lstm fits fp16", _fits_fp16) else torch.bfloat16
+    return cached(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype))
 
 
 def scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,3 +89,41 @@ def _refuse_while_capturing(weights: Sequence[torch.Tensor]) -> None:
     if is_capturing(weights[0].device):
         raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
                            "got one whose weights are not prepared")
+
+
+# fp16's largest number, less what rounding of operands and results may add.
+LARGEST_FP16 = 0.98 * torch.finfo(torch.float16).max
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str,
+              highways: Sequence[Sequence[torch.Tensor]], projection: Pair | None) -> bool:
+    """Whether operands and results of the char encoder stay within fp16's range for every token that can be.
+
+    `highways` are (W_carry, b_carry, W_transform, b_transform) by layer. The answer is read off the weights, with one
+    copy back from the device, and kept until one of them changes. Weights that are being trained are not looked at and
+    count as unbounded, so that a training step waits for nothing; so do those of a graph that is being compiled.
+    """
+    tensors = [char_embed, *(part for group in (*filters, *highways, projection or ()) for part in group)]
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+        return False
+    return cached(tensors, f"fits_fp16 {activation}",
+                  lambda _: bool(largest_value(char_embed, filters, activation, highways, tensors) < LARGEST_FP16))
+
+
+def largest_value(char_embed, filters, activation, highways, tensors) -> torch.Tensor:
+    """An upper bound of every weight, operand and result; NaN where a weight is: fp64, no dimension."""
+    def size(tensor):
+        return tensor.detach().double().abs()
+
+    seen = size(char_embed).amax(0)  # [E]
+    bound = torch.stack([((size(weight)[0] * seen[:, None]).sum((0, 1)) + size(bias)).amax()
+                         for weight, bias in filters]).amax()
+    bounds = [bound]
+    if activation == "tanh":
+        bound = torch.clamp(bound, max=1.0)
+    for _, _, weight, bias in highways:
+        bound = torch.maximum(bound, (size(weight).sum(0) * bound + size(bias)).amax())
+        bounds.append(bound)
+    return torch.stack([*bounds, *(size(each).amax() for each in tensors)]).amax()

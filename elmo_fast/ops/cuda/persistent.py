@@ -16,8 +16,8 @@ from elmo_fast.ops.cuda.blocks import Sent
 from elmo_fast.ops.cuda.buffers import Arena
 from elmo_fast.ops.cuda.operands import Operands
 from elmo_fast.ops.device import settle
-from elmo_fast.ops.packing import packed
 from elmo_fast.ops.reference import State
+from elmo_fast.ops.weight_cache import cached
 
 MOST_SLOTS = 64  # of a launch
 
@@ -106,7 +106,7 @@ def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips
     [all packed rows, 2 P] filled, in place.
     """
     block, device, projection, operand = sent.block, arena.device, layer.projection, _OPERANDS.index(layer.dtype)
-    held = packed(weights, f"lstm persistent {operand}", lambda detached: pack(detached, layer.dtype))
+    held = cached(weights, f"lstm persistent {operand}", lambda detached: pack(detached, layer.dtype))
     size = plan(layer.dim, projection, limits(device), block.slots)["scratch_bytes"]
     first = [each[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
              for each in state]

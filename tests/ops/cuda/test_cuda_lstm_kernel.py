@@ -199,6 +199,8 @@ HELD_BACK = ("{{ .reg .pred %hold; .reg .b32 %left; mov.u32 %left, %ctaid.x; set
              "@%hold bra GO{0}; mov.u32 %left, 80; HOLD{0}: nanosleep.u32 100; sub.u32 %left, %left, 1; "
              "setp.ne.u32 %hold, %left, 0; @%hold bra HOLD{0}; GO{0}: }} {1}")
 ARRIVAL = re.compile(r"(red\.release|st\.release)[^;]*;")
+# What stays: jumps that nvcc leaves behind a branch which is always taken, such as one into a loop of at least one pass.
+UNREACHABLE = re.compile(r"bra\.uni \S+$")
 ARRIVALS = 4  # of an instance: before the first step, of the cluster, two in a step
 
 
@@ -217,20 +219,19 @@ def shapes(module, generation):
     most = SMALL[generation][1]
     for slots, (processors, dim) in itertools.product((3, 16, 32, 64), ((24, 190), (24, 300), (8, 380))):
         clusters = (processors // 8, processors // 4, processors // 2) if generation == 90 else (0, 0, 0)
-        if module.cuda_lstm_plan(dim, 400, (processors, most, *clusters), slots)["reason"]:
+        plan = module.cuda_lstm_plan(dim, 400, (processors, most, *clusters), slots)
+        if plan["reason"]:
             continue
         least = next(each for each in range(4096, most, 2048)
                      if not module.cuda_lstm_plan(dim, 400, (processors, each, *clusters), slots)["reason"])
+        for steps in range(4):  # about so many k-steps of weights in shared memory, so that loops end in every remainder
+            yield dim, 400, slots, (processors, least + steps * 4096 * plan["units_per_block"], *clusters), {}
         yield dim, 400, slots, (processors, most, *clusters), {"cell_clip": 0.3}
-        for more in (0, 40_000):
-            yield dim, 400, slots, (processors, min(least + more, most), *clusters), {}
-            if generation == 90:
-                yield dim, 400, slots, (processors, least + more, 0, 0, 0), {}
         yield dim, 41, slots, (processors, most, *clusters), {"initial": False, "scaled": False}
-        if slots == 3:
-            for projection in (41, 400):
-                yield dim, projection, slots, (processors, most, *clusters), {"timeout_ns": 0}
+        for projection in (41, 400) if slots == 3 else (41,):
+            yield dim, projection, slots, (processors, most, *clusters), {"timeout_ns": 0}
         yield dim, 90, slots, (processors, most, 0, 0, 0), {}
+        yield dim, 400, slots, (processors, least, 0, 0, 0), {}
 
 
 @pytest.mark.long
@@ -258,4 +259,6 @@ def test_the_shapes_reach_the_lines(generation):
     finally:
         module.replace(source, text)
     left = {name: {at: line for at, line in lines.items() if at not in ran[name]} for name, lines in missed.items()}
-    assert not left, (name, len(left), len(ran[name]), list(left.items())[:9])
+    for name, lines in left.items():
+        beyond = {at: line for at, line in lines.items() if not UNREACHABLE.match(line)}
+        assert not beyond and len(ran[name]) > 900 and len(lines) <= 5, (name, len(ran[name]), len(lines), beyond)

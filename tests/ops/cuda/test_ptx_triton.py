@@ -13,7 +13,7 @@ from elmo_fast.testing.tolerances import relative_error
 from tests.support.triton_on_ptx import OnPtx, encoder_on_ptx
 
 from elmo_fast.kernels import char_cnn, configs, highway, lstm_pointwise
-from elmo_fast.ops import torch_lstm_pointwise
+from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
 LIMIT = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -1,9 +1,10 @@
-"""`allennlp.commands.elmo`: `ElmoEmbedder` and the files it reads when none are named."""
+"""`allennlp.commands.elmo`: `ElmoEmbedder` and its default files."""
 
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
 from elmo_fast.embed import embedder
-from elmo_fast.embed.embedder import DEFAULT_BATCH_SIZE, DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
+from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.model.options import ConfigurationError
 
 __all__ = ["ConfigurationError", "DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ElmoEmbedder",
@@ -13,8 +14,7 @@ __all__ = ["ConfigurationError", "DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "
 class ElmoEmbedder(embedder.ElmoEmbedder):
     """Vectors of tokenized sentences; `elmo_bilm` is an `_ElmoBiLm`. From AllenNLP's `ElmoEmbedder`.
 
-    `cuda_device` is what it was given; the device that counts is the one `elmo_bilm` is on, as after
-    `elmo_bilm.to(device)`.
+    It runs on the device of `elmo_bilm`, also after `elmo_bilm.to(device)`; `cuda_device` is only the argument.
     """
 
     _bilm = _ElmoBiLm

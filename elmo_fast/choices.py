@@ -1,0 +1,30 @@
+"""Accepted values and defaults of arguments, and their checks. Imports no torch: the command's help reads it."""
+
+from collections.abc import Sequence
+from numbers import Integral
+
+BACKENDS = ("auto", "reference", "torch", "native")
+PRECISIONS = ("highest", "high", "medium")
+STATES = ("carry", "zero", "warm")
+LAYERS = ("all", "top", "average")
+UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s
+STORAGES = ("float32", "float16")  # of the vectors in a token table
+DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
+SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
+
+DEFAULT_BATCH_SIZE = 64  # sentences
+SEQVEC_BATCH_SIZE = 15000  # residues
+
+
+def check_choice(name: str, value: str, choices: Sequence[str], error: type[ValueError] = ValueError) -> str:
+    """The value itself, or an error that names the argument when it is none of `choices`."""
+    if value not in choices:
+        raise error(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def check_count(name: str, value: int, error: type[ValueError] = ValueError) -> int:
+    """The value itself, or an error that names the argument unless it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise error(f"{name}: expected an integer of at least 1, got {value!r}")
+    return value

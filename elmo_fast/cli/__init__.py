@@ -1,0 +1,62 @@
+"""`elmo-fast`: each subcommand calls one function, whose module is imported when the subcommand runs."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import elmo_fast
+from elmo_fast.cli import compat, embed, train
+
+DONE, FAILED, REFUSED = 0, 1, 2
+_REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; 0 when done, 2 for bad usage or input, 1 for any other failure, with one line on stderr."""
+    parsed = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO if parsed.verbose else logging.WARNING, format="%(levelname)s: %(message)s")
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt as interrupt:
+        return _report(str(interrupt) or "interrupted; no output was left behind", FAILED)
+    except _REFUSALS as error:
+        return _report(error, REFUSED)
+    except (OSError, ImportError, RuntimeError, MemoryError) as error:
+        return _report(error, FAILED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return DONE
+
+
+def _interrupt(*_) -> None:
+    raise KeyboardInterrupt
+
+
+def _report(error: BaseException | str, status: int) -> int:
+    print(f"elmo-fast: error: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+    return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line: the usage would push the reason off the screen."""
+
+    def error(self, message: str):
+        self.exit(REFUSED, f"elmo-fast: error: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
+    parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for module in (embed, train, compat):
+        module.add_commands(commands)
+    return parser

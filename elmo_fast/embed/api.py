@@ -1,0 +1,148 @@
+"""`load`: a model, and vectors from it in one call."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS
+from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.embed.writers import check_array_file, write_arrays
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.text.batching import check_batch
+from elmo_fast.text.fasta import FastaRecord
+
+Text = str | Sequence[str] | FastaRecord
+Layers = str | Sequence[float]
+POOLS = ("mean", "max", "first_last")
+
+
+def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device | None = None,
+         precision: str = "highest", backend: str = "auto") -> "LoadedElmo":
+    """Load a model to get vectors from.
+
+    `model` is a name, a directory, a ZIP, or the URL of a ZIP or of a directory (`find_model`), by default the bundled
+    one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return LoadedElmo(BiLm.from_model(model, state="warm", precision=precision, backend=backend).to(device))
+
+
+class LoadedElmo:
+    """Vectors of texts. A text is a string, split at whitespace, a list of tokens, or a FASTA record of letters.
+
+    `bilm` is the model itself.
+    """
+
+    def __init__(self, bilm: BiLm):
+        self._embedder = ElmoEmbedder.from_bilm(bilm)
+        self.bilm = bilm
+
+    def embed(self, sentences: Iterable[Text], layers: Layers = "all", state: str = "warm", pool: str | None = None,
+              batch_size: int = DEFAULT_BATCH_SIZE) -> list[np.ndarray]:
+        """Vectors of texts, in order: float32 [layers, tokens, 2 P] a text.
+
+        `layers`: `all`, `top`, `average`, or a factor for each layer; all but `all` drop the first axis. `pool`
+        drops the axis of tokens: `mean`, `max`, or `first_last`, the forward half of the last token beside the backward
+        half of the first token. `state` as in `BiLm`: with `warm` and `zero` vectors depend on the text alone.
+        `batch_size` texts run at a time. A text without tokens cannot be pooled.
+        """
+        with self._in_state(state):
+            return list(self._run(_tokenize(_listed(sentences)), layers, pool, batch_size))
+
+    def encode(self, tokens: Sequence[str]) -> np.ndarray:
+        """Vectors of tokens without context, as the char encoder gives them: float32 [tokens, P]."""
+        check_batch([tokens], "tokens")
+        with torch.no_grad():
+            return self.bilm.encode(tokens).float().cpu().numpy()
+
+    def similarity(self, a: Text, b: Text) -> float:
+        """Cosine of two texts, each the mean over its tokens of the layers' average; NaN where a mean is zero."""
+        first, second = self.embed([a, b], layers="average", pool="mean")
+        with np.errstate(invalid="ignore"):
+            return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
+
+    def save_vectors(self, path: str | os.PathLike, sentences: Iterable[Text], layers: Layers = "all",
+                     state: str = "warm", pool: str | None = None, batch_size: int = DEFAULT_BATCH_SIZE) -> None:
+        """Write the arrays of `embed` as they come to `.h5` or `.npz`, or pooled ones to `.npy` as a single array.
+
+        Names are the texts' numbers in order, from 0, or the first word of a FASTA record's header; those of `.npy` are
+        in a `.json` beside it. The file is written atomically.
+        """
+        check_array_file(path, pool is not None and layers != "all")
+        texts = _listed(sentences)
+        with self._in_state(state):
+            write_arrays(path, zip(_names(texts), self._run(_tokenize(texts), layers, pool, batch_size)))
+
+    @contextlib.contextmanager
+    def _in_state(self, state: str) -> Iterator[None]:
+        before, self.bilm.state = self.bilm.state, state
+        try:
+            yield
+        finally:
+            self.bilm.state = before
+
+    def _run(self, sentences: list[Sequence[str]], layers: Layers, pool: str | None,
+             batch_size: int) -> Iterator[np.ndarray]:
+        """The stream with its layers mixed and tokens pooled; a `map`, which adds no frame to the way to the kernels."""
+        factors = self._factors(layers)
+        _check_pool(pool, sentences)
+
+        def finish(vectors: np.ndarray) -> np.ndarray:
+            vectors = vectors if factors is None else np.tensordot(factors, vectors, axes=1)
+            return _pooled(vectors, pool)
+
+        return map(finish, self._embedder.stream(sentences, batch_size))
+
+    def _factors(self, layers: Layers) -> np.ndarray | None:
+        count = self.bilm.num_layers
+        if isinstance(layers, str):
+            if layers not in LAYERS:
+                raise ValueError(f"layers: expected one of {', '.join(LAYERS)} or {count} numbers, got {layers!r}")
+            return {"all": None, "top": np.eye(count, dtype=np.float32)[-1],
+                    "average": np.full(count, 1 / count, np.float32)}[layers]
+        factors = np.asarray(layers, dtype=np.float32)
+        if factors.shape != (count,):
+            raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
+        return factors
+
+
+def _pooled(vectors: np.ndarray, pool: str | None) -> np.ndarray:
+    """[..., tokens, 2 P] to [..., 2 P], or unchanged."""
+    if pool is None:
+        return vectors
+    if pool == "first_last":
+        half = vectors.shape[-1] // 2
+        return np.concatenate([vectors[..., -1, :half], vectors[..., 0, half:]], axis=-1)
+    return vectors.mean(axis=-2) if pool == "mean" else vectors.max(axis=-2)
+
+
+def _check_pool(pool: str | None, sentences: list[Sequence[str]]) -> None:
+    if pool is None:
+        return
+    if pool not in POOLS:
+        raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {pool!r}")
+    empty = next((number for number, tokens in enumerate(sentences) if not len(tokens)), None)
+    if empty is not None:
+        raise ValueError(f"sentences[{empty}]: expected at least one token to pool, got none")
+
+
+def _listed(sentences: Iterable[Text]) -> list[Text]:
+    if isinstance(sentences, (str, bytes, FastaRecord)):
+        raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a list")
+    return list(sentences)
+
+
+def _tokenize(texts: list[Text]) -> list[Sequence[str]]:
+    return check_batch([list(text.sequence) if isinstance(text, FastaRecord) else
+                        text.split() if isinstance(text, str) else text for text in texts], "sentences")
+
+
+def _names(texts: list[Text]) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        words = text.header.split() if isinstance(text, FastaRecord) else []
+        yield words[0] if words else str(number)

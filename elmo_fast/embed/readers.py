@@ -1,0 +1,73 @@
+"""Tokenized sentences from a text file, one a line."""
+
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+from elmo_fast.model.options import ConfigurationError
+
+_BYTE_ORDER_MARK = "\ufeff"  # some editors put it in front of UTF-8 text; it is no part of the first word
+_NO_LINE = "input file: expected one tokenized sentence a line, got an empty file"
+
+
+class Line(NamedTuple):
+    """A line without its outer whitespace, and its tokens."""
+
+    text: str
+    tokens: list[str]
+
+
+def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
+    """Lines of a file, split on whitespace; `ConfigurationError` for a file without lines and, unless allowed, blank ones."""
+    number = -1
+    for number, line in enumerate(_decoded(file)):
+        text = line.strip()
+        if not text and not allow_blank:
+            raise ConfigurationError(f"input file: expected a sentence on every line, got a blank line at index "
+                                     f"{number}; remove it, or allow blank lines")
+        yield Line(text, text.split())
+    if number < 0:
+        raise ConfigurationError(_NO_LINE)
+
+
+def scan(file: IO[str], allow_blank: bool = False) -> int | None:
+    """The number of lines, before any work is done; None for a file that cannot be rewound. Refuses what `read_lines` does."""
+    if not file.seekable():
+        return None
+    start = file.tell()
+    blank, count = [], 0
+    for count, line in enumerate(_decoded(file), start=1):
+        if not line.strip():
+            blank.append(count - 1)
+    file.seek(start)
+    if blank and not allow_blank:
+        shown = ", ".join(map(str, blank[:10])) + (", ..." if len(blank) > 10 else "")
+        raise ConfigurationError(f"input file: expected a sentence on every line, got blank lines at indexes {shown}; "
+                                 "remove them, or allow blank lines")
+    if count == 0:
+        raise ConfigurationError(_NO_LINE)
+    return count
+
+
+def _decoded(file: IO[str]) -> Iterator[str]:
+    try:
+        for number, line in enumerate(iter(file.readline, "")):
+            if not isinstance(line, str):
+                raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
+                                         f"opened for {type(line).__name__}")
+            yield line if number else line.removeprefix(_BYTE_ORDER_MARK)
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_position(file)} "
+                                 f"({error})") from error
+
+
+def _position(file: IO[str]) -> str:
+    """The first undecodable line: the decoder reads whole blocks, and its error does not say which line it was."""
+    if not file.seekable() or not hasattr(file, "buffer"):
+        return ""
+    file.buffer.seek(0)
+    for number, line in enumerate(file.buffer):
+        try:
+            line.decode(file.encoding)
+        except UnicodeDecodeError:
+            return f" at line index {number}"
+    return ""

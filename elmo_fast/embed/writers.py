@@ -1,0 +1,104 @@
+"""Arrays to files: HDF5 in AllenNLP's layout, and `.h5`, `.npz` and `.npy` by name. All are written atomically."""
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from elmo_fast.model.atomic_file import atomic_path, check_target
+from elmo_fast.model.atomic_hdf5 import Disk, atomic_hdf5
+from elmo_fast.model.options import ConfigurationError
+
+SUFFIXES = (".h5", ".npz", ".npy")
+INDEX_KEY = "sentence_to_index"
+
+
+class Hdf5Writer:
+    """Writes float32 datasets, one a sentence, into an open file in the layout of AllenNLP's `ElmoEmbedder`."""
+
+    def __init__(self, file: h5py.File, disk: Disk):
+        self._file = file
+        self._disk = disk
+
+    def write(self, key: str, vectors: np.ndarray) -> None:
+        """Add one sentence's vectors; `ConfigurationError` when the key is taken or cannot be a name in HDF5."""
+        if "\0" in key or key.rpartition("/")[2] in ("", "."):
+            raise self._refusal(key)
+        if key in self._file:
+            raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice "
+                                     f"(or as a part of another's path) in {self._disk.target}; line numbers always work")
+        try:
+            self._file.create_dataset(key, data=vectors, dtype="float32")
+        except (ValueError, TypeError) as error:
+            raise self._refusal(key) from error
+        self._disk.check()
+
+    def write_index(self, sentence_to_index: dict[str, str]) -> None:
+        """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
+        index = self._file.create_dataset(INDEX_KEY, (1,), dtype=h5py.string_dtype())
+        index[0] = json.dumps(sentence_to_index)
+
+    @staticmethod
+    def _refusal(key: str) -> ConfigurationError:
+        return ConfigurationError(f"use_sentence_keys: expected sentences that HDF5 takes as names, got {key!r:.80}; "
+                                  "line numbers always work")
+
+
+@contextlib.contextmanager
+def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
+    """A writer of a file that appears at `path` only when the body succeeds; `OSError` where none can be written."""
+    check_target(path, "output file")
+    with atomic_hdf5(path) as (file, disk):
+        yield Hdf5Writer(file, disk)
+
+
+def check_array_file(path: str | os.PathLike, equal_shapes: bool) -> None:
+    """Raise `ConfigurationError` or `OSError` when `write_arrays` could not write there; `.npy` needs equal shapes."""
+    suffix = Path(path).suffix
+    if suffix not in SUFFIXES:
+        raise ConfigurationError(f"output: expected a file that ends in {', '.join(SUFFIXES)}, got {os.fspath(path)}")
+    if suffix == ".npy" and not equal_shapes:
+        raise ConfigurationError("output: expected .h5 or .npz for arrays of different lengths, got .npy, which is for "
+                                 "a single vector a text (pooled; --protein)")
+    check_target(path, "output")
+    if suffix == ".npy":
+        check_target(Path(path).with_suffix(".json"), "output")
+
+
+def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
+    {".h5": _write_h5, ".npz": _write_npz, ".npy": _write_npy}[Path(path).suffix](path, arrays)
+
+
+def _write_h5(path, arrays) -> None:
+    with atomic_hdf5(path) as (file, disk):
+        for name, values in arrays:
+            try:
+                file.create_dataset(name, data=values)
+            except (ValueError, TypeError) as error:
+                raise ConfigurationError(f"output: expected identifiers that HDF5 takes as names, got {name!r:.60} "
+                                         f"({error}); .npz takes any") from error
+            disk.check()
+
+
+def _write_npz(path, arrays) -> None:
+    with atomic_path(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
+        for name, values in arrays:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
+
+
+def _write_npy(path, arrays) -> None:
+    names, vectors = [], []
+    for name, values in arrays:
+        names.append(name)
+        vectors.append(values)
+    with atomic_path(Path(path).with_suffix(".json")) as names_part, atomic_path(path) as part:
+        names_part.write_text(json.dumps(names), encoding="utf-8")
+        with open(part, "wb") as file:
+            np.save(file, np.asarray(vectors), allow_pickle=False)

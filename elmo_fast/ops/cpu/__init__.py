@@ -1,0 +1,67 @@
+"""Implementations of the ops by the C++ engine on the CPU: fp32 tensors in, fp32 tensors out.
+
+Sums have a fixed order: a row's result has the same bits in any batch and on any number of threads. This module has
+what the ops share: the precisions of this machine, packed weights, and pointers.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+
+import torch
+
+from elmo_fast.ops import weight_cache
+from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.ops.weight_cache import Tensors
+
+logger = logging.getLogger(__name__)
+
+
+def runs_precision(precision: str) -> bool:
+    """Whether the engine has kernels for `precision` on this machine: 16-bit products need AMX."""
+    module = native_module()[0]
+    return module is not None and bool(module.lstm_isa(PRECISIONS.index(precision)))
+
+
+def on_cpu(precision: str) -> str:
+    """`precision`, or `highest` where the processor has no 16-bit tile products, which is logged once."""
+    if runs_precision(precision):
+        return precision
+    _log_once(precision)
+    return "highest"
+
+
+@functools.cache
+def _log_once(precision: str) -> None:
+    logger.info("precision %r runs as 'highest': this processor has no AMX", precision)
+
+
+def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):
+    """Weights as `pack` packs them, fp32 and contiguous, for this machine's instruction set; cached unless not `keep`."""
+    kind = f"{kind} for {native_module()[0].cpu_isa()}"
+
+    def pack_full(detached: Tensors) -> torch.Tensor:
+        if any(tensor is not None and tensor.is_meta for tensor in detached):
+            raise RuntimeError(f"weights: expected fp32 weights to pack ({kind}); they were dropped, and what was "
+                               "packed from them fits neither a copy of the model nor another precision")
+        return pack([None if tensor is None else tensor.float().contiguous() for tensor in detached])
+
+    return weight_cache.cached(tensors, kind, pack_full, keep)
+
+
+def aligned_bytes(size: int) -> torch.Tensor:
+    """An uninitialized uint8 tensor that begins on a cache line."""
+    padded = torch.empty(size + 64, dtype=torch.uint8)
+    return padded[-padded.data_ptr() % 64 :][:size]
+
+
+def pointer(tensor: torch.Tensor | None) -> int:
+    """Address of a tensor's data, 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def limit(clip: float | None) -> float:
+    """A clip as the engine takes it: infinite for none."""
+    return math.inf if clip is None else clip

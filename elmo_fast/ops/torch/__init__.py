@@ -1,0 +1,1 @@
+"""Implementations of the ops in plain PyTorch, on any device."""

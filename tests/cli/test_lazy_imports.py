@@ -1,0 +1,33 @@
+"""torch takes seconds to import: neither `import elmo_fast` nor the help of the command may do it."""
+
+import pickle
+
+import pytest
+from tests.support.files import start
+
+import elmo_fast
+
+HELP = "from elmo_fast.cli import main\ntry:\n    main({!r})\nexcept SystemExit as stop:\n    assert not stop.code"
+
+
+@pytest.mark.parametrize("code", [
+    "import elmo_fast\nelmo_fast.__version__, dir(elmo_fast)\nfrom elmo_fast import Options, read_fasta",
+    *map(HELP.format, (["--help"], ["embed", "--help"], ["train", "--help"], ["seqvec", "--help"], ["--version"])),
+])
+def test_torch_is_not_imported_before_it_is_needed(code):
+    process = start(f"import sys\n{code}\nassert 'torch' not in sys.modules")
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+
+
+def test_every_public_name_is_found_where_the_package_says():
+    assert set(elmo_fast.__all__) == set(elmo_fast._MODULES) <= set(dir(elmo_fast))
+    for name in elmo_fast.__all__:
+        assert getattr(elmo_fast, name).__module__.startswith("elmo_fast.")
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        elmo_fast.Nothing
+
+
+def test_options_are_pickled_by_their_own_module():
+    options = elmo_fast.Options.from_dict({"lstm": {"dim": 2, "projection_dim": 2, "use_skip_connections": True},
+                                           "n_tokens_vocab": 3})
+    assert pickle.loads(pickle.dumps(options)) == options
