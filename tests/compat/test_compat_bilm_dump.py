@@ -149,12 +149,14 @@ def usage(script, *arguments):
     ("usage_cached.py", ["layers of the second sentence: (3, 12, 32)", "their mixture: (1, 12, 32)"]),
     ("usage_token.py", ["context at the input: (2, 12, 32)", "question at the input: (1, 6, 32)"]),
 ])
+@pytest.mark.long
 def test_usage(tmp_path, script, shows):
     done = usage(script, "--folder", tmp_path)
     assert done.returncode == 0, done.stderr
     assert all(line in done.stdout for line in shows)
 
 
+@pytest.mark.long
 def test_usage_with_a_model_of_ones_own(tmp_path, files):
     vocab, _, options_file, weight_file = files
     done = usage("usage_cached.py", "--folder", tmp_path, "--options-file", options_file, "--weight-file", weight_file,

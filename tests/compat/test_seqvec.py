@@ -214,6 +214,7 @@ def peak_megabytes(*arguments):
     return peak
 
 
+@pytest.mark.long
 def test_a_thousand_proteins_in_bounded_memory(tmp_path):
     """Ten times as many proteins make ten times as large a file, and nothing else that grows."""
     generator = np.random.default_rng(0)
