@@ -16,7 +16,6 @@ from elmo_fast import Options
 from elmo_fast.model.initialize import random_weights
 from elmo_fast.model.token_source import CharacterEncoder
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.text import characters
 
 
 @functools.cache
