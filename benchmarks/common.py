@@ -16,45 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from elmo_fast.testing.models import FILTERS, SIZES, standard_options  # noqa: F401 (for every benchmark)
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
-
-FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
-# name: (LSTM cells, projection, highway layers), as the published models have them;
-# tiny exists for dry runs only
-SIZES = {
-    "tiny": (32, 16, 1),
-    "small": (1024, 128, 1),
-    "medium": (2048, 256, 1),
-    "original": (4096, 512, 2),
-}
-
-
-def standard_options(size: str, **lstm) -> dict:
-    """The options.json content of a standard model; keyword arguments replace LSTM entries."""
-    if size not in SIZES:
-        raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {size!r}")
-    cells, projection, highways = SIZES[size]
-    return {
-        "lstm": {
-            "use_skip_connections": True,
-            "n_layers": 2,
-            "dim": cells,
-            "projection_dim": projection,
-            "cell_clip": 3,
-            "proj_clip": 3,
-            **lstm,
-        },
-        "char_cnn": {
-            "activation": "relu",
-            "filters": [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS,
-            "n_highway": highways,
-            "embedding": {"dim": 16},
-            "n_characters": 262,
-            "max_characters_per_token": 50,
-        },
-    }
 
 
 # ---- machine -------------------------------------------------------------------------------
