@@ -98,8 +98,7 @@ def native_module():
         module = importlib.import_module("elmo_fast._native")
     except ImportError as error:
         return None, _build_record() or f"the native module cannot be loaded ({error})"
-    if os.environ.get("ELMO_FAST_OWN_THREADS") != "1":
-        module.use_openmp_threads()
+    module.use_openmp_threads()
     return module, None
 
 

@@ -17,7 +17,7 @@ from tests.support.op_cases import draw
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 from torch.optim import SGD
 
-from elmo_fast.model.layout import in_text_order
+from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import blocks, buffers, lstm, operands, padded, steps
 from elmo_fast.ops.schedule import make_schedule

@@ -1,0 +1,89 @@
+"""Layouts of a batch's tokens: padded with or without boundaries, unique, in text order or by packed row."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from elmo_fast.ops.device import HostCopy
+from elmo_fast.ops.reference import restore
+
+
+class BiLmOutput(NamedTuple):
+    """`activations`, a list of [B, T, 2 P], token layer first, zero past a sentence's end; `mask` bool [B, T].
+
+    Unpacks as a pair, and can be indexed by `"activations"` and `"mask"`, as AllenNLP's dictionary.
+    """
+
+    activations: list[torch.Tensor]
+    mask: torch.Tensor
+
+    def __getitem__(self, key):
+        return getattr(self, key) if isinstance(key, str) else tuple(self)[key]
+
+
+def on_host(*ids: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """Ids on the CPU: those on a GPU are copied, all of them behind one wait, others stay as they are.
+
+    Character ids are copied as int16 and word ids as int32; a value beyond 16 or 32 bits becomes one that is no id.
+    """
+    on_gpu = [tensor for tensor in ids if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda"]
+    if not on_gpu:
+        return list(ids)
+    dtypes = [torch.int16 if tensor.dim() > 2 else torch.int32 for tensor in on_gpu]
+    short = [tensor.clamp(-1, torch.iinfo(dtype).max).to(dtype) for tensor, dtype in zip(on_gpu, dtypes)]
+    copies = HostCopy(short, torch.cuda.current_stream(on_gpu[0].device)).result()
+    copied = {id(tensor): copy for tensor, copy in zip(on_gpu, copies)}
+    return [copied.get(id(tensor), tensor) for tensor in ids]
+
+
+def add_boundaries(ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor):
+    """Put `first` before and `last` after each sentence: ids [B, T, ...], mask [B, T] -> T + 2 positions."""
+    batch, longest = mask.shape
+    bounded = ids.new_zeros(batch, longest + 2, *ids.shape[2:])
+    bounded[:, 1:-1] = ids
+    bounded[:, 0] = first.to(ids)
+    lengths = mask.sum(1)
+    bounded[torch.arange(batch, device=ids.device), lengths + 1] = last.to(ids)
+    return bounded, torch.arange(longest + 2, device=ids.device) < lengths[:, None] + 2
+
+
+def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drop `<S>` and `</S>`: values [B, T + 2, ...] and mask [B, T + 2] -> [B, T, ...], zero past the end, and [B, T].
+
+    The mask keeps its type. From AllenNLP's `remove_sentence_boundaries`.
+    """
+    lengths = (mask > 0).sum(1) - 2
+    inner = torch.arange(max(mask.shape[1] - 2, 0), device=mask.device) < lengths[:, None]
+    shape = (*inner.shape, *[1] * (values.dim() - 2))
+    return torch.where(inner.view(shape), values[:, 1:-1], values.new_zeros(())), inner.to(mask.dtype)
+
+
+def in_text_order(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Outputs at packed rows [S, 2 P], of tokens `order` int64 [2, S] in each direction -> [S, 2 P] by token."""
+    return torch.cat([restore(half, tokens) for half, tokens in zip(packed.chunk(2, dim=1), order)], dim=1)
+
+
+def unique_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unique rows and the number of each row among them: ids int [N, ...] -> [U, ...], int64 [N].
+
+    Rows are grouped by a 64-bit hash and then compared; where two different rows share a hash, rows are sorted instead.
+    """
+    rows = ids.flatten(1) if ids.dim() > 1 else ids[:, None]
+    hashes = row_hashes(rows)
+    unique, number = torch.unique(hashes, return_inverse=True)
+    first = torch.empty_like(unique).index_copy(0, number, torch.arange(len(ids), device=ids.device))
+    if not torch.equal(rows[first][number], rows):
+        return torch.unique(ids, dim=0, return_inverse=True)
+    return ids[first], number
+
+
+def row_hashes(rows: torch.Tensor) -> torch.Tensor:
+    """A 64-bit hash of each row: int [N, C] -> int64 [N]."""
+    return (rows.long() * _multipliers(rows.shape[1], rows.device)).sum(1)
+
+
+@functools.lru_cache(maxsize=16)
+def _multipliers(count: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randint(-(2**62), 2**62, (count,), generator=generator).mul_(2).add_(1).to(device)

@@ -1,0 +1,239 @@
+"""The forward that a CUDA graph can capture, run on the CPU: static shapes, and no kernel that is not loaded."""
+
+import gc
+import importlib
+import itertools
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.support.models import SENTENCES, SHAPES, bilm, options
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
+
+from elmo_fast import batch_to_ids
+from elmo_fast.model import bilm as bilm_module
+from elmo_fast.model import cuda_graph, encoder as encoder_module
+from elmo_fast.ops import char_cnn
+from elmo_fast.ops.cuda import buffers, encoder, lstm, operands
+from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
+
+
+@pytest.fixture
+def capture(monkeypatch):
+    """Makes calls believe that they are captured; native kernels, which are the CPU's here, stand back."""
+    def begin():
+        for module in (bilm_module, char_cnn, operands):
+            monkeypatch.setattr(module, "is_capturing", lambda device: True)
+
+    def encode(*tensors, backend, **how):
+        assert gc.isenabled() != bilm_module.is_capturing(None)  # nothing is collected in a capture
+        return char_cnn.char_cnn(*tensors, backend="torch", **how)
+
+    monkeypatch.setattr(cuda_graph, "why_not", lambda op, backend, tensors: None)
+    monkeypatch.setattr(lstm, "_arenas", buffers.Arenas())
+    monkeypatch.setattr(bilm_module, "is_capturing", lambda device: False)
+    monkeypatch.setattr(encoder_module, "char_cnn", encode)
+    monkeypatch.setattr(encoder_module, "_WARMUP_TOKENS", 600)
+    return begin
+
+
+def same(found, expected):
+    assert torch.equal(found.mask, expected.mask) and len(found.activations) == len(expected.activations)
+    for one, other in zip(found.activations, expected.activations):
+        assert one.shape == other.shape and (one[~expected.mask] == 0).all()
+        assert torch.allclose(one, other, atol=SAME_MODEL)
+
+
+@pytest.mark.parametrize("shape", ["two layers", "four layers", "no projection", "no skip connections",
+                                   "clips that fire"])
+@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+def test_equals_the_ordinary_forward(shape, state, capture):
+    one, other = (bilm(SHAPES[shape], state=state) for _ in range(2))
+    for each in (one, other):
+        each(batch_to_ids(SENTENCES[1:4]))
+    ids = [batch_to_ids(batch) for batch in (SENTENCES[::-1], SENTENCES[2:5])]
+    expected = [other(each) for each in ids]
+    one._prepare_capture(len(SENTENCES))
+    capture()
+    for each, truth in zip(ids, expected):
+        same(one(each.int()), truth)
+    if state == "carry":
+        for kept, truth in zip(one._elmo_lstm._states, other._elmo_lstm._states):
+            assert torch.allclose(kept, truth, atol=SAME_MODEL)
+
+
+def test_states_lie_where_the_graph_left_them(capture):
+    model = bilm(SHAPES["two layers"])
+    model._prepare_capture(len(SENTENCES))
+    stack = model._elmo_lstm
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bilm_module, "is_capturing", lambda device: True)
+        model(batch_to_ids(SENTENCES))
+    captured = stack._states
+    model(batch_to_ids(SENTENCES[:3]))
+    assert stack._states is captured and captured[0].any()
+    model.reset_states()
+    assert stack._states is captured and not captured[0].any()
+
+
+def test_what_a_capture_cannot_do_is_refused(capture):
+    ids = batch_to_ids(SENTENCES)
+    fresh, run, small, edited, named = (bilm() for _ in range(5))
+    for model, rows in ((run, 6), (small, 2), (edited, 6), (named, 6)):
+        model._prepare_capture(rows)
+    edited._elmo_lstm.B_0_0.add_(1)
+    named.backend = "torch"
+    capture()
+    with pytest.raises(RuntimeError, match=r"warmup: expected model.warmup\(\) before .*; got no warm-up"):
+        fresh(ids)
+    with pytest.raises(RuntimeError, match=r"warmup: expected model.warmup\(\) before .*; got one with others"):
+        edited(ids)
+    with pytest.raises(RuntimeError, match=r"_states: expected at least 6 .*warmup\(batch_size=6\).* got 2"):
+        small(ids)
+    with pytest.raises(ValueError, match="ids: expected ids on cpu while"):
+        run(ids.to("meta"))
+    with pytest.raises(ValueError, match="word_inputs: expected None while"):
+        run(ids, word_inputs=ids[..., 0])
+    with pytest.raises(RuntimeError, match="backend: expected one that a CUDA graph can capture"):
+        named(ids)
+
+
+# ---- which variants of Triton's kernels are loaded --------------------------------------------------
+
+devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
+SETTINGS = {"highest": ("highest", False), "high": ("high", False), "bf16": ("medium", False), "fp16": ("medium", True)}
+ODD = options(char_cnn={"max_characters_per_token": 9})
+EVEN = options({"dim": 64, "projection_dim": 16}, {"embedding": {"dim": 16}, "filters": [[1, 16], [3, 32], [7, 16]]})
+BATCHES = [(1, 1), (8, 1), (1, 31), (3, 11), (4, 25), (27, 19), (40, 50)]  # sentences, positions
+
+
+class Kernel(SimpleNamespace):
+    """What Triton compiled, and unloads when nothing refers to it any more."""
+
+
+class Driver:
+    """Triton's driver of an H100 that is not there: sources that it `loaded`, names of kernels that it `launched`."""
+
+    def __init__(self):
+        self.device, self.loaded, self.launched, self.kernels = next(devices), [], [], []
+
+    def get_current_target(self):
+        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return self.device
+
+    def get_current_stream(self, device):
+        return 0
+
+    def load(self, source, target=None, options=None, **_):
+        kernel = Kernel(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
+                        run=lambda *_: self.launched.append(source.fn.__name__))
+        self.loaded.append(source)
+        self.kernels.append(weakref.ref(kernel))
+        return kernel
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """Kernels are launched on CPU tensors through all of Triton but compiler and GPU: nothing runs."""
+    triton = pytest.importorskip("triton")
+    from elmo_fast.kernels import configs, lstm_pointwise
+
+    driver, milliseconds = Driver(), itertools.count(9, -1)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
+    monkeypatch.setattr(triton.compiler, "compile", driver.load)
+    monkeypatch.setattr(configs, "generation_of", lambda device: 90)
+    monkeypatch.setattr(configs, "_milliseconds", lambda call, quantiles: call() or [float(next(milliseconds))] * 3)
+    for name in ("gates", "hidden"):
+        monkeypatch.setattr(torch_lstm_pointwise, name, getattr(lstm_pointwise, name))
+    library = torch.library.Library("elmo_fast", "FRAGMENT")
+    for name, (run, *_) in encoder.OPS.items():
+        library.impl(name, run, "CPU")
+    yield driver
+    library._destroy()
+    configs._tuned.cache_clear()
+
+
+def capture_every_batch(driver, monkeypatch, of, setting, state):
+    """Names of the kernels that captures launch in a model that was warmed up; how many variants it loaded."""
+    precision, bounded = SETTINGS[setting]
+    for name in ("char_cnn", "highway", "linear"):
+        monkeypatch.setattr(encoder_module, name, lambda *operands, run=getattr(encoder, name), backend, **_:
+                            run(*operands, None, bounded))
+    importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
+    driver.device, before = next(devices), len(driver.loaded)
+    model = bilm(of, state=state, precision=precision)
+    with torch.no_grad(), numerics(precision, torch.device("cpu")):
+        model._prepare_capture(max(BATCHES)[0])
+    loaded = driver.loaded[before:]
+    driver.launched.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bilm_module, "is_capturing", lambda device: True)
+        for number, (sentences, positions) in enumerate(BATCHES):  # ids of two types, not aligned
+            ids = torch.ones(sentences * positions + 1, *model.token_source.row_shape)
+            ids = ids.to((torch.int64, torch.int32)[number % 2])
+            model(ids[1:].view(sentences, positions, -1), boundaries=("present", "add")[number // 2 % 2])
+    assert len(driver.loaded) == before + len(loaded)
+    return set(driver.launched), len(loaded)
+
+
+@pytest.mark.parametrize("of", [ODD, EVEN], ids=["odd", "even"])
+@pytest.mark.parametrize("state", ["carry", "zero"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, driver, monkeypatch):
+    launched, tuned = capture_every_batch(driver, monkeypatch, of, setting, state)
+    assert launched == {"_token_lengths", "_char_cnn", "_highway", "_gates", "_hidden"}
+    assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
+    assert len(driver.loaded) < 2 * tuned  # the second time the choices came from the disk
+    gc.collect()
+    assert all(kernel() for kernel in driver.kernels)  # a graph outlives the model: nothing was unloaded
+
+
+@pytest.mark.parametrize("mutant, kernel", [
+    ("rows", "_highway"), ("count", "_char_cnn"), ("alignment", "_token_lengths"), ("activation", "_char_cnn"),
+    ("scale", "_gates"), ("warm-up of few tokens alone", "_highway|_char_cnn")])
+def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, capture, driver, monkeypatch):
+    from elmo_fast.kernels import char_cnn, highway
+    from triton import jit
+
+    layer, lengths = highway._highway, char_cnn._token_lengths
+    encode, gates = char_cnn.char_cnn, torch_lstm_pointwise.gates
+    monkeypatch.setattr(*{
+        "rows": (layer, "fn", jit(layer.fn.fn)),
+        "count": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize_on_alignment=["ids"])),
+        "alignment": (char_cnn, "_token_lengths", jit(lengths.fn, do_not_specialize=["count"])),
+        "activation": (char_cnn, "char_cnn", lambda ids, packed, activation, *more:
+                       encode(ids, packed, "tanh" if len(ids) > 32 else "relu", *more)),
+        "scale": (torch_lstm_pointwise, "gates", lambda zh, z, scale, *more:
+                  gates(zh, z, zh[0] if zh.shape[1] > 2 else None, *more)),
+        "warm-up of few tokens alone": (encoder_module, "_WARMUP_TOKENS", 8)}[mutant])
+    with pytest.raises(RuntimeError, match=fr"warmup: expected model.warmup\(\) .* none that loaded ({kernel}) "):
+        capture_every_batch(driver, monkeypatch, ODD, "highest", "zero")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+def test_inside_a_users_graph(state, precision):
+    model, plain = (bilm(SHAPES["clips that fire"], state=state, precision=precision).cuda() for _ in range(2))
+    limit = AGAINST_FLOAT64[{"highest": "highest", "medium": "medium-bf16"}[precision]]
+    for many in (1, 100):  # tokens on both sides of the classes of amounts
+        sentences = SENTENCES * many
+        batches = [batch_to_ids(sentences).cuda(), batch_to_ids(sentences[::-1]).cuda()]
+        ids, graph = batches[0].clone(), torch.cuda.CUDAGraph()
+        model.warmup(len(sentences))
+        with torch.no_grad(), torch.cuda.graph(graph):
+            output = model(ids)
+        for each in (*batches, batches[0]):
+            ids.copy_(each)
+            graph.replay()
+            for one, other in zip(output.activations, plain(each).activations):
+                assert relative_error(one, other) < limit
+        model.reset_states()
+        plain.reset_states()
