@@ -1,4 +1,4 @@
-"""What token tables save on the CPU: three lines, each timed by turns in this process.
+"""What token tables save on the CPU: three lines, timed by turns in this process.
 
 text       running text in 64 slots and in batches of 64, states carried, beside our own path without a table, `highest`
 proteins   25 letters, sequences of 500 residues, 15,000 residues a batch, beside our reference path
@@ -16,12 +16,11 @@ the rounds. The slow side of `proteins` and `building` has less to do a turn; th
 import argparse
 import itertools
 import sys
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks import agreement, common, models
-from benchmarks.bench_embed import PRECISIONS, alternate, batches_turn, slots_turn, positive
+from benchmarks.bench_embed import PRECISIONS, batches_turn, slots_turn
 from benchmarks.bench_reference import run_over
 
 LINES = ("text", "proteins", "building")
@@ -48,7 +47,7 @@ def with_table(size: str, words, seed: int = 0) -> models.Embedder:
 def precisions(arguments: argparse.Namespace) -> list[str]:
     """Those asked for that this machine has."""
     absent = models.absent_precisions()
-    return [each for each in arguments.precisions if each not in absent]
+    return [precision for precision in arguments.precisions if precision not in absent]
 
 
 def variant(precision: str) -> str:
@@ -56,7 +55,7 @@ def variant(precision: str) -> str:
 
 
 def rows(line: str, size: str, speeds: dict[tuple, list[float]], first: tuple, unit: str) -> list[dict]:
-    """One result a case, speeds by (way, variant); ratios to the case `first`, or to the one of the same way."""
+    """A result per case, speeds by (way, variant); ratios to the case `first`, or to its variant in the same way."""
     results = []
     for (way, variant), samples in speeds.items():
         beside = speeds.get((way, first[1]), speeds[first])
@@ -103,7 +102,7 @@ def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
     slow = Group(text.sentences[:batch], batch)
     reference = models.Embedder(models.build(size, backend="reference"))
     table = with_table(size, LETTERS)
-    few = [[each[:40] for each in slow.sentences[:3]]]
+    few = [[sentence[:40] for sentence in slow.sentences[:3]]]
     way, errors = f"batches of {arguments.batch_residues:,} residues", {}
     turns = {(way, "reference"): batches_turn(reference, slow)}
     for precision in precisions(arguments):
@@ -114,7 +113,8 @@ def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
         turns |= {(way, variant(precision)): batches_turn(ours, text),
                   (f"slots of {batch}", variant(precision)): slots_turn(ours, text, batch)}
     speeds = warmed(turns, arguments.rounds, leave_out=(way, "reference"))
-    facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch, "errors": common.rounded(errors)}
+    facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch,
+             "errors": common.rounded(errors)}
     return rows("proteins", size, speeds, (way, "reference"), "tokens/s"), facts
 
 
@@ -176,35 +176,36 @@ def building_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
         agreement.require(f"building in {size} in {precision} against reference", errors[precision],
                           agreement.limit(precision))
         turns["vectors", variant(precision)] = ours(precision)
-    speeds = alternate(turns, arguments.rounds)
+    speeds = common.alternate(turns, arguments.rounds)
     lengths = [len(word.encode()) for word in words]
     facts = {"words": len(words), "from": source, "bytes_a_word": round(float(np.mean(lengths)), 2),
              "reference_words_a_turn": len(some), "reference_batch": arguments.reference_batch, "errors": errors}
     return rows("building", size, speeds, ("vectors", "reference"), "words/s"), common.rounded(facts)
 
 
-# ---- the whole run -------------------------------------------------------------------------
+# ---- all lines -----------------------------------------------------------------------------
 
 
 def largest_difference(found, expected) -> float:
-    return max(float(np.abs(one - other).max()) for one, other in zip(found, expected, strict=True) if one.size)
+    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, expected, strict=True) if ours.size)
 
 
 def require_same(what: str, difference: float) -> None:
     if not difference <= SAME:
-        raise ValueError(f"{what}: largest difference from the path without a table {difference:.1e} (limit {SAME:.0e})")
+        raise ValueError(f"{what}: largest difference from the path without a table {difference:.1e} "
+                         f"(limit {SAME:.0e})")
 
 
 def warmed(turns: dict, rounds: int, leave_out: tuple | None = None) -> dict[tuple, list[float]]:
-    """Speeds of every turn after each has run once, but the one that takes minutes and has run in the comparison."""
+    """Speeds of every turn after a warm-up; `leave_out` takes minutes and was warmed up by the comparison."""
     for key, turn in turns.items():
         if key != leave_out:
             turn()
-    return alternate(turns, rounds)
+    return common.alternate(turns, rounds)
 
 
 def run(arguments: argparse.Namespace) -> dict:
-    """Everything; the content of the results file."""
+    """The content of the results file."""
     results, facts = [], {}
     plan = [(text_line, size) for size in arguments.text_sizes if "text" in arguments.lines]
     plan += [(proteins_line, arguments.size)] if "proteins" in arguments.lines else []
@@ -213,59 +214,34 @@ def run(arguments: argparse.Namespace) -> dict:
         found, known = line(size, arguments)
         results += found
         facts[f"{found[0]['line']} {size}"] = known
-        print(table(found))
     settings = {"states": "carry", "absent": models.absent_precisions(), "lines": facts}
     return common.document("token table", settings, results)
 
 
 def table(results: list[dict]) -> str:
     """Results as Markdown rows."""
-    return "\n".join(f"| {each['line']} | {each['size']} | {each['way']} | {each['variant']} | {each['median']:,.0f} "
-                     f"{each['unit']} | {each['times_as_fast']:.2f} |" for each in results)
+    return "\n".join(f"| {case['line']} | {case['size']} | {case['way']} | {case['variant']} | {case['median']:,.0f} "
+                     f"{case['unit']} | {case['times_as_fast']:.2f} |" for case in results)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = common.make_parser(
+        __doc__, "token-table.json", ("--batch-size", 64, "sentences in a batch, slots of a stream"),
+        ("--batches", 8, "batches of text in a turn"), ("--residues", 500, "residues in a sequence"),
+        ("--batch-residues", 15_000, "residues in a batch of sequences"),
+        ("--protein-batches", 2, "batches of sequences in a turn of ours; the reference has one"),
+        ("--words", 100_000, "unique words of the table that is built"),
+        ("--reference-words", 2048, "words in a turn of the reference char encoder"),
+        ("--reference-batch", 1024, "words that the reference char encoder takes at a time"),
+        ("--rounds", 3, "turns of each"))
     parser.add_argument("--lines", nargs="+", choices=LINES, default=list(LINES), metavar="LINE", help="(default: all)")
     parser.add_argument("--size", choices=common.SIZES, default="original", help="of proteins and building "
                         "(default: original)")
     parser.add_argument("--text-sizes", nargs="+", choices=common.SIZES, default=["small", "original"], metavar="SIZE",
                         help="of text (default: small original)")
-    for option, default, what in (
-        ("--batch-size", 64, "sentences in a batch, slots of a stream"),
-        ("--batches", 8, "batches of text in one turn"),
-        ("--residues", 500, "residues in a sequence"),
-        ("--batch-residues", 15_000, "residues in a batch of sequences"),
-        ("--protein-batches", 2, "batches of sequences in one turn of ours; the reference has one"),
-        ("--words", 100_000, "unique words of the table that is built"),
-        ("--reference-words", 2048, "words in one turn of the reference char encoder"),
-        ("--reference-batch", 1024, "words that the reference char encoder takes at a time"),
-        ("--rounds", 3, "turns of each"),
-    ):
-        parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
                         help="of proteins and building (default: all; the file says which this machine lacks)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
-    parser.add_argument("--out", type=Path, metavar="FILE",
-                        help="JSON to write (default: benchmarks/results/cpu/token-table.json)")
-    return parser.parse_args()
-
-
-def main() -> int:
-    import torch
-
-    arguments = parse()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    try:
-        content = run(arguments)
-    except (ValueError, RuntimeError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    out = arguments.out or common.RESULTS / "cpu" / "token-table.json"
-    common.write_json(out, content)
-    print(f"written: {out.name}")
-    return 0
+    return common.run_and_write(parser.parse_args(), run, "token-table.json", lambda content: table(content["results"]))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """What every benchmark shares: machine facts, standard models, running text, timing, results."""
 
+import argparse
 import importlib.metadata
 import json
 import os
 import platform
 import re
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -117,7 +120,7 @@ def _split_sentences(tokens: list[str]) -> list[list[str]]:
         if token in (".", "!", "?"):
             sentences.append(current)
             current = []
-    return sentences + [current] if current else sentences
+    return [*sentences, current] if current else sentences
 
 
 def _generated_sentences(count: int) -> list[list[str]]:
@@ -195,7 +198,7 @@ class Timing:
         return rounded({key: value for key, value in asdict(self).items() if samples or key != "samples"})
 
     def times_as_fast_as(self, other: "Timing") -> float:
-        """Median of the ratios within each round: a slow minute then hits both sides of a ratio."""
+        """Median of the ratios within a round: a slow minute then hits both sides of a ratio."""
         return float(np.median(np.divide(other.samples, self.samples)))
 
 
@@ -210,19 +213,36 @@ def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0) -> di
     """Times functions by turns, so that a slow minute of the machine hits all of them alike.
 
     Every function is called once to warm up, then once a round, or as often as fills
-    `min_seconds`; the order turns by one each round.
+    `min_seconds`; the order moves on by one every round.
     """
     if rounds < 1:
         raise ValueError(f"rounds: expected at least 1, got {rounds}")
     calls = {name: max(1, round(min_seconds / max(seconds_per_call(fn, 1), 1e-9)))
              for name, fn in functions.items()}
-    samples: dict[str, list[float]] = {name: [] for name in functions}
-    order = list(functions)
-    for _ in range(rounds):
-        for name in order:
-            samples[name].append(seconds_per_call(functions[name], calls[name]))
-        order = order[1:] + order[:1]
+    samples = take_turns({name: lambda name=name: seconds_per_call(functions[name], calls[name]) for name in functions},
+                         rounds)
     return {name: Timing.of(samples[name], calls[name]) for name in functions}
+
+
+def alternate(turns: dict, rounds: int) -> dict[object, list[float]]:
+    """Tokens per second in every round, of functions that return the tokens of a turn."""
+    def speed(turn) -> float:
+        start = time.perf_counter()
+        tokens = turn()
+        return tokens / (time.perf_counter() - start)
+
+    return take_turns({key: lambda turn=turn: speed(turn) for key, turn in turns.items()}, rounds)
+
+
+def take_turns(measure: dict, rounds: int) -> dict[object, list[float]]:
+    """What functions measure in every round; the order moves on by one every round."""
+    samples: dict[object, list[float]] = {key: [] for key in measure}
+    order = list(measure)
+    for _ in range(rounds):
+        for key in order:
+            samples[key].append(measure[key]())
+        order = order[1:] + order[:1]
+    return samples
 
 
 # ---- results -------------------------------------------------------------------------------
@@ -231,9 +251,9 @@ def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0) -> di
 def rounded(value):
     """The same with five significant digits: more would be noise."""
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(each) for each in value]
+        return [rounded(part) for part in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
@@ -249,7 +269,7 @@ def document(name: str, settings: dict, results) -> dict:
     return {
         "schema": SCHEMA,
         "name": name,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "revision": revision(),
         "machine": machine(),
         "settings": settings,
@@ -258,10 +278,50 @@ def document(name: str, settings: dict, results) -> dict:
 
 
 def write_json(path: Path, content) -> Path:
-    """Writes beside the target and renames, so that a reader never sees half a file."""
+    """Writes beside the target and renames, so that a reader never sees a part of a file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)
     return path
+
+
+# ---- command -------------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    """An argparse type."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def make_parser(description: str, file: str, *counts: tuple[str, int, str]) -> argparse.ArgumentParser:
+    """A parser with counts as (flag, default, help), `--threads`, and `--out`, whose default is `file`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag, default, what in counts:
+        parser.add_argument(flag, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
+    parser.add_argument("--threads", type=positive, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help=f"JSON to write (default: benchmarks/results/cpu/{file})")
+    return parser
+
+
+def run_and_write(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], dict], file: str,
+                  report: Callable[[dict], str]) -> int:
+    """Write what `run` returns and print a report of it; 1, with the reason on stderr, where it raises."""
+    import torch
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        content = run(arguments)
+    except (ValueError, RuntimeError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    out = arguments.out or RESULTS / "cpu" / file
+    write_json(out, content)
+    print(f"{report(content)}\nwritten: {out.name}")
+    return 0
