@@ -71,16 +71,21 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """The content of a checkpoint. `ConfigurationError` for another file or a truncated one."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"checkpoint: expected a file, found none at {path}")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigurationError(f"checkpoint {path}: expected a checkpoint of elmo-fast train, got another or a "
-                                 f"truncated file ({type(error).__name__})") from error
+    content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigurationError(f"checkpoint {path}: expected format {FORMAT} of elmo-fast train, got another file")
     return content
+
+
+def load_tensors(path: str | os.PathLike, name: str, expected: str) -> Any:
+    """What `torch.save` wrote, on the CPU. Errors call the file `name` and say that `expected` was expected."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{name}: expected a file, found none at {path}")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigurationError(f"{name} {path}: expected {expected}, got another or a truncated file "
+                                 f"({type(error).__name__})") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -9,12 +9,18 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.weights import random_weights
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE
-from elmo_fast.model.weights import write_weights
-from elmo_fast.train.checkpoint import OPTIONS_FILE, VOCABULARY_FILE, copy_vocabulary, weights_of_run, write_json
+from elmo_fast.model.weights import random_weights, write_weights
+from elmo_fast.train.checkpoint import (
+    OPTIONS_FILE,
+    VOCABULARY_FILE,
+    copy_vocabulary,
+    load_tensors,
+    weights_of_run,
+    write_json,
+)
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
@@ -78,13 +84,7 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
 
 
 def _state_dict(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"--from-module: expected a file, found none at {path}")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigurationError(f"--from-module {path}: expected what torch.save(module.state_dict(), ...) writes, "
-                                 f"got something else ({type(error).__name__})") from error
+    content = load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
     if not isinstance(content, dict):
         raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
     return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.grid import grid
+from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.native_lstm import ISAS, isa
-from tests.support.op_cases import char_cnn_arguments as arguments, highway_arguments
+from tests.support.op_cases import char_cnn_arguments as arguments, highway_arguments, on_threads
 from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights
@@ -136,14 +136,8 @@ def test_highway_agrees_with_float64():
 
 def test_any_number_of_threads_gives_the_same_bits():
     op, *operands = convolution(SIXTEEN)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            found.append(gradients(op, operands, "native"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others))
+    expected, *others = (on_threads(threads, gradients, op, operands, "native") for threads in (1, 2, 3, 7))
+    assert all(torch.equal(one, two) for other in others for one, two in zip(expected, other))
 
 
 def test_no_second_derivatives():

@@ -185,7 +185,7 @@ def test_another_vocabulary_than_the_softmaxs_is_refused(trained, exported, tmp_
     for arguments, message in ((train, "expected the 10 words of the vocabulary, got 28"),
                                ([*train, "--size", "small"], "--size: expected none beside a model to fine-tune"),
                                ([*test, "--vocab", other], "expected the 28 words of the softmax, got 10"),
-                               (test, "expected an HDF5 file, got something else")):
+                               (test, "softmax.hdf5: expected an HDF5 file")):
         if arguments == test:
             (exported / "softmax.hdf5").write_bytes(b"no HDF5")
         status, _, errors = run(capsys, *arguments)
