@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from tests.support import op_cases
+from tests.support import cuda_ops, op_cases
 import torch
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.ops.cuda.test_cuda_lstm_graph import FIRING, LIMITS
@@ -66,8 +66,8 @@ class Case:
 
     def run(self, precision="medium", rows_on="cpu"):
         inputs, state, initial_state, weights = self.on_gpu
-        return lstm.projected_lstm(inputs, self.rows.to(rows_on), self.schedule, state, weights, initial_state=initial_state,
-                                   precision=precision, **self.clips)
+        return cuda_ops.projected_lstm(inputs, self.rows.to(rows_on), self.schedule, state, weights,
+                                       initial_state=initial_state, precision=precision, **self.clips)
 
     def check(self, found, limit):
         inputs, state, initial_state, weights = moved(self.tensors, torch.float64)

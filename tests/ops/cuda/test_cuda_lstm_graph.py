@@ -9,7 +9,7 @@ import threading
 from tests.support import fake_graphs
 import numpy as np
 import pytest
-from tests.support import op_cases
+from tests.support import cuda_ops, op_cases
 import torch
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.ptx_machine import machine
@@ -21,6 +21,7 @@ from elmo_fast.model.layout import in_text_order
 from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import blocks, buffers, lstm, operands, padded, steps
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 
 LIMITS = {"highest": AGAINST_FLOAT64["highest"], "high": AGAINST_FLOAT64["high-tf32"],
           "medium": AGAINST_FLOAT64["medium-fp16"]}
@@ -68,7 +69,7 @@ def run(of, precision, inputs, index, state, lengths=op_cases.LENGTHS, slots=Non
     """As `op_cases.run`, on the GPU's op."""
     schedule = make_schedule(lengths, slots)
     order = torch.from_numpy(schedule.tokens).long()
-    found, final = lstm.projected_lstm(
+    found, final = cuda_ops.projected_lstm(
         inputs, index[order], schedule, state, weights or layer(of),
         cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip, precision=precision, **more)
     return in_text_order(found, order), final
@@ -121,8 +122,8 @@ def test_each_direction_reads_its_half_in_blocks(precision, bounded, projected):
     schedule = make_schedule(op_cases.LENGTHS)
     order = torch.from_numpy(schedule.tokens).long()
     halves = torch.cat([inputs[index][order[0]], inputs[index][order[1]]], dim=1)
-    found, final = lstm.projected_lstm(halves, None, schedule, state, layer(), precision=precision, bounded=bounded,
-                                       **CLIPS)
+    found, final = cuda_ops.projected_lstm(halves, None, schedule, state, layer(), precision=precision,
+                                           bounded=bounded, **CLIPS)
     assert_close((in_text_order(found, order), final), expected_of(FIRING, inputs, index, state), LIMITS[precision])
 
 
@@ -164,7 +165,7 @@ def test_what_is_no_number_stays_in_its_sentence(kernels, precision, monkeypatch
 ])
 def test_medium_takes_fp16_where_the_operands_are_bounded(change, dtype):
     of = options(change)
-    weights, clip = operands.flat_weights(layer(of)), operands.limit(of.lstm.proj_clip)
+    weights, clip = flat_weights(layer(of)), limit(of.lstm.proj_clip)
     assert operands.operands(weights, "medium", clip).dtype == dtype
     assert operands.operands(weights, "high", clip).dtype == torch.float32
     weights[0][3, 5] = 4e4  # seen although the copies are made
@@ -175,7 +176,7 @@ def test_scaled_rows_give_their_projections(arenas):
     """Each row within the rounding of its own size, for both directions from one table and from rows of their own."""
     inputs, weights = draw(FIRING, torch.float32)[0], layer()
     inputs[:4] *= torch.tensor([1e5, 1e30, 1e-3, 1.0])[:, None]
-    of_layer = operands.operands(operands.flat_weights(weights), "medium", 3.0)
+    of_layer = operands.operands(flat_weights(weights), "medium", 3.0)
     arena = lstm.arena_of(of_layer, weights[0][0], inputs.device)
     for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
         lstm.project(arena, of_layer, x, False)
@@ -266,10 +267,10 @@ def test_a_call_queues_few_operations_besides_graphs(halves, precision, most, mo
             pass
 
     monkeypatch.setattr(lstm, "capture_on", lambda device: lambda work: Replayed())
-    schedule, weights = make_schedule([25] * 64), operands.flat_weights(layer(options()))
+    schedule, state = make_schedule([25] * 64), (torch.randn(64, 22), torch.randn(64, 74))
     inputs = (torch.randn(1600, 22), None) if halves else (torch.randn(1600, 11), torch.from_numpy(schedule.tokens))
-    given = (*inputs, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes), None, torch.randn(64, 22),
-             torch.randn(64, 74), weights, precision, 3.0, 3.0, None, None, bool(halves))
+    given = LstmCall(*inputs, schedule, state, layer(options()), 3.0, 3.0, precision=precision,
+                     bounded=bool(halves)).arguments()
     for _ in range(2):
         lstm.run(*given)
     with fake_graphs.Watch(None) as watch:
@@ -283,7 +284,7 @@ def test_a_padded_batch_waits_for_nothing(precision, monkeypatch):
     weights, schedule = layer(), make_schedule(lengths.tolist())
     rows = torch.from_numpy(schedule.tokens + 20 * (schedule.tokens >= 20))  # past the empty sentence
     expected = reference.projected_lstm(x.flatten(0, 1), rows, schedule, state, weights, **CLIPS)
-    operands.operands(operands.flat_weights(weights), precision, 0.05)
+    operands.operands(flat_weights(weights), precision, 0.05)
     for most in (1024, 2):
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", most)
         with fake_graphs.Watch(None):  # the buffers are the call's own: only waiting is looked for
@@ -392,14 +393,13 @@ def test_registered_as_one_op(starts):
     inputs, index, state = draw(FIRING, torch.float32)
     schedule = make_schedule(op_cases.LENGTHS)
     rows = index[torch.from_numpy(schedule.tokens).long()]
-    given = (inputs, rows, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes),
-             torch.from_numpy(schedule.sequence_starts) if starts else None, *state,
-             operands.flat_weights(layer()), "highest", 3.0, math.inf, *(INITIAL_STATE if starts else (None, None)), False)
-    torch.library.opcheck(torch.ops.elmo_fast.cuda_lstm.default, given)
-    compiled = torch.compile(lambda x: torch.ops.elmo_fast.cuda_lstm(x * 2, *given[1:]), fullgraph=True,
-                             backend="aot_eager")
-    for one, other in zip(compiled(inputs), torch.ops.elmo_fast.cuda_lstm(inputs * 2, *given[1:])):
-        assert torch.equal(one, other)
+    given = LstmCall(inputs, rows, schedule, state, layer(), 3.0, None, INITIAL_STATE if starts else None).arguments()
+    with cuda_ops.registered_on_cpu():
+        torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, given)
+        compiled = torch.compile(lambda x: torch.ops.elmo_fast.projected_lstm(x * 2, *given[1:]), fullgraph=True,
+                                 backend="aot_eager")
+        for one, other in zip(compiled(inputs), torch.ops.elmo_fast.projected_lstm(inputs * 2, *given[1:])):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("shape, state, precision", [
@@ -415,7 +415,7 @@ def check_states_over_ragged_batches(shape, state, precision, monkeypatch):
     def on_gpu(*given, backend, precomputed, **settings):
         assert not precomputed
         bounds.append(settings["bounded"])
-        return lstm.projected_lstm(*given, **{**settings, "precision": precision})
+        return cuda_ops.projected_lstm(*given, **{**settings, "precision": precision})
 
     truth, found = bilm(SHAPES[shape], state=state, backend="reference").double(), bilm(SHAPES[shape], state=state)
     batches, bounds = [SENTENCES[:4], SENTENCES[1:3], SENTENCES[::-1], [[], []], SENTENCES[2:5]], []

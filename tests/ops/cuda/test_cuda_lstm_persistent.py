@@ -13,6 +13,7 @@ from tests.ops.cuda.test_cuda_lstm_graph import FIRING, INITIAL_STATE, SLOTS, WA
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 
 from elmo_fast.ops.cuda import choice, operands, persistent
+from elmo_fast.ops.schemas import flat_weights
 
 CPU = torch.device("cpu")
 DEVICES = {90: (12, 232448, 1, 3, 6), 80: (12, 166912, 0, 0, 0)}
@@ -120,7 +121,7 @@ def test_reasons_of_a_layer(precision, dim, inference, reason, monkeypatch):
     monkeypatch.setattr(persistent, "limits", lambda device: DEVICES[90])
     persistent._watch.cache_clear()
     with torch.inference_mode(inference):
-        weights = operands.flat_weights(layer(options({"dim": dim})))
+        weights = flat_weights(layer(options({"dim": dim})))
     found = persistent.why_not(CPU, operands.operands(weights, precision, 3.0), weights, 200)
     assert str(reason) in str(found)
 
