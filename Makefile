@@ -1,6 +1,7 @@
 # make embed     set up, then embed examples/sentences.txt
 # make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
-# make test-all  the same with the long tests
+# make test-all  set up, then run the long tests, which `make test` leaves out
+# make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
 # make venv      set up only: an environment with torch, the build tools and this checkout, installed editable
 # make native    build the native module again and say what came of it
 # make clean     remove what was built; the environment stays
@@ -8,7 +9,7 @@
 # Overrides, each as NAME=value:
 #   PYTHON       the interpreter to make the environment from (3.11 or newer)
 #   VENV         the environment; one that exists is used as it is
-#   TORCH        what to install when the environment has no torch of at least 2.11. It goes in before the package,
+#   TORCH        what to install when the environment has no torch of at least 2.6. It goes in before the package,
 #                whose own requirement it then meets. For a machine without a GPU give pip the place of the CPU
 #                wheels (PIP_FIND_LINKS, PIP_INDEX_URL): a quarter of a gigabyte instead of several.
 #   VENV_FLAGS   for `python -m venv`
@@ -28,18 +29,19 @@ PYTEST_FLAGS ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q $(PIP_FLAGS)
 TOOLS := $(VENV)/.elmo-fast-tools
+LINTERS := $(VENV)/.elmo-fast-linters
 # Named after the checkout: two of them may share an environment, and the last one installed is the one it runs.
 INSTALLED := $(VENV)/.elmo-fast-installed$(subst /,-,$(CURDIR))
 SOURCES := setup.py CMakeLists.txt $(shell find csrc)
 RECORD := elmo_fast/_build_info.py
 
 HAS_PYTHON := import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got " + sys.version)
-HAS_TORCH := from importlib.metadata import version; v = version("torch").split("."); assert (int(v[0]), int(v[1])) >= (2, 11)
+HAS_TORCH := from importlib.metadata import version; v = version("torch").split("."); assert (int(v[0]), int(v[1])) >= (2, 6)
 SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"]; \
 	print("native module:", why and "none, because " + why or "built"); why or \
 	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
 
-.PHONY: venv native embed test test-all clean FORCE
+.PHONY: venv native embed test test-all lint clean FORCE
 
 venv: $(INSTALLED)
 
@@ -72,8 +74,17 @@ embed: $(INSTALLED)
 test: $(INSTALLED)
 	$(PY) -m pytest -q $(PYTEST_FLAGS)
 
-test-all: test
+test-all: $(INSTALLED)
 	$(PY) -m pytest -q -m long $(PYTEST_FLAGS)
+
+lint: $(LINTERS)
+	$(VENV)/bin/ruff check .
+	find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	$(VENV)/bin/mypy
+
+$(LINTERS): pyproject.toml $(INSTALLED)
+	$(PIP) --no-build-isolation -e ".[dev]"
+	touch $@
 
 clean:
 	rm -rf build dist elmo_fast.egg-info elmo_fast/_native*.so $(RECORD)

@@ -1,7 +1,7 @@
 """Training on the CPU: tokens per second of ours and of bilm-tf's own trainer, and what both have learned.
 
 Same text, vocabulary, sizes, batches and steps; by turns of some steps in one run, each side on the same number of
-threads. After the last step the held-out perplexity of both is computed by `elmo_fast.train.perplexity` (bilm-tf's
+threads. After the last step the held-out perplexity of both is computed by `elmo_fast.train.evaluate` (bilm-tf's
 protocol, full softmax). bilm-tf runs from a checkout that you name, in a Python with TensorFlow 2 (bilm_tf_worker.py).
 A token is one position of a batch: batch size times unroll steps a step, as bilm-tf counts.
 
@@ -24,13 +24,13 @@ import torch
 
 from benchmarks import common
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.language_model import LanguageModel, fresh_weights
-from elmo_fast.train.options import Plan
-from elmo_fast.train.perplexity import perplexity
+from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.config import TrainConfig
+from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.replicas import Replicas
-from elmo_fast.train.shards import Shard, read_shards
-from elmo_fast.train.trainer import Trainer
-from elmo_fast.train.vocabulary import make_vocabulary
+from elmo_fast.train.corpus import Shard, read_shards
+from elmo_fast.train.loop import Trainer
+from elmo_fast.train.corpus import make_vocabulary
 
 # dim, projection, filters, highway layers, batch, negatives, words; `issue` is what the 3x is asked for
 SIZES = {
@@ -76,8 +76,8 @@ class Ours:
 
     def __init__(self, size: str, corpus: Corpus, seed: int):
         self._corpus = corpus
-        plan = Plan.from_dict({**options(size), "n_tokens_vocab": corpus.vocabulary.size, "seed": seed})
-        self.model = LanguageModel(plan, fresh_weights(plan, seed))
+        plan = TrainConfig.from_dict({**options(size), "n_tokens_vocab": corpus.vocabulary.size, "seed": seed})
+        self.model = LanguageModel(plan, initial_weights(plan, seed))
         self._trainer = Trainer(self.model, corpus.shards, corpus.vocabulary, Replicas(torch.device("cpu")))
 
     def turn(self, steps: int) -> float:
@@ -96,8 +96,8 @@ class BilmTf:
 
     def __init__(self, size: str, corpus: Corpus, seed: int, python: str, checkout: str, steps: int, folder: Path):
         self._variables = folder / "variables.npz"
-        self._plan = Plan.from_dict({**options(size), "n_tokens_vocab": corpus.vocabulary.size})
-        batch = self._plan.learning.batch_size
+        self._plan = TrainConfig.from_dict({**options(size), "n_tokens_vocab": corpus.vocabulary.size})
+        batch = self._plan.training.batch_size
         settings = {
             "options": {**options(size, bilm_tf=True), "n_train_tokens": steps * batch * UNROLL}, "train": corpus.train,
             "vocabulary": str(corpus.vocabulary_file), "folder": str(folder / "bilm-tf"), "threads": torch.get_num_threads(),
@@ -175,7 +175,7 @@ def results(sides: dict, corpus: Corpus, seconds: dict[str, list[float]], argume
         found[name] = {"tokens_per_second": float(np.median(speeds)), "p20": float(np.percentile(speeds, 20)),
                        "p80": float(np.percentile(speeds, 80)), "tokens": arguments.steps * batch * UNROLL,
                        "heldout_perplexity": judged.total, "by_direction": list(judged.by_direction)}
-        print(f"{name}: {found[name]['tokens_per_second']:,.0f} tokens/s, held-out {judged.in_words()}")
+        print(f"{name}: {found[name]['tokens_per_second']:,.0f} tokens/s, held-out {judged}")
     if len(sides) == 2:
         pairs = zip(*(seconds[name][arguments.warmup : whole] for name in ("bilm-tf", "elmo-fast")))
         found["times_as_fast"] = float(np.median([theirs / ours for theirs, ours in pairs]))

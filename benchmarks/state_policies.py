@@ -20,7 +20,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.sampled_softmax import full_cross_entropy_in_pieces
+from elmo_fast.train.loss import chunked_full_cross_entropy
 
 POLICIES = ("zero", "warm", "carry")
 
@@ -52,7 +52,7 @@ def run(bilm: BiLm, sentences, vocabulary: Vocabulary, softmax, batch_size: int)
             first, last = ends - lengths, ends - 1
             for k, (half, edge, ahead) in enumerate(zip(layers[-1].chunk(2, dim=1), (last, first), (1, -1))):
                 places = np.setdiff1d(np.arange(len(ids)), edge)  # </S> predicts nothing forward, <S> nothing backward
-                found = full_cross_entropy_in_pieces(half[torch.from_numpy(places)], w, b,
+                found = chunked_full_cross_entropy(half[torch.from_numpy(places)], w, b,
                                                      torch.from_numpy(ids[places + ahead])).double().numpy()
                 losses[k] += found.sum()
                 counts[k] += len(places)

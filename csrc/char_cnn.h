@@ -3,7 +3,7 @@
 //
 // A window that starts in a token's padding sees padding alone: all of them are one product and one term of a gradient.
 // A maximum that several windows share passes its gradient to all of them in equal parts. Sums have a fixed order:
-// results have the same bits whatever the thread count, and a token's whatever its company.
+// results have the same bits whatever the thread count, and a token's whatever its batch mates.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace elmo_fast {
 
-// Filters of one width: weight [width, dim, filters]. Columns [first, first + filters) of what is computed are theirs.
+// Filters of one width: weight [width, dim, filters]. They write columns [first, first + filters).
 struct CharBank {
   int64_t width;
   int64_t filters;

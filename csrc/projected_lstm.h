@@ -1,5 +1,5 @@
-// The LSTM with projection and both clips, one layer and both directions per call, and the plain product that
-// shares its micro-kernels. This header is the contract; csrc/cpu implements it. Gradients: projected_lstm_training.h.
+// The LSTM with projection and both clips, one layer and both directions per call, and its gradients. This header is
+// the contract; csrc/cpu implements it.
 //
 // One step of one direction, x [in], h [P], c [D]:
 //   z = [x, h] W + B                          W [in + P, 4D], gates i, j, f, o along the columns; B [4D]
@@ -7,7 +7,7 @@
 //   m = sigmoid(o) * tanh(c)
 //   h = clip(m W_P, +-proj_clip)              W_P [D, P]; without it (D == P) h = m and proj_clip does not apply
 // The forget +1 is not part of B. A clip of +inf is none; NaN and inf pass as through torch.clamp. Sums that skip
-// connections need are the caller's.
+// connections need are the caller's. c is fp32 at every precision.
 //
 // Fixed order: an output row has the same bits whatever else is in the call, whatever the thread count and the
 // chunk size. Different instruction sets may differ from each other.
@@ -17,12 +17,9 @@
 #include <cstdint>
 #include <string>
 
-namespace elmo_fast {
+#include "linear.h"
 
-// highest: fp32, denormals as IEEE. high: bf16 operands split in two, three products. medium: bf16.
-// high and medium need AMX, accumulate in fp32, keep c in fp32 and flush denormals inside products. An infinite input
-// stays infinite in every product with a weight that bf16 does not round to zero.
-enum class Precision : int32_t { highest = 0, high = 1, medium = 2 };
+namespace elmo_fast {
 
 struct LstmShape {
   int64_t input;       // in, the columns of `inputs` that one direction reads
@@ -43,9 +40,10 @@ size_t lstm_packed_size(const LstmShape& shape, Precision precision);
 void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2],
                const float* const biases[2], const float* const projections[2], void* packed, size_t packed_size);
 
-// A schedule of T steps over `lanes` lanes. Lane k is live at step t iff k < live[t]; a step-row is one live lane of
-// one step, numbered step by step and lane by lane inside: S = sum(live). No pointer may alias an output
-// (`output`, `h`, `c`); scratch is the engine's own, one buffer per calling thread, kept for its next call.
+// A schedule of T steps over `slots` slots. Slot k runs at step t iff k < batch_sizes[t]; a packed row is one running
+// slot of one step, numbered step by step and slot by slot inside, as in PackedSequence: S = sum(batch_sizes). No
+// pointer may alias an output (`output`, `h`, `c`); scratch is the engine's own, one buffer per calling thread, reused
+// by its next call.
 struct LstmCall {
   LstmShape shape;
   Precision precision;
@@ -53,71 +51,77 @@ struct LstmCall {
   size_t packed_size;
 
   // [input_rows, in] read by both directions, or [input_rows, 2 * in], forward half first, when split_input.
-  // When multiplied: x W + B of both directions, [input_rows, 8D], forward half first, each with gates i, j, f, o;
-  // linear_forward's bits are those that `highest` computes itself.
+  // When precomputed: the input projections x W + B of both directions, [input_rows, 8D], forward half first, each
+  // with gates i, j, f, o; linear_forward's bits are those that `highest` computes itself.
   const float* inputs;
   int64_t input_rows;
   bool split_input;
-  bool multiplied;
+  bool precomputed;
 
-  int64_t steps;             // T, may be 0
-  const int32_t* live;       // [T], non-increasing, 0 <= live[t] <= lanes
-  int64_t step_rows;         // S
-  const int32_t* rows;       // [2, S] row of `inputs` each direction reads; rows may repeat, and are multiplied once
-  const int32_t* out_rows;   // [2, S] row of `output` written, -1: none; distinct within a direction
-  const uint8_t* reset;      // [S] or null; 1: the lane's state is replaced before the step, for both directions
-  const float* reset_h;      // [2P] or null (zeros)
-  const float* reset_c;      // [2D] or null (zeros)
+  int64_t steps;               // T, may be 0
+  const int32_t* batch_sizes;  // [T], non-increasing, 0 <= batch_sizes[t] <= slots
+  int64_t packed_rows;         // S
+  const int32_t* rows;         // [2, S] row of `inputs` each direction reads; rows that repeat are multiplied once
+  const int32_t* out_rows;     // [2, S] row of `output` written, -1: none; unique within a direction
+  const uint8_t* sequence_start;  // [S] or null; 1: the initial state replaces the slot's, for both directions
+  const float* initial_h;      // [2P] or null (zeros)
+  const float* initial_c;      // [2D] or null (zeros)
 
-  float* output;             // [output_rows, 2P], forward half first; rows not named are left alone
+  float* output;               // [output_rows, 2P], forward half first; rows not named are left alone
   int64_t output_rows;
-  int64_t lanes;
-  float* h;                  // [lanes, 2P] initial state in, final state out; lanes never live are left alone
-  float* c;                  // [lanes, 2D] likewise
+  int64_t slots;
+  float* h;                    // [slots, 2P] state in, final state out; slots that never run are left alone
+  float* c;                    // [slots, 2D] likewise
 
-  float cell_clip;           // > 0, +inf: none
-  float proj_clip;           // > 0, +inf: none
-  int threads;               // >= 1; even counts run the directions side by side, each on half of them
-  int64_t chunk_rows;        // distinct input rows multiplied ahead of the recurrence; 0: the default
+  float cell_clip;             // > 0, +inf: none
+  float proj_clip;             // > 0, +inf: none
+  int threads;                 // >= 1; even counts run the directions side by side, each on half of them
+  int64_t chunk_rows;          // unique input rows of one input GEMM, made before its steps; 0: the default
 };
 
 // Throws std::invalid_argument on sizes, indices or packed weights that do not fit together.
 void lstm_forward(const LstmCall& call);
 
-// y = epilogue(x W + b) on the same register tiles and in the same fixed order.
-// highway: y = g * relu(x Wt + bt) + (1 - g) * x with g = sigmoid(x Wc + bc), K == M.
-enum class Epilogue : int32_t { none = 0, relu = 1, highway = 2 };
+// Training, in fp32. A clip passes gradients where its argument lies within or on the limits, as torch.clamp does;
+// where there is none everything passes. Gradients too have the same bits whatever the thread count.
 
-struct LinearShape {
-  int64_t input;   // K
-  int64_t output;  // M
-  Epilogue epilogue;
-  Precision precision = Precision::highest;  // of the products; the epilogue is fp32
+// Bytes that a forward over `packed_rows` packed rows saves; linear in packed_rows.
+size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows);
+
+// lstm_forward at Precision::highest, to the bit, that also fills saved [saved_size >= lstm_saved_size], aligned to 4
+// bytes, the caller's. It records instruction set and sizes; lstm_backward refuses what does not match.
+void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size);
+
+// The weights as the gradients read them; arguments as of lstm_pack without biases.
+size_t lstm_backward_packed_size(const LstmShape& shape);
+void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], const float* const projections[2],
+                        void* packed, size_t packed_size);
+
+// Gradients go to the caller's memory, which is overwritten; null leaves one out. Nothing may alias.
+struct LstmBackwardCall {
+  LstmCall forward;          // as of lstm_forward_saving, but packed by lstm_backward_pack and with h and c as they
+                             // were before it, read only; output, out_rows, precision and chunk_rows are not used
+  const void* saved;
+  size_t saved_size;
+  const float* grad_output;  // [S, 2P] of the output row that each packed row wrote
+
+  float* grad_h;             // [slots, 2P] of the final state in, of the state before the first step out
+  float* grad_c;             // [slots, 2D] likewise
+  float* grad_inputs[2];     // [input_rows, in] by direction, or [input_rows, 2 * in] and the second half of it when
+                             // split_input; rows that no packed row reads are left alone
+  float* grad_weights[2];    // [in + P, 4D]
+  float* grad_biases[2];     // [4D]
+  float* grad_projections[2];  // [D, P]
+  float* grad_initial_h;     // [2P]
+  float* grad_initial_c;     // [2D]
+
+  void* scratch;             // [lstm_backward_scratch_size], aligned to 4 bytes; 64 is faster
+  size_t scratch_size;
 };
 
-size_t linear_packed_size(const LinearShape& shape);
+size_t lstm_backward_scratch_size(const LstmCall& forward);
 
-// weight [K, M], bias [M] (null: zeros). highway: weight, bias carry Wc, bc and transform_weight [K, K],
-// transform_bias [K] carry Wt, bt; null otherwise. packed as for lstm_pack.
-void linear_pack(const LinearShape& shape, const float* weight, const float* bias, const float* transform_weight,
-                 const float* transform_bias, void* packed, size_t packed_size);
-
-struct LinearCall {
-  LinearShape shape;
-  const void* packed;
-  size_t packed_size;
-  const float* x;      // [rows, K], row r at x + r * x_stride; rows may overlap (a sliding window)
-  int64_t rows;
-  int64_t x_stride;    // floats
-  float* y;            // [rows, M], row r at y + r * y_stride; must not alias x
-  int64_t y_stride;    // >= M
-  int threads;
-};
-
-void linear_forward(const LinearCall& call);
-
-// The activations of a precision, element by element, for tests: y[k] = f(x[k]).
-void sigmoid_forward(const float* x, float* y, int64_t count, Precision precision);
-void tanh_forward(const float* x, float* y, int64_t count, Precision precision);
+// Throws std::invalid_argument on sizes, indices or buffers that do not fit together.
+void lstm_backward(const LstmBackwardCall& call);
 
 }  // namespace elmo_fast

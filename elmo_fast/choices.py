@@ -1,4 +1,7 @@
-"""Accepted values and defaults of arguments. Imports nothing, so that the help of the command needs no torch."""
+"""Accepted values and defaults of arguments, and their checks. Imports no torch: the command's help reads it."""
+
+from collections.abc import Sequence
+from numbers import Integral
 
 BACKENDS = ("auto", "reference", "torch", "native")
 PRECISIONS = ("highest", "high", "medium")
@@ -11,3 +14,17 @@ SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 
 DEFAULT_BATCH_SIZE = 64  # sentences
 SEQVEC_BATCH_SIZE = 15000  # residues
+
+
+def check_choice(name: str, value: str, choices: Sequence[str], error: type[ValueError] = ValueError) -> str:
+    """The value itself, or an error that names the argument when it is none of `choices`."""
+    if value not in choices:
+        raise error(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def check_count(name: str, value: int, error: type[ValueError] = ValueError) -> int:
+    """The value itself, or an error that names the argument unless it is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise error(f"{name}: expected an integer of at least 1, got {value!r}")
+    return value

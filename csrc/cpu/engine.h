@@ -1,35 +1,34 @@
-// What one instruction set offers to the driver: plain structs and function pointers, nothing inline.
+// What one instruction set offers to the entry points: plain structs and function pointers, nothing inline.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
+#include "../char_cnn.h"
+#include "../linear.h"
 #include "../projected_lstm.h"
+#include "isa.h"
 
-namespace elmo_fast {
-namespace cpu {
+namespace elmo_fast::cpu {
 
-class Barrier;
+class Barrier;  // threads.h
 
 void barrier_wait(Barrier& barrier);
 
-// One thread's place among those that share a direction (or a product).
+// A thread's rank among those that share a direction (or a product).
 struct Team {
   int rank;
   int size;
   Barrier* barrier;
 };
 
-// Steps whose input products are computed together, once per distinct row.
+// Steps whose input projections are computed together, once per unique row.
 struct Chunk {
   int64_t step_begin;
   int64_t step_end;
-  int64_t distinct_begin;  // into LstmDirection::distinct
-  int64_t distinct_count;
+  int64_t unique_begin;  // into LstmDirection::unique_rows
+  int64_t unique_count;
 };
 
-// What a forward keeps of one direction for its gradients (backward_layout.h), or nulls.
-struct LstmKept {
+// What a forward saves of one direction for its gradients (lstm/layout.h), or nulls.
+struct LstmSaved {
   float* gates;
   float* cells;
   float* projected;
@@ -37,32 +36,32 @@ struct LstmKept {
 
 struct LstmDirection {
   const char* packed;
-  const float* inputs;       // first column this direction reads
-  const int32_t* distinct;   // rows of `inputs`, chunk by chunk
-  const int32_t* slots;      // [S] position of a step-row's input among its chunk's distinct rows
-  const int32_t* out_rows;   // [S]
+  const float* inputs;          // first column this direction reads
+  const int32_t* unique_rows;   // rows of `inputs`, chunk by chunk
+  const int32_t* unique_index;  // [S] index of a packed row's input among its chunk's unique rows
+  const int32_t* out_rows;      // [S]
   const Chunk* chunks;
   int64_t chunk_count;
-  const float* reset_h;      // [P] or null
-  const float* reset_c;      // [D] or null
-  float* output;             // this direction's half, row stride 2P
-  float* h;                  // likewise
-  float* c;                  // this direction's half, row stride 2D
+  const float* initial_h;       // [P] or null
+  const float* initial_c;       // [D] or null
+  float* output;                // this direction's half, row stride 2P
+  float* h;                     // likewise
+  float* c;                     // this direction's half, row stride 2D
   char* scratch;
-  LstmKept kept;
+  LstmSaved saved;
 };
 
 struct LstmPlan {
   LstmShape shape;
   int64_t input_stride;
-  bool multiplied;
-  int64_t lanes;         // live[0]: those that ever run
-  int64_t steps;         // without the trailing steps of no lane
-  int64_t step_rows;     // S
-  const int32_t* live;
-  const int64_t* begin;  // [steps] first step-row of each step
-  const uint8_t* reset;
-  int64_t max_distinct;
+  bool precomputed;
+  int64_t slots;             // batch_sizes[0]: those that ever run
+  int64_t steps;             // without trailing steps of no slot
+  int64_t packed_rows;       // S
+  const int32_t* batch_sizes;
+  const int64_t* row_begin;  // [steps] first packed row of each step
+  const uint8_t* sequence_start;
+  int64_t max_unique;
   float cell_clip;
   float proj_clip;
   LstmDirection direction[2];
@@ -70,7 +69,7 @@ struct LstmPlan {
 
 // One direction of the gradients; the members of LstmDirection that it reads are those of the forward.
 struct LstmBackward {
-  LstmDirection forward;     // packed for the gradients; one chunk with all distinct rows; h and c read only
+  LstmDirection forward;     // packed for the gradients; one chunk with all unique rows; h and c read only
   const float* grad_output;  // this direction's half, row stride 2P
   float* grad_h;             // likewise
   float* grad_c;             // this direction's half, row stride 2D
@@ -78,8 +77,8 @@ struct LstmBackward {
   float* grad_weights;
   float* grad_biases;
   float* grad_projections;
-  float* grad_reset_h;
-  float* grad_reset_c;
+  float* grad_initial_h;
+  float* grad_initial_c;
   bool clips_cells;          // false: there is no such clip
   bool clips_projection;
   float above_cell_clip;     // the smallest number above the limit: x < it exactly where x <= the limit
@@ -89,8 +88,20 @@ struct LstmBackward {
 struct LinearPlan {
   LinearCall call;
   const char* packed;
-  char* scratch;          // [threads] pieces of scratch_size
+  char* scratch;             // [threads] pieces of scratch_size
   size_t scratch_size;
+};
+
+struct CharCnnPlan {
+  CharCnnCall call;
+  int64_t widest;
+  const int32_t* lengths;          // [tokens] one past the last character that is no padding
+  const int64_t* character_begin;  // [tokens + 1] characters before each token's, of those that windows see
+  float* values;                   // forward
+  uint32_t* picks;                 // forward writes, backward reads
+  const float* grad_values;
+  float* grad_table;
+  float* scratch;
 };
 
 struct LstmWeights {
@@ -112,16 +123,14 @@ struct LstmEngine {
 };
 
 struct LstmTrainingEngine {
-  LstmKept (*kept)(const LstmShape&, int64_t step_rows, float* saved);  // where each part lies in one direction's
-  size_t (*saved_row_bytes)(const LstmShape&);                          // of one step-row and direction
-  void (*run_keeping)(const LstmPlan&, const LstmDirection&, Team);     // LstmEngine::run that fills `kept`
-  size_t (*packed_size)(const LstmShape&);                              // of one direction
-  void (*pack)(const LstmShape&, const LstmWeights&, char* packed);     // no bias
-  size_t (*scratch_size)(const LstmPlan&, int team_size);               // of one direction
+  LstmSaved (*saved)(const LstmShape&, int64_t packed_rows, float* saved);  // where each lies in one direction's
+  size_t (*saved_row_bytes)(const LstmShape&);                              // of one packed row and direction
+  void (*run_saving)(const LstmPlan&, const LstmDirection&, Team);          // LstmEngine::run that fills `saved`
+  size_t (*packed_size)(const LstmShape&);                                  // of one direction
+  void (*pack)(const LstmShape&, const LstmWeights&, char* packed);         // no bias
+  size_t (*scratch_size)(const LstmPlan&, int team_size);                   // of one direction
   void (*run)(const LstmPlan&, const LstmBackward&, Team);
 };
-
-struct CharCnnPlan;  // char_cnn_plan.h
 
 struct CharCnnEngine {
   size_t (*forward_floats)(const CharCnnPlan&);  // of scratch
@@ -143,23 +152,21 @@ struct ActivationEngine {
   void (*tanh)(const float* x, float* y, int64_t count);
 };
 
-struct Fp32Engine {
+// A precision on an instruction set.
+struct Engine {
   LstmEngine lstm;
-  LstmTrainingEngine training;
   LinearEngine linear;
-  CharCnnEngine char_cnn;
   ActivationEngine activation;
 };
 
-struct Bf16Engine {
-  LstmEngine lstm;
-  LinearEngine linear;
-  ActivationEngine activation;
+struct Fp32Engine : Engine {
+  LstmTrainingEngine training;
+  CharCnnEngine char_cnn;
 };
 
 struct AmxEngine {
-  Bf16Engine high;
-  Bf16Engine medium;
+  Engine high;
+  Engine medium;
 };
 
 const Fp32Engine& generic_engine();
@@ -168,5 +175,26 @@ const Fp32Engine& avx512_engine();
 const AmxEngine& amx_engine();
 const AmxEngine& amx_emulated_engine();
 
-}  // namespace cpu
-}  // namespace elmo_fast
+// The instruction set that runs `precision`: fp32 has no use for AMX. False when there is none.
+bool find_isa(Precision precision, Isa* isa);
+
+// The same, or std::invalid_argument when there is none or no such precision.
+Isa isa_for(Precision precision);
+
+const Fp32Engine& fp32_engine(Isa isa);
+const Engine& engine_for(Precision precision, Isa isa);
+
+// What packed weights and what a forward saves begin with: op, instruction set, precision and sizes in words. They come
+// as plain bytes, and those of another layout would be read out of bounds.
+struct Label {
+  char text[128];
+  Label(const char* op, Isa isa, Precision precision, int64_t first, int64_t second, int64_t third);
+};
+
+// Throws std::invalid_argument unless `packed` is aligned to 4 bytes and holds a label and `payload` bytes.
+void check_buffer(const void* packed, size_t size, size_t payload);
+
+// check_buffer, and the buffer begins with `label`.
+void check_packed(const void* packed, size_t size, size_t payload, const Label& label);
+
+}  // namespace elmo_fast::cpu

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import elmo_fast
-from elmo_fast.cli import compat, embed
-from elmo_fast.train import commands as train
+from elmo_fast.cli import compat, embed, train
 
 DONE, FAILED, REFUSED = 0, 1, 2
 _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)

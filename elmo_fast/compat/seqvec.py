@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
-from elmo_fast.choices import SEQVEC_BATCH_SIZE as DEFAULT_BATCH_SIZE, SEQVEC_LAYERS as LAYERS
+from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count
 from elmo_fast.embed.writers import check_array_file, write_arrays
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.sources import find_model
 from elmo_fast.text import fasta
 
 SEQVEC_URL = "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec"
-_NUMBER = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
+_LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
 
 logger = logging.getLogger(__name__)
 
@@ -29,17 +29,15 @@ logger = logging.getLogger(__name__)
 def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> ElmoEmbedder:
     """SeqVec's embedder, from `weights.hdf5` and `options.json` of a directory; on the first GPU unless `cpu`.
 
-    Without both files the published model is fetched into the cache (see `find_model`). `arguments` are those of
-    `ElmoEmbedder` after the device: `state`, `precision`, `backend`.
+    Without both files the published model is fetched into the cache. `arguments` are those of `ElmoEmbedder` after the
+    device: `state`, `precision`, `backend`.
     """
-    paths = {f"{part}_file": Path(model_dir) / name for part, name in
-             (("options", "options.json"), ("weight", "weights.hdf5"))}
-    if not all(path.is_file() for path in paths.values()):
+    names = "options.json", "weights.hdf5"
+    files = [os.path.join(model_dir, name) for name in names]
+    if not all(map(os.path.isfile, files)):
         logger.info("no options.json and weights.hdf5 in %s: the published SeqVec model is used", model_dir)
-        paths = {"options_file": f"{SEQVEC_URL}/options.json", "weight_file": f"{SEQVEC_URL}/weights.hdf5"}
-    files = find_model(**paths)
-    device = 0 if torch.cuda.is_available() and not cpu else -1
-    return ElmoEmbedder(files.options_file, files.weight_file, device, **arguments)
+        files = [f"{SEQVEC_URL}/{name}" for name in names]
+    return ElmoEmbedder(*files, 0 if torch.cuda.is_available() and not cpu else -1, **arguments)
 
 
 def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
@@ -58,12 +56,12 @@ def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_c
 
 def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) -> dict[str, str]:
     """Sequences by identifier of one FASTA file (`.gz` too), or of all files with `fasta` in their name below a directory."""
-    place, sequences = Path(seq_dir), {}
-    if not place.exists():
-        raise FileNotFoundError(f"input: expected a FASTA file or a directory of them, found nothing at {place}")
-    paths = [place] if not place.is_dir() else sorted(path for path in place.glob("**/*fasta*") if path.is_file())
+    root, sequences = Path(seq_dir), {}
+    if not root.exists():
+        raise FileNotFoundError(f"input: expected a FASTA file or a directory of them, found nothing at {root}")
+    paths = sorted(path for path in root.glob("**/*fasta*") if path.is_file()) if root.is_dir() else [root]
     if not paths:
-        raise ConfigurationError(f"input: expected files with fasta in their name, found none below {place}")
+        raise ConfigurationError(f"input: expected files with fasta in their name, found none below {root}")
     for path in paths:
         read_fasta(sequences, path, split_char, id_field)
     return sequences
@@ -74,14 +72,13 @@ def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> n
 
     `per_protein` takes the mean over residues.
     """
-    if layer not in LAYERS:
-        raise ConfigurationError(f"layer: expected one of {', '.join(LAYERS)}, got {layer!r}")
+    check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
     if layer == "sum":
         embedding = embedding.sum(axis=0)
     elif layer == "all":
         embedding = np.concatenate(list(embedding), axis=1)
-    elif _NUMBER[layer] < len(embedding):
-        embedding = embedding[_NUMBER[layer]]
+    elif _LAYERS[layer] < len(embedding):
+        embedding = embedding[_LAYERS[layer]]
     else:
         raise ConfigurationError(f"layer: expected a layer of a model that has {len(embedding)}, got {layer!r}")
     return embedding.mean(axis=0) if per_protein else embedding
@@ -91,7 +88,7 @@ def embed_with_fallback(batch: list[tuple[str, str]], model: ElmoEmbedder,
                         model_dir: str | os.PathLike) -> Iterator[tuple[str, np.ndarray]]:
     """Layers [layers, L, 2 P] of each (identifier, sequence): as one batch, else one by one, else on the CPU.
 
-    Each step down is logged as an error with its reason, as SeqVec does; the last error is raised.
+    Each fallback is logged as an error with its reason, as SeqVec does; the last error is raised.
     """
     try:
         arrays = model.embed_batch([list(sequence) for _, sequence in batch])
@@ -111,7 +108,7 @@ def get_embeddings(
     id_field: int = 1,
     cpu: bool = False,
     layer: str = "sum",
-    batchsize: int = DEFAULT_BATCH_SIZE,
+    batchsize: int = SEQVEC_BATCH_SIZE,
     per_protein: bool = False,
     *,
     progress: bool = True,
@@ -122,18 +119,16 @@ def get_embeddings(
     A batch is complete when it holds more than `batchsize` residues, or with a sequence longer than half of that.
     `arguments` are those of `get_elmo_model`. Input and model are read at the first step of the iteration.
     """
-    if isinstance(batchsize, bool) or not isinstance(batchsize, int) or batchsize < 1:
-        raise ValueError(f"batchsize: expected an integer of at least 1, got {batchsize!r}")
-    if layer not in LAYERS:
-        raise ConfigurationError(f"layer: expected one of {', '.join(LAYERS)}, got {layer!r}")
+    check_count("batchsize", batchsize)
+    check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
     return _embeddings(seq_dir, model_dir, split_char, id_field, cpu, layer, batchsize, per_protein, progress, arguments)
 
 
 def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
                         the_generator: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write (identifier, array) pairs as they come to `.h5` (a dataset each), `.npz`, or `.npy` with a `.json` of identifiers.
+    """Write (identifier, array) pairs as they come to `.h5` (a dataset a pair), `.npz`, or `.npy` with a `.json` of identifiers.
 
-    `.npy` is one array [proteins, values], for `per_protein` alone. The file appears only when it is whole.
+    `.npy` is an array [proteins, values], for `per_protein` alone. The file is written atomically.
     """
     check_array_file(emb_path, per_protein)
     write_arrays(emb_path, the_generator)
@@ -141,8 +136,7 @@ def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
 
 def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, model_dir: str | os.PathLike,
                 per_protein: bool = False, **arguments) -> None:
-    """What SeqVec's command does: `get_embeddings` into `save_from_generator`; `arguments` are the former's."""
-    check_array_file(output_path, per_protein)
+    """SeqVec's command: `get_embeddings`, which has the `arguments`, into `save_from_generator`."""
     save_from_generator(output_path, per_protein,
                         get_embeddings(input_path, model_dir, per_protein=per_protein, **arguments))
 
@@ -166,8 +160,8 @@ def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir)
             raise
         logger.error("%s, %d residues, failed and is run on the CPU: %s", identifier, len(sequence), error)
         bilm = model.elmo_bilm
-        alone = _cpu_model(os.fspath(model_dir), bilm.state, bilm.precision, bilm.backend)
-        return alone.embed_sentence(list(sequence))
+        on_cpu = _cpu_model(os.fspath(model_dir), bilm.state, bilm.precision, bilm.backend)
+        return on_cpu.embed_sentence(list(sequence))
 
 
 @functools.lru_cache(maxsize=1)
@@ -176,8 +170,6 @@ def _cpu_model(model_dir: str, state: str, precision: str, backend: str) -> Elmo
 
 
 def _embeddings(seq_dir, model_dir, split_char, id_field, cpu, layer, batchsize, per_protein, progress, arguments):
-    from tqdm import tqdm
-
     ordered = sorted(read_fasta_file(seq_dir, split_char, id_field).items(), key=lambda item: len(item[1]))
     logger.info("%d sequences", len(ordered))
     model = get_elmo_model(model_dir, cpu, **arguments)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, check_choice, check_count
 from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.embed.writers import hdf5_file
@@ -119,8 +119,7 @@ class ElmoEmbedder:
 
     def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         """As `embed_sentences`, of sentences that were checked before."""
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size: expected an integer of at least 1, got {batch_size!r}")
+        check_count("batch_size", batch_size)
         if self.elmo_bilm.backend == "reference":
             return self._embed_batches(iter(sentences), batch_size)
         return SlotStream(self.elmo_bilm, batch_size).run(sentences)
@@ -149,9 +148,7 @@ class ElmoEmbedder:
         AllenNLP's `embed_file`. The output is written atomically. `progress` is a bar where stderr is a terminal, or
         with `"lines"` a line every ten seconds, also elsewhere.
         """
-        if output_format not in LAYERS:
-            raise ConfigurationError(f"output_format: expected one of {', '.join(LAYERS)}, "
-                                     f"got {output_format!r}")
+        check_choice("output_format", output_format, LAYERS, ConfigurationError)
         if not hasattr(input_file, "readline"):
             raise ValueError(f"input_file: expected a file opened as text, got {input_file!r:.80}")
         with input_file, hdf5_file(output_file_path) as writer:
@@ -161,7 +158,7 @@ class ElmoEmbedder:
             index: dict[str, str] | None = None if forget_sentences or use_sentence_keys else {}
             for number, (vectors, line) in enumerate(zip(_progress(arrays, count, progress), lines)):
                 key = line.text if use_sentence_keys else str(number)
-                writer.write(key, _formatted(vectors, output_format))
+                writer.write(key, mix_layers(vectors, output_format))
                 if index is not None:
                     index[line.text] = key
             if index is not None:
@@ -173,10 +170,11 @@ def _checked(sentence: Sequence[str], number: int) -> Sequence[str]:
     return sentence
 
 
-def _formatted(vectors: np.ndarray, output_format: str) -> np.ndarray:
-    if output_format == "all":
+def mix_layers(vectors: np.ndarray, layers: str) -> np.ndarray:
+    """[layers, ...] as it is for `all`; the last layer for `top` and the mean for `average`, [...]."""
+    if layers == "all":
         return vectors
-    return vectors[-1] if output_format == "top" else vectors.mean(axis=0)
+    return vectors[-1] if layers == "top" else vectors.mean(axis=0)
 
 
 def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool | str) -> Iterator[np.ndarray]:
@@ -197,12 +195,12 @@ class _Lines:
         sys.stderr.flush()
 
 
-def torch_device(cuda_device: int) -> torch.device:
-    """The device of AllenNLP's number: -1 is the CPU; `ValueError` for a GPU that torch does not see."""
+def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:
+    """The device of AllenNLP's number: -1 is the CPU; `ConfigurationError` for a GPU that torch does not see."""
     if isinstance(cuda_device, bool) or not isinstance(cuda_device, int) or cuda_device < -1:
-        raise ValueError(f"cuda_device: expected -1 for the CPU or the number of a GPU, got {cuda_device!r}")
+        raise ConfigurationError(f"{name}: expected -1 for the CPU or the number of a GPU, got {cuda_device!r}")
     count = torch.cuda.device_count()
     if cuda_device >= count:
         expected = f"-1 or a number below {count} (the GPUs that torch sees)" if count else "-1, for torch sees no GPU"
-        raise ValueError(f"cuda_device: expected {expected}, got {cuda_device}")
+        raise ConfigurationError(f"{name}: expected {expected}, got {cuda_device}")
     return torch.device("cpu") if cuda_device < 0 else torch.device("cuda", cuda_device)

@@ -44,7 +44,7 @@ def _persistent(device: torch.device) -> str:
 
 
 def _versions() -> list[str]:
-    found = {name: choice.version(name) for name in _PACKAGES}
+    found = {name: choice.version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build, as +cpu
     return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
             "packages     " + ", ".join(f"{name} {version}" for name, version in found.items())]
 

@@ -8,6 +8,20 @@ import torch
 
 from elmo_fast.choices import PRECISIONS
 
+if hasattr(torch._C, "_get_fp32_precision_getter"):
+    FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
+    fp32_precision, set_fp32_precision = torch._C._get_fp32_precision_getter, torch._C._set_fp32_precision_setter
+else:  # before torch 2.9 one word held for every library
+    FP32_FLAGS = (("cuda", "matmul"),)
+    _WORDS = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
+
+    def fp32_precision(*_) -> str:
+        return next(value for value, word in _WORDS.items() if word == torch.get_float32_matmul_precision())
+
+    def set_fp32_precision(_library: str, _op: str, value: str) -> None:
+        torch.set_float32_matmul_precision(_WORDS[value])
+
+
 _active = contextvars.ContextVar("precision", default="highest")
 
 
@@ -57,8 +71,6 @@ class _MatmulFlags:
     When threads disagree the strictest wins. A flag that already means IEEE is not touched.
     """
 
-    _FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
-
     def __init__(self):
         self._lock = threading.Lock()
         self._holders: list[str] = []
@@ -68,7 +80,7 @@ class _MatmulFlags:
     def held(self, wanted: str):
         with self._lock:
             if not self._holders:
-                self._before = {flag: torch._C._get_fp32_precision_getter(*flag) for flag in self._FLAGS}
+                self._before = {flag: fp32_precision(*flag) for flag in FP32_FLAGS}
             self._holders.append(wanted)
             self._apply()
         try:
@@ -86,8 +98,8 @@ class _MatmulFlags:
                 value = "tf32"
             else:
                 value = before if before == "none" else "ieee"
-            if torch._C._get_fp32_precision_getter(*flag) != value:
-                torch._C._set_fp32_precision_setter(*flag, value)
+            if fp32_precision(*flag) != value:
+                set_fp32_precision(*flag, value)
 
 
 _flags = _MatmulFlags()

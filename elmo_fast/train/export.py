@@ -1,8 +1,6 @@
 """A trained or fine-tuned model as the files that this engine, AllenNLP and bilm-tf load."""
 
-import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE
 from elmo_fast.model.weights import write_weights
-from elmo_fast.model.atomic_file import atomic_path
-from elmo_fast.train.load import OPTIONS_FILE, VOCABULARY_FILE, weights_of_run
+from elmo_fast.train.checkpoint import OPTIONS_FILE, VOCABULARY_FILE, copy_vocabulary, weights_of_run, write_json
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
@@ -30,34 +27,31 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
 
     With `softmax`, its W and b go into a file of their own. A model of one direction is refused.
     """
-    plan, weights = weights_of_run(run, checkpoint)
-    if not plan.bidirectional:
+    config, weights = weights_of_run(run, checkpoint)
+    if not config.bidirectional:
         raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP and "
-                                 "bilm-tf know no other; got one of the forward direction alone")
-    own = {name: values for name, values in weights.items() if name not in SOFTMAX}
-    kept = {name: value for name, value in plan.model.to_dict().items() if name in _MODEL_KEYS}
-    _write(Path(output), {"bidirectional": True, **kept}, own, float16)
+                                 "bilm-tf support no other; got a forward model")
+    encoder = {name: values for name, values in weights.items() if name not in SOFTMAX}
+    _write(Path(output), {"bidirectional": True, **config.model.to_dict()}, encoder, float16)
     if softmax:
         write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_dtype(float16))
-    with atomic_path(Path(output) / VOCABULARY_FILE) as part:
-        shutil.copyfile(Path(run) / VOCABULARY_FILE, part)
+    copy_vocabulary(os.fspath(Path(run) / VOCABULARY_FILE), Path(output))
 
 
 def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False) -> None:
     """Write the biLM of an `Elmo`, or a `BiLm`, into the directory `output`."""
-    found = [each for each in module.modules() if isinstance(each, BiLm)]
+    found = [part for part in module.modules() if isinstance(part, BiLm)]
     if len(found) != 1:
         raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(found)} of them in "
                                  f"{type(module).__name__}")
-    content = {name: value for name, value in found[0].options.to_dict().items() if name in _MODEL_KEYS}
-    _write(Path(output), content, found[0].weights(), float16)
+    _write(Path(output), found[0].options.to_dict(), found[0].weights(), float16)
 
 
 def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
                       float16: bool = False) -> None:
-    """As `export_module`, from a file of a `state_dict` in which an `Elmo` or a `BiLm` is found under any prefix.
+    """As `export_module`, from a file of a `state_dict` that holds an `Elmo` or a `BiLm` under any prefix.
 
-    `options_file` is that of the model that was fine-tuned; AllenNLP's checkpoints are read as well.
+    `options_file` is that of the model that was fine-tuned. AllenNLP's checkpoints are accepted too.
     """
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
@@ -99,8 +93,7 @@ def _state_dict(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:
     output.mkdir(parents=True, exist_ok=True)
     write_weights(output / WEIGHTS_FILE, weights, dtype=_dtype(float16))
-    with atomic_path(output / OPTIONS_FILE) as part:
-        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_json(output / OPTIONS_FILE, {name: value for name, value in content.items() if name in _MODEL_KEYS})
 
 
 def _dtype(float16: bool) -> type:

@@ -1,41 +1,114 @@
-"""A checkpoint of bilm-tf's training to a run of ours: weights, softmax, Adagrad's accumulators, the number of steps."""
+"""Imports a checkpoint of bilm-tf's training as a run: weights, softmax, Adagrad's accumulators, number of steps."""
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import expected_shapes, lstm_name
-from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train import checkpoints
-from elmo_fast.train.language_model import LanguageModel
-from elmo_fast.train.load import OPTIONS_FILE, VOCABULARY_FILE
-from elmo_fast.train.options import Plan, read_json
+from elmo_fast.train import checkpoint
+from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
+from elmo_fast.train.config import TrainConfig, read_json
+from elmo_fast.train.loop import Trainer
+from elmo_fast.train.model import LanguageModel
+from elmo_fast.train.optimizer import Updater
 from elmo_fast.train.replicas import Replicas
-from elmo_fast.train.run import copy_vocabulary
-from elmo_fast.train.start import RUN_FILE
-from elmo_fast.train.tf_checkpoint import Variables, find_checkpoint, open_checkpoint
-from elmo_fast.train.trainer import Trainer
-from elmo_fast.train.updates import Updater
+
+PYTHON_VARIABLE = "ELMO_FAST_TENSORFLOW_PYTHON"
+STATE_FILE = "checkpoint"  # in bilm-tf's directory, names the last checkpoint
+_EXTENSION = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
+_SCOPE, _ACCUMULATOR = "lm", "Adagrad"
+_TF_LSTM = {"W_0": "kernel", "B": "bias", "W_P_0": "projection/kernel"}
+# Beside weights and accumulators: bilm-tf's counters, and those of TensorFlow's Adam.
+_COUNTERS = frozenset({"global_step", "train_perplexity", "beta1_power", "beta2_power"})
+
+_NO_TENSORFLOW, _UNREADABLE = 103, 104  # exit statuses of the reader
+# Run by a Python that has TensorFlow, in its own process: TensorFlow and Triton each bring a copy of LLVM, and a process
+# that loads both aborts. Writes every variable as FOLDER/NUMBER.npy and their names as FOLDER/names.json.
+_READER = f"""
+import json, os, sys
+
+def fail(status, error):
+    print(" ".join(f"{{type(error).__name__}}: {{error}}".split()), file=sys.stderr, flush=True)
+    os._exit(status)  # before anything else reaches stderr
+
+prefix, folder = sys.argv[1:]
+try:
+    import numpy, tensorflow
+except ImportError as error:
+    fail({_NO_TENSORFLOW}, error)
+try:
+    reader = tensorflow.train.load_checkpoint(prefix)
+    names = sorted(reader.get_variable_to_shape_map())
+except Exception as error:  # TensorFlow's errors share no other base class
+    fail({_UNREADABLE}, error)
+for number, name in enumerate(names):
+    try:
+        values = numpy.asarray(reader.get_tensor(name))
+    except Exception as error:
+        fail({_UNREADABLE}, error)
+    values = values if values.dtype.kind in "fiub" else values.astype("S")
+    numpy.save(os.path.join(folder, f"{{number}}.npy"), values)
+with open(os.path.join(folder, "names.json"), "w") as file:
+    json.dump(names, file)
+"""
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The variables of a checkpoint by name. `prefix` is the checkpoint's path without the extensions of its files."""
+
+    prefix: Path
+    arrays: Mapping[str, np.ndarray]
+
+    def read(self, name: str) -> np.ndarray:
+        """Values of a variable, float32. `ConfigurationError` for other than floating-point numbers."""
+        values = self.arrays[name]
+        if values.dtype.kind != "f":
+            raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}: expected floating-point numbers, found "
+                                     f"{values.dtype}")
+        return np.array(values, dtype=np.float32)
+
+    def read_accumulator(self, name: str) -> torch.Tensor:
+        """Sums of squared gradients of a variable. Adagrad divides by their roots, so they must be above 0."""
+        values = self.read(f"{name}/{_ACCUMULATOR}")
+        if not (values > 0).all():
+            raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}/{_ACCUMULATOR}: expected numbers above 0, "
+                                     f"found {values.min()}")
+        return torch.from_numpy(values)
+
+    def step(self) -> int:
+        """Steps of training: the variable `global_step`, else the number in the checkpoint's name, else 0."""
+        if "global_step" in self.arrays:
+            steps = self.arrays["global_step"]
+            if steps.shape or not 0 <= steps < np.inf:
+                raise ConfigurationError(f"checkpoint {self.prefix}: variable global_step: expected a number of steps, "
+                                         f"found {steps!r:.80}")
+            return int(steps)
+        number = re.search(r"-(\d+)$", self.prefix.name)
+        return int(number[1]) if number else 0
+
 
 Opener = Callable[[Path], AbstractContextManager[Variables]]
-SLOT = "Adagrad"
-_SCOPE = "lm"
-_TF_LSTM = {"W_0": "kernel", "B": "bias", "W_P_0": "projection/kernel"}
-# Beside weights and slots: bilm-tf's counters, and those of TensorFlow's Adam.
-_COUNTERS = frozenset({"global_step", "train_perplexity", "beta1_power", "beta2_power"})
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What was imported: the checkpoint, steps of training so far, the model's variables, and those without a slot."""
+    """The imported checkpoint, its steps of training, the model's variables, and how many lacked an accumulator."""
 
     checkpoint: Path
     step: int
@@ -45,42 +118,37 @@ class Imported:
 
 def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
                       vocab_file: str | os.PathLike | None = None, options_file: str | os.PathLike | None = None,
-                      fresh_accumulators: bool = False, opened: Opener = open_checkpoint) -> Imported:
-    """Make the run directory `output` of a bilm-tf checkpoint, which `train --resume`, `perplexity` and `export` take.
+                      fresh_accumulators: bool = False, opener: Opener | None = None) -> Imported:
+    """Write a bilm-tf checkpoint as the run directory `output`, for `train --resume`, `perplexity` and `export`.
 
-    `source` is bilm-tf's directory, whose last checkpoint is taken, or a checkpoint's prefix; `options.json` and
-    `vocab.txt` lie beside it unless they are given. With `fresh_accumulators` those that the checkpoint lacks begin at 1.
-    LSTM states and the place in the text are in no checkpoint of bilm-tf's: as there, both begin anew. `opened` reads
-    the checkpoint of a prefix. Raises `ConfigurationError` for variables that do not fit the options; nothing is left at
+    `source` is bilm-tf's directory, whose last checkpoint is used, or a checkpoint's prefix; `options.json` and
+    `vocab.txt` are expected beside it unless given. With `fresh_accumulators` missing accumulators begin at 1.
+    bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `opener` reads a checkpoint
+    in place of `open_checkpoint`. `ConfigurationError` for variables that do not fit the options; nothing is left at
     `output` then.
     """
     output = Path(output)
     _check_new(output)
     prefix = find_checkpoint(source)
-    plan = _plan(options_file or prefix.parent / OPTIONS_FILE)
+    config = _config(options_file or prefix.parent / OPTIONS_FILE)
     vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
-    vocabulary = _vocabulary(vocab_file, plan)
-    with opened(prefix) as variables:
-        without = _check(variables, plan, fresh_accumulators)
-        trainer = _trainer(variables, plan, vocabulary, without)
-    _write(output, trainer, vocab_file)
-    return Imported(prefix, trainer.step_number, len(set(tf_names(plan).values())), len(without))
+    vocabulary = _vocabulary(vocab_file, config)
+    names = tf_names(config)
+    with (opener or open_checkpoint)(prefix) as variables:
+        without = _check_variables(variables, config, fresh_accumulators)
+        weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
+        trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
+        trainer.step_number = variables.step()
+        for name, parameter in trainer.model.by_name().items():
+            if names[name] not in without:
+                sums = trainer.updater.optimizer.state[parameter]["sum"]
+                sums.copy_(variables.read_accumulator(names[name]))
+    _write_run(output, trainer, vocab_file)
+    return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
 
 
-def _trainer(variables: Variables, plan: Plan, vocabulary: Vocabulary, without: set[str]) -> Trainer:
-    """A trainer without a text that stands where the checkpoint does."""
-    names = tf_names(plan)
-    weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
-    trainer = Trainer(LanguageModel(plan, weights), [], vocabulary, Replicas(torch.device("cpu")))
-    trainer.step_number = variables.step()
-    for name, parameter in trainer.model.by_name().items():
-        if names[name] not in without:
-            trainer.updater.optimizer.state[parameter]["sum"].copy_(_accumulator(variables, names[name]))
-    return trainer
-
-
-def _plan(options_file: str | os.PathLike) -> Plan:
-    """The plan of bilm-tf's options, with bilm-tf's own defaults where they differ from ours, and its optimizer."""
+def _config(options_file: str | os.PathLike) -> TrainConfig:
+    """bilm-tf's options, with bilm-tf's defaults where they differ from ours, and its optimizer."""
     if not os.path.isfile(options_file):
         raise FileNotFoundError(f"options_file: expected bilm-tf's {OPTIONS_FILE}, found none at {options_file}")
     content, source = read_json(options_file), f"options_file {options_file}"
@@ -88,7 +156,7 @@ def _plan(options_file: str | os.PathLike) -> Plan:
         raise ConfigurationError(f"{source}: n_tokens_vocab: expected the number of words of the softmax, found none")
     if isinstance(content.get("lstm"), dict):
         content["lstm"] = {"use_skip_connections": False, **content["lstm"]}
-    return Plan.from_dict({"bidirectional": False, **content, "optimizer": "adagrad"}, source)
+    return TrainConfig.from_dict({"bidirectional": False, **content, "optimizer": "adagrad"}, source)
 
 
 def _check_new(output: Path) -> None:
@@ -96,97 +164,154 @@ def _check_new(output: Path) -> None:
         raise ConfigurationError(f"output: expected a new directory, found {output} there already")
 
 
-def _vocabulary(vocab_file: str, plan: Plan) -> Vocabulary:
+def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
     if not os.path.isfile(vocab_file):
         raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf keeps "
                                 f"apart from its checkpoints, found none at {vocab_file}")
     vocabulary = Vocabulary(vocab_file, validate_file=True)
-    if vocabulary.size != plan.model.n_tokens_vocab:
-        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {plan.model.n_tokens_vocab} words of the softmax, "
+    if vocabulary.size != config.model.n_tokens_vocab:
+        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {config.model.n_tokens_vocab} words of the softmax, "
                                  f"got {vocabulary.size}: give the vocabulary that the model was trained with")
     return vocabulary
+
+
+def _write_run(output: Path, trainer: Trainer, vocab_file: str) -> None:
+    """Write the run; the directory has its name once it is complete."""
+    _check_new(output)
+    content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(output) as partial:
+        partial.mkdir()
+        copy_vocabulary(vocab_file, partial)
+        checkpoint.write_json(partial / OPTIONS_FILE, trainer.model.config.to_dict())
+        checkpoint.write_json(partial / RUN_FILE, {})
+        checkpoint.save(partial, trainer.step_number, content, keep=1)
 
 
 # ---- names and shapes ----------------------------------------------------------------------
 
 
-def tf_names(plan: Plan) -> dict[str, str]:
-    """TensorFlow's name of every dataset of a plan's model, softmax included; a shared table has one under both of ours.
+def tf_names(config: TrainConfig) -> dict[str, str]:
+    """TensorFlow's name of every dataset, softmax included; the datasets of a shared table have the same name.
 
-    From `bilm/training.py`, as TensorFlow 1.2 and later name what it makes.
+    From `bilm/training.py`, as TensorFlow 1.2 and later name its variables.
     """
-    names = {name: f"{_SCOPE}/{name}" for name in _shapes(plan)}
-    for direction in (0, 1)[: 1 + plan.bidirectional]:
-        scope = f"{_SCOPE}/RNN_{direction}/rnn" if plan.bidirectional else f"{_SCOPE}/rnn"
-        for layer in range(plan.model.lstm.n_layers):
-            cell = f"{scope}/multi_rnn_cell/cell_{layer}" if plan.model.lstm.n_layers > 1 else scope
+    names = {name: f"{_SCOPE}/{name}" for name in _shapes(config)}
+    for direction in (0, 1)[: 1 + config.bidirectional]:
+        scope = f"{_SCOPE}/RNN_{direction}/rnn" if config.bidirectional else f"{_SCOPE}/rnn"
+        for layer in range(config.model.lstm.n_layers):
+            cell = f"{scope}/multi_rnn_cell/cell_{layer}" if config.model.lstm.n_layers > 1 else scope
             for dataset, own in _TF_LSTM.items():
                 name = lstm_name(direction, layer, dataset)
                 if name in names:
                     names[name] = f"{cell}/lstm_cell/{own}"
-    if plan.learning.share_embedding_softmax:
+    if config.training.share_embedding_softmax:
         names[SOFTMAX[0]] = names["embedding"]
     return names
 
 
-def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
-    """Shape of every dataset of a plan's model, softmax included."""
-    shapes = {name: shape for name, shape in expected_shapes(plan.model).items()
-              if plan.bidirectional or not name.startswith("RNN_1")}
-    words = plan.model.n_tokens_vocab
-    return {**shapes, **dict(zip(SOFTMAX, ((words, plan.model.lstm.projection_dim), (words,))))}
+def _shapes(config: TrainConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every dataset, softmax included."""
+    shapes = {name: shape for name, shape in expected_shapes(config.model).items()
+              if config.bidirectional or not name.startswith("RNN_1")}
+    words = config.model.n_tokens_vocab
+    return {**shapes, **dict(zip(SOFTMAX, ((words, config.model.lstm.projection_dim), (words,))))}
 
 
-def _check(variables: Variables, plan: Plan, fresh_accumulators: bool) -> set[str]:
-    """The variables without a slot. `ConfigurationError` unless all else is there, of its shape, and nothing more."""
-    source, found, names = f"checkpoint {variables.prefix}", variables.shapes, tf_names(plan)
-    expected = {names[name]: shape for name, shape in _shapes(plan).items()}
-    slots = {f"{name}/{SLOT}": shape for name, shape in expected.items()}
+def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulators: bool) -> set[str]:
+    """The variables without accumulator. `ConfigurationError` for missing, misshapen or unexpected variables."""
+    source, names = f"checkpoint {variables.prefix}", tf_names(config)
+    found = {name: values.shape for name, values in variables.arrays.items()}
+    expected = {names[name]: shape for name, shape in _shapes(config).items()}
+    accumulators = {f"{name}/{_ACCUMULATOR}": shape for name, shape in expected.items()}
     missing = sorted(expected.keys() - found.keys())
     if missing:
-        raise ConfigurationError(f"{source}: expected the variable {_first(missing)}, which the options ask for, found "
-                                 f"{_first(found)}")
-    for name, shape in {**expected, **slots}.items():
+        raise ConfigurationError(f"{source}: expected the variable {_summary(missing)}, which the options require, found "
+                                 f"{_summary(found)}")
+    for name, shape in {**expected, **accumulators}.items():
         if found.get(name, shape) != shape:
             raise ConfigurationError(f"{source}: variable {name}: expected shape {shape}, found {found[name]}")
-    without = {name for name in expected if f"{name}/{SLOT}" not in found}
+    without = {name for name in expected if f"{name}/{_ACCUMULATOR}" not in found}
     if without and not fresh_accumulators:
         raise ConfigurationError(f"{source}: expected the accumulators of bilm-tf's optimizer, found none named "
-                                 f"{_first(slots.keys() - found.keys())}; --fresh-accumulators begins them at "
+                                 f"{_summary(accumulators.keys() - found.keys())}; --fresh-accumulators begins them at "
                                  f"{Updater.INITIAL_ACCUMULATOR:g}")
-    known = expected.keys() | slots.keys() | _COUNTERS
+    known = expected.keys() | accumulators.keys() | _COUNTERS
     surplus = [name for name in found.keys() - known if name.rpartition("/")[0] not in without]
     if surplus:
-        raise ConfigurationError(f"{source}: expected the variables that the options ask for "
-                                 f"({plan.model.lstm.n_layers} LSTM layers), found {_first(surplus)} beside them")
+        raise ConfigurationError(f"{source}: expected the variables that the options require "
+                                 f"({config.model.lstm.n_layers} LSTM layers), found {_summary(surplus)} beside them")
     return without
 
 
-def _first(names: Iterable[str]) -> str:
+def _summary(names: Iterable[str]) -> str:
     first, *more = sorted(names) or ["no variable"]
     return f"{first} and {len(more)} more" if more else first
 
 
-def _accumulator(variables: Variables, name: str) -> torch.Tensor:
-    """Sums of squared gradients, by whose roots Adagrad divides: above 0."""
-    values = variables.read(f"{name}/{SLOT}")
-    if not (values > 0).all():
-        raise ConfigurationError(f"checkpoint {variables.prefix}: variable {name}/{SLOT}: expected numbers above 0, found "
-                                 f"{values.min()}")
-    return torch.from_numpy(values)
+# ---- TensorFlow's files --------------------------------------------------------------------
 
 
-# ---- the run -------------------------------------------------------------------------------
+def find_checkpoint(path: str | os.PathLike) -> Path:
+    """Prefix of a checkpoint given by its directory (then the last checkpoint there), its prefix or one of its files."""
+    if os.path.isdir(path):
+        return _last(Path(path))
+    prefix = Path(_EXTENSION.sub("", os.fspath(path)))
+    if not _exists(prefix):
+        raise FileNotFoundError(f"checkpoint: expected a directory of bilm-tf's, or a checkpoint's path such as "
+                                f"{Path('DIRECTORY', 'model.ckpt-1250')}, found nothing at {path}")
+    return prefix
 
 
-def _write(output: Path, trainer: Trainer, vocab_file: str) -> None:
-    """Write the run; the directory takes its name only when all is in it."""
-    _check_new(output)
-    content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(output) as part:
-        part.mkdir()
-        copy_vocabulary(vocab_file, part)
-        (part / OPTIONS_FILE).write_text(json.dumps(trainer.model.plan.to_dict(), indent=1) + "\n", encoding="utf-8")
-        (part / RUN_FILE).write_text("{}\n", encoding="utf-8")
-        checkpoints.save(part, trainer.step_number, content, keep=1)
+def _last(folder: Path) -> Path:
+    """The checkpoint named in the file `checkpoint` of a folder, which may have been moved since it was written."""
+    beside = sorted({_EXTENSION.sub("", path.name) for path in folder.iterdir() if path.name.endswith(".index")})
+    found = f"found the checkpoints {', '.join(beside)}: name one of them" if beside else "found no checkpoint"
+    if not (folder / STATE_FILE).is_file():
+        raise FileNotFoundError(f"checkpoint: expected a file named {STATE_FILE} in {folder}, {found}")
+    text = (folder / STATE_FILE).read_text(encoding="utf-8", errors="replace")
+    named = re.search(r'^\s*model_checkpoint_path\s*:\s*"(.+)"\s*$', text, re.MULTILINE)
+    if not named:
+        raise ConfigurationError(f"checkpoint {folder / STATE_FILE}: expected a line with model_checkpoint_path, "
+                                 f"{found}")
+    for prefix in (folder / Path(named[1]).name, folder / named[1]):
+        if _exists(prefix):
+            return prefix
+    raise FileNotFoundError(f"checkpoint: expected {Path(named[1]).name}, which {folder / STATE_FILE} names, {found}")
+
+
+def _exists(prefix: Path) -> bool:
+    """Whether a checkpoint exists in either of TensorFlow's formats: an index with data beside it, or a single file."""
+    return prefix.with_name(f"{prefix.name}.index").is_file() or prefix.is_file()
+
+
+@contextlib.contextmanager
+def open_checkpoint(prefix: Path) -> Iterator[Variables]:
+    """The variables of a checkpoint, in temporary files that exist as long as the context.
+
+    The Python in `ELMO_FAST_TENSORFLOW_PYTHON`, else this Python, reads the checkpoint. `ImportError` names the extra if
+    it has no TensorFlow; `ConfigurationError` for a damaged file.
+    """
+    python = os.environ.get(PYTHON_VARIABLE) or sys.executable
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL, capture_output=True,
+                                  env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
+        except OSError as error:
+            raise ConfigurationError(f"{PYTHON_VARIABLE}: expected a Python, got {python!r} ({error})") from error
+        if done.returncode:
+            raise _reader_error(done, prefix, python)
+        names = json.loads(Path(folder, "names.json").read_bytes())
+        yield Variables(prefix, {name: np.load(Path(folder, f"{number}.npy"), mmap_mode="r")
+                                 for number, name in enumerate(names)})
+
+
+def _reader_error(done: subprocess.CompletedProcess, prefix: Path, python: str) -> Exception:
+    reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
+    if done.returncode == _NO_TENSORFLOW:
+        return ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): install "
+                           f"elmo-fast[tensorflow], or name a Python that has TensorFlow in {PYTHON_VARIABLE}")
+    if done.returncode == _UNREADABLE:
+        return ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a truncated or "
+                                  f"a damaged file ({reason})")
+    return RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} ({reason})")

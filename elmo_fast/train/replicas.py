@@ -1,4 +1,4 @@
-"""The processes that train one model together, and how their gradients and losses become one."""
+"""The processes that train a model together: sums of their gradients and losses, exchange of their states."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class Replicas:
-    """This process among `world`, number `rank`; alone unless `torchrun` started it. Rank 0 writes the files."""
+    """This process is number `rank` of `world`, the only process unless `torchrun` started it. Rank 0 writes the files."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -25,7 +25,7 @@ class Replicas:
         return self.rank == 0
 
     def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace each tensor by its sum over the processes, in one exchange."""
+        """Replace every tensor by its sum over the processes, in a single exchange."""
         if self.world == 1 or not tensors:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -40,9 +40,9 @@ class Replicas:
         counts = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
         counts[self.rank] = len(rows)
         dist.all_reduce(counts)
-        return self._gathered(rows, counts), self._gathered(values, counts)
+        return self._all_gather(rows, counts), self._all_gather(values, counts)
 
-    def _gathered(self, own: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    def _all_gather(self, own: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         sizes = counts.tolist()
         padded = own.new_zeros(max(sizes), *own.shape[1:])
         padded[: len(own)] = own
@@ -51,7 +51,7 @@ class Replicas:
         return torch.cat([part[:size] for part, size in zip(parts, sizes)])
 
     def gather(self, value: Any) -> list[Any] | None:
-        """A picklable value of every process, in the order of ranks, on rank 0; None on the others."""
+        """The picklable values of all processes, in the order of ranks, on rank 0; None on other ranks."""
         if self.world == 1:
             return [value]
         found = [None] * self.world if self.is_first else None

@@ -1,14 +1,13 @@
 """AllenNLP's `ElmoTokenEmbedder`, `Highway`, `ScalarMix`, and its functions for sentence boundaries."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-from tests.support.models import SENTENCES, options, weights
+from tests.support.models import SENTENCES, options
+from tests.support.models import files as write_files
 from elmo_fast.testing.tolerances import SAME_MODEL
 
-from elmo_fast import ConfigurationError, write_weights
+from elmo_fast import ConfigurationError
 from elmo_fast.compat.allennlp import (Elmo, ElmoTokenEmbedder, Highway, ScalarMix, _ElmoBiLm,
                                        add_sentence_boundary_token_ids, batch_to_ids, remove_sentence_boundaries)
 
@@ -17,10 +16,7 @@ WORDS = ["@@PADDING@@", "@@UNKNOWN@@", "The", "children", "rained", "."]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "options.json").write_text(json.dumps(options().to_dict()), encoding="utf-8")
-    write_weights(folder / "weights.hdf5", weights(options()))
-    return str(folder / "options.json"), str(folder / "weights.hdf5")
+    return tuple(map(str, write_files(tmp_path_factory.mktemp("model"), options())))
 
 
 class TestTokenEmbedder:

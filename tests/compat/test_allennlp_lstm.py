@@ -5,11 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
-from tests.support.models import SENTENCES, bilm, options, weights
+from tests.support.models import SENTENCES, bilm, files, options
 from tests.support.plain import Counts, run_direction
 from elmo_fast.testing.tolerances import SAME_MODEL
 
-from elmo_fast import ConfigurationError, Options, batch_to_ids, write_weights
+from elmo_fast import ConfigurationError, Options, batch_to_ids
 from elmo_fast.compat.allennlp import ElmoLstm
 from elmo_fast.model.options import LstmOptions
 
@@ -141,7 +141,7 @@ def test_state_dict_names_where_hidden_is_as_large_as_the_cell():
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_load_weights(tmp_path, requires_grad):
     of = options()
-    write_weights(tmp_path / "weights.hdf5", weights(of))
+    files(tmp_path, of)
     ours = lstm(11, 11, 37, 2, requires_grad=requires_grad, memory_cell_clip_value=3, state_projection_clip_value=3)
     ours.load_weights(tmp_path / "weights.hdf5")
     assert all(value.requires_grad == requires_grad for value in ours.parameters())

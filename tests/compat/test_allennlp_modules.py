@@ -10,21 +10,20 @@ import numpy as np
 import pytest
 import torch
 from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
+from tests.support.models import files as write_files
 from tests.support.plain import layers as plain_layers
 from tests.support.plain import token_vector
 from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
 
-from elmo_fast import ConfigurationError, Options, random_weights, write_weights
+from elmo_fast import ConfigurationError, Options
 from elmo_fast.compat.allennlp import (Elmo, ElmoTokenEmbedder, _ElmoBiLm, _ElmoCharacterEncoder, batch_to_ids,
                                        remove_sentence_boundaries)
 
 WORDS = ["@@PADDING@@", "@@UNKNOWN@@", "The", "children", "rained", "."]
 
 
-def write(folder, of, seed=0):
-    (folder / "options.json").write_text(json.dumps(of.to_dict()), encoding="utf-8")
-    write_weights(folder / "weights.hdf5", weights(of, seed))
-    return str(folder / "options.json"), str(folder / "weights.hdf5")
+def write(folder, of):
+    return tuple(map(str, write_files(folder, of)))
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +290,5 @@ def test_elmo_from_params(files):
 def test_word_id_models_say_what_they_are(tmp_path):
     of = Options.from_dict({"lstm": {"dim": 8, "projection_dim": 4, "n_layers": 1, "use_skip_connections": True},
                             "n_tokens_vocab": 9})
-    (tmp_path / "options.json").write_text(json.dumps(of.to_dict()), encoding="utf-8")
-    write_weights(tmp_path / "weights.hdf5", random_weights(of))
     with pytest.raises(ConfigurationError, match="options_file: expected a model with the section char_cnn"):
-        _ElmoCharacterEncoder(tmp_path / "options.json", tmp_path / "weights.hdf5")
+        _ElmoCharacterEncoder(*write(tmp_path, of))

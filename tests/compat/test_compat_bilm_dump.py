@@ -47,7 +47,7 @@ def test_token_embeddings(tmp_path, files):
 
 
 def test_token_embeddings_of_more_words_than_run_at_once(tmp_path, files, monkeypatch):
-    monkeypatch.setattr("elmo_fast.compat.bilm.dump._WORDS_AT_ONCE", 3)
+    monkeypatch.setattr("elmo_fast.compat.bilm.model._WORDS_PER_BLOCK", 3)
     dump_token_embeddings(files[0], *files[2:], tmp_path / "out.hdf5", progress=False)
     expected = BiLm.from_files(*files[2:]).encode(WORDS).detach().numpy()
     assert np.abs(read(tmp_path / "out.hdf5")["embedding"] - expected).max() < 1e-6
@@ -105,7 +105,7 @@ def test_an_interrupted_dump_leaves_the_old_file(tmp_path, files, monkeypatch):
     target = tmp_path / "out.hdf5"
     target.write_text("old")
     before = names(tmp_path)
-    monkeypatch.setattr(stream.SlotStream, "_finish", lambda self, sentence: 1 / 0)
+    monkeypatch.setattr(stream.SlotStream, "_collect", lambda self, chunk: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         dump_bilm_embeddings(vocab, text, *model, target, progress=False)
     monkeypatch.setattr(BiLm, "encode", lambda self, tokens: 1 / 0)
@@ -149,12 +149,14 @@ def usage(script, *arguments):
     ("usage_cached.py", ["layers of the second sentence: (3, 12, 32)", "their mixture: (1, 12, 32)"]),
     ("usage_token.py", ["context at the input: (2, 12, 32)", "question at the input: (1, 6, 32)"]),
 ])
+@pytest.mark.long
 def test_usage(tmp_path, script, shows):
     done = usage(script, "--folder", tmp_path)
     assert done.returncode == 0, done.stderr
     assert all(line in done.stdout for line in shows)
 
 
+@pytest.mark.long
 def test_usage_with_a_model_of_ones_own(tmp_path, files):
     vocab, _, options_file, weight_file = files
     done = usage("usage_cached.py", "--folder", tmp_path, "--options-file", options_file, "--weight-file", weight_file,

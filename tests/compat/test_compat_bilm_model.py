@@ -12,19 +12,11 @@ from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel
 from elmo_fast.compat.bilm import data as bilm_data
 from elmo_fast.compat.bilm import model as bilm_model
 
-WORDS = ["<S>", "</S>", "<UNK>", "sea", "salt", "grey", "and", "the", "of", "wind"]
 BATCHES = [
     [["the", "sea"], ["grey", "and", "old", "salt"], []],
     [["wind"], ["the", "grey", "wind", "of", "the", "sea"]],
     [["salt", "and", "wind"], ["sea"], ["of"], ["the", "x" * 60]],
 ]
-
-
-@pytest.fixture
-def vocab(tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(WORDS) + "\n", encoding="utf-8")
-    return path
 
 
 class Oracle:

@@ -9,18 +9,10 @@ import numpy as np
 import pytest
 import torch
 from tests.support.files import paths, tiny, write_model
-from tests.compat.test_compat_bilm_model import WORDS
 from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
 
 from elmo_fast import BiLm, ConfigurationError, Options, random_weights
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher, dump_token_embeddings
-
-
-@pytest.fixture
-def vocab(tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(WORDS) + "\n", encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize("written_by", ["dump_token_embeddings", "bilm-tf"])

@@ -10,6 +10,7 @@ import torch
 from tests.support.files import ROOT, names, paths, run, tiny, write_model
 
 from elmo_fast import ConfigurationError, ElmoEmbedder
+from elmo_fast.choices import SEQVEC_LAYERS
 from elmo_fast.compat import seqvec
 
 PROTEINS = {"P3": "MKTAYIAKQR", "P1": "SEQWENCE", "P2": "ACDEFGHIKLMNPQRSTVWYX", "P4": "mkt*"}
@@ -61,7 +62,7 @@ def test_batches_end_where_seqvec_ends_them(model, fasta, tmp_path, batchsize, b
         np.testing.assert_allclose(values, layers[key][2], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("layer", seqvec.LAYERS)
+@pytest.mark.parametrize("layer", SEQVEC_LAYERS)
 @pytest.mark.parametrize("per_protein", [False, True])
 def test_layers(layer, per_protein):
     layers = np.random.default_rng(0).normal(size=(3, 7, 10)).astype(np.float32)
@@ -213,6 +214,7 @@ def peak_megabytes(*arguments):
     return peak
 
 
+@pytest.mark.long
 def test_a_thousand_proteins_in_bounded_memory(tmp_path):
     """Ten times as many proteins make ten times as large a file, and nothing else that grows."""
     generator = np.random.default_rng(0)

@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 from tests.support.files import paths, tiny, write_model
+from tests.support.softmax import write_softmax_model
 
 from elmo_fast import BiLm, ElmoEmbedder
 from elmo_fast.compat.simple_elmo import ElmoModel
@@ -124,12 +125,7 @@ def test_no_sentences_give_an_empty_array(directory):
 @pytest.fixture
 def full(directory):
     """A model with a softmax of eight words."""
-    generator = np.random.default_rng(3)
-    with h5py.File(directory / "softmax.hdf5", "w") as file:
-        file["softmax/W"] = generator.normal(0, 3, (8, 4)).astype(np.float32)
-        file["softmax/b"] = generator.normal(0, 1, 8).astype(np.float32)
-    (directory / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nthe\ncat\nsat\non\nmat\n")
-    return directory
+    return write_softmax_model(directory, tiny(lstm__dim=12), "<S> </S> <UNK> the cat sat on mat".split())
 
 
 @pytest.mark.parametrize("topn, nodelimiters", [(3, True), (8, False), (1000, True)])

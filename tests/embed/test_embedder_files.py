@@ -1,12 +1,11 @@
 import io
 import json
 import os
-import signal
 
 import h5py
 import numpy as np
 import pytest
-from tests.support.files import names, paths, start, write_model
+from tests.support.files import names, paths, write_model
 
 from elmo_fast import ConfigurationError, ElmoEmbedder
 from elmo_fast.embed import stream
@@ -67,38 +66,16 @@ def test_formats(embed, expected, output_format, form):
     assert index == {SENTENCES[0]: "2", SENTENCES[1]: "1", SENTENCES[3]: "3", SENTENCES[4]: "4"}
 
 
-def test_all_layers_by_default(embed):
-    arrays, _ = read(embed("a b c\n"))
-    assert arrays["0"].shape == (3, 3, 8)
-
-
-def test_sentences_may_be_forgotten(embed, expected):
-    arrays, index = read(embed("\n".join(SENTENCES), batch_size=2, forget_sentences=True))
-    assert index is None and len(arrays) == len(expected)
-
-
-def test_sentences_as_keys(embed, expected):
+def test_keys_and_index(embed, embedder, expected):
     lines = SENTENCES[:2] + SENTENCES[3:4]
-    arrays, index = read(embed("\n".join(lines) + "\n", batch_size=2, use_sentence_keys=True))
+    text = "\n".join(lines) + "\n"
+    arrays, index = read(embed(text, batch_size=2, use_sentence_keys=True))
     assert index is None and set(arrays) == set(lines)
     np.testing.assert_array_equal(arrays[SENTENCES[1]], expected[1])
-
-
-def test_sentences_with_slashes_as_keys_are_paths(embed, tmp_path):
-    embed("1 / 2\n1 / 3\n", use_sentence_keys=True)
-    with h5py.File(tmp_path / "o.hdf5") as file:
-        assert file["1 / 2"].shape == file["1 / 3"].shape == (3, 3, 8)
-
-
-@pytest.mark.parametrize("text, message", [
-    ("a b\nc\na b\n", "expected different sentences, got 'a b' twice"),
-    ("a\n.\n", "expected sentences that HDF5 takes as names, got '.'"),
-    ("a\na/b\n", "expected sentences that HDF5 takes as names, got 'a/b'"),
-])
-def test_sentences_that_cannot_be_keys_leave_nothing(embed, tmp_path, text, message):
-    with pytest.raises(ConfigurationError, match=f"^use_sentence_keys: {message}"):
-        embed(text, use_sentence_keys=True)
-    assert names(tmp_path) == []
+    embedder.elmo_bilm.reset_states()
+    arrays, index = read(embed(text, batch_size=2, forget_sentences=True))
+    assert index is None and sorted(arrays) == ["0", "1", "2"]
+    np.testing.assert_array_equal(arrays["1"], expected[1])
 
 
 def test_keys_count_from_the_first_line_with_carried_states(embedder, embed):
@@ -181,13 +158,6 @@ def test_bad_arguments_leave_nothing(embed, tmp_path, options, message):
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("target, error", [(".", IsADirectoryError), ("no/o.hdf5", FileNotFoundError)])
-def test_a_place_for_no_file_is_refused_before_any_work(embedder, tmp_path, monkeypatch, target, error):
-    monkeypatch.setattr(embedder.elmo_bilm, "encode", lambda _: pytest.fail("it was embedded"))
-    with pytest.raises(error, match="^output file: "):
-        embedder.embed_file(io.StringIO("a\n"), tmp_path / target)
-
-
 @pytest.mark.parametrize("old", [None, b"old"])
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
 def test_a_failure_in_the_middle_leaves_things_as_they_were(embedder, embed, tmp_path, monkeypatch, old, error):
@@ -208,30 +178,3 @@ def test_a_failure_in_the_middle_leaves_things_as_they_were(embedder, embed, tmp
     assert len(calls) == 3
     assert names(tmp_path) == (["o.hdf5"] if old else [])
     assert not old or (tmp_path / "o.hdf5").read_bytes() == old
-
-
-def test_ctrl_c_in_the_middle_leaves_nothing(model, tmp_path):
-    code = f"""
-import sys
-from elmo_fast import ElmoEmbedder
-embedder = ElmoEmbedder(*{tuple(map(str, paths(model)))!r})
-advance, calls = embedder.elmo_bilm.advance, []
-def told(*arguments):
-    calls.append(arguments)
-    if len(calls) == 3:
-        print("running", flush=True)
-    return advance(*arguments)
-embedder.elmo_bilm.advance = told
-try:
-    embedder.embed_file(sys.stdin, {str(tmp_path / "o.hdf5")!r}, batch_size=1, progress=False)
-except KeyboardInterrupt:
-    print("interrupted")
-"""
-    process = start(code, stdin=-1)
-    process.stdin.write("a b c\n" * 4000)
-    process.stdin.flush()  # it stays open: the process waits for more when it has read these
-    assert process.stdout.readline() == "running\n"
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert (output, errors, process.returncode) == ("interrupted\n", "", 0)
-    assert names(tmp_path) == []

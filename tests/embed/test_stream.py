@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.support.grids import pairwise
 from tests.support.models import SHAPES, bilm
 from elmo_fast.testing.tolerances import SAME_MODEL
 
@@ -33,18 +34,17 @@ def assert_same(found, expected, backend):
             np.testing.assert_allclose(one, other, atol=SAME_MODEL, err_msg=f"sentence {number}")
 
 
-@pytest.fixture(params=["whole", "small pieces", "small pieces, one ahead"])
-def sizes(request, monkeypatch):
-    """Chunks that end in the middle of sentences, little reading ahead, a table that forgets; as on a GPU, too."""
-    if request.param.endswith("one ahead"):
-        put_in_place_later(monkeypatch)
-    if request.param != "whole":
+def cut(chunks, monkeypatch):
+    """Chunks that end in the middle of sentences, little reading ahead, a small token table; as on a GPU, too."""
+    if chunks == "small, one ahead":
+        collect_later(monkeypatch)
+    if chunks != "whole":
         monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 1)
         monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 1)
         monkeypatch.setattr(slot_stream, "_TABLE_ROWS", 25)
 
 
-def put_in_place_later(monkeypatch):
+def collect_later(monkeypatch):
     begin = slot_stream.SlotStream.__init__
 
     def one_ahead(self, *arguments):
@@ -54,10 +54,10 @@ def put_in_place_later(monkeypatch):
     monkeypatch.setattr(slot_stream.SlotStream, "__init__", one_ahead)
 
 
-@pytest.mark.parametrize("size", [1, 3, 8, 64])
-@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
-@pytest.mark.parametrize("backend", ["torch", "native"])
-def test_stream_equals_batches(backend, state, size, sizes):
+@pytest.mark.parametrize("backend, state, size, chunks", pairwise(
+    ["torch", "native"], ["carry", "zero", "warm"], [1, 3, 8, 64], ["whole", "small", "small, one ahead"]))
+def test_stream_equals_batches(monkeypatch, backend, state, size, chunks):
+    cut(chunks, monkeypatch)
     stream, batch = (ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], backend=backend, state=state))
                      for _ in range(2))
     for seed, count in enumerate((40, 7)):
@@ -76,10 +76,10 @@ def test_other_models(shape):
     assert_same(list(stream.embed_sentences(sentences, 5)), batches(batch, sentences, 5), "native")
 
 
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("sentences", [
     [], [[]], [[], []], [["a"], []], [[], ["a"]], [["a"], ["b"], []], [["a"]] * 3 + [[]],
 ])
-@pytest.mark.parametrize("size", [1, 2])
 def test_empty_sentences(sentences, size):
     stream, batch = (ElmoEmbedder.from_bilm(bilm(backend="native")) for _ in range(2))
     for embedder in (stream, batch):
@@ -92,7 +92,7 @@ def test_empty_sentences(sentences, size):
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_one_slot_far_behind(monkeypatch, ahead):
     if ahead:
-        put_in_place_later(monkeypatch)
+        collect_later(monkeypatch)
     monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 64)
     monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 100)
     sentences = [["long"] * 300 if number == 1 else ["a", "b"] for number in range(200)]
@@ -122,7 +122,7 @@ def test_reading_ahead_is_bounded(monkeypatch):
 
 
 def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
-    put_in_place_later(monkeypatch)
+    collect_later(monkeypatch)
     monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 1)
     order = []
     for name in ("_advance", "_collect"):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tests.support.files import names, run, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
-from tests.support.native_lstm import isa, tile_isas
+from tests.support.native_lstm import TILE_ISAS, isa
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast import ElmoEmbedder, TokenTable, batch_to_ids, build_token_table, write_token_table
@@ -16,7 +16,7 @@ LIMITS = {"high": AGAINST_FLOAT64["high-amx"], "medium": AGAINST_FLOAT64["medium
 LARGER = options({"dim": 96, "projection_dim": 40, "cell_clip": 0.3, "proj_clip": 0.05}, {"filters": [[1, 20], [3, 50]]})
 
 
-@pytest.fixture(params=tile_isas())
+@pytest.fixture(params=TILE_ISAS)
 def tiles(request):
     with isa(request.param):
         yield

@@ -4,34 +4,20 @@ import h5py
 import numpy as np
 from tests.support import plain
 import pytest
-from tests.support.files import tiny, write_model
+from tests.support.files import tiny
+from tests.support.softmax import SENTENCES, WORDS, head_of, write_softmax_model
 
 from elmo_fast import BiLm, ConfigurationError, Options, read_weights
 from elmo_fast.model import softmax_head
 from elmo_fast.model.softmax_head import SoftmaxHead, read_softmax
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.perplexity import perplexity_of
-
-WORDS = ["</S>", "<S>", "<UNK>", "the", "cat", "sat", "on", "mat", ".", "dog", "naïve", "One"]
-SENTENCES = ["the cat sat on the mat .".split(), ["One"], [], "the unseen dog sat naïve .".split()]
-
+from elmo_fast.train.evaluate import perplexity_of
 
 @pytest.fixture
 def files(tmp_path):
     """A random model's folder with a softmax and a vocabulary whose marks are not in the usual order."""
-    folder = write_model(tmp_path / "model", tiny(lstm__dim=12))
-    generator = np.random.default_rng(7)
-    with h5py.File(folder / "softmax.hdf5", "w") as file:
-        file["softmax/W"] = generator.normal(0, 3, (len(WORDS), 4)).astype(np.float32)
-        file["softmax/b"] = generator.normal(0, 1, len(WORDS)).astype(np.float32)
-    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
-    return folder
-
-
-def head_of(folder, state="zero"):
-    bilm = BiLm.from_files(folder / "options.json", folder / "weights.hdf5", state=state)
-    return SoftmaxHead.from_files(bilm, folder / "softmax.hdf5", folder / "vocab.txt")
+    return write_softmax_model(tmp_path / "model", tiny(lstm__dim=12))
 
 
 @pytest.fixture

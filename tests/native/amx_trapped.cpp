@@ -1,10 +1,7 @@
 // The AMX engine, instruction for instruction, against its AVX-512 emulation: the same bits at both precisions, for
-// any number of rows and threads, clips firing. Stands in for csrc/cpu/cpu_features.cpp.
-#include <limits>
-
-#include "../../csrc/cpu/cpu_features.h"
-#include "linear_case.h"
-#include "lstm_case.h"
+// any number of rows and threads, clips firing. Stands in for csrc/cpu/isa.cpp.
+#include "../../csrc/cpu/isa.h"
+#include "cases.h"
 #include "tile_trap.h"
 
 namespace elmo_fast {
@@ -20,12 +17,12 @@ const char* isa_name(Isa isa) { return isa == Isa::amx ? "amx" : "amx-emulated";
 
 namespace {
 
-Floats run_on(Isa isa, const Case& k, Precision precision, float scale, int threads) {
+Floats run_on(Isa isa, const LstmCase& k, Precision precision, float scale, int threads) {
   chosen = isa;
   std::mt19937 rng(5);
-  Data data(k, precision, rng);
+  LstmData data(k, precision, rng);
   for (float& value : data.inputs) value *= scale;
-  return data.run(precision, threads, threads % 3);
+  return data.forward(threads, threads % 3);
 }
 
 Floats run_on(Isa isa, const LinearShape& shape, int64_t rows, float scale, int threads) {
@@ -55,11 +52,11 @@ void compare(const Run& run) {
 
 int main() {
   tile_trap::install();
-  const Case cases[] = {{1, 1, 1, 1, 1},    {5, 37, 11, 17, 4},  {16, 24, 24, 3, 5}, {300, 70, 40, 33, 3},
+  const LstmCase cases[] = {{1, 1, 1, 1, 1},    {5, 37, 11, 17, 4},  {16, 24, 24, 3, 5}, {300, 70, 40, 33, 3},
                         {33, 130, 33, 2, 2}, {8, 64, 16, 64, 4}, {64, 32, 32, 16, 3}, {20, 17, 5, 40, 6}};
   for (Precision precision : {Precision::high, Precision::medium}) {
     for (float scale : {1.0f, 100.0f, 1e-38f}) {
-      for (const Case& k : cases)
+      for (const LstmCase& k : cases)
         compare([&](Isa isa, int threads) { return run_on(isa, k, precision, scale, threads); });
       for (const LinearShape& shape : linear_shapes(precision))
         for (int64_t rows : {1, 16, 45, 460})

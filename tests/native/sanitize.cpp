@@ -1,46 +1,83 @@
 // Runs the CPU engine over many shapes, thread counts and concurrent callers and compares bits; meant to be built
-// with sanitizers (run_sanitizers.sh).
+// with sanitizers (test_sanitizers.py).
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <random>
 #include <thread>
-#include <vector>
 
-#include "../../csrc/cpu/thread_pool.h"
-#include "linear_case.h"
-#include "lstm_case.h"
-
-void training_cases();  // sanitize_training.cpp
+#include "../../csrc/cpu/threads.h"
+#include "cases.h"
 
 namespace {
 
 void lstm_cases(Precision precision) {
   std::mt19937 rng(1);
-  for (const Case& k : {Case{1, 1, 1, 1, 1}, Case{5, 37, 11, 17, 4}, Case{16, 24, 24, 3, 5}, Case{300, 70, 40, 33, 3},
-                        Case{33, 520, 33, 2, 2}, Case{8, 64, 16, 64, 6}}) {
-    const Data data(k, precision, rng);
-    const Floats expected = data.run(precision, 1, 0);
-    const Floats tabled = data.run(precision, 1, 0, true);
-    for (float value : expected) require(std::isfinite(value), "every output is written");
-    for (float value : tabled) require(std::isfinite(value), "every output is written from products");
-    for (int threads : {2, 3, 4, 7}) require(same(expected, data.run(precision, threads, threads % 3)), "same bits");
-    require(same(tabled, data.run(precision, 3, 1, true)), "same bits from products");
+  for (const LstmCase& k : {LstmCase{1, 1, 1, 1, 1}, LstmCase{5, 37, 11, 17, 4}, LstmCase{16, 24, 24, 3, 5},
+                            LstmCase{300, 70, 40, 33, 3}, LstmCase{33, 520, 33, 2, 2}, LstmCase{8, 64, 16, 64, 6}}) {
+    const LstmData data(k, precision, rng);
+    for (Inputs from : {Inputs::gathered, Inputs::precomputed}) {
+      const Floats expected = data.forward(1, 0, from);
+      written(expected);
+      for (int threads : {2, 3, 4, 7})
+        require(same(expected, data.forward(threads, threads % 3, from)), "same bits");
+    }
+  }
+}
+
+void gradient_cases() {
+  std::mt19937 rng(5);
+  int turn = 0;
+  for (const LstmCase& k : {LstmCase{1, 1, 1, 1, 1}, LstmCase{5, 37, 11, 17, 4}, LstmCase{16, 24, 24, 3, 5},
+                            LstmCase{30, 70, 40, 33, 3}, LstmCase{33, 52, 33, 2, 2}, LstmCase{8, 64, 16, 64, 6}}) {
+    const LstmData data(k, Precision::highest, rng, 0.3f);
+    const Inputs from = turn++ % 6 / 2 == 1 ? Inputs::split : Inputs::gathered;
+    const Floats inference = data.forward(1, 0, from);
+    std::vector<char> saved;
+    require(same(inference, data.forward(1, 0, from, &saved)), "training forward: bits of inference");
+    const Floats expected = data.backward(1, saved, from);
+    written(expected);
+    for (int threads : {2, 3, 4, 7}) {
+      std::vector<char> again;
+      require(same(inference, data.forward(threads, 0, from, &again)) && again == saved, "what is saved: same bits");
+      require(same(expected, data.backward(threads, saved, from)), "gradients: same bits");
+    }
+  }
+}
+
+void char_cnn_case(int64_t dim, int64_t tokens, int64_t characters, std::mt19937& rng) {
+  const int64_t widths[] = {1, 3, 7}, filters[] = {5, 33, 16}, all = 54;
+  const Floats table = random_floats(size_t(20 * dim), rng), grad = random_floats(size_t(tokens * all), rng);
+  std::vector<int32_t> ids;
+  for (int64_t k = 0; k < tokens; ++k) {
+    const int64_t length = int64_t(rng() % unsigned(characters + 1));
+    for (int64_t j = 0; j < characters; ++j) ids.push_back(j < length ? static_cast<int32_t>(rng() % 4) : 19);
+  }
+  std::vector<Floats> weights, expected;
+  for (size_t b = 0; b < 3; ++b) weights.push_back(random_floats(size_t(widths[b] * dim * filters[b]), rng));
+  for (float& v : weights[1]) v = 0.0f;  // ties everywhere
+  for (int threads : {1, 2, 5}) {
+    std::vector<Floats> found = {Floats(size_t(tokens * all), NAN), Floats(table.size(), NAN)};
+    for (const Floats& weight : weights) found.emplace_back(weight.size(), NAN);
+    std::vector<CharBank> banks;
+    for (size_t b = 0, first = 0; b < 3; first += size_t(filters[b++]))
+      banks.push_back({widths[b], filters[b], int64_t(first), weights[b].data(), found[2 + b].data()});
+    const CharCnnCall call = {ids.data(), tokens, characters, 19, table.data(), 20, dim, banks.data(), 3, all, threads};
+    std::vector<uint32_t> picks(size_t(tokens * all));
+    char_cnn_forward(call, found[0].data(), picks.data());
+    char_cnn_backward(call, grad.data(), picks.data(), found[1].data());
+    if (expected.empty()) expected = found;
+    for (size_t k = 0; k < found.size(); ++k) require(same(expected[k], found[k]), "char_cnn: same bits");
   }
 }
 
 void concurrent_callers(Precision precision) {
   std::mt19937 rng(2);
-  const Data data({16, 48, 8, 5, 12}, precision, rng);
-  const Floats expected = data.run(precision, 1, 0);
+  const LstmData data({16, 48, 8, 5, 12}, precision, rng);
+  const Floats expected = data.forward(1);
   std::vector<std::thread> callers;
   for (int k = 0; k < 4; ++k)
     callers.emplace_back([&, k] {
-      for (int turn = 0; turn < 8; ++turn)
-        require(same(expected, data.run(precision, 1 + (k + turn) % 5, 2)), "callers");
+      for (int turn = 0; turn < 8; ++turn) require(same(expected, data.forward(1 + (k + turn) % 5, 2)), "callers");
     });
   for (std::thread& caller : callers) caller.join();
 }
@@ -77,13 +114,13 @@ void barrier_orders_memory() {
   require(shared.value == 4 * 300, "barrier");
 }
 
-// ThreadSanitizer does not follow a fork from a process with threads; run_sanitizers.sh leaves this out there.
+// ThreadSanitizer does not follow a fork from a process with threads; --no-fork leaves this out there.
 void forked_child() {
   std::mt19937 rng(4);
-  const Data data({16, 48, 8, 5, 12}, Precision::highest, rng);
-  const Floats expected = data.run(Precision::highest, 4, 0);
+  const LstmData data({16, 48, 8, 5, 12}, Precision::highest, rng);
+  const Floats expected = data.forward(4);
   const pid_t child = fork();
-  if (child == 0) _exit(same(expected, data.run(Precision::highest, 4, 0)) ? 0 : 1);
+  if (child == 0) _exit(same(expected, data.forward(4)) ? 0 : 1);
   int status = 1;
   waitpid(child, &status, 0);
   require(status == 0, "forked child");
@@ -100,7 +137,11 @@ int main(int argc, char** argv) {
     linear_cases(precision);
     std::printf("precision %d on %s: clean\n", int(precision), lstm_isa(precision).c_str());
   }
-  training_cases();
+  gradient_cases();
+  std::mt19937 rng(6);
+  char_cnn_case(16, 70, 11, rng);
+  char_cnn_case(5, 9, 7, rng);
+  char_cnn_case(40, 3, 9, rng);
   if (argc < 2 || std::strcmp(argv[1], "--no-fork") != 0) forked_child();
   return 0;
 }

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.native_program import COMPILER, ROOT, header_errors
+
+HEADERS = sorted([*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "cpu").rglob("*.h")])
 ISAS = ["generic", "avx2", "avx512", "amx"]
 NEEDS = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
          "amx": {"avx512_bf16", "amx_tile", "amx_bf16"}}
@@ -106,3 +108,10 @@ def test_without_a_compiler_the_build_goes_on_and_records_why(tmp_path):
     assert "no C++ compiler was found during installation (looked for /nowhere/c++)" in record
     assert "installing without the native module" in run.stderr
     assert (tmp_path / "elmo_fast" / "kernels" / "__init__.py").exists() and not (tmp_path / "kernels").exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("header", HEADERS, ids=lambda path: path.relative_to(ROOT / "csrc").as_posix())
+def test_a_header_stands_on_its_own(header):
+    assert not header_errors(header)

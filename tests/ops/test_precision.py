@@ -7,22 +7,21 @@ import torch
 from tests.support.models import SENTENCES, bilm
 
 from elmo_fast import batch_to_ids
-from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.precision import FP32_FLAGS, fp32_precision, numerics, set_fp32_precision
 
 IDS = batch_to_ids(SENTENCES)
-FLAGS = [("cuda", "matmul"), ("mkldnn", "matmul")]
 
 
 def flags():
-    return [torch._C._get_fp32_precision_getter(*flag) for flag in FLAGS]
+    return [fp32_precision(*flag) for flag in FP32_FLAGS]
 
 
 @pytest.fixture(autouse=True)
 def restored_flags():
     before = flags()
     yield
-    for flag, value in zip(FLAGS, before):
-        torch._C._set_fp32_precision_setter(*flag, value)
+    for flag, value in zip(FP32_FLAGS, before):
+        set_fp32_precision(*flag, value)
 
 
 def run(backend):

@@ -27,6 +27,8 @@ def run():
 
 torch.set_num_threads(1)
 expected = run()
+if "own" in sys.argv:
+    native_module()[0].use_own_threads()
 for threads in (2, 3, 7, 2):
     torch.set_num_threads(threads)
     for _ in range(20):

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import bench_train, state_policies
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.train.export import export_run
-from elmo_fast.train.start import start_or_resume
+from elmo_fast.train.setup import start_or_resume
 from tests.support.training import TINY, write_corpus, write_options
 
 

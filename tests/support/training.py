@@ -1,14 +1,16 @@
-"""Small corpora, plans and runs for the tests of the trainer."""
+"""Small corpora, configurations, models and runs for the tests of the trainer."""
 
 import json
 
 import numpy as np
 
-from elmo_fast.train import checkpoints
-from elmo_fast.train.language_model import LanguageModel, fresh_weights
-from elmo_fast.train.options import Plan
-from elmo_fast.train.record import read_log
-from elmo_fast.train.vocabulary import make_vocabulary
+from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train import checkpoint
+from elmo_fast.train.config import TrainConfig
+from elmo_fast.train.corpus import make_vocabulary, read_shards
+from elmo_fast.train.data import BatchStream, Numbering, Order, load_batches
+from elmo_fast.train.log import read_log
+from elmo_fast.train.model import LanguageModel, initial_weights
 
 WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru") for ending in ("", "ta", "né", "s", "x")]
 TINY = {
@@ -19,36 +21,56 @@ TINY = {
     "batch_size": 3, "unroll_steps": 4, "n_negative_samples_batch": 7,
 }
 WORD_INPUT = {key: value for key, value in TINY.items() if key != "char_cnn"}
+VOCABULARY = 28  # words of `write_corpus`
+QUIET = {"quiet": True, "log_every": 3, "evaluate_batch_size": 5}
+
+
+def with_lstm(content=TINY, **changes):
+    """Options with some keys of the section `lstm` replaced."""
+    return {**content, "lstm": {**content["lstm"], **changes}}
 
 
 def write_corpus(folder, shards=3, sentences=25, seed=0):
-    """Write shards of made-up sentences, also empty ones, and their vocabulary; returns (glob, vocabulary file)."""
+    """Write shards of random sentences, some empty, and their vocabulary; returns (glob, vocabulary file)."""
     generator = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(shards):
         lines = [" ".join(generator.choice(WORDS, generator.integers(0, 9))) for _ in range(sentences)]
         (folder / f"part-{number}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    make_vocabulary(str(folder / "part-*.txt"), folder / "vocab.txt", min_count=2, max_size=28)
+    make_vocabulary(str(folder / "part-*.txt"), folder / "vocab.txt", min_count=2, max_size=VOCABULARY)
     return str(folder / "part-*.txt"), folder / "vocab.txt"
 
 
-def plan(content=None, words=20, **changes):
-    """A plan; `content` is TINY unless given, `changes` replace keys of its top level."""
-    return Plan.from_dict({**(content or TINY), "n_tokens_vocab": words, **changes})
+def make_config(content=None, words=VOCABULARY, **changes):
+    """A configuration; `content` is TINY unless given, `changes` replace keys of its top level."""
+    return TrainConfig.from_dict({**(content or TINY), "n_tokens_vocab": words, **changes})
 
 
-def model(of=None, seed=0, scale=2.0):
-    """A language model with fresh weights, some enlarged so that clips and filters fire, biases not zero."""
-    of = of or plan()
+def model(config=None, seed=0, scale=2.0):
+    """A language model with initial weights, some enlarged so that clips and filters fire, biases not zero."""
+    config = config or make_config()
     generator = np.random.default_rng(seed)
     weights = {name: (value * (scale if "LSTM" in name else 20 if "W_cnn" in name else 1)
                       + generator.normal(0, 0.2, value.shape) * (value.ndim == 1)).astype(np.float32)
-               for name, value in fresh_weights(of, seed).items()}
-    return LanguageModel(of, weights)
+               for name, value in initial_weights(config, seed).items()}
+    return LanguageModel(config, weights)
+
+
+def write_batches(config, folder, count=3):
+    """The first batches of a corpus written into `folder`, and its vocabulary."""
+    pattern, vocabulary_file = write_corpus(folder)
+    vocabulary = Vocabulary(vocabulary_file, validate_file=True)
+    cnn, training = config.model.char_cnn, config.training
+    numbering = Numbering(vocabulary, cnn and cnn.max_characters_per_token,
+                          training.n_negative_samples_batch if training.sample_softmax else None, training.seed)
+    orders = [Order(5, False), Order(5, True)][: 2 if config.bidirectional else 1]
+    stream = BatchStream(read_shards(pattern, "train"), numbering, orders, training.batch_size, training.unroll_steps)
+    batches = load_batches(stream, 0, False)
+    return [next(batches) for _ in range(count)]
 
 
 def write_options(path, content=None, **changes):
-    """Write an options file; as `plan`."""
+    """Write an options file, as `make_config`; returns its path."""
     path.write_text(json.dumps({**(content or TINY), **changes}), encoding="utf-8")
     return path
 
@@ -71,4 +93,4 @@ def command_arguments(corpus, tmp_path, **changes):
 def final(folder):
     """The last checkpoint, and the log without the speeds."""
     log = [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in read_log(folder)]
-    return checkpoints.read(checkpoints.in_order(folder)[-1]), log
+    return checkpoint.read(checkpoint.in_order(folder)[-1]), log

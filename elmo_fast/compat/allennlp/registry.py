@@ -12,6 +12,7 @@ from elmo_fast.model.options import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
+MODEL_FILES = "options_file", "weight_file"
 _WORDS = {"true": True, "false": False}
 
 
@@ -26,7 +27,7 @@ def base_class(module: str, name: str, otherwise: type) -> type:
         if error.name == "allennlp":
             return otherwise
         reason: Exception = error
-    except Exception as error:  # of any kind: an old AllenNLP meets packages it never knew
+    except Exception as error:  # of any kind: an old AllenNLP may fail in any of its requirements
         reason = error
     logger.warning("%s does not import (%s: %s): ELMo classes are not registered with AllenNLP", module,
                    type(reason).__name__, reason)
@@ -50,9 +51,9 @@ def import_submodules(package: str) -> None:
 
 def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping[str, Callable[[Any], Any]],
                   required: Sequence[str] = ()) -> dict[str, Any]:
-    """Arguments of a constructor from AllenNLP's `Params`, which are emptied, or from a dict, which is left alone.
+    """Arguments of a constructor from AllenNLP's `Params`, which are emptied, or from a dict, which is not changed.
 
-    `convert` has a function for every name that may occur. Raises `ConfigurationError` for other names, for a value
+    `convert` has a function for every allowed name. Raises `ConfigurationError` for other names, for a value
     that cannot be converted, and for a name of `required` that is missing.
     """
     left = dict(params or {}) if params is None or isinstance(params, dict) else params
@@ -65,18 +66,14 @@ def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping
     return found
 
 
-def model_files(params: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Names of the two file arguments, which are noted for AllenNLP's model archive where `params` keeps one."""
-    names = ("options_file", "weight_file")
-    for name in names:
+def elmo_arguments(params: Mapping[str, Any] | None) -> dict[str, Callable[[Any], Any]]:
+    """`convert` of the arguments that `Elmo` and `ElmoTokenEmbedder` share; adds the files to an archive of `params`."""
+    for name in MODEL_FILES:
         if hasattr(params, "add_file_to_archive") and name in params:
             params.add_file_to_archive(name)
-    return names
-
-
-def as_is(value: Any) -> Any:
-    """The value itself."""
-    return value
+    return {**dict.fromkeys(MODEL_FILES, lambda value: value), "requires_grad": boolean, "do_layer_norm": boolean,
+            "dropout": float, "vocab_to_cache": list, "scalar_mix_parameters": _numbers,
+            "state": str, "precision": str, "backend": str}
 
 
 def boolean(value: Any) -> bool:
@@ -87,14 +84,13 @@ def boolean(value: Any) -> bool:
     return value
 
 
-def numbers(values: Sequence[Any]) -> list[float]:
-    """A list of numbers."""
-    return [float(value) for value in values]
-
-
 def integers(values: Mapping[str, Any]) -> dict[str, int]:
     """A dictionary of integers."""
     return {name: int(value) for name, value in values.items()}
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [float(value) for value in values]
 
 
 def _converted(value: Any, name: str, convert: Callable[[Any], Any]) -> Any:

@@ -1,17 +1,8 @@
 """bilm-tf's public names (github.com/allenai/bilm-tf) on PyTorch; docs/migrating.md shows each old call."""
 
 from elmo_fast.compat.bilm.data import Batcher, TokenBatcher
-from elmo_fast.compat.bilm.dump import dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.compat.bilm.elmo import LayerWeights, Variables, weight_layers
-from elmo_fast.compat.bilm.model import BidirectionalLanguageModel
+from elmo_fast.compat.bilm.model import BidirectionalLanguageModel, dump_bilm_embeddings, dump_token_embeddings
 
-__all__ = [
-    "Batcher",
-    "BidirectionalLanguageModel",
-    "LayerWeights",
-    "TokenBatcher",
-    "Variables",
-    "dump_bilm_embeddings",
-    "dump_token_embeddings",
-    "weight_layers",
-]
+__all__ = ["Batcher", "BidirectionalLanguageModel", "LayerWeights", "TokenBatcher", "Variables", "dump_bilm_embeddings",
+           "dump_token_embeddings", "weight_layers"]

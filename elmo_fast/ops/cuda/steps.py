@@ -18,6 +18,7 @@ from elmo_fast.ops.cuda.blocks import Sent, blocks, chunks_of, host_arrays, send
 from elmo_fast.ops.cuda.buffers import Arena, Bucket
 from elmo_fast.ops.cuda.graphs import ChunkGraphs
 from elmo_fast.ops.cuda.operands import Operands
+from elmo_fast.ops.precision import fp32_precision
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
@@ -65,7 +66,7 @@ class Steps:
             starts = sent.meta[0, 2, :, None] != 0
             bucket.operand.copy_(torch.where(starts, self.arena.fresh_h[:, None], bucket.operand))
         graphs = bucket.graphs.setdefault(self.layer, ChunkGraphs(self.arena.capture))
-        products = torch._C._get_fp32_precision_getter("cuda", "matmul")  # the strictest of what threads hold by now
+        products = fp32_precision("cuda", "matmul")  # the strictest of what threads hold by now
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(sent.meta[first : first + count + 1])
             work = functools.partial(queue_steps, self.arena, self.layer, bucket, self._pointwise, count, self._clips)

@@ -1,17 +1,53 @@
 // Instructions that read and write memory.
 #include <algorithm>
+#include <set>
 
 #include "lanes.h"
-#include "module.h"
 
 namespace ptx {
 namespace {
 
-struct Place {
-  char* at;
-  Shadow* shadow = nullptr;
-  size_t offset = 0;  // in the shadow
-};
+// The block of its cluster whose shared memory a warp accesses; it must have begun, and may not leave before.
+Block& visited(Warp& warp, uint32_t rank) {
+  if (rank >= warp.block->cluster->blocks.size())
+    throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
+  Block& block = *warp.block->cluster->blocks[rank];
+  if (&block == warp.block) return block;
+  if (!block.alive) throw Trap("the shared memory of a block that has left");
+  if (!warp.machine->settings.checks) return block;
+  if (!block.cluster->barrier.rounds && warp.clocks.of[block.warps[0].index] <= warp.machine->base)
+    throw Trap("the shared memory of a block that may not have started");
+  block.visitors[warp.index] = warp.clock();
+  return block;
+}
+
+}  // namespace
+
+Place Machine::place(Warp& warp, Space space, uint64_t address, size_t bytes) {
+  const auto refused = [&](const std::string& before, const char* after) {
+    constexpr const char* names[] = {"parameter", "global", "shared", "shared"};
+    return Trap(before + names[int(space)] + " address " + std::to_string(address) + after);
+  };
+  if (address % bytes) throw refused("misaligned ", (" for " + std::to_string(bytes) + " bytes").c_str());
+  if (space == Space::global) {
+    Region* region = global.find(address, bytes);
+    Shadow* shadow = region && settings.checks ? region->shadow.get() : nullptr;
+    return {reinterpret_cast<char*>(address), shadow, shadow ? address - region->begin : 0};
+  }
+  if (space == Space::param) {
+    if (address + bytes > kernel.parameter_bytes) throw refused("", " out of bounds");
+    return {const_cast<char*>(parameters) + address};
+  }
+  const uint32_t rank = uint32_t(address) >> 24, at = address & 0xffffff;
+  if (rank && space == Space::shared) throw Trap("an address of the cluster in an instruction for the own block");
+  Block& block = rank ? visited(warp, rank - 1) : *warp.block;
+  if (at + bytes > block.shared.size()) throw refused("", " out of bounds");
+  return {block.shared.data() + at, settings.checks ? &block.shadow : nullptr, at};
+}
+
+namespace {
+
+enum class Order { weak, relaxed, acquire, release };
 
 uint64_t value_of(const Warp& warp, const Operand& o, int lane) {
   return o.width == 8 ? warp.lanes<uint64_t>(o)[lane] : warp.lanes<uint32_t>(o)[lane];
@@ -24,299 +60,222 @@ void set(const Warp& warp, const Operand& o, int lane, uint64_t value) {
     warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
 }
 
-Place global_place(Warp& warp, uint64_t address, int bytes) {
-  Region* region;
-  char* at = warp.machine->global_memory(address, bytes, &region);
-  if (!region || !region->shadow || !warp.machine->settings.checks) return {at};
-  return {at, region->shadow.get(), size_t(address - region->begin)};
+uint64_t address_of(const Warp& warp, const Address& a, int lane) {
+  return value_of(warp, a.base, lane) + uint64_t(a.offset);
 }
 
-Place place_of(Warp& warp, const Instruction& in, const Operand& o, int64_t offset, int lane, int bytes) {
-  const uint64_t address = value_of(warp, o, lane) + uint64_t(offset);
-  if (in.space == Space::global) return global_place(warp, address, bytes);
-  if (in.space == Space::param) {
-    if (address + uint64_t(bytes) > warp.machine->kernel.parameter_bytes) throw Trap("an address past the parameters");
-    return {const_cast<char*>(warp.machine->parameters) + address};
-  }
-  Block* block;
-  char* at = warp.machine->shared(warp, in, uint32_t(address), bytes, &block);
-  if (!warp.machine->settings.checks) return {at};
-  return {at, &block->shadow, size_t(at - block->shared.data())};
+// An atomic access takes over what was released where it reads: at once, or at the next fence.
+void acquire(Warp& warp, const char* at, Order order) {
+  const auto found = warp.machine->released.find(at);
+  if (found == warp.machine->released.end()) return;
+  (order == Order::acquire ? warp.clocks : warp.pending).join(found->second);
 }
 
-// 32-byte sectors that one request touches; an aligned access lies in one.
-void count_sectors(Warp& warp, const Operand& o, int64_t offset, Mask mask) {
-  uint64_t sectors[warp_threads];
-  int count = 0;
-  for (; mask; mask &= mask - 1) sectors[count++] = (value_of(warp, o, __builtin_ctz(mask)) + uint64_t(offset)) / 32;
-  std::sort(sectors, sectors + count);
-  warp.machine->counts(warp).sectors += uint64_t(std::unique(sectors, sectors + count) - sectors);
+void release(Warp& warp, const char* at, Order order) {
+  warp.spins = false;
+  Clocks& to = warp.machine->released[at];
+  if (order == Order::release)
+    warp.publish(to);
+  else
+    to.join(warp.fenced);
 }
 
-// Wide accesses take several passes of 128 bytes; in a pass each bank serves one word.
-void count_wavefronts(Warp& warp, const Operand& o, int64_t offset, Mask mask, int bytes) {
-  const int together = bytes >= 16 ? 8 : bytes == 8 ? 16 : 32;
-  Counts& counts = warp.machine->counts(warp);
+// A warp that finds what it found before lets others run.
+void poll(Warp& warp, uint64_t value) {
+  const auto [found, fresh] = warp.polled.insert({warp.pc, value});
+  if (!fresh) warp.spins = found->second == value;
+  warp.yields |= warp.spins;
+  found->second = value;
+}
+
+}  // namespace
+
+Place place_of(Warp& warp, const Address& a, int lane) {
+  return warp.machine->place(warp, a.space, address_of(warp, a, lane), a.bytes);
+}
+
+// In shared memory wide accesses take several passes of 128 bytes; in a pass each bank serves one word after the other.
+void count(Warp& warp, const Address& a, Mask mask) {
+  Counts& counts = warp.current->counts;
+  counts.bytes += unsigned(__builtin_popcount(mask)) * a.bytes;
+  if (!warp.machine->settings.traffic || a.space == Space::param) return;
+  const int together = a.space == Space::global || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
   for (int from = 0; from < warp_threads; from += together) {
-    uint64_t words[32][32];
-    int used[32] = {}, most = 0;
+    std::set<uint64_t> sectors, words;
     for (int lane = from; lane < from + together; ++lane) {
-      for (int b = 0; b < std::max(bytes, 4) && mask >> lane & 1; b += 4) {
-        const uint64_t word = (value_of(warp, o, lane) + uint64_t(offset + b)) / 4;
-        uint64_t* bank = words[word % 32];
-        int& n = used[word % 32];
-        if (std::find(bank, bank + n, word) == bank + n) bank[n++] = word;
-        most = std::max(most, n);
-      }
+      if (!(mask >> lane & 1)) continue;
+      const uint64_t address = address_of(warp, a, lane);
+      sectors.insert(address / 32);  // an aligned access lies in one
+      for (size_t b = 0; b < std::max<size_t>(a.bytes, 4); b += 4) words.insert((address + b) / 4);
     }
+    if (a.space == Space::global) {
+      counts.sectors += sectors.size();
+      continue;
+    }
+    int used[32] = {}, most = 0;
+    for (uint64_t word : words) most = std::max(most, ++used[word % 32]);
     counts.wavefronts += uint64_t(most);
     counts.ideal += most > 0;
   }
 }
 
-void count(Warp& warp, Space space, const Operand& o, int64_t offset, Mask mask, int bytes) {
-  warp.machine->counts(warp).bytes += unsigned(__builtin_popcount(mask)) * unsigned(bytes);
-  if (!warp.machine->settings.traffic) return;
-  if (space == Space::global) count_sectors(warp, o, offset, mask);
-  if (space == Space::shared || space == Space::cluster) count_wavefronts(warp, o, offset, mask, bytes);
+namespace {
+
+struct Access : Address {
+  Order order = Order::weak;
+  size_t count = 1;  // elements
+};
+
+// "ld.acquire.gpu.global.v2.u32"
+Access access(Parser& s, size_t i) {
+  static const std::map<std::string, Space> spaces = {{"param", Space::param}, {"global", Space::global},
+      {"shared", Space::shared}, {"shared::cta", Space::shared}, {"shared::cluster", Space::cluster}};
+  static const std::map<std::string, Order> orders = {
+      {"relaxed", Order::relaxed}, {"acquire", Order::acquire}, {"release", Order::release}};
+  static const std::set<std::string> scopes_and_hints = {"cluster", "gpu", "nc", "cg", "L1::no_allocate"};
+  Access result;
+  bool has_space = false;
+  for (size_t w = 1; w + 1 < s.words.size(); ++w) {
+    const std::string& word = s.words[w];
+    if (spaces.count(word)) result.space = spaces.at(word), has_space = true;
+    else if (orders.count(word)) result.order = orders.at(word);
+    else if (word == "add" && s.words[0] == "red") continue;
+    else if (word == "v2" || word == "v4") result.count = size_t(word[1] - '0');
+    else if (!scopes_and_hints.count(word)) throw Trap("unknown modifier ." + word);
+  }
+  if (!has_space) throw Trap("an access without a space");
+  static_cast<Address&>(result) = s.address(i, result.space, size_of(s.words.back()) * result.count);
+  return result;
 }
 
-uint64_t extended(uint64_t value, Type type) {
-  return type == Type::s8 ? uint64_t(int8_t(value)) : type == Type::s16 ? uint64_t(int16_t(value))
-       : type == Type::s32 ? uint64_t(int32_t(value)) : value;
+// Calls f with a value of a type as wide as the named one; s32 is signed, since wider registers take loads of it.
+template <class F>
+void with_type(const std::string& name, const F& f) {
+  if (name == "s32") f(int32_t());
+  else if (size_of(name) == 8) f(uint64_t());
+  else if (size_of(name) == 4) f(uint32_t());
+  else if (name == "u16" || name == "b16") f(uint16_t());
+  else if (name == "u8") f(uint8_t());
+  else throw Trap("unknown type " + name);
 }
 
-template <int size>
-void load(Warp& warp, const Instruction& in, Mask mask) {
-  const int bytes = size * in.count;
-  const bool atomic = in.order != Order::weak;
-  count(warp, in.space, in.a, in.offset, mask, bytes);
-  uint64_t seen = 0;
-  char* from[warp_threads];
-  for_threads(mask, [&](int lane) {
-    const Place place = place_of(warp, in, in.a, in.offset, lane, bytes);
-    from[lane] = place.at;
-    if (place.shadow) place.shadow->read(place.offset, bytes, warp, atomic);
-    if (!atomic) return;
-    warp.machine->acquire(warp, uintptr_t(place.at), in.order);
-    memcpy(&seen, place.at, size);
-  });
-  for (size_t e = 0; e < in.list.size(); ++e) {
-    const Operand& to = in.list[e];
-    if (size == 4 && to.width == 4) {
-      uint32_t* slots = warp.lanes<uint32_t>(to);
-      for_threads(mask, [&](int lane) { memcpy(slots + lane, from[lane] + 4 * e, 4); });
-    } else {
+void bind_load(Parser& s) {
+  const Access from = access(s, 1);
+  const std::vector<Operand> to = s.vector(0, -1, true);
+  if (to.size() != from.count) throw Trap("a vector of another length than the instruction");
+  with_type(s.words.back(), [&](auto sample) {
+    using T = decltype(sample);
+    s.in.run = [=](Warp& warp, Mask mask) {
+      count(warp, from, mask);
+      const bool atomic = from.order != Order::weak;
+      char* places[warp_threads];
       for_threads(mask, [&](int lane) {
-        uint64_t value = 0;
-        memcpy(&value, from[lane] + e * size, size);
-        set(warp, to, lane, extended(value, in.type));
+        const Place place = place_of(warp, from, lane);
+        if (place.shadow) place.shadow->read(place.offset, from.bytes, warp, atomic);
+        if (atomic) acquire(warp, place.at, from.order);
+        places[lane] = place.at;
       });
-    }
-  }
-  if (atomic) warp.machine->poll(warp, seen);
-}
-
-template <int size>
-void store(Warp& warp, const Instruction& in, Mask mask) {
-  const int bytes = size * in.count;
-  const bool atomic = in.order != Order::weak;
-  count(warp, in.space, in.a, in.offset, mask, bytes);
-  warp.spins = false;
-  for_threads(mask, [&](int lane) {
-    const Place place = place_of(warp, in, in.a, in.offset, lane, bytes);
-    char data[32];
-    for (size_t e = 0; e < in.list.size(); ++e) {
-      const uint64_t value = value_of(warp, in.list[e], lane);
-      memcpy(data + e * size, &value, size);
-    }
-    if (place.shadow) place.shadow->write(place.offset, bytes, warp, atomic, !memcmp(place.at, data, size_t(bytes)));
-    if (atomic) warp.machine->release(warp, uintptr_t(place.at), in.order);
-    memcpy(place.at, data, size_t(bytes));
+      T value = 0;
+      for (size_t e = 0; e < to.size(); ++e)
+        for_threads(mask, [&](int lane) {
+          memcpy(&value, places[lane] + e * sizeof(T), sizeof(T));
+          set(warp, to[e], lane, uint64_t(value));
+        });
+      if (atomic) poll(warp, uint64_t(value));
+    };
   });
 }
 
-const std::vector<std::string> atomics = {"add", "exch", "max", "min", "or", "and", "cas"};
-
-template <class T>
-void atomic(Warp& warp, const Instruction& in, Mask mask) {
-  count(warp, in.space, in.a, in.offset, mask, int(sizeof(T)));
-  for (; mask; mask &= mask - 1) {
-    const int lane = __builtin_ctz(mask);
-    const Place place = place_of(warp, in, in.a, in.offset, lane, int(sizeof(T)));
-    if (place.shadow) place.shadow->read(place.offset, int(sizeof(T)), warp, true);
-    warp.machine->acquire(warp, uintptr_t(place.at), in.order);
-    T old;
-    memcpy(&old, place.at, sizeof old);
-    const T b = Lanes<T>(warp, in.b).get(lane), otherwise = in.c.bank ? Lanes<T>(warp, in.c).get(lane) : T(0);
-    const T swapped = old == b ? otherwise : old;
-    const T results[] = {T(old + b), b, std::max(old, b), std::min(old, b), T(old | b), T(old & b), swapped};
-    memcpy(place.at, &results[in.mode], sizeof old);
-    warp.machine->release(warp, uintptr_t(place.at), in.order);
-    if (in.d.bank) Lanes<T>(warp, in.d).set(lane, old);
-  }
-}
-
-// The copy is done when it is waited for.
-void start_copy(Warp& warp, const Instruction& in, Mask mask) {
-  const int bytes = in.count;
-  count(warp, Space::global, in.b, in.offset2, mask, bytes);
-  for_threads(mask, [&](int lane) {
-    const uint32_t given = in.c.bank ? std::min(warp.lanes<uint32_t>(in.c)[lane], uint32_t(bytes)) : uint32_t(bytes);
-    const Place target = place_of(warp, in, in.a, in.offset, lane, bytes);
-    const uint64_t source = value_of(warp, in.b, lane) + uint64_t(in.offset2);
-    if (target.shadow) target.shadow->begin_copy(target.offset, bytes, warp);
-    const Place place = given ? global_place(warp, source, bytes) : Place{};
-    if (place.shadow) place.shadow->read(place.offset, int(given), warp);
-    warp.copies.push_back({uint32_t(target.at - warp.block->shared.data()), source, uint32_t(bytes), given});
+// st, and red.add, which is a store of a sum
+void bind_store(Parser& s) {
+  const Access to = access(s, 0);
+  const bool adds = s.words[0] == "red";
+  const std::vector<Operand> from = s.vector(1, -1, false);
+  if (from.size() != to.count) throw Trap("a vector of another length than the instruction");
+  with_type(s.words.back(), [&](auto sample) {
+    using T = decltype(sample);
+    s.in.run = [=](Warp& warp, Mask mask) {
+      count(warp, to, mask);
+      const bool atomic = to.order != Order::weak;
+      warp.spins = false;
+      for_threads(mask, [&](int lane) {
+        const Place place = place_of(warp, to, lane);
+        T data[4];
+        for (size_t e = 0; e < from.size(); ++e) data[e] = T(value_of(warp, from[e], lane));
+        if (adds && place.shadow) place.shadow->read(place.offset, to.bytes, warp, true);
+        if (adds) acquire(warp, place.at, to.order), data[0] += *reinterpret_cast<T*>(place.at);
+        const bool same = !memcmp(place.at, data, to.bytes);
+        if (place.shadow) place.shadow->write(place.offset, to.bytes, warp, atomic, same);
+        if (atomic) release(warp, place.at, to.order);
+        memcpy(place.at, data, to.bytes);
+      });
+    };
   });
 }
 
-void commit_copies(Warp& warp, const Instruction&, Mask) {
-  warp.copy_groups.push_back(std::move(warp.copies));
-  warp.copies.clear();
+// cp.async "[to], [from], 16, given": zeros follow the bytes that are given. It is done when it is waited for.
+void bind_copy(Parser& s) {
+  const size_t bytes = s.number(2);
+  const Address to = s.address(0, Space::shared, bytes), from = s.address(1, Space::global, bytes);
+  const Operand given = s.read(s.arguments.size() > 3 ? 3 : 2);
+  struct Copy {
+    Place to;
+    const char* from;
+    size_t given;
+  };
+  s.in.run = [=](Warp& warp, Mask mask) {
+    count(warp, from, mask);
+    std::vector<Copy> copies;
+    for_threads(mask, [&](int lane) {
+      const size_t length = std::min<size_t>(warp.lanes<uint32_t>(given)[lane], bytes);
+      const Place target = place_of(warp, to, lane), source = length ? place_of(warp, from, lane) : Place();
+      if (target.shadow) target.shadow->begin_copy(target.offset, bytes, warp);
+      if (source.shadow) source.shadow->read(source.offset, length, warp);
+      copies.push_back({target, source.at, length});
+    });
+    warp.copies.open.push_back([=, &warp] {
+      for (const Copy& copy : copies) {
+        memset(copy.to.at, 0, bytes);
+        memcpy(copy.to.at, copy.from, copy.given);
+        if (copy.to.shadow) copy.to.shadow->end_copy(copy.to.offset, bytes, warp);
+      }
+    });
+  };
 }
 
-void wait_for_copies(Warp& warp, const Instruction& in, Mask mask) {
-  if (in.mode) commit_copies(warp, in, mask);
-  for (; warp.copy_groups.size() > size_t(in.count); warp.copy_groups.pop_front()) {
-    for (const Copy& copy : warp.copy_groups.front()) {
-      char* to = warp.block->shared.data() + copy.to;
-      memset(to, 0, copy.bytes);
-      memcpy(to, reinterpret_cast<const char*>(copy.from), copy.given);
-      if (warp.machine->settings.checks) warp.block->shadow.end_copy(copy.to, int(copy.bytes), warp);
-    }
-  }
-}
-
-void map_address(Warp& warp, const Instruction& in, Mask mask) {
-  for_threads(mask, [&](int lane) {
-    const uint32_t rank = warp.lanes<uint32_t>(in.b)[lane];
-    if (rank >= warp.block->cluster->blocks.size())
-      throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
-    set(warp, in.d, lane, (value_of(warp, in.a, lane) & 0xffffff) | (rank + 1) << 24);
-  });
-}
-
-void join_parts(Warp& warp, const Instruction& in, Mask mask) {
-  for_threads(mask, [&](int lane) {
-    uint64_t value = 0;
-    for (size_t i = in.list.size(); i-- > 0;)
-      value = value << in.count | (value_of(warp, in.list[i], lane) & ((1ull << in.count) - 1));
-    set(warp, in.d, lane, value);
-  });
-}
-
-void split_parts(Warp& warp, const Instruction& in, Mask mask) {
-  for_threads(mask, [&](int lane) {
-    uint64_t value = value_of(warp, in.a, lane);
-    for (const Operand& to : in.list) set(warp, to, lane, value & ((1ull << in.count) - 1)), value >>= in.count;
-  });
-}
-
-void same_address(Warp& warp, const Instruction& in, Mask mask) {
-  for_threads(mask, [&](int lane) { set(warp, in.d, lane, value_of(warp, in.a, lane)); });
-}
-
-void timer(Warp& warp, const Instruction& in, Mask mask) {
-  for_threads(mask, [&](int lane) { set(warp, in.d, lane, warp.machine->nanoseconds()); });
-}
-
-// ".relaxed", ".acquire" ... and what makes no difference here: scopes and cache hints. A generic address is a global
-// one: that is what the compilers leave generic.
-void take_space_and_order(Statement& s, Order otherwise) {
-  constexpr Order orders[] = {Order::relaxed, Order::relaxed,         Order::acquire,
-                              Order::release, Order::acquire_release, Order::weak};
-  constexpr Space spaces[] = {Space::global, Space::shared, Space::shared, Space::cluster, Space::param};
-  s.in.space = spaces[s.take_one({"global", "shared", "shared::cta", "shared::cluster", "param"}, 0)];
-  const int order = s.take_one({"volatile", "relaxed", "acquire", "release", "acq_rel", "weak"}, -1);
-  s.in.order = order < 0 ? otherwise : orders[order];
-  s.ignore({"cta", "cluster", "gpu", "sys", "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::no_allocate",
-            "L1::evict_last", "L1::evict_first", "L2::64B", "L2::128B", "L2::256B"});
-}
-
-void bind_load_or_store(Statement& s) {
-  const bool loads = s.opcode == "ld";
-  take_space_and_order(s, Order::weak);
-  s.in.count = 1 << s.take_one({"v1", "v2", "v4", "v8"}, 0);
-  s.expect(2, 2);
-  s.in.a = s.address(loads ? 1 : 0, &s.in.offset);
-  const int size = size_of(s.in.type);
-  s.in.list = s.vector(loads ? 0 : 1, size == 8 ? 8 : -1, loads);
-  if (int(s.in.list.size()) != s.in.count || !size) throw Trap("a vector of another length than the instruction");
-  using Run = decltype(s.in.run);
-  constexpr Run all[2][4] = {{load<1>, load<2>, load<4>, load<8>}, {store<1>, store<2>, store<4>, store<8>}};
-  s.in.run = all[!loads][__builtin_ctz(unsigned(size))];
-}
-
-void bind_atomic(Statement& s) {
-  const bool result = s.opcode == "atom";
-  take_space_and_order(s, Order::relaxed);
-  const int mode = s.take_one(atomics, -1), width = size_of(s.in.type), more = mode == 6;
-  if (mode < 0 || width < 4 || s.in.type == Type::f32) throw Trap("an atomic operation that is not modelled");
-  s.in.mode = uint8_t(mode);
-  s.expect(size_t(2 + result + more), size_t(2 + result + more));
-  if (result) s.in.d = s.write(0, width);
-  s.in.a = s.address(result, &s.in.offset);
-  s.in.b = s.read(1 + result, width);
-  if (more) s.in.c = s.read(2 + result, width);
-  const bool is_signed = s.in.type == Type::s32;
-  s.in.run = width == 8 ? atomic<uint64_t> : is_signed ? atomic<int32_t> : atomic<uint32_t>;
-}
-
-void bind_copy(Statement& s) {
-  if (!s.take("async")) throw Trap("a copy that is not modelled");
-  s.in.convergent = true;
-  if (s.take("commit_group")) {
-    s.in.run = commit_copies;
-  } else if (s.take("wait_group") || s.take("wait_all")) {
-    s.in.mode = s.arguments.empty();
-    s.in.count = s.in.mode ? 0 : int(s.number(0));
-    s.in.run = wait_for_copies;
-  } else {
-    s.expect(3, 4);
-    s.ignore({"global"});
-    take_space_and_order(s, Order::weak);
-    s.in.a = s.address(0, &s.in.offset);
-    s.in.b = s.address(1, &s.in.offset2);
-    s.in.count = int(s.number(2));
-    if (s.arguments.size() == 4) s.in.c = s.read(3, 4);
-    s.in.convergent = false;
-    s.in.run = start_copy;
-  }
-}
-
-void bind_move(Statement& s) {
-  s.expect(2, 2);
-  const int width = size_of(s.in.type);
-  if (s.arguments[0][0] == '{') {
-    s.in.list = s.vector(0, -1, true);
-    s.in.a = s.read(1, std::max(4, width));
-    s.in.run = split_parts;
-  } else {
-    s.in.d = s.write(0, std::max(4, width));
-    if (s.arguments[1][0] == '{') s.in.list = s.vector(1, -1, false);
-    s.in.run = s.in.list.empty() ? timer : join_parts;
-  }
-  if (!s.in.list.empty()) s.in.count = 8 * width / int(s.in.list.size());
+// mov "{low, high}, whole" and "whole, {low, high}"
+void bind_parts(Parser& s) {
+  const int width = size_of(s.words.back());
+  const bool joins = s.arguments.at(1)[0] == '{';
+  const std::vector<Operand> parts = s.vector(joins, -1, !joins);
+  const Operand whole = joins ? s.write(0, width) : s.read(1, width);
+  const size_t bits = 8 * size_t(width) / parts.size();
+  s.in.run = [=](Warp& warp, Mask mask) {
+    for_threads(mask, [&](int lane) {
+      uint64_t value = joins ? 0 : value_of(warp, whole, lane);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        if (!joins) set(warp, parts[i], lane, value >> bits * i & ((1ull << bits) - 1));
+        if (joins) value |= (value_of(warp, parts[i], lane) & ((1ull << bits) - 1)) << bits * i;
+      }
+      if (joins) set(warp, whole, lane, value);
+    });
+  };
 }
 
 }  // namespace
 
-bool bind_memory(Statement& s) {
-  const std::string& o = s.opcode;
-  if (o == "ld" || o == "st") bind_load_or_store(s);
-  else if (o == "atom" || o == "red") bind_atomic(s);
-  else if (o == "cp") bind_copy(s);
-  else if (o == "mov") bind_move(s);
-  else if (o != "cvta" && o != "mapa") return false;
-  if (s.in.run) return true;
-  const int width = size_of(s.in.type);
-  s.in.d = s.write(0, width), s.in.a = s.read(1, width);
-  if (o == "mapa") s.in.b = s.read(2, 4);
-  s.ignore(o == "mapa" ? std::vector<std::string>{"shared::cluster"} : std::vector<std::string>{"to", "global"});
-  s.in.run = o == "mapa" ? map_address : same_address;
-  return true;
+void add_access(Table& t) {
+  t["ld"] = bind_load;
+  t["st"] = t["red"] = bind_store;
+  t["mov"] = bind_parts;
+  t["cp.async.ca.shared.global"] = t["cp.async.cg.shared.global"] = bind_copy;
+  t["cp.async.commit_group"] = action([](Warp& warp, Mask) { warp.copies.commit(); });
+  t["cp.async.wait_all"] = action([](Warp& warp, Mask) { warp.copies.commit(), warp.copies.wait(0); });
+  t["cp.async.wait_group"] = [](Parser& s) {
+    const size_t left = s.number(0);
+    s.in.convergent = true;
+    s.in.run = [left](Warp& warp, Mask) { warp.copies.wait(left); };
+  };
 }
 
 }  // namespace ptx

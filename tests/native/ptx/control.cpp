@@ -1,126 +1,199 @@
 // Branches, barriers and fences, and instructions by which the threads of a warp exchange values.
+#include <algorithm>
+
 #include "lanes.h"
-#include "module.h"
 
 namespace ptx {
+
+void Pending::commit() {
+  groups.push_back(std::move(open));
+  open.clear();
+}
+
+void Pending::wait(size_t left) {
+  for (; groups.size() > left; groups.pop_front())
+    for (const auto& complete : groups.front()) complete();
+}
+
+// A warp's clock moves on, so that what it does from here on is no part of what `to` has.
+void Warp::publish(Clocks& to) {
+  to.join(clocks);
+  if (!clocks.of.empty()) ++clocks.of[index];
+}
+
+void Barrier::arrive(Warp& warp) {
+  ++arrived;
+  warp.spins = false;
+  warp.publish(arriving);
+}
+
+void Barrier::wait(Warp& warp) {
+  warp.state = Warp::waiting;
+  waiting.push_back(&warp);
+}
+
+void Barrier::complete(uint32_t warps) {
+  if (!arrived || arrived < warps) return;
+  arrived = 0;
+  ++rounds;
+  released = std::move(arriving);
+  arriving = Clocks();
+  for (Warp* warp : waiting) {
+    warp->state = Warp::ready;
+    warp->clocks.join(released);
+  }
+  waiting.clear();
+}
+
+uint32_t Cluster::alive() const {
+  uint32_t result = 0;
+  for (const Block* block : blocks) result += block->alive;
+  return result;
+}
+
+// A fence.proxy.async of the writer or of `warp` has made it visible.
+bool Machine::visible_to_tensor_cores(const Epoch& written, const Warp& warp) const {
+  const auto covers = [&](const Warp& by) {
+    return written.warp < by.proxied.of.size() && by.proxied.of[written.warp] >= written.clock;
+  };
+  const size_t per_block = warp.block->warps.size();
+  return written.clock <= base || covers(warp) || covers(blocks[written.warp / per_block].warps[written.warp % per_block]);
+}
+
 namespace {
 
-void nothing(Warp&, const Instruction&, Mask) {}
-void fence(Warp& warp, const Instruction&, Mask) { warp.machine->fence(warp); }
-void proxy_fence(Warp& warp, const Instruction&, Mask) { warp.proxied = warp.clocks; }
-
-void set_predicate(const Warp& warp, const Operand& o, Mask mask, Mask values) {
-  Mask& to = warp.predicates[o.at];
-  to = (to & ~mask) | (values & mask);
-}
-
-void shuffle(Warp& warp, const Instruction& in, Mask mask) {
-  uint32_t from[warp_threads];
-  memcpy(from, warp.lanes<uint32_t>(in.a), sizeof from);
-  Mask found = 0;
-  for_threads(mask, [&](int lane) {
-    const int by = int(warp.lanes<uint32_t>(in.b)[lane] & 31), c = int(warp.lanes<uint32_t>(in.c)[lane]);
-    const int segment = c >> 8 & 31, last = (lane & segment) | (c & 31 & ~segment);
-    const int sources[] = {(lane & segment) | (by & ~segment), lane ^ by, lane - by, lane + by};
-    const int source = sources[in.mode];
-    const bool inside = in.mode == 2 ? source >= last : source <= last;
-    if (inside && !(mask >> source & 1)) throw Trap("a shuffle from a thread that takes no part");
-    found |= Mask(inside) << lane;
-    warp.lanes<uint32_t>(in.d)[lane] = from[inside ? source : lane];
-  });
-  if (!in.list.empty()) set_predicate(warp, in.list[0], mask, found);
-}
-
-void reduce(Warp& warp, const Instruction& in, Mask mask) {
-  const uint32_t* from = warp.lanes<uint32_t>(in.a);
-  uint32_t result = from[__builtin_ctz(mask)];
-  for (Mask rest = mask & (mask - 1); rest; rest &= rest - 1) {
-    const uint32_t x = from[__builtin_ctz(rest)];
-    const bool more = in.type == Type::s32 ? int32_t(x) > int32_t(result) : x > result;
-    const uint32_t results[] = {result + x, more ? x : result, more ? result : x, result | x, result & x, result ^ x};
-    result = results[in.mode];
-  }
-  for_threads(mask, [&](int lane) { warp.lanes<uint32_t>(in.d)[lane] = result; });
-}
-
-void vote(Warp& warp, const Instruction& in, Mask mask) {
-  const Mask those = (in.a.bank ? warp.predicates[in.a.at] : all_threads) & mask;
-  if (in.mode == 2)
-    for_threads(mask, [&](int lane) { warp.lanes<uint32_t>(in.d)[lane] = those; });
-  else
-    set_predicate(warp, in.d, mask, (in.mode == 0 ? those == mask : those != 0) ? all_threads : 0);
-}
-
-void bind_exchange(Statement& s) {
-  Instruction& in = s.in;
-  in.convergent = s.take("sync");
-  if (s.opcode == "shfl") {
-    s.expect(5, 5);
-    in.mode = uint8_t(s.take_one({"idx", "bfly", "up", "down"}, 0));
-    const size_t bar = s.arguments[0].find('|');
-    if (bar != std::string::npos) in.list = {s.operand(s.arguments[0].substr(bar + 1), 0, true)};
-    s.arguments[0] = s.arguments[0].substr(0, bar);
-    in.d = s.write(0, 4), in.a = s.read(1, 4), in.b = s.read(2, 4), in.c = s.read(3, 4), in.e = s.read(4, 4);
-    in.run = shuffle;
-  } else if (s.opcode == "redux") {
-    in.mode = uint8_t(s.take_one({"add", "max", "min", "or", "and", "xor"}, 0));
-    in.d = s.write(0, 4), in.a = s.read(1, 4), in.e = s.read(2, 4);
-    in.run = reduce;
-  } else {  // vote, activemask
-    in.mode = uint8_t(s.take_one({"all", "any", "ballot"}, 2));
-    in.d = s.write(0, in.mode == 2 ? 4 : 0);
-    if (in.convergent) in.a = s.read(1, 0), in.e = s.read(2, 4);
-    in.run = vote;
-  }
-}
-
-void bind_barrier(Statement& s) {
-  Instruction& in = s.in;
-  in.convergent = true;
-  if (s.take("warp")) {
-    s.take("sync");
-    in.e = s.read(0, 4);
-    in.run = nothing;
-  } else if (s.take("cluster")) {
-    in.kind = s.take("wait") ? Kind::cluster_wait : Kind::cluster_arrive;
-    const bool relaxed = s.take("relaxed");
-    s.ignore({"arrive", "acquire", "release"});
-    in.order = relaxed ? Order::relaxed : in.kind == Kind::cluster_wait ? Order::acquire : Order::release;
+void branch(Warp& warp, Mask mask) {
+  const uint32_t target = warp.current->target;
+  if (mask != warp.active) {
+    warp.others[target] |= mask;
+    warp.active &= ~mask;
+    warp.machine->next(warp);
   } else {
-    in.kind = s.take("sync") ? Kind::barrier : Kind::arrive;
-    s.ignore({"cta", "arrive"});
-    s.expect(1, 2);
-    in.a = s.read(0, 4);
-    if (s.arguments.size() == 2) in.b = s.read(1, 4);
+    warp.pc = target;
   }
+}
+
+// Whoever reads or writes the shared memory of another block must have done so before that block leaves.
+void end_of(const Block& block) {
+  Warp last;
+  for (const Warp& warp : block.warps) last.clocks.join(warp.clocks);
+  for (const auto& [warp, clock] : block.visitors)
+    if (!block.warps[0].machine->ordered({warp, clock}, last))
+      throw Trap("a block may leave while another uses its shared memory");
+}
+
+void leave(Warp& warp, Mask mask) {
+  warp.alive &= ~mask;
+  warp.active &= ~mask;
+  if (!warp.active) warp.machine->next(warp);
+  if (warp.alive) return;
+  if (!warp.products.open.empty() || !warp.products.groups.empty())
+    throw Trap("the warp leaves with a wgmma not complete");
+  warp.state = Warp::done;
+  warp.spins = false;
+  Block& block = *warp.block;
+  --block.alive;
+  for (Barrier& barrier : block.barriers)
+    if (!barrier.expected) barrier.complete(block.alive);
+  block.cluster->barrier.complete(block.cluster->alive());
+  if (!block.alive) end_of(block);
+}
+
+// bar.sync, bar.arrive: "0" or "1, 64", the second the threads that it is for.
+Binder block_barrier(bool waits) {
+  return [waits](Parser& s) {
+    s.in.convergent = true;
+    const Operand which = s.read(0), count = s.arguments.size() > 1 ? s.read(1) : s.operand("0", 4, false);
+    s.in.run = [=](Warp& warp, Mask) {
+      const uint32_t id = *warp.lanes<uint32_t>(which), threads = *warp.lanes<uint32_t>(count);
+      if (id >= 16) throw Trap("barrier " + std::to_string(id) + " of 16");
+      if (threads % warp_threads) throw Trap("a barrier for " + std::to_string(threads) + " threads");
+      Barrier& barrier = warp.block->barriers[id];
+      if (barrier.arrived && barrier.expected != threads / warp_threads)
+        throw Trap("warps that expect different numbers at a barrier");
+      barrier.expected = threads / warp_threads;
+      barrier.arrive(warp);
+      if (waits) barrier.wait(warp);
+      barrier.complete(barrier.expected ? barrier.expected : warp.block->alive);
+    };
+  };
+}
+
+void arrive_at_cluster(Warp& warp, Mask) {
+  Cluster& cluster = *warp.block->cluster;
+  if (warp.cluster_round >= 0) throw Trap("a second arrival at the barrier of the cluster without a wait");
+  warp.cluster_round = cluster.barrier.rounds;
+  cluster.barrier.arrive(warp);
+  cluster.barrier.complete(cluster.alive());
+}
+
+void wait_for_cluster(Warp& warp, Mask) {
+  Barrier& barrier = warp.block->cluster->barrier;
+  if (warp.cluster_round < 0) throw Trap("a wait at the barrier of the cluster without an arrival");
+  if (warp.cluster_round == barrier.rounds)
+    barrier.wait(warp);
+  else
+    warp.clocks.join(barrier.released);
+  warp.cluster_round = -1;
+}
+
+void fence(Warp& warp, Mask) {
+  warp.clocks.join(warp.pending);
+  warp.publish(warp.fenced);
+}
+
+// shfl.sync: d is a of the thread that source(thread, b) names.
+template <class F>
+Binder shuffle(F source) {
+  return [source](Parser& s) {
+    s.in.convergent = true;
+    const Operand d = s.write(0), a = s.read(1), b = s.read(2);
+    if (s.number(3) != 31) throw Trap("a shuffle within segments");
+    s.in.members = s.read(4);
+    s.in.run = [=](Warp& warp, Mask mask) {
+      std::array<uint32_t, warp_threads> values;
+      std::copy_n(warp.lanes<uint32_t>(a), warp_threads, values.begin());
+      for_threads(mask, [&](int lane) {
+        const uint32_t from = source(uint32_t(lane), warp.lanes<uint32_t>(b)[lane]) & 31;
+        if (!(mask >> from & 1)) throw Trap("a shuffle from a thread that takes no part");
+        warp.lanes<uint32_t>(d)[lane] = values[from];
+      });
+    };
+  };
+}
+
+template <class T, class F>
+Binder reduction(F f) {
+  return [f](Parser& s) {
+    s.in.convergent = true;
+    const Operand d = s.write(0), a = s.read(1);
+    s.in.members = s.read(2);
+    s.in.run = [=](Warp& warp, Mask mask) {
+      const T* from = warp.lanes<T>(a);
+      T result = from[__builtin_ctz(mask)];
+      for_threads(mask & (mask - 1), [&](int lane) { result = f(result, from[lane]); });
+      for_threads(mask, [&](int lane) { warp.lanes<T>(d)[lane] = result; });
+    };
+  };
 }
 
 }  // namespace
 
-bool bind_control(Statement& s) {
-  const std::string& o = s.opcode;
-  s.ignore({"aligned", "uni"});
-  if (o == "shfl" || o == "redux" || o == "vote" || o == "activemask") {
-    bind_exchange(s);
-  } else if (o == "bar" || o == "barrier") {
-    bind_barrier(s);
-  } else if (o == "bra") {
-    s.in.kind = Kind::branch;
-    branch_to(s);
-  } else if (o == "ret" || o == "exit") {
-    s.in.kind = Kind::leave;
-  } else if (o == "nanosleep") {
-    s.in.kind = Kind::pause;
-  } else if (o == "fence" || o == "membar") {
-    s.in.run = s.take("proxy") ? proxy_fence : fence;
-    s.ignore({"acq_rel", "sc", "cta", "cluster", "gpu", "sys", "gl", "async", "shared::cta", "global"});
-  } else if (o == "prefetch" || o == "griddepcontrol") {  // launches run one after another
-    s.ignore({"global", "L1", "L2", "wait", "launch_dependents"});
-    s.in.run = nothing;
-  } else {
-    return false;
-  }
-  return true;
+void add_control(Table& t) {
+  t["bra"] = [](Parser& s) { s.branch_to(0), s.in.run = branch; };
+  t["ret"] = action(leave, false);
+  t["bar.sync"] = block_barrier(true);
+  t["bar.arrive"] = block_barrier(false);
+  t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);
+  t["barrier.cluster.wait.acquire"] = action(wait_for_cluster);
+  t["fence.acq_rel.gpu"] = action(fence, false);
+  t["fence.proxy.async"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);
+  t["fence.proxy.async.shared::cta"] = t["fence.proxy.async"];
+  t["shfl.sync.idx.b32"] = shuffle([](uint32_t, uint32_t by) { return by; });
+  t["shfl.sync.bfly.b32"] = shuffle([](uint32_t lane, uint32_t by) { return lane ^ by; });
+  t["redux.sync.max.s32"] = reduction<int32_t>([](int32_t a, int32_t b) { return std::max(a, b); });
+  t["redux.sync.max.u32"] = reduction<uint32_t>([](uint32_t a, uint32_t b) { return std::max(a, b); });
+  t["redux.sync.add.u32"] = reduction<uint32_t>([](uint32_t a, uint32_t b) { return a + b; });
 }
 
 }  // namespace ptx

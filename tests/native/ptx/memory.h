@@ -3,15 +3,15 @@
 #pragma once
 
 #include <map>
-#include <unordered_map>
+#include <memory>
 
-#include "instructions.h"
+#include "kernel.h"
 
 namespace ptx {
 
 using Clock = uint32_t;
 
-// What one warp knows of every warp that runs with it.
+// What one warp has seen of every warp that runs with it.
 struct Clocks {
   std::vector<Clock> of;
   void join(const Clocks& other);
@@ -25,38 +25,36 @@ struct Epoch {
 class Shadow {
  public:
   Shadow() = default;
-  Shadow(size_t bytes, bool defined);
+  Shadow(size_t bytes, bool defined) : words_((bytes + 3) / 4) { define(0, defined ? bytes : 0); }
 
-  // Both throw a Trap for bytes that were never written, are still being copied or race.
-  void read(size_t at, int bytes, const Warp& warp, bool atomic = false);
+  // These throw a Trap for bytes that were never written, are still being copied or race.
+  void read(size_t at, size_t bytes, const Warp& warp, bool atomic = false);
   // `same`: the bytes are there already. Several warps may write the same without order between them, as Triton's do.
-  void write(size_t at, int bytes, const Warp& warp, bool atomic = false, bool same = false);
+  void write(size_t at, size_t bytes, const Warp& warp, bool atomic = false, bool same = false);
   // Between its start and its end nobody may touch a copy's destination, nor write what the tensor cores read.
-  void begin_copy(size_t at, int bytes, const Warp& warp);
-  void end_copy(size_t at, int bytes, const Warp& warp);
-  void begin_operand(size_t at, int bytes, const Warp& warp);
-  void end_operand(size_t at, int bytes, const Warp& warp);
-  void define(size_t at, size_t bytes, bool defined);
+  void begin_copy(size_t at, size_t bytes, const Warp& warp);
+  void end_copy(size_t at, size_t bytes, const Warp& warp);
+  void begin_operand(size_t at, size_t bytes, const Warp& warp);
+  void end_operand(size_t at, size_t bytes, const Warp& warp);
+  void define(size_t at, size_t bytes);
 
  private:
-  void proxied(size_t at, int bytes, const Warp& warp) const;
   struct Word {
     Clock written = 0;
-    uint16_t writer = 0;
+    Clock read = 0;  // or, where `reader` is `several`, an index into readers_
+    uint16_t writer = 0, reader = 0, operands = 0;
     uint16_t defined : 4, last : 4, seen : 4, copies : 1;  // bytes: ever written, last written, read since
-    Clock read = 0;                                        // or, where `reader` is `several`, an index into readers_
-    uint16_t reader = 0, operands = 0;
     Word() : defined(0), last(0), seen(0), copies(0) {}
   };
   static constexpr uint16_t several = 0xffff;
+  template <class F>
+  void for_words(size_t at, size_t bytes, const F& f);
   void check_written(const Word& word, unsigned bytes, const Warp& warp, const char* doing) const;
-  void check_readers(const Word& word, const Warp& warp) const;
+  void end_reads(Word& word, const Warp& warp);
   void add_reader(Word& word, const Warp& warp);
-  void clear_readers(Word& word);
 
   std::vector<Word> words_;
   std::vector<std::vector<Epoch>> readers_;
-  std::vector<uint32_t> unused_;
 };
 
 struct Region {
@@ -69,11 +67,9 @@ struct Region {
 class GlobalMemory {
  public:
   void add(uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined);
-  void remove(uintptr_t begin);
   void clear() { regions_.clear(), last_ = nullptr; }
-  bool checked() const { return !regions_.empty(); }
-  Region* find(uintptr_t begin, size_t bytes);  // null if no region has all of it
-  void written(uintptr_t begin, size_t bytes);  // by the host or a copy
+  Region* find(uintptr_t begin, size_t bytes);  // null if nothing is registered; throws if no region has all of it
+  void written(uintptr_t begin, size_t bytes);  // by the host
 
  private:
   std::map<uintptr_t, Region> regions_;

@@ -59,16 +59,17 @@ py::list executed(size_t source) {
   py::list result;
   for (const auto& k : Runtime::get().kernels(source))
     for (size_t i = 0; i + 1 < k->code.size(); ++i) {  // the last is the end that every kernel is given
-      const ptx::Counts& c = k->counts[i];
-      result.append(py::make_tuple(k->name, k->code[i].line, k->mnemonics[i], k->texts[i], c.executed, c.threads,
-                                   c.bytes, c.sectors, c.wavefronts, c.ideal));
+      const ptx::Instruction& in = k->code[i];
+      const ptx::Counts& c = in.counts;
+      result.append(py::make_tuple(k->name, in.line, in.mnemonic, in.text, c.executed, c.threads, c.bytes, c.sectors,
+                                   c.wavefronts, c.ideal));
     }
   return result;
 }
 
 void reset(size_t source) {
   for (const auto& kernel : Runtime::get().kernels(source))
-    std::fill(kernel->counts.begin(), kernel->counts.end(), ptx::Counts());
+    for (ptx::Instruction& in : kernel->code) in.counts = {};
 }
 
 void set_device(int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
@@ -81,8 +82,8 @@ void set_device(int processors, int shared, int shared_per_processor, std::pair<
   device.clusters = std::move(clusters);
 }
 
-void set(bool checks, bool unwritten, bool traffic, uint32_t seed) {
-  Runtime::get().settings = {checks, unwritten, traffic, seed};
+void set(bool checks, bool traffic, uint32_t seed) {
+  Runtime::get().settings = {checks, traffic, seed};
 }
 
 }  // namespace
@@ -103,12 +104,10 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   m.def("set_device", set_device, py::arg("processors") = h100.processors, py::arg("shared") = h100.shared,
         py::arg("shared_per_processor") = h100.shared_per_processor,
         py::arg("capability") = std::pair(h100.major, h100.minor), py::arg("clusters") = h100.clusters);
-  m.def("set", set, py::arg("checks") = true, py::arg("unwritten") = true, py::arg("traffic") = false,
-      py::arg("seed") = 0);
+  m.def("set", set, py::arg("checks") = true, py::arg("traffic") = false, py::arg("seed") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined) {
     Runtime::get().memory.add(begin, bytes, name, tracked, defined);
   });
-  m.def("unregister_memory", [](uintptr_t begin) { Runtime::get().memory.remove(begin); });
   m.def("forget_memory", [] { Runtime::get().memory.clear(); });
   elmo_fast::bind_cuda(m);
 }

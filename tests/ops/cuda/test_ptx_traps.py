@@ -69,7 +69,8 @@ TRAPS = {
     "wgmma not complete": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA
         + "wgmma.wait_group.sync.aligned 0;", {"threads": 128}),
     r"line 9: unknown instruction frob.u32": ("frob.u32 %x, %t;", {}),
-    r"unknown modifier .odd": ("add.odd.s32 %x, %t, %t;", {}),
+    r"unknown instruction add.odd.s32": ("add.odd.s32 %x, %t, %t;", {}),
+    r"unknown modifier .odd": ("ld.odd.shared.u32 %x, [s];", {}),
 }
 
 

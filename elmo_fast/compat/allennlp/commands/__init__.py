@@ -1,1 +1,1 @@
-"""`allennlp.commands`, as far as it is ELMo's."""
+"""`allennlp.commands`, the part that ELMo needs."""

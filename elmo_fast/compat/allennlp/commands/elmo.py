@@ -1,4 +1,4 @@
-"""`allennlp.commands.elmo`: `ElmoEmbedder` and the files it reads when none are named."""
+"""`allennlp.commands.elmo`: `ElmoEmbedder` and its default files."""
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
@@ -14,8 +14,7 @@ __all__ = ["ConfigurationError", "DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "
 class ElmoEmbedder(embedder.ElmoEmbedder):
     """Vectors of tokenized sentences; `elmo_bilm` is an `_ElmoBiLm`. From AllenNLP's `ElmoEmbedder`.
 
-    `cuda_device` is what it was given; the device that counts is the one `elmo_bilm` is on, as after
-    `elmo_bilm.to(device)`.
+    It runs on the device of `elmo_bilm`, also after `elmo_bilm.to(device)`; `cuda_device` is only the argument.
     """
 
     _bilm = _ElmoBiLm

@@ -1,1 +1,1 @@
-"""`allennlp.data`, as far as it is ELMo's."""
+"""`allennlp.data`, the part that ELMo needs."""

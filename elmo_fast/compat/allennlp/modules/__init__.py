@@ -1,4 +1,4 @@
-"""`allennlp.modules`, as far as they are ELMo's."""
+"""`allennlp.modules`, the part that ELMo needs."""
 
 from elmo_fast.compat.allennlp.modules.elmo import Elmo
 from elmo_fast.compat.allennlp.modules.highway import Highway

@@ -46,7 +46,7 @@ class _ElmoCharacterEncoder(CharacterEncoder):
     @classmethod
     def from_weights(cls, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool, precision: str,
                      backend: str) -> "_ElmoCharacterEncoder":
-        """An encoder of weights that are in memory already, by dataset name."""
+        """An encoder of weights in memory, by dataset name."""
         encoder = cls.__new__(cls)
         encoder._build(options, weights, requires_grad, precision, backend)
         return encoder
@@ -76,19 +76,19 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         return self.output_dim
 
     def forward(self, inputs: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
-        """Vectors of sentences, `<S>` and `</S>` around each: character ids int [B, T, C], zero past a sentence's end.
+        """Vectors of sentences, `<S>` and `</S>` added: character ids int [B, T, C], zero past a sentence's end.
 
-        Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2]. Ids of single tokens
-        [N, C], which is how a biLM reads them, give vectors [N, P].
+        Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2]. A biLM calls with the
+        ids of single tokens [N, C], which give vectors [N, P].
         """
         if inputs.dim() == 2:
             return super().forward(inputs, backend or self.backend)
-        framed, mask = add_boundaries(inputs, self._mask(inputs), *self.boundary_ids())
-        rows, index = unique_rows(framed[mask])
+        bounded, mask = add_boundaries(inputs, self._mask(inputs), *self.boundary_ids())
+        rows, index = unique_rows(bounded[mask])
         with numerics(self.precision, inputs.device):
             vectors = super().forward(rows, backend or self.backend)[index].to(self.char_embed.dtype)  # [N, P]
-        places = mask.flatten().nonzero().squeeze(1)
-        padded = vectors.new_zeros(mask.numel(), self.output_dim).index_copy(0, places, vectors)
+        positions = mask.flatten().nonzero().squeeze(1)
+        padded = vectors.new_zeros(mask.numel(), self.output_dim).index_copy(0, positions, vectors)
         return {"mask": mask.long(), "token_embedding": padded.view(*mask.shape, -1)}
 
     def _mask(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ class _ElmoCharacterEncoder(CharacterEncoder):
 class _ElmoBiLm(BiLm):
     """The biLM, with AllenNLP's call and result. From AllenNLP's `_ElmoBiLm`.
 
-    `vocab_to_cache` is a list of words whose vectors are kept: `word_inputs` are their numbers in it, where number 0
+    `vocab_to_cache` is a list of words whose vectors are cached: `word_inputs` are indices into it, where index 0
     is padding. `arguments` are those of `BiLm`: `state`, `precision`, `backend`, `warm_text`, `keep_fp32`.
     """
 
@@ -169,13 +169,10 @@ class Elmo(elmo.Elmo):
     @classmethod
     def from_params(cls, params: Mapping[str, Any] | None = None, **extras: Any) -> "Elmo":
         """From a section of an AllenNLP configuration (`Params`), or a dict of the constructor's arguments."""
-        files = registry.model_files(params)
         return cls(**registry.pop_arguments(params, cls.__name__, {
-            **dict.fromkeys(files, registry.as_is), "num_output_representations": int,
-            "requires_grad": registry.boolean, "do_layer_norm": registry.boolean, "dropout": float,
-            "vocab_to_cache": list, "keep_sentence_boundaries": registry.boolean,
-            "scalar_mix_parameters": registry.numbers, "state": str, "precision": str, "backend": str,
-        }, required=(*files, "num_output_representations")))
+            **registry.elmo_arguments(params), "num_output_representations": int,
+            "keep_sentence_boundaries": registry.boolean,
+        }, required=(*registry.MODEL_FILES, "num_output_representations")))
 
     @property
     def _scalar_mixes(self) -> list[ScalarMix]:

@@ -59,7 +59,7 @@ class ElmoLstm(LstmStack):
     @classmethod
     def from_weights(cls, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str,
                      precision: str, backend: str) -> "ElmoLstm":
-        """A stack of weights that are in memory already, by dataset name."""
+        """A stack of weights in memory, by dataset name."""
         stack = cls.__new__(cls)
         LstmStack.__init__(stack, options, weights, requires_grad, state)
         stack._describe(options.lstm.projection_dim, requires_grad, 0.0, precision, backend)
@@ -78,18 +78,17 @@ class ElmoLstm(LstmStack):
     def load_weights(self, weight_file: str | os.PathLike) -> None:
         """Read the weights of the LSTM layers from a model's HDF5 file, a path or URL."""
         shapes = {name: tuple(getattr(self, own).shape) for own, name in self.datasets.items()}
-        for name, values in read_datasets(fetch(weight_file), shapes).items():
-            own = next(own for own, dataset in self.datasets.items() if dataset == name)
-            parameter = getattr(self, own)
+        values = read_datasets(fetch(weight_file), shapes)
+        for own, name in self.datasets.items():
             with torch.no_grad():
-                parameter.copy_(torch.from_numpy(values))
-            parameter.requires_grad_(self.requires_grad)
+                getattr(self, own).copy_(torch.from_numpy(values[name]))
+            getattr(self, own).requires_grad_(self.requires_grad)
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor, *steps, **named) -> torch.Tensor | list[torch.Tensor]:
         """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
 
-        Zero where the mask is. A row whose mask is all zero keeps its carried state. A biLM calls with `steps`, the
-        arguments of `LstmStack.forward`.
+        Zero where the mask is zero. The carried state of a row whose mask is all zero does not change. A biLM calls
+        with `steps`, the arguments of `LstmStack.forward`.
         """
         if steps:
             return super().forward(inputs, mask, *steps, **named)
@@ -102,9 +101,9 @@ class ElmoLstm(LstmStack):
             order = torch.from_numpy(schedule.tokens).to(inputs.device).long()  # [2, N]
             layers = super().forward(inputs[present], order, schedule, None, self.backend, self.precision)
         padded = inputs.new_zeros(len(layers), mask.numel(), 2 * self.hidden_size)
-        places = present.flatten().nonzero().squeeze(1)
-        values = torch.stack([in_text_order(each, order) for each in layers]).to(padded)
-        return padded.index_copy(1, places, values).view(len(layers), *mask.shape, -1)
+        positions = present.flatten().nonzero().squeeze(1)
+        values = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
+        return padded.index_copy(1, positions, values).view(len(layers), *mask.shape, -1)
 
     def _lengths(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
@@ -118,17 +117,17 @@ class ElmoLstm(LstmStack):
         return present.sum(1)
 
     def _run_dropping(self, inputs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """As `forward`, with recurrent dropout: every direction of every layer drops values of its own."""
+        """As `forward`, with recurrent dropout: every direction of every layer has its own mask."""
         initial, _ = self.begin(len(inputs), None, inputs)
         outputs, finals = [], []
         x = [inputs, inputs]
         for layer in range(self.num_layers):
-            state = [[reference.half(each[layer], direction) for each in initial] for direction in DIRECTIONS]
+            state = [[reference.half(values[layer], direction) for values in initial] for direction in DIRECTIONS]
             runs = [self._run_one(x[d], lengths, state[d], self._cell(d, layer), reverse=d == 1) for d in DIRECTIONS]
             x = [run[0] + before if layer else run[0] for run, before in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
             finals.append([torch.cat(pair, dim=1) for pair in zip(runs[0][1], runs[1][1])])
-        self.store_state(tuple(torch.stack(each) for each in zip(*finals)))
+        self.store_state(tuple(torch.stack(values) for values in zip(*finals)))
         present = torch.arange(inputs.shape[1], device=inputs.device) < lengths[:, None]
         return torch.stack(outputs) * present[..., None]
 
@@ -137,13 +136,13 @@ class ElmoLstm(LstmStack):
         """One direction of one layer: x [B, T, I] -> outputs [B, T, P], final h [B, P] and c [B, D]."""
         h, c = state
         clips = self.options.cell_clip, self.options.proj_clip
-        kept = nn.functional.dropout(torch.ones_like(h), self.recurrent_dropout_probability)
+        dropout_mask = nn.functional.dropout(torch.ones_like(h), self.recurrent_dropout_probability)
         outputs = [torch.zeros_like(h)] * x.shape[1]
         for step in sorted(range(x.shape[1]), reverse=reverse):
-            live = (step < lengths)[:, None]
-            h_now, c_now = reference.lstm_cell(x[:, step], h, c, *weights, *clips)
-            outputs[step] = torch.where(live, kept * h_now, outputs[step])
-            h, c = torch.where(live, kept * h_now, h), torch.where(live, c_now, c)
+            present = (step < lengths)[:, None]
+            new_h, new_c = reference.lstm_cell(x[:, step], h, c, *weights, *clips)
+            outputs[step] = torch.where(present, dropout_mask * new_h, outputs[step])
+            h, c = torch.where(present, dropout_mask * new_h, h), torch.where(present, new_c, c)
         return torch.stack(outputs, dim=1), (h, c)
 
     def _cell(self, direction: int, layer: int) -> LstmWeights:
@@ -161,13 +160,10 @@ def _random_weights(lstm: LstmOptions, input_size: int) -> dict[str, np.ndarray]
     for direction in DIRECTIONS:
         for layer in range(lstm.n_layers):
             widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
-            rows = [torch.cat([_orthogonal(width, lstm.dim) for _ in range(4)], dim=1) for width in widths]
+            rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, lstm.dim)) for _ in range(4)], dim=1)
+                    for width in widths]
             limit = 1 / math.sqrt(lstm.dim)
             values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
                       "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
             weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
     return weights
-
-
-def _orthogonal(rows: int, columns: int) -> torch.Tensor:
-    return nn.init.orthogonal_(torch.empty(rows, columns))

@@ -1,1 +1,1 @@
-"""`allennlp.nn`, as far as it is ELMo's."""
+"""`allennlp.nn`, the part that ELMo needs."""

@@ -18,7 +18,7 @@ def remove_sentence_boundaries(tensor: torch.Tensor, mask: torch.Tensor) -> tupl
 
 def add_sentence_boundary_token_ids(tensor: torch.Tensor, mask: torch.Tensor, sentence_begin_token: Any,
                                     sentence_end_token: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put a begin and an end token around each sentence: tensor [B, T] or [B, T, D], mask [B, T] -> T + 2 positions.
+    """Add a begin and an end token to each sentence: tensor [B, T] or [B, T, D], mask [B, T] -> T + 2 positions.
 
     The tokens are numbers for [B, T], vectors [D] for [B, T, D]. The new mask, int64, follows from the old one
     (AllenNLP's from the values: it loses a position whose values are not positive). From AllenNLP's function.
@@ -26,6 +26,6 @@ def add_sentence_boundary_token_ids(tensor: torch.Tensor, mask: torch.Tensor, se
     if tensor.dim() not in (2, 3):
         raise ValueError("tensor: expected shape [batch, tokens] or [batch, tokens, values], "
                          f"got {tuple(tensor.shape)}")
-    marks = (torch.as_tensor(mark) for mark in (sentence_begin_token, sentence_end_token))
-    framed, framed_mask = add_boundaries(tensor, mask.long(), *marks)
-    return framed, framed_mask.long()
+    boundaries = torch.as_tensor(sentence_begin_token), torch.as_tensor(sentence_end_token)
+    bounded, bounded_mask = add_boundaries(tensor, mask.long(), *boundaries)
+    return bounded, bounded_mask.long()

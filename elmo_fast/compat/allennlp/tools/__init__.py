@@ -1,1 +1,1 @@
-"""`allennlp.tools`, as far as they are ELMo's."""
+"""`allennlp.tools`, the part that ELMo needs."""

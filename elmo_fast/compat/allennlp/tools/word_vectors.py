@@ -2,23 +2,21 @@
 
 import gzip
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import torch
 
-from elmo_fast.model.options import ConfigurationError, Options
-from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_source import CharacterEncoder
-from elmo_fast.model.weights import read_weights
+from elmo_fast.choices import check_count
+from elmo_fast.embed.embedder import torch_device
 from elmo_fast.model.atomic_file import atomic_path
-from elmo_fast.ops.precision import numerics
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import BOUNDARIES
 
-UNKNOWN = "@@UNKNOWN@@"  # what AllenNLP's vocabulary calls a word it does not know
+UNKNOWN = "@@UNKNOWN@@"  # the unknown word of AllenNLP's vocabularies
 EMBEDDINGS_NAME = "elmo_embeddings.txt.gz"
-_WORDS_A_SENTENCE = 50
+_WORDS_PER_SENTENCE = 50
 
 
 def create_elmo_embeddings_from_vocab(
@@ -35,12 +33,13 @@ def create_elmo_embeddings_from_vocab(
     `vocab_path` is UTF-8 text, a word a line, the unknown word first: `@@UNKNOWN@@` unless `use_custom_oov_token`.
     `<S>` and `</S>` follow it in both files, and are moved there if the file has them. The new vocabulary keeps the
     old one's name, in `output_dir`. `batch_size` is in sentences of 50 words, `device` -1 for the CPU or the number of
-    a GPU. Neither file appears before both are whole. From AllenNLP's tool of that name.
+    a GPU. Both files are written atomically, after all words are encoded. From AllenNLP's tool of that name.
     """
     words = _with_boundaries(_read_vocabulary(vocab_path), use_custom_oov_token)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigurationError(f"batch_size: expected an integer of at least 1, got {batch_size!r}")
-    encoder = _encoder(elmo_config_path, elmo_weights_path, device)
+    check_count("batch_size", batch_size, error=ConfigurationError)
+    bilm = BiLm.from_files(elmo_config_path, elmo_weights_path).to(torch_device(device, "device"))
+    if bilm.options.char_cnn is None:
+        raise ConfigurationError("elmo_config: expected a model with the section char_cnn, got one that reads word ids")
     folder = Path(output_dir)
     vocabulary = folder / Path(vocab_path).name
     if vocabulary.exists() and vocabulary.samefile(vocab_path):
@@ -49,7 +48,7 @@ def create_elmo_embeddings_from_vocab(
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_path(folder / EMBEDDINGS_NAME) as vectors_part, atomic_path(vocabulary) as vocabulary_part:
         with gzip.open(vectors_part, "wt", encoding="utf-8", newline="\n") as file:
-            _write_vectors(file, words, encoder, batch_size * _WORDS_A_SENTENCE)
+            _write_vectors(file, words, bilm, batch_size * _WORDS_PER_SENTENCE)
         with open(vocabulary_part, "w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{word}\n" for word in words)
 
@@ -72,27 +71,9 @@ def _with_boundaries(words: list[str], use_custom_oov_token: bool) -> list[str]:
     return [words[0], *BOUNDARIES, *(word for word in words[1:] if word not in BOUNDARIES)]
 
 
-def _encoder(options_file: str | os.PathLike, weight_file: str | os.PathLike, device: int) -> CharacterEncoder:
-    if device not in range(-1, torch.cuda.device_count()):
-        raise ConfigurationError("device: expected -1 for the CPU or the number of a GPU that torch sees, "
-                                 f"got {device!r}")
-    files = find_model(options_file=options_file, weight_file=weight_file)
-    options = Options.from_file(files.options_file)
-    if options.char_cnn is None:
-        raise ConfigurationError("elmo_config: expected a model with the section char_cnn, got one that reads word ids")
-    encoder = CharacterEncoder(options, read_weights(files.weight_file, options))
-    return encoder if device < 0 else encoder.to(torch.device("cuda", device))
-
-
-def _write_vectors(file: IO[str], words: list[str], encoder: CharacterEncoder, at_once: int) -> None:
-    for word, vector in zip(words, _vectors(words, encoder, at_once)):
-        file.write(" ".join([word, *map(str, vector)]) + "\n")
-
-
-def _vectors(words: list[str], encoder: CharacterEncoder, at_once: int) -> Iterator:
-    """The vector of each word, float32 [P]."""
-    device = encoder.char_embed.device
-    for first in range(0, len(words), at_once):
-        ids = encoder.token_ids(words[first : first + at_once]).to(device)
-        with torch.no_grad(), numerics("highest", device):
-            yield from encoder(ids).cpu().numpy()
+def _write_vectors(file: IO[str], words: list[str], bilm: BiLm, batch_size: int) -> None:
+    for first in range(0, len(words), batch_size):
+        batch = words[first : first + batch_size]
+        with torch.no_grad():
+            vectors = bilm.encode(batch).cpu().numpy()  # float32 [words, P]
+        file.writelines(" ".join([word, *map(str, vector)]) + "\n" for word, vector in zip(batch, vectors))

@@ -1,4 +1,4 @@
-"""`allennlp.data.token_indexers`, as far as they are ELMo's."""
+"""`allennlp.data.token_indexers`, the part that ELMo needs."""
 
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 

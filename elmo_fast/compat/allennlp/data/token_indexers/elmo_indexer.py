@@ -12,14 +12,14 @@ from elmo_fast.text import characters
 
 Counts = dict[str, dict[str, int]]
 _TokenIndexer = registry.base_class("allennlp.data.token_indexers.token_indexer", "TokenIndexer", object)
-_KEY = "elmo_tokens"  # what AllenNLP calls the ids from 1.0 on
+_KEY = "elmo_tokens"  # the name of the ids from AllenNLP 1.0 on
 
 
 class ELMoCharacterMapper:
     """One word to its character ids, 1 to 261: a list of `max_word_length`. From AllenNLP's `ELMoCharacterMapper`.
 
-    `tokens_to_add` maps words to the character (0 to 260) that stands for the whole word. A subclass with another
-    `max_word_length` serves models of other `max_characters_per_token`.
+    `tokens_to_add` maps words to the character (0 to 260) that replaces the whole word. For models of another
+    `max_characters_per_token` subclass it with that `max_word_length`.
     """
 
     max_word_length = characters.MAX_CHARACTERS_PER_TOKEN
@@ -40,8 +40,8 @@ class ELMoCharacterMapper:
         self.tokens_to_add = dict(tokens_to_add or {})
         for word, character in self.tokens_to_add.items():
             if character not in range(self.padding_character + 1):
-                raise ConfigurationError(f"tokens_to_add: expected a character from 0 to {self.padding_character} for "
-                                         f"each word, got {character!r} for {word!r}")
+                raise ConfigurationError(f"tokens_to_add: expected a character from 0 to {self.padding_character} a "
+                                         f"word, got {character!r} for {word!r}")
 
     def convert_word_to_char_ids(self, word: str) -> list[int]:
         """Character ids of one word."""
@@ -49,8 +49,8 @@ class ELMoCharacterMapper:
 
     def convert_words(self, words: Sequence[str]) -> np.ndarray:
         """Character ids of words: int32 [words, max_word_length]."""
-        marks = {**characters.SENTENCE_MARKS, **self.tokens_to_add}
-        return characters.to_model_ids(characters.encode_tokens(words, self.max_word_length, marks))
+        special = {**characters.SENTENCE_MARKS, **self.tokens_to_add}
+        return characters.to_model_ids(characters.encode_tokens(words, self.max_word_length, special))
 
     def __eq__(self, other: object) -> bool:
         return self.__dict__ == other.__dict__ if isinstance(self, other.__class__) else NotImplemented
@@ -59,9 +59,9 @@ class ELMoCharacterMapper:
 
 
 class ELMoTokenCharactersIndexer(_TokenIndexer):
-    """Tokens to character ids, as AllenNLP's indexer of that name gives them to its fields, 0.9 and later.
+    """Tokens to character ids, with the calls of AllenNLP's indexer of that name, 0.9 and later.
 
-    `tokens` are objects with a `text`, or strings. `vocabulary` and `namespace` play no part.
+    `tokens` are objects with a `text`, or strings. `vocabulary` and `namespace` are not used.
     """
 
     def __init__(self, namespace: str = "elmo_characters", tokens_to_add: Mapping[str, int] | None = None,
@@ -81,7 +81,7 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
 
     def tokens_to_indices(self, tokens: Sequence[Any], vocabulary: Any = None,
                           index_name: str = _KEY) -> dict[str, list[list[int]]]:
-        """`{index_name: character ids of each token}`; the name is AllenNLP 1.0's unless given, as 0.9 gives it."""
+        """`{index_name: character ids of each token}`; AllenNLP 0.9 passes the name, 1.0 and later do not."""
         texts = [token if isinstance(token, str) else token.text for token in tokens]
         if None in texts:
             raise ConfigurationError("tokens: expected tokens with their text, got one whose text is None; "
@@ -105,11 +105,11 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
         return self.as_padded_tensor(tokens, padding_lengths, {})
 
     def get_empty_token_list(self) -> dict[str, list]:
-        """What no tokens give."""
+        """The ids of an empty list of tokens."""
         return {_KEY: []}
 
     def get_keys(self, index_name: str) -> list[str]:
-        """Names that `tokens_to_indices` gives its lists."""
+        """Names of the lists that `tokens_to_indices` returns."""
         return [index_name]
 
     def get_token_min_padding_length(self) -> int:

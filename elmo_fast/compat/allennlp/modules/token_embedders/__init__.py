@@ -1,4 +1,4 @@
-"""`allennlp.modules.token_embedders`, as far as they are ELMo's."""
+"""`allennlp.modules.token_embedders`, the part that ELMo needs."""
 
 from elmo_fast.compat.allennlp.modules.token_embedders.elmo_token_embedder import ElmoTokenEmbedder
 

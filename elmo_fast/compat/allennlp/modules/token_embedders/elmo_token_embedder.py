@@ -16,10 +16,10 @@ _TokenEmbedder = registry.base_class("allennlp.modules.token_embedders.token_emb
 
 
 class ElmoTokenEmbedder(_TokenEmbedder):
-    """`Elmo` with one representation, through a linear layer to `projection_dim` where that is given.
+    """`Elmo` with one representation, followed by a linear layer to `projection_dim` where that is given.
 
-    The arguments, results and parameter names are AllenNLP's, 0.9 and later; `arguments` are those of `Elmo` beside
-    them: `state`, `precision`, `backend`. The default files are the original model's.
+    The arguments, results and parameter names are AllenNLP's, 0.9 and later; further `arguments` are those of `Elmo`:
+    `state`, `precision`, `backend`. The default files are the original model's.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
                 elmo_tokens: torch.Tensor | None = None) -> torch.Tensor:
         """Character ids int [B, ..., T, C] -> [B, ..., T, output_dim]; `word_inputs` int [B, ..., T] as in `Elmo`.
 
-        `elmo_tokens` is what AllenNLP calls the ids from 1.0 on.
+        From AllenNLP 1.0 on the ids are called `elmo_tokens`.
         """
         ids = elmo_tokens if inputs is None else inputs
         representation = self._elmo(ids, word_inputs)["elmo_representations"][0]
@@ -65,13 +65,8 @@ class ElmoTokenEmbedder(_TokenEmbedder):
 
         `namespace_to_cache` caches the words of that namespace of `vocab`.
         """
-        files = registry.model_files(params)
         found = registry.pop_arguments(params, cls.__name__, {
-            **dict.fromkeys(files, registry.as_is), "do_layer_norm": registry.boolean, "dropout": float,
-            "requires_grad": registry.boolean, "projection_dim": int, "vocab_to_cache": list,
-            "scalar_mix_parameters": registry.numbers, "namespace_to_cache": str,
-            "state": str, "precision": str, "backend": str,
-        })
+            **registry.elmo_arguments(params), "projection_dim": int, "namespace_to_cache": str})
         namespace = found.pop("namespace_to_cache", None)
         if namespace is not None:
             found["vocab_to_cache"] = list(vocab.get_token_to_index_vocabulary(namespace))

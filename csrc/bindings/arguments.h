@@ -1,0 +1,101 @@
+// Arguments from Python as the contracts take them: pointers travel as integers.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace elmo_fast {
+
+namespace py = pybind11;
+
+using Address = uintptr_t;            // 0: null
+using Pair = std::array<Address, 2>;  // forward, backward
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+template <class T>
+struct Pointers {
+  T* of[2];
+  explicit Pointers(const Pair& pair) : of{at<T>(pair[0]), at<T>(pair[1])} {}
+};
+
+// Reads the keyword arguments of a call into the fields of a struct, name by name. TypeError for a name that is missing
+// or has a value of another type, and in `finish` for a name that nothing has read.
+class Arguments {
+ public:
+  Arguments(const char* function, const py::dict& keywords) : function_(function), keywords_(keywords) {}
+  // `call` holds arguments that several functions have in common.
+  Arguments(const char* function, const py::dict& call, const py::dict& keywords)
+      : function_(function), keywords_(keywords), call_(call) {}
+
+  // Name, field, name, field and so on. A field is a number, an enumeration, a pointer or a pair of pointers.
+  template <class Field, class... More>
+  void read(const char* name, Field& field, More&&... more) {
+    set(name, field);
+    if constexpr (sizeof...(more) > 0) read(more...);
+  }
+
+  // The same; a field keeps its value where its name is missing.
+  template <class Field, class... More>
+  void read_optional(const char* name, Field& field, More&&... more) {
+    if (find(name)) set(name, field);
+    if constexpr (sizeof...(more) > 0) read_optional(more...);
+  }
+
+  template <class T>
+  T get(const char* name) {
+    const py::handle value = find(name);
+    if (!value) throw py::type_error(function_ + "() misses the argument '" + name + "'");
+    try {
+      known_.emplace_back(name);
+      return value.cast<T>();
+    } catch (const py::cast_error&) {
+      throw py::type_error(function_ + "(): " + name + ": unexpected value " + std::string(py::repr(value)));
+    }
+  }
+
+  void finish() const {
+    for (const py::dict& values : {keywords_, call_})
+      for (const auto& [key, value] : values) {
+        const auto name = key.cast<std::string>();
+        if (std::find(known_.begin(), known_.end(), name) == known_.end())
+          throw py::type_error(function_ + "() has no argument '" + name + "'");
+      }
+  }
+
+ private:
+  py::handle find(const char* name) const {
+    PyObject* value = PyDict_GetItemString(keywords_.ptr(), name);
+    return value ? value : PyDict_GetItemString(call_.ptr(), name);
+  }
+
+  template <class T>
+  void set(const char* name, T& field) {
+    if constexpr (std::is_enum_v<T>) field = static_cast<T>(get<std::underlying_type_t<T>>(name));
+    else field = get<T>(name);
+  }
+  template <class T>
+  void set(const char* name, T*& field) {
+    field = at<T>(get<Address>(name));
+  }
+  template <class T>
+  void set(const char* name, T* (&field)[2]) {
+    const Pointers<T> pair(get<Pair>(name));
+    for (int d = 0; d < 2; ++d) field[d] = pair.of[d];
+  }
+
+  const std::string function_;
+  const py::dict keywords_, call_;
+  std::vector<std::string> known_;
+};
+
+}  // namespace elmo_fast

@@ -1,0 +1,206 @@
+// Gradients of the char-CNN: a maximum passes its gradient to the window it was found in, so that no other window is
+// read.
+//
+// Where several windows share a maximum they are nearly always the same characters ("banana"); then one of them takes
+// the gradient of all, since sums by filter and by character cannot tell them apart. Other ties are looked up.
+#pragma once
+
+#include "forward.h"
+
+namespace elmo_fast::cpu {
+
+// Offsets in floats into the scratch of a backward: filters [filters, row] with their window's floats in a row, padded
+// to whole vectors, one bank after the other; characters, and their gradients.
+template <class Vec>
+struct CharGradientLayout {
+  int64_t characters, gradients, size;
+  static int64_t row(const CharCnnPlan& plan, const CharBank& bank) {
+    return divided_up(bank.width * plan.call.dim, Vec::width) * Vec::width;
+  }
+  explicit CharGradientLayout(const CharCnnPlan& plan) {
+    int64_t floats = 0;
+    for (int64_t b = 0; b < plan.call.bank_count; ++b)
+      floats += plan.call.banks[b].filters * row(plan, plan.call.banks[b]);
+    characters = divided_up(floats, 16) * 16;
+    gradients = characters + CharVectors<Vec>::floats(plan);
+    size = gradients + CharVectors<Vec>::floats(plan);
+  }
+};
+
+template <class Vec>
+class CharCnnGradients {
+  using F = typename Vec::F;
+  static constexpr int vectors_at_once = 8;
+
+ public:
+  CharCnnGradients(const CharCnnPlan& plan, Team team)
+      : plan_(plan), call_(plan.call), team_(team), layout_(plan),
+        characters_(plan, plan.scratch + layout_.characters), gradients_(plan, plan.scratch + layout_.gradients) {}
+
+  void run() const {
+    const Partition mine(call_.tokens, team_.rank, team_.size);
+    for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
+    each_bank([this](const CharBank& bank, float* rows) { transpose(bank, rows); });
+    barrier_wait(*team_.barrier);
+    each_bank([this](const CharBank& bank, float* rows) {
+      if (bank.grad_weight) weights(bank, rows);
+    });
+    if (!plan_.grad_table) return;
+    for (int64_t token = mine.begin; token < mine.end; ++token) character_gradients(token);
+    barrier_wait(*team_.barrier);
+    if (team_.rank == 0) add_to_table();
+  }
+
+ private:
+  template <class Body>
+  void each_bank(Body body) const {
+    float* rows = plan_.scratch;
+    for (int64_t b = 0; b < call_.bank_count; ++b) {
+      body(call_.banks[b], rows);
+      rows += call_.banks[b].filters * CharGradientLayout<Vec>::row(plan_, call_.banks[b]);
+    }
+  }
+
+  int64_t row(const CharBank& bank) const { return CharGradientLayout<Vec>::row(plan_, bank); }
+  Partition my_filters(const CharBank& bank) const { return Partition(bank.filters, team_.rank, team_.size); }
+
+  void transpose(const CharBank& bank, float* rows) const {
+    const int64_t k = bank.width * call_.dim;
+    const Partition mine = my_filters(bank);
+    for (int64_t filter = mine.begin; filter < mine.end; ++filter) {
+      float* to = rows + filter * row(bank);
+      for (int64_t j = 0; j < row(bank); ++j) to[j] = j < k ? bank.weight[j * bank.filters + filter] : 0.0f;
+    }
+  }
+
+  // Calls body(window, gradient) for each window that a maximum's gradient goes to.
+  template <class Body>
+  void each_window(int64_t token, const CharBank& bank, int64_t filter, const float* filter_row, Body body) const {
+    const int64_t at = token * call_.filters + bank.first + filter;
+    const float grad = plan_.grad_values[at];
+    if (grad == 0.0f) return;
+    const int64_t pick = plan_.picks[at] & 0xffff, sharing = plan_.picks[at] >> 16;
+    if (sharing == 1 || sharing == equal_windows(token, bank, pick)) return body(pick, grad);
+    split_among_ties(token, bank, filter_row, pick, grad / static_cast<float>(sharing), body);
+  }
+
+  // Windows with the characters of window `pick`.
+  int64_t equal_windows(int64_t token, const CharBank& bank, int64_t pick) const {
+    const int32_t* ids = call_.ids + token * call_.characters;
+    const int64_t real = characters_.real_windows(token, bank);
+    if (pick >= real) return characters_.windows(bank) - real;
+    int64_t found = 0;
+    for (int64_t k = pick; k < real; ++k)
+      found += std::memcmp(ids + k, ids + pick, sizeof(int32_t) * static_cast<size_t>(bank.width)) == 0;
+    return found;
+  }
+
+  template <class Body>
+  void split_among_ties(int64_t token, const CharBank& bank, const float* filter_row, int64_t pick, float part,
+                 Body body) const {
+    const int64_t real = characters_.real_windows(token, bank), all = characters_.windows(bank);
+    const float largest = product(token, bank, filter_row, pick);
+    for (int64_t k = 0; k < real; ++k)
+      if (product(token, bank, filter_row, k) == largest) body(k, part);
+    if (real < all && product(token, bank, filter_row, real) == largest)
+      body(real, part * static_cast<float>(all - real));
+  }
+
+  // As the forward computed it, to the bit.
+  float product(int64_t token, const CharBank& bank, const float* filter_row, int64_t window) const {
+    const float* x = characters_.of(token) + window * call_.dim;
+    F total = Vec::set1(0.0f);
+    for (int64_t k0 = 0; k0 < bank.width * call_.dim; k0 += unit_k) {
+      F sum = Vec::set1(0.0f);
+      for (int64_t k = k0; k < smaller(k0 + unit_k, bank.width * call_.dim); ++k)
+        sum = Vec::fma(Vec::set1(x[k]), Vec::set1(filter_row[k]), sum);
+      total = Vec::add(total, sum);
+    }
+    float lanes[Vec::width];
+    Vec::store(lanes, total);
+    return lanes[0];
+  }
+
+  void weights(const CharBank& bank, const float* rows) const {
+    const Partition mine = my_filters(bank);
+    for (int64_t filter = mine.begin; filter < mine.end; ++filter)
+      for (int64_t k = 0; k < row(bank); k += vectors_at_once * Vec::width)
+        weight_vectors(bank, filter, rows + filter * row(bank), k);
+  }
+
+  // Up to N vectors of floats from k on.
+  template <int N = vectors_at_once>
+  void weight_vectors(const CharBank& bank, int64_t filter, const float* filter_row, int64_t k) const {
+    if constexpr (N > 1) {
+      if (row(bank) - k < N * Vec::width) return weight_vectors<N - 1>(bank, filter, filter_row, k);
+    }
+    weight_sum<N>(bank, filter, filter_row, k);
+  }
+
+  // Floats [k, k + N vectors) of one filter's gradient: the chosen windows of all tokens, each times its gradient.
+  template <int N>
+  void weight_sum(const CharBank& bank, int64_t filter, const float* filter_row, int64_t k) const {
+    F sum[N];
+    ELMO_FAST_UNROLL
+    for (int v = 0; v < N; ++v) sum[v] = Vec::set1(0.0f);
+    for (int64_t token = 0; token < call_.tokens; ++token)
+      each_window(token, bank, filter, filter_row, [&](int64_t window, float grad) {
+        const float* x = characters_.of(token) + window * call_.dim + k;
+        const F g = Vec::set1(grad);
+        ELMO_FAST_UNROLL
+        for (int v = 0; v < N; ++v) sum[v] = Vec::fma(g, Vec::load(x + v * Vec::width), sum[v]);
+      });
+    float found[N * Vec::width];
+    ELMO_FAST_UNROLL
+    for (int v = 0; v < N; ++v) Vec::store(found + v * Vec::width, sum[v]);
+    const int64_t count = smaller(N * Vec::width, bank.width * call_.dim - k);
+    for (int64_t j = 0; j < count; ++j) bank.grad_weight[(k + j) * bank.filters + filter] = found[j];
+  }
+
+  void character_gradients(int64_t token) const {
+    float* to = gradients_.of(token);
+    std::memset(to, 0, sizeof(float) * static_cast<size_t>(gradients_.count(token) * call_.dim + Vec::width));
+    each_bank([&](const CharBank& bank, const float* rows) {
+      for (int64_t filter = 0; filter < bank.filters; ++filter) {
+        const float* filter_row = rows + filter * row(bank);
+        each_window(token, bank, filter, filter_row, [&](int64_t window, float grad) {
+          add_row(to + window * call_.dim, filter_row, row(bank), Vec::set1(grad));
+        });
+      }
+    });
+  }
+
+  static void add_row(float* to, const float* from, int64_t count, F factor) {
+    for (int64_t k = 0; k < count; k += Vec::width)
+      Vec::store(to + k, Vec::fma(factor, Vec::load(from + k), Vec::load(to + k)));
+  }
+
+  void add_to_table() const {
+    std::memset(plan_.grad_table, 0, sizeof(float) * static_cast<size_t>(call_.table_rows * call_.dim));
+    for (int64_t token = 0; token < call_.tokens; ++token) {
+      const float* from = gradients_.of(token);
+      for (int64_t k = 0; k < gradients_.count(token); ++k, from += call_.dim) {
+        float* to = plan_.grad_table + call_.ids[token * call_.characters + k] * call_.dim;
+        for (int64_t j = 0; j < call_.dim; ++j) to[j] += from[j];
+      }
+    }
+  }
+
+  const CharCnnPlan& plan_;
+  const CharCnnCall& call_;
+  const Team team_;
+  const CharGradientLayout<Vec> layout_;
+  const CharVectors<Vec> characters_, gradients_;
+};
+
+template <class Vec>
+size_t char_cnn_backward_floats(const CharCnnPlan& plan) {
+  return static_cast<size_t>(CharGradientLayout<Vec>(plan).size);
+}
+
+template <class Vec>
+void char_cnn_run_backward(const CharCnnPlan& plan, Team team) {
+  CharCnnGradients<Vec>(plan, team).run();
+}
+
+}  // namespace elmo_fast::cpu

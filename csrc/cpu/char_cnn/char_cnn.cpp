@@ -1,0 +1,114 @@
+// The entry points of char_cnn.h: check, plan, split the work between threads.
+#include "../../char_cnn.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "../engine.h"
+#include "../threads.h"
+
+namespace elmo_fast {
+namespace {
+
+using namespace cpu;
+
+struct Job {
+  CharCnnPlan plan;
+  void (*run)(const CharCnnPlan&, Team);
+  Barrier barrier;
+};
+
+void run_rank(void* context, int rank) {
+  Job& job = *static_cast<Job*>(context);
+  job.run(job.plan, {rank, job.plan.call.threads, &job.barrier});
+}
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+void check_banks(const CharCnnCall& call) {
+  require(call.bank_count > 0 && call.banks != nullptr, "banks: expected at least one");
+  for (int64_t b = 0; b < call.bank_count; ++b) {
+    const CharBank& bank = call.banks[b];
+    require(bank.width > 0 && bank.width <= call.characters, "banks: expected widths from 1 to a token's characters");
+    require(bank.filters > 0 && bank.first >= 0 && bank.first + bank.filters <= call.filters && bank.weight,
+            "banks: expected filters, with a weight, within the columns");
+  }
+}
+
+void check_call(const CharCnnCall& call) {
+  require(call.tokens >= 0 && call.tokens <= INT32_MAX, "tokens: expected 0 to 2^31 - 1");
+  require(call.characters > 0 && call.characters < 1 << 15, "characters: expected 1 to 2^15 - 1");
+  require(call.dim > 0 && call.dim <= INT32_MAX, "dim: expected a positive number");
+  require(call.threads >= 1 && call.threads <= 1024, "threads: expected 1 to 1024");
+  require(call.padding >= 0 && call.padding < call.table_rows, "padding: expected a row of the table");
+  require(call.table && (call.ids || call.tokens == 0), "ids, table: expected pointers");
+  check_banks(call);
+  for (int64_t k = 0; k < call.tokens * call.characters; ++k)
+    if (call.ids[k] < 0 || call.ids[k] >= call.table_rows)
+      throw std::invalid_argument("ids: expected 0 to " + std::to_string(call.table_rows - 1) + ", got " +
+                                  std::to_string(call.ids[k]));
+}
+
+// What a plan points to.
+struct Tokens {
+  int64_t widest = 0;
+  std::vector<int32_t> lengths;
+  std::vector<int64_t> character_begin{0};
+
+  explicit Tokens(const CharCnnCall& call) {
+    for (int64_t b = 0; b < call.bank_count; ++b) widest = std::max(widest, call.banks[b].width);
+    for (int64_t token = 0; token < call.tokens; ++token) {
+      const int32_t* ids = call.ids + token * call.characters;
+      int64_t length = call.characters;
+      while (length > 0 && ids[length - 1] == call.padding) --length;
+      lengths.push_back(static_cast<int32_t>(length));
+      character_begin.push_back(character_begin.back() + std::min(call.characters, length + widest));
+    }
+  }
+};
+
+CharCnnPlan plan_of(const CharCnnCall& call, const Tokens& tokens) {
+  CharCnnPlan plan = {};
+  plan.call = call;
+  plan.widest = tokens.widest;
+  plan.lengths = tokens.lengths.data();
+  plan.character_begin = tokens.character_begin.data();
+  return plan;
+}
+
+const CharCnnEngine& engine() { return fp32_engine(isa_for(Precision::highest)).char_cnn; }
+
+void run(Job& job, size_t floats) {
+  job.plan.scratch = reinterpret_cast<float*>(thread_scratch(floats * sizeof(float)));
+  job.barrier.reset(job.plan.call.threads);
+  run_together(job.plan.call.threads, run_rank, &job);
+}
+
+}  // namespace
+
+void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks) {
+  check_call(call);
+  require(values || call.tokens == 0, "values: expected a pointer");
+  const Tokens tokens(call);
+  Job job = {plan_of(call, tokens), engine().forward, {}};
+  job.plan.values = values;
+  job.plan.picks = picks;
+  run(job, engine().forward_floats(job.plan));
+}
+
+void char_cnn_backward(const CharCnnCall& call, const float* grad_values, const uint32_t* picks, float* grad_table) {
+  check_call(call);
+  require((grad_values && picks) || call.tokens == 0, "grad_values, picks: expected pointers");
+  const Tokens tokens(call);
+  Job job = {plan_of(call, tokens), engine().backward, {}};
+  job.plan.grad_values = grad_values;
+  job.plan.picks = const_cast<uint32_t*>(picks);
+  job.plan.grad_table = grad_table;
+  run(job, engine().backward_floats(job.plan));
+}
+
+}  // namespace elmo_fast

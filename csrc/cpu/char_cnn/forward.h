@@ -1,0 +1,300 @@
+// Products of filters with windows, and their maxima.
+//
+// A window is a run of width * dim floats among its token's character vectors, so a row of the left operand begins dim
+// floats after the one before. Tokens take turns within a panel of filters, which stays in the cache.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "../engine.h"
+#include "../gemm/fp32.h"
+
+namespace elmo_fast::cpu {
+
+// The characters of all tokens as vectors, each token's followed by a vector of slack: windows may be read past their
+// end, up to a whole vector.
+template <class Vec>
+class CharVectors {
+ public:
+  CharVectors(const CharCnnPlan& plan, float* data) : plan_(plan), data_(data) {}
+
+  static int64_t floats(const CharCnnPlan& plan) {
+    return plan.character_begin[plan.call.tokens] * plan.call.dim + (plan.call.tokens + 1) * Vec::width;
+  }
+  int64_t count(int64_t token) const { return plan_.character_begin[token + 1] - plan_.character_begin[token]; }
+  float* of(int64_t token) const {
+    return data_ + plan_.character_begin[token] * plan_.call.dim + token * Vec::width;
+  }
+  int64_t windows(const CharBank& bank) const { return plan_.call.characters - bank.width + 1; }
+  // Windows that see more than padding come first.
+  int64_t real_windows(int64_t token, const CharBank& bank) const {
+    return smaller(plan_.lengths[token], windows(bank));
+  }
+
+  void gather(int64_t token) const {
+    const CharCnnCall& call = plan_.call;
+    float* to = of(token);
+    for (int64_t k = 0; k < count(token); ++k, to += call.dim)
+      std::memcpy(to, call.table + call.ids[token * call.characters + k] * call.dim,
+                  sizeof(float) * static_cast<size_t>(call.dim));
+    std::memset(to, 0, sizeof(float) * Vec::width);
+  }
+
+ private:
+  const CharCnnPlan& plan_;
+  float* data_;
+};
+
+// sum [R, 2 vectors] = windows a, which begin `step` floats apart, x b [k, 2 vectors]. Step 0: known at run time.
+template <class Vec, int R, int Step>
+inline __attribute__((always_inline)) void window_sums(const float* a, int64_t step, const float* b, int64_t k,
+                                                       typename Vec::F (&sum)[R][2]) {
+  const int64_t apart = Step ? Step : step;
+  clear_sums<Vec>(sum);
+  for (; k > 0; --k, ++a, b += 2 * Vec::width) add_products<Vec>(a, apart, b, sum);
+}
+
+// c [R, 2 vectors] += the sums.
+template <class Vec, int Step>
+struct WindowTile {
+  using Function = void(const float*, int64_t, const float*, int64_t, float*);
+
+  template <int R>
+  static void run(const float* a, int64_t step, const float* b, int64_t k, float* c) {
+    typename Vec::F sum[R][2];
+    window_sums<Vec, R, Step>(a, step, b, k, sum);
+    store_sums<Vec>(sum, {c, 2 * Vec::width}, c, 2 * Vec::width);
+  }
+};
+
+// The largest of several vectors of products. NaN stays NaN.
+template <class Vec>
+struct Maximum {
+  using F = typename Vec::F;
+  F best = Vec::set1(-INFINITY), nan = Vec::set1(0.0f);
+
+  void add(F x, float /*at*/, float /*times*/) {
+    const F zero = Vec::set1(0.0f);
+    best = Vec::at_least(best, x);
+    nan = Vec::add(nan, Vec::at_most(zero, Vec::at_least(zero, x)));
+  }
+  F value() const { return Vec::add(best, nan); }
+};
+
+// The same, which window was first, and how many share it.
+template <class Vec>
+struct FirstMaximum {
+  using F = typename Vec::F;
+  F best = Vec::set1(-INFINITY), first = Vec::set1(0.0f), count = Vec::set1(0.0f), nan = Vec::set1(0.0f);
+
+  void add(F x, float at, float times) {
+    const F zero = Vec::set1(0.0f), more = Vec::set1(times);
+    first = Vec::if_less(best, x, Vec::set1(at), first);
+    count = Vec::if_less(best, x, more, Vec::if_less(x, best, count, Vec::add(count, more)));
+    best = Vec::at_least(best, x);
+    nan = Vec::add(nan, Vec::at_most(zero, Vec::at_least(zero, x)));
+  }
+  F value() const { return Vec::add(best, nan); }
+};
+
+// The sums go no further than the maximum of each column.
+template <class Vec, int Step>
+struct MaximumTile {
+  using Function = void(const float*, int64_t, const float*, int64_t, Maximum<Vec>*);
+
+  template <int R>
+  static void run(const float* a, int64_t step, const float* b, int64_t k, Maximum<Vec>* largest) {
+    typename Vec::F sum[R][2];
+    window_sums<Vec, R, Step>(a, step, b, k, sum);
+    ELMO_FAST_UNROLL
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < 2; ++v) largest[v].add(sum[r][v], 0.0f, 1.0f);
+  }
+};
+
+template <class Vec>
+class WindowGemm {
+ public:
+  explicit WindowGemm(int64_t dim) : dim_(dim) {
+    if (dim == 16) fill<16>();
+    else fill<0>();
+  }
+
+  // c [rows, panel_width] = products of `rows` windows, at most Vec::rows, with b [k, panel_width].
+  void multiply(const float* windows, int64_t rows, const float* b, int64_t k, float* c) const {
+    std::memset(c, 0, sizeof(float) * static_cast<size_t>(rows * panel_width));
+    for (int64_t k0 = 0; k0 < k; k0 += unit_k)
+      table_[rows](windows + k0, dim_, b + k0 * panel_width, smaller(unit_k, k - k0), c);
+  }
+
+  // The same products, of at most unit_k terms, straight into the maximum.
+  void largest(const float* windows, int64_t rows, const float* b, int64_t k, Maximum<Vec> found[2]) const {
+    maxima_[rows](windows, dim_, b, k, found);
+  }
+
+ private:
+  static constexpr int panel_width = 2 * Vec::width;
+
+  template <int Step>
+  void fill() {
+    fill_tiles<WindowTile<Vec, Step>, Vec::rows>(table_);
+    fill_tiles<MaximumTile<Vec, Step>, Vec::rows>(maxima_);
+  }
+
+  const int64_t dim_;
+  typename WindowTile<Vec, 0>::Function* table_[Vec::rows + 1];
+  typename MaximumTile<Vec, 0>::Function* maxima_[Vec::rows + 1];
+};
+
+// Offsets in floats into the scratch of a forward: filters [panels, width * dim, panel_width] of each bank, their
+// products with a window of padding [panels, panel_width], and the characters.
+template <class Vec>
+struct CharCnnLayout {
+  static constexpr int panel_width = 2 * Vec::width;
+  int64_t padding, characters, size;
+  explicit CharCnnLayout(const CharCnnPlan& plan) {
+    int64_t panels = 0, floats = 0;
+    for (int64_t b = 0; b < plan.call.bank_count; ++b) {
+      const CharBank& bank = plan.call.banks[b];
+      const int64_t count = divided_up(bank.filters, panel_width);
+      panels += count;
+      floats += count * bank.width * plan.call.dim * panel_width;
+    }
+    padding = floats;
+    characters = padding + panels * panel_width;
+    size = characters + CharVectors<Vec>::floats(plan);
+  }
+};
+
+// Pool: FirstMaximum where the caller asks which windows won, else Maximum.
+template <class Vec, class Pool>
+class CharCnnForward {
+  static constexpr int panel_width = 2 * Vec::width;
+
+ public:
+  CharCnnForward(const CharCnnPlan& plan, Team team)
+      : plan_(plan), call_(plan.call), team_(team), layout_(plan), gemm_(call_.dim), characters_(plan, plan.scratch + layout_.characters) {}
+
+  void run() const {
+    const Partition mine(call_.tokens, team_.rank, team_.size);
+    for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
+    pack_partition();
+    barrier_wait(*team_.barrier);
+    for (int64_t token = mine.begin; token < mine.end; token += tokens_at_once)
+      pool_tokens(token, smaller(token + tokens_at_once, mine.end));
+  }
+
+ private:
+  // Every team_.size-th panel.
+  void pack_partition() const {
+    int64_t turn = 0;
+    float* to = plan_.scratch;
+    float* padding = plan_.scratch + layout_.padding;
+    float window[unit_k];
+    for (int64_t b = 0; b < call_.bank_count; ++b) {
+      const CharBank& bank = call_.banks[b];
+      const int64_t k = bank.width * call_.dim;
+      for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel, to += k * panel_width) {
+        if (turn++ % team_.size == team_.rank) {
+          Fp32Gemm<Vec>::pack_right(plain_panel<Vec>(bank.weight, bank.filters, panel), 0, k, reinterpret_cast<char*>(to));
+          padding_product(window, to, k, padding);
+        }
+        padding += panel_width;
+      }
+    }
+  }
+
+  // The product of one panel with a window of padding alone, unit by unit as WindowGemm has it.
+  void padding_product(float* window, const float* panel, int64_t k, float* to) const {
+    float sums[panel_width];
+    std::memset(to, 0, panel_width * sizeof(float));
+    for (int64_t k0 = 0; k0 < k; k0 += unit_k) {
+      const int64_t count = smaller(unit_k, k - k0);
+      for (int64_t j = 0; j < count; ++j)
+        window[j] = call_.table[call_.padding * call_.dim + (k0 + j) % call_.dim];
+      gemm_.multiply(window, 1, panel + k0 * panel_width, count, sums);
+      for (int64_t j = 0; j < panel_width; ++j) to[j] += sums[j];
+    }
+  }
+
+  void pool_tokens(int64_t begin, int64_t end) const {
+    const float* filters = plan_.scratch;
+    const float* padding = plan_.scratch + layout_.padding;
+    for (int64_t b = 0; b < call_.bank_count; ++b) {
+      const CharBank& bank = call_.banks[b];
+      for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel) {
+        for (int64_t token = begin; token < end; ++token) pool(token, bank, panel, filters, padding);
+        filters += bank.width * call_.dim * panel_width;
+        padding += panel_width;
+      }
+    }
+  }
+
+  void pool(int64_t token, const CharBank& bank, int64_t panel, const float* filters, const float* padding) const {
+    Pool largest[2];
+    const int64_t real = characters_.real_windows(token, bank), all = characters_.windows(bank);
+    const Blocks blocks(real, Vec::rows, true);
+    for (int64_t b = 0; b < blocks.count; ++b)
+      pool_block(characters_.of(token), blocks.begin(b), blocks.size(b), filters, bank.width * call_.dim, largest);
+    for (int v = 0; v < 2 && real < all; ++v)
+      largest[v].add(Vec::load(padding + v * Vec::width), static_cast<float>(real), static_cast<float>(all - real));
+    for (int v = 0; v < 2; ++v) {
+      const int64_t column = panel * panel_width + v * Vec::width;
+      if (column < bank.filters)
+        store(largest[v], token * call_.filters + bank.first + column, smaller(Vec::width, bank.filters - column));
+    }
+  }
+
+  // `rows` windows of a token from the `first` on.
+  void pool_block(const float* token, int64_t first, int64_t rows, const float* filters, int64_t k,
+                  Pool largest[2]) const {
+    if constexpr (!picks) {
+      if (k <= unit_k) return gemm_.largest(token + first * call_.dim, rows, filters, k, largest);
+    }
+    float products[Vec::rows * panel_width];
+    gemm_.multiply(token + first * call_.dim, rows, filters, k, products);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int v = 0; v < 2; ++v)
+        largest[v].add(Vec::load(products + r * panel_width + v * Vec::width), static_cast<float>(first + r), 1.0f);
+  }
+
+  void store(const Pool& largest, int64_t at, int64_t count) const {
+    float values[Vec::width];
+    Vec::store(values, largest.value());
+    std::memcpy(plan_.values + at, values, sizeof(float) * static_cast<size_t>(count));
+    if constexpr (picks) store_picks(largest, at, count);
+  }
+
+  void store_picks(const Pool& largest, int64_t at, int64_t count) const {
+    float firsts[Vec::width], counts[Vec::width];
+    Vec::store(firsts, largest.first);
+    Vec::store(counts, largest.count);
+    for (int64_t k = 0; k < count; ++k)
+      plan_.picks[at + k] = static_cast<uint32_t>(static_cast<int32_t>(firsts[k])) |
+                            static_cast<uint32_t>(static_cast<int32_t>(counts[k])) << 16;
+  }
+
+  static constexpr int64_t tokens_at_once = 64;
+  static constexpr bool picks = std::is_same_v<Pool, FirstMaximum<Vec>>;
+
+  const CharCnnPlan& plan_;
+  const CharCnnCall& call_;
+  const Team team_;
+  const CharCnnLayout<Vec> layout_;
+  const WindowGemm<Vec> gemm_;
+  const CharVectors<Vec> characters_;
+};
+
+template <class Vec>
+size_t char_cnn_forward_floats(const CharCnnPlan& plan) {
+  return static_cast<size_t>(CharCnnLayout<Vec>(plan).size);
+}
+
+template <class Vec>
+void char_cnn_run_forward(const CharCnnPlan& plan, Team team) {
+  if (plan.picks) CharCnnForward<Vec, FirstMaximum<Vec>>(plan, team).run();
+  else CharCnnForward<Vec, Maximum<Vec>>(plan, team).run();
+}
+
+}  // namespace elmo_fast::cpu

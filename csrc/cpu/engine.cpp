@@ -1,0 +1,81 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+namespace elmo_fast::cpu {
+namespace {
+
+// The engines of `high` and `medium`, or null where only fp32 was compiled.
+const AmxEngine* bf16_engines([[maybe_unused]] Isa isa) {
+#ifdef ELMO_FAST_HAS_AMX
+  if (isa == Isa::amx) return &amx_engine();
+#endif
+#ifdef ELMO_FAST_HAS_AVX512
+  return &amx_emulated_engine();
+#endif
+  return nullptr;
+}
+
+}  // namespace
+
+bool find_isa(Precision precision, Isa* isa) {
+  *isa = cpu_isa();
+  if (precision != Precision::highest) return *isa >= Isa::amx;
+  if (*isa > Isa::avx512) *isa = Isa::avx512;
+  return true;
+}
+
+Isa isa_for(Precision precision) {
+  const auto number = static_cast<int32_t>(precision);
+  if (number < 0 || number > 2) throw std::invalid_argument("precision: expected 0, 1 or 2");
+  Isa isa;
+  if (!find_isa(precision, &isa))
+    throw std::invalid_argument("precision: high and medium need AMX, which is not available here");
+  return isa;
+}
+
+const Fp32Engine& fp32_engine([[maybe_unused]] Isa isa) {
+#ifdef ELMO_FAST_HAS_AVX512
+  if (isa >= Isa::avx512) return avx512_engine();
+#endif
+#ifdef ELMO_FAST_HAS_AVX2
+  if (isa >= Isa::avx2) return avx2_engine();
+#endif
+  return generic_engine();
+}
+
+const Engine& engine_for(Precision precision, Isa isa) {
+  if (precision == Precision::highest) return fp32_engine(isa);
+  const AmxEngine& engines = *bf16_engines(isa);
+  return precision == Precision::high ? engines.high : engines.medium;
+}
+
+Label::Label(const char* op, Isa isa, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {
+  std::snprintf(text, sizeof text, "%s for %s, precision %d, sizes %lld %lld %lld", op, isa_name(isa),
+                static_cast<int>(precision), static_cast<long long>(first), static_cast<long long>(second),
+                static_cast<long long>(third));
+}
+
+void check_buffer(const void* packed, size_t size, size_t payload) {
+  if (packed == nullptr || reinterpret_cast<uintptr_t>(packed) % 4 != 0)
+    throw std::invalid_argument("packed: expected a buffer aligned to 4 bytes");
+  if (size < sizeof(Label) + payload)
+    throw std::invalid_argument("packed: expected " + std::to_string(sizeof(Label) + payload) + " bytes, got " +
+                                std::to_string(size));
+}
+
+void check_packed(const void* packed, size_t size, size_t payload, const Label& label) {
+  check_buffer(packed, size, 0);
+  const char* bytes = static_cast<const char*>(packed);
+  std::string found(bytes, strnlen(bytes, sizeof(Label)));
+  if (std::any_of(found.begin(), found.end(), [](char c) { return c < ' ' || c > '~'; })) found.clear();
+  if (found != label.text)
+    throw std::invalid_argument(std::string("packed: expected ") + label.text + "; got " +
+                                (found.empty() ? "something else" : found));
+  check_buffer(packed, size, payload);
+}
+
+}  // namespace elmo_fast::cpu

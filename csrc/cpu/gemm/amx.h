@@ -1,0 +1,231 @@
+// bf16 products on 16 x 16 tiles with fp32 sums, for one part (bf16) or two (value = high + low, three products).
+// `Tiles` are the tile registers (engine_amx.cpp) or their emulation (engine_amx_emulated.cpp).
+//
+// Left operand, per 16 rows and 32 k: one tile [16 rows, 32 k] per part. Right operand, per 32 k: per part two tiles,
+// one per vector of columns, [16 pairs of k, 16 columns, 2]. k is padded to 32 with zeros on both sides.
+// Sums run over k in steps of 32 (low x high, high x high, high x low in each), the same for every row.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "../vec/avx512.h"
+#include "fp32.h"
+
+namespace elmo_fast::cpu {
+
+// Internal linkage, as of Avx512Vec.
+namespace {
+
+constexpr int64_t tile_bytes = 1024;
+constexpr int64_t tile_rows = 16;
+constexpr int64_t tile_k = 32;
+
+// Rounds to the nearest bf16, ties to even; a NaN stays one.
+inline uint16_t to_bf16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float from_bf16(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+constexpr uint16_t bf16_exponent = 0x7f80;
+constexpr uint16_t bf16_largest = 0x7f7f;
+
+// x as one bf16, or as two whose sum has 16 bits. Infinities and NaN go to the second of two, which meets one part of
+// the other operand only: two products of unlike signs would make NaN of an infinity.
+template <int Parts>
+inline void split_bf16(float x, uint16_t out[Parts]) {
+  out[0] = to_bf16(x);
+  if (Parts == 1) return;
+  const bool full = (out[0] & bf16_exponent) == bf16_exponent, finite = std::isfinite(x);
+  if (full && finite) out[0] = (out[0] & 0x8000) | bf16_largest;
+  out[Parts - 1] = finite ? to_bf16(x - from_bf16(out[0])) : out[0];
+  if (!finite) out[0] = 0;
+}
+
+// Rows of fp16, whose rounding is an eighth of that of bf16 operands, at half the traffic of fp32.
+struct HalfRows {
+  using Value = uint16_t;
+  static __m512 get(const uint16_t* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static void put(__m512 x, uint16_t* to) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+template <class Tiles, int Parts>
+struct AmxGemm {
+  using Vec = Avx512Vec;
+  using Activations =
+      std::conditional_t<Parts == 1, ApproximateActivations<Vec, 4, false>, ApproximateActivations<Vec, 5, true>>;
+  using InputRows = std::conditional_t<Parts == 1, HalfRows, FloatRows<Vec>>;
+  static constexpr int panel_width = 2 * Vec::width;
+  static constexpr int64_t block_rows = 2 * tile_rows;
+  static constexpr int64_t cached_rows = 256;
+  static constexpr int64_t unit = 512;
+  static constexpr bool interleaves = true;
+  static constexpr int64_t bytes_per_k = 2 * Parts * tile_bytes / tile_k;
+  static constexpr int64_t bytes_per_prefetch = 128;  // the neighbouring line comes along
+
+  // Tiles are read and written whole, so only the last rows of a buffer may be unused.
+  static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, false); }
+  static int64_t buffer_rows(int64_t rows) { return (rows + tile_rows - 1) / tile_rows * tile_rows; }
+  static int64_t padded(int64_t k) { return (k + tile_k - 1) / tile_k * tile_k; }
+  static int64_t row_bytes(int64_t k) { return padded(k) * Parts * static_cast<int64_t>(sizeof(uint16_t)); }
+
+  // How often `between` runs in the product of one block with a panel of k rows: after the tiles of every 32, which
+  // keep their unit busy while the vector units work on something else.
+  static int64_t parts(int64_t k) { return padded(k) / tile_k; }
+
+  void begin(int64_t rows) const { Tiles::configure(static_cast<int>(rows < tile_rows ? rows : tile_rows)); }
+  void end() const { Tiles::release(); }
+
+  static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
+    std::memset(packed, 0, static_cast<size_t>(padded(k) * bytes_per_k));
+    for (int64_t row = 0; row < k; ++row)
+      for (int v = 0; v < 2; ++v)
+        for (int64_t col = 0; col < source.columns[v]; ++col) {
+          uint16_t parts[Parts];
+          split_bf16<Parts>(source.start[v][(k0 + row) * source.stride + col], parts);
+          const int64_t at = (row % tile_k / 2) * 64 + col * 4 + row % 2 * 2;
+          for (int part = 0; part < Parts; ++part)
+            std::memcpy(packed + row / tile_k * (2 * Parts * tile_bytes) + (2 * part + v) * tile_bytes + at,
+                        &parts[part], sizeof(uint16_t));
+        }
+  }
+
+  static void put_left(char* block, int64_t k_total, int /*rows*/, int r, int64_t k0, int64_t count,
+                       const float* values) {
+    char* row = block + r / tile_rows * (tile_rows * row_bytes(k_total)) + r % tile_rows * 64;
+    int64_t k = 0;
+    while (k < count) {
+      char* to = row + (k0 + k) / tile_k * (Parts * tile_bytes) + (k0 + k) % tile_k * 2;
+      if ((k0 + k) % 16 == 0 && count - k >= 16) {
+        put_sixteen(values + k, to);
+        k += 16;
+      } else {
+        uint16_t parts[Parts];
+        split_bf16<Parts>(values[k++], parts);
+        for (int part = 0; part < Parts; ++part) std::memcpy(to + part * tile_bytes, &parts[part], sizeof(uint16_t));
+      }
+    }
+  }
+
+  template <class Between>
+  void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
+                float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
+    const char* left = block + k0 / tile_k * (Parts * tile_bytes);
+    const int64_t bytes = padded(k) * bytes_per_k, part_bytes = bytes / parts;
+    const Prefetch next = {right + bytes + part * part_bytes, part_bytes / (padded(k) / tile_k)};
+    if (rows > tile_rows)
+      sum<2>(left, tile_rows * row_bytes(k_total), padded(k), right, start, c, ldc, next, between);
+    else
+      sum<1>(left, 0, padded(k), right, start, c, ldc, next, between);
+  }
+
+ private:
+  struct Prefetch {
+    const char* from;
+    int64_t per_step;  // bytes
+  };
+
+  // split_bf16 of 16 values side by side.
+  static void put_sixteen(const float* values, char* to) {
+    const __m512 x = Vec::load(values);
+    __m512i high = to_bf16_wide(x);
+    if (Parts == 1) return put_halves(high, to);
+    const __m512i exponent = _mm512_set1_epi32(bf16_exponent), halves = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
+    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(halves, exponent), exponent);
+    const __mmask16 full = _mm512_cmpeq_epi32_mask(_mm512_and_si512(high, exponent), exponent);
+    const __m512i sign = _mm512_and_si512(high, _mm512_set1_epi32(0x8000));
+    high = _mm512_mask_or_epi32(high, full & finite, sign, _mm512_set1_epi32(bf16_largest));
+    const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
+    put_halves(_mm512_maskz_mov_epi32(finite, high), to);
+    put_halves(_mm512_mask_mov_epi32(high, finite, to_bf16_wide(rest)), to + (Parts - 1) * tile_bytes);
+  }
+
+  static void put_halves(__m512i halves, char* to) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(halves));
+  }
+
+  static __m512i to_bf16_wide(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x), half = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(half, _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(_mm512_srli_epi32(up, 16), nan, half, _mm512_set1_epi32(0x40));
+  }
+
+  // One or two tiles of rows, the second `second` bytes after the first.
+  template <int Rows, class Between>
+  static void sum(const char* left, int64_t second, int64_t k, const char* right, Start start, float* c, size_t ldc,
+                  Prefetch next, Between& between) {
+    Tiles::before();
+    const float* from = start.rows;
+    Tiles::template load<0>(from, start.stride * 4);
+    Tiles::template load<1>(from + Vec::width, start.stride * 4);
+    from = start.from(tile_rows).rows;
+    if (Rows == 2) Tiles::template load<2>(from, start.stride * 4);
+    if (Rows == 2) Tiles::template load<3>(from + Vec::width, start.stride * 4);
+    for (; k > 0; k -= tile_k) {
+      for (int64_t at = 0; at < next.per_step; at += bytes_per_prefetch) __builtin_prefetch(next.from + at, 0, 2);
+      next.from += next.per_step;
+      step<Rows>(left, second, right);
+      between();
+      left += Parts * tile_bytes;
+      right += 2 * Parts * tile_bytes;
+    }
+    float* c1 = c + tile_rows * static_cast<int64_t>(ldc);
+    Tiles::template store<0>(c, ldc * 4);
+    Tiles::template store<1>(c + Vec::width, ldc * 4);
+    if (Rows == 2) Tiles::template store<2>(c1, ldc * 4);
+    if (Rows == 2) Tiles::template store<3>(c1 + Vec::width, ldc * 4);
+    Tiles::after();
+  }
+
+  template <int Rows>
+  static void step(const char* left, int64_t second, const char* right) {
+    load_right(right);
+    if (Parts == 2) {
+      load_left<Rows>(left + tile_bytes, second);
+      dot<Rows>();
+    }
+    load_left<Rows>(left, second);
+    dot<Rows>();
+    if (Parts == 2) {
+      load_right(right + 2 * tile_bytes);
+      dot<Rows>();
+    }
+  }
+
+  template <int Rows>
+  static void load_left(const char* left, int64_t second) {
+    Tiles::template load<4>(left, 64);
+    if (Rows == 2) Tiles::template load<5>(left + second, 64);
+  }
+
+  static void load_right(const char* right) {
+    Tiles::template load<6>(right, 64);
+    Tiles::template load<7>(right + tile_bytes, 64);
+  }
+
+  template <int Rows>
+  static void dot() {
+    Tiles::template dot<0, 4, 6>();
+    Tiles::template dot<1, 4, 7>();
+    if (Rows == 2) Tiles::template dot<2, 5, 6>();
+    if (Rows == 2) Tiles::template dot<3, 5, 7>();
+  }
+};
+
+}  // namespace
+}  // namespace elmo_fast::cpu

@@ -1,0 +1,192 @@
+// fp32 products on register tiles over packed operands.
+//
+// Right operand: panels of units [k, panel_width], k at most unit_k. Left operand: blocks of at most Vec::rows rows,
+// transposed: [k, rows of the block]. Every output element is the sum, in order of k, of chains of at most `unit_k`
+// products; the shape of the register tile does not enter, so a row has the same bits in any block.
+#pragma once
+
+#include "../activations.h"
+#include "packing.h"
+
+namespace elmo_fast::cpu {
+
+constexpr int64_t unit_k = 256;
+
+// c [R, 2 vectors] = start + sum
+template <class Vec, int R>
+inline __attribute__((always_inline)) void store_sums(const typename Vec::F (&sum)[R][2], Start start, float* c,
+                                                      size_t ldc) {
+  ELMO_FAST_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const float* from = start.rows + r * start.stride;
+    float* to = c + r * ldc;
+    Vec::store(to, Vec::add(Vec::load(from), sum[r][0]));
+    Vec::store(to + Vec::width, Vec::add(Vec::load(from + Vec::width), sum[r][1]));
+  }
+}
+
+template <class Vec, int R>
+inline __attribute__((always_inline)) void clear_sums(typename Vec::F (&sum)[R][2]) {
+  ELMO_FAST_UNROLL
+  for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = Vec::set1(0.0f);
+}
+
+// sum [R, 2 vectors] += a, whose rows lie `step` floats apart, x b [2 vectors].
+template <class Vec, int R>
+inline __attribute__((always_inline)) void add_products(const float* a, int64_t step, const float* b,
+                                                        typename Vec::F (&sum)[R][2]) {
+  const typename Vec::F b0 = Vec::load(b), b1 = Vec::load(b + Vec::width);
+  ELMO_FAST_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const typename Vec::F ar = Vec::set1(a[r * step]);
+    sum[r][0] = Vec::fma(ar, b0, sum[r][0]);
+    sum[r][1] = Vec::fma(ar, b1, sum[r][1]);
+  }
+}
+
+// Table entries [1, R] = Tile::template run<r>, for tiles of r rows.
+template <class Tile, int R, class Function>
+void fill_tiles(Function** table) {
+  if constexpr (R == 0) {
+    table[0] = nullptr;
+  } else {
+    fill_tiles<Tile, R - 1>(table);
+    table[R] = Tile::template run<R>;
+  }
+}
+
+// c [R, 2 vectors, row stride ldc] = start + a [k, R] x b [k, panel_width]; prefetches `Lines` cache lines from `next`
+// on for each k.
+template <class Vec, int Lines>
+struct PackedTile {
+  using Function = void(const float*, const float*, int64_t, Start, float*, size_t, const char*);
+
+  template <int R>
+  static void run(const float* a, const float* b, int64_t k, Start start, float* c, size_t ldc, const char* next) {
+    typename Vec::F sum[R][2];
+    clear_sums<Vec>(sum);
+    for (; k > 0; --k) {
+      if (Lines > 0) __builtin_prefetch(next, 0, 2);
+      if (Lines > 1) __builtin_prefetch(next + 64, 0, 2);
+      add_products<Vec>(a, 1, b, sum);
+      a += R;
+      b += 2 * Vec::width;
+      next += 64 * Lines;
+    }
+    store_sums<Vec>(sum, start, c, ldc);
+  }
+};
+
+// Rows of fp32, where 16-bit ones could stand.
+template <class Vec>
+struct FloatRows {
+  using Value = float;
+  static typename Vec::F get(const float* from) { return Vec::load(from); }
+  static void put(typename Vec::F x, float* to) { Vec::store(to, x); }
+};
+
+// The fp32 product as the loops see it: how operands are packed, and c = start + left x right over one unit of k.
+template <class Vec_>
+struct Fp32Gemm {
+  using Vec = Vec_;
+  using Activations = ExactActivations<Vec>;
+  using InputRows = FloatRows<Vec>;  // x W + B
+  static constexpr int panel_width = 2 * Vec::width;
+  static constexpr int block_rows = Vec::rows;
+  static constexpr int64_t cached_rows = 112;  // of a left operand with some thousand columns, in a core's own cache
+  static constexpr int64_t unit = unit_k;
+  static constexpr bool interleaves = false;
+  static constexpr int64_t bytes_per_k = panel_width * sizeof(float);
+
+  static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, true); }
+  static int64_t buffer_rows(int64_t rows) { return rows; }
+  static int64_t padded(int64_t k) { return k; }
+  static int64_t row_bytes(int64_t k) { return k * static_cast<int64_t>(sizeof(float)); }
+
+  Fp32Gemm() {
+    fill_tiles<PackedTile<Vec, 0>, Vec::rows>(table_[0]);
+    fill_tiles<PackedTile<Vec, 1>, Vec::rows>(table_[1]);
+    fill_tiles<PackedTile<Vec, 2>, Vec::rows>(table_[2]);
+  }
+
+  // Around products with left operands of `rows` rows in all.
+  void begin(int64_t /*rows*/) const {}
+  void end() const {}
+
+  // Rows [k0, k0 + k) of the panel.
+  static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
+    float* out = reinterpret_cast<float*>(packed);
+    for (int64_t row = k0; row < k0 + k; ++row, out += panel_width) {
+      for (int v = 0; v < 2; ++v) {
+        const float* from = source.start[v] + row * source.stride;
+        for (int64_t col = 0; col < Vec::width; ++col)
+          out[v * Vec::width + col] = col < source.columns[v] ? from[col] : 0.0f;
+      }
+    }
+  }
+
+  // values [count] become columns [k0, k0 + count) of row r in a block of `rows` rows.
+  static void put_left(char* block, int64_t /*k_total*/, int rows, int r, int64_t k0, int64_t count,
+                       const float* values) {
+    float* out = reinterpret_cast<float*>(block) + k0 * rows + r;
+    for (int64_t k = 0; k < count; ++k) out[k * rows] = values[k];
+  }
+
+  // c [rows, panel_width, row stride ldc] = start + left[:, k0 : k0 + k] x right, a unit of k rows. Prefetches the
+  // `part`-th of `parts` of the unit that follows `right` in memory.
+  template <class Between>
+  void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const char* right, Start start,
+                float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
+    const int lines = parts == 1 ? 2 : part < 2 ? 1 : 0;  // per k; a unit has two lines per k
+    const char* next = right + k * bytes_per_k + (lines == 1 ? part * k * 64 : 0);
+    table_[lines][rows](reinterpret_cast<const float*>(block) + k0 * rows, reinterpret_cast<const float*>(right), k,
+                        start, c, ldc, next);
+  }
+
+ private:
+  typename PackedTile<Vec, 0>::Function* table_[3][Vec::rows + 1];
+};
+
+// c [R, panel_width] += rows of `a`, `runs` panels that lie `step` floats apart, x b [runs * panel_width, panel_width].
+template <class Vec>
+struct PaneledTile {
+  using Function = void(const float*, int64_t, int64_t, const float*, float*);
+
+  template <int R>
+  static void run(const float* a, int64_t step, int64_t runs, const float* b, float* c) {
+    constexpr int panel_width = 2 * Vec::width;
+    typename Vec::F sum[R][2];
+    clear_sums<Vec>(sum);
+    for (; runs > 0; --runs, a += step)
+      for (int k = 0; k < panel_width; ++k, b += panel_width) add_products<Vec>(a + k, panel_width, b, sum);
+    store_sums<Vec>(sum, {c, panel_width}, c, panel_width);
+  }
+};
+
+// Products whose left operand is rows of a paneled matrix (lstm/layout.h), read where they lie.
+template <class Vec>
+class PaneledGemm {
+ public:
+  PaneledGemm() { fill_tiles<PaneledTile<Vec>, Vec::rows>(table_); }
+
+  // c [rows, panel_width] += left [panels, rows, panel_width], panels `step` floats apart, x right. Chains of at most
+  // unit_k products, in order.
+  void multiply(const float* left, int64_t step, int64_t panels, int64_t rows, const float* right, float* c) const {
+    const Blocks blocks(rows, Vec::rows, true);
+    for (int64_t first = 0; first < panels; first += panels_per_chain) {
+      const int64_t runs = smaller(panels_per_chain, panels - first);
+      for (int64_t b = 0; b < blocks.count; ++b) {
+        const int64_t row = blocks.begin(b) * panel_width;
+        table_[blocks.size(b)](left + first * step + row, step, runs, right + first * panel_width * panel_width,
+                               c + row);
+      }
+    }
+  }
+
+ private:
+  static constexpr int panel_width = 2 * Vec::width;
+  static constexpr int64_t panels_per_chain = unit_k / panel_width;
+  typename PaneledTile<Vec>::Function* table_[Vec::rows + 1];
+};
+
+}  // namespace elmo_fast::cpu

@@ -1,0 +1,92 @@
+// The entry points of linear.h: check, plan, split the work between threads.
+#include "../../linear.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "../engine.h"
+#include "../threads.h"
+
+namespace elmo_fast {
+namespace {
+
+using namespace cpu;
+
+void check_shape(const LinearShape& s) {
+  const auto epilogue = static_cast<int32_t>(s.epilogue);
+  if (s.input <= 0 || s.output <= 0 || s.input > INT32_MAX || s.output > INT32_MAX)
+    throw std::invalid_argument("shape: expected positive input and output");
+  if (epilogue < 0 || epilogue > 2) throw std::invalid_argument("epilogue: expected 0, 1 or 2");
+  if (s.epilogue == Epilogue::highway && s.input != s.output)
+    throw std::invalid_argument("shape: a highway layer has as many outputs as inputs");
+}
+
+void check_call(const LinearCall& call) {
+  if (call.rows < 0 || call.x_stride < 0 || call.y_stride < call.shape.output)
+    throw std::invalid_argument("rows, x_stride, y_stride: expected rows >= 0, x_stride >= 0, y_stride >= output");
+  if (call.threads < 1 || call.threads > 1024) throw std::invalid_argument("threads: expected 1 to 1024");
+  if (call.rows > 0 && (!call.x || !call.y)) throw std::invalid_argument("x, y: expected pointers");
+}
+
+Label label_for(const LinearShape& s, Isa isa) {
+  return Label("linear", isa, s.precision, s.input, s.output, static_cast<int64_t>(s.epilogue));
+}
+
+struct LinearJob {
+  LinearPlan plan;
+  const LinearEngine* engine;
+};
+
+void run_rank(void* context, int rank) {
+  const LinearJob& job = *static_cast<LinearJob*>(context);
+  job.engine->run(job.plan, rank, job.plan.call.threads);
+}
+
+}  // namespace
+
+size_t linear_packed_size(const LinearShape& shape) {
+  const Isa isa = isa_for(shape.precision);
+  check_shape(shape);
+  return sizeof(Label) + engine_for(shape.precision, isa).linear.packed_size(shape);
+}
+
+void linear_pack(const LinearShape& shape, const float* weight, const float* bias, const float* transform_weight,
+                 const float* transform_bias, void* packed, size_t packed_size) {
+  const Isa isa = isa_for(shape.precision);
+  check_shape(shape);
+  const LinearEngine& engine = engine_for(shape.precision, isa).linear;
+  check_buffer(packed, packed_size, engine.packed_size(shape));
+  const bool highway = shape.epilogue == Epilogue::highway;
+  if (!weight || highway != (transform_weight != nullptr) || highway != (transform_bias != nullptr) ||
+      (highway && !bias))
+    throw std::invalid_argument("weight: expected one matrix, and both of each kind for a highway layer");
+  const Label label = label_for(shape, isa);
+  std::memcpy(packed, &label, sizeof label);
+  engine.pack(shape, {{weight, transform_weight}, {bias, transform_bias}}, static_cast<char*>(packed) + sizeof label);
+}
+
+void linear_forward(const LinearCall& call) {
+  const Isa isa = isa_for(call.shape.precision);
+  check_shape(call.shape);
+  const LinearEngine& engine = engine_for(call.shape.precision, isa).linear;
+  check_packed(call.packed, call.packed_size, engine.packed_size(call.shape), label_for(call.shape, isa));
+  check_call(call);
+  if (call.rows == 0) return;
+  const size_t scratch_size = engine.scratch_size(call);
+  LinearJob job{{call, static_cast<const char*>(call.packed) + sizeof(Label),
+                 thread_scratch(scratch_size * size_t(call.threads)), scratch_size},
+                &engine};
+  run_together(call.threads, run_rank, &job);
+}
+
+void sigmoid_forward(const float* x, float* y, int64_t count, Precision precision) {
+  const IeeeScope ieee;
+  engine_for(precision, isa_for(precision)).activation.sigmoid(x, y, count);
+}
+
+void tanh_forward(const float* x, float* y, int64_t count, Precision precision) {
+  const IeeeScope ieee;
+  engine_for(precision, isa_for(precision)).activation.tanh(x, y, count);
+}
+
+}  // namespace elmo_fast

@@ -1,0 +1,138 @@
+// Packed operands of a product, shared by the fp32 and the bf16 kernels, and products over all their blocks of rows.
+//
+// The right operand is packed in panels of 2 vectors (`panel_width` columns), each panel in units of at most Gemm::unit
+// rows. The left operand is packed in blocks of rows. A Gemm class says how both lie in memory (fp32.h, amx.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__clang__)
+#define ELMO_FAST_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define ELMO_FAST_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace elmo_fast::cpu {
+
+// Internal linkage: these functions are compiled once for each instruction set.
+namespace {
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline size_t aligned64(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
+
+// Partition `rank` of `size` of [0, count).
+struct Partition {
+  int64_t begin, end;
+  Partition(int64_t count, int rank, int size) : begin(count * rank / size), end(count * (rank + 1) / size) {}
+};
+
+// Where sums begin: rows of 2 vectors, `stride` floats apart; with 0 one row that all begin from.
+struct Start {
+  const float* rows;
+  size_t stride;
+  Start from(int64_t row) const { return {rows + static_cast<size_t>(row) * stride, stride}; }
+};
+
+// The panel of 2 vectors to pack: where each starts in a row-major matrix and how many columns it has there.
+struct PanelSource {
+  const float* start[2];
+  int64_t columns[2];
+  int64_t stride;
+};
+
+// Splits `rows` rows into the fewest blocks of at most `most` rows: evenly, or full ones and a rest.
+struct Blocks {
+  int64_t count, base, larger, most, rows;
+  bool even;
+  Blocks(int64_t rows_, int64_t most_, bool even_)
+      : count((rows_ + most_ - 1) / most_), base(count ? rows_ / count : 0), larger(count ? rows_ % count : 0),
+        most(most_), rows(rows_), even(even_) {}
+  int64_t begin(int64_t block) const {
+    return even ? block * base + (block < larger ? block : larger) : block * most;
+  }
+  int64_t find(int64_t row) const {
+    if (!even) return row / most;
+    const int64_t in_larger = larger * (base + 1);
+    return row < in_larger ? row / (base + 1) : larger + (row - in_larger) / base;
+  }
+  int size(int64_t block) const {
+    if (even) return static_cast<int>(base + (block < larger ? 1 : 0));
+    return static_cast<int>(block + 1 < count ? most : rows - block * most);
+  }
+};
+
+// What runs between the parts of a product when nothing does.
+struct Nothing {
+  void operator()() const {}
+};
+
+}  // namespace
+
+// Columns [panel * panel_width, ...) of a row-major [k, columns] matrix.
+template <class Vec>
+PanelSource plain_panel(const float* weight, int64_t columns, int64_t panel) {
+  const int64_t first = panel * 2 * Vec::width;
+  const int64_t second = first + Vec::width < columns ? first + Vec::width : columns;
+  return {{weight + first, weight + second},
+          {smaller(Vec::width, columns - first), smaller(Vec::width, columns - second)},
+          columns};
+}
+
+template <class Gemm>
+int64_t panel_bytes(int64_t k) {
+  return Gemm::padded(k) * Gemm::bytes_per_k;
+}
+
+// Bytes of unit `u` of a panel of k rows.
+template <class Gemm>
+int64_t unit_bytes(int64_t k, int64_t u) {
+  return Gemm::padded(smaller(Gemm::unit, k - u * Gemm::unit)) * Gemm::bytes_per_k;
+}
+
+template <class Gemm>
+void pack_panel(const PanelSource& source, int64_t k, char* packed) {
+  for (int64_t k0 = 0; k0 < k; k0 += Gemm::unit) {
+    const int64_t count = smaller(Gemm::unit, k - k0);
+    Gemm::pack_right(source, k0, count, packed);
+    packed += unit_bytes<Gemm>(k, k0 / Gemm::unit);
+  }
+}
+
+// A left operand: blocks of rows [rows, k] one after the other.
+template <class Gemm>
+struct Left {
+  char* data;
+  int64_t k;
+  char* block(const Blocks& blocks, int64_t b) const { return data + blocks.begin(b) * Gemm::row_bytes(k); }
+};
+
+template <class Gemm>
+size_t left_bytes(int64_t rows, int64_t k) {
+  return aligned64(rows * Gemm::row_bytes(k));
+}
+
+// c [rows, panel_width, row stride ldc] = start + left x the unit of k that begins at k0. A product that interleaves
+// calls `between` as often as Gemm::parts says.
+template <class Gemm, class Between = const Nothing>
+void multiply_unit(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, int64_t k0, const char* right,
+                   Start start, float* c, size_t ldc, Between& between = {}) {
+  const int64_t k = smaller(Gemm::unit, left.k - k0);
+  for (int64_t b = 0; b < blocks.count; ++b)
+    gemm.multiply(left.block(blocks, b), left.k, blocks.size(b), k0, k, right, start.from(blocks.begin(b)),
+                  c + blocks.begin(b) * ldc, ldc, b, blocks.count, between);
+}
+
+// The same over a whole panel, units in order.
+template <class Gemm, class Between = const Nothing>
+void multiply_panel(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, const char* right, Start start,
+                    float* c, size_t ldc, Between& between = {}) {
+  for (int64_t u = 0; u * Gemm::unit < left.k; ++u) {
+    multiply_unit(gemm, left, blocks, u * Gemm::unit, right, u ? Start{c, ldc} : start, c, ldc, between);
+    right += unit_bytes<Gemm>(left.k, u);
+  }
+}
+
+}  // namespace elmo_fast::cpu

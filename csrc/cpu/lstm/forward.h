@@ -1,0 +1,342 @@
+// The time loop of one direction, run by every thread of its team.
+//
+// Per chunk: x W + B of its unique rows. Per step: gates and cells of this thread's tiles, barrier, projection of
+// this thread's columns, which also writes the next step's h operand, barrier. A thread reads x W + B and cells only
+// where it wrote them. Without a projection the cells write the next h operand and the second barrier falls away.
+//
+// With Save the activations of the gates, the cells and m W_P before its clip stay in `saved`, where the gradients
+// read them (layout.h); the numbers are the same.
+#pragma once
+
+#include "input_gemm.h"
+
+namespace elmo_fast::cpu {
+
+// The cell states of one thread's tiles, [tiles, slots, vector], the unused cells of the last tile zero.
+template <class Vec>
+class CellTiles {
+ public:
+  CellTiles(const LstmPlan& plan, const LstmDirection& direction, Partition tiles, float* cells)
+      : plan_(plan), d_(direction), dim_(plan.shape.dim), tiles_(tiles), cells_(cells) {}
+
+  float* at(int64_t tile, int64_t slot) const { return cells_ + (tile * plan_.slots + slot) * Vec::width; }
+  int64_t count(int64_t tile) const { return smaller(Vec::width, dim_ - tile * Vec::width); }
+
+  // c [slots, 2D] to the tiles.
+  void load() const {
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
+      for (int64_t slot = 0; slot < plan_.slots; ++slot) put(tile, slot, d_.c + slot * 2 * dim_);
+  }
+
+  void store() const {
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
+      for (int64_t slot = 0; slot < plan_.slots; ++slot)
+        std::memcpy(d_.c + slot * 2 * dim_ + tile * Vec::width, at(tile, slot), bytes(tile));
+  }
+
+  void start_sequence(int64_t slot) const {
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) put(tile, slot, d_.initial_c);
+  }
+
+ private:
+  size_t bytes(int64_t tile) const { return sizeof(float) * static_cast<size_t>(count(tile)); }
+
+  // `from` [D], or null for zeros.
+  void put(int64_t tile, int64_t slot, const float* from) const {
+    Vec::store(at(tile, slot), Vec::set1(0.0f));
+    if (from) std::memcpy(at(tile, slot), from + tile * Vec::width, bytes(tile));
+  }
+
+  const LstmPlan& plan_;
+  const LstmDirection& d_;
+  const int64_t dim_;
+  const Partition tiles_;
+  float* const cells_;
+};
+
+template <class Gemm, bool Save = false>
+class LstmLoop {
+  using Vec = typename Gemm::Vec;
+  using F = typename Vec::F;
+  static constexpr int panel_width = Gemm::panel_width;
+  static constexpr int64_t gate_width = 2 * panel_width;
+
+ public:
+  LstmLoop(const LstmPlan& plan, const LstmDirection& direction, Team team)
+      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape),
+        tiles_(weights_.tiles, team.rank, team.size), panels_(weights_.panels, team.rank, team.size),
+        scratch_(plan, team.size), input_gemm_(plan, direction, team, gemm_),
+        cells_(plan, direction, tiles_, floats(scratch_.c)), cell_limit_(Vec::set1(plan.cell_clip)),
+        proj_limit_(Vec::set1(plan.proj_clip)) {}
+
+  void run() {
+    cells_.load();
+    if (team_.rank == 0) {
+      clear_padding();
+      first_h();
+    }
+    meet();
+    for (int64_t k = 0; k < d_.chunk_count; ++k) {
+      input_gemm_.run(d_.chunks[k]);
+      for (int64_t t = d_.chunks[k].step_begin; t < d_.chunks[k].step_end; ++t) step(t);
+    }
+    gemm_.end();
+    cells_.store();
+  }
+
+ private:
+  void meet() const { barrier_wait(*team_.barrier); }
+  float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
+  // [slots, gate_width]. Where products interleave, a tile's gates wait in one half while the next tile's are made in
+  // the other.
+  float* own_gates(int64_t tile = 0) const {
+    const size_t half = Gemm::interleaves ? static_cast<size_t>(tile & 1) * scratch_.gates_bytes / 2 : 0;
+    return floats(scratch_.gates + scratch_.gates_bytes * static_cast<size_t>(team_.rank) + half);
+  }
+  float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
+    if constexpr (Save) return d_.saved.gates + (tile * plan_.packed_rows + plan_.row_begin[t]) * gate_width;
+    else return own_gates(tile);
+  }
+  Left<Gemm> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
+  Left<Gemm> m_operand() const { return {d_.scratch + scratch_.m, shape_.dim}; }
+  int64_t packed_row(int64_t t, int64_t slot) const { return plan_.row_begin[t] + slot; }
+  int64_t unique_index(int64_t t, int64_t slot) const { return d_.unique_index[packed_row(t, slot)]; }
+  bool starts_sequence(int64_t t, int64_t slot) const {
+    return plan_.sequence_start && plan_.sequence_start[packed_row(t, slot)];
+  }
+  float* output_row(int64_t t, int64_t slot) const {
+    const int64_t row = d_.out_rows[packed_row(t, slot)];
+    return row < 0 ? nullptr : d_.output + row * 2 * shape_.projection;
+  }
+
+  // Columns beyond k of left operands, which put_left never writes, multiply zero rows of weights.
+  void clear_padding() const {
+    if (Gemm::padded(1) == 1) return;
+    std::memset(d_.scratch + scratch_.x, 0, scratch_.projections - scratch_.x);
+    std::memset(d_.scratch + scratch_.h[0], 0, scratch_.c - scratch_.h[0]);
+  }
+
+  // The h operand of step 0; the others see it after the first barrier.
+  void first_h() {
+    for (int64_t slot = 0; slot < plan_.batch_sizes[0]; ++slot)
+      put_next_h(0, slot, 0, shape_.projection, d_.h + slot * 2 * shape_.projection);
+  }
+
+  // Columns [begin, begin + count) of slot's h go to step t's operand, or the initial state's do.
+  void put_next_h(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
+    const Blocks blocks = Gemm::blocks(plan_.batch_sizes[t]);
+    put_h_in(t, blocks, blocks.find(slot), slot, begin, count, h);
+  }
+
+  void put_h_in(int64_t t, const Blocks& blocks, int64_t b, int64_t slot, int64_t begin, int64_t count,
+                const float* h) {
+    const Left<Gemm> left = h_operand(t);
+    const float zeros[panel_width] = {};
+    const int r = static_cast<int>(slot - blocks.begin(b));
+    if (!starts_sequence(t, slot))
+      return Gemm::put_left(left.block(blocks, b), left.k, blocks.size(b), r, begin, count, h);
+    for (int64_t k = 0; k < count; k += panel_width)
+      Gemm::put_left(left.block(blocks, b), left.k, blocks.size(b), r, begin + k, smaller(panel_width, count - k),
+                     d_.initial_h ? d_.initial_h + begin + k : zeros);
+  }
+
+  void step(int64_t t) {
+    for (int64_t slot = 0; plan_.sequence_start && slot < plan_.batch_sizes[t]; ++slot)
+      if (starts_sequence(t, slot)) cells_.start_sequence(slot);
+    const Blocks blocks = Gemm::blocks(plan_.batch_sizes[t]);
+    const Left<Gemm> h = h_operand(t);
+    gemm_.begin(plan_.batch_sizes[t]);
+    if constexpr (Gemm::interleaves) make_cells_between(t, h, blocks);
+    else make_cells(t, h, blocks);
+    meet();
+    if (!weights_.panels) return;
+    project(t, blocks);
+    meet();
+  }
+
+  // Gates and cells of this thread's tiles, one tile after the other.
+  void make_cells(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
+    const Nothing nothing;
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
+      gather_projections(t, tile);
+      multiply_gates(t, tile, h, blocks, nothing);
+      for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
+    }
+  }
+
+  // The same with each tile's cells made between the parts of the next tile's product.
+  void make_cells_between(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
+    for (int64_t tile = tiles_.begin; tile < smaller(tiles_.begin + 2, tiles_.end); ++tile) gather_projections(t, tile);
+    SlotBySlot last(*this, t, tiles_.begin, blocks, 0);
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
+      multiply_gates(t, tile, h, blocks, last);
+      last.finish();
+      last = SlotBySlot(*this, t, tile, blocks, plan_.batch_sizes[t]);
+    }
+    last.finish();
+  }
+
+  template <class Between>
+  void multiply_gates(int64_t t, int64_t tile, const Left<Gemm>& h, const Blocks& blocks, Between& between) {
+    const char* right = d_.packed + weights_.recurrent + tile * weights_.recurrent_tile;
+    for (int panel = 0; panel < 2; ++panel, right += panel_bytes<Gemm>(shape_.projection)) {
+      float* const sums = gates(t, tile) + panel * panel_width;
+      multiply_panel(gemm_, h, blocks, right, {sums, gate_width}, sums, gate_width, between);
+    }
+  }
+
+  // gates [batch size, gate_width] = x W + B of the step's rows; the next tile's are prefetched meanwhile.
+  void gather_projections(int64_t t, int64_t tile) {
+    for (int64_t slot = 0; slot < plan_.batch_sizes[t]; ++slot) {
+      input_gemm_.prefetch(tile + 1, unique_index(t, slot));
+      input_gemm_.copy(tile, unique_index(t, slot), gates(t, tile) + slot * gate_width);
+    }
+  }
+
+  // Gates -> c, m of one block's rows in one tile. Two passes: the second waits for the first's long chain of
+  // operations, and side by side with other rows' the waits overlap.
+  void update_cells(int64_t t, int64_t tile, const Blocks& blocks, int64_t b) {
+    const int64_t begin = blocks.begin(b), end = begin + blocks.size(b);
+    float* const z = gates(t, tile);
+    for (int64_t slot = begin; slot < end; ++slot)
+      update_cell(z + slot * gate_width, cells_.at(tile, slot));
+    if constexpr (Save)
+      std::memcpy(d_.saved.cells + (tile * plan_.packed_rows + plan_.row_begin[t] + begin) * Vec::width,
+                  cells_.at(tile, begin), sizeof(float) * size_t((end - begin) * Vec::width));
+    float* const all_m = own_gates();
+    for (int64_t slot = begin; slot < end; ++slot) {
+      const F out = Vec::load(z + slot * gate_width + 3 * Vec::width);
+      const F squashed = Gemm::Activations::tanh(Vec::load(cells_.at(tile, slot)));
+      Vec::store(all_m + slot * gate_width, Vec::mul(out, squashed));
+    }
+    for (int64_t slot = begin; slot < end; ++slot) take_m(t, tile, blocks, b, slot, all_m + slot * gate_width);
+  }
+
+  // m [vector] of a slot in block b: to the projection's operand, or as h.
+  void take_m(int64_t t, int64_t tile, const Blocks& blocks, int64_t b, int64_t slot, const float* m) {
+    const int64_t cell = tile * Vec::width;
+    if (weights_.panels)
+      Gemm::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(slot - blocks.begin(b)),
+                  cell, cells_.count(tile), m);
+    else
+      emit(t, slot, cell, cells_.count(tile), m);
+  }
+
+  // Gates -> c, m of one tile, some slots each time it is called, between the parts of the next tile's product. Then
+  // the gates of the tile after overwrite a slot's.
+  class SlotBySlot {
+   public:
+    SlotBySlot(LstmLoop& loop, int64_t t, int64_t tile, const Blocks& blocks, int64_t slots)
+        : loop_(&loop), t_(t), tile_(tile), blocks_(&blocks), slots_(slots),
+          at_once_(divided_up(slots, 2 * blocks.count * Gemm::parts(loop.shape_.projection))) {}
+
+    void operator()() {
+      for (int64_t k = 0; k < at_once_ && slot_ < slots_; ++k) update();
+    }
+
+    void finish() {
+      while (slot_ < slots_) update();
+    }
+
+   private:
+    void update() {
+      LstmLoop& loop = *loop_;
+      float* const z = loop.gates(t_, tile_) + slot_ * gate_width;
+      float* const c = loop.cells_.at(tile_, slot_);
+      loop.update_cell(z, c);
+      Vec::store(z, Vec::mul(Vec::load(z + 3 * Vec::width), Gemm::Activations::tanh(Vec::load(c))));
+      loop.take_m(t_, tile_, *blocks_, blocks_->find(slot_), slot_, z);
+      if (tile_ + 2 < loop.tiles_.end) {
+        loop.input_gemm_.copy(tile_ + 2, loop.unique_index(t_, slot_), z);
+        loop.input_gemm_.prefetch(tile_ + 3, loop.unique_index(t_, slot_));
+      }
+      ++slot_;
+    }
+
+    LstmLoop* loop_;
+    int64_t t_, tile_;
+    const Blocks* blocks_;
+    int64_t slots_, at_once_, slot_ = 0;
+  };
+
+  // z [gate_width], c [vector] -> c, and sigmoid(o) instead of o; with Save all activations instead of their arguments.
+  void update_cell(float* z, float* c) const {
+    const F forget = Gemm::Activations::sigmoid(Vec::add(Vec::load(z + 2 * Vec::width), Vec::set1(1.0f)));
+    const F input = Gemm::Activations::sigmoid(Vec::load(z));
+    const F candidate = Gemm::Activations::tanh(Vec::load(z + Vec::width));
+    const F added = Vec::mul(input, candidate);
+    if constexpr (Save) {
+      Vec::store(z, input);
+      Vec::store(z + Vec::width, candidate);
+      Vec::store(z + 2 * Vec::width, forget);
+    }
+    Vec::store(c, clip(Vec::add(Vec::mul(forget, Vec::load(c)), added), cell_limit_));
+    Vec::store(z + 3 * Vec::width, Gemm::Activations::sigmoid(Vec::load(z + 3 * Vec::width)));
+  }
+
+  static F clip(F x, F limit) {
+    return Vec::at_most(limit, Vec::at_least(Vec::sub(Vec::set1(0.0f), limit), x));
+  }
+
+  // Columns [begin, begin + count) of a slot's new h: to the state, the output and the next step.
+  void emit(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
+    const size_t bytes = sizeof(float) * static_cast<size_t>(count);
+    std::memcpy(d_.h + slot * 2 * shape_.projection + begin, h, bytes);
+    if (float* out = output_row(t, slot)) std::memcpy(out + begin, h, bytes);
+    if (t + 1 < plan_.steps && slot < plan_.batch_sizes[t + 1]) put_next_h(t + 1, slot, begin, count, h);
+  }
+
+  // h = clip(m W_P) for this thread's columns, units of D outermost so that a unit of weights serves all rows.
+  void project(int64_t t, const Blocks& blocks) {
+    const Left<Gemm> m = m_operand();
+    const int64_t rows = plan_.batch_sizes[t], panel_floats = Gemm::buffer_rows(plan_.slots) * panel_width;
+    const float zeros[panel_width] = {};
+    float* sums = floats(scratch_.projected);
+    const char* right = d_.packed + weights_.projection;
+    for (int64_t u = 0; u * Gemm::unit < shape_.dim; ++u) {
+      const int64_t bytes = unit_bytes<Gemm>(shape_.dim, u);
+      for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
+        float* const of_panel = sums + panel * panel_floats;
+        multiply_unit(gemm_, m, blocks, u * Gemm::unit, right + panel * bytes,
+                      u ? Start{of_panel, panel_width} : Start{zeros, 0}, of_panel, panel_width);
+      }
+      right += bytes * weights_.panels;
+    }
+    for (int64_t panel = panels_.begin; panel < panels_.end; ++panel)
+      for (int64_t slot = 0; slot < rows; ++slot) emit_projected(t, slot, panel, sums + panel * panel_floats);
+  }
+
+  void emit_projected(int64_t t, int64_t slot, int64_t panel, float* sums) {
+    float* h = sums + slot * panel_width;
+    if constexpr (Save)
+      std::memcpy(d_.saved.projected + (panel * plan_.packed_rows + plan_.row_begin[t] + slot) * panel_width, h,
+                  panel_width * sizeof(float));
+    Vec::store(h, clip(Vec::load(h), proj_limit_));
+    Vec::store(h + Vec::width, clip(Vec::load(h + Vec::width), proj_limit_));
+    emit(t, slot, panel * panel_width, smaller(panel_width, shape_.projection - panel * panel_width), h);
+  }
+
+  const LstmPlan& plan_;
+  const LstmDirection& d_;
+  const Team team_;
+  const LstmShape shape_;
+  const WeightLayout<Gemm> weights_;
+  const Partition tiles_, panels_;
+  const ScratchLayout<Gemm> scratch_;
+  const Gemm gemm_{};
+  const InputGemm<Gemm> input_gemm_;
+  const CellTiles<Vec> cells_;
+  const F cell_limit_, proj_limit_;
+};
+
+template <class Gemm, bool Save = false>
+void lstm_run_direction(const LstmPlan& plan, const LstmDirection& direction, Team team) {
+  LstmLoop<Gemm, Save>(plan, direction, team).run();
+}
+
+template <class Gemm>
+LstmEngine lstm_engine() {
+  return {lstm_packed_bytes<Gemm>, lstm_pack_direction<Gemm>, lstm_scratch_bytes<Gemm>, lstm_run_direction<Gemm>};
+}
+
+}  // namespace elmo_fast::cpu

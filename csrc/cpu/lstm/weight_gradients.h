@@ -1,0 +1,208 @@
+// The gradients of one direction outside the recurrence, as large products: W, B, W_P and the inputs.
+//
+// dW and dB are sums over packed rows of [x, h before, 1] times dz. Packed rows that read the same input row are
+// added up first, where they lie, so that the inputs' part of dW and the inputs' gradient take unique rows only.
+#pragma once
+
+#include "backward.h"
+#include "forward.h"
+
+namespace elmo_fast::cpu {
+
+template <class Vec>
+class WeightGradients {
+  static constexpr int panel_width = 2 * Vec::width;
+
+ public:
+  WeightGradients(const LstmPlan& plan, const LstmBackward& direction, Team team)
+      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape), scratch_(plan, team.size),
+        unique_(direction.forward.chunks->unique_count), gate_panels_(weights_.gate_panels, team.rank, team.size),
+        result_(floats(scratch_.result + team.rank * scratch_.result_floats)) {}
+
+  void run() const {
+    pack_left_operands();
+    barrier_wait(*team_.barrier);
+    if (d_.grad_weights || d_.grad_biases) recurrent_weights();
+    if (d_.grad_projections) projection();
+    add_up_repeated_rows();
+    if (d_.grad_weights) input_weights();
+    barrier_wait(*team_.barrier);
+    if (d_.grad_inputs) inputs();
+  }
+
+ private:
+  float* floats(int64_t offset) const { return reinterpret_cast<float*>(d_.forward.scratch) + offset; }
+  const float* packed(int64_t offset) const { return reinterpret_cast<const float*>(d_.forward.packed) + offset; }
+  float* paneled(int64_t offset, int64_t panel, int64_t row) const {
+    return floats(offset) + (panel * plan_.packed_rows + row) * panel_width;
+  }
+
+  // Columns [0, columns) of rows [0, rows), which `value(row, column)` points to until a panel's end, as left operand.
+  template <class Value>
+  void pack_left(int64_t offset, int64_t columns, int64_t rows, Value value) const {
+    const Blocks blocks(columns, Vec::rows, true);
+    const Partition mine(blocks.count, team_.rank, team_.size);
+    for (int64_t b = mine.begin; b < mine.end; ++b) {
+      const int64_t begin = blocks.begin(b), count = blocks.size(b);
+      float* to = floats(offset) + begin * rows;
+      for (int64_t row = 0; row < rows; ++row, to += count)
+        for (int64_t k = 0; k < count;) {
+          const int64_t run = smaller(count - k, panel_width - (begin + k) % panel_width);
+          std::memcpy(to + k, value(row, begin + k), sizeof(float) * static_cast<size_t>(run));
+          k += run;
+        }
+    }
+  }
+
+  void pack_left_operands() const {
+    if (d_.grad_weights)
+      pack_left(scratch_.left_x, shape_.input, unique_, [this](int64_t row, int64_t column) {
+        return d_.forward.inputs + d_.forward.unique_rows[row] * plan_.input_stride + column;
+      });
+    if (d_.grad_projections)
+      pack_left(scratch_.left_dp, shape_.projection, plan_.packed_rows, [this](int64_t row, int64_t column) {
+        return paneled(scratch_.dp, column / panel_width, row) + column % panel_width;
+      });
+    if (d_.grad_weights || d_.grad_biases) pack_left_h();
+  }
+
+  // [h before the packed row, 1], step by step: W_P's products are clipped here as they were in the forward.
+  void pack_left_h() const {
+    const int64_t columns = shape_.projection + 1, rows = plan_.packed_rows;
+    const Blocks blocks(columns, Vec::rows, true);
+    const Partition mine(blocks.count, team_.rank, team_.size);
+    for (int64_t t = 0; t < plan_.steps; ++t)
+      for (int64_t slot = 0; slot < plan_.batch_sizes[t]; ++slot)
+        for (int64_t b = mine.begin; b < mine.end; ++b) {
+          const int64_t begin = blocks.begin(b), count = blocks.size(b);
+          float* to = floats(scratch_.left_h) + begin * rows + (plan_.row_begin[t] + slot) * count;
+          const int64_t of_h = smaller(count, shape_.projection - begin);
+          previous_h(t, slot, begin, of_h, to);
+          if (of_h < count) to[of_h] = 1.0f;
+        }
+  }
+
+  void previous_h(int64_t t, int64_t slot, int64_t begin, int64_t count, float* to) const {
+    const size_t bytes = sizeof(float) * static_cast<size_t>(count);
+    if (plan_.sequence_start && plan_.sequence_start[plan_.row_begin[t] + slot]) {
+      if (d_.forward.initial_h) std::memcpy(to, d_.forward.initial_h + begin, bytes);
+      else std::memset(to, 0, bytes);
+    } else if (t == 0) {
+      std::memcpy(to, d_.forward.h + slot * 2 * shape_.projection + begin, bytes);
+    } else {
+      emitted_h(plan_.row_begin[t - 1] + slot, begin, count, to);
+    }
+  }
+
+  void emitted_h(int64_t row, int64_t begin, int64_t count, float* to) const {
+    const bool projected = shape_.dim != shape_.projection;
+    const float* from = projected ? d_.forward.saved.projected : floats(scratch_.m);
+    const float limit = plan_.proj_clip;
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t column = begin + k;
+      const float h = from[(column / panel_width * plan_.packed_rows + row) * panel_width + column % panel_width];
+      to[k] = !projected ? h : h > limit ? limit : h < -limit ? -limit : h;
+    }
+  }
+
+  // result_ [columns of left, panel_width] = left^T x right over `rows` rows.
+  void sum_over_rows(int64_t left, int64_t columns, int64_t rows, const float* right) const {
+    std::memset(result_, 0, sizeof(float) * static_cast<size_t>(columns * panel_width));
+    const Left<Fp32Gemm<Vec>> operand = {reinterpret_cast<char*>(floats(left)), rows};
+    multiply_panel(gemm_, operand, Blocks(columns, Vec::rows, true), reinterpret_cast<const char*>(right),
+                   {result_, panel_width}, result_, panel_width);
+  }
+
+  // The two gates' columns of a panel of dz: row `row` of result_ to row `row` of `to` [rows, 4D].
+  void store_gates(int64_t panel, int64_t row, float* to) const {
+    const int64_t cell = panel / 2 * Vec::width, gate = panel % 2 * 2;
+    const size_t bytes = sizeof(float) * static_cast<size_t>(smaller(Vec::width, shape_.dim - cell));
+    for (int64_t k = 0; k < 2; ++k)
+      std::memcpy(to + (gate + k) * shape_.dim + cell, result_ + row * panel_width + k * Vec::width, bytes);
+  }
+
+  void recurrent_weights() const {
+    for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
+      sum_over_rows(scratch_.left_h, shape_.projection + 1, plan_.packed_rows, paneled(scratch_.dz, panel, 0));
+      for (int64_t k = 0; d_.grad_weights && k < shape_.projection; ++k)
+        store_gates(panel, k, d_.grad_weights + (shape_.input + k) * 4 * shape_.dim);
+      if (d_.grad_biases) store_gates(panel, shape_.projection, d_.grad_biases);
+    }
+  }
+
+  // dW_P, a panel of cells at a time, transposed on its way.
+  void projection() const {
+    const Partition mine(panels_of<Vec>(shape_.dim), team_.rank, team_.size);
+    for (int64_t panel = mine.begin; panel < mine.end; ++panel) {
+      sum_over_rows(scratch_.left_dp, shape_.projection, plan_.packed_rows, paneled(scratch_.m, panel, 0));
+      for (int64_t cell = panel * panel_width; cell < smaller((panel + 1) * panel_width, shape_.dim); ++cell)
+        for (int64_t k = 0; k < shape_.projection; ++k)
+          d_.grad_projections[cell * shape_.projection + k] = result_[k * panel_width + cell % panel_width];
+    }
+  }
+
+  // dz of packed rows that read one input row becomes their sum, at the row's index among the unique ones. In order of
+  // first use that index is never behind the packed row, so nothing is overwritten before it was read.
+  void add_up_repeated_rows() const {
+    if (unique_ == plan_.packed_rows) return;
+    const int32_t* slots = d_.forward.unique_index;
+    for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
+      float* rows = paneled(scratch_.dz, panel, 0);
+      int64_t seen = 0;
+      for (int64_t row = 0; row < plan_.packed_rows; ++row) {
+        const float* from = rows + row * panel_width;
+        float* to = rows + slots[row] * panel_width;
+        const bool first = slots[row] == seen;
+        seen += first;
+        for (int v = 0; v < panel_width; v += Vec::width)
+          Vec::store(to + v, first ? Vec::load(from + v) : Vec::add(Vec::load(to + v), Vec::load(from + v)));
+      }
+    }
+  }
+
+  void input_weights() const {
+    for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
+      sum_over_rows(scratch_.left_x, shape_.input, unique_, paneled(scratch_.dz, panel, 0));
+      for (int64_t k = 0; k < shape_.input; ++k) store_gates(panel, k, d_.grad_weights + k * 4 * shape_.dim);
+    }
+  }
+
+  // dx = dz W_x^T of this thread's unique rows, some at a time so that they stay in the cache.
+  void inputs() const {
+    const Partition mine(unique_, team_.rank, team_.size);
+    for (int64_t row = mine.begin; row < mine.end; row += rows_at_once) {
+      const int64_t count = smaller(rows_at_once, mine.end - row);
+      for (int64_t panel = 0; panel < panels_of<Vec>(shape_.input); ++panel) {
+        float sums[rows_at_once * panel_width] = {};
+        product_of_rows_.multiply(paneled(scratch_.dz, 0, row), plan_.packed_rows * panel_width, weights_.gate_panels,
+                                  count, packed(weights_.input) + panel * weights_.gates * panel_width, sums);
+        const int64_t first = panel * panel_width, columns = smaller(panel_width, shape_.input - first);
+        for (int64_t k = 0; k < count; ++k)
+          std::memcpy(d_.grad_inputs + d_.forward.unique_rows[row + k] * plan_.input_stride + first,
+                      sums + k * panel_width, sizeof(float) * static_cast<size_t>(columns));
+      }
+    }
+  }
+
+  static constexpr int64_t rows_at_once = 5 * Vec::rows;
+
+  const LstmPlan& plan_;
+  const LstmBackward& d_;
+  const Team team_;
+  const LstmShape shape_;
+  const BackwardWeights<Vec> weights_;
+  const BackwardScratch<Vec> scratch_;
+  const int64_t unique_;
+  const Partition gate_panels_;
+  float* const result_;
+  const Fp32Gemm<Vec> gemm_{};
+  const PaneledGemm<Vec> product_of_rows_{};
+};
+
+template <class Vec>
+void lstm_run_backward(const LstmPlan& plan, const LstmBackward& direction, Team team) {
+  BackwardLoop<Vec>(plan, direction, team).run();
+  WeightGradients<Vec>(plan, direction, team).run();
+}
+
+}  // namespace elmo_fast::cpu

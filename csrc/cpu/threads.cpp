@@ -1,0 +1,297 @@
+#include "threads.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <link.h>
+
+#include <string>
+#endif
+
+namespace elmo_fast::cpu {
+namespace {
+
+constexpr int spins_before_yield = 512;
+constexpr int yields_before_sleep = 256;
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+void back_off(int turn) {
+  if (turn < spins_before_yield) return pause();
+  if (turn < spins_before_yield + yields_before_sleep) return std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+struct Task {
+  void (*function)(void*, int);
+  void* context;
+
+  void run(int rank) const {
+    const IeeeScope ieee;
+    function(context, rank);
+  }
+};
+
+struct Job {
+  Task task;
+  std::atomic<int> left;
+};
+
+// One waiting thread and the job handed to it.
+class Worker {
+ public:
+  Worker() { std::thread([this] { serve(); }).detach(); }
+
+  void start(Job* job, int rank) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job_ = job;
+      rank_ = rank;
+    }
+    wake_.notify_one();
+  }
+
+ private:
+  void serve() {
+    for (;;) {
+      Job* job = next();
+      job->task.run(rank_);
+      job->left.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  Job* next() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wake_.wait(lock, [this] { return job_ != nullptr; });
+    Job* job = job_;
+    job_ = nullptr;
+    return job;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  Job* job_ = nullptr;
+  int rank_ = 0;
+};
+
+// Idle workers of one process. Never destroyed: its threads live as long as the process.
+class Pool {
+ public:
+  explicit Pool(pid_t owner) : owner_(owner) {}
+  pid_t owner() const { return owner_; }
+
+  std::vector<Worker*> take(size_t count) {
+    std::vector<Worker*> taken;
+    taken.reserve(count);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (taken.size() < count && !idle_.empty()) {
+        taken.push_back(idle_.back());
+        idle_.pop_back();
+      }
+    }
+    while (taken.size() < count) taken.push_back(new Worker());
+    return taken;
+  }
+
+  void give_back(const std::vector<Worker*>& workers) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_.insert(idle_.end(), workers.begin(), workers.end());
+  }
+
+ private:
+  const pid_t owner_;
+  std::mutex mutex_;
+  std::vector<Worker*> idle_;
+};
+
+std::atomic<Pool*> current_pool{nullptr};
+
+// In a forked child the parent's threads are gone and its locks may be held: start over.
+Pool& pool() {
+  const pid_t self = getpid();
+  Pool* found = current_pool.load(std::memory_order_acquire);
+  while (found == nullptr || found->owner() != self) {
+    Pool* started = new Pool(self);
+    if (current_pool.compare_exchange_strong(found, started)) return *started;
+    delete started;
+  }
+  return *found;
+}
+
+#if defined(__linux__)
+// Entry points of GNU's OpenMP runtime, in the process that looked them up.
+struct OpenMp {
+  void (*parallel)(void (*body)(void*), void* data, unsigned threads, unsigned flags);  // GOMP_parallel
+  int (*number)();
+  int (*count)();
+  int (*in_parallel)();
+  pid_t owner;
+};
+
+std::atomic<const OpenMp*> in_use{nullptr};
+
+// Path of the best candidate so far: a library named libgomp*, one in a folder of torch's before any other.
+int remember_libgomp(dl_phdr_info* info, size_t, void* found) {
+  std::string& best = *static_cast<std::string*>(found);
+  const std::string path = info->dlpi_name ? info->dlpi_name : "";
+  if (path.substr(path.find_last_of('/') + 1).rfind("libgomp", 0) != 0) return 0;
+  if (best.empty() || path.find("/torch/") != std::string::npos) best = path;
+  return 0;
+}
+
+template <class Function>
+bool look_up(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
+struct Region {
+  Task task;
+  int count;
+  const OpenMp* openmp;
+  std::atomic<bool> complete;
+};
+
+// Every thread of a region sees the same count, so either all of them run their task or none does.
+void body(void* data) {
+  Region& region = *static_cast<Region*>(data);
+  if (region.openmp->count() != region.count) return region.complete.store(false, std::memory_order_relaxed);
+  region.task.run(region.openmp->number());
+}
+
+// Region of `count` threads; false, with no task run, when OpenMP's are not in use or not to be had.
+bool run_on_openmp(int count, Task task) {
+  if (!threads_are_openmp()) return false;
+  const OpenMp* openmp = in_use.load(std::memory_order_acquire);
+  if (openmp->in_parallel()) return false;
+  Region region{task, count, openmp, {true}};
+  openmp->parallel(body, &region, static_cast<unsigned>(count), 0);
+  return region.complete.load(std::memory_order_relaxed);
+}
+#else
+bool run_on_openmp(int, Task) { return false; }
+#endif
+
+constexpr size_t page = 4096;
+
+struct Free {
+  void operator()(char* p) const { std::free(p); }
+};
+
+struct Scratch {
+  std::unique_ptr<char, Free> data;
+  size_t size = 0;
+};
+
+}  // namespace
+
+void Barrier::reset(int size) {
+  size_ = size;
+  waiting_.store(0, std::memory_order_relaxed);
+}
+
+void Barrier::wait() {
+  if (size_ == 1) return;
+  const uint32_t round = round_.load(std::memory_order_relaxed);
+  if (waiting_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+    waiting_.store(0, std::memory_order_relaxed);
+    round_.store(round + 1, std::memory_order_release);
+    return;
+  }
+  for (int turn = 0; round_.load(std::memory_order_acquire) == round; ++turn) back_off(turn);
+}
+
+void barrier_wait(Barrier& barrier) { barrier.wait(); }
+
+void run_together(int count, void (*task)(void*, int), void* context) {
+  const Task all{task, context};
+  if (count == 1) return all.run(0);
+  if (run_on_openmp(count, all)) return;
+  Pool& workers = pool();
+  const std::vector<Worker*> taken = workers.take(static_cast<size_t>(count - 1));
+  Job job{all, {count - 1}};
+  for (int rank = 1; rank < count; ++rank) taken[static_cast<size_t>(rank - 1)]->start(&job, rank);
+  all.run(0);
+  for (int turn = 0; job.left.load(std::memory_order_acquire) != 0; ++turn) back_off(turn);
+  workers.give_back(taken);
+}
+
+#if defined(__linux__)
+bool use_openmp_threads() {
+  std::string path;
+  dl_iterate_phdr(remember_libgomp, &path);
+  if (path.empty()) return false;
+  void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return false;
+  OpenMp found = {};
+  found.owner = getpid();
+  if (!look_up(library, "GOMP_parallel", found.parallel) || !look_up(library, "omp_get_thread_num", found.number) ||
+      !look_up(library, "omp_get_num_threads", found.count) || !look_up(library, "omp_in_parallel", found.in_parallel))
+    return false;
+  static OpenMp openmp;
+  openmp = found;
+  in_use.store(&openmp, std::memory_order_release);
+  return true;
+}
+
+bool threads_are_openmp() {
+  const OpenMp* openmp = in_use.load(std::memory_order_acquire);
+  return openmp && openmp->owner == getpid();
+}
+
+void use_own_threads() { in_use.store(nullptr, std::memory_order_release); }
+
+#else
+bool use_openmp_threads() { return false; }
+void use_own_threads() {}
+bool threads_are_openmp() { return false; }
+#endif
+
+char* thread_scratch(size_t bytes) {
+  thread_local Scratch scratch;
+  if (scratch.size < bytes) {
+    scratch.data.reset();
+    scratch.size = 0;
+    const size_t size = (bytes + page - 1) / page * page;
+    scratch.data.reset(static_cast<char*>(std::aligned_alloc(page, size)));
+    if (!scratch.data) throw std::bad_alloc();
+    scratch.size = size;
+  }
+  return scratch.data.get();
+}
+
+#if defined(__x86_64__) || defined(__i386__)
+IeeeScope::IeeeScope() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+IeeeScope::~IeeeScope() { _mm_setcsr(static_cast<unsigned>(saved_)); }
+#elif defined(__aarch64__)
+IeeeScope::IeeeScope() {
+  asm volatile("mrs %0, fpcr" : "=r"(saved_));
+  asm volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+}
+IeeeScope::~IeeeScope() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+#else
+IeeeScope::IeeeScope() : saved_(0) {}
+IeeeScope::~IeeeScope() {}
+#endif
+
+}  // namespace elmo_fast::cpu

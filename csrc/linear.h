@@ -1,0 +1,52 @@
+// The plain product with an epilogue, on the register tiles and in the fixed order of the LSTM (projected_lstm.h).
+// csrc/cpu implements it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace elmo_fast {
+
+// highest: fp32, denormals as IEEE. high: bf16 operands split in two, three products. medium: bf16.
+// high and medium need AMX, accumulate in fp32 and flush denormals inside products. An infinite input stays infinite
+// in every product with a weight that bf16 does not round to zero.
+enum class Precision : int32_t { highest = 0, high = 1, medium = 2 };
+
+// y = epilogue(x W + b). highway: y = g * relu(x Wt + bt) + (1 - g) * x with g = sigmoid(x Wc + bc), K == M.
+enum class Epilogue : int32_t { none = 0, relu = 1, highway = 2 };
+
+struct LinearShape {
+  int64_t input;   // K
+  int64_t output;  // M
+  Epilogue epilogue;
+  Precision precision = Precision::highest;  // of the products; the epilogue is fp32
+};
+
+size_t linear_packed_size(const LinearShape& shape);
+
+// weight [K, M], bias [M] (null: zeros). highway: weight, bias hold Wc, bc and transform_weight [K, K],
+// transform_bias [K] hold Wt, bt; null otherwise. packed as for lstm_pack.
+void linear_pack(const LinearShape& shape, const float* weight, const float* bias, const float* transform_weight,
+                 const float* transform_bias, void* packed, size_t packed_size);
+
+struct LinearCall {
+  LinearShape shape;
+  const void* packed;
+  size_t packed_size;
+  const float* x;      // [rows, K], row r at x + r * x_stride; rows may overlap (a sliding window)
+  int64_t rows;
+  int64_t x_stride;    // floats
+  float* y;            // [rows, M], row r at y + r * y_stride; must not alias x
+  int64_t y_stride;    // >= M
+  int threads;
+};
+
+// Throws std::invalid_argument on sizes or packed weights that do not fit together. An output row has the same bits
+// whatever else is in the call and whatever the thread count.
+void linear_forward(const LinearCall& call);
+
+// The activations of a precision, element by element, for tests: y[k] = f(x[k]).
+void sigmoid_forward(const float* x, float* y, int64_t count, Precision precision);
+void tanh_forward(const float* x, float* y, int64_t count, Precision precision);
+
+}  // namespace elmo_fast

@@ -1,0 +1,207 @@
+"""The subcommands `vocab`, `train`, `perplexity`, `export` and `import-tf`."""
+
+import argparse
+import math
+from collections.abc import Callable
+
+from elmo_fast.choices import PRECISIONS
+from elmo_fast.cli.flags import add_command, at_least
+from elmo_fast.train.config import DECAYS, OPTIMIZERS, SIZES
+
+_TEXT = "files or globs of UTF-8 text, one tokenized sentence a line"
+_CHECKPOINT = {"metavar": "FILE", "help": "a checkpoint of the run (default: the best, else the last)"}
+
+
+def add_commands(commands) -> None:
+    """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
+    _add_vocab(commands)
+    add_train_arguments(add_command(commands, "train", train, "train a model from a tokenized text, resume a run, or "
+                                    "fine-tune a model"))
+    _add_perplexity(commands)
+    _add_export(commands)
+    _add_import_tf(commands)
+
+
+def _number(least: float, most: float) -> Callable[[str], float]:
+    """An argparse type: a finite number between two bounds."""
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most or value == math.inf:
+            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got {text!r}")
+        return value
+    return parse
+
+
+_FRACTION, _POSITIVE = _number(0, 1), _number(0, math.inf)
+
+
+def _add_vocab(commands) -> None:
+    vocab = add_command(commands, "vocab", _vocab, "count the words of a tokenized text and write a vocabulary file")
+    vocab.add_argument("inputs", metavar="TEXT", nargs="+", help=_TEXT)
+    vocab.add_argument("output", metavar="OUTPUT", help="the vocabulary file, most frequent word first")
+    vocab.add_argument("--min-count", type=at_least(1), default=1, help="leave out rarer words (default: %(default)s)")
+    vocab.add_argument("--max-size", type=at_least(4), help="words at most, <S>, </S> and <UNK> included")
+    vocab.add_argument("--processes", type=at_least(1), help="processes that count (default: one per core)")
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `train`. An absent argument is None: the options file, the run or a default decides."""
+    parser.add_argument("run_directory", metavar="RUN", help="directory of the run: options, log and checkpoints")
+    data = parser.add_argument_group("data")
+    data.add_argument("--train", metavar="TEXT", nargs="+", help=_TEXT)
+    data.add_argument("--heldout", metavar="TEXT", nargs="+", help="text to compute the perplexity of during training")
+    data.add_argument("--vocab", metavar="FILE", help="vocabulary file with <S>, </S> and <UNK>, most frequent first")
+    start = parser.add_argument_group("start")
+    start.add_argument("--resume", action="store_true", help="continue RUN exactly from its last checkpoint")
+    start.add_argument("--from-model", metavar="MODEL", help="fine-tune: a directory, ZIP, URL or name, as in embed")
+    start.add_argument("--from-options", metavar="FILE", help="fine-tune: options.json, with --from-weights")
+    start.add_argument("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
+    start.add_argument("--from-softmax", metavar="FILE", help="fine-tune: HDF5 softmax, written by export --softmax "
+                       "(default: softmax.hdf5 beside the model if it exists, else random weights)")
+    _add_model(parser.add_argument_group("model").add_argument)
+    _add_training(parser.add_argument_group("training").add_argument)
+    _add_run(parser.add_argument_group("run").add_argument)
+
+
+def _add_model(add) -> None:
+    add("--options-file", metavar="FILE", help="options.json with bilm-tf's keys: lstm, char_cnn, dropout, batch_size, "
+        "...; arguments given here override it")
+    add("--size", choices=SIZES, help="the sizes of a published model in place of an options file")
+    add("--one-direction", dest="bidirectional", action="store_false", default=None,
+        help="a forward language model; it cannot be exported")
+    add("--dropout", type=_FRACTION, metavar="P", help="(default: 0.1)")
+    add("--full-softmax", dest="sample_softmax", action="store_false", default=None,
+        help="no sampling: the loss over the whole vocabulary")
+    add("--negatives", dest="n_negative_samples_batch", type=at_least(1), metavar="N",
+        help="samples per batch and direction (default: 8192)")
+
+
+def _add_training(add) -> None:
+    add("--batch-size", type=at_least(1), metavar="N", help="rows (default: 128)")
+    add("--unroll-steps", type=at_least(1), metavar="N", help="tokens per row and step (default: 20)")
+    add("--reset-states", type=_FRACTION, metavar="P", help="fraction of rows whose state is zeroed before a batch, so "
+        "that the model also learns from zero states (default: 0, as bilm-tf)")
+    add("--accumulate", type=at_least(1), metavar="N", help="batches, from separate streams, whose gradients are "
+        "averaged in a step, as by N processes (default: 1)")
+    add("--epochs", dest="n_epochs", type=_POSITIVE, metavar="N", help="(default: 10)")
+    add("--max-steps", type=at_least(1), metavar="N", help="in place of --epochs")
+    add("--optimizer", choices=OPTIMIZERS, help="(default: adagrad)")
+    add("--learning-rate", type=_POSITIVE, metavar="R", help="(default: 0.2 for adagrad, 0.001 for adamw)")
+    add("--warmup-steps", type=at_least(0), metavar="N", help="steps to the full rate (default: 0 for adagrad, 500 for "
+        "adamw)")
+    add("--decay", choices=DECAYS, help="(default: constant for adagrad, cosine for adamw)")
+    add("--weight-decay", type=_FRACTION, metavar="W", help="adamw, matrices only (default: 0.01)")
+    add("--clip-norm", dest="all_clip_norm_val", type=_POSITIVE, metavar="N",
+        help="largest norm of all gradients together (default: 10)")
+    add("--seed", type=at_least(0), metavar="N", help="of weights, order, dropout and samples (default: 0)")
+    add("--patience", type=at_least(1), metavar="N", help="stop after N held-out perplexities without a new best "
+        "(default: never)")
+
+
+def _add_run(add) -> None:
+    add("--evaluate-every", type=at_least(1), metavar="N", help="steps (default: ten times an epoch)")
+    add("--evaluate-batch-size", type=at_least(1), metavar="N", help="rows of the held-out text (default: 256)")
+    add("--checkpoint-every", type=at_least(1), metavar="N", help="steps (default: 500)")
+    add("--log-every", type=at_least(1), metavar="N", help="steps (default: 10)")
+    add("--keep", type=at_least(1), metavar="K", help="number of checkpoints to keep (default: 2)")
+    add("--workers", type=at_least(0), metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 for a "
+        "GPU)")
+    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
+    add("--precision", choices=PRECISIONS, help="(default: medium, which is bf16, on GPUs that have it, else highest)")
+    add("--tensorboard", action="store_true", default=None, help="also write TensorBoard events into RUN")
+    add("--quiet", action="store_true", default=None, help="no progress bar")
+
+
+def _add_perplexity(commands) -> None:
+    perplexity = add_command(commands, "perplexity", _perplexity, "print the perplexity of a trained model on a text",
+                             "--quiet")
+    perplexity.add_argument("model", metavar="MODEL", help="a run's directory, or an exported model with its softmax")
+    perplexity.add_argument("text", metavar="TEXT", nargs="+", help=_TEXT)
+    perplexity.add_argument("--checkpoint", **_CHECKPOINT)
+    perplexity.add_argument("--softmax", metavar="FILE", help="of an exported model (default: softmax.hdf5 beside it)")
+    perplexity.add_argument("--vocab", metavar="FILE", help="of an exported model (default: vocab.txt beside it)")
+    perplexity.add_argument("--batch-size", type=at_least(1), default=256, metavar="N",
+                            help="rows (default: %(default)s)")
+    perplexity.add_argument("--device", default="cpu", metavar="NAME", help="(default: %(default)s)")
+
+
+def _add_export(commands) -> None:
+    export = add_command(commands, "export", _export, "write the options.json and HDF5 weights of a trained or "
+                         "fine-tuned model")
+    export.add_argument("source", metavar="RUN", nargs="?", help="a run's directory")
+    export.add_argument("output", metavar="OUTPUT", help="directory for options.json, weights.hdf5 and vocab.txt")
+    export.add_argument("--checkpoint", **_CHECKPOINT)
+    export.add_argument("--softmax", action="store_true", help="also write softmax.hdf5")
+    export.add_argument("--float16", action="store_true", help="store 16-bit numbers: half the size")
+    export.add_argument("--from-module", metavar="FILE", help="in place of RUN: a checkpoint (state_dict) of a "
+                        "fine-tuned Elmo, or of an AllenNLP model around it")
+    export.add_argument("--options-file", metavar="FILE", help="options.json of that module")
+
+
+def _add_import_tf(commands) -> None:
+    parser = add_command(commands, "import-tf", _import_tf, "import a checkpoint of bilm-tf's training as a run to "
+                         "continue")
+    parser.epilog = ("TensorFlow reads the checkpoint: install elmo-fast[tensorflow], or name another environment's Python "
+                     "that has it in ELMO_FAST_TENSORFLOW_PYTHON.")
+    parser.add_argument("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, whose "
+                        "last is imported, or a checkpoint's path such as DIR/model.ckpt-1250")
+    parser.add_argument("output", metavar="OUT", help="a new directory, for `train OUT --resume --train TEXT`, perplexity "
+                        "and export")
+    parser.add_argument("--vocab", metavar="FILE", help="vocabulary it was trained with (default: vocab.txt beside the "
+                        "checkpoint)")
+    parser.add_argument("--options-file", metavar="FILE", help="its options (default: options.json beside the checkpoint)")
+    parser.add_argument("--fresh-accumulators", action="store_true", help="begin Adagrad's accumulators at 1 where the "
+                        "checkpoint has none, in place of an error")
+
+
+# ---- what they run -------------------------------------------------------------------------
+
+
+def train(parsed: argparse.Namespace) -> None:
+    """Train with the parsed arguments of `add_train_arguments`."""
+    from elmo_fast.train.setup import start_or_resume
+
+    start_or_resume(**{name: value for name, value in vars(parsed).items()
+                       if value is not None and name not in ("run", "verbose", "command")})
+
+
+def _vocab(parsed: argparse.Namespace) -> None:
+    from elmo_fast.train.corpus import make_vocabulary
+
+    words, total = make_vocabulary(parsed.inputs, parsed.output, min_count=parsed.min_count,
+                                   max_size=parsed.max_size, processes=parsed.processes)
+    print(f"{words:,} words of {total:,} tokens in {parsed.output}")
+
+
+def _perplexity(parsed: argparse.Namespace) -> None:
+    from elmo_fast.train.evaluate import perplexity_of
+
+    print(perplexity_of(parsed.model, parsed.text, checkpoint=parsed.checkpoint, softmax_file=parsed.softmax,
+                        vocab_file=parsed.vocab, batch_size=parsed.batch_size, device=parsed.device,
+                        progress=not parsed.quiet))
+
+
+def _export(parsed: argparse.Namespace) -> None:
+    from elmo_fast.train.export import export_run, export_state_dict
+
+    if (parsed.source is None) == (parsed.from_module is None):
+        found = "neither" if parsed.source is None else "both"
+        raise ValueError(f"source: expected either RUN or --from-module, got {found}")
+    if parsed.from_module is not None:
+        export_state_dict(parsed.from_module, parsed.options_file, parsed.output, parsed.float16)
+    else:
+        export_run(parsed.source, parsed.output, checkpoint=parsed.checkpoint, softmax=parsed.softmax,
+                   float16=parsed.float16)
+
+
+def _import_tf(parsed: argparse.Namespace) -> None:
+    from elmo_fast.train.import_tf import import_checkpoint
+
+    done = import_checkpoint(parsed.source, parsed.output, vocab_file=parsed.vocab, options_file=parsed.options_file,
+                             fresh_accumulators=parsed.fresh_accumulators)
+    with_accumulators = done.variables - done.fresh_accumulators
+    print(f"{parsed.output}: {done.checkpoint} after {done.step:,} steps, {done.variables} variables, "
+          f"{with_accumulators} with their accumulators; continue with train {parsed.output} --resume --train TEXT")

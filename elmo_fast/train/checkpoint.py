@@ -1,0 +1,141 @@
+"""The directory of a run: its options, vocabulary and checkpoints, and the trained model in them."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.model.atomic_hdf5 import Disk
+from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
+from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.weights import read_weights
+from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train.config import TrainConfig
+from elmo_fast.train.model import LanguageModel
+
+OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)\.pt")
+
+
+def folder(run: str | os.PathLike) -> Path:
+    """The checkpoints' directory."""
+    return Path(run) / "checkpoints"
+
+
+def in_order(run: str | os.PathLike) -> list[Path]:
+    """Checkpoints of a run, oldest first."""
+    path = folder(run)
+    found = [file for file in path.iterdir() if _NAME.fullmatch(file.name)] if path.is_dir() else []
+    return sorted(found, key=lambda file: int(_NAME.fullmatch(file.name)[1]))
+
+
+def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Path:
+    """`checkpoint` if given, else the run's best, else its last."""
+    if checkpoint is not None:
+        return Path(checkpoint)
+    best = Path(run) / BEST
+    found = [best] if best.is_file() else in_order(run)[-1:]
+    if not found:
+        raise FileNotFoundError(f"run {run}: expected a checkpoint, found none in {folder(run)}")
+    return found[0]
+
+
+def save(run: str | os.PathLike, step: int, content: dict[str, Any], keep: int) -> Path:
+    """Write the checkpoint of a step, then remove all but the last `keep`."""
+    path = folder(run) / f"step-{step:08d}.pt"
+    write(path, content)
+    for old in in_order(run)[:-keep]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint atomically: it has its name once it is on the disk. `OSError` names the file on a full disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with atomic_path(path) as partial, Disk(partial, path) as disk:
+            torch.save({"format": FORMAT, **content}, disk)
+            disk.check()
+            os.fsync(disk.fileno())
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror} (earlier checkpoints are unchanged)", str(path)) from error
+
+
+def read(path: str | os.PathLike) -> dict[str, Any]:
+    """The content of a checkpoint. `ConfigurationError` for another file or a truncated one."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"checkpoint: expected a file, found none at {path}")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigurationError(f"checkpoint {path}: expected a checkpoint of elmo-fast train, got another or a "
+                                 f"truncated file ({type(error).__name__})") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ConfigurationError(f"checkpoint {path}: expected format {FORMAT} of elmo-fast train, got another file")
+    return content
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    with atomic_path(path) as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def copy_vocabulary(source: str, run: Path) -> None:
+    """Copy a vocabulary, unpacked, into a run, which then does not depend on the original."""
+    target = run / VOCABULARY_FILE
+    if not (target.exists() and target.samefile(source)):
+        with atomic_path(target) as partial, (gzip.open if source.endswith(".gz") else open)(source, "rb") as words:
+            with open(partial, "wb") as copy:
+                shutil.copyfileobj(words, copy)
+
+
+# ---- the trained model ---------------------------------------------------------------------
+
+
+def weights_of_run(run: str | os.PathLike,
+                   checkpoint: str | os.PathLike | None = None) -> tuple[TrainConfig, dict[str, np.ndarray]]:
+    """Configuration and weights by dataset name, softmax included, of the checkpoint that `choose` returns."""
+    content = read(choose(run, checkpoint))
+    config = TrainConfig.from_file(Path(run) / OPTIONS_FILE)
+    return config, {name: value.numpy() for name, value in content["weights"].items()}
+
+
+def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
+                        softmax_file: str | os.PathLike | None = None,
+                        vocab_file: str | os.PathLike | None = None) -> tuple[LanguageModel, Vocabulary]:
+    """The model of a run's directory, or of exported files with their softmax, and its vocabulary."""
+    if folder(model).is_dir():
+        config, weights = weights_of_run(model, checkpoint)
+        default = Path(model) / VOCABULARY_FILE
+    else:
+        config, weights, default = _weights_of_files(model, softmax_file)
+    vocab_file = vocab_file or default
+    if vocab_file is None:
+        raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
+    vocabulary = Vocabulary(vocab_file, validate_file=True)
+    if vocabulary.size != len(weights[SOFTMAX[0]]):
+        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {len(weights[SOFTMAX[0]])} words of the softmax, "
+                                 f"got {vocabulary.size}")
+    return LanguageModel(config, weights), vocabulary
+
+
+def _weights_of_files(model, softmax_file) -> tuple[TrainConfig, dict[str, np.ndarray], Path | None]:
+    files = find_model(model)
+    options = Options.from_file(files.options_file)
+    softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
+    if not os.path.isfile(softmax_file):
+        raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found nothing "
+                                f"at {softmax_file}")
+    softmax = read_softmax(softmax_file, options.lstm.projection_dim)
+    config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
+    return config, {**read_weights(files.weight_file, options), **softmax}, files.vocab_file

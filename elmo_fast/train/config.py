@@ -1,0 +1,175 @@
+"""Configuration of a training run: bilm-tf's keys of `options.json`, the keys this trainer adds, and how a run is kept."""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elmo_fast.model.options import ConfigurationError, Options
+
+DECAYS = ("constant", "linear", "cosine")
+_DEFAULTS = {  # by optimizer
+    "adagrad": {"learning_rate": 0.2, "warmup_steps": 0, "decay": "constant"},
+    "adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"},
+}
+OPTIMIZERS = tuple(_DEFAULTS)
+# The published models: LSTM cells, projection, highway layers.
+SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
+_FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
+
+
+def _checked(default: Any, expected: str, accepts) -> Any:
+    return dataclasses.field(default=default, metadata={"expected": expected, "accepts": accepts})
+
+
+def _integer(default: int | None, least: int) -> Any:
+    return _checked(default, f"an integer of at least {least}", lambda value: type(value) is int and value >= least)
+
+
+def _boolean(default: bool) -> Any:
+    return _checked(default, "true or false", lambda value: isinstance(value, bool))
+
+
+def _choice(default: str, choices: tuple[str, ...], separator: str) -> Any:
+    return _checked(default, separator.join(choices), lambda value: value in choices)
+
+
+def _fraction(default: float, below: float = math.inf) -> Any:
+    """A number from 0 to 1, and below `below`."""
+    return _checked(default, "a number from 0 to 1",
+                    lambda value: type(value) in (int, float) and 0 <= value <= 1 and value < below)
+
+
+def _positive(default: float) -> Any:
+    return _checked(default, "a number above 0",
+                    lambda value: type(value) in (int, float) and math.isfinite(value) and value > 0)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Batches, loss and updates. The first group are bilm-tf's keys with its defaults.
+
+    `n_epochs` may be a fraction; `max_steps`, where given, wins. `all_clip_norm_val` bounds the norm of the gradient
+    of loss * `unroll_steps`, all trainables together. `accumulate` batches, from separate streams, make a step.
+    `reset_states` is the fraction of rows whose state is zeroed before a batch, drawn anew for every batch; without it
+    the model sees zero states only in its first step, and may never recover from them on another text.
+    """
+
+    batch_size: int = _integer(128, 1)
+    unroll_steps: int = _integer(20, 1)
+    dropout: float = _fraction(0.1, below=1)
+    sample_softmax: bool = _boolean(True)
+    n_negative_samples_batch: int = _integer(8192, 1)
+    share_embedding_softmax: bool = _boolean(False)
+    all_clip_norm_val: float = _positive(10.0)
+    n_epochs: float = _positive(10)
+    learning_rate: float = _positive(0.2)
+
+    optimizer: str = _choice("adagrad", OPTIMIZERS, " or ")
+    warmup_steps: int = _integer(0, 0)
+    decay: str = _choice("constant", DECAYS, ", ")
+    weight_decay: float = _fraction(0.01)
+    accumulate: int = _integer(1, 1)
+    reset_states: float = _fraction(0.0)
+    max_steps: int | None = _integer(None, 1)
+    seed: int = _integer(0, 0)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], source: str) -> "OptimizerConfig":
+        """Check the keys of `options.json` that are fields; absent keys and nulls get the optimizer's default."""
+        defaults = _DEFAULTS.get(content.get("optimizer", "adagrad"), {})
+        values = {}
+        for field in dataclasses.fields(cls):
+            value = content.get(field.name)
+            value = defaults.get(field.name, field.default) if value is None else value
+            if value is not field.default and not field.metadata["accepts"](value):
+                raise ConfigurationError(f"{source}: {field.name}: expected {field.metadata['expected']}, got {value!r:.80}")
+            values[field.name] = float(value) if field.type is float else value
+        return cls(**values)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0, in a run of `steps`: linear warm-up, then the decay."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * min(1.0, done))) / 2}[self.decay]
+        return self.learning_rate * max(0.0, left)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A checked `options.json` of a run: the model, whether it has two directions, its training; `raw` has every key."""
+
+    model: Options
+    bidirectional: bool
+    training: OptimizerConfig
+    raw: Mapping[str, Any]
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], source: str = "options") -> "TrainConfig":
+        """Check the content of a run's `options.json`; `ConfigurationError` names `source` and the key."""
+        bidirectional = content.get("bidirectional", True)
+        if not isinstance(bidirectional, bool):
+            raise ConfigurationError(f"{source}: bidirectional: expected true or false, got {bidirectional!r}")
+        model = Options.from_dict({**content, "bidirectional": True}, source)
+        training = OptimizerConfig.from_dict(content, source)
+        if training.share_embedding_softmax and model.char_cnn is not None:
+            raise ConfigurationError(f"{source}: share_embedding_softmax: expected false for a model that reads "
+                                     "characters, got true")
+        return cls(model, bidirectional, training, dict(content))
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike, **changes: Any) -> "TrainConfig":
+        """As `from_dict`, from a file, with some keys replaced."""
+        return cls.from_dict({**read_json(path), **changes}, f"options_file {path}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of an `options.json` that gives this configuration."""
+        return {**self.raw, **self.model.to_dict(), **dataclasses.asdict(self.training),
+                "bidirectional": self.bidirectional}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a run does beside training. Nothing here changes a weight, except that `patience` may end the run early."""
+
+    evaluate_every: int | None = None
+    evaluate_batch_size: int = 256
+    checkpoint_every: int = 500
+    keep: int = 2
+    log_every: int = 10
+    patience: int | None = None
+    tensorboard: bool = False
+    quiet: bool = False
+
+    @classmethod
+    def take_from(cls, values: dict[str, Any]) -> "RunConfig":
+        """The configuration of the arguments in `values` that are fields, which it removes from there."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: values.pop(name) for name in names if name in values})
+
+
+def published_size(name: str) -> dict[str, Any]:
+    """The `lstm` and `char_cnn` sections of a published model's size."""
+    dim, projection, highways = SIZES[name]
+    return {
+        "lstm": {"dim": dim, "projection_dim": projection, "n_layers": 2, "use_skip_connections": True,
+                 "cell_clip": 3, "proj_clip": 3},
+        "char_cnn": {"embedding": {"dim": 16}, "filters": _FILTERS, "n_highway": highways, "activation": "relu",
+                     "max_characters_per_token": 50, "n_characters": 262},
+    }
+
+
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """The object in a JSON file; `ConfigurationError` for anything else."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            content = json.load(file)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigurationError(f"options_file {path}: expected JSON, got something else ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"options_file {path}: expected a JSON object, got {content!r:.80}")
+    return content

@@ -1,0 +1,339 @@
+"""The training loop: steps, their state in a checkpoint, evaluation, the log, early stops and signals."""
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.reference import State
+from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train import checkpoint
+from elmo_fast.train.config import RunConfig
+from elmo_fast.train.corpus import Shard
+from elmo_fast.train.data import Batch, BatchStream, Numbering, Order, load_batches
+from elmo_fast.train.evaluate import perplexity
+from elmo_fast.train.log import TrainLog, plot_losses
+from elmo_fast.train.model import LanguageModel
+from elmo_fast.train.optimizer import Updater
+from elmo_fast.train.replicas import Replicas
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's mean loss over the batches of this process and gradient norm, both on the device; its learning rate."""
+
+    loss: torch.Tensor
+    norm: torch.Tensor
+    rate: float
+
+
+class Trainer:
+    """Trains a model on shards. All random numbers depend only on the seed, the stream and the step."""
+
+    def __init__(self, model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, replicas: Replicas,
+                 workers: int = 0):
+        self.model, self.shards, self.replicas, self._workers = model, list(shards), replicas, workers
+        self.config = model.config.training
+        self.updater = Updater(model, self.config, replicas)
+        self.step_number = 0
+        char_cnn = model.config.model.char_cnn
+        negatives = self.config.n_negative_samples_batch if self.config.sample_softmax else None
+        self._numbering = Numbering(vocabulary, char_cnn and char_cnn.max_characters_per_token, negatives,
+                                    self.config.seed)
+        first = replicas.rank * self.config.accumulate
+        self._numbers = range(first, first + self.config.accumulate)  # of this process's streams
+        self._states = [model.zero_state(self.config.batch_size) for _ in self._numbers]
+        self._positions: list[np.ndarray | None] = [None for _ in self._numbers]
+        self._batches: list[Iterator[Batch]] | None = None
+        self._random = torch.Generator(replicas.device)
+
+    @property
+    def streams(self) -> int:
+        """Streams of all processes; every step uses a batch of every stream."""
+        return self.replicas.world * self.config.accumulate
+
+    @property
+    def positions_per_step(self) -> int:
+        """Tokens that a step of all processes predicts in a direction."""
+        return self.config.batch_size * self.config.unroll_steps * self.streams
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Complete steps in a pass over the text; the ends of sentences are predicted too."""
+        return sum(shard.tokens + shard.sentences for shard in self.shards) // self.positions_per_step
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.config.max_steps or max(1, int(self.config.n_epochs * self.steps_per_epoch))
+
+    def step(self) -> Step:
+        """Train on a batch of every stream of this process."""
+        if self._batches is None:
+            self._batches = [self._load(number, position) for number, position in zip(self._numbers, self._positions)]
+        losses, used = [], []
+        for k, batches in enumerate(self._batches):
+            batch = next(batches)
+            self._positions[k] = batch.position.numpy()
+            loss, rows = self._backward(k, _to_device(batch, self.replicas.device))
+            losses.append(loss)
+            used += rows
+        rate = self.config.rate(self.step_number, self.total_steps)
+        norm = self.updater.step(used, rate)
+        self.step_number += 1
+        return Step(torch.stack(losses).mean(), norm, rate)
+
+    def _backward(self, k: int, batch: Batch):
+        self._random.manual_seed(_seed(self.config.seed, self._numbers[k], self.step_number))
+        state = self._zero_some_rows(self._states[k])
+        losses, self._states[k], used = self.model.losses(batch, state, self._dropout())
+        loss = losses.mean()
+        with numerics(self.model.softmax_precision, self.replicas.device):
+            (loss * (self.config.unroll_steps / self.streams)).backward()
+        return loss.detach(), used
+
+    def _zero_some_rows(self, state: State) -> State:
+        """h [L, rows, 2 P] and c [L, rows, 2 D] with zeros in randomly drawn rows."""
+        if not self.config.reset_states:
+            return state
+        drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
+        unchanged = (drawn >= self.config.reset_states)[None, :, None]
+        return tuple(torch.where(unchanged, part, torch.zeros_like(part)) for part in state)
+
+    def _dropout(self):
+        if not self.config.dropout:
+            return None
+        keep = 1 - self.config.dropout
+        return lambda x: x * torch.empty_like(x).bernoulli_(keep, generator=self._random).div_(keep)
+
+    def _load(self, number: int, position: np.ndarray | None):
+        orders = [Order(self.config.seed, reverse, number, self.streams)
+                  for reverse in (False, True)[: self.model.directions]]
+        stream = BatchStream(self.shards, self._numbering, orders, self.config.batch_size,
+                             self.config.unroll_steps, self.step_number, position)
+        return load_batches(stream, self._workers, self.replicas.device.type == "cuda")
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Copies of the weights by dataset name, on the CPU."""
+        return {name: torch.from_numpy(value) for name, value in self.model.weights().items()}
+
+    def state(self) -> dict[str, Any] | None:
+        """Content of a checkpoint, on rank 0: weights, optimizer, and the LSTM state and position of every stream.
+
+        Random numbers need no state: they follow from seed, stream and step.
+        """
+        own = [{"h": h.cpu(), "c": c.cpu(), "position": None if position is None else torch.from_numpy(position)}
+               for (h, c), position in zip(self._states, self._positions)]
+        by_rank = self.replicas.gather(own)
+        if by_rank is None:
+            return None
+        return {
+            "step": self.step_number,
+            "weights": self.weights(),
+            "optimizer": self.updater.optimizer.state_dict(),
+            "streams": [stream for streams in by_rank for stream in streams],
+            "shards": [[shard.path, shard.size, shard.sentences, shard.tokens] for shard in self.shards],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from `state`. `ConfigurationError` if the model or the batches have other sizes.
+
+        A state without streams is that of a run that has read no text: LSTM states are zero, the text begins anew.
+        """
+        streams = state["streams"]
+        if streams is not None and len(streams) != self.streams:
+            raise ConfigurationError(f"checkpoint: expected {self.streams} streams (processes times accumulate), "
+                                     f"got {len(streams)}")
+        self.model.load_weights({name: value.numpy() for name, value in state["weights"].items()})
+        self.updater.restore(state["optimizer"])
+        if streams is not None:
+            self._restore_streams([streams[number] for number in self._numbers])
+        self.step_number, self._batches = state["step"], None
+
+    def _restore_streams(self, streams: list[dict[str, Any]]) -> None:
+        for k, stream in enumerate(streams):
+            found = tuple(stream["h"].shape), tuple(stream["c"].shape)
+            expected = tuple(tuple(part.shape) for part in self._states[k])
+            if found != expected:
+                raise ConfigurationError(f"checkpoint: expected states of shapes {expected}, got {found}")
+        device = self.replicas.device
+        self._states = [(stream["h"].to(device), stream["c"].to(device)) for stream in streams]
+        self._positions = [None if stream["position"] is None else stream["position"].numpy() for stream in streams]
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence([11, *numbers]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _to_device(value, device: torch.device):
+    """Tensors in nested tuples, on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple):
+        moved = [_to_device(part, device) for part in value]
+        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
+    return value
+
+
+# ---- a run ---------------------------------------------------------------------------------
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that was asked to stop, raised after its checkpoint was written."""
+
+
+class Run:
+    """Trains until the last step of the configuration, an early stop, or a signal."""
+
+    def __init__(self, folder: Path, trainer: Trainer, vocabulary: Vocabulary, heldout: list[Shard], config: RunConfig,
+                 evaluations: list[dict[str, Any]]):
+        self._folder, self._trainer, self._vocabulary, self._heldout = folder, trainer, vocabulary, heldout
+        self._config, self._evaluations = config, evaluations
+        self._is_first = trainer.replicas.is_first
+        self._log = TrainLog(folder, trainer.step_number, config.tensorboard) if self._is_first else None
+        self._steps = trainer.total_steps
+        self._evaluate_every = config.evaluate_every or max(1, math.ceil(trainer.steps_per_epoch / 10))
+        self._saved = trainer.step_number if trainer.step_number else None
+
+    def train(self) -> None:
+        """Run to the end. Raises `Interrupted` on SIGTERM and Ctrl-C, after a checkpoint."""
+        trainer = self._trainer
+        bar = tqdm(total=self._steps, initial=trainer.step_number, unit="step",
+                   disable=self._config.quiet or not self._is_first)
+        with bar, _stop_signals() as stop, contextlib.closing(self._log) if self._log else contextlib.nullcontext():
+            meter = _Meter(trainer, self._log, bar)
+            while trainer.step_number < self._steps and not self._stops_early():
+                meter.add(trainer.step())
+                bar.update()
+                self._after_step(meter, trainer.step_number, self._is_stopped(stop))
+            self._save()
+            self._end("early stop" if self._stops_early() else "done")
+
+    def _after_step(self, meter: "_Meter", number: int, is_stopped: bool) -> None:
+        if number % self._config.log_every == 0 or number == self._steps:
+            meter.report()
+        if self._heldout and (number % self._evaluate_every == 0 or number == self._steps):
+            self._evaluate()
+            meter.restart_clock()
+        if number % self._config.checkpoint_every == 0 or is_stopped:
+            meter.report()
+            self._save()
+        if is_stopped:
+            raise Interrupted(f"interrupted after step {number} of {self._steps}; --resume continues from there")
+
+    def _is_stopped(self, stop: threading.Event) -> bool:
+        """Whether any process was signalled."""
+        if self._trainer.replicas.world == 1:
+            return stop.is_set()
+        flag = torch.tensor([float(stop.is_set())], device=self._trainer.replicas.device)
+        self._trainer.replicas.sum_([flag])
+        return bool(flag.item())
+
+    def _evaluate(self) -> None:
+        """Held-out perplexity on rank 0; the weights with the best so far go into `best.pt`."""
+        if self._is_first:
+            trainer = self._trainer
+            found = perplexity(trainer.model, self._heldout, self._vocabulary, self._config.evaluate_batch_size)
+            best = min((evaluation["perplexity"] for evaluation in self._evaluations), default=math.inf)
+            values = {"perplexity": found.total, "by_direction": list(found.by_direction)}
+            self._evaluations.append({"step": trainer.step_number, **values})
+            self._log.write("heldout", trainer.step_number, **values)
+            if found.total < best:
+                checkpoint.write(self._folder / checkpoint.BEST, {
+                    "step": trainer.step_number, "weights": trainer.weights(), "perplexity": found.total})
+            if not self._config.quiet:
+                tqdm.write(f"step {trainer.step_number}: held-out {found}")
+        self._evaluations = self._trainer.replicas.share(self._evaluations)
+
+    def _stops_early(self) -> bool:
+        """Whether the last `patience` held-out perplexities brought no new best."""
+        values = [evaluation["perplexity"] for evaluation in self._evaluations]
+        patience = self._config.patience
+        return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
+
+    def _save(self) -> None:
+        if self._saved == self._trainer.step_number:
+            return
+        state = self._trainer.state()
+        if state is not None:
+            state["evaluations"] = self._evaluations
+            checkpoint.save(self._folder, self._trainer.step_number, state, self._config.keep)
+        self._saved = self._trainer.step_number
+
+    def _end(self, why: str) -> None:
+        if self._is_first:
+            self._log.write("end", self._trainer.step_number, why=why)
+            no_plot = plot_losses(self._folder)
+            if no_plot:
+                self._log.write("note", self._trainer.step_number, text=no_plot)
+
+
+class _Meter:
+    """Mean loss and speed since the last report. Only a report reads the device."""
+
+    def __init__(self, trainer: Trainer, log: TrainLog | None, bar: tqdm):
+        self._trainer, self._log, self._bar = trainer, log, bar
+        self._steps: list[Step] = []
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Exclude the time up to now from the speed."""
+        self._since, self._timed = time.perf_counter(), 0
+
+    def add(self, step: Step) -> None:
+        self._steps.append(step)
+        self._timed += 1
+
+    def report(self) -> None:
+        """Write a line of the log. `RuntimeError` when the loss is not finite."""
+        if not self._steps:
+            return
+        trainer, last = self._trainer, self._steps[-1]
+        loss = torch.stack([step.loss for step in self._steps]).mean()
+        trainer.replicas.sum_([loss])
+        mean, norm, number = float(loss) / trainer.replicas.world, float(last.norm), trainer.step_number
+        if not math.isfinite(mean) or not math.isfinite(norm):
+            raise RuntimeError(f"training: the loss or its gradient is not finite around step {number} (loss {mean}, "
+                               f"gradient norm {norm}); the last checkpoint is older: lower the learning rate, and "
+                               "resume or start again")
+        speed = self._timed * trainer.positions_per_step / max(time.perf_counter() - self._since, 1e-9)
+        perplexity = math.exp(min(mean, 700))
+        if self._log is not None:
+            self._log.write("train", number, loss=mean, perplexity=perplexity, gradient_norm=norm,
+                            learning_rate=last.rate, epoch=number / max(1, trainer.steps_per_epoch),
+                            tokens_per_second=round(speed, 1))
+            self._bar.set_postfix_str(f"perplexity {perplexity:.1f}, {speed:,.0f} tokens/s")
+        self._steps = []
+        self.restart_clock()
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and the first Ctrl-C set; a second Ctrl-C stops at once."""
+    stop = threading.Event()
+
+    def handle(number, frame):
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt("interrupted at once; the last checkpoint is complete")
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,217 @@
+"""Sets up a run from its arguments: new, from a model to fine-tune, or resumed."""
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
+from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.model.weights import read_weights
+from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train import checkpoint
+from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
+from elmo_fast.train.config import RunConfig, TrainConfig, published_size, read_json
+from elmo_fast.train.corpus import Shard, read_shards
+from elmo_fast.train.loop import Run, Trainer
+from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.replicas import Replicas
+
+logger = logging.getLogger(__name__)
+
+_WITH_RESUME = ("n_epochs", "max_steps")
+# Also with --resume if the run was imported and has read no text: what neither weights nor accumulators depend on.
+_WITH_FIRST_RESUME = (
+    "train", "heldout", "precision", "batch_size", "unroll_steps", "accumulate", "dropout", "sample_softmax",
+    "n_negative_samples_batch", "all_clip_norm_val", "learning_rate", "warmup_steps", "decay", "reset_states", "seed")
+
+
+def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, device: str | None = None,
+                    workers: int | None = None, **given: Any) -> None:
+    """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
+    replicas = Replicas(_device(device))
+    try:
+        if replicas.device.type == "cuda":
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        workers = (2 if replicas.device.type == "cuda" else 0) if workers is None else workers
+        set_up = _resume if resume else _start
+        set_up(Path(run_directory), replicas, workers, given).train()
+    finally:
+        replicas.close()
+
+
+def _device(name: str | None) -> torch.device:
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: expected an available device, got {name!r} ({error})") from error
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def _default_precision(device: torch.device) -> str:
+    return "medium" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "highest"
+
+
+# ---- a new run -----------------------------------------------------------------------------
+
+
+def _start(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
+    if checkpoint.in_order(folder):
+        raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, or "
+                                 "name another directory")
+    run_config = RunConfig.take_from(given)
+    precision = given.pop("precision", None) or _default_precision(replicas.device)
+    data = {name: _absolute(given.pop(name, None)) for name in ("train", "heldout", "vocab")}
+    for name in ("train", "vocab"):
+        if not data[name]:
+            raise ConfigurationError(f"--{name}: expected files for a new run, got none")
+    shards, heldout = _read_text(data, run_config)
+    vocabulary = Vocabulary(data["vocab"], validate_file=True)
+    given.update(n_tokens_vocab=vocabulary.size, n_train_tokens=sum(shard.tokens for shard in shards))
+    config, weights = _config_and_weights(given, vocabulary)
+    trainer = _trainer(config, weights, precision, shards, vocabulary, replicas, workers)
+    if replicas.is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.copy_vocabulary(data.pop("vocab"), folder)
+        write_json(folder / OPTIONS_FILE, config.to_dict())
+        write_json(folder / RUN_FILE, {**data, "precision": precision, **dataclasses.asdict(run_config)})
+    return Run(folder, trainer, vocabulary, heldout, run_config, [])
+
+
+def _absolute(value: list[str] | str | None) -> list[str] | str | None:
+    return [os.path.abspath(path) for path in value] if isinstance(value, list) else value and os.path.abspath(value)
+
+
+def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], list[Shard]]:
+    """Shards of the training and of the held-out text."""
+    shards = read_shards(data["train"], "train")
+    heldout = read_shards(data["heldout"], "heldout") if data["heldout"] else []
+    sentences = sum(shard.sentences for shard in heldout)
+    if heldout and sentences < config.evaluate_batch_size:
+        raise ValueError(f"--evaluate-batch-size: expected at most the {sentences} sentences of the held-out text, got "
+                         f"{config.evaluate_batch_size}")
+    if config.patience and not heldout:
+        raise ConfigurationError("--patience: expected --heldout beside it, whose perplexity decides; got none")
+    return shards, heldout
+
+
+def _config_and_weights(given: dict[str, Any], vocabulary: Vocabulary) -> tuple[TrainConfig, dict[str, np.ndarray]]:
+    model = {name: given.pop(f"from_{name}", None) for name in ("model", "options", "weights", "softmax")}
+    options_file, size = given.pop("options_file", None), given.pop("size", None)
+    if any(model.values()):
+        if size:
+            raise ConfigurationError("--size: expected none beside a model to fine-tune, which has its sizes; got one")
+        return _fine_tuned(model, options_file, given, vocabulary)
+    if options_file and size:
+        raise ConfigurationError("--size: expected none beside --options-file, got both")
+    if options_file:
+        config = TrainConfig.from_file(options_file, **given)
+    else:
+        config = TrainConfig.from_dict({**published_size(size or "original"), **given})
+    return config, initial_weights(config, config.training.seed)
+
+
+def _fine_tuned(model: dict[str, Any], options_file, given: dict[str, Any], vocabulary: Vocabulary):
+    files = find_model(model["model"], options_file=model["options"], weight_file=model["weights"])
+    content = read_json(files.options_file)
+    config = TrainConfig.from_dict({
+        **(read_json(options_file) if options_file else {}),
+        **{name: content[name] for name in ("lstm", "char_cnn") if name in content}, **given,
+    }, f"options_file {files.options_file}")
+    weights = {**initial_weights(config, config.training.seed), **read_weights(files.weight_file, config.model)}
+    softmax_file = model["softmax"] or files.weight_file.parent / SOFTMAX_FILE
+    if model["softmax"] or softmax_file.is_file():
+        softmax = read_softmax(softmax_file, config.model.lstm.projection_dim)
+        if len(softmax[SOFTMAX[0]]) != vocabulary.size:
+            raise ConfigurationError(f"softmax {softmax_file}: expected the {vocabulary.size} words of the vocabulary, got "
+                                     f"{len(softmax[SOFTMAX[0]])}: give the vocabulary it was trained with")
+        weights.update(softmax)
+    return config, weights
+
+
+def _trainer(config: TrainConfig, weights, precision: str, shards: list[Shard], vocabulary: Vocabulary,
+             replicas: Replicas, workers: int) -> Trainer:
+    """`ValueError` if there are fewer words than samples, or less text than a step reads."""
+    model = LanguageModel(config, weights, precision=precision).to(replicas.device)
+    trainer, training = Trainer(model, shards, vocabulary, replicas, workers), config.training
+    if training.sample_softmax and training.n_negative_samples_batch > vocabulary.size:
+        raise ValueError(f"n_negative_samples_batch: expected at most the {vocabulary.size} words of the vocabulary, got "
+                         f"{training.n_negative_samples_batch}; lower --negatives, or train with --full-softmax")
+    if trainer.steps_per_epoch < 1:
+        available = sum(shard.tokens + shard.sentences for shard in shards)
+        raise ValueError(f"unroll_steps: expected at most {available // (training.batch_size * trainer.streams)} for "
+                         f"{available:,} tokens with their sentences' ends in {training.batch_size} rows of "
+                         f"{trainer.streams} streams, got {training.unroll_steps}")
+    return trainer
+
+
+# ---- a resumed run -------------------------------------------------------------------------
+
+
+def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
+    if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
+        raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
+    data, found = read_json(folder / RUN_FILE), checkpoint.in_order(folder)
+    state = checkpoint.read(found[-1]) if found else None
+    is_first = state is not None and state["streams"] is None  # imported: no text was read yet
+    run_config = RunConfig.take_from({**data, **given})
+    given = {name: value for name, value in given.items() if not hasattr(run_config, name)}
+    surplus = sorted(given.keys() - {*_WITH_RESUME, *(_WITH_FIRST_RESUME if is_first else ())})
+    if surplus:
+        raise ConfigurationError(f"--{surplus[0].replace('_', '-')}: expected no such argument beside --resume, which "
+                                 "continues with the run's own")
+    if is_first:
+        data = _first_data(data, given, replicas)
+    shards, heldout = _read_text(data, run_config)
+    if is_first:
+        given["n_train_tokens"] = sum(shard.tokens for shard in shards)
+    config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
+    vocabulary = Vocabulary(folder / VOCABULARY_FILE, validate_file=True)
+    if vocabulary.size != config.model.n_tokens_vocab:
+        raise ConfigurationError(f"vocabulary {folder / VOCABULARY_FILE}: expected {config.model.n_tokens_vocab} words, got "
+                                 f"{vocabulary.size}")
+    weights = initial_weights(config, config.training.seed)
+    trainer = _trainer(config, weights, data["precision"], shards, vocabulary, replicas, workers)
+    if state is not None:
+        if not is_first:
+            _check_shards(state["shards"], shards)
+        trainer.restore(state)
+    if given and replicas.is_first:
+        write_json(folder / OPTIONS_FILE, config.to_dict())
+    if is_first and replicas.is_first:
+        write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(run_config)})
+    if trainer.step_number >= trainer.total_steps:
+        logger.warning("%s: step %d of %d, so there is nothing left to do; --max-steps or --epochs, counted from the very "
+                       "first step, train longer", folder, trainer.step_number, trainer.total_steps)
+    return Run(folder, trainer, vocabulary, heldout, run_config, state["evaluations"] if state else [])
+
+
+def _first_data(data: dict[str, Any], given: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
+    """Text and precision of a run that has read no text yet; removes them from `given`."""
+    own = {name: given.pop(name, None) or data.get(name) for name in ("train", "heldout", "precision")}
+    if not own["train"]:
+        raise ConfigurationError("--train: expected files beside --resume, since this run was imported without a text; "
+                                 "got none")
+    return {**data, "train": _absolute(own["train"]), "heldout": _absolute(own["heldout"]),
+            "precision": own["precision"] or _default_precision(replicas.device)}
+
+
+def _check_shards(before: list[list], now: list[Shard]) -> None:
+    found = [[os.path.basename(shard.path), shard.size, shard.sentences, shard.tokens] for shard in now]
+    expected = [[os.path.basename(path), *rest] for path, *rest in before]
+    if found != expected:
+        changed = next((old for old, new in zip(expected, found) if old != new), ["their number"])
+        raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "
+                                 f"a difference in {changed[0]}")

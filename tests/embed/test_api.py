@@ -1,0 +1,137 @@
+import json
+
+import h5py
+import numpy as np
+import pytest
+from tests.support.files import names, paths, tiny, write_model
+
+import elmo_fast
+from elmo_fast import BiLm, FastaRecord
+
+SENTENCES = ["The cat sat on the mat .", ["naïve", "café", "with space"], "One", FastaRecord("sp|P1 x", "MKTAY"), "a b c d"]
+TOKENS = ["The cat sat on the mat .".split(), ["naïve", "café", "with space"], ["One"], list("MKTAY"), list("abcd")]
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return write_model(tmp_path / "model", tiny(lstm__dim=12, lstm__n_layers=3))
+
+
+@pytest.fixture
+def model(directory):
+    return elmo_fast.load(directory)
+
+
+def alone(directory, tokens, state):
+    """Layers [4, T, 8] of one text, run by itself in a model of its own."""
+    layers, _ = BiLm.from_files(*paths(directory), state=state).embed_tokens([tokens])
+    return np.stack([each[1:-1].detach().numpy() for each in layers])
+
+
+@pytest.mark.parametrize("state, batch_size", [("warm", 1), ("warm", 64), ("zero", 2)])
+def test_texts_of_every_kind_give_what_each_gives_alone(directory, model, state, batch_size):
+    found = model.embed(SENTENCES, state=state, batch_size=batch_size)
+    for values, tokens in zip(found, TOKENS, strict=True):
+        assert values.dtype == np.float32
+        np.testing.assert_allclose(values, alone(directory, tokens, state), rtol=0, atol=1e-6)
+
+
+def test_warm_is_the_default_and_leaves_the_models_own_state_alone(model):
+    model.bilm.state = "zero"
+    np.testing.assert_array_equal(model.embed(SENTENCES)[0], model.embed(SENTENCES, state="warm")[0])
+    assert model.bilm.state == "zero"
+    with pytest.raises(ValueError):
+        model.embed(SENTENCES, pool="mean", layers="some")
+    assert model.bilm.state == "zero"
+
+
+def test_carry_goes_on_from_call_to_call(directory, model):
+    first, second = (model.embed([TOKENS[0]], state="carry")[0] for _ in range(2))
+    np.testing.assert_allclose(first, alone(directory, TOKENS[0], "zero"), rtol=0, atol=1e-6)
+    assert abs(first - second).max() > 1e-3
+
+
+@pytest.mark.parametrize("layers, factors", [
+    ("top", [0, 0, 0, 1]), ("average", [0.25] * 4), ([0.5, 0, -1, 2], [0.5, 0, -1, 2]), (np.arange(4), [0, 1, 2, 3])])
+def test_layers(model, layers, factors):
+    for values, every in zip(model.embed(SENTENCES, layers=layers), model.embed(SENTENCES)):
+        wanted = sum(factor * layer for factor, layer in zip(factors, every.astype(np.float64)))
+        assert values.dtype == np.float32
+        np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", ["all", "top"])
+def test_pools(model, layers):
+    plain = model.embed(SENTENCES, layers=layers)
+    pooled = {pool: model.embed(SENTENCES, layers=layers, pool=pool) for pool in ("mean", "max", "first_last")}
+    for row, values in enumerate(plain):
+        np.testing.assert_allclose(pooled["mean"][row], values.sum(-2) / values.shape[-2], rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(pooled["max"][row], values.max(-2))
+        np.testing.assert_array_equal(pooled["first_last"][row][..., :4], values[..., -1, :4])
+        np.testing.assert_array_equal(pooled["first_last"][row][..., 4:], values[..., 0, 4:])
+
+
+def test_encode_has_no_context(directory, model):
+    found = model.encode(TOKENS[0])
+    assert found.shape == (7, 4) and found.dtype == np.float32
+    np.testing.assert_allclose(found, alone(directory, TOKENS[0], "zero")[0, :, :4], rtol=0, atol=1e-6)
+
+
+def test_similarity_is_the_cosine_of_the_means(directory, model):
+    first, second = (alone(directory, tokens, "warm").mean(0).mean(0) for tokens in TOKENS[:2])
+    wanted = (first @ second) / np.sqrt((first @ first) * (second @ second))
+    assert model.similarity(SENTENCES[0], SENTENCES[1]) == pytest.approx(wanted, abs=1e-5)
+    assert model.similarity("a b", ["a", "b"]) == pytest.approx(1, abs=1e-6)
+
+
+def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
+    texts = [text for text in SENTENCES]
+    wanted, keys = model.embed(texts), ["0", "1", "2", "sp|P1", "4"]
+    model.save_vectors(tmp_path / "v.h5", iter(texts))
+    model.save_vectors(tmp_path / "v.npz", texts)
+    model.save_vectors(tmp_path / "v.npy", texts, layers="top", pool="mean")
+    with h5py.File(tmp_path / "v.h5") as file, np.load(tmp_path / "v.npz") as packed:
+        assert sorted(file) == sorted(keys) and packed.files == keys
+        for key, values in zip(keys, wanted):
+            np.testing.assert_array_equal(file[key], values)
+            np.testing.assert_array_equal(packed[key], values)
+    assert json.loads((tmp_path / "v.json").read_text()) == keys
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(texts, layers="top", pool="mean"))
+
+
+def test_nothing_in_nothing_out(model):
+    assert model.embed([]) == [] and model.embed([[]])[0].shape == (4, 0, 8)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda m: m.embed("one string"), "put it into a list"),
+    (lambda m: m.embed(FastaRecord("a", "MK")), "put it into a list"),
+    (lambda m: m.embed([3]), "sentences[0]"),
+    (lambda m: m.embed(SENTENCES, layers="last"), "layers: expected one of"),
+    (lambda m: m.embed(SENTENCES, layers=[1, 2]), "layers: expected 4 numbers"),
+    (lambda m: m.embed(SENTENCES, pool="sum"), "pool: expected"),
+    (lambda m: m.embed(SENTENCES, state="cold"), "state: expected"),
+    (lambda m: m.embed(["a", ""], pool="mean"), "sentences[1]: expected at least one token"),
+    (lambda m: m.encode("token"), "tokens"),
+])
+def test_bad_arguments(model, call, words):
+    with pytest.raises(ValueError) as caught:
+        call(model)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("name, arguments, error", [
+    ("v.txt", {}, ValueError), ("v.npy", {}, ValueError), ("v.npy", {"pool": "mean"}, ValueError),
+    ("missing/v.h5", {}, OSError), ("v.h5", {"pool": "sum"}, ValueError)])
+def test_a_file_that_cannot_be_written_is_refused_and_nothing_stays(model, tmp_path, name, arguments, error):
+    before = names(tmp_path)
+    with pytest.raises(error):
+        model.save_vectors(tmp_path / name, SENTENCES, **arguments)
+    assert names(tmp_path) == before
+
+
+def test_two_texts_of_one_name_are_refused_and_nothing_stays(model, tmp_path):
+    before = names(tmp_path)
+    with pytest.raises(ValueError, match="'P1'"):
+        model.save_vectors(tmp_path / "v.h5", [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")])
+    assert names(tmp_path) == before

@@ -1,0 +1,129 @@
+"""The training data, loss and gradients once more: plain Python and float64, to compare the trainer with."""
+
+import copy
+
+import numpy as np
+import torch
+
+from elmo_fast.model.softmax_head import SOFTMAX
+from tests.support import plain
+
+
+def sentences(folder, reverse=False):
+    """Every sentence with its boundaries, files in the order of their names."""
+    lines = [line for path in sorted(folder.glob("part-*.txt")) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [["<S>", *line.split(), "</S>"][:: -1 if reverse else 1] for line in lines]
+
+
+def rows(sentences, rows, steps):
+    """Batches packed position by position: a row takes the next sentence when its last token has been a target."""
+    source, open_rows, batches = iter(sentences), [[]] * rows, []
+    while True:
+        batch = []
+        for row in range(rows):
+            pairs = []
+            while len(pairs) < steps:
+                if len(open_rows[row]) < 2:
+                    open_rows[row] = next(source, None)
+                    if open_rows[row] is None:
+                        return batches
+                pairs.append(tuple(open_rows[row][:2]))
+                open_rows[row] = open_rows[row][1:]
+            batch.append(pairs)
+        batches.append(batch)
+
+
+class Masks:
+    """Dropout with a new mask in every call; `drawn` has them all."""
+
+    def __init__(self, keep=0.7, seed=0):
+        self.generator, self.keep, self.drawn = np.random.default_rng(seed), keep, []
+
+    def __call__(self, x):
+        mask = (self.generator.random(tuple(x.shape)) < self.keep) / self.keep
+        self.drawn.append(mask)
+        return x * torch.from_numpy(mask).to(x)
+
+
+def zero_states(config, rows=None):
+    """Zero (h, c) of every direction, row and layer."""
+    lstm = config.model.lstm
+    layers = [(np.zeros(lstm.projection_dim), np.zeros(lstm.dim))] * lstm.n_layers
+    return [[list(layers) for _ in range(rows or config.training.batch_size)] for _ in range(1 + config.bidirectional)]
+
+
+def softmax_loss(h, target, weights, samples=None, direction=0, position=0):
+    """Cross entropy of word `target` at output h [P], among all words or among the samples of a position."""
+    w, b = (weights[name].astype(np.float64) for name in SOFTMAX)
+    if samples is None:
+        scores = w @ h + b
+        return np.log(np.exp(scores - scores.max()).sum()) + scores.max() - scores[target]
+    words = samples.words.numpy()
+    drawn = words[samples.drawn[direction].numpy()]
+    assert words[samples.targets[direction][position]] == target
+    expected = dict(zip(drawn, samples.log_drawn[direction].numpy().astype(np.float64)))
+    scores = [w[target] @ h + b[target] - float(samples.log_targets[direction][position])]
+    scores += [w[word] @ h + b[word] - expected[word] for word in drawn if word != target]
+    return np.log(np.exp(scores).sum()) - scores[0]
+
+
+def run_layers(x, states, direction, weights, config, counts, masks=None):
+    """x [T, P] through a direction's layers -> [T, P] and the final states; `masks` [T, P] of the layers' inputs."""
+    lstm, after = config.model.lstm, []
+    for layer, state in enumerate(states):
+        x = x if masks is None else x * masks[layer]
+        name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+        w, b, w_p = (weights[f"{name}/{leaf}"].astype(np.float64) if leaf != "W_P_0" or lstm.is_projected else None
+                     for leaf in ("W_0", "B", "W_P_0"))
+        out, state = plain.run_direction(x, state, w, b, w_p, config.model, counts)
+        x = out + x if layer and lstm.use_skip_connections else out
+        after.append(state)
+    return x, after
+
+
+def losses(weights, config, batch, states, masks=None):
+    """Mean loss of every direction and the states of every row after the batch, position by position."""
+    count, steps, size = config.training.batch_size, config.training.unroll_steps, config.model.lstm.projection_dim
+    n_layers, means, after, counts = config.model.lstm.n_layers, [], [], plain.Counts()
+    for k, numbers in enumerate(batch.rows.numpy()):
+        total, ends = np.zeros(steps * count), []
+        for row in range(count):
+            positions = np.arange(steps) * count + row
+            ids = batch.tokens[numbers[positions]].numpy()
+            x = np.array([weights["embedding"][i - 1].astype(np.float64) if config.model.char_cnn is None else
+                          plain.token_vector(i, weights, config.model) for i in ids])
+            half = slice(k * size, (k + 1) * size)
+            of_layers = masks and [masks[layer][positions][:, half] for layer in range(n_layers)]
+            x, end = run_layers(x, states[k][row], k, weights, config, counts, of_layers)
+            x = x if masks is None else x * masks[n_layers + k][positions]
+            for h, position in zip(x, positions):
+                target = int(batch.targets[k][position])
+                total[position] = softmax_loss(h, target, weights, batch.samples, k, position)
+            ends.append(end)
+        means.append(total.mean())
+        after.append(ends)
+    assert counts.cell > 0 and (counts.projection > 0 or not config.model.lstm.is_projected)
+    return np.array(means), after
+
+
+def gradients(language_model, batch, drop=lambda x: x):
+    """Gradients of the loss times the steps: autograd in float64, reference ops, a softmax over complete tables."""
+    twin = copy.deepcopy(language_model).double()
+    twin.backend = "reference"
+    training = twin.config.training
+    state = twin.zero_state(training.batch_size)
+    tops, _ = twin.outputs(batch.tokens, batch.rows, training.unroll_steps, state, drop)
+    tops = twin.by_direction(tops, training.unroll_steps, batch.rows.shape[1])
+    found = []
+    for k, top in enumerate(tops):
+        targets = batch.targets[k]
+        scores = drop(top) @ twin.softmax_w.t() + twin.softmax_b
+        if batch.samples is not None:
+            drawn = batch.samples.words[batch.samples.drawn[k]]
+            own = scores.gather(1, targets[:, None]) - batch.samples.log_targets[k][:, None]
+            others = scores[:, drawn] - batch.samples.log_drawn[k]
+            others = others.masked_fill(drawn == targets[:, None], -torch.inf)
+            scores, targets = torch.cat([own, others], 1), torch.zeros_like(targets)
+        found.append(torch.nn.functional.cross_entropy(scores, targets))
+    (torch.stack(found).mean() * training.unroll_steps).backward()
+    return {name: parameter.grad for name, parameter in twin.by_name().items()}

@@ -1,0 +1,249 @@
+"""Corpus to batches: counting, vocabularies, shuffling, rows, positions to resume from, sampled words."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from elmo_fast.train import corpus, data
+from elmo_fast.train.corpus import Lines, Shard, make_vocabulary, map_chunks, read_shards
+from elmo_fast.train.data import Order, Rows, Sentences
+from elmo_fast.train.loss import draw_samples, draw_unique, log_expected_count, probabilities
+from tests.support import plain_training as plain
+from tests.support.files import start
+from tests.support.training import write_corpus
+
+
+def as_pairs(inputs, targets, rows):
+    pairs = list(zip(inputs, targets))
+    steps = len(pairs) // rows
+    return [pairs[first : first + steps] for first in range(0, len(pairs), steps)]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("rows, steps", [(1, 1), (3, 4), (5, 20), (2, 7)])
+def test_rows_are_packed_position_by_position(tmp_path, rows, steps, reverse):
+    pattern, _ = write_corpus(tmp_path)
+    expected = plain.rows(plain.sentences(tmp_path, reverse), rows, steps)
+    reader = Rows(read_shards(pattern, "train"), Order(reverse=reverse), rows, steps)
+    found = []
+    with pytest.raises(StopIteration):
+        while True:
+            found.append(as_pairs(*reader.next(), rows))
+    assert found == expected and len(found) > 0
+
+
+def test_boundaries_are_never_read_or_predicted_from_the_wrong_side(tmp_path):
+    pattern, _ = write_corpus(tmp_path)
+    for reverse, first, last in ((False, "<S>", "</S>"), (True, "</S>", "<S>")):
+        reader = Rows(read_shards(pattern, "train"), Order(7, reverse), 2, 5)
+        inputs, targets = (list(itertools.chain(*side)) for side in zip(*(reader.next() for _ in range(40))))
+        assert last not in inputs and first not in targets
+        assert first in inputs and last in targets
+
+
+@pytest.mark.parametrize("group", [1, 40, 1 << 22])
+def test_rows_continue_from_any_position(tmp_path, monkeypatch, group):
+    monkeypatch.setattr(data, "_GROUP_SENTENCES", group)
+    shards = read_shards(write_corpus(tmp_path)[0], "train")
+    reader = Rows(shards, Order(3, True, 1, 2), 3, 4)
+    batches, positions = [], [reader.position()]
+    for _ in range(60):  # more than an epoch
+        batches.append(reader.next())
+        positions.append(reader.position())
+    assert positions[-1][0, 0] > 0
+    for first in (0, 1, 7, 23, 59):
+        again = Rows(shards, Order(3, True, 1, 2), 3, 4, positions[first])
+        assert [again.next() for _ in range(60 - first)] == batches[first:]
+
+
+def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path):
+    shards = read_shards(write_corpus(tmp_path)[0], "train")
+
+    def epoch(**order):
+        sentences, found = Sentences(shards, Order(**order)), []
+        while True:
+            location, sentence = sentences.next()
+            if location[0] > 0:
+                return found
+            found.append(tuple(sentence))
+
+    everything = Counter(map(tuple, plain.sentences(tmp_path)))
+    assert Counter(epoch(seed=1)) == everything
+    assert epoch(seed=1) == epoch(seed=1) != epoch(seed=2)
+    assert [sentence[::-1] for sentence in epoch(seed=1, reverse=True)] != epoch(seed=1)
+    streams = [epoch(seed=1, stream=stream, streams=3) for stream in range(3)]
+    assert sum(map(len, streams)) == sum(shard.sentences for shard in shards)
+    assert sum(map(Counter, streams), Counter()) == everything
+
+
+def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
+    for number in range(6):
+        (tmp_path / f"part-{number}.txt").write_text(f"w{number}\n" * 40)
+    shards = read_shards(str(tmp_path / "part-*"), "train")
+
+    def files(count):
+        sentences = Sentences(shards, Order(3))
+        return [sentences.next()[1][1] for _ in range(count)]
+
+    assert len(set(files(40))) == 6  # all at once
+    monkeypatch.setattr(data, "_GROUP_SENTENCES", 80)
+    found = files(240)
+    assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160)) and set(found[:40]) == set(found[40:80])
+    assert Counter(found) == {f"w{number}": 40 for number in range(6)}
+    monkeypatch.setattr(data, "_GROUP_FILES", 1)
+    assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
+
+
+# ---- files ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["one", "one\n", "\none\n\n two  three\r\n\n", "a\u2028b\x85c\u00a0d\n"])
+def test_lines_are_those_of_the_file(tmp_path, text):
+    path = tmp_path / "t.txt"
+    path.write_bytes(text.encode())
+    lines = Lines(str(path))
+    expected = text.split("\n")[: -1 if text.endswith("\n") else None]
+    assert [lines.tokens(number) for number in range(len(lines))] == [line.split() for line in expected]
+    shard, = read_shards(str(path), "train")
+    assert shard == Shard(str(path), len(text.encode()), len(expected), len(text.split()))
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])
+def test_chunks_of_files_are_complete_lines(tmp_path, monkeypatch, size):
+    write_corpus(tmp_path)
+    texts = {str(path): path.read_text(encoding="utf-8") for path in tmp_path.glob("part-*.txt")}
+    monkeypatch.setattr(corpus, "_CHUNK", size)
+    found = dict.fromkeys(texts, "")
+    for path, text in map_chunks(str, sorted(texts), processes=1):
+        found[path] += text
+        assert text == "" or text.endswith("\n")
+    assert found == texts
+
+
+def test_the_vocabulary_counts_over_processes(tmp_path, monkeypatch):
+    pattern, _ = write_corpus(tmp_path, shards=4)
+    counts = Counter(" ".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("part-*")).split())
+    monkeypatch.setattr(corpus, "_CHUNK", 128)
+    expected = sorted((word for word in counts if counts[word] >= 9), key=lambda word: (-counts[word], word))
+    for processes in (1, 3):
+        words, total = make_vocabulary(pattern, tmp_path / "v.txt", min_count=9, processes=processes)
+        listed = (tmp_path / "v.txt").read_text(encoding="utf-8").splitlines()
+        assert total == counts.total() and words == len(listed) and listed == ["<S>", "</S>", "<UNK>", *expected]
+    make_vocabulary(pattern, tmp_path / "v.txt", max_size=10)
+    assert len((tmp_path / "v.txt").read_text(encoding="utf-8").splitlines()) == 10
+
+
+def test_special_words_are_listed_once(tmp_path):
+    (tmp_path / "t.txt").write_text("<S> a </S> <UNK> a !!!MAXTERMID <S>\n")
+    make_vocabulary(str(tmp_path / "t.txt"), tmp_path / "v.txt")
+    assert (tmp_path / "v.txt").read_text() == "<S>\n</S>\n<UNK>\na\n"
+
+
+def test_bad_texts_are_named(tmp_path):
+    empty = tmp_path / "empty.txt"
+    with pytest.raises(FileNotFoundError, match="train: expected files of text, found none at .*absent"):
+        read_shards(str(tmp_path / "absent*"), "train")
+    empty.write_text("")
+    with pytest.raises(ValueError, match="train: expected sentences in every file, found no token in .*empty.txt"):
+        read_shards(str(tmp_path / "*.txt"), "train")
+    empty.write_bytes(b"fine\nfine again\nbad \xff\n")
+    with pytest.raises(ValueError, match=r"empty.txt, line 3: expected UTF-8 text, got undecodable bytes"):
+        read_shards(str(empty), "train")
+    with pytest.raises(ValueError, match="max_size: expected more than the 3 special words, got 3"):
+        make_vocabulary(str(empty), tmp_path / "v", max_size=3)
+    with pytest.raises(FileNotFoundError, match="output: expected an existing directory"):
+        make_vocabulary(str(empty), tmp_path / "no" / "v")
+
+
+def test_a_changed_file_is_noticed(tmp_path):
+    shards = read_shards(write_corpus(tmp_path)[0], "train")
+    with open(shards[0].path, "a") as file:
+        file.write("one more\n")
+    with pytest.raises(ValueError, match="part-0.txt: expected the 25 lines it had when the run began, found 26"):
+        list(iter(Sentences(shards, Order()).next, None))
+
+
+def test_memory_is_bounded(tmp_path):
+    path = tmp_path / "big.txt"
+    path.write_bytes(b"some words in a line here\n" * 400_000)  # 10 MB
+    lines = Lines(str(path))
+    assert isinstance(lines._starts, np.ndarray) and lines._starts.nbytes <= 8 * 400_001 and len(lines) == 400_000
+    assert lines.tokens(399_999) == "some words in a line here".split()
+    assert path.stat().st_size > 3 * lines._starts.nbytes
+
+
+ORPHANS = """
+import sys, time
+from elmo_fast.train import corpus
+
+def slow(text):
+    print("counting", flush=True)
+    time.sleep(100)
+
+corpus._CHUNK = 100
+list(corpus.map_chunks(slow, {!r}, processes=2))
+"""
+
+
+def test_processes_that_count_end_with_a_killed_parent(tmp_path):
+    write_corpus(tmp_path)
+    parent = start(ORPHANS.format([str(path) for path in tmp_path.glob("part-*.txt")]))
+    assert parent.stdout.readline().startswith("counting")  # two processes may write into one line
+    parent.kill()
+    parent.communicate(timeout=30)  # ends when no process holds the pipe
+
+
+# ---- sampled words -------------------------------------------------------------------------
+
+
+def test_the_law_is_log_uniform():
+    for size in (1, 5, 1000):
+        words = np.arange(size)
+        np.testing.assert_allclose(probabilities(words, size), (np.log(words + 2) - np.log(words + 1)) / np.log(size + 1))
+        assert probabilities(words, size).sum() == pytest.approx(1)
+
+
+def test_draws_are_unique_follow_the_law_and_are_counted():
+    size, count, rounds = 50, 6, 4000
+    seen, expected = np.zeros(size), np.zeros(size)
+    for number in range(rounds):
+        words, draws = draw_unique(np.random.default_rng([1, number]), count, size)
+        assert len(set(words.tolist())) == count <= draws and 0 <= words.min() and words.max() < size
+        seen[words] += 1
+        expected += np.exp(log_expected_count(np.arange(size), size, draws))
+    # How often a word was drawn, against what the counts of draws predict for the same rounds.
+    spread = np.sqrt(np.maximum(expected * (1 - expected / rounds), 1))
+    assert (abs(seen - expected) / spread).max() < 5
+    first = np.array([draw_unique(np.random.default_rng([2, number]), 1, size)[0][0] for number in range(rounds)])
+    law = probabilities(np.arange(size), size)
+    assert (abs(np.bincount(first, minlength=size) / rounds - law) / np.sqrt(law / rounds)).max() < 5
+
+
+def test_the_count_of_draws_ends_with_the_last_new_word():
+    words, draws = draw_unique(np.random.default_rng(3), 8, 30)
+    again, raw = np.random.default_rng(3), []
+    while len(set(raw)) < 8:
+        raw += np.minimum(np.expm1(again.random(16) * np.log(31)).astype(int), 29).tolist()
+    assert list(dict.fromkeys(raw))[:8] == words.tolist()
+    assert raw.index(words[-1]) + 1 == draws
+
+
+def test_every_word_can_be_drawn_and_no_more():
+    words, _ = draw_unique(np.random.default_rng(0), 40, 40)
+    assert sorted(words.tolist()) == list(range(40))
+    with pytest.raises(ValueError, match="n_negative_samples_batch: expected at most the 40 words .*, got 41"):
+        draw_unique(np.random.default_rng(0), 41, 40)
+
+
+def test_samples_are_drawn_by_direction_and_have_all_hits():
+    targets = np.random.default_rng(0).integers(0, 30, (2, 25))
+    samples = draw_samples(targets, 12, 30, [4])
+    words = samples.words.numpy()
+    assert (words[samples.targets.numpy()] == targets).all() and (np.diff(words) > 0).all()
+    drawn = words[samples.drawn.numpy()]
+    assert sorted(drawn[0]) != sorted(drawn[1])
+    for k in range(2):
+        expected = {(s, n) for s in range(25) for n in range(12) if drawn[k][n] == targets[k][s]}
+        assert set(zip(*samples.hits[k].tolist())) == expected and expected

@@ -1,0 +1,168 @@
+"""The loss, its gradients and an update against NumPy in float64 and torch's autograd."""
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast.testing.tolerances import relative_error
+from elmo_fast.train.loss import chunked_full_cross_entropy, full_cross_entropy, sampled_cross_entropy
+from elmo_fast.train.model import LanguageModel
+from elmo_fast.train.optimizer import Updater
+from elmo_fast.train.replicas import Replicas
+from tests.support import plain_training as plain
+from tests.support.training import TINY, WORD_INPUT, make_config, model, with_lstm, write_batches
+
+KINDS = {
+    "characters": (TINY, {}),
+    "words": (WORD_INPUT, {}),
+    "one direction": (TINY, {"bidirectional": False}),
+    "one direction, even rows": (TINY, {"bidirectional": False, "batch_size": 4}),
+    "one direction, one row": (WORD_INPUT, {"bidirectional": False, "batch_size": 1}),
+    "full softmax": (TINY, {"sample_softmax": False}),
+    "shared table": (WORD_INPUT, {"share_embedding_softmax": True}),
+    "one layer": (with_lstm(n_layers=1), {}),
+    "three layers, no skip": (with_lstm(n_layers=3, use_skip_connections=False), {}),
+    "no projection": (with_lstm(dim=5), {}),
+}
+
+
+def set_up(kind, folder, **changes):
+    content, own = KINDS[kind]
+    config = make_config(content, **{**own, **changes})
+    return config, model(config), write_batches(config, folder)
+
+
+def updater_of(language_model):
+    return Updater(language_model, language_model.config.training, Replicas(torch.device("cpu")))
+
+
+def update(updater, language_model, batch, rate, drop=None):
+    """Train on a batch from zero states; returns the gradient's norm."""
+    training = language_model.config.training
+    losses, _, used = language_model.losses(batch, language_model.zero_state(training.batch_size), drop)
+    (losses.mean() * training.unroll_steps).backward()
+    return float(updater.step(used, rate))
+
+
+def norm_of(gradients):
+    return np.sqrt(sum(float((gradient**2).sum()) for gradient in gradients.values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_over_carried_batches(kind, tmp_path):
+    config, language_model, batches = set_up(kind, tmp_path)
+    weights = language_model.weights()
+    state, plain_state = language_model.zero_state(config.training.batch_size), plain.zero_states(config)
+    for batch in batches:
+        losses, state, _ = language_model.losses(batch, state, None)
+        expected, plain_state = plain.losses(weights, config, batch, plain_state)
+        np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["characters", "one layer", "three layers, no skip", "words"])
+def test_dropout_is_on_every_layers_input_and_the_top_and_skips_add_the_dropped_input(kind, tmp_path):
+    config, language_model, batches = set_up(kind, tmp_path)
+    drop = plain.Masks()
+    losses, _, _ = language_model.losses(batches[0], language_model.zero_state(config.training.batch_size), drop)
+    assert len(drop.drawn) == config.model.lstm.n_layers + 2
+    expected, _ = plain.losses(language_model.weights(), config, batches[0], plain.zero_states(config), drop.drawn)
+    np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("clip", [10.0, 0.05])
+def test_an_update_is_adagrads_with_the_gradients_of_the_reference(kind, clip, tmp_path):
+    config, language_model, batches = set_up(kind, tmp_path, all_clip_norm_val=clip)
+    before = language_model.weights()
+    expected = plain.gradients(language_model, batches[0], plain.Masks())
+    norm = update(updater_of(language_model), language_model, batches[0], 0.2, plain.Masks())
+    after = language_model.weights()
+    if config.training.share_embedding_softmax:
+        expected.pop("embedding")  # the same tensor as the softmax's W
+    expected_norm = norm_of(expected)
+    assert abs(norm / expected_norm - 1) < 1e-5
+    scale = min(1, clip / expected_norm)
+    assert (scale < 1) == (clip < 1)
+    for name, gradient in expected.items():
+        gradient = gradient.numpy() * scale
+        changed = before[name] - 0.2 * gradient / np.sqrt(1 + gradient**2)
+        np.testing.assert_allclose(after[name], changed, atol=3e-7 + 2e-5 * abs(gradient).max(), err_msg=name)
+        assert abs(gradient).max() > 0, name
+
+
+def test_adagrad_adds_nothing_to_the_root_and_sums_squares(tmp_path):
+    _, language_model, batches = set_up("characters", tmp_path, learning_rate=0.3)
+    updater = updater_of(language_model)
+    weights = {name: value.astype(np.float64) for name, value in language_model.weights().items()}
+    sums = {name: np.ones_like(value) for name, value in weights.items()}
+    for batch in batches:
+        gradients = plain.gradients(language_model, batch)
+        update(updater, language_model, batch, 0.3)
+        scale = min(1, 10 / norm_of(gradients))
+        for name, gradient in gradients.items():
+            sums[name] += (gradient.numpy() * scale)**2
+            weights[name] -= 0.3 * gradient.numpy() * scale / np.sqrt(sums[name])
+    for name, value in language_model.weights().items():
+        np.testing.assert_allclose(value, weights[name], atol=2e-5, err_msg=name)
+
+
+def test_adamw_decays_matrices_only_and_moves_unused_rows_too(tmp_path):
+    _, language_model, batches = set_up("characters", tmp_path, optimizer="adamw", weight_decay=0.1)
+    before, gradients = language_model.weights(), plain.gradients(language_model, batches[0])
+    update(updater_of(language_model), language_model, batches[0], 0.01)
+    scale = min(1, 10 / norm_of(gradients))
+    for name, value in language_model.weights().items():
+        gradient = gradients[name].numpy() * scale
+        decayed = before[name] * (1 - 0.01 * 0.1 * (value.ndim > 1))
+        expected = decayed - 0.01 * gradient / (abs(gradient) + 1e-8)
+        sure = abs(gradient) > 1e-4  # Adam's first step follows the sign, which rounding decides near 0
+        np.testing.assert_allclose(value[sure], expected[sure], atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(value[gradient == 0], decayed[gradient == 0], atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "adamw"])
+def test_packed_weights_follow_an_update(optimizer, tmp_path):
+    """The native engine packs weights once for every version of them; some of torch's optimizers count no version."""
+    config, language_model, batches = set_up("characters", tmp_path, optimizer=optimizer)
+
+    @torch.no_grad()
+    def tops(model):
+        found, _ = model.outputs(batches[0].tokens, batches[0].rows, config.training.unroll_steps, model.zero_state(3))
+        return torch.cat(found, dim=1)
+
+    before = tops(language_model)
+    update(updater_of(language_model), language_model, batches[0], 0.1)
+    assert relative_error(tops(language_model), tops(LanguageModel(config, language_model.weights()))) < 1e-6
+    assert relative_error(tops(language_model), before) > 1e-3
+
+
+# ---- cross entropy -------------------------------------------------------------------------
+
+
+def test_sampled_cross_entropy_has_the_gradients_of_its_definition():
+    generator = torch.Generator().manual_seed(0)
+    s, p, r, k = 6, 4, 9, 5
+    drawn, targets = torch.tensor([1, 8, 3, 0, 5]), torch.tensor([1, 2, 2, 7, 5, 8])
+    hits = torch.tensor([[0, 4, 5], [0, 4, 1]])
+    states, table, bias = (torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+                           for shape in ((s, p), (r, p), (r,)))
+    logs = torch.randn(s, generator=generator), torch.randn(k, generator=generator)
+    torch.autograd.gradcheck(lambda a, b, c: sampled_cross_entropy(a, b, c, targets, drawn, *logs, hits),
+                             (states, table, bias))
+
+
+def test_scores_far_apart():
+    states, table = torch.tensor([[300.0], [-300.0]]), torch.tensor([[1.0], [-1.0], [0.5]])
+    hits = torch.zeros(2, 0, dtype=torch.int64)
+    loss = sampled_cross_entropy(states, table, torch.zeros(3), torch.tensor([1, 1]), torch.tensor([0, 2]),
+                                 torch.zeros(2), torch.zeros(2), hits)
+    assert float(loss) == pytest.approx(300.0)  # (600 + 0) / 2
+
+
+@pytest.mark.parametrize("max_scores", [1, 100, 1 << 20])
+def test_chunked_losses(max_scores, monkeypatch):
+    states, table, bias = torch.randn(50, 6), torch.randn(31, 6), torch.randn(31)
+    targets = torch.randint(0, 31, (50,))
+    expected = full_cross_entropy(states.double(), table.double(), bias.double(), targets)
+    monkeypatch.setattr("elmo_fast.train.loss._MAX_SCORES", max_scores)
+    assert relative_error(chunked_full_cross_entropy(states, table, bias, targets), expected) < 1e-6

@@ -1,0 +1,220 @@
+"""Runs: started, stopped in every way, resumed exactly, evaluated, logged."""
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast.train import checkpoint
+from elmo_fast.train.checkpoint import load_language_model
+from elmo_fast.train.config import OptimizerConfig
+from elmo_fast.train.corpus import read_shards
+from elmo_fast.train.evaluate import perplexity
+from elmo_fast.train.log import read_log
+from elmo_fast.train.setup import start_or_resume
+from tests.support.files import ROOT, names, run, start
+from tests.support.training import (QUIET, TINY, WORD_INPUT, command_arguments, corpus_arguments, final, with_lstm,
+                                    write_options)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return corpus_arguments(tmp_path)
+
+
+def log_of(folder, kind):
+    return [line for line in read_log(folder) if line["kind"] == kind]
+
+
+def assert_same_run(folder, other):
+    """To the bit: weights, optimizer, states, positions, losses."""
+    (state, log), (other_state, other_log) = final(folder), final(other)
+    assert state["step"] == other_state["step"] and log == other_log
+    assert all(torch.equal(value, other_state["weights"][name]) for name, value in state["weights"].items())
+    for stream, other_stream in zip(state["streams"], other_state["streams"], strict=True):
+        assert all(torch.equal(stream[key], other_stream[key]) for key in ("h", "c", "position"))
+    sums, other_sums = ([sums["sum"] for sums in each["optimizer"]["state"].values() if "sum" in sums]
+                        for each in (state, other_state))
+    assert all(map(torch.equal, sums, other_sums))
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw"}, {"accumulate": 2}, {"bidirectional": False},
+                                     {"reset_states": 0.3}], ids=str)
+def test_a_resumed_run_is_the_uninterrupted_run(tmp_path, corpus, changes):
+    common = {**corpus, **QUIET, **changes, "checkpoint_every": 3, "evaluate_every": 6, "decay": "constant"}
+    start_or_resume(tmp_path / "whole", **common, max_steps=12)
+    start_or_resume(tmp_path / "parts", **common, max_steps=3)
+    (tmp_path / "parts" / "best.pt").unlink()
+    start_or_resume(tmp_path / "parts", resume=True, max_steps=9)
+    start_or_resume(tmp_path / "parts", resume=True, max_steps=12, workers=2)
+    (state, log), (expected, expected_log) = final(tmp_path / "parts"), final(tmp_path / "whole")
+    assert all(torch.equal(value, state["weights"][name]) for name, value in expected["weights"].items())
+    trained, expected = ([line for line in lines if line["kind"] == "train"] for lines in (log, expected_log))
+    assert trained == expected and len(trained) == 4
+
+
+KILLER = """
+import os, random, signal, sys, time
+from elmo_fast.train.setup import start_or_resume
+
+folder, arguments = sys.argv[1], eval(sys.argv[2])
+random.seed(5)
+for killed in range(11):
+    child = os.fork()
+    if not child:
+        resume = os.path.exists(os.path.join(folder, "run.json"))
+        start_or_resume(folder, **({"resume": True} if resume else arguments))
+        os._exit(0)
+    if killed < 10:
+        time.sleep(random.uniform(0.05, 0.9))
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFEXITED(status):
+        sys.exit(os.WEXITSTATUS(status) or killed == 0)
+sys.exit("killed eleven times")
+"""
+
+
+@pytest.mark.long
+def test_killed_at_ten_random_moments_the_weights_are_the_same(tmp_path, corpus):
+    arguments = {**corpus, **QUIET, "checkpoint_every": 4, "evaluate_every": 25, "max_steps": 100}
+    start_or_resume(tmp_path / "whole", **arguments)
+    done = subprocess.run([sys.executable, "-c", KILLER, tmp_path / "killed", repr(arguments)], cwd=ROOT, timeout=240,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    left = [name for name in names(tmp_path / "killed" / "checkpoints") if not name.endswith(".part")]
+    assert left == ["step-00000096.pt", "step-00000100.pt"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+def test_a_signal_saves_and_exits(tmp_path, corpus, number):
+    folder = tmp_path / "new"
+    process = start([*command_arguments(corpus, tmp_path), "--max-steps", "1000000", "--log-every", "1"])
+    until = time.monotonic() + 120
+    while len(read_log(folder)) < 3:
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    state, log = final(folder)
+    assert f"interrupted after step {state['step']} of 1000000; --resume continues from there" in errors
+    assert log[-1]["step"] == state["step"]
+    start_or_resume(folder, resume=True, max_steps=state["step"] + 2)
+    assert final(folder)[0]["step"] == state["step"] + 2
+
+
+def test_a_full_disk_loses_no_checkpoint(tmp_path, corpus):
+    folder = tmp_path / "run"
+    start_or_resume(folder, **{**corpus, "heldout": None}, **QUIET, max_steps=10, checkpoint_every=5)
+    before = {path.name: path.read_bytes() for path in checkpoint.in_order(folder)}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large \(earlier checkpoints are unchanged\).*step-00000015.pt"):
+            start_or_resume(folder, resume=True, max_steps=20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()} == before
+    start_or_resume(folder, resume=True, max_steps=20)
+    assert final(folder)[0]["step"] == 20
+
+
+def test_the_files_of_a_run(tmp_path, corpus):
+    folder = tmp_path / "run"
+    start_or_resume(folder, **corpus, **QUIET, n_epochs=1, checkpoint_every=5, keep=3, evaluate_every=7, seed=3)
+    shards = read_shards(corpus["train"], "train")
+    steps = sum(shard.tokens + shard.sentences for shard in shards) // (3 * 4)
+    assert names(folder) == ["best.pt", "checkpoints", "log.jsonl", "loss.png", "options.json", "run.json", "vocab.txt"]
+    numbers = sorted({*range(5, steps + 1, 5), steps})[-3:]
+    assert names(folder / "checkpoints") == [f"step-{step:08d}.pt" for step in numbers]
+    options = json.loads((folder / "options.json").read_text())
+    assert options["n_train_tokens"] == sum(shard.tokens for shard in shards)
+    assert options["n_tokens_vocab"] == 28 and options["seed"] == 3 and options["batch_size"] == 3
+    assert options["bidirectional"] is True and options["all_clip_norm_val"] == 10
+    heldout = {line["step"]: line["perplexity"] for line in log_of(folder, "heldout")}
+    assert list(heldout) == sorted({*range(7, steps + 1, 7), steps})
+    best = checkpoint.read(folder / "best.pt")
+    assert best["perplexity"] == min(heldout.values()) == heldout[best["step"]]
+    trained = log_of(folder, "train")
+    assert trained[-1]["step"] == steps and trained[-1]["epoch"] == pytest.approx(1)
+    assert all(line["perplexity"] == pytest.approx(np.exp(line["loss"])) for line in trained)
+    model, vocabulary = load_language_model(folder)
+    again = perplexity(model, read_shards(corpus["heldout"], "heldout"), vocabulary, 5)
+    assert again.total == pytest.approx(best["perplexity"], rel=1e-6)
+
+
+def test_learning_lowers_the_perplexity(tmp_path, corpus):
+    """Sentences that repeat a pattern: a model that learns becomes sure of them, in both directions."""
+    text = tmp_path / "pattern.txt"
+    text.write_text("ka lo mi po ru\n" * 300)
+    corpus["options_file"] = str(write_options(tmp_path / "o.json", with_lstm(cell_clip=3, proj_clip=3)))
+    start_or_resume(tmp_path / "run", **{**corpus, "train": [str(text)], "heldout": [str(text)]}, **QUIET, max_steps=250,
+                    dropout=0.0, optimizer="adamw", learning_rate=0.02, warmup_steps=20, evaluate_every=125)
+    first, last = log_of(tmp_path / "run", "heldout")
+    assert last["perplexity"] < 1.5 and last["perplexity"] < first["perplexity"]
+    assert all(value < 1.5 for value in last["by_direction"])
+
+
+def test_an_early_stop_leaves_the_best(tmp_path, corpus):
+    folder = tmp_path / "run"
+    start_or_resume(folder, **corpus, **QUIET, max_steps=400, learning_rate=5.0, evaluate_every=2, patience=3)
+    values = [line["perplexity"] for line in log_of(folder, "heldout")]
+    end = {"kind": "end", "step": 2 * len(values), "why": "early stop"}
+    assert read_log(folder)[-1] == end and len(values) < 200
+    assert values.index(min(values)) == len(values) - 4
+    assert checkpoint.read(folder / "best.pt")["perplexity"] == min(values)
+    start_or_resume(folder, resume=True)  # nothing left to do
+    assert final(folder)[0]["step"] == 2 * len(values)
+
+
+def test_learning_rates_warm_up_and_decay():
+    linear = OptimizerConfig(learning_rate=2.0, warmup_steps=4, decay="linear")
+    assert [linear.rate(step, 12) for step in (0, 1, 3, 4, 8, 12)] == [0.5, 1.0, 2.0, 2.0, 1.0, 0.0]
+    cosine = OptimizerConfig(learning_rate=2.0, decay="cosine")
+    assert [round(cosine.rate(step, 8), 6) for step in (0, 4, 8)] == [2.0, 1.0, 0.0]
+    assert OptimizerConfig(learning_rate=0.2).rate(10**6, 10) == 0.2
+
+
+def test_an_infinite_loss_ends_the_run_before_a_checkpoint(tmp_path, corpus):
+    folder = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="the loss or its gradient is not finite around step"):
+        start_or_resume(folder, **corpus, **QUIET, max_steps=400, checkpoint_every=4, learning_rate=1e38,
+                        all_clip_norm_val=1e30, optimizer="adamw", warmup_steps=0)
+    for path in checkpoint.in_order(folder):
+        assert all(torch.isfinite(value).all() for value in checkpoint.read(path)["weights"].values())
+
+
+def test_extras_are_optional_and_nothing_is_warned_of(tmp_path, corpus, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with caplog.at_level(logging.WARNING):
+        start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=3)
+    last = read_log(tmp_path / "run")[-1]
+    assert last["kind"] == "note" and "install elmo-fast[plots]" in last["text"]
+    assert "loss.png" not in names(tmp_path / "run") and not caplog.records
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"install elmo-fast\[tensorboard\]"):
+        start_or_resume(tmp_path / "other", **corpus, **QUIET, max_steps=3, tensorboard=True)
+
+
+@pytest.mark.parametrize("content", [TINY, WORD_INPUT], ids=["characters", "words"])
+def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
+    options = write_options(tmp_path / "o.json", content)
+    status, out, _ = run(capsys, "vocab", corpus["train"][0], tmp_path / "v.txt", "--max-size", 20)
+    assert status == 0 and "20 words of" in out
+    arguments = command_arguments(corpus, tmp_path, vocab=tmp_path / "v.txt", **{"options-file": options})
+    status, _, errors = run(capsys, *arguments, "--max-steps", 5, "--batch-size", 2, "--full-softmax", "--seed", 4)
+    assert status == 0, errors
+    status, out, _ = run(capsys, "perplexity", tmp_path / "new", corpus["heldout"][0], "--batch-size", 4, "--quiet")
+    assert status == 0 and out.startswith("perplexity ") and "forward" in out
+    assert json.loads((tmp_path / "new" / "options.json").read_text())["sample_softmax"] is False

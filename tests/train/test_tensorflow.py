@@ -1,0 +1,161 @@
+"""Import from TensorFlow's own files: the process that reads them, and training continued as TensorFlow continues it."""
+
+import importlib.util
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.train.config import TrainConfig
+from elmo_fast.train.import_tf import PYTHON_VARIABLE, import_checkpoint, open_checkpoint
+from tests.support.files import ROOT, run
+from tests.support.tf_checkpoints import KINDS, OPTIONS, accumulators, made_up, names_of, opener, restored, update, write_folder
+from tests.support.training import VOCABULARY, final, write_batches
+
+STAND_IN = """
+import numpy
+class Reader(dict):
+    get_variable_to_shape_map = dict.copy
+    get_tensor = dict.__getitem__
+class train:
+    def load_checkpoint(prefix):
+        print("not an answer")
+        return Reader(numpy.load(prefix + ".index", allow_pickle=False))
+"""
+
+
+def program(path, text):
+    """A shell script in place of a Python."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys, monkeypatch):
+    folder, _, vocabulary = write_folder(tmp_path / "tf")
+    for python, message, expected in (
+        (program(tmp_path / "bare", f'exec {sys.executable} -S -E "$@"'), "install elmo-fast[tensorflow], or name", 1),
+        (program(tmp_path / "dies", "echo bad luck >&2; exit 3"), "ended with status 3 (bad luck)", 1),
+        (str(tmp_path / "absent"), f"{PYTHON_VARIABLE}: expected a Python, got", 2),
+    ):
+        monkeypatch.setenv(PYTHON_VARIABLE, python)
+        status, _, errors = run(capsys, "import-tf", folder, tmp_path / "run", "--vocab", vocabulary)
+        assert status == expected and message in errors and errors.count("\n") == 1, errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_process_reads_every_variable(tmp_path, monkeypatch):
+    """With a stand-in for TensorFlow that reads NumPy's files."""
+    (tmp_path / "tensorflow.py").write_text(STAND_IN)
+    monkeypatch.setenv(PYTHON_VARIABLE, program(tmp_path / "python", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"'))
+    folder, _, vocabulary = write_folder(tmp_path / "tf")
+    values = made_up(train_perplexity=np.bytes_(b"no number"))
+    with open(folder / "model.ckpt-7.index", "wb") as file:
+        np.savez(file, **values)
+    assert import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary).step == 7
+    trainer = restored(tmp_path / "run")
+    for name, tf_name in names_of(OPTIONS).items():
+        assert np.array_equal(trainer.model.weights()[name], values[tf_name]), name
+        assert np.array_equal(accumulators(trainer)[name], values[f"{tf_name}/Adagrad"]), name
+    (folder / "model.ckpt-7.index").write_bytes(b"damaged")
+    with pytest.raises(ConfigurationError, match="got another, a truncated or a damaged file"):
+        import_checkpoint(folder, tmp_path / "other", vocab_file=vocabulary)
+
+
+# ---- beside TensorFlow ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def tensorflow_python():
+    """A Python that has TensorFlow: this Python, or ELMO_FAST_TEST_TENSORFLOW_PYTHON."""
+    if importlib.util.find_spec("tensorflow"):
+        return sys.executable
+    python = os.environ.get("ELMO_FAST_TEST_TENSORFLOW_PYTHON")
+    if not python:
+        pytest.skip("no tensorflow here (set ELMO_FAST_TEST_TENSORFLOW_PYTHON to a Python that has it)")
+    return python
+
+
+def write_tf_batches(folder, content):
+    """Four batches of a text, for TensorFlow; returns them."""
+    config = TrainConfig.from_dict(content)
+    batches, arrays = write_batches(config, folder / "text", count=4), {}
+    for n, batch in enumerate(batches):
+        ids = batch.tokens[batch.rows].numpy() - 1
+        shape = len(ids), config.training.unroll_steps, config.training.batch_size
+        arrays |= {f"ids{n}": ids.reshape(*shape, *ids.shape[2:]), f"targets{n}": batch.targets.numpy().reshape(shape)}
+    np.savez(folder / "batches.npz", **arrays)
+    return batches
+
+
+@pytest.fixture(scope="session")
+def trained(tensorflow_python, tmp_path_factory):
+    """Folder, batches and TensorFlow's numbers of every kind."""
+    found = {}
+    for number, (kind, content) in enumerate(KINDS.items()):
+        folder = tmp_path_factory.mktemp(f"tf-{number}")
+        (folder / "options.json").write_text(json.dumps(content))
+        found[kind] = folder, write_tf_batches(folder, content)
+    writer = ROOT / "tests" / "support" / "tf_writer.py"
+    done = subprocess.run([tensorflow_python, writer, *(folder for folder, _ in found.values())], capture_output=True,
+                          text=True, timeout=560, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {kind: (folder, batches, dict(np.load(folder / "truth.npz"))) for kind, (folder, batches) in found.items()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_continues_as_in_tensorflow(kind, trained, tmp_path):
+    folder, batches, truth = trained[kind]
+    saved = {name.removeprefix("saved/"): value for name, value in truth.items() if name.startswith("saved/")}
+    import_checkpoint(folder, tmp_path / "run", vocab_file=folder / "text" / "vocab.txt", opener=opener(saved))
+    trainer, expected = restored(tmp_path / "run"), names_of(KINDS[kind])
+    assert trainer.step_number == 2
+    before = trainer.model.weights()
+    for n in (2, 3):
+        losses, norm = update(trainer, batches[n])
+        assert losses.mean() == pytest.approx(float(truth[f"loss{n}"]), rel=2e-6) and norm > 0.5
+    after, found = trainer.model.weights(), accumulators(trainer)
+    for name, tf_name in expected.items():
+        assert np.array_equal(before[name], saved[tf_name]), name
+        np.testing.assert_allclose(after[name], truth[f"after/{tf_name}"], atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found[name], truth[f"after/{tf_name}/Adagrad"], rtol=1e-6, err_msg=name)
+        assert not np.array_equal(before[name], after[name]), name
+    changed = [name for name, tf_name in expected.items() if saved[f"{tf_name}/Adagrad"].max() > 1]
+    assert len(changed) > len(expected) // 2  # at the far end of three layers gradients are too small to count
+
+
+@pytest.mark.long
+def test_the_command_reads_tensorflows_files(trained, tensorflow_python, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(PYTHON_VARIABLE, tensorflow_python)
+    folder, _, truth = trained["characters"]
+    vocabulary, pattern = folder / "text" / "vocab.txt", folder / "text" / "part-*.txt"
+    status, out, errors = run(capsys, "import-tf", folder, tmp_path / "run", "--vocab", vocabulary)
+    assert status == 0 and not errors and "model.ckpt-2 after 2 steps, 27 variables, 27 with their accumulators" in out
+    trainer = restored(tmp_path / "run")
+    for name, tf_name in names_of(KINDS["characters"]).items():
+        assert np.array_equal(trainer.model.weights()[name], truth[f"saved/{tf_name}"]), name
+        assert np.array_equal(accumulators(trainer)[name], truth[f"saved/{tf_name}/Adagrad"]), name
+    status, _, errors = run(capsys, "train", tmp_path / "run", "--resume", "--train", pattern, "--max-steps", 4, "--quiet",
+                            "--log-every", 1)
+    assert status == 0 and [line["step"] for line in final(tmp_path / "run")[1] if line["kind"] == "train"] == [3, 4]
+
+
+@pytest.mark.long
+def test_damaged_files_are_refused(trained, tensorflow_python, tmp_path, monkeypatch):
+    monkeypatch.setenv(PYTHON_VARIABLE, tensorflow_python)
+    folder, *_ = trained["words"]
+    for ending in (".index", ".data-00000-of-00001"):
+        (tmp_path / f"m{ending}").write_bytes((folder / f"model.ckpt-2{ending}").read_bytes())
+    with open_checkpoint(tmp_path / "m") as variables:
+        assert variables.read("lm/embedding").shape == (VOCABULARY, 5) and variables.step() == 2
+        assert variables.read("lm/softmax/b").shape == (VOCABULARY,)
+    for damaged, content in (("m.data-00000-of-00001", 100), ("m.index", 8)):
+        (tmp_path / damaged).write_bytes((tmp_path / damaged).read_bytes()[:content])
+        with pytest.raises(ConfigurationError, match="damaged file"), open_checkpoint(tmp_path / "m"):
+            pass
