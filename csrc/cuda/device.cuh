@@ -2,12 +2,24 @@
 // no clusters.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "operand.h"
+#include "layout.h"
 
 namespace elmo_fast {
 namespace cuda {
+
+// 16-bit operand types; conversions round to nearest even.
+struct Fp16 {
+  static __device__ __forceinline__ uint16_t from(float x) { return __half_as_ushort(__float2half_rn(x)); }
+  static __device__ __forceinline__ float to(uint16_t x) { return __half2float(__ushort_as_half(x)); }
+};
+struct Bf16 {
+  static __device__ __forceinline__ uint16_t from(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+  static __device__ __forceinline__ float to(uint16_t x) { return __uint_as_float(uint32_t(x) << 16); }
+};
 
 struct TileA { uint32_t r[4]; };  // registers of one thread
 struct TileB { uint32_t r[2]; };

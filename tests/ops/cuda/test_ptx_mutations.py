@@ -84,7 +84,7 @@ def test_the_persistent_lstm(kind):
     module = machine()
     (source,) = module.embedded()
     text = module.source(source)
-    case = make(150, 40, [9, 9, 4], seed=1, device=(12, 232448, 1, 3, 6), nanoseconds=10**6)
+    case = make(150, 40, [9, 9, 4], seed=1, device=(12, 232448, 1, 3, 6), timeout_ns=10**6)
     expected = oracle(case)
 
     def same(changed):
