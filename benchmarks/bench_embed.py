@@ -13,7 +13,6 @@ import argparse
 import itertools
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,19 +127,6 @@ def slots_turn(embedder: models.Embedder, text: Text, slots: int):
     return turn
 
 
-def alternate(turns: dict, rounds: int) -> dict[object, list[float]]:
-    """Tokens per second of every turn of each; they take turns, and the order moves on by one each round."""
-    speeds: dict[object, list[float]] = {key: [] for key in turns}
-    order = list(turns)
-    for _ in range(rounds):
-        for key in order:
-            start = time.perf_counter()
-            tokens = turns[key]()
-            speeds[key].append(tokens / (time.perf_counter() - start))
-        order = order[1:] + order[:1]
-    return speeds
-
-
 def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int) -> dict[tuple, common.Timing]:
     """Tokens per second by (way, variant, precision), the peer first."""
     batch, slots = f"one batch of {setup.batch_size}", f"slots of {setup.batch_size}"
@@ -148,7 +134,7 @@ def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int) -> dict[
     for precision, embedder in setup.ours.items():
         turns[slots, "ours", precision] = slots_turn(embedder, text, setup.batch_size)
         turns[batch, "ours", precision] = batches_turn(embedder, text)
-    return {key: common.Timing.of(speeds) for key, speeds in alternate(turns, rounds).items()}
+    return {key: common.Timing.of(speeds) for key, speeds in common.alternate(turns, rounds).items()}
 
 
 def time_sentence(setup: Setup, text: Text, rounds: int) -> dict[tuple, common.Timing]:
@@ -189,12 +175,14 @@ def floor_of(options: dict, work: floor.Work, rates: floor.Rates, precision: str
             "floor_tokens_per_s": work.tokens / floor.seconds(options, work, rates, precision)}
 
 
-def run(arguments: argparse.Namespace, threads: int) -> dict:
-    """Everything; the content of the results file."""
+def run(arguments: argparse.Namespace) -> dict:
+    """The content of the results file."""
+    import torch
+
     text = Text.read(arguments.batches, arguments.batch_size)
     setup = set_up(arguments)
     agreed = check(setup, text, arguments.peer_batches)
-    floors_found, rates = floors(setup, text, threads)
+    floors_found, rates = floors(setup, text, torch.get_num_threads())
     speeds = time_text(setup, text, arguments.rounds, arguments.peer_batches)
     alone = time_sentence(setup, text, arguments.rounds)
     settings = {"size": setup.size, "states": "carry", "text": text.source,
@@ -207,29 +195,15 @@ def run(arguments: argparse.Namespace, threads: int) -> dict:
 # ---- command -------------------------------------------------------------------------------
 
 
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
-    return value
-
-
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.make_parser(
+        __doc__, "embed-SIZE.json", ("--batch-size", 64, "sentences in a batch, slots of a stream"),
+        ("--batches", 8, "batches of text in a turn of ours"),
+        ("--peer-batches", 2, "batches in a turn of the slow side, and in the comparison"), ("--rounds", 5, "turns of each"))
     parser.add_argument("--size", choices=common.SIZES, default="original", help="model size (default: original)")
     parser.add_argument("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
                         help="of ours (default: all; the file says which this machine lacks)")
-    for option, default, what in (
-        ("--batch-size", 64, "sentences in a batch, slots of a stream"),
-        ("--batches", 8, "batches of text in one turn of ours"),
-        ("--peer-batches", 2, "batches in one turn of the slow side, and in the comparison"),
-        ("--rounds", 5, "turns of each"),
-    ):
-        parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
-    parser.add_argument("--threads", type=positive, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
-    parser.add_argument("--out", type=Path, metavar="FILE",
-                        help="JSON to write (default: benchmarks/results/cpu/embed-SIZE.json)")
     parser.add_argument("--table", nargs="+", type=Path, metavar="FILE",
                         help="measure nothing: print a Markdown table of these results")
     arguments = parser.parse_args()
@@ -239,24 +213,16 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    import torch
-
     arguments = parse()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    try:
-        if arguments.table:
+    if arguments.table:
+        try:
             print(embed_results.table([embed_results.read(file) for file in arguments.table]))
-            return 0
-        content = run(arguments, torch.get_num_threads())
-    except (ValueError, RuntimeError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    out = arguments.out or common.RESULTS / "cpu" / f"embed-{arguments.size}.json"
-    common.write_json(out, content)
-    print(embed_results.table([content]))
-    print(f"written: {out.name}")
-    return 0
+        except (ValueError, OSError) as problem:
+            print(f"error: {problem}", file=sys.stderr)
+            return 1
+        return 0
+    return common.run_and_write(arguments, run, f"embed-{arguments.size}.json",
+                                lambda content: embed_results.table([content]))
 
 
 if __name__ == "__main__":

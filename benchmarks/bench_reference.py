@@ -67,51 +67,36 @@ def measure(embedders: dict, groups, rounds: int, tokens: int) -> list[dict]:
             for name, timing in timings.items()]
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(arguments: argparse.Namespace) -> dict:
+    """The content of the results file."""
+    sentences, source = common.running_text(arguments.batch_size * arguments.batches)
+    groups = common.batches(sentences, arguments.batch_size)
+    facts = common.text_facts(sentences, arguments.batch_size)
+    embedders = load(arguments)
+    agreement = check(embedders, groups)
+    results = measure(embedders, groups, arguments.rounds, facts["tokens"])
+    settings = {"size": arguments.size, "states": "carry", "text": source, **facts, "agreement": agreement}
+    return common.document(f"reference {arguments.size}", settings, results)
+
+
+def report(content: dict) -> str:
+    lines = []
+    for case in content["results"]:
+        lines.append("  ".join(f"{key}={value}" for key, value in case.items() if key != "samples"))
+        if case["p80"] > BUSY * case["p20"]:
+            lines.append(f"  {case['variant']}: its rounds differ by more than {BUSY}; run again when the machine is idle")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = common.make_parser(__doc__, "reference-SIZE.json", ("--batch-size", 64, "sentences in a batch"),
+                                ("--batches", 2, "batches in a pass"), ("--rounds", 5, "timed passes of each"))
     parser.add_argument("--size", choices=common.SIZES, default="original", help="model size (default: original)")
     parser.add_argument("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
     parser.add_argument("--backends", nargs="+", default=["reference"], metavar="NAME",
                         help="backends of ours to time (default: reference)")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="sentences in a batch (default: 64)")
-    parser.add_argument("--batches", type=int, default=2, metavar="N", help="batches in one pass (default: 2)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="timed passes of each (default: 5)")
-    parser.add_argument("--threads", type=int, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
-    parser.add_argument("--out", type=Path, metavar="FILE",
-                        help="JSON to write (default: benchmarks/results/cpu/reference-SIZE.json)")
     arguments = parser.parse_args()
-    for name in ("batch_size", "batches", "rounds", "threads"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
-    return arguments
-
-
-def main() -> int:
-    import torch
-
-    arguments = parse()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    try:
-        sentences, source = common.running_text(arguments.batch_size * arguments.batches)
-        groups = common.batches(sentences, arguments.batch_size)
-        facts = common.text_facts(sentences, arguments.batch_size)
-        embedders = load(arguments)
-        agreement = check(embedders, groups)
-        results = measure(embedders, groups, arguments.rounds, facts["tokens"])
-    except (ValueError, RuntimeError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    settings = {"size": arguments.size, "states": "carry", "text": source, **facts, "agreement": agreement}
-    out = arguments.out or common.RESULTS / "cpu" / f"reference-{arguments.size}.json"
-    common.write_json(out, common.document(f"reference {arguments.size}", settings, results))
-    for case in results:
-        print("  ".join(f"{key}={value}" for key, value in case.items() if key != "samples"))
-        if case["p80"] > BUSY * case["p20"]:
-            print(f"  {case['variant']}: its rounds differ by more than {BUSY}; run again when the machine is idle")
-    print(f"written: {out.name}")
-    return 0
+    return common.run_and_write(arguments, run, f"reference-{arguments.size}.json", report)
 
 
 if __name__ == "__main__":

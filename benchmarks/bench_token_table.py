@@ -16,12 +16,11 @@ the rounds. The slow side of `proteins` and `building` has less to do a turn; th
 import argparse
 import itertools
 import sys
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks import agreement, common, models
-from benchmarks.bench_embed import PRECISIONS, alternate, batches_turn, slots_turn, positive
+from benchmarks.bench_embed import PRECISIONS, batches_turn, slots_turn
 from benchmarks.bench_reference import run_over
 
 LINES = ("text", "proteins", "building")
@@ -176,7 +175,7 @@ def building_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
         agreement.require(f"building in {size} in {precision} against reference", errors[precision],
                           agreement.limit(precision))
         turns["vectors", variant(precision)] = ours(precision)
-    speeds = alternate(turns, arguments.rounds)
+    speeds = common.alternate(turns, arguments.rounds)
     lengths = [len(word.encode()) for word in words]
     facts = {"words": len(words), "from": source, "bytes_a_word": round(float(np.mean(lengths)), 2),
              "reference_words_a_turn": len(some), "reference_batch": arguments.reference_batch, "errors": errors}
@@ -200,7 +199,7 @@ def warmed(turns: dict, rounds: int, leave_out: tuple | None = None) -> dict[tup
     for key, turn in turns.items():
         if key != leave_out:
             turn()
-    return alternate(turns, rounds)
+    return common.alternate(turns, rounds)
 
 
 def run(arguments: argparse.Namespace) -> dict:
@@ -213,7 +212,6 @@ def run(arguments: argparse.Namespace) -> dict:
         found, known = line(size, arguments)
         results += found
         facts[f"{found[0]['line']} {size}"] = known
-        print(table(found))
     settings = {"states": "carry", "absent": models.absent_precisions(), "lines": facts}
     return common.document("token table", settings, results)
 
@@ -224,48 +222,23 @@ def table(results: list[dict]) -> str:
                      f"{each['unit']} | {each['times_as_fast']:.2f} |" for each in results)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = common.make_parser(
+        __doc__, "token-table.json", ("--batch-size", 64, "sentences in a batch, slots of a stream"),
+        ("--batches", 8, "batches of text in a turn"), ("--residues", 500, "residues in a sequence"),
+        ("--batch-residues", 15_000, "residues in a batch of sequences"),
+        ("--protein-batches", 2, "batches of sequences in a turn of ours; the reference has one"),
+        ("--words", 100_000, "unique words of the table that is built"),
+        ("--reference-words", 2048, "words in a turn of the reference char encoder"),
+        ("--reference-batch", 1024, "words that the reference char encoder takes at a time"), ("--rounds", 3, "turns of each"))
     parser.add_argument("--lines", nargs="+", choices=LINES, default=list(LINES), metavar="LINE", help="(default: all)")
     parser.add_argument("--size", choices=common.SIZES, default="original", help="of proteins and building "
                         "(default: original)")
     parser.add_argument("--text-sizes", nargs="+", choices=common.SIZES, default=["small", "original"], metavar="SIZE",
                         help="of text (default: small original)")
-    for option, default, what in (
-        ("--batch-size", 64, "sentences in a batch, slots of a stream"),
-        ("--batches", 8, "batches of text in one turn"),
-        ("--residues", 500, "residues in a sequence"),
-        ("--batch-residues", 15_000, "residues in a batch of sequences"),
-        ("--protein-batches", 2, "batches of sequences in one turn of ours; the reference has one"),
-        ("--words", 100_000, "unique words of the table that is built"),
-        ("--reference-words", 2048, "words in one turn of the reference char encoder"),
-        ("--reference-batch", 1024, "words that the reference char encoder takes at a time"),
-        ("--rounds", 3, "turns of each"),
-    ):
-        parser.add_argument(option, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
                         help="of proteins and building (default: all; the file says which this machine lacks)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
-    parser.add_argument("--out", type=Path, metavar="FILE",
-                        help="JSON to write (default: benchmarks/results/cpu/token-table.json)")
-    return parser.parse_args()
-
-
-def main() -> int:
-    import torch
-
-    arguments = parse()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    try:
-        content = run(arguments)
-    except (ValueError, RuntimeError, OSError) as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 1
-    out = arguments.out or common.RESULTS / "cpu" / "token-table.json"
-    common.write_json(out, content)
-    print(f"written: {out.name}")
-    return 0
+    return common.run_and_write(parser.parse_args(), run, "token-table.json", lambda content: table(content["results"]))
 
 
 if __name__ == "__main__":

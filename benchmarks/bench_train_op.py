@@ -23,8 +23,8 @@ import torch
 
 from benchmarks import agreement, common, op_cases
 from elmo_fast import Options
-from elmo_fast.model.initialize import random_weights
-from elmo_fast.model.token_source import CharacterEncoder
+from elmo_fast.model.weights import random_weights
+from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import Schedule
 

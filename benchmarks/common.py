@@ -1,57 +1,26 @@
 """What every benchmark shares: machine facts, standard models, running text, timing, results."""
 
+import argparse
 import importlib.metadata
 import json
 import os
 import platform
 import re
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 
+from elmo_fast.testing.models import FILTERS, SIZES, standard_options  # noqa: F401 (for every benchmark)
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
-
-FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
-# name: (LSTM cells, projection, highway layers), as the published models have them;
-# tiny exists for dry runs only
-SIZES = {
-    "tiny": (32, 16, 1),
-    "small": (1024, 128, 1),
-    "medium": (2048, 256, 1),
-    "original": (4096, 512, 2),
-}
-
-
-def standard_options(size: str, **lstm) -> dict:
-    """The options.json content of a standard model; keyword arguments replace LSTM entries."""
-    if size not in SIZES:
-        raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {size!r}")
-    cells, projection, highways = SIZES[size]
-    return {
-        "lstm": {
-            "use_skip_connections": True,
-            "n_layers": 2,
-            "dim": cells,
-            "projection_dim": projection,
-            "cell_clip": 3,
-            "proj_clip": 3,
-            **lstm,
-        },
-        "char_cnn": {
-            "activation": "relu",
-            "filters": [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS,
-            "n_highway": highways,
-            "embedding": {"dim": 16},
-            "n_characters": 262,
-            "max_characters_per_token": 50,
-        },
-    }
 
 
 # ---- machine -------------------------------------------------------------------------------
@@ -250,13 +219,30 @@ def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0) -> di
         raise ValueError(f"rounds: expected at least 1, got {rounds}")
     calls = {name: max(1, round(min_seconds / max(seconds_per_call(fn, 1), 1e-9)))
              for name, fn in functions.items()}
-    samples: dict[str, list[float]] = {name: [] for name in functions}
-    order = list(functions)
-    for _ in range(rounds):
-        for name in order:
-            samples[name].append(seconds_per_call(functions[name], calls[name]))
-        order = order[1:] + order[:1]
+    samples = take_turns({name: lambda name=name: seconds_per_call(functions[name], calls[name]) for name in functions},
+                         rounds)
     return {name: Timing.of(samples[name], calls[name]) for name in functions}
+
+
+def alternate(turns: dict, rounds: int) -> dict[object, list[float]]:
+    """Tokens per second in every round, of functions that return the tokens of a turn."""
+    def speed(turn) -> float:
+        start = time.perf_counter()
+        tokens = turn()
+        return tokens / (time.perf_counter() - start)
+
+    return take_turns({key: lambda turn=turn: speed(turn) for key, turn in turns.items()}, rounds)
+
+
+def take_turns(measure: dict, rounds: int) -> dict[object, list[float]]:
+    """What functions measure in every round; the order moves on by one each round."""
+    samples: dict[object, list[float]] = {key: [] for key in measure}
+    order = list(measure)
+    for _ in range(rounds):
+        for key in order:
+            samples[key].append(measure[key]())
+        order = order[1:] + order[:1]
+    return samples
 
 
 # ---- results -------------------------------------------------------------------------------
@@ -299,3 +285,43 @@ def write_json(path: Path, content) -> Path:
     part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)
     return path
+
+
+# ---- command -------------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    """An argparse type."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {value}")
+    return value
+
+
+def make_parser(description: str, file: str, *counts: tuple[str, int, str]) -> argparse.ArgumentParser:
+    """A parser with counts as (flag, default, help), `--threads`, and `--out`, whose default is `file`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for flag, default, what in counts:
+        parser.add_argument(flag, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
+    parser.add_argument("--threads", type=positive, metavar="N", help="PyTorch's threads (default: PyTorch's choice)")
+    parser.add_argument("--out", type=Path, metavar="FILE",
+                        help=f"JSON to write (default: benchmarks/results/cpu/{file})")
+    return parser
+
+
+def run_and_write(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], dict], file: str,
+                  report: Callable[[dict], str]) -> int:
+    """Write what `run` returns and print a report of it; 1, with the reason on stderr, where it raises."""
+    import torch
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        content = run(arguments)
+    except (ValueError, RuntimeError, OSError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    out = arguments.out or RESULTS / "cpu" / file
+    write_json(out, content)
+    print(f"{report(content)}\nwritten: {out.name}")
+    return 0

@@ -9,7 +9,7 @@ from benchmarks import common
 def build(size: str, *, backend: str = "reference", seed: int = 0, precision: str = "highest", **lstm):
     """A `BiLm` that carries states; keyword arguments replace LSTM entries of the options."""
     from elmo_fast import BiLm, Options
-    from elmo_fast.model.initialize import random_weights
+    from elmo_fast.model.weights import random_weights
 
     options = Options.from_dict(common.standard_options(size, **lstm))
     weights = random_weights(options, seed=seed)
@@ -53,8 +53,7 @@ def absent_precisions() -> dict[str, str]:
 def write_files(folder: Path, size: str, seed: int = 0) -> tuple[Path, Path]:
     """options.json and weights.hdf5 of the model that `build` gives for this size and seed."""
     from elmo_fast import Options
-    from elmo_fast.model.initialize import random_weights
-    from elmo_fast.model.weights import write_weights
+    from elmo_fast.model.weights import random_weights, write_weights
 
     content = common.standard_options(size)
     options_file, weight_file = folder / "options.json", folder / "weights.hdf5"

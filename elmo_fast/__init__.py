@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from elmo_fast.embed.api import LoadedElmo, load
     from elmo_fast.embed.embedder import ElmoEmbedder
-    from elmo_fast.model.bilm import BiLm, BiLmOutput
+    from elmo_fast.model.batch_layout import BiLmOutput, remove_boundaries
+    from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.elmo import Elmo
-    from elmo_fast.model.initialize import random_weights
-    from elmo_fast.model.layout import remove_boundaries
     from elmo_fast.model.options import ConfigurationError, Options
     from elmo_fast.model.scalar_mix import ScalarMix
-    from elmo_fast.model.table_build import build_token_table, corpus_words, write_token_table
-    from elmo_fast.model.token_table import TokenTable
-    from elmo_fast.model.weights import read_weights, write_weights
+    from elmo_fast.model.token_table.build import build_token_table, corpus_words, write_token_table
+    from elmo_fast.model.token_table.table import TokenTable
+    from elmo_fast.model.weights import random_weights, read_weights, write_weights
     from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
     from elmo_fast.text.fasta import FastaRecord, read_fasta
     from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
@@ -32,15 +31,14 @@ __all__ = [
 _NAMES = {  # module -> the public names that it defines
     "embed.api": ("LoadedElmo", "load"),
     "embed.embedder": ("ElmoEmbedder",),
-    "model.bilm": ("BiLm", "BiLmOutput"),
+    "model.batch_layout": ("BiLmOutput", "remove_boundaries"),
+    "model.bilm": ("BiLm",),
     "model.elmo": ("Elmo",),
-    "model.initialize": ("random_weights",),
-    "model.layout": ("remove_boundaries",),
     "model.options": ("ConfigurationError", "Options"),
     "model.scalar_mix": ("ScalarMix",),
-    "model.table_build": ("build_token_table", "corpus_words", "write_token_table"),
-    "model.token_table": ("TokenTable",),
-    "model.weights": ("read_weights", "write_weights"),
+    "model.token_table.build": ("build_token_table", "corpus_words", "write_token_table"),
+    "model.token_table.table": ("TokenTable",),
+    "model.weights": ("random_weights", "read_weights", "write_weights"),
     "text.batching": ("Batcher", "TokenBatcher", "batch_to_ids"),
     "text.fasta": ("FastaRecord", "read_fasta"),
     "text.vocabulary": ("UnicodeCharsVocabulary", "Vocabulary"),

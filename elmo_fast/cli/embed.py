@@ -90,7 +90,7 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
 def _embed(parsed: argparse.Namespace) -> None:
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
     from elmo_fast.model.bilm import BiLm
-    from elmo_fast.model.token_table import TokenTable
+    from elmo_fast.model.token_table.table import TokenTable
 
     check_target(parsed.output_file, "output file")
     if parsed.unknown and not parsed.token_table:
@@ -123,7 +123,7 @@ def _cache(parsed: argparse.Namespace) -> None:
     from elmo_fast.embed.embedder import torch_device
     from elmo_fast.embed.readers import read_lines
     from elmo_fast.model.bilm import BiLm
-    from elmo_fast.model.table_build import corpus_words, write_token_table
+    from elmo_fast.model.token_table.build import corpus_words, write_token_table
 
     check_target(parsed.output_file, "output file")
     files = _files(parsed, DEFAULT_MODEL)
@@ -142,7 +142,7 @@ def _cache(parsed: argparse.Namespace) -> None:
 
 
 def _info(parsed: argparse.Namespace) -> None:
-    from elmo_fast.model.info import describe
+    from elmo_fast.model.weights import describe
 
     for name, value in describe(_files(parsed)).items():
         print(f"{name + ':':24}{value}")

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.lstm import InputProjections
-from elmo_fast.model.token_lookup import TokenEmbeddings
+from elmo_fast.model.states import RunState
+from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.schedule import Schedule
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
@@ -86,20 +86,19 @@ class SlotStream:
     def run(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
         """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states are stored when the stream has ended."""
         self._source = _with_last(iter(sentences))
-        with torch.no_grad():
-            state, initial_state = self._bilm.begin(len(self._slots))
+        state: RunState | None = None
         queued: deque[_Chunk] = deque()
         while (pieces := self._plan()) or queued or self._finished:
             if pieces:
                 with torch.no_grad():
                     self._tokens.update(self._in_flight(pieces))
-                    chunk, state = self._advance(pieces, state, initial_state)
+                    chunk, state = self._advance(pieces, state)
                 queued.append(chunk)
             while len(queued) > (self._chunks_ahead if pieces else 0):
                 self._collect(queued.popleft())
             yield from self._in_order()
         if self._used:
-            self._bilm.store_state(tuple(each[:, : self._used] for each in state))
+            self._bilm.lstm.store_state(tuple(each[:, : self._used] for each in state.last))
 
     def _plan(self) -> list[_Piece]:
         """The pieces of the next chunk of steps."""
@@ -152,12 +151,12 @@ class SlotStream:
         queued = (sentence for slot in self._slots for sentence in slot.queue)
         return list({sentence.number: sentence for sentence in (*queued, *(piece.sentence for piece in pieces))}.values())
 
-    def _advance(self, pieces: list[_Piece], state, initial_state):
+    def _advance(self, pieces: list[_Piece], state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
-        vectors = self._tokens.vectors
+        table = TokenEmbeddings(self._tokens.vectors, self._tokens.table_rows)
         schedule, first_row, position = self._schedule(pieces)
-        layers, state = self._bilm.advance(vectors, schedule, state, initial_state, self._tokens.projections)
-        tokens = vectors[to_device(schedule.tokens[0], vectors.device)]
+        layers, state = self._bilm.run(table, torch.from_numpy(schedule.tokens), schedule, state)
+        tokens = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
         rows = [first_row[piece.at : piece.at + piece.end - piece.begin] + position[piece.slot] for piece in pieces]
         outputs = HostCopy([each.float() for each in (tokens, *layers)], self._copies)
         return _Chunk(pieces, rows, outputs), state
@@ -222,11 +221,10 @@ class _TokenVectors:
 
     def __init__(self, bilm: BiLm, capacity: int):
         self.vectors: torch.Tensor | None = None  # [R, P]
-        self.projections: InputProjections | None = None  # of the first LSTM layer, where a small token table has them
+        self.table_rows: np.ndarray | None = None  # [R], where a token table gave the vectors
         self._bilm = bilm
         self._capacity = capacity
         self._rows: dict[str, int] = {}
-        self._table_rows: np.ndarray | None = None  # [R], where a token table gave the vectors
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, with BOS and EOS: int32 [tokens + 2]; `update` then encodes new ones."""
@@ -237,23 +235,21 @@ class _TokenVectors:
         """Encode new tokens; from a table over capacity drop the tokens of no sentence in flight, whose `rows` are renumbered."""
         known = 0 if self.vectors is None else len(self.vectors)
         if new := list(self._rows)[known:] if known < len(self._rows) else []:
-            found = self._bilm.look_up(new)
+            found = self._bilm.token_encoder.strings(new)
             self.vectors = found.vectors if self.vectors is None else torch.cat([self.vectors, found.vectors])
-            if self._table_rows is None or found.rows is None:
-                self._table_rows = found.rows
+            if self.table_rows is None or found.rows is None:
+                self.table_rows = found.rows
             else:
-                self._table_rows = np.concatenate([self._table_rows, found.rows])
-        if full := len(self._rows) > self._capacity:
+                self.table_rows = np.concatenate([self.table_rows, found.rows])
+        if len(self._rows) > self._capacity:
             self._drop_unused(in_flight)
-        if new or full:
-            self.projections = self._bilm.first_layer(TokenEmbeddings(self.vectors, self._table_rows))
 
     def _drop_unused(self, in_flight: list[_Sentence]) -> None:
         kept, renumbered = np.unique(np.concatenate([sentence.rows for sentence in in_flight]), return_inverse=True)
         tokens = list(self._rows)
         self._rows = {tokens[row]: number for number, row in enumerate(kept)}
         self.vectors = self.vectors[to_device(kept, self.vectors.device).long()]
-        self._table_rows = None if self._table_rows is None else self._table_rows[kept]
+        self.table_rows = None if self.table_rows is None else self.table_rows[kept]
         ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
         for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
             sentence.rows = rows

@@ -10,8 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from elmo_fast.model.atomic_file import atomic_path, check_target
-from elmo_fast.model.atomic_hdf5 import Disk, atomic_hdf5
+from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_target
 from elmo_fast.model.options import ConfigurationError
 
 SUFFIXES = (".h5", ".npz", ".npy")

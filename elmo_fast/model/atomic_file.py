@@ -1,20 +1,33 @@
-"""Files and directories that take their name only when they are whole."""
+"""Files written atomically, which take their name only when they are complete, and HDF5 files read with named errors."""
 
 import contextlib
+import ctypes
+import functools
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elmo_fast.model.options import ConfigurationError
+
+if TYPE_CHECKING:
+    import h5py  # imported where it is used: the help of the command needs none
+
+# h5py's errors for damaged files: HDF5's own, mapped to the nearest Python error.
+HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+_TRIM_EVERY = 32 << 20  # bytes written between two returns of free memory
 
 
 @contextlib.contextmanager
 def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
-    """A path beside `target` that becomes it when the body succeeds, and vanishes when it does not.
+    """A path beside `target` that replaces it when the body succeeds, and is removed when the body fails.
 
-    The body makes a file or a directory there. A symbolic link is followed, an old file replaced; a directory
-    that another process finished first is kept. The name is random: process ids repeat from container to
-    container, and what a killed process left must stand in nobody's way.
+    The body makes a file or a directory there. A symbolic link is followed, an old file replaced; a directory that
+    another process finished first is kept. The name is random: process ids repeat from container to container, and
+    what a killed process left behind must not block another.
     """
     final = Path(os.path.realpath(target))
     part = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
@@ -32,7 +45,7 @@ def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
 
 
 def check_target(path: str | os.PathLike, name: str) -> None:
-    """Raise `OSError` when a file cannot come to be at `path`, before any work is done for it; `name` is what it is."""
+    """Raise `OSError` when no file can be written at `path`, before any work is done for it; `name` is what it is."""
     target = os.fspath(path)
     folder = target if target.endswith("/") else os.path.dirname(os.path.realpath(target))
     if not target:
@@ -46,3 +59,92 @@ def check_target(path: str | os.PathLike, name: str) -> None:
                               f"got the device or pipe {target}")
     if not os.access(folder, os.W_OK) or (os.path.exists(target) and not os.access(target, os.W_OK)):
         raise PermissionError(f"{name}: expected a path that can be written, got {target}")
+
+
+@contextlib.contextmanager
+def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
+    """An HDF5 file to read; `name` is what it is.
+
+    Raises `OSError` where there is no file that can be read, and `ConfigurationError` for damage found in the body.
+    """
+    import h5py
+
+    source = os.fspath(path)
+    if os.path.isdir(source):
+        raise IsADirectoryError(f"{name}: expected an HDF5 file, got the directory {source}")
+    if not os.path.exists(source):
+        raise FileNotFoundError(f"{name}: expected an HDF5 file, found nothing at {source}")
+    if not os.access(source, os.R_OK):
+        raise PermissionError(f"{name}: expected a file that can be read, got {source}")
+    try:
+        with h5py.File(source, "r") as file:
+            yield file
+    except ConfigurationError:
+        raise
+    except HDF5_ERRORS as error:
+        raise ConfigurationError(f"{name} {source}: expected an HDF5 file, got something else or a file cut short "
+                                 f"or damaged ({error})") from error
+
+
+class Disk(io.FileIO):
+    """A file that stores the error of a failed write, a full disk or Ctrl-C: HDF5 crashes when it closes after one."""
+
+    def __init__(self, part: Path, target: str | os.PathLike):
+        super().__init__(part, "x+")
+        self.target = os.fspath(target)
+        self.failure: BaseException | None = None
+        self._since_trim = 0
+
+    def write(self, values) -> int:
+        """Write all of `values`, or store the error and report success."""
+        size = memoryview(values).nbytes
+        try:
+            rest = memoryview(values).cast("B")
+            while rest and not self.failure:
+                rest = rest[super().write(rest):]
+        except BaseException as error:
+            self.failure = error
+        self._since_trim += size
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, or store the error; after a failure nothing is done."""
+        try:
+            return size if self.failure else super().truncate(size)
+        except BaseException as error:
+            self.failure = error
+            return size
+
+    def check(self) -> None:
+        """Raise the stored error. Every 32 MiB, return free memory to the system.
+
+        HDF5's records of data sets fragment the heap between the large arrays of a model, whose freed memory is then
+        not reused: the process would grow with the file.
+        """
+        if self._since_trim >= _TRIM_EVERY:
+            self._since_trim = 0
+            _trim()(0)
+        if isinstance(self.failure, OSError):
+            raise OSError(self.failure.errno, self.failure.strerror, self.target) from self.failure
+        if self.failure:
+            raise self.failure
+
+
+@functools.cache
+def _trim():
+    """glibc's `malloc_trim`; elsewhere nothing."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return lambda _: 0
+
+
+@contextlib.contextmanager
+def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]:
+    """A new HDF5 file that becomes `target` when the body succeeds, and its `Disk`, to check in a long body."""
+    import h5py
+
+    with atomic_path(target) as part, Disk(part, target) as disk:
+        with h5py.File(disk, "w") as file:
+            yield file, disk
+        disk.check()

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layout import remove_boundaries
+from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.scalar_mix import ScalarMix
-from elmo_fast.model.token_table import TokenTable
+from elmo_fast.model.token_table.table import TokenTable
 
 logger = logging.getLogger(__name__)
 

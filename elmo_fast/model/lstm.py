@@ -1,14 +1,15 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.model import allennlp_names, states
+from elmo_fast.model import state_dict, states
 from elmo_fast.model.options import Options
+from elmo_fast.model.states import RunState
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
 from elmo_fast.ops.cpu.projected_lstm import drop_lstm
 from elmo_fast.ops.cuda.padded import padded_lstm
@@ -17,24 +18,25 @@ from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
 
+_DATASETS = ("W_0", "B", "W_P_0")
 _ALLENNLP_DIRECTIONS = ("forward", "backward")
 
 
 class InputProjections(NamedTuple):
-    """`table` [V, 8 D]: `input_projections` of the first layer, and `rows` int64 [R]: the one of each token vector."""
+    """`table` [V, 8 D]: `input_projections` of the first layer, and `rows` int64 [R]: the row of each token vector."""
 
     table: torch.Tensor
     rows: torch.Tensor
 
 
-class LstmStack(allennlp_names.AllenNlpStateDict):
+class LstmStack(state_dict.AllenNlpStateDict):
     """LSTM layers with projection, clipping and skip connections, each direction on its own all the way up.
 
     Parameters have bilm-tf's layout: `W_0_{d}_{l}` [2 P, 4 D] with gates i, j, f, o, `B_{d}_{l}` [4 D] without
     the forget gate's +1, `W_P_0_{d}_{l}` [D, P]. `stateful`, `reset_states()` and `_states` are AllenNLP's.
     """
 
-    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode, so nothing packed from them would last
+    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode: packed weights would go stale
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
                  state: str = "carry"):
         super().__init__()
@@ -43,14 +45,14 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
         self.datasets = {}
         for direction in DIRECTIONS:
             for layer in range(self.options.n_layers):
-                for dataset in ("W_0", "B", "W_P_0"):
+                for dataset in _DATASETS:
                     own, name = f"{dataset}_{direction}_{layer}", lstm_name(direction, layer, dataset)
                     if name in weights:
                         self.datasets[own] = name
                         parameter = nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad)
                         self.register_parameter(own, parameter)
         self._carried: State | None = None
-        self._in_graph: list[State] = []  # states that captured graphs read and write, kept for those
+        self._in_graph: list[State] = []  # states that captured graphs read and write
 
     @property
     def state(self) -> str:
@@ -88,158 +90,143 @@ class LstmStack(allennlp_names.AllenNlpStateDict):
     def reset_states(self, mask: torch.Tensor | None = None) -> None:
         """Forget the carried states of all rows, or of the rows where `mask` [rows] is not zero."""
         left = states.reset_rows(self._carried, mask)
-        if self._is_in_graph():
-            for k, kept in enumerate(self._carried):
-                kept.zero_() if left is None else kept.copy_(left[k])
-        else:
-            self._carried = left
+        if left is None and self._is_in_graph():
+            left = tuple(map(torch.zeros_like, self._carried))
+        self._replace_carried(left)
 
-    def forward(self, vectors: torch.Tensor, rows: torch.Tensor, schedule: Schedule, fresh: State | None = None,
-                backend: str = "auto", precision: str = "highest",
-                products: InputProjections | None = None) -> list[torch.Tensor]:
-        """Outputs of every layer at every packed row of the schedule, [S, 2 P] each.
-
-        `vectors` [R, P] are token vectors, `rows` int [2, S] names the one that each direction reads at each
-        packed row. `fresh` (h [L, 2 P], c [L, 2 D]) is where sentences start unless states are carried; None
-        stands for zeros. `products` are those of the vectors with the first layer's weights, where they are known.
-        """
-        initial, initial_state = self.begin(schedule.slots.size, fresh, vectors)
-        outputs, final = self.run(vectors, rows, schedule, initial, initial_state, backend, precision, products)
-        self.store_state(final)
-        return outputs
-
-    def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, initial: State,
+    def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule | torch.Tensor, initial: State,
             initial_state: State | None = None, backend: str = "auto", precision: str = "highest",
-            products: InputProjections | None = None,
+            projections: InputProjections | None = None,
             drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
-        """Outputs of every layer and the final state, from the state given; what is carried is left alone.
+        """Outputs of every layer at every packed row [S, 2 P], and the final state; carried states do not change.
 
-        `initial` and the result are (h [L, slots, 2 P], c [L, slots, 2 D]); `initial_state` (h [L, 2 P], c [L, 2 D])
-        is the state of every sentence's start, or None when sentences of a slot carry on. Without `rows`, `vectors`
-        are the inputs of every packed row, [S, 2 P]. `drop` is applied to each layer's input, and what it leaves is
-        what a skip connection adds.
+        `vectors` [R, P] are token vectors, `rows` int [2, S] the row that each direction reads at each packed row.
+        Without `rows`, `vectors` are the inputs of every packed row, [S, 2 P]. `initial` and the result are
+        (h [L, slots, 2 P], c [L, slots, 2 D]); `initial_state` (h [L, 2 P], c [L, 2 D]) is the state that every
+        sentence starts from, None where a slot's sentences carry their state. `projections` are those of the vectors
+        with the first layer's weights, where they are known. `drop` is applied to each layer's input; a skip
+        connection adds its result.
+
+        In a CUDA graph's capture `schedule` is lengths int [B], and `vectors` are [B, T, P]: outputs are [B, T, 2 P].
         """
         outputs: list[torch.Tensor] = []
         finals: list[State] = []
+        settings = {"cell_clip": self.options.cell_clip, "proj_clip": self.options.proj_clip, "precision": precision}
         x, bounded = vectors, False
-        if products is not None:
-            x, rows = products.table, products.rows[rows.long()]
+        if projections is not None:
+            x, rows = projections.table, projections.rows[rows.long()]
         for layer in range(self.options.n_layers):
             x = x if drop is None else drop(x)
-            out, final = projected_lstm(
-                x, None if layer else rows, schedule, (initial[0][layer], initial[1][layer]),
-                self.layer_weights(layer), cell_clip=self.options.cell_clip, proj_clip=self.options.proj_clip,
-                initial_state=None if initial_state is None else (initial_state[0][layer], initial_state[1][layer]), backend=backend,
-                precision=precision, precomputed=layer == 0 and products is not None, bounded=bounded,
-            )
+            operands = schedule, (initial[0][layer], initial[1][layer]), self.layer_weights(layer)
+            if isinstance(schedule, torch.Tensor):
+                out, final = padded_lstm(x, *operands, **settings)
+            else:
+                out, final = projected_lstm(
+                    x, None if layer else rows, *operands, backend=backend, bounded=bounded,
+                    initial_state=None if initial_state is None else (initial_state[0][layer], initial_state[1][layer]),
+                    precomputed=layer == 0 and projections is not None, **settings)
             skips = layer > 0 and self.options.use_skip_connections
             x, bounded = out + x if skips else out, not skips and drop is None
             outputs.append(x)
             finals.append(final)
-        return outputs, tuple(torch.stack(each) for each in zip(*finals))
+        return outputs, tuple(torch.stack(values) for values in zip(*finals))
 
-    def run_padded(self, vectors: torch.Tensor, lengths: torch.Tensor, fresh: State | None,
-                   precision: str) -> list[torch.Tensor]:
+    def run_captured(self, vectors: torch.Tensor, lengths: torch.Tensor, initial_state: State | None,
+                     precision: str) -> list[torch.Tensor]:
         """Outputs of every layer [B, T, 2 P] inside a capture: `vectors` [B, T, P], `lengths` int [B] on their GPU.
 
-        Carried states are updated where they lie, so that each replay goes on where the last one ended.
+        Carried states are updated in place: a replay starts from where the last one ended.
         """
-        if self.stateful and (self._carried is None or self._carried[0].shape[1] < len(lengths)):
+        count = self._carried_rows()
+        if self.stateful and count < len(lengths):
             raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph's capture "
-                               f"(model.warmup(batch_size={len(lengths)}) adds them), got "
-                               f"{0 if self._carried is None else self._carried[0].shape[1]}")
-        initial, _ = self.begin(len(lengths), fresh, vectors)
-        layers = list(self._padded(vectors, lengths, initial, precision))
+                               f"(model.warmup(batch_size={len(lengths)}) adds them), got {count}")
+        initial, _ = self.begin(len(lengths), initial_state, vectors)
+        outputs, final = self.run(vectors, None, lengths, initial, precision=precision)
         if self.stateful:
-            for kept, new in zip(self._carried, zip(*(final for _, final in layers))):
-                kept[:, : len(lengths)].copy_(torch.stack(new))
+            for carried, new in zip(self._carried, final):
+                carried[:, : len(lengths)].copy_(new)
             if not self._is_in_graph():
                 self._in_graph.append(self._carried)
-        return [out for out, _ in layers]
-
-    def _padded(self, x: torch.Tensor, lengths: torch.Tensor, initial: State,
-                precision: str) -> Iterator[tuple[torch.Tensor, State]]:
-        """Output [B, T, 2 P] and final state of each layer, from `initial` (h [L, B, 2 P], c [L, B, 2 D])."""
-        for layer, state in enumerate(zip(*initial)):
-            out, final = padded_lstm(x, lengths, state, self.layer_weights(layer), cell_clip=self.options.cell_clip,
-                                     proj_clip=self.options.proj_clip, precision=precision)
-            x = out + x if layer and self.options.use_skip_connections else out
-            yield x, final
+        return outputs
 
     def warmup(self, precision: str) -> None:
-        """Run once what `run_padded` runs, from zeros and for nothing: kernels are then loaded, weights prepared."""
-        layers, h_dim, c_dim = self.state_sizes
+        """Run what `run_captured` runs on one position of zeros: kernels are then loaded, weights packed."""
         vectors = full_precision(self.B_0_0).new_zeros(1, 1, self.options.projection_dim)
-        initial = states.zero_state(layers, 1, h_dim, c_dim, vectors)
-        list(self._padded(vectors, torch.ones(1, dtype=torch.int64, device=vectors.device), initial, precision))
+        lengths = torch.ones(1, dtype=torch.int64, device=vectors.device)
+        self.run(vectors, None, lengths, self.zero_state(1, vectors), precision=precision)
 
     def reserve_states(self, rows: int) -> None:
-        """Have at least so many carried rows on this device, where states are carried; new ones are zeros."""
-        like, have = full_precision(self.B_0_0), 0 if self._carried is None else self._carried[0].shape[1]
-        if self.stateful and (have < rows or have and self._carried[0].device != like.device):
-            layers, h_dim, c_dim = self.state_sizes
-            zeros = states.zero_state(layers, max(rows, have), h_dim, c_dim, like)
-            self._carried = states.first_rows(self._carried, zeros)
+        """Have at least `rows` carried rows on this device, where states are carried; new ones are zeros."""
+        like, count = full_precision(self.B_0_0), self._carried_rows()
+        if self.stateful and (count < rows or count and self._carried[0].device != like.device):
+            self._carried = states.first_rows(self._carried, self.zero_state(max(rows, count), like))
 
-    def _is_in_graph(self) -> bool:
-        return any(each is self._carried for each in self._in_graph)
-
-    def begin(self, slots: int, fresh: State | None, like: torch.Tensor) -> tuple[State, State | None]:
-        """The state that `slots` slots begin in, and the one that every sentence restarts from when none is carried."""
-        layers, h_dim, c_dim = self.state_sizes
-        zeros = states.zero_state(layers, slots, h_dim, c_dim, like)
+    def begin(self, slots: int, initial_state: State | None, like: torch.Tensor) -> RunState:
+        """Where `slots` slots start: the carried states, or else `initial_state` (h [L, 2 P], c [L, 2 D]) or zeros."""
+        zeros = self.zero_state(slots, like)
         if self.stateful:
-            return states.first_rows(self._carried, zeros), None
-        if fresh is None:
-            fresh = zeros[0].new_zeros(layers, h_dim), zeros[1].new_zeros(layers, c_dim)
-        return tuple(each[:, None].expand_as(zero) for each, zero in zip(fresh, zeros)), fresh
+            return RunState(states.first_rows(self._carried, zeros), None)
+        if initial_state is None:
+            initial_state = tuple(zero.new_zeros(zero.shape[::2]) for zero in zeros)
+        return RunState(tuple(value[:, None].expand_as(zero) for value, zero in zip(initial_state, zeros)),
+                        initial_state)
+
+    def zero_state(self, rows: int, like: torch.Tensor) -> State:
+        """(h [L, rows, 2 P], c [L, rows, 2 D]) of zeros, with the type and device of `like`."""
+        layers, h_dim, c_dim = self.state_sizes
+        return states.zero_state(layers, rows, h_dim, c_dim, like)
 
     def store_state(self, final: State) -> None:
-        """Keep the state that a batch ended in, where states are carried."""
-        if not self.stateful:
-            return
-        carried = states.carried_on(self._carried, final)
-        if self._is_in_graph() and self._carried[0].shape == carried[0].shape:
-            for kept, new in zip(self._carried, carried):
-                kept.copy_(new)
+        """Carry the state that a batch ended in to the next call, where states are carried."""
+        if self.stateful:
+            self._replace_carried(states.next_carried(self._carried, final))
+
+    def _carried_rows(self) -> int:
+        return 0 if self._carried is None else self._carried[0].shape[1]
+
+    def _is_in_graph(self) -> bool:
+        return any(state is self._carried for state in self._in_graph)
+
+    def _replace_carried(self, state: State | None) -> None:
+        """Carry `state`, in the memory that captured graphs use where it has the same shape."""
+        if self._is_in_graph() and self._carried[0].shape == state[0].shape:
+            for old, new in zip(self._carried, state):
+                old.copy_(new)
         else:
-            self._carried = carried
+            self._carried = state
 
     def layer_weights(self, layer: int) -> tuple[LstmWeights, LstmWeights]:
         """(W, B, W_P or None) of a layer, forward then backward."""
-        def one(direction):
-            names = (f"{dataset}_{direction}_{layer}" for dataset in ("W_0", "B", "W_P_0"))
-            return tuple(getattr(self, name, None) for name in names)
-
-        return one(0), one(1)
+        return tuple(tuple(getattr(self, f"{dataset}_{direction}_{layer}", None) for dataset in _DATASETS)
+                     for direction in DIRECTIONS)
 
     def drop_fp32(self, precision: str) -> None:
-        """Keep the matrices only as the native engine packs them for `precision`."""
+        """Leave the matrices in memory only as the native engine packs them for `precision`."""
         for layer in range(self.options.n_layers):
-            left = drop_lstm(self.layer_weights(layer), precision)
-            names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in ("W_0", "B", "W_P_0"))
-            for name, value in zip(names, left):
+            names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in _DATASETS)
+            for name, value in zip(names, drop_lstm(self.layer_weights(layer), precision)):
                 if value is not None:
                     setattr(self, name, value)
 
-    def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
+    def to_allennlp(self, own: state_dict.Tensors) -> state_dict.Tensors:
         theirs = {}
         projection = self.options.projection_dim
         for prefix, suffix in self._cells():
-            w = allennlp_names.swap_gates(own[f"W_0_{suffix}"].t())  # [4 D, 2 P]
+            w = state_dict.swap_gates(own[f"W_0_{suffix}"].t())  # [4 D, 2 P]
             theirs[f"{prefix}.input_linearity.weight"] = w[:, :-projection].contiguous()
             theirs[f"{prefix}.state_linearity.weight"] = w[:, -projection:].contiguous()
-            theirs[f"{prefix}.state_linearity.bias"] = allennlp_names.bias_to_allennlp(own[f"B_{suffix}"])
+            theirs[f"{prefix}.state_linearity.bias"] = state_dict.bias_to_allennlp(own[f"B_{suffix}"])
             if f"W_P_0_{suffix}" in own:
                 theirs[f"{prefix}.state_projection.weight"] = own[f"W_P_0_{suffix}"].t().contiguous()
         return theirs
 
-    def from_allennlp(self, theirs: allennlp_names.Tensors) -> allennlp_names.Tensors:
+    def from_allennlp(self, theirs: state_dict.Tensors) -> state_dict.Tensors:
         own = {}
         for prefix, suffix in self._cells():
             both = [theirs[f"{prefix}.{part}_linearity.weight"] for part in ("input", "state")]
-            own[f"W_0_{suffix}"] = allennlp_names.swap_gates(torch.cat(both, dim=1)).t().contiguous()
-            own[f"B_{suffix}"] = allennlp_names.bias_from_allennlp(theirs[f"{prefix}.state_linearity.bias"])
+            own[f"W_0_{suffix}"] = state_dict.swap_gates(torch.cat(both, dim=1)).t().contiguous()
+            own[f"B_{suffix}"] = state_dict.bias_from_allennlp(theirs[f"{prefix}.state_linearity.bias"])
             if f"{prefix}.state_projection.weight" in theirs:
                 own[f"W_P_0_{suffix}"] = theirs[f"{prefix}.state_projection.weight"].t().contiguous()
         return own

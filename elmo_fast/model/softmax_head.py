@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import h5py
 import numpy as np
 import torch
 
 from elmo_fast.choices import DIRECTIONS
+from elmo_fast.model.atomic_file import open_hdf5
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.linear import linear
@@ -24,19 +24,12 @@ from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
 SOFTMAX = ("softmax/W", "softmax/b")
 _SPECIAL = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
 _AT_ONCE = 1 << 24  # scores in memory at a time
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def read_softmax(path: str | os.PathLike, projection_dim: int) -> dict[str, np.ndarray]:
     """`softmax/W` [V, P] and `softmax/b` [V] of an HDF5 file, float32; `ConfigurationError` for other shapes."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"softmax: expected an HDF5 file, found none at {path}")
-    try:
-        with h5py.File(path, "r") as file:
-            w, b = (np.asarray(file[name], dtype=np.float32) for name in SOFTMAX)
-    except _DAMAGE as error:
-        raise ConfigurationError(f"softmax {path}: expected an HDF5 file with {SOFTMAX[0]} and {SOFTMAX[1]}, got "
-                                 f"something else ({error})") from error
+    with open_hdf5(path, "softmax") as file:
+        w, b = (np.asarray(file[name], dtype=np.float32) for name in SOFTMAX)
     if w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
         raise ConfigurationError(f"softmax {path}: expected W [words, {projection_dim}] and b [words], got "
                                  f"{w.shape} and {b.shape}")

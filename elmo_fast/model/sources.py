@@ -1,4 +1,4 @@
-"""Where a model's files come from: two paths, a directory, a ZIP, a URL, or a name; URLs are kept in a cache."""
+"""A model's files: two paths, a directory, a ZIP, a URL, or a name; what URLs give is stored in a cache."""
 
 import hashlib
 import lzma
@@ -10,8 +10,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.backend import cache_directory
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
@@ -47,9 +47,9 @@ def find_model(
 ) -> ModelFiles:
     """Local files of a model, fetched into the cache where they are remote.
 
-    Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory where the
-    file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`, paths or
-    URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
+    Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory
+    where the file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`,
+    paths or URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
     """
     if model is None:
         return _two_files(options_file, weight_file)
@@ -73,7 +73,7 @@ def find_model(
 
 
 def fetch(location: str | os.PathLike) -> Path:
-    """Local path of a path or URL. A URL is downloaded once into the cache, where it appears only when whole."""
+    """Local path of a path or URL. A URL is downloaded once into the cache, atomically."""
     name = os.fspath(location)
     if not _is_url(name):
         return Path(name)
@@ -151,7 +151,8 @@ def _remote_model_files(url: str) -> list[str]:
 def _in_directory(directory: Path) -> ModelFiles:
     files = sorted(path for path in directory.iterdir() if _is_model_file(path.name))
     options = _only(directory, "options.json", [path for path in files if path.name.endswith("options.json")])
-    weights = _only(directory, "*.hdf5", [path for path in files if path.name.endswith(".hdf5") and path.name != SOFTMAX_FILE])
+    weights = _only(directory, "*.hdf5",
+                    [path for path in files if path.name.endswith(".hdf5") and path.name != SOFTMAX_FILE])
     vocabularies = [directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()]
     return ModelFiles(options, weights, vocabularies[0] if vocabularies else None)
 

@@ -1,17 +1,32 @@
-"""LSTM states between calls: carried from batch to batch, zero, or warm."""
+"""LSTM states between calls: carried from batch to batch, zero, or warm (the state after a text)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from elmo_fast.choices import STATES
 from elmo_fast.ops.reference import State
 
-# What runs from zeros to give the state of `warm`.
+# The text whose final state, run from zeros, is the initial state of `warm`.
 WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
     "The committee will meet again on Tuesday to discuss the report .",
     "She opened the window and looked out over the quiet street .",
     "Prices rose by about two per cent in the last quarter , the bank said .",
     "\" I do not think so , \" he answered , \" but we shall see . \"",
 ))
+
+Text = Sequence[Sequence[str]]
+
+
+class RunState(NamedTuple):
+    """Where slots are: `last` (h [L, slots, 2 P], c [L, slots, 2 D]) after their last step.
+
+    `initial` (h [L, 2 P], c [L, 2 D]) is the state that every sentence starts from, None where states are carried.
+    """
+
+    last: State
+    initial: State | None
 
 
 def check_state(state: str) -> str:
@@ -31,13 +46,13 @@ def first_rows(carried: State | None, zeros: State) -> State:
     if carried is None:
         return zeros
     rows = zeros[0].shape[1]
-    kept = [each[:, :rows].to(zero) for each, zero in zip(carried, zeros)]
-    return tuple(torch.cat([each, zero[:, each.shape[1]:]], dim=1) for each, zero in zip(kept, zeros))
+    known = [old[:, :rows].to(zero) for old, zero in zip(carried, zeros)]
+    return tuple(torch.cat([old, zero[:, old.shape[1]:]], dim=1) for old, zero in zip(known, zeros))
 
 
-def carried_on(carried: State | None, final: State) -> State:
-    """What to carry after a batch ended in `final`: rows beyond the batch keep theirs. Detached."""
-    final = tuple(each.detach() for each in final)
+def next_carried(carried: State | None, final: State) -> State:
+    """The carried state after a batch that ended in `final`: rows beyond the batch are unchanged. Detached."""
+    final = tuple(value.detach() for value in final)
     if carried is None:
         return final
     rows = final[0].shape[1]
@@ -45,14 +60,14 @@ def carried_on(carried: State | None, final: State) -> State:
 
 
 def reset_rows(carried: State | None, mask: torch.Tensor | None) -> State | None:
-    """Forget every row, or the rows where `mask` [rows] is not zero."""
+    """The carried state without any row, or with zeros in the rows where `mask` [rows] is not zero."""
     if mask is None or carried is None:
         return None
     if mask.shape != carried[0].shape[1:2]:
         raise ValueError(f"mask: expected shape ({carried[0].shape[1]},), one for each carried row, "
                          f"got {tuple(mask.shape)}")
-    keep = (mask == 0).view(1, -1, 1)
-    return tuple(torch.where(keep.to(each.device), each, torch.zeros_like(each)) for each in carried)
+    unchanged = (mask == 0).view(1, -1, 1)
+    return tuple(torch.where(unchanged.to(value.device), value, torch.zeros_like(value)) for value in carried)
 
 
 def check_states(states: State | None, layers: int, h_dim: int, c_dim: int) -> State | None:

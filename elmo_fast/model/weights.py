@@ -1,20 +1,23 @@
-"""Weight files in bilm-tf's HDF5 layout, read with every shape checked, and written back value for value."""
+"""Weights by dataset name in bilm-tf's HDF5 layout: read with every shape checked, written, drawn, fingerprinted."""
 
-import contextlib
+import dataclasses
+import hashlib
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import h5py
 import numpy as np
+from torch import nn
 
-from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
-from elmo_fast.model.atomic_file import check_target
-from elmo_fast.model.atomic_hdf5 import atomic_hdf5
+from elmo_fast.model.atomic_file import atomic_hdf5, check_target, open_hdf5
+from elmo_fast.model.options import N_CHARACTERS, CharCnnOptions, ConfigurationError, Options
+from elmo_fast.model.sources import ModelFiles
+from elmo_fast.ops.weight_cache import version_key
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
-# What h5py raises on damaged files, beside OSError: it maps HDF5's errors to whichever Python error is nearest.
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def lstm_name(direction: int, layer: int, dataset: str) -> str:
@@ -45,7 +48,7 @@ def expected_shapes(options: Options) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _char_cnn_shapes(char_cnn) -> dict[str, tuple[int, ...]]:
+def _char_cnn_shapes(char_cnn: CharCnnOptions) -> dict[str, tuple[int, ...]]:
     total = char_cnn.n_filters
     shapes = {"char_embed": (N_CHARACTERS[0], char_cnn.embedding_dim)}
     for index, (width, count) in enumerate(char_cnn.filters):
@@ -68,9 +71,10 @@ def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndar
 
     Accepts 261 rows of characters or 262 (the first is then dropped: it stands for "no token"), and the names of
     a one-layer bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not
-    HDF5, is cut short, lacks a dataset, holds one of another shape, or holds layers the options do not know.
+    HDF5, is cut short, lacks a dataset, holds one of another shape, or holds layers beyond those of the options.
     """
-    with _opened(path) as (file, name):
+    name = os.fspath(path)
+    with open_hdf5(path, "weight_file") as file:
         shapes = expected_shapes(options)
         if options.char_cnn is not None and "CNN_proj" in file:
             shapes.update(_projection_shapes(options))
@@ -82,28 +86,8 @@ def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndar
 
 def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Some weights of a file, float32, by dataset name, whatever else it holds. Errors are those of `read_weights`."""
-    with _opened(path) as (file, name):
-        return _take(_datasets(file), shapes, name)
-
-
-@contextlib.contextmanager
-def _opened(path: str | os.PathLike) -> Iterator[tuple[h5py.File, str]]:
-    """A weight file to read, and its name; damage found while it is read is a `ConfigurationError`."""
-    name = os.fspath(path)
-    if os.path.isdir(name):
-        raise IsADirectoryError(f"weight_file: expected an HDF5 file, got the directory {name}")
-    if not os.path.exists(name):
-        raise FileNotFoundError(f"weight_file: expected an HDF5 file, found nothing at {name}")
-    if not os.access(name, os.R_OK):
-        raise PermissionError(f"weight_file: expected a file that can be read, got {name}")
-    try:
-        with h5py.File(name, "r") as file:
-            yield file, name
-    except ConfigurationError:
-        raise
-    except _DAMAGE as error:
-        raise ConfigurationError(f"weight_file {name}: expected an HDF5 file, got something else or a file cut short "
-                                 f"or damaged ({error})") from error
+    with open_hdf5(path, "weight_file") as file:
+        return _take(_datasets(file), shapes, os.fspath(path))
 
 
 def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
@@ -163,7 +147,7 @@ def check_weights(weights: Weights, options: Options) -> None:
 
 
 def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32) -> None:
-    """Write weights in bilm-tf's layout; the file takes its name only when it is whole.
+    """Write weights in bilm-tf's layout; the file is written atomically.
 
     The values of `read_weights` come back byte for byte (261 rows of characters), in float16 rounded.
     """
@@ -171,3 +155,102 @@ def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.fl
     with atomic_hdf5(path) as (file, _):
         for dataset, values in weights.items():
             file.create_dataset(dataset, data=np.asarray(values, dtype=dtype))
+
+
+def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
+    """float32 weights by dataset name, the same for the same seed, spread as in bilm-tf's `bilm/training.py`.
+
+    Characters uniform in ±1, words and LSTM uniform by fan-in and fan-out (Glorot); convolutions uniform in ±0.05 for
+    relu (Kim et al. 2015), else normal by fan-in; highway and projection normal by fan-in, carry bias -2.
+    """
+    generator = np.random.default_rng(seed)
+    return {
+        name: _initial(generator, name, shape, options).astype(np.float32)
+        for name, shape in expected_shapes(options).items()
+    }
+
+
+def _initial(generator: np.random.Generator, name: str, shape: tuple[int, ...], options: Options) -> np.ndarray:
+    leaf = name.rsplit("/", 1)[-1]
+    if leaf == "char_embed":
+        return generator.uniform(-1, 1, shape)
+    if leaf == "b_carry":
+        return np.full(shape, -2.0)
+    if len(shape) == 1:
+        return np.zeros(shape)
+    if leaf.startswith("W_cnn_") and options.char_cnn.activation == "relu":
+        return generator.uniform(-0.05, 0.05, shape)
+    if leaf in ("embedding", "W_0", "W_P_0"):
+        limit = np.sqrt(6 / sum(shape))
+        return generator.uniform(-limit, limit, shape)
+    return generator.normal(0, np.sqrt(1 / np.prod(shape[:-1])), shape)
+
+
+def fingerprint(weights: Weights, options: Options | None = None) -> str:
+    """32 hexadecimal digits of weights, whatever their order, and of the network's options where they are given.
+
+    Training settings in `options.json` do not count.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    if options is not None:
+        sections = options.lstm, options.char_cnn
+        network = [None if section is None else dataclasses.asdict(section) for section in sections]
+        digest.update(json.dumps(network, sort_keys=True).encode())
+    for name in sorted(weights):
+        values = np.ascontiguousarray(weights[name], dtype="<f4")
+        digest.update(f"{name} {values.shape}\n".encode())
+        digest.update(values.data)
+    return digest.hexdigest()
+
+
+def describe(files: ModelFiles) -> dict[str, str]:
+    """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
+    options = Options.from_file(files.options_file)
+    weights = read_weights(files.weight_file, options)
+    lstm, cnn = options.lstm, options.char_cnn
+    described = {
+        "options file": str(files.options_file),
+        "weight file": str(files.weight_file),
+        "vocabulary": str(files.vocab_file or "none beside it"),
+        "layers": f"{options.n_layers} (the token layer and {lstm.n_layers} LSTM layers, two directions each)",
+        "vector of a token": f"{options.output_dim} values a layer",
+        "LSTM": f"dim {lstm.dim}, projection {lstm.projection_dim if lstm.is_projected else 'none'}, "
+                f"skip connections {'on' if lstm.use_skip_connections else 'off'}",
+        "clips": ", ".join(f"{name} none" if clip is None else f"{name} ±{clip:g}"
+                           for name, clip in (("cell", lstm.cell_clip), ("projection", lstm.proj_clip))),
+    }
+    if cnn is None:
+        described["input"] = f"word ids, {options.n_tokens_vocab:,} words"
+    else:
+        filters = ", ".join(f"{count} of width {width}" for width, count in cnn.filters)
+        described["input"] = (f"characters (UTF-8 bytes), at most {cnn.max_characters_per_token} a token, "
+                              f"{cnn.embedding_dim} values each")
+        described["char-CNN"] = f"{cnn.n_filters} filters ({filters}), {cnn.activation}"
+        described["highway layers"] = str(cnn.n_highway)
+    return {**described, "parameters": f"{sum(array.size for array in weights.values()):,}"}
+
+
+def version_keys(*modules: nn.Module) -> tuple:
+    """Equal while no parameter of the modules was edited or replaced."""
+    return tuple(version_key(value) for module in modules for value in module.parameters())
+
+
+class LastResult:
+    """The last result of a computation, valid while its key is the same. Copies and pickles are empty."""
+
+    def __init__(self):
+        self._last: tuple[Any, Any] | None = None
+
+    def get(self, key: Any, compute: Callable[[], Any]) -> Any:
+        """The result for `key`, computed unless it is the last one."""
+        if self._last is None or self._last[0] != key:
+            self._last = key, compute()
+        return self._last[1]
+
+    def set_key(self, key: Any) -> None:
+        """Declare the last result, where there is one, valid for `key`."""
+        if self._last is not None:
+            self._last = key, self._last[1]
+
+    def __getstate__(self) -> dict:
+        return {"_last": None}

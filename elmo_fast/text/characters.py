@@ -60,6 +60,18 @@ def encode_tokens(
     return ids
 
 
+def decode_tokens(raw_ids: np.ndarray) -> list[str | None]:
+    """The tokens of raw character ids [N, C]; None where no token has exactly these ids.
+
+    That is so for a token that was cut inside a character, and for ids that `encode_tokens` does not give.
+    """
+    ends = (raw_ids == END_WORD).argmax(1)
+    tokens = [_decode(row[1:end]) for row, end in zip(raw_ids, ends)]
+    encoded = encode_tokens([token or "" for token in tokens], raw_ids.shape[1])
+    exact = (encoded == raw_ids).all(1)
+    return [token if same else None for token, same in zip(tokens, exact)]
+
+
 def check_max_characters(max_characters_per_token: int) -> int:
     """The argument itself when a token of that many characters can hold a mark, else `ValueError`."""
     if not isinstance(max_characters_per_token, (int, np.integer)) or max_characters_per_token < 3:
@@ -74,3 +86,13 @@ def _utf8(token: str) -> bytes:
     if not isinstance(token, str):
         raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
     return token.encode("utf-8", "ignore")
+
+
+def _decode(inner: np.ndarray) -> str | None:
+    """The token of the raw ids between the begin-word and end-word ids."""
+    for token, raw in SENTENCE_MARKS.items():
+        if inner.tolist() == [raw]:
+            return token
+    if (inner > 255).any() or (inner < 0).any():
+        return None
+    return inner.astype(np.uint8).tobytes().decode("utf-8", "replace")

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.model.atomic_file import atomic_path
-from elmo_fast.model.atomic_hdf5 import Disk
+from elmo_fast.model.atomic_file import Disk, atomic_path
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model

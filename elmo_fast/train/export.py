@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.initialize import random_weights
+from elmo_fast.model.weights import random_weights
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE

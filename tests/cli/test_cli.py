@@ -205,7 +205,7 @@ def test_a_failure_in_the_middle_is_told_in_one_line(capsys, folder, model, monk
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(BiLm, "advance", failing)
+    monkeypatch.setattr(BiLm, "run", failing)
     result = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", model, "--quiet")
     assert_refused(result, message, status)
     assert names(folder) == ["in.txt"]

@@ -163,7 +163,7 @@ def test_bad_arguments_leave_nothing(embed, tmp_path, options, message):
 def test_a_failure_in_the_middle_leaves_things_as_they_were(embedder, embed, tmp_path, monkeypatch, old, error):
     if old:
         (tmp_path / "o.hdf5").write_bytes(old)
-    advance, calls = embedder.elmo_bilm.advance, []
+    advance, calls = embedder.elmo_bilm.run, []
 
     def failing(*arguments):
         calls.append(arguments)
@@ -171,7 +171,7 @@ def test_a_failure_in_the_middle_leaves_things_as_they_were(embedder, embed, tmp
             raise error("in the middle")
         return advance(*arguments)
 
-    monkeypatch.setattr(embedder.elmo_bilm, "advance", failing)
+    monkeypatch.setattr(embedder.elmo_bilm, "run", failing)
     monkeypatch.setattr(stream, "_ROWS_PER_CHUNK", 1)
     with pytest.raises(error, match="in the middle"):
         embed("\n".join(SENTENCES * 20), batch_size=2)

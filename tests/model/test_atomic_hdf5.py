@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.support.files import names
 
-from elmo_fast.model import atomic_hdf5 as module
-from elmo_fast.model.atomic_hdf5 import atomic_hdf5
+from elmo_fast.model import atomic_file as module
+from elmo_fast.model.atomic_file import atomic_hdf5
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -8,8 +8,8 @@ from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
 
 from elmo_fast import BiLm, ConfigurationError, Options, batch_to_ids, random_weights
-from elmo_fast.model import layout
-from elmo_fast.model.layout import unique_rows
+from elmo_fast.model import batch_layout
+from elmo_fast.model.batch_layout import unique_rows
 
 IDS = batch_to_ids(SENTENCES)
 
@@ -168,7 +168,7 @@ def test_unique_rows():
 
 
 def test_unique_rows_that_share_a_hash(monkeypatch):
-    monkeypatch.setattr(layout, "_multipliers", lambda count, device: torch.ones(count, dtype=torch.int64))
+    monkeypatch.setattr(batch_layout, "_multipliers", lambda count, device: torch.ones(count, dtype=torch.int64))
     rows = torch.tensor([[5, 1], [1, 5], [5, 1], [3, 3]])
     unique, number = unique_rows(rows)
     assert len(unique) == 3 and torch.equal(unique[number], rows)
@@ -193,3 +193,12 @@ def test_without_fp32_weights_the_numbers_stay():
             call()
     with pytest.raises(ConfigurationError, match="keep_fp32: expected True"):
         bilm(backend="torch", keep_fp32=False)
+
+
+def test_fingerprints_differ_where_weights_differ():
+    first, same, other = bilm(), bilm(), bilm(seed=1)
+    before = first.fingerprint()
+    assert before == same.fingerprint() != other.fingerprint() and len(before) == 32
+    with torch.no_grad():
+        first._elmo_lstm.B_0_0[3] += 1
+    assert first.fingerprint() != before

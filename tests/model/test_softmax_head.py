@@ -132,5 +132,5 @@ def test_files_that_do_not_fit_are_refused(files, head, tmp_path):
         read_softmax(files / "softmax.hdf5", 5)
     with pytest.raises(ConfigurationError, match="something else"):
         read_softmax(files / "options.json", 4)
-    with pytest.raises(FileNotFoundError, match="found none"):
+    with pytest.raises(FileNotFoundError, match="found nothing"):
         read_softmax(files / "nothing", 4)

@@ -1,4 +1,4 @@
-"""Token tables alone: words, rows, ids, files, growth."""
+"""Token tables alone: words, rows, ids, growth, and files."""
 
 import copy
 import pickle
@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from tests.support.files import names
-from tests.support.models import bilm
 
 from elmo_fast import ConfigurationError, TokenTable
-from elmo_fast.model.character_index import words_of_ids
-from elmo_fast.model.table_file import joined, split
+from elmo_fast.model.token_table import table as table_module
+from elmo_fast.model.token_table.file import joined, split
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "naïve", "🙂", "", "a b", "x" * 60, "line\nbreak", "nul\0byte", "\ud800", "the"]
@@ -30,40 +29,33 @@ def ids(words, size=50):
     return torch.from_numpy(to_model_ids(encode_tokens(words, size))).long()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("dtype, device", [(np.float32, None), (np.float16, None), (np.float32, "cpu")])
 def test_a_file_gives_the_table_back(tmp_path, dtype, device):
     vectors = drawn(len(WORDS), dtype=dtype)
     TokenTable(vectors, WORDS, "0123", precision="high").save(tmp_path / "t.hdf5")
     found = TokenTable.open(tmp_path / "t.hdf5", device=device)
-    assert found.precision == "high"
-    assert found.words == WORDS and found.fingerprint == "0123" and found.dim == 5 and len(found) == len(WORDS)
-    assert found.storage == np.dtype(dtype).name and found.device.type == "cpu"
+    assert (found.precision, found.fingerprint, found.dim, len(found)) == ("high", "0123", 5, len(WORDS))
+    assert found.words == WORDS and found.storage == np.dtype(dtype).name and found.device.type == "cpu"
     every = found.vectors(np.arange(len(WORDS)))
     assert every.dtype == torch.float32 and np.array_equal(every.numpy(), vectors.astype(np.float32))
     with h5py.File(tmp_path / "t.hdf5") as file:  # what bilm-tf reads
         assert np.array_equal(file["embedding"][...], vectors) and file["embedding"].dtype == dtype
     assert names(tmp_path) == ["t.hdf5"]
-
-
-def test_a_mapped_file_stays_as_it_is(tmp_path):
-    table().save(tmp_path / "t.hdf5")
     before = (tmp_path / "t.hdf5").read_bytes()
-    found = TokenTable.open(tmp_path / "t.hdf5")
-    found._base.zero_()
+    found._base.zero_()  # memory-mapped copy on write
     assert (tmp_path / "t.hdf5").read_bytes() == before
 
 
-def test_ids_are_rows_and_one():
-    one = table()
-    assert one.rows(["<S>", "naïve", "no", "x" * 60]).tolist() == [0, 4, -1, 8]
-    assert one.rows(["the"]).tolist() == [12]  # of a word that stands twice the last, as bilm-tf's Vocabulary has it
-    assert one.ids(["<S>", "🙂", ""]).tolist() == [1, 6, 7]
+def test_ids_are_rows_plus_1():
+    found = table()
+    assert found.rows(["<S>", "naïve", "no", "x" * 60]).tolist() == [0, 4, -1, 8]
+    assert found.rows(["the"]).tolist() == [12]  # the last of two equal words, as in bilm-tf's Vocabulary
+    assert found.ids(["<S>", "🙂", ""]).tolist() == [1, 6, 7]
     with pytest.raises(ValueError, match="token table: expected words of the table .13 words., got 'no', 'nor'$"):
-        one.ids(["no", "the", "nor", "no"])
-    one.unknown = "unk"
-    assert one.ids(["no", "the"]).tolist() == [3, 13]
-    assert "the" in one and "no" not in one
+        found.ids(["no", "the", "nor", "no"])
+    found.unknown = "unk"
+    assert found.ids(["no", "the"]).tolist() == [3, 13]
+    assert "the" in found and "no" not in found
 
 
 def test_characters_find_their_rows():
@@ -72,47 +64,40 @@ def test_characters_find_their_rows():
     assert found[3] == found[12] and found[3] in (3, 12)  # the same word twice
     assert found[6] == found[11] and found[6] in (6, 11)  # a lone surrogate is dropped, which leaves the empty word
     assert found[13:].tolist() == [-1, 8, -1]  # 48 bytes are read of a token: "x" * 59 is "x" * 60
-    nothing = torch.zeros(1, 50, dtype=torch.int64)
-    assert table().rows_of_characters(nothing).tolist() == [-1]
+    assert table().rows_of_characters(torch.zeros(1, 50, dtype=torch.int64)).tolist() == [-1]
     assert table().rows_of_characters(ids(["xxxx", "x" * 60], 5)).tolist() == [8, 8]
     assert len(table().rows_of_characters(ids([]))) == 0
 
 
-def test_two_words_of_one_hash_are_told_apart(monkeypatch):
-    from elmo_fast.model import character_index
-
-    monkeypatch.setattr(character_index, "row_hashes", lambda rows: torch.zeros(len(rows), dtype=torch.int64))
-    one = TokenTable(drawn(1), ["only"])
-    assert one.rows_of_characters(ids(["only", "other"])).tolist() == [0, -1]
+def test_two_words_with_one_hash_are_told_apart(monkeypatch):
+    monkeypatch.setattr(table_module, "row_hashes", lambda rows: torch.zeros(len(rows), dtype=torch.int64))
+    assert TokenTable(drawn(1), ["only"]).rows_of_characters(ids(["only", "other"])).tolist() == [0, -1]
 
 
 def test_growth_is_bounded_and_keeps_numbers(tmp_path):
-    one = table(grow=3)
-    index = one.rows_of_characters(ids(["new"]))
-    assert index.tolist() == [-1]
-    fresh = torch.from_numpy(drawn(4, seed=1))
-    one.add(["new", "the", "new", "more"], fresh)
-    assert one.rows(["new", "more"]).tolist() == [13, 14] and len(one) == 15
-    assert one.rows_of_characters(ids(["more", "new", "the", "none"])).tolist()[:2] == [14, 13]
-    one.add(["third", "fourth"], fresh[:2])
-    assert not one.grows and one.rows(["third", "fourth"]).tolist() == [15, -1]
-    found = one.vectors([14, 0, 15])
-    assert torch.equal(found, torch.stack([fresh[3], one._base[0], fresh[0]]))
-    one.save(tmp_path / "t.hdf5")
+    growing = table(grow=3)
+    assert growing.rows_of_characters(ids(["new"])).tolist() == [-1]
+    new = torch.from_numpy(drawn(4, seed=1))
+    growing.add(["new", "the", "new", "more"], new)
+    assert growing.rows(["new", "more"]).tolist() == [13, 14] and len(growing) == 15
+    assert growing.rows_of_characters(ids(["more", "new", "the", "none"])).tolist()[:2] == [14, 13]
+    growing.add(["third", "fourth"], new[:2])
+    assert not growing.grows and growing.rows(["third", "fourth"]).tolist() == [15, -1]
+    assert torch.equal(growing.vectors([14, 0, 15]), torch.stack([new[3], growing._base[0], new[0]]))
+    growing.save(tmp_path / "t.hdf5")
     again = TokenTable.open(tmp_path / "t.hdf5")
-    assert again.words == one.words and torch.equal(again.vectors(np.arange(16)), one.vectors(np.arange(16)))
+    assert again.words == growing.words and torch.equal(again.vectors(np.arange(16)), growing.vectors(np.arange(16)))
     fixed = table()
-    fixed.add(["new"], fresh)
+    fixed.add(["new"], new)
     assert len(fixed) == 13 and not fixed.grows and table(grow=True).grows
 
 
-def test_copies_share_and_a_mapped_table_travels_as_its_path(tmp_path):
+def test_copies_share_and_a_mapped_table_is_pickled_as_its_path(tmp_path):
     table().save(tmp_path / "t.hdf5")
     mapped = TokenTable.open(tmp_path / "t.hdf5", grow=2)
     mapped.add(["new"], torch.ones(1, 5))
     assert copy.deepcopy(mapped) is mapped
-    sent = pickle.dumps(mapped)
-    again = pickle.loads(sent)
+    again = pickle.loads(pickle.dumps(mapped))
     assert torch.equal(again.vectors(np.arange(14)), mapped.vectors(np.arange(14))) and again.words == mapped.words
     assert torch.equal(pickle.loads(pickle.dumps(table())).vectors([3]), table().vectors([3]))
     TokenTable(drawn(100, 1000), [str(k) for k in range(100)]).save(tmp_path / "big.hdf5")
@@ -165,7 +150,7 @@ def test_a_wrong_file_is_refused(tmp_path, content, message):
         TokenTable.open(tmp_path / "t.hdf5")
 
 
-def test_a_file_of_the_future_or_cut_short_is_refused(tmp_path):
+def test_a_later_version_or_a_damaged_file_is_refused(tmp_path):
     table().save(tmp_path / "t.hdf5")
     whole = (tmp_path / "t.hdf5").read_bytes()
     with h5py.File(tmp_path / "t.hdf5", "a") as file:
@@ -204,18 +189,3 @@ def test_words_end_to_end_come_back():
         joined(["a", 3])
 
 
-def test_characters_spell_their_words():
-    cut = "é" * 30  # 60 bytes: cut after 48, between two letters
-    inside = "x" + "é" * 30  # cut inside a letter
-    found = words_of_ids(ids(["word", "<S>", "</S>", "🙂", "", cut, inside]))
-    assert found == ["word", "<S>", "</S>", "🙂", "", "é" * 24, None]
-    assert words_of_ids(torch.full((1, 50), 7)) == [None]
-
-
-def test_fingerprints_tell_models_apart():
-    first, same, other = bilm(), bilm(), bilm(seed=1)
-    assert first.fingerprint() == same.fingerprint() != other.fingerprint() and len(first.fingerprint()) == 32
-    before = first.fingerprint()
-    with torch.no_grad():
-        first._elmo_lstm.B_0_0[3] += 1
-    assert first.fingerprint() != before

@@ -1,4 +1,4 @@
-"""The examples run on the bundled model and print what they found; sizes are cut where an example allows it."""
+"""The examples run on the bundled model and print their figures; sizes are cut where an example allows it."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import pytest
 from tests.support.files import ROOT
 
 
-def ran(*arguments, timeout=560):
+def run(*arguments, timeout=560):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
     done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment,
                           cwd=ROOT, timeout=timeout)
@@ -17,40 +17,47 @@ def ran(*arguments, timeout=560):
     return done.stdout
 
 
-def shares(text):
-    """Name and share of every line with a percentage in it."""
-    return {name.strip(): float(value) for name, value in re.findall(r"^(.*?)\s+([\d.]+)% of", text, re.MULTILINE)}
-
-
 def test_the_readmes_three_lines():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = re.search(r"```python\n(.*?)```", readme, re.DOTALL)[1]
     assert len([line for line in code.splitlines() if line.strip()]) == 3
-    out = ran("-c", code + "\nprint([each.shape for each in vectors], all((each != 0).any() for each in vectors))")
+    out = run("-c", code + "\nprint([part.shape for part in vectors], all((part != 0).any() for part in vectors))")
     assert out == "[(3, 7, 256), (3, 7, 256)] True\n"
 
 
+def test_nearest_contexts_of_a_short_text(shared, tmp_path):
+    with open(shared / "corpus" / "heldout.txt", encoding="utf-8") as lines:
+        chosen = [line for line in lines if " play " in line]
+    (tmp_path / "text.txt").write_text("".join(chosen[:40]), encoding="utf-8")
+    assert run("examples/nearest_contexts.py", "bundled", tmp_path / "text.txt", "--words", "play").count("play") > 8
+
+
+@pytest.mark.long
+def test_nearest_contexts(shared):
+    out = run("examples/nearest_contexts.py", "bundled", shared / "corpus" / "heldout.txt", "--words", "play")
+    assert out.count("play") > 8
+
+
+@pytest.mark.long
 def test_tagger(shared):
-    found = shares(ran("examples/tagger.py", "--text", shared / "text", "--sentences", 150, "--epochs", 3))
+    out = run("examples/tagger.py", "--text", shared / "text", "--sentences", 150, "--epochs", 3)
+    found = {name.strip(): float(value) for name, value in re.findall(r"^(.*?)\s+([\d.]+)% of", out, re.MULTILINE)}
     assert found["this model"] > 30 and set(found) == {"this model", "random weights"}
 
 
+@pytest.mark.long
 def test_sentiment(shared):
-    out = ran("examples/sentiment.py", "--text", shared / "text", "--sentences", 400, "--epochs", 0.5)
+    out = run("examples/sentiment.py", "--text", shared / "text", "--sentences", 400, "--epochs", 0.5)
     found = re.findall(r"^(\w.*\S)\s+([\d.]+)%\s+([\d.]+)%$", out, re.MULTILINE)
     assert {name.split(", ")[0] for name, *_ in found} == {"tuned", "as it came", "random weights"} and len(found) == 6
     assert all(30 < float(value) <= 100 for _, *values in found for value in values)
 
 
-def test_nearest_contexts(shared):
-    out = ran("examples/nearest_contexts.py", "bundled", shared / "corpus" / "heldout.txt", "--words", "play")
-    assert out.count("play") > 8
-
-
+@pytest.mark.long
 def test_pos_probe(shared, tmp_path):
     pytest.importorskip("sklearn")
     for part in ("dev", "test"):
-        whole = (shared / "text" / f"en_ewt-ud-{part}.conllu").read_text(encoding="utf-8")
-        (tmp_path / part).write_text("\n\n".join(whole.split("\n\n")[:60]) + "\n\n", encoding="utf-8")
-    out = ran("examples/pos_probe.py", "bundled", tmp_path / "dev", tmp_path / "test")
+        sentences = (shared / "text" / f"en_ewt-ud-{part}.conllu").read_text(encoding="utf-8").split("\n\n")
+        (tmp_path / part).write_text("\n\n".join(sentences[:60]) + "\n\n", encoding="utf-8")
+    out = run("examples/pos_probe.py", "bundled", tmp_path / "dev", tmp_path / "test")
     assert "random" in out and "layer 0" in out

@@ -1,6 +1,5 @@
 """Tiny models, texts and the command, as files and processes, for the tests of the outer parts."""
 
-import copy
 import json
 import os
 import subprocess
@@ -8,25 +7,11 @@ import sys
 from pathlib import Path
 
 from elmo_fast import Options, cli, random_weights, write_weights
+from elmo_fast.testing.models import TINY, tiny
+
+__all__ = ["ROOT", "TINY", "names", "paths", "run", "start", "tiny", "write_model"]
 
 ROOT = Path(__file__).parents[2]
-TINY = {
-    "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3, "proj_clip": 3},
-    "char_cnn": {"embedding": {"dim": 3}, "filters": [[1, 4], [2, 6]], "n_highway": 1, "n_characters": 262,
-                 "max_characters_per_token": 50, "activation": "relu"},
-}
-
-
-def tiny(**changes):
-    """Content of an `options.json`; `lstm__dim=16` changes `dim` in the section `lstm`."""
-    content = copy.deepcopy(TINY)
-    for path, value in changes.items():
-        *sections, key = path.split("__")
-        section = content
-        for name in sections:
-            section = section[name]
-        section[key] = value
-    return content
 
 
 def write_model(folder, content=None, seed=0):

@@ -71,3 +71,11 @@ def test_a_size_without_room_for_a_mark_is_refused(size):
 def test_a_token_that_is_no_string_is_refused(token):
     with pytest.raises(ValueError, match=f"token: expected a string, got {type(token).__name__}"):
         characters.encode_tokens([token])
+
+
+def test_decoded_tokens():
+    cut = "é" * 30  # 60 bytes: cut after 48, between two letters
+    inside = "x" + "é" * 30  # cut inside a letter
+    raw = characters.encode_tokens(["word", "<S>", "</S>", "🙂", "", cut, inside])
+    assert characters.decode_tokens(raw) == ["word", "<S>", "</S>", "🙂", "", "é" * 24, None]
+    assert characters.decode_tokens(np.full((1, 50), 6, np.int32)) == [None]

@@ -15,14 +15,13 @@ from elmo_fast.compat.bilm.elmo import Variables
 from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.embed.writers import hdf5_file
-from elmo_fast.model.atomic_file import check_target
-from elmo_fast.model.atomic_hdf5 import atomic_hdf5
+from elmo_fast.model.atomic_file import atomic_hdf5, check_target
+from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.layout import remove_boundaries
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.table_file import describe, read_table
-from elmo_fast.model.token_table import TokenTable
+from elmo_fast.model.token_table.file import describe, read_table
+from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import read_weights
 from elmo_fast.ops.reference import State
 from elmo_fast.text.batching import BOUNDARIES

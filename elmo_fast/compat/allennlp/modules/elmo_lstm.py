@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.model.layout import in_text_order
+from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError, LstmOptions, Options
 from elmo_fast.model.sources import fetch
@@ -84,14 +84,11 @@ class ElmoLstm(LstmStack):
                 getattr(self, own).copy_(torch.from_numpy(values[name]))
             getattr(self, own).requires_grad_(self.requires_grad)
 
-    def forward(self, inputs: torch.Tensor, mask: torch.Tensor, *steps, **named) -> torch.Tensor | list[torch.Tensor]:
+    def forward(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
 
-        Zero where the mask is zero. The carried state of a row whose mask is all zero does not change. A biLM calls
-        with `steps`, the arguments of `LstmStack.forward`.
+        Zero where the mask is zero. The carried state of a row whose mask is all zero does not change.
         """
-        if steps:
-            return super().forward(inputs, mask, *steps, **named)
         lengths = self._lengths(inputs, mask)
         with numerics(self.precision, inputs.device):
             if self.training and self.recurrent_dropout_probability:
@@ -99,7 +96,9 @@ class ElmoLstm(LstmStack):
             present = mask > 0
             schedule = make_schedule(lengths.cpu().numpy())
             order = torch.from_numpy(schedule.tokens).to(inputs.device).long()  # [2, N]
-            layers = super().forward(inputs[present], order, schedule, None, self.backend, self.precision)
+            state = self.begin(schedule.slots.size, None, inputs)
+            layers, final = self.run(inputs[present], order, schedule, *state, self.backend, self.precision)
+            self.store_state(final)
         padded = inputs.new_zeros(len(layers), mask.numel(), 2 * self.hidden_size)
         positions = present.flatten().nonzero().squeeze(1)
         values = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)

@@ -1,4 +1,4 @@
-"""Tables made from models: the numbers, and runs that are killed, taken up, or meet a full disk."""
+"""Tables built from models: the numbers, runs that are killed, resumed, or meet a full disk, and the command `cache`."""
 
 import errno
 import signal
@@ -7,64 +7,65 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.support.files import names, paths, run, start, write_model
+from tests.support.files import ROOT, names, paths, run, start, tiny, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, weights
 from tests.support.plain import token_vector
 
 from elmo_fast import BiLm, ConfigurationError, TokenTable, build_token_table, corpus_words, write_token_table
-from elmo_fast.model import table_build, table_part
+from elmo_fast.model.token_table import build
+from elmo_fast.model.token_table.file import ResumableWriter
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 
 WORDS = ["<S>", "</S>", "<UNK>", *(f"wörd{k}" for k in range(50)), "x" * 70, ""]
+ROWS = np.arange(len(WORDS))
 
 
-@pytest.mark.parametrize("shape", ["two layers", "tanh", "filters as wide as the projection", "short tokens"])
-@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("shape, backend", [
+    ("two layers", "reference"), ("tanh", "native"), ("filters as wide as the projection", "native"),
+    ("filters as wide as the projection", "reference"), ("short tokens", "native")])
 def test_vectors_are_the_char_encoders(shape, backend, monkeypatch):
-    monkeypatch.setattr(table_build, "_WORDS_A_BLOCK", 20)
-    monkeypatch.setattr(table_build, "_WORDS_AT_ONCE", 7)
+    monkeypatch.setattr(build, "_WORDS_A_BLOCK", 20)
+    monkeypatch.setattr(build, "_WORDS_AT_ONCE", 7)
     of = SHAPES[shape]
-    made = build_token_table(bilm(of, backend=backend), WORDS)
+    built = build_token_table(bilm(of, backend=backend), WORDS)
     ids = to_model_ids(encode_tokens(WORDS, of.char_cnn.max_characters_per_token))
     expected = np.array([token_vector(row, weights(of), of) for row in ids])
-    np.testing.assert_allclose(made.vectors(np.arange(len(WORDS))), expected, atol=1e-5)
-    assert made.words == WORDS and made.fingerprint == bilm(of).fingerprint()
+    np.testing.assert_allclose(built.vectors(ROWS), expected, atol=1e-5)
+    assert built.words == WORDS and built.fingerprint == bilm(of).fingerprint()
 
 
-def test_a_model_of_16_bits_that_trains_makes_one():
+def test_of_a_model_of_16_bits_that_trains():
     model = bilm(backend="native").requires_grad_(True).half()
-    made = build_token_table(model, WORDS)
+    built = build_token_table(model, WORDS)
     with torch.no_grad():
         expected = model.encode(WORDS)
-    assert made.precision == model.computes_in and torch.equal(made.vectors(np.arange(len(WORDS))), expected.float())
+    assert built.precision == model.computes_in and torch.equal(built.vectors(ROWS), expected.float())
 
 
-def test_a_file_equals_the_table_in_memory(tmp_path):
-    model = bilm()
-    for storage in ("float32", "float16"):
-        path = tmp_path / f"{storage}.hdf5"
-        write_token_table(model, WORDS, path, storage=storage)
-        found, made = TokenTable.open(path), build_token_table(model, WORDS, storage=storage)
-        assert found.words == made.words == WORDS and found.storage == storage
-        assert found.fingerprint == made.fingerprint == model.fingerprint()
-        assert torch.equal(found.vectors(np.arange(len(WORDS))), made.vectors(np.arange(len(WORDS))))
-        with h5py.File(path) as file:
-            assert file["embedding"].shape == (len(WORDS), 11) and file["embedding"].dtype == storage
-    assert names(tmp_path) == ["float16.hdf5", "float32.hdf5"]
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+def test_a_file_equals_the_table_in_memory(tmp_path, storage):
+    model, path = bilm(), tmp_path / "t.hdf5"
+    write_token_table(model, WORDS, path, storage=storage)
+    found, built = TokenTable.open(path), build_token_table(model, WORDS, storage=storage)
+    assert found.words == built.words == WORDS and found.storage == storage
+    assert found.fingerprint == built.fingerprint == model.fingerprint()
+    assert torch.equal(found.vectors(ROWS), built.vectors(ROWS))
+    with h5py.File(path) as file:
+        assert file["embedding"].shape == (len(WORDS), 11) and file["embedding"].dtype == storage
+    assert names(tmp_path) == ["t.hdf5"]
 
 
 def test_words_may_lack_the_boundaries_a_file_may_not(tmp_path):
-    made = build_token_table(bilm(), ["a", "b", "</S>"])
-    assert made.words == ["a", "b", "</S>", "<S>"] and made.ids(["a"]).tolist() == [1]
+    built = build_token_table(bilm(), ["a", "b", "</S>"])
+    assert built.words == ["a", "b", "</S>", "<S>"] and built.ids(["a"]).tolist() == [1]
     (tmp_path / "vocab.txt").write_text("a\nb\n</S>\n")
     for make in (lambda words: build_token_table(bilm(), words),
                  lambda words: write_token_table(bilm(), words, tmp_path / "t.hdf5")):
-        with pytest.raises(ValueError, match="vocab.txt: expected a line for each of <S>, </S>; missing <S>"):
-            make(tmp_path / "vocab.txt")
-        with pytest.raises(ValueError, match="vocabulary: expected strings, got int"):
-            make(["a", 3])
-        with pytest.raises(ValueError, match="vocabulary: expected a file or words, got int"):
-            make(3)
+        for words, message in ((tmp_path / "vocab.txt", "vocab.txt: expected a line for each of <S>, </S>; missing <S>"),
+                               (["a", 3], "vocabulary: expected strings, got int"),
+                               (3, "vocabulary: expected a file or words, got int")):
+            with pytest.raises(ValueError, match=message):
+                make(words)
     with pytest.raises(ValueError, match="storage: expected one of float32, float16, got 'int8'"):
         build_token_table(bilm(), ["a"], storage="int8")
     with pytest.raises(FileNotFoundError, match="token table: expected an existing directory"):
@@ -75,84 +76,79 @@ def test_words_may_lack_the_boundaries_a_file_may_not(tmp_path):
 def test_a_corpus_is_a_vocabulary():
     words = corpus_words(iter([["b", "a", "<S>"], [], ["a", "c", "b", "a"]]))
     assert words == ["<S>", "</S>", "a", "b", "c"]
-    assert set(corpus_words(SENTENCES)) == {"<S>", "</S>"} | {word for each in SENTENCES for word in each}
+    assert set(corpus_words(SENTENCES)) == {"<S>", "</S>"} | {word for sentence in SENTENCES for word in sentence}
 
 
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, {tests!r})
+sys.path.insert(0, {root!r})
 from tests.support.models import bilm
 from elmo_fast import write_token_table
-from elmo_fast.model import table_build, table_part
-from tests.model.test_table_build import WORDS
+from elmo_fast.model.token_table import build
+from elmo_fast.model.token_table.file import ResumableWriter
 
-table_build._WORDS_A_BLOCK = 8
-puts = 0
-put = table_part.TablePart._put
+build._WORDS_A_BLOCK = 8
+puts, put = 0, ResumableWriter._put
 
-def dying(part, offset, values):
+def dying(writer, offset, values):
     global puts
     puts += 1
     if puts == {puts}:
-        put(part, offset, values[: len(values) // 2])
+        put(writer, offset, values[: len(values) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
-    put(part, offset, values)
+    put(writer, offset, values)
 
-table_part.TablePart._put = dying
-write_token_table(bilm(), WORDS, {path!r})
+ResumableWriter._put = dying
+write_token_table(bilm(), {words!r}, {path!r})
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("puts", [2, 5])
-def test_a_killed_run_is_taken_up(tmp_path, monkeypatch, puts):
+def test_a_killed_run_is_resumed(tmp_path, monkeypatch, puts):
     """Killed in the middle of writing vectors (odd), or with them written and not yet counted (even)."""
     path = tmp_path / "t.hdf5"
-    from tests.support.files import ROOT
-
-    process = start(KILLED.format(tests=str(ROOT), puts=puts, path=str(path)))
+    process = start(KILLED.format(root=str(ROOT), puts=puts, words=WORDS, path=str(path)))
     assert process.wait(60) == -signal.SIGKILL, process.communicate()
     assert names(tmp_path) == ["t.hdf5.part"]
-    monkeypatch.setattr(table_build, "_WORDS_A_BLOCK", 8)
-    encoded = []
-    inner = table_build._encoded
-    monkeypatch.setattr(table_build, "_encoded",
-                        lambda model, words, first: encoded.append(first) or inner(model, words, first))
+    monkeypatch.setattr(build, "_WORDS_A_BLOCK", 8)
+    first, inner = [], build._encoded
+    monkeypatch.setattr(build, "_encoded", lambda model, words, *rest: first.append(rest[0]) or inner(model, words, *rest))
     write_token_table(bilm(), WORDS, path)
-    assert encoded == [8 * ((puts - 1) // 2)] and names(tmp_path) == ["t.hdf5"]
-    assert torch.equal(TokenTable.open(path).vectors(np.arange(len(WORDS))),
-                       build_token_table(bilm(), WORDS).vectors(np.arange(len(WORDS))))
+    assert first == [8 * ((puts - 1) // 2)] and names(tmp_path) == ["t.hdf5"]
+    assert torch.equal(TokenTable.open(path).vectors(ROWS), build_token_table(bilm(), WORDS).vectors(ROWS))
 
 
 @pytest.mark.parametrize("change", ["words", "model", "storage", "precision", "damage"])
-def test_a_part_of_another_table_is_begun_anew(tmp_path, monkeypatch, change):
+def test_a_partial_file_of_another_table_is_replaced(tmp_path, change):
     path = tmp_path / "t.hdf5"
     precision = "medium" if change == "precision" else "highest"
-    with table_part.TablePart(path, WORDS, 11, "float32", bilm().fingerprint(), precision) as part:
-        part.append(np.full((5, 11), np.nan))
+    with ResumableWriter(path, WORDS, 11, "float32", bilm().fingerprint(), precision) as writer:
+        writer.append(np.full((5, 11), np.nan))
     if change == "damage":
         (tmp_path / "t.hdf5.part").write_bytes((tmp_path / "t.hdf5.part").read_bytes()[:100])
     words = WORDS[:-1] if change == "words" else WORDS
     model = bilm(seed=change == "model")
     write_token_table(model, words, path, storage="float16" if change == "storage" else "float32")
     found = TokenTable.open(path)
-    assert found.words == words and found.vectors(np.arange(len(words))).isfinite().all()
+    assert found.words == words and found.vectors(ROWS[: len(words)]).isfinite().all()
     model.token_table = found
     assert names(tmp_path) == ["t.hdf5"]
 
 
-def test_a_full_disk_leaves_what_is_done_and_the_old_file(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_partial_and_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "t.hdf5"
     path.write_text("old")
-    monkeypatch.setattr(table_build, "_WORDS_A_BLOCK", 8)
-    put = table_part.TablePart._put
+    monkeypatch.setattr(build, "_WORDS_A_BLOCK", 8)
+    put = ResumableWriter._put
 
-    def full(part, offset, values):
-        if part.done >= 16:
+    def full(writer, offset, values):
+        if writer.done >= 16:
             raise OSError(errno.ENOSPC, "No space left on device")
-        put(part, offset, values)
+        put(writer, offset, values)
 
     with monkeypatch.context() as patched:
-        patched.setattr(table_part.TablePart, "_put", full)
+        patched.setattr(ResumableWriter, "_put", full)
         with pytest.raises(OSError, match="No space left on device"):
             write_token_table(bilm(), WORDS, path)
     assert path.read_text() == "old" and names(tmp_path) == ["t.hdf5", "t.hdf5.part"]
@@ -162,13 +158,13 @@ def test_a_full_disk_leaves_what_is_done_and_the_old_file(tmp_path, monkeypatch)
 
 def test_two_runs_do_not_write_one_table(tmp_path):
     arguments = tmp_path / "t.hdf5", WORDS, 11, "float32", bilm().fingerprint(), "highest"
-    with table_part.TablePart(*arguments):
-        with pytest.raises(ConfigurationError, match="expected no other process to write it, found one at work"):
-            with table_part.TablePart(*arguments):
+    with ResumableWriter(*arguments):
+        with pytest.raises(ConfigurationError, match="expected no other process to write it, found one that writes"):
+            with ResumableWriter(*arguments):
                 pytest.fail("two runs at once")
-    with table_part.TablePart(*arguments) as part:
+    with ResumableWriter(*arguments) as writer:
         with pytest.raises(ValueError, match="vectors: expected 55, got 0"):
-            part.finish()
+            writer.finish()
 
 
 @pytest.fixture
@@ -180,27 +176,26 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def arrays(path):
-    with h5py.File(path) as file:
-        return {key: file[key][...] for key in file if key != "sentence_to_index"}
-
-
 def test_the_command_caches_and_embeds(capsys, folder):
+    def embed(output, *extra):
+        found = run(capsys, "embed", "text.txt", output, "--all", "--allow-blank", "--model", "model", *extra)
+        if found[0]:
+            return found
+        with h5py.File(output) as file:
+            return {key: file[key][...] for key in file if key != "sentence_to_index"}
+
     assert run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model") == (0, "", "")
-    model = BiLm.from_model("model")
     assert TokenTable.open("t.hdf5").words == ["<S>", "</S>", "<UNK>", "The", "rained", "."]
-    embed = ["embed", "text.txt", "--all", "--allow-blank", "--model", "model"]
-    assert run(capsys, *embed, "plain.hdf5")[0] == 0
+    plain = embed("plain.hdf5")
     for extra in ([], ["--unknown", "encode"]):
-        assert run(capsys, *embed, "out.hdf5", "--token-table", "t.hdf5", *extra)[0] == 0
-        for key, values in arrays("plain.hdf5").items():
-            np.testing.assert_allclose(arrays("out.hdf5")[key], values, atol=1e-6)
-    status, _, error = run(capsys, *embed, "out.hdf5", "--token-table", "t.hdf5", "--unknown", "error")
+        found = embed("out.hdf5", "--token-table", "t.hdf5", *extra)
+        assert all(np.allclose(found[key], values, rtol=0, atol=1e-6) for key, values in plain.items())
+    status, _, error = embed("out.hdf5", "--token-table", "t.hdf5", "--unknown", "error")
     assert status == 2 and "expected words of the table (6 words), got 'children', 'play', 'It', 'and'" in error
     assert run(capsys, "cache", "text.txt", "all.hdf5", "--corpus", "--storage", "float16", "--model", "model")[0] == 0
     assert set(TokenTable.open("all.hdf5").words) == {"<S>", "</S>", *"The children play . It rained and".split()}
-    assert run(capsys, *embed, "out.hdf5", "--token-table", "all.hdf5", "--unknown", "error")[0] == 0
-    assert model.fingerprint() == TokenTable.open("all.hdf5").fingerprint
+    assert embed("out.hdf5", "--token-table", "all.hdf5", "--unknown", "error").keys() == plain.keys()
+    assert BiLm.from_model("model").fingerprint() == TokenTable.open("all.hdf5").fingerprint
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -226,7 +221,7 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, folder, monkeypatch):
     def interrupted(part, vectors):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(table_part.TablePart, "append", interrupted)
+    monkeypatch.setattr(ResumableWriter, "append", interrupted)
     status, _, error = run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model")
     assert status == 1 and "interrupted; the same command resumes" in error
     monkeypatch.undo()
@@ -236,14 +231,8 @@ def test_an_interrupted_command_says_how_to_go_on(capsys, folder, monkeypatch):
 
 
 def test_a_model_of_words_has_no_table(tmp_path):
-    import json
-
-    from tests.support.files import tiny
-    from elmo_fast import Options, random_weights, write_weights
-
     content = {**tiny(), "n_tokens_vocab": 7}
     del content["char_cnn"]
-    (tmp_path / "options.json").write_text(json.dumps(content))
-    write_weights(tmp_path / "weights.hdf5", random_weights(Options.from_dict(content), 0))
+    model = BiLm.from_files(*paths(write_model(tmp_path, content)))
     with pytest.raises(ConfigurationError, match="token table: expected a model that reads characters"):
-        build_token_table(BiLm.from_files(*paths(tmp_path)), ["a"])
+        build_token_table(model, ["a"])

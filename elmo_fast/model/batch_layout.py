@@ -1,4 +1,4 @@
-"""How tokens lie in tensors: padded with or without boundaries, unique, in text order or in the order of steps."""
+"""Layouts of a batch's tokens: padded with or without boundaries, unique, in text order or by packed row."""
 
 import functools
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from elmo_fast.ops.reference import restore
 class BiLmOutput(NamedTuple):
     """`activations`, a list of [B, T, 2 P], token layer first, zero past a sentence's end; `mask` bool [B, T].
 
-    Unpacks as a pair, and answers to `["activations"]` and `["mask"]` as AllenNLP's dictionary does.
+    Unpacks as a pair, and can be indexed by `"activations"` and `"mask"`, as AllenNLP's dictionary.
     """
 
     activations: list[torch.Tensor]
@@ -23,28 +23,29 @@ class BiLmOutput(NamedTuple):
 
 
 def on_host(*ids: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """Ids where their layout is worked out: those on a GPU copied back, all of them behind one wait, others as they are.
+    """Ids on the CPU: those on a GPU are copied, all of them behind one wait, others stay as they are.
 
-    Character ids travel as int16 and word ids as int32; what lies beyond 16 or 32 bits arrives as a number that is no id.
+    Character ids are copied as int16 and word ids as int32; a value beyond 16 or 32 bits becomes one that is no id.
     """
-    away = [each for each in ids if isinstance(each, torch.Tensor) and each.device.type == "cuda"]
-    if not away:
+    on_gpu = [tensor for tensor in ids if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda"]
+    if not on_gpu:
         return list(ids)
-    kinds = [torch.int16 if each.dim() > 2 else torch.int32 for each in away]
-    short = [each.clamp(-1, torch.iinfo(kind).max).to(kind) for each, kind in zip(away, kinds)]
-    arrived = iter(HostCopy(short, torch.cuda.current_stream(away[0].device)).result())
-    return [next(arrived) if isinstance(each, torch.Tensor) and each.device.type == "cuda" else each for each in ids]
+    dtypes = [torch.int16 if tensor.dim() > 2 else torch.int32 for tensor in on_gpu]
+    short = [tensor.clamp(-1, torch.iinfo(dtype).max).to(dtype) for tensor, dtype in zip(on_gpu, dtypes)]
+    copies = HostCopy(short, torch.cuda.current_stream(on_gpu[0].device)).result()
+    copied = {id(tensor): copy for tensor, copy in zip(on_gpu, copies)}
+    return [copied.get(id(tensor), tensor) for tensor in ids]
 
 
 def add_boundaries(ids: torch.Tensor, mask: torch.Tensor, first: torch.Tensor, last: torch.Tensor):
     """Put `first` before and `last` after each sentence: ids [B, T, ...], mask [B, T] -> T + 2 positions."""
     batch, longest = mask.shape
-    framed = ids.new_zeros(batch, longest + 2, *ids.shape[2:])
-    framed[:, 1:-1] = ids
-    framed[:, 0] = first.to(ids)
+    bounded = ids.new_zeros(batch, longest + 2, *ids.shape[2:])
+    bounded[:, 1:-1] = ids
+    bounded[:, 0] = first.to(ids)
     lengths = mask.sum(1)
-    framed[torch.arange(batch, device=ids.device), lengths + 1] = last.to(ids)
-    return framed, torch.arange(longest + 2, device=ids.device) < lengths[:, None] + 2
+    bounded[torch.arange(batch, device=ids.device), lengths + 1] = last.to(ids)
+    return bounded, torch.arange(longest + 2, device=ids.device) < lengths[:, None] + 2
 
 
 def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,16 +59,15 @@ def remove_boundaries(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.T
     return torch.where(inner.view(shape), values[:, 1:-1], values.new_zeros(())), inner.to(mask.dtype)
 
 
-def in_text_order(steps: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+def in_text_order(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Outputs at packed rows [S, 2 P], of tokens `order` int64 [2, S] in each direction -> [S, 2 P] by token."""
-    halves = (restore(half, one) for half, one in zip(steps.chunk(2, dim=1), order))
-    return torch.cat(list(halves), dim=1)
+    return torch.cat([restore(half, tokens) for half, tokens in zip(packed.chunk(2, dim=1), order)], dim=1)
 
 
 def unique_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Unique rows and the number of each row among them: ids int [N, ...] -> [U, ...], int64 [N].
 
-    Rows are told apart by a 64-bit hash and then compared; should two rows share a hash, they are sorted instead.
+    Rows are grouped by a 64-bit hash and then compared; where two different rows share a hash, rows are sorted instead.
     """
     rows = ids.flatten(1) if ids.dim() > 1 else ids[:, None]
     hashes = row_hashes(rows)

@@ -10,7 +10,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class AllenNlpStateDict(nn.Module):
-    """A module whose `state_dict` speaks AllenNLP's names. Subclasses convert their own parameters both ways."""
+    """A module whose `state_dict` has AllenNLP's names. Subclasses convert their own parameters both ways."""
 
     def to_allennlp(self, own: Tensors) -> Tensors:
         """Own parameters by name, as AllenNLP's tensors by name."""

@@ -8,29 +8,30 @@ import numpy as np
 import torch
 
 from elmo_fast.choices import UNKNOWN
-from elmo_fast.model.character_index import CharacterIndex
+from elmo_fast.model.batch_layout import row_hashes
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.table_file import read_table, write_table
+from elmo_fast.model.token_table.file import read_table, words_of, write_table
 from elmo_fast.ops.precision import check_precision, lowest
 from elmo_fast.text import characters
-from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
+from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
 
 GROWTH = 1 << 16
+_HASHED_AT_ONCE = 1 << 15
 
 
 class TokenTable:
     """Vectors of words: row k of `vectors` [V, P] (float32 or float16) belongs to `words[k]`.
 
     Token ids are rows + 1, and 0 is padding, as in bilm-tf: the first word keeps its vector. `words` is None where
-    only ids are known. `fingerprint` is that of the model that made the vectors (`BiLm.fingerprint()`), None where
-    nobody noted it, as in bilm-tf's own files. `precision` is what they were computed in, the lowest of any: a model that
-    computes better refuses them.
+    only ids are known. `fingerprint` is that of the model that computed the vectors (`BiLm.fingerprint()`), None where
+    it is not recorded, as in bilm-tf's own files. `precision` is the lowest that any vector was computed in: a model of
+    higher precision refuses the table.
 
     `unknown` says what a word outside the table gets: `encode`, its own vector from the char encoder; `error`, a
     `ValueError` that names it; `unk`, the vector of `<UNK>`, as in bilm-tf. With `grow` the words that were encoded
     join the table: at most 65,536 of them, or as many as `grow` says; they are not written to the table's file.
 
-    A table may serve several models and copies of one; copying a model does not copy its table.
+    A table may serve several models and copies of a model; copying a model does not copy its table.
     """
 
     def __init__(self, vectors: np.ndarray | torch.Tensor, words: Sequence[str] | None = None,
@@ -42,11 +43,13 @@ class TokenTable:
         self._words = None if words is None else list(words)
         if self._words is not None and len(self._words) != len(self._base):
             raise ValueError(f"words: expected one for each of {len(self._base)} vectors, got {len(self._words)}")
+        if not isinstance(grow, (bool, int)) or grow < 0:
+            raise ValueError(f"grow: expected True, False or how many words may join, got {grow!r}")
         self._rows = {word: row for row, word in enumerate(self._words or [])}
-        self._growth = _growth(grow)
-        self._room, self._grown = self._base.new_empty(0, self.dim), 0
+        self._growth = GROWTH * grow if isinstance(grow, bool) else grow
+        self._joined, self._grown = self._base.new_empty(0, self.dim), 0  # vectors of joined words, how many are used
         self._lock = threading.RLock()
-        self._index: CharacterIndex | None = None
+        self._index: _CharacterIndex | None = None
         self._path: str | None = None
         self.unknown = unknown
 
@@ -70,15 +73,16 @@ class TokenTable:
                 raise ConfigurationError(f"vocabulary: expected a word for each of the {len(content.vectors)} vectors "
                                          f"of {os.fspath(path)}, got {len(given)} words")
             words = given
-        table = cls(content.vectors, words, content.fingerprint, unknown=unknown, grow=grow, precision=content.precision)
+        table = cls(content.vectors, words, content.fingerprint, unknown=unknown, grow=grow,
+                    precision=content.precision)
         table._path = os.path.abspath(path) if device is None else None
         return table
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the table, grown words included; the file takes its name only when it is whole."""
+        """Write the table, joined words included; the file is written atomically."""
         with self._lock:
-            whole = torch.cat([self._base, self._room[: self._grown]]) if self._grown else self._base
-            write_table(path, whole, self._words, self.fingerprint, self._precision)
+            vectors = torch.cat([self._base, self._joined[: self._grown]]) if self._grown else self._base
+            write_table(path, vectors, self._words, self.fingerprint, self._precision)
 
     def __len__(self) -> int:
         return len(self._base) + self._grown
@@ -112,6 +116,11 @@ class TokenTable:
         return self._base.device
 
     @property
+    def grows(self) -> bool:
+        """Whether there is capacity for words that are encoded."""
+        return self._words is not None and self._grown < self._growth
+
+    @property
     def unknown(self) -> str:
         """`encode`, `error` or `unk`: what a word outside the table gets; may be set."""
         return self._unknown
@@ -127,10 +136,16 @@ class TokenTable:
 
     def rows(self, words: Sequence[str]) -> np.ndarray:
         """Rows of words, int64 [N]; -1 for a word outside the table."""
-        if self._words is None:
-            raise ConfigurationError("token table: expected one with a vocabulary to look up words, got one without "
-                                     "(TokenTable.open(path, vocabulary) gives it one)")
+        self._require_words()
         return np.fromiter((self._rows.get(word, -1) for word in words), dtype=np.int64, count=len(words))
+
+    def rows_of_characters(self, ids: torch.Tensor) -> np.ndarray:
+        """Rows of tokens given as the char encoder's ids, int [N, C] on the CPU -> int64 [N]; -1 outside the table."""
+        self._require_words()
+        with self._lock:
+            if self._index is None or self._index.size != ids.shape[1]:
+                self._index = _CharacterIndex(self._words, ids.shape[1])
+            return self._index.rows(ids)
 
     def ids(self, words: Sequence[str]) -> np.ndarray:
         """Token ids of words, int64 [N]: rows + 1. A word outside gets `<UNK>`'s with `unknown="unk"`, else an error."""
@@ -148,53 +163,44 @@ class TokenTable:
         raise ValueError(f"token table: expected words of the table ({len(self)} words), got {shown}")
 
     def vectors(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Vectors of rows, int64 [N] -> float32 [N, P], where the table is."""
+        """Vectors of rows, int64 [N] -> float32 [N, P], on the table's device."""
         rows = torch.as_tensor(rows, device=self.device)
-        grown = rows >= len(self._base)
-        if not self._grown or not grown.any():
+        joined = rows >= len(self._base)
+        if not self._grown or not joined.any():
             return self._base.index_select(0, rows).float()
-        found = self._base.index_select(0, rows.masked_fill(grown, 0)).float()
-        found[grown] = self._room[rows[grown] - len(self._base)].float()
-        return found
+        vectors = self._base.index_select(0, rows.masked_fill(joined, 0)).float()
+        vectors[joined] = self._joined[rows[joined] - len(self._base)].float()
+        return vectors
 
     def add(self, words: Sequence[str], vectors: torch.Tensor, precision: str = "highest") -> None:
-        """Let words outside join the table with vectors [N, P] computed in `precision`, as far as `grow` has room."""
+        """Let words outside join the table, with vectors [N, P] computed in `precision`, up to its capacity."""
         with self._lock:
-            fresh = {word: k for k, word in enumerate(words) if word not in self._rows}
-            taken = list(fresh.items())[: self._growth - self._grown]
+            new = {word: k for k, word in enumerate(words) if word not in self._rows}
+            taken = list(new.items())[: self._growth - self._grown]
             if not taken or self._words is None:
                 return
             count = self._grown + len(taken)
-            if count > len(self._room):
-                room = self._base.new_empty(min(2 * count, self._growth), self.dim)
-                room[: self._grown] = self._room[: self._grown]
-                self._room = room
-            places = torch.tensor([k for _, k in taken], device=vectors.device)
-            self._room[self._grown : count] = vectors[places].detach().to(self._base)
+            if count > len(self._joined):
+                larger = self._base.new_empty(min(2 * count, self._growth), self.dim)
+                larger[: self._grown] = self._joined[: self._grown]
+                self._joined = larger
+            positions = torch.tensor([k for _, k in taken], device=vectors.device)
+            self._joined[self._grown : count] = vectors[positions].detach().to(self._base)
             self._precision = lowest(self._precision, precision)
             self._words.extend(word for word, _ in taken)
             first, self._grown = len(self), count
             self._rows.update((word, first + k) for k, (word, _) in enumerate(taken))
 
-    @property
-    def grows(self) -> bool:
-        """Whether there is room for words that are encoded."""
-        return self._words is not None and self._grown < self._growth
-
-    def rows_of_characters(self, ids: torch.Tensor) -> np.ndarray:
-        """Rows of tokens given as the char encoder's ids, int [N, C] on the CPU -> int64 [N]; -1 outside the table."""
+    def _require_words(self) -> None:
         if self._words is None:
-            self.rows([])
-        with self._lock:
-            if self._index is None or self._index.size != ids.shape[1]:
-                self._index = CharacterIndex(self._words, ids.shape[1])
-            return self._index.rows(ids)
+            raise ConfigurationError("token table: expected one with a vocabulary to look up words, got one without "
+                                     "(TokenTable.open(path, vocabulary) gives it one)")
 
     def __deepcopy__(self, memo) -> "TokenTable":
         return self
 
     def __getstate__(self) -> dict:
-        """A memory-mapped table travels as its path."""
+        """A memory-mapped table is pickled as its path."""
         state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_index")}
         return state if self._path is None else {**state, "_base": None}
 
@@ -204,26 +210,41 @@ class TokenTable:
             self._base = read_table(self._path).vectors
 
 
-def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
-    """Words of a vocabulary file, which must have `<S>` and `</S>`, or of an iterable.
+class _CharacterIndex:
+    """Rows of `words`, a list that may grow, by the words' ids of `size` characters.
 
-    Where an iterable lacks the two they are put at its end: the numbers of its words stay.
+    A word is found by a 64-bit hash of its ids, which are then compared. Where several words have the same ids, as two
+    words of too many bytes may, any of them is found: they have the same vector.
     """
-    if isinstance(vocabulary, (str, os.PathLike)):
-        read = Vocabulary(vocabulary)
-        read.require(*_MARKS)
-        return list(read.words)
-    if not isinstance(vocabulary, Iterable):
-        raise ValueError(f"vocabulary: expected a file or words, got {type(vocabulary).__name__}")
-    words = list(vocabulary)
-    wrong = next((word for word in words if not isinstance(word, str)), None)
-    if wrong is not None:
-        raise ValueError(f"vocabulary: expected strings, got {type(wrong).__name__} ({wrong!r:.60})")
-    known = set(words)
-    return words + [mark for mark in _MARKS if mark not in known]
 
+    def __init__(self, words: Sequence[str], size: int):
+        self._words, self.size = words, size
+        self._count = len(words)
+        hashes = [row_hashes(self._ids(range(first, min(first + _HASHED_AT_ONCE, self._count))))
+                  for first in range(0, self._count, _HASHED_AT_ONCE)]
+        self._sorted, self._order = torch.cat(hashes).sort()
+        self._joined: dict[int, int] = {}  # hash of a word that joined later -> its row
 
-_MARKS = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
+    def rows(self, ids: torch.Tensor) -> np.ndarray:
+        """ids int [N, C] on the CPU -> int64 [N]; -1 for a token that is none of the words."""
+        if self._count < len(self._words):
+            new = range(self._count, len(self._words))
+            self._joined.update(zip(row_hashes(self._ids(new)).tolist(), new))
+            self._count = len(self._words)
+        hashes = row_hashes(ids)
+        nearest = torch.searchsorted(self._sorted, hashes).clamp(max=len(self._sorted) - 1)
+        rows = torch.where(self._sorted[nearest] == hashes, self._order[nearest], -1).numpy()
+        if self._joined:
+            for k in np.flatnonzero(rows < 0):
+                rows[k] = self._joined.get(int(hashes[k]), -1)
+        candidates = np.flatnonzero(rows >= 0)
+        differ = (self._ids(rows[candidates]) != ids[torch.from_numpy(candidates)]).any(1).numpy()
+        rows[candidates[differ]] = -1
+        return rows
+
+    def _ids(self, rows: Iterable[int]) -> torch.Tensor:
+        raw = characters.encode_tokens([self._words[row] for row in rows], self.size)
+        return torch.from_numpy(characters.to_model_ids(raw))
 
 
 def _checked(vectors: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -232,9 +253,3 @@ def _checked(vectors: np.ndarray | torch.Tensor) -> torch.Tensor:
         raise ValueError(f"vectors: expected float32 or float16 of shape [words, values], got {tensor.dtype} of shape "
                          f"{tuple(tensor.shape)}")
     return tensor.detach()
-
-
-def _growth(grow: bool | int) -> int:
-    if not isinstance(grow, (bool, int)) or grow < 0:
-        raise ValueError(f"grow: expected True, False or how many words may join, got {grow!r}")
-    return GROWTH * grow if isinstance(grow, bool) else grow

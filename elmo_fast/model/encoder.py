@@ -1,4 +1,4 @@
-"""What turns a token's ids into its vector without context: the char encoder, or a table of words."""
+"""Vectors of tokens without context, from their ids: by the char encoder, or by a table of words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -7,22 +7,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.model import allennlp_names
-from elmo_fast.model.fingerprint import weights_digest
+from elmo_fast.model import state_dict
 from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.cpu.linear import drop_highway, drop_linear
+from elmo_fast.ops.cuda.operands import fits_fp16
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import active_precision, full_precision
-from elmo_fast.ops.cuda.operands import fits_fp16
 from elmo_fast.text import characters
 
 _WARMUP_TOKENS = 4096
 
 
 class TokenSource(Protocol):
-    """Ids of tokens to vectors. `row_shape` is the shape of one token's ids: (characters,), or () for a word id."""
+    """Ids of tokens to vectors. `row_shape` is the shape of a token's ids: (characters,), or () for a word id."""
 
     row_shape: tuple[int, ...]
 
@@ -39,17 +39,23 @@ class TokenSource(Protocol):
         """Vectors of tokens: ids [N, *row_shape] -> [N, P]."""
 
     def warmup(self, backend: str) -> None:
-        """Have compiled and tuned what calls will run."""
+        """Compile and tune the kernels of calls."""
 
 
-class CharacterEncoder(allennlp_names.AllenNlpStateDict):
+def check_ids(ids: torch.Tensor, kind: str, largest: int) -> None:
+    """Raise `ValueError` for ids on the CPU beyond 0 to `largest`; `kind` is what they number."""
+    if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > largest):
+        raise ValueError(f"ids: expected {kind} ids from 0 to {largest}, got {int(ids.min())} to {int(ids.max())}")
+
+
+class CharacterEncoder(state_dict.AllenNlpStateDict):
     """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
 
     Parameters have the names and shapes of bilm-tf's datasets. Where the filters already have the projection's
     size and the weights hold no `CNN_proj`, there is none.
     """
 
-    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode, so nothing packed from them would last
+    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode: packed weights would go stale
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__()
         self.options = options.char_cnn
@@ -68,10 +74,7 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
         return torch.from_numpy(characters.to_model_ids(raw)).long()
 
     def check_ids(self, ids: torch.Tensor) -> None:
-        largest = int(characters.to_model_ids(characters.PADDING))
-        if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > largest):
-            raise ValueError(f"ids: expected character ids from 0 to {largest}, "
-                             f"got {int(ids.min())} to {int(ids.max())}")
+        check_ids(ids, "character", int(characters.to_model_ids(characters.PADDING)))
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own = {name: getattr(self, name) for name in self.datasets}
@@ -93,20 +96,20 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
         return len(self.b_proj) if self.has_projection else self.options.n_filters
 
     def digest(self) -> str:
-        """A fingerprint of the weights as they are now; those that were dropped keep the one they had."""
+        """A fingerprint of the weights as they are now, or as they were when they were dropped."""
         if any(value.is_meta for value in self.parameters()):
             return self._dropped_digest
-        return weights_digest({name: getattr(self, name).detach().float().cpu().numpy() for name in self.datasets})
+        return fingerprint({name: getattr(self, name).detach().float().cpu().numpy() for name in self.datasets})
 
     def warmup(self, backend: str = "auto") -> None:
-        """Run a few and many tokens of English lengths, so that kernels are compiled and tuned for both."""
+        """Run 1 and 4096 tokens of English lengths, so that kernels are compiled and tuned for both."""
         ids = self.token_ids(["x" * (1 + k % 12) for k in range(_WARMUP_TOKENS)]).to(self.char_embed.device)
         with torch.no_grad():
             for count in (1, _WARMUP_TOKENS):
                 self(ids[:count], backend)
 
     def drop_fp32(self, precision: str) -> None:
-        """Keep the large matrices only as the native engine packs them for `precision`."""
+        """Leave the large matrices in memory only as the native engine packs them for `precision`."""
         self._dropped_digest = self.digest()
         for k in range(self.options.n_highway):
             names = [f"W_carry_{k}", f"b_carry_{k}", f"W_transform_{k}", f"b_transform_{k}"]
@@ -115,29 +118,29 @@ class CharacterEncoder(allennlp_names.AllenNlpStateDict):
         if self.has_projection:
             self.W_proj, self.b_proj = drop_linear(self.W_proj, self.b_proj, precision)
 
-    def to_allennlp(self, own: allennlp_names.Tensors) -> allennlp_names.Tensors:
+    def to_allennlp(self, own: state_dict.Tensors) -> state_dict.Tensors:
         char_embed = own["char_embed"]
         theirs = {"_char_embedding_weights": torch.cat([torch.zeros_like(char_embed[:1]), char_embed])}
         for i in range(len(self.options.filters)):
-            theirs[f"char_conv_{i}.weight"] = allennlp_names.conv_to_allennlp(own[f"W_cnn_{i}"])
+            theirs[f"char_conv_{i}.weight"] = state_dict.conv_to_allennlp(own[f"W_cnn_{i}"])
             theirs[f"char_conv_{i}.bias"] = own[f"b_cnn_{i}"]
         for k in range(self.options.n_highway):
             for short, long in (("W", "weight"), ("b", "bias")):
                 both = own[f"{short}_transform_{k}"], own[f"{short}_carry_{k}"]
-                theirs[f"_highways._layers.{k}.{long}"] = allennlp_names.highway_to_allennlp(*both)
+                theirs[f"_highways._layers.{k}.{long}"] = state_dict.highway_to_allennlp(*both)
         if self.has_projection:
             theirs["_projection.weight"] = own["W_proj"].t().contiguous()
             theirs["_projection.bias"] = own["b_proj"]
         return theirs
 
-    def from_allennlp(self, theirs: allennlp_names.Tensors) -> allennlp_names.Tensors:
+    def from_allennlp(self, theirs: state_dict.Tensors) -> state_dict.Tensors:
         own = {"char_embed": theirs["_char_embedding_weights"][1:]}
         for i in range(len(self.options.filters)):
-            own[f"W_cnn_{i}"] = allennlp_names.conv_from_allennlp(theirs[f"char_conv_{i}.weight"])
+            own[f"W_cnn_{i}"] = state_dict.conv_from_allennlp(theirs[f"char_conv_{i}.weight"])
             own[f"b_cnn_{i}"] = theirs[f"char_conv_{i}.bias"]
         for k in range(self.options.n_highway):
             for short, long in (("W", "weight"), ("b", "bias")):
-                transform, carry = allennlp_names.highway_from_allennlp(theirs[f"_highways._layers.{k}.{long}"])
+                transform, carry = state_dict.highway_from_allennlp(theirs[f"_highways._layers.{k}.{long}"])
                 own[f"{short}_transform_{k}"], own[f"{short}_carry_{k}"] = transform, carry
         if self.has_projection:
             own["W_proj"], own["b_proj"] = theirs["_projection.weight"].t().contiguous(), theirs["_projection.bias"]
@@ -164,9 +167,7 @@ class WordEmbedder(nn.Module):
                                  "number them with TokenBatcher and the model's vocabulary")
 
     def check_ids(self, ids: torch.Tensor) -> None:
-        if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > len(self.embedding)):
-            raise ValueError(f"ids: expected word ids from 0 to {len(self.embedding)}, "
-                             f"got {int(ids.min())} to {int(ids.max())}")
+        check_ids(ids, "word", len(self.embedding))
 
     def warmup(self, backend: str = "auto") -> None:
         """A table has nothing to compile."""

@@ -12,7 +12,7 @@ from elmo_fast.testing.tolerances import SAME_MODEL
 
 from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, Options, TokenTable, batch_to_ids
 from elmo_fast import build_token_table, random_weights
-from elmo_fast.model import first_layer
+from elmo_fast.model.token_table import lookup
 
 KNOWN = sorted({word for sentence in SENTENCES[:3] for word in sentence})
 BACKENDS = ["reference", "torch", "native"]
@@ -82,8 +82,8 @@ def test_the_first_layer_is_tabled_for_small_vocabularies(monkeypatch):
     plain, tabled = pair(words=KNOWN)
     sentences = [sentence for sentence in SENTENCES if all(word in KNOWN for word in sentence)]
     used = []
-    inner = first_layer.FirstLayerTable.products
-    monkeypatch.setattr(first_layer.FirstLayerTable, "products",
+    inner = lookup.TableLookup.input_projections
+    monkeypatch.setattr(lookup.TableLookup, "input_projections",
                         lambda *arguments: used.append(inner(*arguments)) or used[-1])
     with torch.no_grad():
         assert_same(tabled.embed_tokens(sentences)[0], plain.embed_tokens(sentences)[0], "native")
@@ -97,8 +97,10 @@ def test_the_first_layer_is_tabled_for_small_vocabularies(monkeypatch):
         tabled._elmo_lstm.W_0_0_0[0, 0] += 1  # a fine-tuned LSTM: the products are made again
         plain._elmo_lstm.W_0_0_0[0, 0] += 1
         assert_same(tabled.embed_tokens(sentences)[0], plain.embed_tokens(sentences)[0], "native")
-    monkeypatch.setattr(first_layer, "BYTES", 8 * 37 * 4)
-    assert pair()[1]._inputs._first_layer is None
+    monkeypatch.setattr(lookup, "PROJECTION_BYTES", 8 * 37 * 4)
+    with torch.no_grad():
+        tabled.embed_tokens(sentences)
+    assert used[-1] is None
 
 
 def test_unknown_words_are_encoded_once_and_may_join():

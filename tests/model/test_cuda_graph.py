@@ -14,7 +14,7 @@ from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_e
 
 from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
-from elmo_fast.model import token_source
+from elmo_fast.model import cuda_graph, encoder as encoder_module
 from elmo_fast.ops import char_cnn
 from elmo_fast.ops.cuda import buffers, lstm, operands
 from elmo_fast.ops.precision import numerics
@@ -32,11 +32,11 @@ def capture(monkeypatch):
         assert gc.isenabled() != bilm_module.is_capturing(None)  # nothing is collected in a capture
         return char_cnn.char_cnn(*tensors, backend="torch", **how)
 
-    monkeypatch.setattr(bilm_module, "why_not", lambda op, backend, tensors: None)
+    monkeypatch.setattr(cuda_graph, "why_not", lambda op, backend, tensors: None)
     monkeypatch.setattr(lstm, "_arenas", buffers.Arenas())
     monkeypatch.setattr(bilm_module, "is_capturing", lambda device: False)
-    monkeypatch.setattr(token_source, "char_cnn", encode)
-    monkeypatch.setattr(token_source, "_WARMUP_TOKENS", 600)
+    monkeypatch.setattr(encoder_module, "char_cnn", encode)
+    monkeypatch.setattr(encoder_module, "_WARMUP_TOKENS", 600)
     return begin
 
 
@@ -161,7 +161,7 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
     """Names of the kernels that captures launch in a model that was warmed up; how many variants it loaded."""
     precision, bounded = SETTINGS[setting]
     for name in ("char_cnn", "highway", "linear"):
-        monkeypatch.setattr(token_source, name, lambda *operands, run=getattr(cuda_ops, name), backend, **_:
+        monkeypatch.setattr(encoder_module, name, lambda *operands, run=getattr(cuda_ops, name), backend, **_:
                             run(*operands, precision, bounded))
     importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
     driver.device, before = next(devices), len(driver.loaded)
@@ -209,7 +209,7 @@ def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, capture, driver
                        encode(ids, packed, "tanh" if len(ids) > 32 else "relu", *more)),
         "scale": (torch_lstm_pointwise, "gates", lambda zh, z, scale, *more:
                   gates(zh, z, zh[0] if zh.shape[1] > 2 else None, *more)),
-        "warm-up of few tokens alone": (token_source, "_WARMUP_TOKENS", 8)}[mutant])
+        "warm-up of few tokens alone": (encoder_module, "_WARMUP_TOKENS", 8)}[mutant])
     with pytest.raises(RuntimeError, match=fr"warmup: expected model.warmup\(\) .* none that loaded ({kernel}) "):
         capture_every_batch(driver, monkeypatch, ODD, "highest", "zero")
 

@@ -1,0 +1,340 @@
+"""Token vectors of a model: from its token table or its cached words where they have the token, else encoded."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
+from elmo_fast.model.encoder import CharacterEncoder, TokenSource, check_ids
+from elmo_fast.model.lstm import InputProjections
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.model.weights import LastResult, version_keys
+from elmo_fast.ops.device import to_device
+from elmo_fast.ops.linear import computes_in
+from elmo_fast.ops.precision import full_precision, lowest, numerics
+from elmo_fast.ops.projected_lstm import accepts_input_projections, input_projections
+from elmo_fast.ops.reference import LstmWeights
+from elmo_fast.ops.weight_cache import version_key
+from elmo_fast.text import characters
+
+BOUNDARIES = ("add", "present")
+PROJECTION_BYTES = 1 << 27  # 1,024 words in the original size, 4,096 in the small one; 25 amino acids take 3 MB
+SAMPLE = 64
+
+
+class TokenEmbeddings(NamedTuple):
+    """`vectors` [N, P] of tokens, and `rows` int64 [N] of the token table they came from.
+
+    A token that was encoded has row -1; without a table `rows` is None.
+    """
+
+    vectors: torch.Tensor
+    rows: np.ndarray | torch.Tensor | None
+
+
+# Vectors of a batch's tokens [R, P], the row of each token int64 [N] in running order, and the mask bool [B, T].
+BatchTokens = tuple[TokenEmbeddings, torch.Tensor, torch.Tensor]
+
+
+class WordCache(nn.Module):
+    """Vectors of words in AllenNLP's numbering (`vocab_to_cache`): row k of `weight` [V, P] is word number k.
+
+    Number 0 is padding, and its vector is zeros. `marks` [2, P] are the vectors of `<S>` and `</S>`.
+    """
+
+    def __init__(self, words: torch.Tensor, marks: torch.Tensor, trained: bool):
+        super().__init__()
+        self.weight = nn.Parameter(words.clone(), requires_grad=trained)
+        with torch.no_grad():
+            self.weight[:1] = 0
+        self.register_buffer("marks", marks.clone(), persistent=False)
+
+    @property
+    def largest(self) -> int:
+        """The largest word number."""
+        return len(self.weight) - 1
+
+    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers beside those of words: -2 and -1."""
+        return torch.tensor(-2), torch.tensor(-1)
+
+    def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
+        """Vectors of words by number, int [N]."""
+        ids = to_device(ids, self.weight.device)
+        words, marks = self.weight[ids.clamp(min=0)], self.marks[(ids + 2).clamp(max=1)]
+        return TokenEmbeddings(torch.where((ids < 0)[:, None], marks.to(words), words), None)
+
+
+class TableLookup:
+    """A model's token table in bilm-tf's numbering: word ids are rows + 1, 0 is no token.
+
+    It is valid for `encoder` with the weights of now; a change of them is an error of later calls.
+    """
+
+    row_shape: tuple[int, ...] = ()
+
+    def __init__(self, table: TokenTable, encoder: CharacterEncoder):
+        self.table, self._encoder, self._size = table, encoder, len(table)
+        self._key, self._digest = version_keys(encoder), encoder.digest()
+        self._projections = LastResult()
+
+    @property
+    def largest(self) -> int:
+        """The largest word id."""
+        return len(self.table)
+
+    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.table.rows([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
+        if (rows < 0).any():
+            raise ConfigurationError("boundaries: expected 'present' for word ids of a token table without <S> and "
+                                     "</S>, got 'add'")
+        first, last = torch.from_numpy(rows + 1)
+        return first, last
+
+    def check_ids(self, ids: torch.Tensor) -> None:
+        check_ids(ids, "word", len(self.table))
+
+    def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
+        """Vectors of words by id, int [N], 1 to V."""
+        return self.vectors((ids - 1).to(self.table.device))
+
+    def vectors(self, rows: np.ndarray | torch.Tensor) -> TokenEmbeddings:
+        """Vectors of rows of the table, with the type and device of the encoder's."""
+        return TokenEmbeddings(self.table.vectors(rows).to(full_precision(self._encoder.char_embed)), rows)
+
+    def input_projections(self, rows: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], backend: str,
+                          precision: str) -> InputProjections | None:
+        """x W + B of rows of the table; None for a large table, an encoded row, or a backend that cannot use them.
+
+        `weights` are those of the first LSTM layer. All rows are computed when first needed, and again for other
+        weights.
+        """
+        (_, bias, _), _ = weights
+        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES or not accepts_input_projections(backend, precision, weights):
+            return None
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
+            return None
+        key = backend, *(version_key(value) for w, b, _ in weights for value in (w, b))
+        table = self._projections.get(key, lambda: input_projections(
+            self.table.vectors(np.arange(self._size)).to(bias.device), weights, backend=backend))
+        return InputProjections(table, rows)
+
+    def check(self, precision: str) -> None:
+        """Raise `ConfigurationError` where a call in `precision` may not use the table."""
+        check_precision_of(self.table, precision)
+        if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
+            raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
+                                     "require gradients (requires_grad=False, or torch.no_grad() around the call)")
+        key = version_keys(self._encoder)
+        if key != self._key:
+            if (digest := self._encoder.digest()) != self._digest:
+                raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
+                                         f"after it was set (fingerprint of the weights now {digest}, then "
+                                         f"{self._digest}); build the table again")
+            self._key = key
+
+    def __getstate__(self) -> dict:
+        """Version keys of weights are invalid in a copy."""
+        return {**self.__dict__, "_key": None}
+
+
+@dataclass(frozen=True)
+class TokenEncoder:
+    """Gives a model's tokens their vectors. `source` is its char encoder or embedding; `table` and `cache` may be None."""
+
+    source: TokenSource
+    table: TableLookup | None
+    cache: WordCache | None
+    device: torch.device
+    backend: str
+    precision: str
+
+    def strings(self, tokens: Sequence[str]) -> TokenEmbeddings:
+        """Vectors of tokens."""
+        with numerics(self.precision, self.device):
+            if self.table is None:
+                ids = to_device(self.source.token_ids(tokens), self.device)
+                return TokenEmbeddings(self.source(ids, self.backend), None)
+            self.table.check(self.precision)
+            return self._complete(self.table.table.rows(tokens), lambda some: [tokens[k] for k in some],
+                                  lambda some: self.source.token_ids([tokens[k] for k in some]))
+
+    def batch(self, ids: torch.Tensor, boundaries: str) -> BatchTokens:
+        """Tokens of a batch given as ids, as `BiLm.forward` takes them."""
+        by_number = self.table is not None and isinstance(ids, torch.Tensor) and ids.dim() == 2
+        source = self.table if by_number else self.source
+        check_shape(ids, boundaries, source)
+        ids, = on_host(ids)
+        mask = _checked_mask(ids, source)
+        if boundaries == "add":
+            ids, mask = add_boundaries(ids, mask, *source.boundary_ids())
+        positions = mask.flatten().nonzero().squeeze(1)
+        rows = ids.flatten(0, 1)
+        if self.backend == "reference" and self.table is None:  # encodes every row, padding too
+            return self._vectors(rows), positions, mask
+        unique, index = unique_rows(rows[positions])
+        return self._vectors(unique), index, mask
+
+    def numbered_batch(self, words: torch.Tensor, ids: torch.Tensor | None) -> BatchTokens:
+        """Tokens of a batch given as numbers of cached words, or else as token ids; `<S>` and `</S>` around each.
+
+        `ids` are the characters of the words beyond those numbers.
+        """
+        known = self.table if self.cache is None else self.cache
+        if known is None:
+            raise ValueError("word_inputs: expected None, since no words are cached and there is no token table; "
+                             "got a tensor")
+        if ids is not None:
+            check_shape(ids, "add", self.source)
+        words, ids = on_host(words, ids)
+        if ids is not None:
+            _checked_mask(ids, self.source)
+        _check_numbers(words, ids)
+        if self.cache is None:
+            self.table.check(self.precision)
+        bounded, mask = add_boundaries(words.long(), words > 0, *known.boundary_ids())
+        numbers = bounded[mask]  # [N]
+        beyond = numbers > known.largest
+        unique, index = numbers[~beyond].unique(return_inverse=True)
+        found = known.numbers(unique)
+        if not beyond.any():
+            return found, index, mask
+        if ids is None:
+            raise ValueError(f"ids: expected character ids beside word_inputs that hold numbers above {known.largest}, "
+                             f"got None and the number {int(words.max())}")
+        rare, rare_index = unique_rows(ids[words > known.largest])
+        rows = torch.empty_like(numbers)
+        rows[~beyond], rows[beyond] = index, rare_index + len(unique)
+        return TokenEmbeddings(torch.cat([found.vectors, self._vectors(rare).vectors]), None), rows, mask
+
+    def input_projections(self, tokens: TokenEmbeddings,
+                          weights: tuple[LstmWeights, LstmWeights]) -> InputProjections | None:
+        """Precomputed first-layer input projections of tokens, where a small token table has them all."""
+        if self.table is None or tokens.rows is None:
+            return None
+        return self.table.input_projections(torch.as_tensor(tokens.rows), weights, self.backend, self.precision)
+
+    @property
+    def computes_in(self) -> str:
+        """The precision of products without gradients: `highest` where the device has none in `precision`."""
+        return computes_in(next(self.source.parameters()), self.backend, self.precision)
+
+    def look_up_in(self, table: TokenTable | str | os.PathLike, fingerprint: Callable[[], str]) -> TableLookup:
+        """A table, or the file of a table, for this model with `fingerprint`; `ConfigurationError` if it does not fit.
+
+        A table without a fingerprint, as bilm-tf writes it, is compared word by word for a sample of its words; without
+        a vocabulary only its shape can be checked.
+        """
+        if not isinstance(self.source, CharacterEncoder):
+            raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of its "
+                                     "own, got a token table")
+        table = table if isinstance(table, TokenTable) else TokenTable.open(table)
+        if table.dim != self.source.dim:
+            raise ConfigurationError(f"token_table: expected vectors of {self.source.dim} values, got {table.dim}")
+        if table.fingerprint is not None:
+            if table.fingerprint != (own := fingerprint()):
+                raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {own}), got one of "
+                                         f"another model (fingerprint {table.fingerprint})")
+        elif table.words is not None:
+            self._compare_sample(table)
+        check_precision_of(table, self.precision)
+        return TableLookup(table, self.source)
+
+    def _vectors(self, ids: torch.Tensor) -> TokenEmbeddings:
+        """Vectors of tokens given as rows of ids on the host, int [N, ...]; with a table, unique ones."""
+        ids = ids.long()
+        with numerics(self.precision, self.device):
+            if self.table is None:
+                return TokenEmbeddings(self._encode(ids), None)
+            self.table.check(self.precision)
+            if ids.dim() == 1:
+                return self.table.numbers(ids)
+            return self._complete(self.table.table.rows_of_characters(ids),
+                                  lambda some: characters.decode_tokens(ids.numpy()[some] - 1),
+                                  lambda some: ids[torch.from_numpy(some)])
+
+    def _complete(self, rows: np.ndarray, words: Callable[[np.ndarray], Sequence[str | None]],
+                  ids: Callable[[np.ndarray], torch.Tensor]) -> TokenEmbeddings:
+        """Vectors of tokens by their `rows`; the table's `unknown` decides for tokens outside it, whose row is -1.
+
+        `words` and `ids` give those of some tokens by position; a word is None where the ids have no spelling.
+        """
+        table, missing = self.table.table, np.flatnonzero(rows < 0)
+        if not missing.size:
+            return self.table.vectors(rows)
+        if table.unknown != "encode":
+            rows[missing] = table.ids([word or "(no text)" for word in words(missing)]) - 1
+            return self.table.vectors(rows)
+        encoded = self._encode(ids(missing))
+        if table.grows:
+            spelled = {word: k for k, word in enumerate(words(missing)) if word is not None}
+            table.add(list(spelled), encoded[list(spelled.values())], self.computes_in)
+        known = np.flatnonzero(rows >= 0)
+        vectors = encoded.new_empty(len(rows), encoded.shape[1])
+        vectors[torch.from_numpy(missing)] = encoded
+        vectors[torch.from_numpy(known)] = self.table.vectors(rows[known]).vectors
+        return TokenEmbeddings(vectors, rows)
+
+    def _encode(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.source(to_device(ids, self.device), self.backend)
+
+    def _compare_sample(self, table: TokenTable) -> None:
+        rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).round().astype(np.int64))
+        words = [table.words[row] for row in rows]
+        with torch.no_grad():
+            expected = self._encode(self.source.token_ids(words)).cpu()
+        limit = (2e-3 if table.storage == "float16" else 1e-4) * max(1.0, float(expected.abs().max()))
+        error = (table.vectors(rows).cpu() - expected).abs().amax(1)
+        worst = int(error.nan_to_num(nan=torch.inf).argmax())
+        if not error[worst] <= limit:
+            raise ConfigurationError(
+                f"token_table: expected the vectors of this model, got others: row {int(rows[worst])} "
+                f"({words[worst]!r:.60}) differs by {float(error[worst]):.1e} (limit {limit:.1e})")
+
+
+def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableLookup) -> None:
+    """Raise `ValueError` unless ids are integers of the shape that `source` reads."""
+    if boundaries not in BOUNDARIES:
+        raise ValueError(f"boundaries: expected one of {', '.join(BOUNDARIES)}, got {boundaries!r}")
+    row_shape = source.row_shape
+    expected = f"integers of shape [batch, tokens{''.join(f', {size}' for size in row_shape)}]"
+    if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"ids: expected a tensor of {expected}, got {getattr(ids, 'dtype', type(ids).__name__)}")
+    if ids.dim() != 2 + len(row_shape) or tuple(ids.shape[2:]) != row_shape:
+        raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
+
+
+def check_precision_of(table: TokenTable, precision: str) -> None:
+    """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
+    if lowest(table.precision, precision) != precision:
+        raise ConfigurationError(f"token_table: expected one computed in {precision!r}, as the model computes, got one "
+                                 f"computed in {table.precision!r}; build it again with this model")
+
+
+def _checked_mask(ids: torch.Tensor, source: TokenSource | TableLookup) -> torch.Tensor:
+    """Where ids [B, T, ...] on the host hold tokens, bool [B, T]; `ValueError` for ids out of range or with gaps."""
+    source.check_ids(ids)
+    mask = (ids > 0).flatten(2).any(2) if source.row_shape else ids > 0
+    if (mask[:, 1:] & ~mask[:, :-1]).any():
+        raise ValueError("ids: expected every sentence's tokens before its padding, "
+                         "got a position without a token in front of one with a token")
+    return mask
+
+
+def _check_numbers(words: torch.Tensor, ids: torch.Tensor | None) -> None:
+    if words.dim() != 2 or words.is_floating_point() or (words < 0).any():
+        raise ValueError(f"word_inputs: expected word numbers of shape [batch, tokens], none negative, "
+                         f"got {words.dtype} of shape {tuple(words.shape)}")
+    if ids is not None and ids.shape[:2] != words.shape:
+        raise ValueError(f"word_inputs: expected a number for each token of ids {tuple(ids.shape[:2])}, "
+                         f"got shape {tuple(words.shape)}")
+    present = words > 0
+    if (present[:, 1:] & ~present[:, :-1]).any():
+        raise ValueError("word_inputs: expected every sentence's words before its padding (number 0), "
+                         "got a 0 in front of a word")
