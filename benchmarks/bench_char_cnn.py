@@ -16,7 +16,6 @@ from elmo_fast import Options
 from elmo_fast.model.weights import random_weights
 from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.text import characters
 
 
 @functools.cache

@@ -1,18 +1,18 @@
-// Python's view of csrc/projected_lstm_cuda.h: pointers travel as integers. Plan and packing need no CUDA.
+// Python's view of csrc/projected_lstm_cuda.h: pointers travel as integers. The plan needs no CUDA.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <array>
+#include <type_traits>
 
 #include "projected_lstm_cuda.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace elmo_fast {
 namespace {
 
-using Address = uintptr_t;
-using Pair = std::array<Address, 2>;
 using DeviceTuple = std::array<int64_t, 5>;  // processors, shared, clusters of 8, 4 and 2
 
 cuda::Device device_of(const DeviceTuple& d) {
@@ -21,61 +21,37 @@ cuda::Device device_of(const DeviceTuple& d) {
 
 py::dict plan_lstm(int32_t dim, int32_t projection, const DeviceTuple& device, int32_t slots) {
   const cuda::Plan plan = cuda::plan_persistent({dim, projection}, device_of(device), slots);
-  py::dict d;
-  d["units_per_block"] = plan.units_per_block;
-  d["blocks"] = plan.blocks;
-  d["cluster"] = plan.cluster;
-  d["row_tiles"] = plan.row_tiles;
-  d["threads"] = plan.threads;
-  d["k_steps"] = plan.k_steps;
-  d["register_steps"] = plan.register_steps;
-  d["shared_steps"] = plan.shared_steps;
-  d["projection_resident"] = plan.projection_resident;
-  d["stages"] = plan.stages;
-  d["shared"] = plan.shared;
-  d["scratch"] = plan.scratch;
-  d["resident_bytes"] = plan.resident_bytes;
-  d["streamed_bytes"] = plan.streamed_bytes;
-  d["reason"] = plan.reason ? py::object(py::str(plan.reason)) : py::object(py::none());
-  return d;
-}
-
-template <class T>
-T* at(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-void pack_lstm(int32_t dim, int32_t projection, int operand, Pair weights, Pair biases, Pair projections,
-               Address packed, size_t packed_size) {
-  const float* w[2] = {at<const float>(weights[0]), at<const float>(weights[1])};
-  const float* b[2] = {at<const float>(biases[0]), at<const float>(biases[1])};
-  const float* p[2] = {at<const float>(projections[0]), at<const float>(projections[1])};
-  cuda::pack({dim, projection}, static_cast<cuda::Operand>(operand), w, b, p, at<void>(packed), packed_size);
+  return py::dict("units_per_block"_a = plan.units_per_block, "blocks"_a = plan.blocks, "cluster"_a = plan.cluster,
+                  "row_tiles"_a = plan.row_tiles, "threads"_a = plan.threads, "k_steps"_a = plan.k_steps,
+                  "register_steps"_a = plan.register_steps, "shared_steps"_a = plan.shared_steps,
+                  "projection_resident"_a = plan.projection_resident, "shared_bytes"_a = plan.shared_bytes,
+                  "scratch_bytes"_a = plan.scratch_bytes, "resident_bytes"_a = plan.resident_bytes,
+                  "streamed_bytes"_a = plan.streamed_bytes, "reason"_a = plan.reason);
 }
 
 #ifdef ELMO_FAST_HAS_CUDA
 
 // Field by field from the keyword arguments of the same names.
 void run_lstm(const py::kwargs& given) {
-  const auto number = [&](const char* name) { return given[name].cast<int64_t>(); };
-  const auto clip = [&](const char* name) { return given[name].cast<float>(); };
   cuda::Call call = {};
-  const auto pointer = [&](const char* name, auto& field) {
-    field = reinterpret_cast<std::remove_reference_t<decltype(field)>>(given[name].cast<Address>());
+  const auto set = [&](const char* name, auto& field) {
+    using Field = std::remove_reference_t<decltype(field)>;
+    if constexpr (std::is_pointer_v<Field>)
+      field = reinterpret_cast<Field>(given[name].cast<uintptr_t>());
+    else
+      field = given[name].cast<Field>();
   };
-  call.shape = {int32_t(number("dim")), int32_t(number("projection"))};
+  set("dim", call.shape.dim), set("projection", call.shape.projection);
   call.device = device_of(given["device"].cast<DeviceTuple>());
-  call.operand = static_cast<cuda::Operand>(number("operand"));
-  call.steps = int32_t(number("steps")), call.slots = int32_t(number("slots")), call.stride = int32_t(number("stride"));
-  call.state_stride = number("state_stride"), call.nanoseconds = number("nanoseconds");
-  call.scratch_size = size_t(number("scratch_size"));
-  call.cell_clip = clip("cell_clip"), call.proj_clip = clip("proj_clip");
-  pointer("packed", call.packed), pointer("z", call.z), pointer("scale", call.scale), pointer("meta", call.meta);
-  pointer("places", call.places), pointer("batch_sizes", call.batch_sizes);
-  pointer("fresh_h", call.fresh_h), pointer("fresh_c", call.fresh_c);
-  pointer("h_first", call.h_first), pointer("c_first", call.c_first), pointer("h", call.h), pointer("c", call.c);
-  pointer("output", call.output), pointer("scratch", call.scratch), pointer("aborts", call.aborts);
-  pointer("stream", call.stream);
+  call.operand = static_cast<cuda::Operand>(given["operand"].cast<int32_t>());
+  set("packed", call.packed), set("z", call.z), set("scale", call.scale);
+  set("steps", call.steps), set("slots", call.slots), set("stride", call.stride);
+  set("meta", call.meta), set("packed_rows", call.packed_rows), set("batch_sizes", call.batch_sizes);
+  set("initial_h", call.initial_h), set("initial_c", call.initial_c), set("h_in", call.h_in), set("c_in", call.c_in);
+  set("h", call.h), set("c", call.c), set("state_stride", call.state_stride), set("output", call.output);
+  set("cell_clip", call.cell_clip), set("proj_clip", call.proj_clip);
+  set("scratch", call.scratch), set("scratch_size", call.scratch_size);
+  set("aborts", call.aborts), set("timeout_ns", call.timeout_ns), set("stream", call.stream);
   const py::gil_scoped_release released;
   cuda::run_persistent(call);
 }
@@ -91,11 +67,6 @@ DeviceTuple current_device() {
 
 void bind_cuda(py::module_& m) {
   m.def("cuda_lstm_plan", plan_lstm, py::arg("dim"), py::arg("projection"), py::arg("device"), py::arg("slots"));
-  m.def("cuda_lstm_packed_size", [](int32_t dim, int32_t projection) { return cuda::packed_size({dim, projection}); },
-        py::arg("dim"), py::arg("projection"));
-  m.def("cuda_lstm_pack", pack_lstm, py::call_guard<py::gil_scoped_release>(), py::arg("dim"), py::arg("projection"),
-        py::arg("operand"), py::arg("weights"), py::arg("biases"), py::arg("projections"), py::arg("packed"),
-        py::arg("packed_size"));
 #ifdef ELMO_FAST_HAS_CUDA
   m.def("cuda_lstm_run", run_lstm);
   m.def("cuda_device", current_device);

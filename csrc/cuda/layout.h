@@ -29,6 +29,9 @@ constexpr int most_cluster = 8;
 constexpr int most_units = 3;                          // of a block and direction: 2 warps each
 constexpr int staged_steps = 8;                        // k-steps of h that are copied at once
 
+// Parts of h in shared memory: all side by side for few slots, whose latency counts; for many two that take turns.
+constexpr ELMO_HD bool stages_take_turns(int row_tiles) { return row_tiles > 2; }
+
 constexpr ELMO_HD int divided_up(int a, int b) { return (a + b - 1) / b; }
 constexpr ELMO_HD int smaller(int a, int b) { return a < b ? a : b; }
 constexpr ELMO_HD int larger(int a, int b) { return a > b ? a : b; }
@@ -51,10 +54,6 @@ struct Layout {
   ELMO_HD size_t direction_bytes() const { return projection_offset(p_tiles(), 0); }
 };
 
-// Row and first column of register `r`, which holds two columns, of thread `lane` in an A tile.
-ELMO_HD int tile_row(int lane, int r) { return lane / 4 + r % 2 * 8; }
-ELMO_HD int tile_column(int lane, int r) { return lane % 4 * 4 + r / 2 * 2; }
-
 // 16-bit values between two slots of a right operand in shared memory: a warp's 8-byte loads then meet each bank once.
 constexpr ELMO_HD int padded_columns(int columns) { return divided_up(columns, 64) * 64 + 16; }
 
@@ -65,9 +64,9 @@ struct SharedLayout {
 
   SharedLayout() = default;
   SharedLayout(const Layout& layout, int units_per_block, int cluster, int row_tiles, int shared_steps,
-               bool projection_resident, int stages) {
+               bool projection_resident) {
     const int rows = row_tiles * tile_slots, cells = units_per_block * unit_cells;
-    const int tiles = divided_up(layout.p_tiles(), cluster);
+    const int tiles = divided_up(layout.p_tiles(), cluster), stages = stages_take_turns(row_tiles) ? 2 : 1;
     h_stride = padded_columns(16 * (stages == 1 ? layout.k_steps() : staged_steps));
     m_stride = padded_columns(cells);
     gathered_stride = cluster > 1 ? padded_columns(cluster * cells) : 0;
@@ -101,6 +100,17 @@ struct Scratch {
     size = partials + values * size_t(clusters) * 4;
   }
 };
+
+// An instance of the persistent kernel. `most_threads` leaves a thread 255 registers (256 threads) or 168 (384). Beside
+// the sums of `row_tiles` tiles of slots they hold `register_steps` k-steps of weights, 8 registers each, and `depth`
+// more on their way from L2.
+struct Instance {
+  int most_threads, row_tiles, register_steps, depth;
+};
+
+constexpr Instance instances[] = {{256, 1, 16, 2}, {256, 2, 16, 2}, {256, 4, 7, 4}, {256, 8, 1, 4},
+                                  {384, 1, 0, 6},  {384, 2, 0, 6},  {384, 4, 0, 3}};
+constexpr int instance_count = sizeof(instances) / sizeof(instances[0]);
 
 }  // namespace cuda
 }  // namespace elmo_fast

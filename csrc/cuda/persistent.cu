@@ -1,9 +1,10 @@
 // The persistent kernel's instances and their launch.
+#include <array>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
-#include "instances.h"
 #include "persistent.cuh"
 #include "replay.cuh"
 
@@ -23,21 +24,18 @@ void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
 
-template <class O, int at = 0>
-Kernel kernel_of(const Instance& wanted) {
-  if constexpr (at < int(sizeof(instances) / sizeof(instances[0]))) {
-    constexpr Instance it = instances[at];
-    if (it.most_threads == wanted.most_threads && it.row_tiles == wanted.row_tiles)
-      return persistent_kernel<O, it.row_tiles, it.register_steps, it.depth, it.most_threads>;
-    return kernel_of<O, at + 1>(wanted);
-  } else {
-    throw std::logic_error("no such instance");
-  }
+template <class O, size_t... at>
+std::array<Kernel, instance_count> kernels_of(std::index_sequence<at...>) {
+  return {persistent_kernel<O, instances[at].row_tiles, instances[at].register_steps, instances[at].depth,
+                            instances[at].most_threads>...};
 }
 
-Kernel kernel_for(Operand operand, const Instance& wanted) {
-  return operand == Operand::fp16 ? kernel_of<Fp16>(wanted) : kernel_of<Bf16>(wanted);
+Kernel kernel_for(Operand operand, int instance) {
+  constexpr std::make_index_sequence<instance_count> all{};
+  return (operand == Operand::fp16 ? kernels_of<Fp16>(all) : kernels_of<Bf16>(all))[size_t(instance)];
 }
+
+Kernel replay_for(Operand operand) { return operand == Operand::fp16 ? replay_kernel<Fp16> : replay_kernel<Bf16>; }
 
 int attribute(cudaDeviceAttr name) {
   int device, value;
@@ -49,22 +47,19 @@ int attribute(cudaDeviceAttr name) {
 // Every kernel may have all of the device's shared memory. Set once for a device: a launch of another thread would
 // otherwise meet the maximum of a smaller plan.
 void allow_shared_memory() {
-  static std::mutex mutex;
-  static uint64_t done[4] = {};  // a bit for each device
+  static std::once_flag once[256];
   int device;
   check(cudaGetDevice(&device), "device");
-  const std::lock_guard<std::mutex> lock(mutex);
-  uint64_t& bits = done[device / 64 % 4];
-  if (bits >> device % 64 & 1) return;
-  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  for (const Operand operand : {Operand::fp16, Operand::bf16}) {
-    for (const Instance& each : instances)
-      check(cudaFuncSetAttribute(kernel_for(operand, each), cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-            "shared memory");
-    check(cudaFuncSetAttribute(operand == Operand::fp16 ? replay_kernel<Fp16> : replay_kernel<Bf16>,
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
-  }
-  bits |= uint64_t(1) << device % 64;
+  std::call_once(once[device % 256], [] {
+    const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    const auto allow = [&](Kernel kernel) {
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
+    };
+    for (const Operand operand : {Operand::fp16, Operand::bf16}) {
+      for (int instance = 0; instance < instance_count; ++instance) allow(kernel_for(operand, instance));
+      allow(replay_for(operand));
+    }
+  });
 }
 
 void check_call(const Call& call, const Plan& plan) {
@@ -77,50 +72,33 @@ void check_call(const Call& call, const Plan& plan) {
   require(call.state_stride >= call.slots, "state_stride: expected at least one row for each slot");
   require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
   require(call.packed && aligned(call.packed, 16), "packed: expected a pointer aligned to 16 bytes");
-  require(call.z && call.meta && call.places && call.batch_sizes, "z, meta, places, batch_sizes: expected pointers");
-  require(call.h_first && call.c_first && call.h && call.c && call.output && call.aborts,
-          "h_first, c_first, h, c, output, aborts: expected pointers");
-  require(call.nanoseconds >= 0, "nanoseconds: expected 0 or more");
+  require(call.z && call.meta && call.packed_rows && call.batch_sizes,
+          "z, meta, packed_rows, batch_sizes: expected pointers");
+  require(call.h_in && call.c_in && call.h && call.c && call.output && call.aborts,
+          "h_in, c_in, h, c, output, aborts: expected pointers");
+  require(call.timeout_ns >= 0, "timeout_ns: expected 0 or more");
   require(call.scratch && aligned(call.scratch, 256), "scratch: expected a pointer aligned to 256 bytes");
-  if (call.scratch_size < size_t(plan.scratch))
-    throw std::invalid_argument("scratch: expected " + std::to_string(plan.scratch) + " bytes, got " +
+  if (call.scratch_size < plan.scratch_bytes)
+    throw std::invalid_argument("scratch: expected " + std::to_string(plan.scratch_bytes) + " bytes, got " +
                                 std::to_string(call.scratch_size));
 }
 
 Launch launch_of(const Call& call, const Plan& plan) {
-  Launch p = {};
+  Launch p = {call, plan};
   p.layout = {call.shape.dim, call.shape.projection};
   p.at = SharedLayout(p.layout, plan.units_per_block, plan.cluster, plan.row_tiles, plan.shared_steps,
-                      plan.projection_resident, plan.stages);
-  p.packed = static_cast<const char*>(call.packed);
-  p.z = static_cast<const uint16_t*>(call.z);
-  p.scale = call.scale;
-  p.steps = call.steps, p.slots = call.slots, p.stride = call.stride;
-  p.meta = call.meta, p.places = call.places, p.batch_sizes = call.batch_sizes;
-  p.fresh_h = call.fresh_h, p.fresh_c = call.fresh_c, p.h_first = call.h_first, p.c_first = call.c_first;
-  p.h = call.h, p.c = call.c, p.state_stride = call.state_stride, p.output = call.output;
-  p.cell_clip = call.cell_clip, p.proj_clip = call.proj_clip;
-  p.units_per_block = plan.units_per_block, p.blocks = plan.blocks, p.cluster = plan.cluster;
-  p.shared_steps = plan.shared_steps, p.stages = plan.stages;
-  p.projection_resident = plan.projection_resident;
+                      plan.projection_resident);
   const Scratch at(p.layout, call.slots, plan.blocks / plan.cluster);
-  char* scratch = static_cast<char*>(call.scratch);
-  p.operands = reinterpret_cast<uint16_t*>(scratch + at.operands);
-  p.partials = reinterpret_cast<float*>(scratch + at.partials);
-  p.barriers = reinterpret_cast<Barrier*>(scratch + at.barriers);
-  p.abort = reinterpret_cast<uint32_t*>(scratch + at.abort);
-  p.aborts = call.aborts, p.nanoseconds = call.nanoseconds;
+  p.operands = reinterpret_cast<uint16_t*>(call.scratch + at.operands);
+  p.partials = reinterpret_cast<float*>(call.scratch + at.partials);
+  p.barriers = reinterpret_cast<Barrier*>(call.scratch + at.barriers);
+  p.abort = reinterpret_cast<uint32_t*>(call.scratch + at.abort);
   return p;
 }
 
 cudaLaunchConfig_t config_of(dim3 grid, int threads, int64_t shared, cudaStream_t stream,
                              cudaLaunchAttribute* attributes, int cluster) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = size_t(shared);
-  config.stream = stream;
-  config.attrs = attributes;
+  cudaLaunchConfig_t config = {grid, dim3(unsigned(threads)), size_t(shared), stream, attributes, 0};
   if (cluster > 1) {
     cudaLaunchAttribute& clusters = attributes[config.numAttrs++];
     clusters.id = cudaLaunchAttributeClusterDimension;
@@ -134,10 +112,10 @@ cudaLaunchConfig_t config_of(dim3 grid, int threads, int64_t shared, cudaStream_
 
 Device current_device() {
   Device device = {attribute(cudaDevAttrMultiProcessorCount), attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), {}};
-  const Kernel kernel = kernel_for(Operand::fp16, instances[0]);
+  const Kernel kernel = kernel_for(Operand::fp16, 0);
   cudaFuncAttributes of;
   check(cudaFuncGetAttributes(&of, kernel), "kernel for this device");
-  if (of.ptxVersion < 90) return device;  // the code that runs knows no clusters
+  if (of.ptxVersion < 90) return device;  // the code that runs has no clusters
   allow_shared_memory();
   for (int j = 0; j < 3; ++j) {
     cudaLaunchAttribute attributes[1] = {};
@@ -153,21 +131,19 @@ void run_persistent(const Call& call) {
   const Plan plan = plan_persistent(call.shape, call.device, call.slots);
   check_call(call, plan);
   allow_shared_memory();
-  Launch launch = launch_of(call, plan);
+  const Launch launch = launch_of(call, plan);
   const cudaStream_t stream = static_cast<cudaStream_t>(call.stream);
   const Scratch at(launch.layout, call.slots, plan.blocks / plan.cluster);
   check(cudaMemsetAsync(call.scratch, 0, at.zeroed, stream), "clear");
   cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = config_of(dim3(unsigned(plan.blocks)), plan.threads, plan.shared, stream, attributes,
-                                        plan.cluster);
+  cudaLaunchConfig_t config = config_of(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, stream,
+                                        attributes, plan.cluster);
   attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
   attributes[config.numAttrs++].val.cooperative = 1;
-  check(cudaLaunchKernelEx(&config, kernel_for(call.operand, instance_for(plan.units_per_block, call.slots)), launch),
-        "launch");
+  check(cudaLaunchKernelEx(&config, kernel_for(call.operand, plan.instance), launch), "launch");
   const unsigned tiles = unsigned(divided_up(call.slots, tile_slots));
   config = config_of(dim3(tiles, 2), replay_threads, ReplayShared(launch.layout).size, stream, attributes, 1);
-  check(cudaLaunchKernelEx(&config, call.operand == Operand::fp16 ? replay_kernel<Fp16> : replay_kernel<Bf16>, launch),
-        "replay");
+  check(cudaLaunchKernelEx(&config, replay_for(call.operand), launch), "replay");
 }
 
 }  // namespace cuda

@@ -20,7 +20,6 @@ class Team {
     local_cell_ = warp_ * group_cells + lane_ / 4;
     cell_ = first_unit * unit_cells + local_cell_;
     record_ = direction_weights(p, d_) + size_t(unit) * size_t(p.layout.unit_bytes());
-    gives_up_ = load_relaxed(p.aborts) != 0 || p.nanoseconds == 0;
   }
 
   // Resident weights, the initial state, and h before step 0 for all blocks.
@@ -33,8 +32,8 @@ class Team {
       copy_async(shared_gates() + at * tile_bytes, gates + at * tile_bytes, true);
     if (p_.projection_resident) keep_projection();
     for (int gate = 0; gate < 4; ++gate) bias_[gate] = bias_of(p_, record_, warp_ % 2, gate, lane_);
-    fresh_c_ = p_.fresh_c && cell_ < p_.layout.dim ? p_.fresh_c[d_ * p_.layout.dim + cell_] : 0.0f;
-    first_cells<NT>(p_, d_, cell_, lane_, 0, fresh_c_, c_);
+    initial_c_ = p_.initial_c && cell_ < p_.layout.dim ? p_.initial_c[d_ * p_.layout.dim + cell_] : 0.0f;
+    first_cells<NT>(p_, d_, cell_, lane_, 0, initial_c_, c_);
     if (thread_ < most_cluster) flags()[thread_] = 0;
     const int width = p_.layout.h_width();
     for (int at = index_ * threads_ + thread_; at < p_.slots * width; at += p_.blocks * threads_)
@@ -44,11 +43,11 @@ class Team {
   }
 
   __device__ __forceinline__ void run() {
-    int size = p_.batch_sizes[0];
-    for (int t = 0; t < p_.steps; ++t) {
-      const int next = t + 1 < p_.steps ? p_.batch_sizes[smaller(t + 1, p_.steps - 1)] : 0;
-      const Step now = {d_, t, size, next};
-      size = next;
+    if (load_relaxed(p_.aborts) != 0 || p_.timeout_ns == 0) return store_relaxed(p_.abort, 1u);
+    Step now = {d_, 0, 0, p_.batch_sizes[0]};
+    for (; now.t < p_.steps; ++now.t) {
+      now.size = now.next;
+      now.next = now.t + 1 < p_.steps ? p_.batch_sizes[smaller(now.t + 1, p_.steps - 1)] : 0;
       if (!step(now)) return;
     }
   }
@@ -85,7 +84,7 @@ class Team {
   // False: the launch is given up.
   __device__ __forceinline__ bool wait() {
     const auto reached = [&] { return int32_t(load_acquire(&p_.barriers[d_].count) - target_) >= 0; };
-    if (thread_ == 0) flags()[most_cluster] = poll(p_, gives_up_, reached);
+    if (thread_ == 0) flags()[most_cluster] = poll(p_, reached);
     sync();
     return flags()[most_cluster] != 0;
   }
@@ -98,7 +97,7 @@ class Team {
     if (thread_ < p_.cluster) store_flag(remote_address(flags() + rank_, thread_), step);
     sync();
     const auto reached = [&] { return int32_t(load_flag(flags() + thread_) - step) >= 0; };
-    if (thread_ < p_.cluster && !poll(p_, gives_up_, reached)) flags()[most_cluster] = 0;
+    if (thread_ < p_.cluster && !poll(p_, reached)) flags()[most_cluster] = 0;
     sync();
     return flags()[most_cluster] != 0;
   }
@@ -111,7 +110,7 @@ class Team {
     read_inputs(now, z);
     if (!wait()) return false;
     const int k_steps = p_.layout.k_steps(), streamed = register_steps() + p_.shared_steps;
-    for (int part = 0; part < (p_.stages == 1 ? divided_up(k_steps, staged_steps) : 1); ++part) stage(now, part);
+    for (int part = 0; part < (take_turns ? 1 : divided_up(k_steps, staged_steps)); ++part) stage(now, part);
     const auto scale = [&](int n, int e) { return slots().scale[slot_of(n, e, lane_)]; };
     const auto starts = [&](int n, int e) { return slots().starts[slot_of(n, e, lane_)] != 0; };
     begin_sums<O, NT>(p_, now, cell_, bias_, lane_, 0, z, scale, sums);
@@ -120,8 +119,8 @@ class Team {
       if (streamed + j < k_steps) fetch(streamed + j, ahead_[j]);
     gates(now, sums);
     uint16_t* m = halves(p_.at.m);
-    update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, 0, sums, starts, fresh_c_, c_, m, p_.at.m_stride);
-    if (p_.cluster > 1) {
+    update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, 0, sums, starts, initial_c_, c_, m, p_.at.m_stride);
+    if (has_clusters && p_.cluster > 1) {
       if (!exchange(now.t)) return false;
       gather_m();
     }
@@ -135,7 +134,7 @@ class Team {
     return true;
   }
 
-  // What a step needs to know of the slots, for all threads of the team.
+  // Of the slots in a step, for all threads of the team.
   struct Slots {
     int row[most_slots], starts[most_slots];  // of z; whether a sequence starts at the next step
     float scale[most_slots];
@@ -164,10 +163,11 @@ class Team {
       a[tile] = load_weights(record_ + p_.layout.gate_offset(warp_ % 2, k) + tile * tile_bytes + lane_ * 16);
   }
 
-  // 16-bit values between two parts of h in shared memory. With one stage all parts lie side by side, with two they
-  // take turns.
+  static constexpr bool take_turns = stages_take_turns(NT);
+
+  // 16-bit values between two parts of h in shared memory.
   __device__ __forceinline__ int part_offset(int part) const {
-    return p_.stages == 1 ? part * staged_steps * 16 : part % 2 * NT * tile_slots * p_.at.h_stride;
+    return take_turns ? part % 2 * NT * tile_slots * p_.at.h_stride : part * staged_steps * 16;
   }
 
   // Begin to copy a part of h, 8 k-steps: 16 threads a slot, 16 bytes each.
@@ -181,12 +181,12 @@ class Team {
       copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
   }
 
-  // Before the product of k-step k: its part of h is there, and the part after it on its way.
+  // Before the product of k-step k where parts take turns: its part is there, and the part after it on its way.
   __device__ __forceinline__ void enter(const Step& now, int k) {
-    if (k % staged_steps != 0 || (p_.stages == 1 && k > 0)) return;
+    if (!take_turns || k % staged_steps != 0) return;
     wait_for_copies();
     sync();
-    if (p_.stages > 1) stage(now, k / staged_steps + 1);
+    stage(now, k / staged_steps + 1);
   }
 
   __device__ __forceinline__ const uint16_t* staged(int k) const {
@@ -195,6 +195,10 @@ class Team {
 
   __device__ __forceinline__ void gates(const Step& now, GateSums<NT>& sums) {
     const int k_steps = p_.layout.k_steps(), in_registers = register_steps();
+    if (!take_turns) {
+      wait_for_copies();
+      sync();
+    }
 #pragma unroll
     for (int k = 0; k < R; ++k) {
       if (k >= k_steps) break;
@@ -259,7 +263,7 @@ class Team {
 
   // Partial sums of the block's projected values over the cluster's cells.
   __device__ __forceinline__ void project(const Step& now) {
-    const bool gathered = p_.cluster > 1;
+    const bool gathered = has_clusters && p_.cluster > 1;
     const uint16_t* m = halves(gathered ? p_.at.h : p_.at.m);
     const int stride = gathered ? p_.at.gathered_stride : p_.at.m_stride;
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
@@ -299,23 +303,23 @@ class Team {
     const size_t stride = size_t(p_.slots) * size_t(width);
     const float* from = partials(0) + size_t(slot) * size_t(width) + column;
     const int starts = p_.meta[(int64_t(now.t + 1) * 3 + 2) * p_.stride + slot];
-    const float fresh[2] = {fresh_h_of(p_, d_, column), fresh_h_of(p_, d_, column + 1)};
+    const float initial[2] = {initial_h_of(p_, d_, column), initial_h_of(p_, d_, column + 1)};
     float h[2] = {};
-    int place = 0;
+    int packed_row = 0;
     for (int first = 0; first < clusters; first += at_once) {
       float2 parts[at_once];
 #pragma unroll
       for (int j = 0; j < at_once; ++j)
         parts[j] = first + j < clusters ? load_exchanged(from + size_t(first + j) * stride) : float2{0.0f, 0.0f};
-      place = load_index(p_.places + int64_t(now.t) * p_.stride + slot);  // behind them: all arrive together
+      packed_row = load_index(p_.packed_rows + int64_t(now.t) * p_.stride + slot);  // behind them: all arrive together
 #pragma unroll
       for (int j = 0; j < at_once; ++j) h[0] += parts[j].x, h[1] += parts[j].y;
     }
     uint32_t next = 0;
     for (int e = 0; e < 2; ++e) {
       const float value = clipped(h[e], p_.proj_clip);
-      if (column + e < p_.layout.projection) store_h(p_, now, place, slot, column + e, value);
-      next |= uint32_t(O::from(starts && slot < now.next ? fresh[e] : value)) << (16 * e);
+      if (column + e < p_.layout.projection) store_h(p_, now, packed_row, slot, column + e, value);
+      next |= uint32_t(O::from(starts && slot < now.next ? initial[e] : value)) << (16 * e);
     }
     *reinterpret_cast<uint32_t*>(operand(now.t + 1) + size_t(slot) * size_t(width) + column) = next;
   }
@@ -325,11 +329,10 @@ class Team {
   char* const shared_;
   const char* record_;
   int cell_, local_cell_;
-  bool gives_up_;
   uint32_t target_ = 0;
   TileA kept_[R > 0 ? R : 1][2];
   TileA ahead_[depth][2];
-  float bias_[4], fresh_c_, c_[NT][2];
+  float bias_[4], initial_c_, c_[NT][2];
 };
 
 template <class O, int NT, int R, int depth, int most_threads>
@@ -338,9 +341,9 @@ __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __gri
   Team<O, NT, R, depth> team(p, shared);
   team.begin();
   // shared memory of a block may be read once it has begun, and until all of its cluster are done
-  if (p.cluster > 1) sync_cluster();
+  if (has_clusters && p.cluster > 1) sync_cluster();
   team.run();
-  if (p.cluster > 1) sync_cluster();
+  if (has_clusters && p.cluster > 1) sync_cluster();
 }
 
 }  // namespace cuda

@@ -1,5 +1,5 @@
 // The replay of a launch that gave up: what it would have done, for 8 slots of one direction in a block of their own,
-// with all weights from L2. Waits for nobody.
+// with all weights from L2. Waits for no other block.
 #pragma once
 
 #include "step.cuh"
@@ -63,7 +63,7 @@ class Replay {
     const bool is_cell = cell < p_.layout.dim;
     float bias[4], c[1][2];
     for (int gate = 0; gate < 4; ++gate) bias[gate] = bias_of(p_, record, group % 2, gate, lane_);
-    const float fresh = p_.fresh_c && is_cell ? p_.fresh_c[d_ * p_.layout.dim + cell] : 0.0f;
+    const float initial = p_.initial_c && is_cell ? p_.initial_c[d_ * p_.layout.dim + cell] : 0.0f;
     GateSums<1> sums;
     uint16_t z[1][2][4];
     load_inputs<1>(p_, d_, cell, [&](int, int e) { return row_of(now, e); }, z);
@@ -76,14 +76,14 @@ class Replay {
     }
     float* state = p_.c + int64_t(d_) * p_.state_stride * p_.layout.dim + (is_cell ? cell : 0);
     if (now.t == 0) {
-      first_cells<1>(p_, d_, cell, lane_, first_slot_, fresh, c);
+      first_cells<1>(p_, d_, cell, lane_, first_slot_, initial, c);
     } else {
       for (int e = 0; e < 2; ++e) {
         c[0][e] = is_cell && slot(e) < now.size ? state[int64_t(slot(e)) * p_.layout.dim] : 0.0f;
       }
     }
     const auto starts = [&](int, int e) { return starts_next(now, slot(e)); };
-    update_cells<O, 1>(p_, now, cell, cell, lane_, first_slot_, sums, starts, fresh, c, m(), at_.m_stride);
+    update_cells<O, 1>(p_, now, cell, cell, lane_, first_slot_, sums, starts, initial, c, m(), at_.m_stride);
     for (int e = 0; e < 2; ++e)
       if (is_cell && slot(e) < now.next) state[int64_t(slot(e)) * p_.layout.dim] = c[0][e];
   }
@@ -99,9 +99,9 @@ class Replay {
       const bool there = slot < now.size;
       const float value = there ? clipped(sums.r[r], p_.proj_clip) : 0.0f;
       if (there && column < p_.layout.projection)
-        store_h(p_, now, p_.places[int64_t(now.t) * p_.stride + slot], slot, column, value);
+        store_h(p_, now, p_.packed_rows[int64_t(now.t) * p_.stride + slot], slot, column, value);
       h(now.t + 1)[in_tile * at_.h_stride + column] =
-          O::from(starts_next(now, slot) ? fresh_h_of(p_, d_, column) : value);
+          O::from(starts_next(now, slot) ? initial_h_of(p_, d_, column) : value);
     }
   }
 

@@ -7,28 +7,14 @@
 namespace elmo_fast {
 namespace cuda {
 
-// A launch, as its blocks read it. Names as in Call and Plan.
-struct Launch {
+// What the blocks of a launch read.
+struct Launch : Call, Plan {
   Layout layout;
   SharedLayout at;
-  const char* packed;
-  const uint16_t* z;
-  const float* scale;
-  int steps, slots, stride;
-  const int32_t *meta, *places, *batch_sizes;
-  const float *fresh_h, *fresh_c, *h_first, *c_first;
-  float *h, *c;
-  int64_t state_stride;
-  float* output;
-  float cell_clip, proj_clip;
-  int units_per_block, blocks, cluster, shared_steps, stages;
-  bool projection_resident;
   uint16_t* operands;  // [2 parities, 2, slots, h_width]
   float* partials;     // [2, clusters, slots, h_width]
   Barrier* barriers;   // [2]
   uint32_t* abort;
-  int32_t* aborts;
-  int64_t nanoseconds;
 };
 
 // One direction's view of a step. `size` and `next` are the batch sizes of this step and of the next, 0 after the last.
@@ -36,23 +22,16 @@ struct Step {
   int d, t, size, next;
 };
 
-__device__ __forceinline__ bool give_up(const Launch& p) {
-  store_relaxed(p.abort, 1u);
-  return false;
-}
-
-// Until `reached`. False: the launch is given up, after one look where `at_once`.
+// Until `reached`. False: the launch is given up.
 template <class Reached>
-__device__ __forceinline__ bool poll(const Launch& p, bool at_once, Reached&& reached) {
-  bool there = reached();
-  if (at_once) return give_up(p);
+__device__ __forceinline__ bool poll(const Launch& p, Reached&& reached) {
   int64_t begin = 0;
-  for (uint32_t count = 1; !there; there = reached(), ++count) {
+  for (uint32_t count = 1; !reached(); ++count) {
     if (count % 32 != 0) continue;
     const int64_t now = nanoseconds_now();
     if (begin == 0) begin = now;
+    if (now - begin > p.timeout_ns) store_relaxed(p.abort, 1u);
     if (load_relaxed(p.abort) != 0) return false;
-    if (now - begin > p.nanoseconds) return give_up(p);
   }
   return true;
 }
@@ -119,21 +98,11 @@ __device__ __forceinline__ void multiply_gates(GateSums<NT>& sums, const TileA (
   }
 }
 
-// New c and m of one cell and slot from its gates; m as an operand.
-struct Cell { float c, m; };
-
-template <int NT>
-__device__ __forceinline__ Cell next_cell(const Launch& p, const GateSums<NT>& z, int n, int e, float c) {
-  const float input = sigmoid(z.of[0][n].r[e]) * tanh_of(z.of[0][n].r[2 + e]);
-  const float next = clipped(fmaf(sigmoid(z.of[1][n].r[e] + 1.0f), c, input), p.cell_clip);
-  return {next, sigmoid(z.of[1][n].r[2 + e]) * tanh_of(next)};
-}
-
 // The cells of a group: c to what the next step reads, final c to the state, m into shared memory [slot, m_stride].
-// Where `starts(n, e)`, a sequence starts at the next step, c is `fresh` then.
+// Where `starts(n, e)`, a sequence starts at the next step, c is `initial` then.
 template <class O, int NT, class Starts>
 __device__ __forceinline__ void update_cells(const Launch& p, const Step& now, int cell, int local_cell, int lane,
-                                             int first_slot, const GateSums<NT>& sums, Starts&& starts, float fresh,
+                                             int first_slot, const GateSums<NT>& sums, Starts&& starts, float initial,
                                              float (&c)[NT][2], uint16_t* m, int m_stride) {
   const bool is_cell = cell < p.layout.dim;
   float* state = p.c + int64_t(now.d) * p.state_stride * p.layout.dim + cell;
@@ -142,17 +111,19 @@ __device__ __forceinline__ void update_cells(const Launch& p, const Step& now, i
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int in_tile = slot_of(n, e, lane), slot = first_slot + in_tile;
-      const Cell next = next_cell(p, sums, n, e, c[n][e]);
+      const float i = sums.of[0][n].r[e], j = sums.of[0][n].r[2 + e];
+      const float f = sums.of[1][n].r[e], o = sums.of[1][n].r[2 + e];
+      const float next = clipped(fmaf(sigmoid(f + 1.0f), c[n][e], sigmoid(i) * tanh_of(j)), p.cell_clip);
       const bool there = is_cell && slot < now.size;
-      m[in_tile * m_stride + local_cell] = there ? O::from(next.m) : uint16_t(0);
-      if (there && slot >= now.next) state[int64_t(slot) * p.layout.dim] = next.c;
-      c[n][e] = starts(n, e) ? fresh : next.c;
+      m[in_tile * m_stride + local_cell] = there ? O::from(sigmoid(o) * tanh_of(next)) : uint16_t(0);
+      if (there && slot >= now.next) state[int64_t(slot) * p.layout.dim] = next;
+      c[n][e] = starts(n, e) ? initial : next;
     }
 }
 
 // c before step 0.
 template <int NT>
-__device__ __forceinline__ void first_cells(const Launch& p, int d, int cell, int lane, int first_slot, float fresh,
+__device__ __forceinline__ void first_cells(const Launch& p, int d, int cell, int lane, int first_slot, float initial,
                                             float (&c)[NT][2]) {
 #pragma unroll
   for (int n = 0; n < NT; ++n)
@@ -161,28 +132,29 @@ __device__ __forceinline__ void first_cells(const Launch& p, int d, int cell, in
       const int slot = first_slot + slot_of(n, e, lane);
       const bool there = cell < p.layout.dim && slot < p.slots;
       const int64_t at = (int64_t(d) * p.slots + (there ? slot : 0)) * p.layout.dim + (there ? cell : 0);
-      c[n][e] = there && starts_at(p, 0, slot) ? fresh : (there ? p.c_first[at] : 0.0f);
+      c[n][e] = there && starts_at(p, 0, slot) ? initial : (there ? p.c_in[at] : 0.0f);
     }
 }
 
 // A clipped h goes to the output and, after the slot's last step, to the state.
-__device__ __forceinline__ void store_h(const Launch& p, const Step& now, int place, int slot, int column, float h) {
+__device__ __forceinline__ void store_h(const Launch& p, const Step& now, int packed_row, int slot, int column,
+                                        float h) {
   const int width = p.layout.projection;
-  p.output[(int64_t(place) * 2 + now.d) * width + column] = h;
+  p.output[(int64_t(packed_row) * 2 + now.d) * width + column] = h;
   if (slot >= now.next) p.h[(int64_t(now.d) * p.state_stride + slot) * width + column] = h;
 }
 
-__device__ __forceinline__ float fresh_h_of(const Launch& p, int d, int column) {
-  return p.fresh_h && column < p.layout.projection ? p.fresh_h[d * p.layout.projection + column] : 0.0f;
+__device__ __forceinline__ float initial_h_of(const Launch& p, int d, int column) {
+  return p.initial_h && column < p.layout.projection ? p.initial_h[d * p.layout.projection + column] : 0.0f;
 }
 
 // h before step 0, as an operand.
 template <class O>
 __device__ __forceinline__ uint16_t first_operand(const Launch& p, int d, int slot, int column) {
-  const float fresh = fresh_h_of(p, d, column);
+  const float initial = initial_h_of(p, d, column);
   const bool there = column < p.layout.projection;
   const int64_t at = (int64_t(d) * p.slots + slot) * p.layout.projection + (there ? column : 0);
-  return O::from(starts_at(p, 0, slot) ? fresh : (there ? p.h_first[at] : 0.0f));
+  return O::from(starts_at(p, 0, slot) ? initial : (there ? p.h_in[at] : 0.0f));
 }
 
 }  // namespace cuda

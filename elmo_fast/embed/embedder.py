@@ -69,7 +69,7 @@ class ElmoEmbedder:
         self.cuda_device = cuda_device
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Vectors of a batch as padded tensors: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
+        """Vectors of a batch, padded: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
         ids = batch_to_ids(batch, *self.elmo_bilm.token_source.row_shape)
         with torch.no_grad():
             output = self.elmo_bilm(ids)

@@ -58,7 +58,7 @@ def save(run: str | os.PathLike, step: int, content: dict[str, Any], keep: int) 
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint atomically: it has its name once it is on the disk. `OSError` names the file on a full disk."""
+    """Write a checkpoint atomically: it gets its name when it is on the disk. `OSError` names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_path(path) as partial, Disk(partial, path) as disk:
@@ -93,9 +93,9 @@ def copy_vocabulary(source: str, run: Path) -> None:
     """Copy a vocabulary, unpacked, into a run, which then does not depend on the original."""
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
-        with atomic_path(target) as partial, (gzip.open if source.endswith(".gz") else open)(source, "rb") as words:
-            with open(partial, "wb") as copy:
-                shutil.copyfileobj(words, copy)
+        open_source = gzip.open if source.endswith(".gz") else open
+        with atomic_path(target) as partial, open_source(source, "rb") as words, open(partial, "wb") as copy:
+            shutil.copyfileobj(words, copy)
 
 
 # ---- the trained model ---------------------------------------------------------------------
@@ -123,8 +123,8 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
     vocabulary = Vocabulary(vocab_file, validate_file=True)
     if vocabulary.size != len(weights[SOFTMAX[0]]):
-        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {len(weights[SOFTMAX[0]])} words of the softmax, "
-                                 f"got {vocabulary.size}")
+        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {len(weights[SOFTMAX[0]])} words of the "
+                                 f"softmax, got {vocabulary.size}")
     return LanguageModel(config, weights), vocabulary
 
 

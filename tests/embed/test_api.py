@@ -3,12 +3,13 @@ import json
 import h5py
 import numpy as np
 import pytest
-from tests.support.files import names, paths, tiny, write_model
 
 import elmo_fast
 from elmo_fast import BiLm, FastaRecord
+from tests.support.files import names, paths, tiny, write_model
 
-SENTENCES = ["The cat sat on the mat .", ["naïve", "café", "with space"], "One", FastaRecord("sp|P1 x", "MKTAY"), "a b c d"]
+SENTENCES = ["The cat sat on the mat .", ["naïve", "café", "with space"], "One", FastaRecord("sp|P1 x", "MKTAY"),
+             "a b c d"]
 TOKENS = ["The cat sat on the mat .".split(), ["naïve", "café", "with space"], ["One"], list("MKTAY"), list("abcd")]
 
 
@@ -85,7 +86,7 @@ def test_similarity_is_the_cosine_of_the_means(directory, model):
 
 
 def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
-    texts = [text for text in SENTENCES]
+    texts = SENTENCES
     wanted, keys = model.embed(texts), ["0", "1", "2", "sp|P1", "4"]
     model.save_vectors(tmp_path / "v.h5", iter(texts))
     model.save_vectors(tmp_path / "v.npz", texts)

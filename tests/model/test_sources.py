@@ -209,7 +209,7 @@ def test_a_damaged_zip_is_refused_and_leaves_nothing(model, tmp_path, cache, dam
     damaged = {"cut": content[:middle], "flipped": content[:middle] + b"\xff" * 40 + content[middle + 40:],
                "text": b"<html>"}
     archive.write_bytes(damaged[damage])
-    with pytest.raises(ConfigurationError, match="expected a (whole ZIP|directory or a ZIP)"):
+    with pytest.raises(ConfigurationError, match="expected a (complete ZIP|directory or a ZIP)"):
         find_model(archive)
     assert list(cache.rglob("*.hdf5")) == [] and parts(tmp_path) == []
 
@@ -219,7 +219,7 @@ def test_a_zip_with_a_password_is_refused(model, tmp_path):
     content = archive.read_bytes()
     locked = content.replace(b"PK\x03\x04\x14\x00\x00\x00", b"PK\x03\x04\x14\x00\x01\x00")
     archive.write_bytes(locked.replace(b"PK\x01\x02\x14\x03\x14\x00\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01\x00"))
-    with pytest.raises(ConfigurationError, match="expected a whole ZIP file without a password"):
+    with pytest.raises(ConfigurationError, match="expected a complete ZIP file without a password"):
         find_model(archive)
 
 
@@ -331,7 +331,7 @@ def test_a_query_makes_another_file(web):
 
 def test_a_server_that_breaks_off_leaves_nothing(web, cache):
     web.content, web.broken = {"/w.hdf5": b"x" * 3_000_000}, {"/w.hdf5"}
-    with pytest.raises(OSError, match=f"^{web.url}/w.hdf5: the download failed .*; nothing of it was kept. "
+    with pytest.raises(OSError, match=f"^{web.url}/w.hdf5: the download failed .*; nothing was stored. "
                                       f"Fetched by other means, it belongs at {cache}"):
         fetch(f"{web.url}/w.hdf5")
     assert [path for path in cache.rglob("*") if path.is_file()] == []

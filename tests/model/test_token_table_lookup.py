@@ -35,8 +35,9 @@ def assert_same(found, expected, backend):
             torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shape", ["two layers", "no projection", "clips that fire", "short tokens", "no highway"])
+@pytest.mark.parametrize("shape, backend", [
+    ("two layers", "reference"), ("short tokens", "reference"), ("no projection", "torch"), ("clips that fire", "torch"),
+    ("no projection", "native"), ("clips that fire", "native"), ("short tokens", "native"), ("no highway", "native")])
 def test_characters_and_strings(shape, backend):
     plain, tabled = pair(SHAPES[shape], backend=backend)
     ids = batch_to_ids(SENTENCES, *plain.token_source.row_shape)
@@ -61,14 +62,14 @@ def test_token_ids(backend):
     for model in (tabled, plain):
         model.reset_states()
     sentence = [known[1][0]]
-    framed = torch.from_numpy(tabled.token_table.ids(["<S>", *sentence, "</S>"]))[None]
-    assert_same(tabled(framed, boundaries="present").activations, plain(batch_to_ids([sentence])).activations, backend)
+    bounded = torch.from_numpy(tabled.token_table.ids(["<S>", *sentence, "</S>"]))[None]
+    assert_same(tabled(bounded, boundaries="present").activations, plain(batch_to_ids([sentence])).activations, backend)
     with pytest.raises(ValueError, match=f"ids: expected word ids from 0 to {len(KNOWN) + 3}, got 0 to 99"):
         tabled(torch.tensor([[99, 0]]))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+@pytest.mark.parametrize("state, backend", [("zero", "reference"), ("warm", "torch"), ("carry", "torch"),
+                                            ("carry", "native"), ("zero", "native"), ("warm", "native")])
 def test_streams_and_batches(backend, state):
     plain, tabled = pair(backend=backend)
     one, other = (ElmoEmbedder.from_bilm(model) for model in (tabled, plain))

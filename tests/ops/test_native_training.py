@@ -89,7 +89,8 @@ def check(case: Case, isas=(None,)) -> None:
                 assert relative_error(found[operand], truth) < GRADIENT_AGAINST_FLOAT64, (name, operand)
 
 
-@pytest.mark.parametrize("sizes, way, gathered, starts, clips", grid(SIZES, WAYS, (True, False), (True, False), ({}, TIGHT)))
+@pytest.mark.parametrize("sizes, way, gathered, starts, clips",
+                         grid(SIZES, WAYS, (True, False), (True, False), ({}, TIGHT)))
 def test_agrees_with_float64(sizes, way, gathered, starts, clips):
     check(draw(sizes, *way, gathered, starts, clips), ISAS)
 
@@ -271,7 +272,8 @@ def test_gradcheck_of_what_the_native_gradients_are_held_to():
     for backend in ("reference", "torch"):
         case = draw((2, 4, 3), [2, 1, 3], np.array([0, 0, 1]), True, True, {"cell_clip": 0.4, "proj_clip": 0.2})
         leaves = case.leaves(torch.float64)
-        assert torch.autograd.gradcheck(lambda *each: case.forward(dict(zip(leaves, each)), backend), [*leaves.values()])
+        operands = [*leaves.values()]
+        assert torch.autograd.gradcheck(lambda *each: case.forward(dict(zip(leaves, each)), backend), operands)
 
 
 @settings(max_examples=40, deadline=None)

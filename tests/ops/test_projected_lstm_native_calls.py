@@ -93,7 +93,8 @@ def test_wrong_sizes_are_refused():
     good = dict(batch_sizes=[2, 1], rows=[[0, 1, 2]] * 2, out_rows=[[0, 1, 2]] * 2)
     run(weights, Schedule(**good), x, h, c, packed=packed)
     for change, message in [
-        (dict(batch_sizes=[1, 2]), "batch_sizes"), (dict(batch_sizes=[3, 0]), "batch_sizes"), (dict(batch_sizes=[2, 2, -1]), "batch_sizes"),
+        (dict(batch_sizes=[1, 2]), "batch_sizes"), (dict(batch_sizes=[3, 0]), "batch_sizes"),
+        (dict(batch_sizes=[2, 2, -1]), "batch_sizes"),
         (dict(rows=[[0, 1, 2], [0, 1, 3]]), "rows"), (dict(rows=[[0, -1, 2], [0, 1, 2]]), "rows"),
         (dict(out_rows=[[0, 1, 3], [0, 1, 2]]), "out_rows"), (dict(out_rows=[[0, 1, -2], [0, 1, 2]]), "out_rows"),
     ]:

@@ -174,7 +174,8 @@ class CharCnnForward {
 
  public:
   CharCnnForward(const CharCnnPlan& plan, Team team)
-      : plan_(plan), call_(plan.call), team_(team), layout_(plan), gemm_(call_.dim), characters_(plan, plan.scratch + layout_.characters) {}
+      : plan_(plan), call_(plan.call), team_(team), layout_(plan), gemm_(call_.dim),
+        characters_(plan, plan.scratch + layout_.characters) {}
 
   void run() const {
     const Partition mine(call_.tokens, team_.rank, team_.size);
@@ -197,7 +198,8 @@ class CharCnnForward {
       const int64_t k = bank.width * call_.dim;
       for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel, to += k * panel_width) {
         if (turn++ % team_.size == team_.rank) {
-          Fp32Gemm<Vec>::pack_right(plain_panel<Vec>(bank.weight, bank.filters, panel), 0, k, reinterpret_cast<char*>(to));
+          const PanelSource source = plain_panel<Vec>(bank.weight, bank.filters, panel);
+          Fp32Gemm<Vec>::pack_right(source, 0, k, reinterpret_cast<char*>(to));
           padding_product(window, to, k, padding);
         }
         padding += panel_width;

@@ -138,20 +138,27 @@ int64_t panels_of(int64_t columns) {
   return divided_up(columns, 2 * Vec::width);
 }
 
-// What is saved: gates [tiles, S, gate_width] after their nonlinearities, cells [tiles, S, vector] after the clip, and
-// m W_P [panels, S, panel_width] before its clip, if there is a projection.
+// What a forward saves for its gradients.
 template <class Vec>
-LstmSaved lstm_saved(const LstmShape& s, int64_t packed_rows, float* saved) {
-  const int64_t tiles = divided_up(s.dim, Vec::width);
-  float* cells = saved + tiles * packed_rows * 4 * Vec::width;
-  return {saved, cells, s.dim == s.projection ? nullptr : cells + tiles * packed_rows * Vec::width};
-}
+struct Saved {
+  float* gates;      // [tiles, S, gate_width] after their nonlinearities
+  float* cells;      // [tiles, S, vector] after the clip
+  float* projected;  // m W_P [panels, S, panel_width] before its clip, nothing without a projection
+  float* end;
+
+  Saved(const LstmShape& s, int64_t packed_rows, float* saved) {
+    const int64_t tile_floats = divided_up(s.dim, Vec::width) * Vec::width * packed_rows;
+    gates = saved;
+    cells = gates + 4 * tile_floats;
+    projected = cells + tile_floats;
+    end = projected + (s.dim == s.projection ? 0 : panels_of<Vec>(s.projection) * 2 * Vec::width * packed_rows);
+  }
+};
 
 template <class Vec>
-size_t lstm_saved_row_bytes(const LstmShape& s) {
-  const int64_t projected = s.dim == s.projection ? 0 : panels_of<Vec>(s.projection) * 2 * Vec::width;
-  const int64_t floats = divided_up(s.dim, Vec::width) * 5 * Vec::width + projected;
-  return static_cast<size_t>(floats) * sizeof(float);
+size_t lstm_saved_bytes(const LstmShape& s, int64_t packed_rows) {
+  const Saved<Vec> saved(s, packed_rows, nullptr);
+  return static_cast<size_t>(saved.end - saved.gates) * sizeof(float);
 }
 
 // Offsets in floats into one direction's packed weights, each a right operand [panels, rows, panel_width]:

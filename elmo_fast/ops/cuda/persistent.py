@@ -9,10 +9,11 @@ import logging
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.cuda.blocks import Sent
-from elmo_fast.ops.cuda.buffers import Arena, empty_bytes
+from elmo_fast.ops.cuda.buffers import Arena
 from elmo_fast.ops.cuda.operands import Operands
 from elmo_fast.ops.device import settle
 from elmo_fast.ops.reference import State
@@ -21,7 +22,7 @@ from elmo_fast.ops.weight_cache import cached
 MOST_SLOTS = 64  # of a launch
 
 _OPERANDS = [torch.float16, torch.bfloat16]  # by their numbers in the contract
-_NANOSECONDS = 2 * 10**9  # that a block waits for the others before the launch is given up
+_TIMEOUT_NS = 2 * 10**9  # that a block waits for the others before the launch is given up
 
 logger = logging.getLogger(__name__)
 
@@ -78,17 +79,23 @@ def plan(dim: int, projection: int, native: tuple[int, ...], slots: int) -> dict
     return native_module()[0].cuda_lstm_plan(dim, projection, native, slots)
 
 
-def _pack(tensors: Sequence[torch.Tensor], operand: int) -> torch.Tensor:
-    """Packs W, B and W_P of each direction on the host and sends them to the weights' device, uint8."""
-    module, (dim, projection) = native_module()[0], tensors[2].shape
-    w, b, w_p = ([each.to("cpu", torch.float32).contiguous() for each in tensors[k::3]] for k in range(3))
-    recurrent = [each[-projection:].contiguous() for each in w]
-    made = empty_bytes(module.cuda_lstm_packed_size(dim, projection), torch.device("cpu"))
-    pairs = [[each.data_ptr() for each in pair] for pair in (recurrent, b, w_p)]
-    module.cuda_lstm_pack(dim, projection, operand, *pairs, made.data_ptr(), made.numel())
-    sent = made.to(tensors[0].device)
-    settle(sent.device)
-    return sent
+def pack(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """W, B and W_P of each direction in the order of csrc/cuda/layout.h, with operands of 16 bits: uint8, one axis."""
+    dim, projection = tensors[2].shape
+    units, tiles, parts = -(-dim // 16), -(-projection // 16), []
+    more_cells, more_values = 16 * units - dim, 16 * tiles - projection
+    for w, b, w_p in (tensors[:3], tensors[3:]):
+        # In a tile a thread's register has row 8 low + thread / 4, columns 4 (thread % 4) + 2 high and the next.
+        gates = pad(w[-projection:].to(dtype).view(projection, 4, dim), (0, more_cells, 0, 0, 0, more_values))
+        gates = gates.view(tiles, 4, 2, 2, 2, 2, units, 2, 8).permute(6, 7, 0, 4, 8, 1, 2, 5, 3)
+        bias = pad(b.float().view(4, dim), (0, more_cells)).view(4, units, 2, 8).permute(1, 2, 0, 3)
+        values = pad(w_p.to(dtype), (0, more_values, 0, more_cells))
+        values = values.view(units, 4, 2, 2, tiles, 2, 8).permute(4, 0, 6, 1, 2, 5, 3)
+        gates, bias, values = (each.contiguous().view(torch.uint8) for each in (gates, bias, values))
+        parts += [torch.cat([gates.view(units, -1), bias.view(units, -1)], 1).flatten(), values.flatten()]
+    packed_weights = torch.cat(parts)
+    settle(packed_weights.device)
+    return packed_weights
 
 
 def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float],
@@ -99,13 +106,13 @@ def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips
     [all packed rows, 2 P] filled, in place.
     """
     block, device, projection, operand = sent.block, arena.device, layer.projection, _OPERANDS.index(layer.dtype)
-    held = cached(weights, f"lstm persistent {operand}", lambda detached: _pack(detached, operand))
-    size = plan(layer.dim, projection, limits(device), block.slots)["scratch"]
+    held = cached(weights, f"lstm persistent {operand}", lambda detached: pack(detached, layer.dtype))
+    size = plan(layer.dim, projection, limits(device), block.slots)["scratch_bytes"]
     first = [each[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
              for each in state]
-    tensors = {"packed": held, "z": arena.z, "scale": arena.scale, "meta": sent.meta, "places": sent.places,
-               "batch_sizes": sent.batch_sizes, "fresh_h": arena.fresh_h if has_starts else None,
-               "fresh_c": arena.fresh_c if has_starts else None, "h_first": first[0], "c_first": first[1],
+    tensors = {"packed": held, "z": arena.z, "scale": arena.scale, "meta": sent.meta, "packed_rows": sent.places,
+               "batch_sizes": sent.batch_sizes, "initial_h": arena.fresh_h if has_starts else None,
+               "initial_c": arena.fresh_c if has_starts else None, "h_in": first[0], "c_in": first[1],
                "h": state[0][:, block.slot :], "c": state[1][:, block.slot :], "output": out,
                "scratch": arena.scratch(size), "aborts": _watch(device).aborts}
     try:
@@ -113,7 +120,7 @@ def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips
             **{name: 0 if each is None else each.data_ptr() for name, each in tensors.items()}, dim=layer.dim,
             projection=projection, operand=operand, device=limits(device), steps=block.steps, slots=block.slots,
             stride=block.bucket, state_stride=state[0].shape[1], cell_clip=clips[0], proj_clip=clips[1],
-            scratch_size=size, nanoseconds=_NANOSECONDS,
+            scratch_size=size, timeout_ns=_TIMEOUT_NS,
             stream=torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
     except RuntimeError as error:
         _watch(device).pass_over(f"a launch was refused on {device} before ({error})")

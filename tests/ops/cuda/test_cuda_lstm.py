@@ -4,23 +4,22 @@ import gc
 
 import numpy as np
 import pytest
-from tests.support import op_cases
 import torch
+from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, double, layer
 from tests.support.models import SENTENCES, SHAPES, bilm, options
-from tests.ops.cuda.test_cuda_lstm_graph import FIRING, LIMITS
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import choice, lstm, persistent, steps
-from elmo_fast.ops.cuda.buffers import Arenas
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
+FIRING_CLIPS = {"cell_clip": 0.3, "proj_clip": 0.3}
 PERSISTENT_SHAPES = {"small": FIRING, "no clips": SHAPES["no clips"],
-                     "medium": options({"dim": 1024, "projection_dim": 128, "cell_clip": 0.3, "proj_clip": 0.3}),
-                     "original": options({"dim": 4096, "projection_dim": 512, "cell_clip": 0.3, "proj_clip": 0.3})}
+                     "medium": options({"dim": 1024, "projection_dim": 128, **FIRING_CLIPS}),
+                     "original": options({"dim": 4096, "projection_dim": 512, **FIRING_CLIPS})}
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +27,6 @@ def path(monkeypatch):
     """Takes a path from here on; the graph path at first."""
     torch.use_deterministic_algorithms(False)  # cuBLAS asks for an environment variable otherwise
     monkeypatch.setenv(choice.VARIABLE, GRAPH)
-    monkeypatch.setattr(lstm, "_arenas", Arenas())
 
     def take(name, of=FIRING, slots=1):
         reason = persistent.lacks(here()) or persistent.does_not_fit(here(), of.lstm.dim, of.lstm.projection_dim, slots)
@@ -44,9 +42,8 @@ def here():
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def moved(tree, *to):
-    return tree if tree is None else tree.to(*to) if isinstance(tree, torch.Tensor) else tuple(
-        moved(each, *to) for each in tree)
+def moved(tree):
+    return tree if tree is None else tree.to(here()) if isinstance(tree, torch.Tensor) else tuple(map(moved, tree))
 
 
 class Case:
@@ -60,21 +57,19 @@ class Case:
         self.rows = torch.randint(0, 20, self.schedule.tokens.shape, generator=generator, dtype=torch.int32)
         self.tensors = torch.randn(20, sizes[0] // 2, generator=generator), *(
             tuple(torch.randn(*shape, size, generator=generator) / 4 for size in sizes) for shape in ([slots], [])), \
-            op_cases.layer(of, torch.float32)
+            layer(of)
         self.clips = {"cell_clip": of.lstm.cell_clip, "proj_clip": of.lstm.proj_clip}
-        self.on_gpu = moved(self.tensors, here())
+        self.on_gpu = moved(self.tensors)
 
     def run(self, precision="medium", rows_on="cpu"):
         inputs, state, initial_state, weights = self.on_gpu
-        return lstm.projected_lstm(inputs, self.rows.to(rows_on), self.schedule, state, weights, initial_state=initial_state,
-                                   precision=precision, **self.clips)
+        return lstm.projected_lstm(inputs, self.rows.to(rows_on), self.schedule, state, weights,
+                                   initial_state=initial_state, precision=precision, **self.clips)
 
     def check(self, found, limit):
-        inputs, state, initial_state, weights = moved(self.tensors, torch.float64)
-        expected = reference.projected_lstm(inputs, self.rows, self.schedule, state, weights, initial_state=initial_state,
-                                            **self.clips)
-        for one, other in zip((found[0], *found[1]), (expected[0], *expected[1])):
-            assert relative_error(one.cpu(), other) < limit
+        inputs, state, initial_state, weights = double(self.tensors)
+        assert_close(found, reference.projected_lstm(inputs, self.rows, self.schedule, state, weights,
+                                                     initial_state=initial_state, **self.clips), limit)
 
 
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
@@ -104,7 +99,7 @@ def test_launches_agree_with_float64(shape, slots, path):
 
 def test_a_launch_that_gives_up_is_replayed(path, monkeypatch, caplog):
     path(PERSISTENT)
-    monkeypatch.setattr(persistent, "_NANOSECONDS", 0)
+    monkeypatch.setattr(persistent, "_TIMEOUT_NS", 0)
     case = Case(FIRING)
     case.check(case.run(), LIMITS["medium"])
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Which path the CUDA LSTM takes: what is measured, compared and kept, with a clock that says what it is told."""
+"""Which path the CUDA LSTM takes: what is measured, compared and kept, with a clock that reads what a test sets."""
 
 import json
 import logging
@@ -6,21 +6,23 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from tests.support import op_cases
 import torch
-from tests.ops.cuda.test_cuda_lstm_graph import FIRING, arenas, check, layer, run  # noqa: F401
+from tests.support.gpu_lstm import FIRING, check, layer, run, text
+from tests.support.lstm_kernel_case import SMALL
+from tests.support.models import options
+from tests.support.ptx_machine import machine
 
 from elmo_fast.ops import doctor
-from elmo_fast.ops.cuda import choice, persistent, steps
+from elmo_fast.ops.cuda import choice, operands, persistent, steps
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured, ShapeClass
 
 CPU = torch.device("cpu")
-FASTER = Measured(PERSISTENT, 3e-4, 1e-4)
+FASTER, SLOWER = Measured(PERSISTENT, 3e-4, 1e-4), Measured(GRAPH, 1e-4, 2e-4)
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Runs take what `takes` says of the path that their work names, the first two ten times that; `timed` has them."""
+    """Runs take what `takes` has for the path that their work names, the first two ten times that; `timed` has them."""
     def seconds(work):
         clock.timed.append(work())
         return clock.takes[clock.timed[-1]] * (10 if len(clock.timed) < 3 else 1)
@@ -30,21 +32,20 @@ def clock(monkeypatch):
     return clock
 
 
-def measured(results=None, why_not=lambda: None):
-    """`measure` on runs that give `results`, and say which path ran when they are timed."""
-    results, first = results or {GRAPH: 1.0, PERSISTENT: 1.0005}, [GRAPH, PERSISTENT]
+def measured(persistent=1.0005, why_not=lambda: None):
+    """`measure` on runs that give 1 and `persistent`, and their path when they are timed."""
+    results, first = {GRAPH: 1.0, PERSISTENT: persistent}, [GRAPH, PERSISTENT]
 
-    def run(path):
+    def run_on(path):
         if first and first.pop(0):
             return torch.ones(3), torch.ones(2) * results[path]
         return path
 
-    return choice.measure(run, 1e-3, why_not)
+    return choice.measure(run_on, 1e-3, why_not)
 
 
 @pytest.mark.parametrize("graph, persistent, faster, rounds", [
-    (0.003, 0.002, PERSISTENT, 9), (0.002, 0.003, GRAPH, 9), (0.002, 0.002, GRAPH, 9), (0.01, 0.005, PERSISTENT, 5),
-    (1.0, 0.5, PERSISTENT, 1)])
+    (0.003, 0.002, PERSISTENT, 9), (0.002, 0.002, GRAPH, 9), (0.01, 0.005, PERSISTENT, 5), (1.0, 0.5, PERSISTENT, 1)])
 def test_the_faster_wins_and_repeats_end_when_the_time_is_used(graph, persistent, faster, rounds, clock):
     clock.takes, slow = {GRAPH: graph, PERSISTENT: persistent}, 10 if rounds == 1 else 1
     assert measured() == Measured(faster, graph * slow, persistent * slow)
@@ -53,7 +54,7 @@ def test_the_faster_wins_and_repeats_end_when_the_time_is_used(graph, persistent
 
 @pytest.mark.parametrize("value", [1.002, math.nan, math.inf])
 def test_a_path_that_differs_is_not_timed(value, clock, caplog):
-    assert measured({GRAPH: 1.0, PERSISTENT: value}) is None and not clock.timed
+    assert measured(value) is None and not clock.timed
     assert [record.levelname for record in caplog.records] == ["WARNING"] and "and states differ by" in caplog.text
 
 
@@ -90,9 +91,8 @@ def path(file, machine="an H100", shape="a class", found=FASTER):
 
 def test_what_was_measured_is_found_again(file):
     assert path(file) == path(file, found=None) == PERSISTENT
-    assert path(file, "an H200", found=Measured(GRAPH, 1e-4, 2e-4)) == GRAPH
-    assert path(file, shape="another", found=Measured(GRAPH, 1e-4, 2e-4)) == GRAPH
-    assert Choices(lambda: file).read()["an H100"] == {"a class": FASTER, "another": Measured(GRAPH, 1e-4, 2e-4)}
+    assert path(file, "an H200", found=SLOWER) == path(file, shape="another", found=SLOWER) == GRAPH
+    assert Choices(lambda: file).read()["an H100"] == {"a class": FASTER, "another": SLOWER}
     assert [each.name for each in file.parent.iterdir()] == ["cuda-lstm.json"]
     assert json.loads(file.read_text())["an H200"]["a class"]["path"] == GRAPH
 
@@ -103,14 +103,14 @@ def test_a_path_that_failed_is_kept_in_memory_alone(file):
     assert choices.path("an H100", "a class", refuse) == GRAPH and not file.exists()
 
 
-@pytest.mark.parametrize("text", [
+@pytest.mark.parametrize("content", [
     b"", b"{", b"[]", b"\xff\x00", b'{"an H100": []}', b'{"an H100": {"a class": 1}}',
     b'{"an H100": {"a class": {"path": "B"}}}',
     b'{"an H100": {"a class": {"path": "graph", "graph": "1", "persistent": 1.0}}}',
     b'{"an H100": {"a class": {"path": "B", "graph": 1.0, "persistent": 1.0}}}'])
-def test_a_file_that_is_none_means_measuring_again(text, file):
+def test_a_broken_file_means_measuring_again(content, file):
     file.parent.mkdir()
-    file.write_bytes(text)
+    file.write_bytes(content)
     assert path(file) == path(file, found=None) == PERSISTENT
 
 
@@ -148,22 +148,21 @@ def auto(clock, monkeypatch, file):
 
 @pytest.mark.parametrize("takes, launches", [(0.002, 1), (0.004, 0)])
 def test_auto_measures_on_the_callers_weights_and_takes_the_faster(takes, launches, auto, file):
-    auto.takes = {GRAPH: 0.003, PERSISTENT: takes}
-    given, weights = op_cases.draw(FIRING, torch.float32), layer()
-    check(FIRING, "medium", *given, weights=weights)
+    auto.takes, weights = {GRAPH: 0.003, PERSISTENT: takes}, layer()
+    check(FIRING, "medium", *text(), weights=weights)
     assert len(auto.launches) == 1 + 9 + launches and auto.launches[0] == (8, 4, (0.3, 0.05), True)
     for choice._choices in (choice._choices, Choices(lambda: file)):  # another process
-        check(FIRING, "medium", *given, weights=weights)
+        check(FIRING, "medium", *text(), weights=weights)
     assert len(auto.launches) == 10 + 3 * launches and len(auto.timed) == 18
-    text = "\n".join(doctor.lstm_lines(CPU))
-    assert "37 cells, 11 values, float16, 8 slots, less than 8 steps, medium: " in text
-    assert f"medium: {choice.PATHS[launches]} (graph 3000 us, persistent " in text
+    said = "\n".join(doctor.lstm_lines(CPU))
+    assert "37 cells, 11 values, float16, 8 slots, less than 8 steps, medium: " in said
+    assert f"medium: {choice.PATHS[launches]} (graph 3000 us, persistent " in said
 
 
 def test_results_that_differ_are_never_taken(auto, caplog):
-    auto.clips, given = (0.29, 0.05), op_cases.draw(FIRING, torch.float32)
+    auto.clips = (0.29, 0.05)
     for _ in range(2):
-        check(FIRING, "medium", *given)
+        check(FIRING, "medium", *text())
     assert len(auto.launches) == 1 and caplog.text.count("its outputs and states differ") == 1
 
 
@@ -173,30 +172,80 @@ def test_where_nothing_is_measured(precision, capturing, auto, monkeypatch, capl
     monkeypatch.setattr(choice, "is_capturing", lambda device: capturing)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            run(FIRING, precision, *op_cases.draw(FIRING, torch.float32))
+            run(FIRING, precision, *text())
     assert not auto.launches and not auto.timed
     assert caplog.text.count("the persistent path is passed over: its operands are 16-bit") == (not capturing)
 
 
 def test_a_forced_path(auto, monkeypatch):
-    given = op_cases.draw(FIRING, torch.float32)
     for forced, launches in ((GRAPH, 0), (PERSISTENT, 1)):
         monkeypatch.setenv(choice.VARIABLE, forced)
-        run(FIRING, "medium", *given)
+        run(FIRING, "medium", *text())
         assert len(auto.launches) == launches and not auto.timed
     with pytest.raises(RuntimeError, match="path was asked for and does not run here: its operands are 16-bit"):
-        run(FIRING, "highest", *given)
+        run(FIRING, "highest", *text())
     monkeypatch.setenv(choice.VARIABLE, "A")
     with pytest.raises(ValueError, match="ELMO_FAST_CUDA_LSTM: expected one of graph, persistent, got 'A'"):
-        run(FIRING, "medium", *given)
+        run(FIRING, "medium", *text())
 
 
 def test_doctor_launches_nothing(auto, monkeypatch):
-    text = "\n".join(doctor.lstm_lines(CPU))
-    assert "LSTM graph   runs, its small kernels torch operations: Triton has no kernels for cpu (cpu)" in text
-    assert "LSTM persistent  runs in 'medium' where it is measured to be faster (cpu)" in text
-    assert "nothing is measured here yet" in text and "is set" not in text and not auto.launches
+    said = "\n".join(doctor.lstm_lines(CPU))
+    assert "LSTM graph   runs, its small kernels torch operations: Triton has no kernels for cpu (cpu)" in said
+    assert "LSTM persistent  runs in 'medium' where it is measured to be faster (cpu)" in said
+    assert "nothing is measured here yet" in said and "is set" not in said and not auto.launches
     monkeypatch.setenv(choice.VARIABLE, GRAPH)
     assert "ELMO_FAST_CUDA_LSTM=graph is set" in doctor.lstm_lines(CPU)[-1]
     monkeypatch.setattr(persistent, "lacks", lambda device: "because")
     assert "LSTM persistent  not there: because (cpu)" in doctor.lstm_lines(CPU)
+
+
+# ---- why not ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("native, refuses, warning", [
+    (90, True, "a launch was refused on cpu before (CUDA: launch: too many blocks in cooperative launch)"),
+    (80, False, "a launch gave up waiting on cpu before, and a slower kernel did its work")], indirect=["native"])
+def test_a_launch_that_fails_is_the_last(native, refuses, warning, caplog, monkeypatch):
+    """What was refused runs in graphs at once; what gave up was replayed on the device."""
+    monkeypatch.setattr(persistent, "_TIMEOUT_NS", 0)
+    monkeypatch.setenv(choice.VARIABLE, "")
+    monkeypatch.setattr(choice, "machine", str)
+    monkeypatch.setattr(choice, "_choices", SimpleNamespace(path=lambda *key: PERSISTENT))
+    native.refuses, weights = refuses, layer()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            check(FIRING, "medium", *text(), weights=weights)
+    assert len(native.calls) == 1 and caplog.text.count(warning) == 1
+    monkeypatch.setenv(choice.VARIABLE, PERSISTENT)
+    with pytest.raises(RuntimeError, match="was asked for and does not run here: a launch "):
+        run(FIRING, "medium", *text(), weights=weights)
+
+
+@pytest.mark.parametrize("precision, dim, inference, reason", [
+    ("highest", 37, False, "16-bit, which precision 'medium' alone"), ("medium", 11, False, "without a projection"),
+    ("medium", 5000, False, "the cells do not fit"), ("medium", 37, True, "made in inference mode"),
+    ("medium", 37, False, None)])
+def test_reasons_of_a_layer(precision, dim, inference, reason, monkeypatch, uncached):
+    monkeypatch.setattr(persistent, "native_module", lambda: (machine(90), None))
+    monkeypatch.setattr(persistent, "lacks", lambda device: None)
+    monkeypatch.setattr(persistent, "limits", lambda device: SMALL[90])
+    with torch.inference_mode(inference):
+        weights = operands.flat_weights(layer(options({"dim": dim})))
+    found = persistent.why_not(CPU, operands.operands(weights, precision, 3.0), weights, 200)
+    assert str(reason) in str(found)
+
+
+def test_reasons_of_a_device(monkeypatch, uncached):
+    cpu_only, module = (SimpleNamespace(has_cuda=has, cuda_skipped="nvcc was not found") for has in (False, True))
+    gpu, found = torch.device("cuda", 0), []
+    monkeypatch.setattr(persistent, "limits", lambda device: SMALL[90])
+    for native, device, capability in ((None, CPU, None), (cpu_only, CPU, None), (module, CPU, None),
+                                       (module, gpu, (7, 5)), (module, gpu, (9, 0))):
+        uncached()
+        monkeypatch.setattr(persistent, "native_module", lambda: (native, "because"))  # noqa: B023
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)  # noqa: B023
+        found.append(persistent.lacks(device))
+    assert found == [
+        "because", "the native module was built without CUDA: nvcc was not found",
+        "it runs on NVIDIA GPUs, and this is a cpu", "it needs compute capability 8.0, and this device has 7.5", None]

@@ -132,12 +132,12 @@ class _ElmoBiLm(BiLm):
     @property
     def _bos_embedding(self) -> torch.Tensor | None:
         """Cached vector of `<S>`, [P]."""
-        return None if self._word_embedding is None else self._word_embedding.marks[0]
+        return None if self._word_embedding is None else self._word_embedding.boundaries[0]
 
     @property
     def _eos_embedding(self) -> torch.Tensor | None:
         """Cached vector of `</S>`, [P]."""
-        return None if self._word_embedding is None else self._word_embedding.marks[1]
+        return None if self._word_embedding is None else self._word_embedding.boundaries[1]
 
     def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
         """Layers of sentences given as character ids int [B, T, C], zero past a sentence's end, without boundaries.

@@ -1,0 +1,285 @@
+"""Blocks, captures and memory of the CUDA LSTM's graph path, with graphs that are faked."""
+
+import contextlib
+import gc
+import itertools
+import logging
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support import fake_graphs
+from tests.support.gpu_lstm import FIRING, INITIAL_STATE, LIMITS, SLOTS, assert_close, check, layer, run, text
+from tests.support.models import SHAPES, options
+from torch.optim import SGD
+
+from elmo_fast.ops.cuda import blocks, buffers, lstm, operands
+from elmo_fast.ops.cuda import graphs as captures_module
+from elmo_fast.ops.schedule import make_schedule
+
+DEVICE = torch.device("cuda", 0)
+
+
+# ---- blocks -----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5000), st.integers(0, 3000))
+def test_buckets_and_chunks(slots, steps):
+    bucket, chunks = blocks.bucket_of(slots), list(blocks.chunks_of(steps))
+    assert slots <= bucket == blocks.bucket_of(bucket) <= blocks.bucket_of(slots + 1)
+    assert bucket <= 2 * slots if slots <= 64 else bucket - slots < 128
+    assert [first for first, _ in chunks] == np.cumsum([0, *(size for _, size in chunks)])[:-1].tolist()
+    assert sum(size for _, size in chunks) == steps
+    assert sum(size < blocks.CHUNKS[0] for _, size in chunks) <= len(blocks.CHUNKS) - 1
+
+
+@settings(deadline=None, max_examples=50)  # its cost lies in the loops below
+@given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 400), st.sampled_from([3, 64, 1024]))
+def test_blocks_hold_each_packed_row_once(lengths, most_rows, most_slots):
+    lengths = np.sort(np.array(lengths, dtype=np.int64))[::-1]
+    batch_sizes = np.array([(lengths > step).sum() for step in range(int(lengths.max(initial=0)))], dtype=np.int64)
+    first_row, steps_of, found = np.cumsum(batch_sizes) - batch_sizes, {}, []
+    for block in blocks.blocks(batch_sizes, most_rows, most_slots):
+        assert len(block.rows) <= most_rows or block.steps == 1
+        assert block.bucket == blocks.bucket_of(block.slots) and block.slots <= most_slots
+        assert block.places.dtype == block.batch_sizes.dtype == np.int32 and block.batch_sizes.min() >= 1
+        first = steps_of.setdefault(block.slot, 0)
+        for step, places in enumerate(block.places):
+            rows = first_row[first + step] + block.slot + np.arange(block.batch_sizes[step])
+            assert places.tolist() == rows.tolist() + [-1] * (block.bucket - len(rows))
+            assert block.rows[block.rows_of(step, 1)].tolist() == rows.tolist()
+        steps_of[block.slot] += block.steps
+        found += block.rows.tolist()
+    assert sorted(found) == list(range(int(batch_sizes.sum())))
+
+
+def test_few_slots_move_to_a_smaller_bucket_where_enough_steps_are_left():
+    for least, cut in ((8, [(64, 5), (16, 2), (4, 8)]), (7, [(64, 5), (16, 9)])):
+        batch_sizes = np.array([64] * 3 + [17] * 2 + [16] * 2 + [3] * (least - 2) + [1] * 2)
+        assert [(block.bucket, block.steps) for block in blocks.blocks(batch_sizes, 10**6, 64)] == cut
+
+
+# ---- replays ----------------------------------------------------------------------------------
+
+
+def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
+    """Clips, starts, weights and inputs in turn on an arena of each operand type, until all of it is replayed."""
+    layers, clipped = [layer(SHAPES["two layers"], number) for number in (0, 1)], options({"cell_clip": 0.3})
+    starts = {"initial_state": INITIAL_STATE}
+    cases = [(options(), "highest", 0, {}), (options(), "highest", 1, {}), (options(), "medium", 1, {}),
+             (clipped, "highest", 0, starts), (FIRING, "medium", 0, starts)]
+    plain, _, replayed = ([check(of, precision, *text(FIRING, seed, 3), slots=SLOTS, weights=layers[number], **more)
+                           for of, precision, number, more in cases] for seed in (0, 1, 0))
+    assert len(graphs) == 2 and all(each.replayed for each in graphs)
+    for (one, state), (other, other_state) in zip(plain, replayed):
+        assert all(map(torch.equal, (one, *state), (other, *other_state)))
+
+
+@pytest.mark.parametrize("length", [1, 31, 50])
+def test_any_length_replays_a_few_graphs(length, graphs):
+    inputs, _, state = text(FIRING, 0, 2)
+    weights, index = layer(), torch.arange(2 * length) % 6
+    for _ in range(4):
+        for capture in graphs:
+            capture.replayed = 0
+        check(FIRING, "highest", inputs, index, state, lengths=[length] * 2, weights=weights)
+    assert graphs[0].captured <= len(blocks.CHUNKS)
+    assert graphs[0].replayed == length // 16 + bin(length % 16).count("1")
+
+
+def test_foreign_memory_and_waiting_are_noticed():
+    foreign, own = torch.zeros(3), torch.zeros(3)
+    with pytest.raises(AssertionError, match="not the graph's"), fake_graphs.Watch({fake_graphs.address(own)}):
+        own.add_(foreign)
+    with pytest.raises(AssertionError, match="waits"), fake_graphs.Watch({fake_graphs.address(own)}):
+        own.sum().item()
+
+
+@pytest.mark.parametrize("halves, precision, most", [(0, "highest", 55), (0, "medium", 73), (1, "medium", 64)])
+def test_a_call_queues_few_operations_besides_graphs(halves, precision, most, monkeypatch):
+    """Views included: each of them costs the host a microsecond or more, and so does a copy between the chunks."""
+    replayed = SimpleNamespace(replay=lambda: None)
+    monkeypatch.setattr(lstm, "capture_on", lambda device: lambda work: replayed)
+    schedule, weights = make_schedule([25] * 64), operands.flat_weights(layer(options()))
+    inputs = (torch.randn(1600, 22), None) if halves else (torch.randn(1600, 11), torch.from_numpy(schedule.tokens))
+    given = (*inputs, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes), None,
+             torch.randn(64, 22), torch.randn(64, 74), weights, precision, 3.0, 3.0, None, None, bool(halves))
+    for _ in range(2):
+        lstm.run(*given)
+    with fake_graphs.Watch(None) as watch:
+        lstm.run(*given)
+    assert 40 < watch.operations <= most
+
+
+# ---- captures, with PyTorch's CUDA calls replaced by ones that note what they are asked ----------
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """PyTorch's streams, three of them handed out in turn, and its graphs; `events` says what happened where."""
+    events, handles, pools = [], itertools.cycle([101, 102, 103]), itertools.count()
+    state = SimpleNamespace(events=events, current=7)
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            events.append((capture_error_mode, pool, state.current, threading.current_thread().name))
+
+        def capture_end(self):
+            events.append(("end", gc.isenabled()))
+
+    @contextlib.contextmanager
+    def on(stream):
+        before, state.current = state.current, stream.cuda_stream
+        yield
+        state.current = before
+
+    stand_ins = {"Stream": lambda device: SimpleNamespace(cuda_stream=next(handles)), "CUDAGraph": Graph, "stream": on,
+                 "current_stream": lambda device: SimpleNamespace(cuda_stream=state.current),
+                 "graph_pool_handle": lambda: next(pools), "device": lambda device: contextlib.nullcontext()}
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(captures_module, "set_up_products", lambda device: events.append(("set up", state.current)))
+    return state
+
+
+def test_captures_of_a_stream_share_a_pool_and_a_thread_of_their_own(cuda):
+    captures, thread = captures_module.Captures(), "elmo-fast-capture_0"
+    one = captures.on(DEVICE)
+    graph = one(lambda: cuda.events.append(("work", cuda.current, torch.is_grad_enabled())))
+    one(lambda: None)
+    assert captures.on(DEVICE) is one and one._first is graph
+    cuda.current = 8
+    captures.on(DEVICE)(lambda: None)
+    # products are set up once, and not on the stream of the captures
+    assert cuda.events == [
+        ("set up", 7), ("thread_local", 0, 101, thread), ("work", 101, False), ("end", False),
+        ("thread_local", 0, 101, thread), ("end", False),
+        ("set up", 8), ("thread_local", 1, 102, thread), ("end", False)]
+
+
+def test_a_capture_that_fails_ends_and_is_the_last(cuda, caplog):
+    def fail():
+        raise RuntimeError("not permitted")
+
+    capture = captures_module.Captures().on(DEVICE)
+    with caplog.at_level(logging.WARNING):
+        assert [capture(work) for work in (fail, fail, lambda: None)] == [None] * 3
+    assert [event[0] for event in cuda.events] == ["set up", "thread_local", "end"] and gc.isenabled()
+    assert caplog.text.count("without CUDA graphs from here on, since a capture failed: not permitted") == 1
+
+
+@pytest.mark.parametrize("most, streams", [(2, [101, 102, None, 101]), (5, [101, 102, 103, 101])])
+def test_no_stream_serves_two_and_those_beyond_the_bound_run_without_graphs(most, streams, cuda, caplog):
+    captures, found = captures_module.Captures(most), []
+    with caplog.at_level(logging.WARNING):
+        for cuda.current in (7, 8, 9, 7):
+            capture = captures.on(DEVICE)
+            found.append(capture and capture.stream.cuda_stream)
+    assert found == streams and caplog.text.count("without CUDA graphs on this stream: 2 others") == (most == 2)
+    cuda.current = 10
+    assert captures.on(DEVICE) is None and captures_module.capture_on(torch.device("cpu")) is None
+
+
+def test_a_chunk_runs_plainly_once_is_captured_and_then_replayed():
+    queued = []
+
+    def capture(work):
+        queued.append("capture")
+        return SimpleNamespace(replay=lambda: queued.append("replay"))
+
+    for capture_or_fail, later in ((capture, ["capture", "replay", "replay"]), (lambda work: None, ["a", "a"])):
+        queued.clear()
+        chunk_graphs = captures_module.ChunkGraphs(capture_or_fail)
+        for key in ["a", "b", "a", "a", *range(23), "a"]:  # at the last number all are dropped
+            chunk_graphs.run(key, lambda: queued.append(key))  # noqa: B023
+        assert queued == ["a", "b", *later, *range(23), "a"]
+
+
+# ---- memory -----------------------------------------------------------------------------------
+
+
+def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
+    def layers_with_graphs():
+        gc.collect()
+        return [{len(bucket.graphs) for bucket in arena._buckets.values()} for arena in arenas.kept.values()]
+
+    one, two = (layer(number=number) for number in (0, 1))
+    alone = [run(FIRING, "highest", *text(), weights=each)[0] for each in (one, two)]
+    assert not torch.equal(*alone)
+    assert torch.equal(run(FIRING, "highest", *text(), weights=one)[0], alone[0])
+    assert layers_with_graphs() == [{2}]
+    one[0][0].mul_(1)  # what was made of the weights before goes, and its graphs with it
+    run(FIRING, "highest", *text(), weights=one)
+    assert layers_with_graphs() == [{2}]
+    del one
+    assert layers_with_graphs() == [{1}]
+    del two
+    assert layers_with_graphs() == []
+
+
+@pytest.mark.parametrize("part, precision", [(0, "highest"), (1, "medium"), (2, "medium")])
+def test_an_edit_in_place_is_noticed(part, precision):
+    weights = layer(requires_grad=True)
+    before = run(FIRING, precision, *text(), weights=weights)
+    with torch.no_grad():
+        weights[1][part].mul_(0.5)
+    after = run(FIRING, precision, *text(), weights=weights)
+    assert not torch.equal(before[0], after[0])
+    copies = tuple(tuple(each.detach().clone() for each in direction) for direction in weights)
+    assert torch.equal(run(FIRING, precision, *text(), weights=copies)[0], after[0])
+    weights[0][0].grad = torch.ones_like(weights[0][0])
+    SGD([weights[0][0]], lr=0.1, fused=True).step()
+    assert not torch.equal(run(FIRING, precision, *text(), weights=weights)[0], after[0])
+
+
+def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
+    class Kept:
+        pass
+
+    few, weight = buffers.Arenas(most=2), torch.ones(1)
+    made = [few.get(key, weight, Kept) for key in "abacba"]
+    assert made[2] is made[0] and made[4] is not made[1] and made[5] is not made[0]
+    assert list(few.kept) == ["b", "a"]
+    del weight, made
+    assert len(few.kept) == 0
+    monkeypatch.setattr(buffers, "_MOST_BUCKETS", 2)
+    weights = layer()
+    for slots in (1, 2, 3, 7) * 2:
+        inputs, _, state = text(FIRING, 0, slots)
+        check(FIRING, "highest", inputs, torch.arange(4 * slots) % 6, state, lengths=[4] * slots, weights=weights)
+    arena, = arenas.kept.values()
+    assert list(arena._buckets) == [4, 8]
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_inference_mode_leaves_nothing_behind(precision, graphs):
+    operands_before, weights = text(), layer()
+    with torch.inference_mode():
+        own = text(), layer()
+        inside = [run(FIRING, precision, *some, weights=each)[0] for some, each in ((operands_before, weights), own)]
+    outside = run(FIRING, precision, *operands_before, weights=weights)[0]
+    assert torch.equal(inside[0], outside) and torch.equal(inside[1], outside)
+    outside.add_(1)
+
+
+def test_threads_take_turns_on_an_arena(graphs):
+    cases = [(text(FIRING, seed), layer(number=seed % 2)) for seed in range(4)]
+    expected = [run(FIRING, "highest", *operands_of, weights=weights) for operands_of, weights in cases]
+    checked = []
+
+    def work(number):
+        for _ in range(3):
+            operands_of, weights = cases[number]
+            assert_close(run(FIRING, "highest", *operands_of, weights=weights), expected[number], LIMITS["highest"])
+            checked.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(checked) == 12 and len(graphs) == 1

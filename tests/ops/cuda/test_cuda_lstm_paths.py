@@ -1,0 +1,181 @@
+"""Both paths of the CUDA LSTM on the CPU: the graph path without graphs, the persistent one over its kernels' PTX."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from tests.support import fake_graphs
+from tests.support.gpu_lstm import (
+    CLIPS,
+    FIRING,
+    INITIAL_STATE,
+    LIMITS,
+    SLOTS,
+    WAYS,
+    assert_close,
+    check,
+    check_states_over_ragged_batches,
+    layer,
+    run,
+    text,
+    triton_as_ptx,
+)
+from tests.support.models import SHAPES, options
+from tests.support.op_cases import LENGTHS, text_order
+
+from elmo_fast.ops import reference
+from elmo_fast.ops.cuda import lstm, operands, padded, steps
+from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64
+
+BF16_LIMIT = AGAINST_FLOAT64["medium-bf16"]
+BY_WAYS = [(("two layers", "no projection", "no clips", "clips that fire")[number % 4], precision, way)
+           for number, (way, precision) in enumerate(itertools.product(WAYS, LIMITS))]
+
+
+def lost(state):
+    """NaN in three slots, which the sequences' starts replace."""
+    return tuple(each[:3] * torch.nan for each in state)
+
+
+@pytest.mark.parametrize("shape, precision, operands_of", BY_WAYS, indirect=["operands_of"])
+def test_the_graph_path_agrees_with_float64(shape, precision, operands_of):
+    of, (inputs, index, state) = SHAPES[shape], operands_of(SHAPES[shape])
+    limit = BF16_LIMIT if (shape, precision) == ("no clips", "medium") else LIMITS[precision]
+    check(of, precision, inputs, index, state, limit=limit)
+    initial_state = tuple(torch.linspace(-0.2, 0.2, each.shape[1]) for each in state)
+    check(of, precision, inputs, index, lost(state), limit=limit, slots=SLOTS, initial_state=initial_state)
+
+
+@pytest.mark.parametrize("native, operands_of", list(zip((90, 80, 80, 90), WAYS)), indirect=True)
+def test_the_persistent_path_agrees_with_float64(native, operands_of):
+    inputs, index, state = operands_of()
+    check(FIRING, "medium", inputs, index, lost(state), slots=SLOTS, initial_state=INITIAL_STATE)
+    assert all(call["operand"] == 0 and call["scale"] and call["initial_h"] for call in native.calls)
+    check(SHAPES["no clips"], "medium", inputs, index, state, limit=BF16_LIMIT)
+    assert (native.calls[-1]["operand"], native.calls[-1]["scale"], native.calls[-1]["initial_c"]) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("precision, bounded, operands_of", [
+    ("highest", False, WAYS[0]), ("medium", True, WAYS[1]), ("high", True, WAYS[2]), ("medium", False, WAYS[3])],
+    indirect=["operands_of"])
+def test_each_direction_reads_its_half_in_blocks(precision, bounded, operands_of):
+    check(FIRING, precision, *text(), halves=True, bounded=bounded)
+
+
+@pytest.mark.parametrize("native, slots, launches", [
+    (90, 1, [1]), (80, 2, [2]), (90, 7, [7]), (80, 16, [16]), (90, 32, [32]), (80, 64, [64]),
+    (90, 200, [64, 64, 64, 8])], indirect=["native"])
+def test_any_number_of_slots(native, slots, launches, arenas):
+    """Ragged, sequences that start within slots, and empty slots, which keep their state; then with new weights."""
+    inputs, weights = text()[0], layer()
+    state = tuple(torch.randn(slots + 3, 2 * size) / 4 for size in (11, 37))
+    lengths = [0, 0, *(3 + number % 3 for number in range(slots)), 0]
+    more = {"lengths": [*lengths, *lengths], "slots": [*range(slots + 3)] * 2, "initial_state": INITIAL_STATE}
+    check(FIRING, "medium", inputs, torch.arange(2 * sum(lengths)) % 6, state, **more, weights=weights)
+    found = run(FIRING, "medium", inputs, torch.arange(sum(lengths)) % 6, state, lengths=lengths, weights=weights)
+    assert [call["slots"] for call in native.calls] == 2 * launches
+    assert {call["packed"] for call in native.calls} == {native.calls[0]["packed"]}
+    assert {call["state_stride"] for call in native.calls} == {slots + 3}
+    assert all(torch.equal(new[row], old[row]) for new, old in zip(found[1], state) for row in (0, 1, -1))
+    weights[1][2].mul_(0.5)
+    check(FIRING, "medium", inputs, torch.arange(6), tuple(each[:2] for each in state), lengths=[3, 3], weights=weights)
+    arena, = arenas.kept.values()
+    assert len(arena._scratch) == max(call["scratch_size"] for call in native.calls)
+
+
+@pytest.mark.parametrize("kernels, precision", [("torch", "medium"), ("triton", "highest"), ("triton", "medium")])
+def test_nan_and_infinity_stay_in_their_sentence(kernels, precision, monkeypatch):
+    if kernels == "triton":
+        triton_as_ptx(monkeypatch)
+    inputs, index, state = text()
+    expected, _ = check(FIRING, precision, inputs, index, state)
+    poisoned, index = torch.cat([inputs, torch.full_like(inputs[:2], torch.inf)]), index.clone()
+    poisoned[-1] = torch.nan
+    index[5:7] = torch.arange(len(inputs), len(poisoned))  # tokens two and three of the sentence of tokens 4 to 10
+    found, _ = run(FIRING, precision, poisoned, index, state)
+    others = [*range(4), *range(11, len(index))]
+    assert found[4:11].isnan().any() and torch.allclose(found[others], expected[others], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape, state, precision", [
+    ("four layers", "carry", "medium"), ("no projection", "zero", "highest"), ("no skip connections", "warm", "medium"),
+    ("clips that fire", "carry", "highest")])
+def test_models_on_the_graph_path(shape, state, precision, graphs, monkeypatch):
+    check_states_over_ragged_batches(shape, state, precision, monkeypatch)
+    assert graphs[0].replayed
+
+
+@pytest.mark.parametrize("native, shape, state", [
+    (90, "clips that fire", "carry"), (80, "four layers", "carry"), (80, "clips that fire", "zero"),
+    (90, "no skip connections", "warm")], indirect=["native"])
+def test_models_on_the_persistent_path(native, shape, state, monkeypatch):
+    check_states_over_ragged_batches(shape, state, "medium", monkeypatch)
+    assert native.calls and all(call["timeout_ns"] for call in native.calls)
+
+
+# ---- 16-bit operands --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change, dtype", [
+    ({}, torch.float16), ({"proj_clip": None}, torch.bfloat16), ({"proj_clip": 1e5}, torch.bfloat16),
+    ({"dim": 11, "proj_clip": None}, torch.float16),
+])
+def test_medium_takes_fp16_where_the_operands_are_bounded(change, dtype):
+    of = options(change)
+    weights, clip = operands.flat_weights(layer(of)), operands.limit(of.lstm.proj_clip)
+    assert operands.operands(weights, "medium", clip).dtype == dtype
+    assert operands.operands(weights, "high", clip).dtype == torch.float32
+    weights[0][3, 5] = 4e4  # noticed although the copies are made
+    assert operands.operands(weights, "medium", clip).dtype == torch.bfloat16
+
+
+def test_rows_of_any_size_fit_fp16(arenas):
+    """Each row within the rounding of its own size, for both directions from one table and from rows of their own."""
+    (inputs, index, state), weights = text(), layer()
+    inputs[:4] *= torch.tensor([1e5, 1e30, 1e-3, 1.0])[:, None]
+    check(FIRING, "medium", inputs, index, state)
+    of_layer = operands.operands(operands.flat_weights(weights), "medium", 3.0)
+    arena = lstm.arena_of(of_layer, weights[0][0], inputs.device)
+    for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
+        lstm.project(arena, of_layer, x, False)
+        for direction, rows in enumerate(x if x.dim() == 3 else (x, x)):
+            found = arena.z[: len(rows), direction].double() * arena.scale[: len(rows), direction, None]
+            expected = rows.double() @ weights[direction][0][: rows.shape[1]].double()
+            assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
+
+
+# ---- as an op ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_registered_as_one_op(starts):
+    inputs, index, state = text()
+    schedule = make_schedule(LENGTHS)
+    rows = index[torch.from_numpy(schedule.tokens).long()]
+    given = (inputs, rows, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes),
+             torch.from_numpy(schedule.sequence_starts) if starts else None, *state, operands.flat_weights(layer()),
+             "highest", 3.0, math.inf, *(INITIAL_STATE if starts else (None, None)), False)
+    torch.library.opcheck(torch.ops.elmo_fast.cuda_lstm.default, given)
+    compiled = torch.compile(lambda x: torch.ops.elmo_fast.cuda_lstm(x * 2, *given[1:]), fullgraph=True,
+                             backend="aot_eager")
+    for one, other in zip(compiled(inputs), torch.ops.elmo_fast.cuda_lstm(inputs * 2, *given[1:])):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_a_padded_batch_waits_for_nothing(precision, monkeypatch):
+    x, lengths, state = torch.randn(3, 20, 11), torch.tensor([20, 0, 7]), (torch.randn(3, 22), torch.randn(3, 74))
+    weights, schedule = layer(), make_schedule(lengths.tolist())
+    rows = torch.from_numpy(schedule.tokens + 20 * (schedule.tokens >= 20))  # past the empty sentence
+    expected = reference.projected_lstm(x.flatten(0, 1), rows, schedule, state, weights, **CLIPS)
+    operands.operands(operands.flat_weights(weights), precision, 0.05)
+    for most in (1024, 2):
+        monkeypatch.setitem(steps.MOST_SLOTS, "graph", most)
+        with fake_graphs.Watch(None):  # the buffers are the call's own: only waiting is looked for
+            found, final = padded.padded_lstm(x, lengths, state, weights, precision=precision, **CLIPS)
+        assert (found[1] == 0).all() and (found[2, 7:] == 0).all() and torch.equal(final[1][1], state[1][1])
+        real = torch.cat([found[0], found[2, :7]])
+        order = torch.from_numpy(schedule.tokens).long()
+        assert_close((real, final), (text_order(expected[0], order), expected[1]), LIMITS[precision])
