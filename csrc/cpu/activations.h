@@ -1,5 +1,5 @@
 // sigmoid and tanh on vectors: to 2 ulp for `highest`, and cheaper ones for gates that were summed from 16-bit
-// operands. Errors measured by tests/native/activation_error.cpp.
+// operands. tests/ops/test_linear_native.py holds them to their errors.
 #pragma once
 
 #include <cstring>

@@ -14,8 +14,8 @@ from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, check_choice, check_co
 from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.embed.writers import hdf5_file
-from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.batch_layout import remove_boundaries
+from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable

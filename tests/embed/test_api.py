@@ -1,4 +1,6 @@
 import json
+import os
+import traceback
 
 import h5py
 import numpy as np
@@ -6,6 +8,7 @@ import pytest
 
 import elmo_fast
 from elmo_fast import BiLm, FastaRecord
+from elmo_fast.ops.backend import native_module
 from tests.support.files import names, paths, tiny, write_model
 
 SENTENCES = ["The cat sat on the mat .", ["naïve", "café", "with space"], "One", FastaRecord("sp|P1 x", "MKTAY"),
@@ -35,6 +38,20 @@ def test_texts_of_every_kind_give_what_each_gives_alone(directory, model, state,
     for values, tokens in zip(found, TOKENS, strict=True):
         assert values.dtype == np.float32
         np.testing.assert_allclose(values, alone(directory, tokens, state), rtol=0, atol=1e-6)
+
+
+def test_the_native_kernels_are_at_most_eight_frames_down(directory, monkeypatch):
+    model, depths = elmo_fast.load(directory, backend="native"), {}
+    model.embed(["a b"], state="zero")
+    native, package = native_module()[0], os.path.dirname(elmo_fast.__file__) + os.sep
+    for name in ("char_cnn_forward", "linear_forward", "lstm_forward"):
+        def spy(*given, name=name, run=getattr(native, name), **named):  # noqa: B008
+            depths[name] = sum(frame.filename.startswith(package) for frame in traceback.extract_stack())
+            return run(*given, **named)
+
+        monkeypatch.setattr(native, name, spy)
+    model.embed(["c d"], state="zero")
+    assert depths.keys() == {"char_cnn_forward", "linear_forward", "lstm_forward"} and max(depths.values()) <= 8
 
 
 def test_warm_is_the_default_and_leaves_the_models_own_state_alone(model):

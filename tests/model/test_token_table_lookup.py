@@ -36,7 +36,8 @@ def assert_same(found, expected, backend):
 
 
 @pytest.mark.parametrize("shape, backend", [
-    ("two layers", "reference"), ("short tokens", "reference"), ("no projection", "torch"), ("clips that fire", "torch"),
+    ("two layers", "reference"), ("short tokens", "reference"), ("no projection", "torch"),
+    ("clips that fire", "torch"),
     ("no projection", "native"), ("clips that fire", "native"), ("short tokens", "native"), ("no highway", "native")])
 def test_characters_and_strings(shape, backend):
     plain, tabled = pair(SHAPES[shape], backend=backend)
@@ -166,7 +167,7 @@ def test_a_table_without_a_fingerprint_is_compared_with_the_model():
     vectors = build_token_table(one, words).vectors(np.arange(302)).numpy()
     one.token_table = TokenTable(vectors, words)
     one.token_table = TokenTable(vectors.astype(np.float16), words)
-    with pytest.raises(ConfigurationError, match=r"token_table: expected the vectors of this model, got others: row \d+"):
+    with pytest.raises(ConfigurationError, match=r"expected the vectors of this model, got others: row \d+"):
         other.token_table = TokenTable(vectors, words)
     with pytest.raises(ConfigurationError, match="expected the vectors of this model, got others"):
         one.token_table = TokenTable(vectors, [words[-1], *words[:-1]])  # a vocabulary shifted by one
@@ -199,7 +200,7 @@ def test_changed_weights_are_noticed():
         tabled.token_source.b_proj[0] += 1
     for call in (lambda: tabled(batch_to_ids([["The"]])), lambda: tabled.embed_tokens([["The"]]),
                  lambda: tabled(torch.tensor([[4]]))):
-        with pytest.raises(ConfigurationError, match="token_table: expected one of this char encoder, whose weights were"):
+        with pytest.raises(ConfigurationError, match="expected one of this char encoder, whose weights were"):
             call()
     tabled.token_table = None
     tabled(batch_to_ids([["The"]]))

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.models import SENTENCES, SHAPES, bilm, options
-from tests.support.op_cases import LENGTHS, draw, layer, run
+from tests.support.op_cases import LENGTHS, draw, layer, on_threads, run
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
@@ -20,6 +20,7 @@ from elmo_fast.ops.cpu import linear as native_linear, projected_lstm as native_
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall
 
 pytestmark = pytest.mark.skipif(native_module()[0] is None, reason=f"no native module: {native_module()[1]}")
 
@@ -40,16 +41,8 @@ def test_a_sentence_has_the_same_bits_in_any_company(state):
 
 
 def test_any_number_of_threads_gives_the_same_bits():
-    before = torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 3, 5):
-            torch.set_num_threads(threads)
-            found.append(embed(SENTENCES))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert all(np.array_equal(one, two) for one, two in zip(found[0], other))
+    expected, *others = (on_threads(threads, embed, SENTENCES) for threads in (1, 2, 3, 5))
+    assert all(np.array_equal(one, two) for other in others for one, two in zip(expected, other))
 
 
 def test_ids_and_strings_give_the_same_bits():
@@ -59,27 +52,19 @@ def test_ids_and_strings_give_the_same_bits():
         assert torch.equal(one[mask], other)
 
 
-@pytest.mark.parametrize("name", ["W_0_1_1", "B_0_0", "W_P_0_1_0"])
-def test_an_edit_of_the_lstm_is_seen(name):
+@pytest.mark.parametrize("part, name", [
+    *[("_elmo_lstm", name) for name in ("W_0_1_1", "B_0_0", "W_P_0_1_0")],
+    *[("_token_embedder", name) for name in ("W_cnn_1", "b_cnn_0", "W_carry_0", "b_transform_1", "W_proj", "b_proj",
+                                             "char_embed")]])
+def test_an_edit_is_seen(part, name):
     model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
     before = model(ids).activations[-1]
     with torch.no_grad():
-        getattr(model._elmo_lstm, name).mul_(1.5)
-    after = model(ids).activations[-1]
-    assert not torch.equal(before, after)
-    fresh = BiLm(model.options, model.weights(), backend="native", state="zero")
-    assert torch.equal(after, fresh(ids).activations[-1])
-
-
-@pytest.mark.parametrize("name", ["W_cnn_1", "b_cnn_0", "W_carry_0", "b_transform_1", "W_proj", "b_proj", "char_embed"])
-def test_an_edit_of_the_char_encoder_is_seen(name):
-    model, ids = bilm(backend="native"), batch_to_ids(SENTENCES)
-    before = model(ids).activations[0]
-    with torch.no_grad():
-        getattr(model._token_embedder, name).add_(0.5)
-    after = model(ids).activations[0]
-    assert not torch.equal(before, after)
-    assert torch.equal(after, BiLm(model.options, model.weights(), backend="native")(ids).activations[0])
+        getattr(getattr(model, part), name).mul_(1.5).add_(0.125)
+    after = model(ids).activations
+    assert not torch.equal(before, after[-1])
+    fresh = BiLm(model.options, model.weights(), backend="native", state="zero")(ids).activations
+    assert all(torch.equal(one, other) for one, other in zip(after, fresh))
 
 
 def test_packed_weights_go_with_the_model():
@@ -169,11 +154,9 @@ def test_float64_and_gradients_of_other_types_go_elsewhere():
 def registered(inputs, index, state, weights, initial_state=None):
     """Operands of `torch.ops.elmo_fast.projected_lstm` for a batch of sentences."""
     schedule = make_schedule(LENGTHS)
-    packed = native_lstm._pack_lstm((11, 37, 11), 0, [*weights[0], *weights[1]])
-    order = torch.from_numpy(schedule.tokens).long()
-    starts = None if initial_state is None else torch.from_numpy(schedule.sequence_starts)
-    return (inputs, index[order].int(), torch.from_numpy(schedule.batch_sizes), starts, *state, packed, 37, 0, 3.0, 3.0,
-            *(initial_state or (None, None)))
+    rows = index[torch.from_numpy(schedule.tokens).long()]
+    packed = native_lstm.pack([*weights[0], *weights[1]], "highest")
+    return LstmCall(inputs, rows, schedule, state, weights, 3.0, 3.0, initial_state).arguments(packed)
 
 
 def test_registered_ops():
@@ -182,8 +165,8 @@ def test_registered_ops():
     for initial_state in (None, tuple(each[0] for each in state)):
         operands = registered(inputs, index, state, weights, initial_state)
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, operands)
-    packed = native_linear.pack_linear(11, 5, 0, 0, [torch.randn(11, 5), torch.randn(5)])
-    torch.library.opcheck(torch.ops.elmo_fast.linear.default, (inputs, packed, 11, 5, 0))
+    packed = native_linear.pack([torch.randn(11, 5), torch.randn(5)], native_linear.NO_EPILOGUE, "highest")
+    torch.library.opcheck(torch.ops.elmo_fast.linear.default, (inputs, [], packed, 5, "highest", False))
 
 
 BAD = {

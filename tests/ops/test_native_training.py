@@ -6,10 +6,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.grid import grid
 from tests.support.native_lstm import ISAS, isa
+from tests.support.op_cases import on_threads
 from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops.backend import native_module
@@ -124,14 +126,8 @@ def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip):
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (16, 24, 24), (64, 130, 64)], ids=str)
 def test_any_number_of_threads_gives_the_same_bits(sizes):
     case = draw(sizes, RAGGED, None, True, True, TIGHT)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 4, 7):
-            torch.set_num_threads(threads)
-            found.append(case.gradients("native"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(other[name], each) for other in found[1:] for name, each in found[0].items())
+    expected, *others = (on_threads(threads, case.gradients, "native") for threads in (1, 2, 3, 4, 7))
+    assert all(torch.equal(other[name], each) for other in others for name, each in expected.items())
 
 
 def test_the_forward_has_the_bits_of_inference():
@@ -261,11 +257,12 @@ def test_registered_ops(gathered):
 
     with Record():
         case.gradients("native")
-    assert [func for func, _ in recorded] == [ops.projected_lstm_train.default, ops.projected_lstm_backward.default]
+    assert [func for func, _ in recorded] == [ops.projected_lstm.default, ops.projected_lstm_backward.default]
     for func, args in recorded:
-        detached = [each.detach().clone().requires_grad_(each.is_floating_point() and func is recorded[0][0])
-                    if isinstance(each, torch.Tensor) else each for each in args]
-        torch.library.opcheck(func, detached)
+        def detached(each):
+            return each.detach().clone().requires_grad_(each.is_floating_point() and func is recorded[0][0])
+
+        torch.library.opcheck(func, tree_map_only(torch.Tensor, detached, args))
 
 
 def test_gradcheck_of_what_the_native_gradients_are_held_to():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.grid import grid
+from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.native_lstm import ISAS, isa
-from tests.support.op_cases import char_cnn_arguments as arguments, highway_arguments
+from tests.support.op_cases import char_cnn_arguments as arguments, highway_arguments, on_threads
 from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights
@@ -136,14 +136,8 @@ def test_highway_agrees_with_float64():
 
 def test_any_number_of_threads_gives_the_same_bits():
     op, *operands = convolution(SIXTEEN)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            found.append(gradients(op, operands, "native"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others))
+    expected, *others = (on_threads(threads, gradients, op, operands, "native") for threads in (1, 2, 3, 7))
+    assert all(torch.equal(one, two) for other in others for one, two in zip(expected, other))
 
 
 def test_no_second_derivatives():
@@ -181,16 +175,17 @@ def test_the_forward_without_gradients_has_the_same_bits(of, name):
 
 
 def test_registered_ops():
-    ids, char_embed, filters, _ = arguments(SIXTEEN, torch.float32)
-    table = torch.cat([char_embed[:1], char_embed]).requires_grad_()
-    kernels = [weight.requires_grad_() for weight, _ in filters]
-    ops = torch.ops.elmo_fast
-    torch.library.opcheck(ops.char_cnn_train.default, (ids.int(), table, kernels))
-    table, kernels = table.detach(), [each.detach() for each in kernels]
-    torch.library.opcheck(ops.char_cnn_forward.default, (ids.int(), table, kernels))
-    values, picks = ops.char_cnn_train(ids.int(), table, kernels)
-    torch.library.opcheck(ops.char_cnn_backward.default,
-                          (torch.randn_like(values), picks, ids.int(), table, kernels, [True, False, True, True, True]))
+    ids, table, filters, activation = arguments(SIXTEEN, torch.float32)
+    weights, biases, ops = *map(list, zip(*filters)), torch.ops.elmo_fast
+    settings = activation, "highest", False
+    for save in (False, True):
+        torch.library.opcheck(ops.char_cnn.default, (ids.int(), table, weights, biases, *settings, save))
+    leaves = [[each.clone().requires_grad_() for each in part] for part in ([table], weights, biases)]
+    torch.library.opcheck(ops.char_cnn.default, (ids.int(), *leaves[0], *leaves[1:], *settings, True))
+    values, picks = ops.char_cnn(ids.int(), table, weights, biases, *settings, True)
+    needed = [number % 3 != 1 for number in range(1 + 2 * len(weights))]
+    torch.library.opcheck(ops.char_cnn_backward.default, (torch.randn_like(values), values, picks, ids.int(), table,
+                                                          weights, biases, *settings, needed))
 
 
 @pytest.mark.parametrize("shape, state", grid(["two layers", "no projection", "clips that fire"],
@@ -218,10 +213,10 @@ def test_inference_asks_for_nothing_more():
 
     class Record(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            called.append(func.name())
+            called.append((func.name(), args))
             return func(*args, **(kwargs or {}))
 
     with torch.no_grad(), Record():
         model(batch_to_ids(SENTENCES))
-    assert isinstance(model, BiLm) and any("projected_lstm" in name for name in called)
-    assert not any("train" in name for name in called)
+    assert isinstance(model, BiLm) and any("projected_lstm" in name for name, _ in called)
+    assert not any(args[-1] for name, args in called if name in ("elmo_fast::projected_lstm", "elmo_fast::char_cnn"))

@@ -288,15 +288,4 @@ class CharCnnForward {
   const CharVectors<Vec> characters_;
 };
 
-template <class Vec>
-size_t char_cnn_forward_floats(const CharCnnPlan& plan) {
-  return static_cast<size_t>(CharCnnLayout<Vec>(plan).size);
-}
-
-template <class Vec>
-void char_cnn_run_forward(const CharCnnPlan& plan, Team team) {
-  if (plan.picks) CharCnnForward<Vec, FirstMaximum<Vec>>(plan, team).run();
-  else CharCnnForward<Vec, Maximum<Vec>>(plan, team).run();
-}
-
 }  // namespace elmo_fast::cpu

@@ -331,14 +331,16 @@ class LstmLoop {
   const F cell_limit_, proj_limit_;
 };
 
-template <class Gemm, bool Save = false>
-void lstm_run_direction(const LstmPlan& plan, const LstmDirection& direction, Team team) {
+template <class Gemm, bool Save>
+void run_lstm(const LstmPlan& plan, const LstmDirection& direction, Team team) {
   LstmLoop<Gemm, Save>(plan, direction, team).run();
 }
 
 template <class Gemm>
 LstmEngine lstm_engine() {
-  return {lstm_packed_bytes<Gemm>, lstm_pack_direction<Gemm>, lstm_scratch_bytes<Gemm>, lstm_run_direction<Gemm>};
+  return {[](const LstmShape& s) { return WeightLayout<Gemm>(s).size; }, lstm_pack_direction<Gemm>,
+          [](const LstmPlan& plan, int team_size) { return ScratchLayout<Gemm>(plan, team_size).size; },
+          run_lstm<Gemm, false>};
 }
 
 }  // namespace elmo_fast::cpu

@@ -115,22 +115,12 @@ void pack_projection(const LstmShape& s, const float* projection, int64_t panels
 }
 
 template <class Gemm>
-size_t lstm_packed_bytes(const LstmShape& s) {
-  return WeightLayout<Gemm>(s).size;
-}
-
-template <class Gemm>
 void lstm_pack_direction(const LstmShape& s, const LstmWeights& from, char* packed) {
   const WeightLayout<Gemm> w(s);
   pack_gates<Gemm>(s, from.weight, 0, s.input, w.tiles, packed + w.input);
   pack_gates<Gemm>(s, from.weight, s.input, s.projection, w.tiles, packed + w.recurrent);
   pack_gate_bias<typename Gemm::Vec>(s, from.bias, w.tiles, reinterpret_cast<float*>(packed + w.bias));
   if (w.panels) pack_projection<Gemm>(s, from.projection, w.panels, packed + w.projection);
-}
-
-template <class Gemm>
-size_t lstm_scratch_bytes(const LstmPlan& plan, int team_size) {
-  return ScratchLayout<Gemm>(plan, team_size).size;
 }
 
 template <class Vec>
@@ -154,12 +144,6 @@ struct Saved {
     end = projected + (s.dim == s.projection ? 0 : panels_of<Vec>(s.projection) * 2 * Vec::width * packed_rows);
   }
 };
-
-template <class Vec>
-size_t lstm_saved_bytes(const LstmShape& s, int64_t packed_rows) {
-  const Saved<Vec> saved(s, packed_rows, nullptr);
-  return static_cast<size_t>(saved.end - saved.gates) * sizeof(float);
-}
 
 // Offsets in floats into one direction's packed weights, each a right operand [panels, rows, panel_width]:
 //   input      [panels of in, gates]   recurrent [panels of P, gates]   projection [panels of D, P padded], or nothing
@@ -228,16 +212,6 @@ struct BackwardScratch {
   }
 };
 
-template <class Vec>
-size_t backward_scratch_bytes(const LstmPlan& plan, int team_size) {
-  return static_cast<size_t>(BackwardScratch<Vec>(plan, team_size).size) * sizeof(float);
-}
-
-template <class Vec>
-size_t backward_packed_bytes(const LstmShape& s) {
-  return static_cast<size_t>(BackwardWeights<Vec>(s).size) * sizeof(float);
-}
-
 // Rows [row, row + count) of W transposed: [panels of count, gates, panel_width]. `packed` is zero before.
 template <class Vec>
 void pack_gates_transposed(const LstmShape& s, const float* weight, int64_t row, int64_t count, float* packed) {
@@ -268,7 +242,7 @@ template <class Vec>
 void backward_pack_direction(const LstmShape& s, const LstmWeights& from, char* packed) {
   const BackwardWeights<Vec> w(s);
   float* to = reinterpret_cast<float*>(packed);
-  std::memset(to, 0, backward_packed_bytes<Vec>(s));
+  std::memset(to, 0, static_cast<size_t>(w.size) * sizeof(float));
   pack_gates_transposed<Vec>(s, from.weight, 0, s.input, to + w.input);
   pack_gates_transposed<Vec>(s, from.weight, s.input, s.projection, to + w.recurrent);
   if (from.projection) pack_projection_transposed<Vec>(s, from.projection, to + w.projection);

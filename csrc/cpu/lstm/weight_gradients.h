@@ -202,9 +202,19 @@ class WeightGradients {
 };
 
 template <class Vec>
-void lstm_run_backward(const LstmPlan& plan, const LstmBackward& direction, Team team) {
-  BackwardLoop<Vec>(plan, direction, team).run();
-  WeightGradients<Vec>(plan, direction, team).run();
+LstmTrainingEngine lstm_training_engine() {
+  return {[](const LstmShape& s, int64_t packed_rows) {
+            const Saved<Vec> saved(s, packed_rows, nullptr);
+            return float_bytes(saved.end - saved.gates);
+          },
+          run_lstm<Fp32Gemm<Vec>, true>,
+          [](const LstmShape& s) { return float_bytes(BackwardWeights<Vec>(s).size); },
+          backward_pack_direction<Vec>,
+          [](const LstmPlan& plan, int team_size) { return float_bytes(BackwardScratch<Vec>(plan, team_size).size); },
+          [](const LstmPlan& plan, const LstmBackward& direction, Team team) {
+            BackwardLoop<Vec>(plan, direction, team).run();
+            WeightGradients<Vec>(plan, direction, team).run();
+          }};
 }
 
 }  // namespace elmo_fast::cpu
