@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.lstm_kernel_case import A100, BF16, FP16, H100, SMALL, errors, make, oracle, run
+from tests.support.lstm_kernel_case import A100, BF16, FP16, H100, SMALL, TYPES, errors, make, oracle, run
 from tests.support.ptx_machine import coverage, machine
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 
@@ -117,20 +117,12 @@ def test_a_launch_that_gives_up_is_replayed(change, native):
 
 @pytest.mark.parametrize("change, message", [
     ({"cell_clip": 0.0}, "cell_clip, proj_clip: expected more than 0"),
-    ({"timeout_ns": -1}, "timeout_ns: expected 0 or more"),
-    ({"scale": None, "batch_sizes": None}, "batch_sizes: expected pointers")])
-def test_calls_that_do_not_fit_together(change, message):
-    case = replace(make(80, 24, [2]), **{name: value for name, value in change.items() if value is not None})
-    module, call = machine(90), {}
-
-    def collect(**given):
-        call.update(given)
-
-    stand_in = type("Module", (), {name: staticmethod(getattr(module, name)) for name in (
-        "cuda_lstm_plan", "register_memory", "forget_memory")} | {"cuda_lstm_run": staticmethod(collect)})
-    run(stand_in, replace(case, cell_clip=np.inf))
+    ({"proj_clip": -1.0}, "cell_clip, proj_clip: expected more than 0"),
+    ({"timeout_ns": -1}, "timeout_ns: expected 0 or more"), ({"operand": 2}, "operand: expected 0 or 1")])
+def test_calls_that_do_not_fit_together(change, message, monkeypatch):
+    monkeypatch.setitem(TYPES, 2, TYPES[FP16])
     with pytest.raises(ValueError, match=message):
-        module.cuda_lstm_run(**call | {name: value or 0 for name, value in change.items()})
+        run(machine(90), replace(make(80, 24, [2]), **change))
 
 
 @pytest.mark.parametrize("device", [H100, (132, 232448, 15, 32, 66), (114, 232448, 13, 27, 57), A100])
