@@ -1,8 +1,7 @@
 """The projected LSTM on an NVIDIA GPU: input projections once for each row, then blocks of steps on one of two paths.
 
-`choice` decides between the paths, `steps` runs them. Off the GPU, which is for tests, the graph path runs without
-graphs. Registered with `torch.library` as `torch.ops.elmo_fast.cuda_lstm`, so that the path is chosen when a call runs
-and not when it is compiled.
+`choice` decides between the paths when a call runs, `steps` runs them. Off the GPU, which is for tests, the graph path
+runs without graphs.
 """
 
 import contextlib
@@ -13,77 +12,39 @@ import torch
 from elmo_fast.ops.cuda.blocks import Block, blocks
 from elmo_fast.ops.cuda.buffers import Arena, Arenas
 from elmo_fast.ops.cuda.graphs import capture_on
-from elmo_fast.ops.cuda.operands import Operands, flat_weights, limit, operands, scaled
+from elmo_fast.ops.cuda.operands import Operands, operands, scaled
 from elmo_fast.ops.cuda.steps import MOST_SLOTS, Sent, Steps, host_arrays, multiply, send, stretch
 from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import numerics
-from elmo_fast.ops.reference import LstmWeights, State
-from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.schemas import library
 
-_library = torch.library.Library("elmo_fast", "FRAGMENT")
-_library.define("cuda_lstm(Tensor inputs, Tensor? rows, Tensor slots, Tensor batch_sizes, Tensor? starts, Tensor h, "
-                "Tensor c, Tensor[] weights, str precision, float cell_clip, float proj_clip, Tensor? fresh_h, "
-                "Tensor? fresh_c, bool bounded) -> (Tensor, Tensor, Tensor)")
 _arenas = Arenas()
 
 
-def projected_lstm(
-    inputs: torch.Tensor,
-    rows: torch.Tensor | None,
-    schedule: Schedule,
-    state: State,
-    weights: tuple[LstmWeights, LstmWeights],
-    *,
-    cell_clip: float | None = None,
-    proj_clip: float | None = None,
-    initial_state: State | None = None,
-    precision: str = "highest",
-    bounded: bool = False,
-) -> tuple[torch.Tensor, State]:
-    """As `reference.projected_lstm`, in fp32. `rows` may lie on the host: each row is then precomputed once.
-
-    `bounded` where the inputs are outputs of such a layer with the same `proj_clip`: they fit fp16 as they are.
-    """
+def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initial_h, initial_c, width, cell_clip,
+        proj_clip, packed, precomputed, precision, bounded, save):
+    """The op (see `schemas`), in fp32. `rows` may lie on the host: each row is then multiplied once."""
     if is_capturing(inputs.device):
         raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it was made on the host for "
                            "one batch, got one; call the model with ids, or use padded_lstm")
-    starts, fresh = (None, (None, None)) if initial_state is None else (torch.from_numpy(schedule.sequence_starts), initial_state)
-    out, h, c = torch.ops.elmo_fast.cuda_lstm(
-        inputs, rows, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes), starts, *state,
-        flat_weights(weights), precision, limit(cell_clip), limit(proj_clip), *fresh, bounded)
-    return out, (h, c)
-
-
-def run(inputs, rows, slots, batch_sizes, starts, h, c, weights, precision, cell_clip, proj_clip, fresh_h, fresh_c,
-        bounded):
-    """The op: outputs [S, 2 P] and the final state, in the caller's order.
-
-    On the host: `slots` int64, the caller's row of each slot; `batch_sizes` int32 [steps]; `starts` bool [S].
-    """
+    order = np.arange(len(h)) if slots is None else slots.numpy()
+    starts = None if sequence_starts is None else sequence_starts.numpy()
     with surroundings(precision, inputs.device):
         layer = operands(weights, precision, proj_clip)
         arena = arena_of(layer, weights[0], inputs.device)
         with arena.lock:
             steps = Steps(arena, layer, weights, (cell_clip, proj_clip))
-            steps.begin(batch_sizes.numpy(), None if starts is None else (fresh_h, fresh_c), precision)
-            call = _Call(steps, inputs, rows, None if starts is None else starts.numpy(), bounded)
-            return call.run(slots.numpy(), batch_sizes.numpy(), h, c)
+            steps.begin(batch_sizes.numpy(), None if starts is None else (initial_h, initial_c), precision)
+            out = _Call(steps, inputs, rows, starts, bounded).run(order, batch_sizes.numpy(), h, c)
+    return *out, h.new_empty(0, dtype=torch.uint8)
 
 
-def fake(inputs, rows, slots, batch_sizes, starts, h, c, *settings):
-    """Shapes and types of what `run` returns."""
-    count = inputs.shape[0] if rows is None else rows.shape[1]
-    return tuple(h.new_empty(*shape, dtype=torch.float32) for shape in ((count, h.shape[1]), h.shape, c.shape))
-
-
-for _kind in ("CUDA", "CPU"):
-    _library.impl("cuda_lstm", run, _kind)
-torch.library.register_fake("elmo_fast::cuda_lstm", fake, lib=_library)
+library.impl("projected_lstm", run, "CUDA")
 
 
 @contextlib.contextmanager
 def surroundings(precision: str, device: torch.device):
-    """InputProjections in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
+    """GEMMs in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
 
     Buffers outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """

@@ -1,17 +1,14 @@
 """The weights of one LSTM layer as the products on a GPU read them: both directions side by side, in the operand type.
 
-What is made of the weights is cached by `weight_cache` as long as they live, and made again when an edit has changed them.
-CUDA graphs read it where it lies.
+`weight_cache` holds them as long as the weights; CUDA graphs read them where they lie.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from elmo_fast.ops.device import is_capturing, settle
-from elmo_fast.ops.reference import LstmWeights
 from elmo_fast.ops.weight_cache import cached
 
 LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp16 holds
@@ -32,16 +29,6 @@ class Operands:
     dtype = property(lambda self: self.w_h.dtype)
     dim = property(lambda self: self.bias.shape[1] // 4)
     projection = property(lambda self: self.w_h.shape[1])
-
-
-def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:
-    """W, B and, where there is one, W_P; forward then backward."""
-    return [part for direction in weights for part in direction if part is not None]
-
-
-def limit(clip: float | None) -> float:
-    """A clip as a number: infinite for none."""
-    return math.inf if clip is None else float(clip)
 
 
 def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> Operands:

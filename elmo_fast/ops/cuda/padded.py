@@ -8,9 +8,10 @@ import torch
 
 from elmo_fast.ops.cuda.blocks import CHUNKS
 from elmo_fast.ops.cuda.lstm import arena_of, project, surroundings
-from elmo_fast.ops.cuda.operands import flat_weights, limit, operands
+from elmo_fast.ops.cuda.operands import operands
 from elmo_fast.ops.cuda.steps import MOST_SLOTS, pointwise_of, queue_steps
 from elmo_fast.ops.reference import LstmWeights, State
+from elmo_fast.ops.schemas import flat_weights, limit
 
 
 def padded_lstm(

@@ -20,6 +20,7 @@ from torch.optim import SGD
 from elmo_fast.ops.cuda import blocks, buffers, lstm, operands
 from elmo_fast.ops.cuda import graphs as captures_module
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall
 
 DEVICE = torch.device("cuda", 0)
 
@@ -104,10 +105,10 @@ def test_a_call_queues_few_operations_besides_graphs(halves, precision, most, mo
     """Views included: each of them costs the host a microsecond or more, and so does a copy between the chunks."""
     replayed = SimpleNamespace(replay=lambda: None)
     monkeypatch.setattr(lstm, "capture_on", lambda device: lambda work: replayed)
-    schedule, weights = make_schedule([25] * 64), operands.flat_weights(layer(options()))
+    schedule, state = make_schedule([25] * 64), (torch.randn(64, 22), torch.randn(64, 74))
     inputs = (torch.randn(1600, 22), None) if halves else (torch.randn(1600, 11), torch.from_numpy(schedule.tokens))
-    given = (*inputs, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes), None,
-             torch.randn(64, 22), torch.randn(64, 74), weights, precision, 3.0, 3.0, None, None, bool(halves))
+    given = LstmCall(*inputs, schedule, state, layer(options()), 3.0, 3.0, precision=precision,
+                     bounded=bool(halves)).arguments()
     for _ in range(2):
         lstm.run(*given)
     with fake_graphs.Watch(None) as watch:

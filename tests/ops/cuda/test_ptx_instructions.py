@@ -117,10 +117,9 @@ ARRAYS = [
     ("I=I", "shfl.sync.bfly.b32 %d, %a, 5, 31, -1;", lambda a: a[np.arange(THREADS) ^ 5]),
     ("I=I", "shfl.sync.idx.b32 %d, %a, 3, 31, -1;", lambda a: a[np.arange(THREADS) // 32 * 32 + 3]),
     ("i=i", "redux.sync.max.s32 %d, %a, -1;", lambda a: a.reshape(2, 32).max(1).repeat(32)),
-    ("I=I", "redux.sync.add.u32 %d, %a, -1;", lambda a: a.reshape(2, 32).sum(1, U32).repeat(32)),
     *[("f=ff", f"{op}.f32 %d, %a, %b;", f) for op, f in (
         ("add.rn", np.add), ("sub", np.subtract), ("mul.rn", np.multiply), ("div.rn", np.divide),
-        ("div.full", np.divide), ("min", np.fmin), ("max", np.fmax), ("max.NaN", np.maximum))],
+        ("div.full", np.divide), ("max.NaN", np.maximum))],
     ("f=fff", "fma.rn.f32 %d, %a, %b, %c;", lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(F32)),
     *[("f=f", f"{op}.f32 %d, %a;", f) for op, f in (
         ("neg", np.negative), ("abs", np.abs), ("ex2.approx", np.exp2), ("ex2.approx.ftz", lambda a: ftz(np.exp2(a))),
