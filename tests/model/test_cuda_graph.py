@@ -16,7 +16,7 @@ from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph, encoder as encoder_module
 from elmo_fast.ops import char_cnn
-from elmo_fast.ops.cuda import buffers, lstm, operands
+from elmo_fast.ops.cuda import blocks, lstm, operands
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
@@ -33,7 +33,7 @@ def capture(monkeypatch):
         return char_cnn.char_cnn(*tensors, backend="torch", **how)
 
     monkeypatch.setattr(cuda_graph, "why_not", lambda op, backend, tensors: None)
-    monkeypatch.setattr(lstm, "_arenas", buffers.Arenas())
+    monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
     monkeypatch.setattr(bilm_module, "is_capturing", lambda device: False)
     monkeypatch.setattr(encoder_module, "char_cnn", encode)
     monkeypatch.setattr(encoder_module, "_WARMUP_TOKENS", 600)
