@@ -12,7 +12,7 @@ _PATHS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
 def limit(precision: str, exact: bool = False) -> float:
     """Relative Frobenius error allowed on the CPU; `exact` is against float64, else against another fp32 path.
 
-    Two fp32 paths may each be off by what `highest` allows, so that is added for the second.
+    Both of two fp32 paths may be off by what `highest` allows, so it is added for the second.
     """
     return TABLE[_PATHS[precision]] + (0.0 if exact else TABLE["highest"])
 
@@ -31,8 +31,8 @@ def relative_error(found, expected) -> float:
 
 
 def by_layer(found: list, expected: list) -> list[float]:
-    """Relative error of each layer over all sentences; arrays are [layers, tokens, 2 P]."""
-    return [relative_error([each[layer] for each in found], [each[layer] for each in expected])
+    """Relative error by layer over all sentences; arrays are [layers, tokens, 2 P]."""
+    return [relative_error([layers[layer] for layers in found], [layers[layer] for layers in expected])
             for layer in range(len(expected[0]))]
 
 

@@ -13,10 +13,9 @@ import torch
 
 from benchmarks import common, op_cases
 from elmo_fast import Options
-from elmo_fast.model.weights import random_weights
 from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.text import characters
 
 
 @functools.cache

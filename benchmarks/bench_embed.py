@@ -2,8 +2,8 @@
 
 AllenNLP's own code at batch 64 (without --allennlp: our reference path), and ours in three ways: a stream in 64 slots,
 one batch of 64 at a time, one sentence of 25 tokens. All run the same random weights by turns in this process, after
-their numbers were compared; a disagreement ends the run. The slow side has fewer batches a turn: each turn it takes the
-next ones of the same text. Each figure stands beside its floor (benchmarks/floor.py).
+their numbers were compared; a disagreement ends the run. The slow side has fewer batches a turn: every turn takes the
+next batches of the same text. Every figure stands beside its floor (benchmarks/floor.py).
 
     python -m benchmarks.bench_embed --size original --allennlp CHECKOUT
     python -m benchmarks.bench_embed --table benchmarks/results/cpu/embed-*.json
@@ -20,13 +20,13 @@ from benchmarks import agreement, common, embed_results, floor, models, peers
 from benchmarks.bench_reference import run_over
 
 SENTENCE_TOKENS = 25
-SENTENCE_SECONDS = 0.5  # of calls in one turn: one sentence alone is too short to time
+SENTENCE_SECONDS = 0.5  # of calls in a turn: a single sentence is too short to time
 PRECISIONS = tuple(floor.PRECISIONS)
 
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences of running text, the same in batches, and the one that runs alone."""
+    """Sentences of running text, the same in batches, and the sentence that runs alone."""
 
     sentences: list[list[str]]
     groups: list[list[list[str]]]
@@ -37,7 +37,7 @@ class Text:
     def read(cls, batches: int, batch_size: int) -> "Text":
         sentences, source = common.running_text(batches * batch_size)
         running = list(itertools.chain.from_iterable(sentences))
-        alone = next((each for each in sentences if len(each) == SENTENCE_TOKENS), running[:SENTENCE_TOKENS])
+        alone = next((tokens for tokens in sentences if len(tokens) == SENTENCE_TOKENS), running[:SENTENCE_TOKENS])
         return cls(sentences, common.batches(sentences, batch_size), alone, source)
 
 
@@ -98,7 +98,7 @@ def count(groups) -> int:
 
 
 def peer_turn(setup: Setup, text: Text, batches: int):
-    """Each turn the next batches of the text, from the states of the last; returns the tokens done."""
+    """The next batches of the text in every turn, from the states of the last; returns the tokens done."""
     parts = itertools.cycle(common.batches(text.groups, batches))
 
     def turn() -> int:
@@ -140,7 +140,7 @@ def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int) -> dict[
 def time_sentence(setup: Setup, text: Text, rounds: int) -> dict[tuple, common.Timing]:
     """Seconds for one sentence by (way, variant, precision), the peer first."""
     embedders = {("one sentence", setup.peer_name, "highest"): setup.peer}
-    embedders |= {("one sentence", "ours", precision): each for precision, each in setup.ours.items()}
+    embedders |= {("one sentence", "ours", precision): embedder for precision, embedder in setup.ours.items()}
     for embedder in embedders.values():
         embedder.reset_states()
     calls = {key: lambda embedder=embedder: embedder.embed_batch([text.alone]) for key, embedder in embedders.items()}
@@ -161,8 +161,8 @@ def floors(setup: Setup, text: Text, threads: int) -> tuple[dict, dict]:
         try:
             rates = floor.measure_rates(threads, floor.kib_per_thread(options, precision, threads))
             by_precision[precision] = rates.as_dict()
-            for way, each in work.items():
-                by_case[way, precision] = floor_of(options, each, rates, precision)
+            for way, of_way in work.items():
+                by_case[way, precision] = floor_of(options, of_way, rates, precision)
         except floor.NoFloor as problem:
             by_precision.setdefault(precision, {})["no_floor"] = str(problem)
     return by_case, by_precision
@@ -199,7 +199,8 @@ def parse() -> argparse.Namespace:
     parser = common.make_parser(
         __doc__, "embed-SIZE.json", ("--batch-size", 64, "sentences in a batch, slots of a stream"),
         ("--batches", 8, "batches of text in a turn of ours"),
-        ("--peer-batches", 2, "batches in a turn of the slow side, and in the comparison"), ("--rounds", 5, "turns of each"))
+        ("--peer-batches", 2, "batches in a turn of the slow side, and in the comparison"),
+        ("--rounds", 5, "turns of each"))
     parser.add_argument("--size", choices=common.SIZES, default="original", help="model size (default: original)")
     parser.add_argument("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",

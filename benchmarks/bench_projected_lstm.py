@@ -43,7 +43,7 @@ class Layer:
         inputs, state, weights = self.inputs, self.state, self.weights
         if exact:
             (inputs,), state = op_cases.in_float64(inputs), op_cases.in_float64(*state)
-            weights = tuple(op_cases.in_float64(*each) for each in weights)
+            weights = tuple(op_cases.in_float64(*of_direction) for of_direction in weights)
         out, (h, c) = projected_lstm(inputs, self.rows, self.schedule, state, weights, backend=backend,
                                      precision=precision, **CLIPS)
         return [out, h, c]
@@ -70,8 +70,8 @@ def layer(size: str, batch: int) -> Layer:
 def direction(cells: int, projection: int) -> tuple:
     """W [2 P, 4 D], B [4 D], W_P [D, P], spread as a new model's."""
     w, w_p = torch.empty(2 * projection, 4 * cells), torch.empty(cells, projection)
-    for each in (w, w_p):
-        torch.nn.init.xavier_uniform_(each)
+    for matrix in (w, w_p):
+        torch.nn.init.xavier_uniform_(matrix)
     return w, torch.zeros(4 * cells), w_p
 
 

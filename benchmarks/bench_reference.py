@@ -21,7 +21,7 @@ BUSY = 1.3  # 80th over 20th percentile
 
 
 def run_over(embedder, groups) -> list[np.ndarray]:
-    """All batches from fresh states."""
+    """All batches, from zero states."""
     embedder.reset_states()
     return [vectors for group in groups for vectors in embedder.embed_batch(group)]
 
@@ -47,7 +47,7 @@ def check(embedders: dict, groups) -> dict[str, dict]:
 
 
 def load(arguments: argparse.Namespace) -> dict:
-    """Embedders by name, the one that the others are compared with first."""
+    """Embedders by name, first the embedder that the others are compared with."""
     embedders = {}
     if arguments.allennlp:
         with tempfile.TemporaryDirectory() as folder:
@@ -84,13 +84,13 @@ def report(content: dict) -> str:
     for case in content["results"]:
         lines.append("  ".join(f"{key}={value}" for key, value in case.items() if key != "samples"))
         if case["p80"] > BUSY * case["p20"]:
-            lines.append(f"  {case['variant']}: its rounds differ by more than {BUSY}; run again when the machine is idle")
+            lines.append(f"  {case['variant']}: rounds differ by more than {BUSY}; run again on an idle machine")
     return "\n".join(lines)
 
 
 def main() -> int:
     parser = common.make_parser(__doc__, "reference-SIZE.json", ("--batch-size", 64, "sentences in a batch"),
-                                ("--batches", 2, "batches in a pass"), ("--rounds", 5, "timed passes of each"))
+                                ("--batches", 2, "batches in a pass"), ("--rounds", 5, "timed passes"))
     parser.add_argument("--size", choices=common.SIZES, default="original", help="model size (default: original)")
     parser.add_argument("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
     parser.add_argument("--backends", nargs="+", default=["reference"], metavar="NAME",

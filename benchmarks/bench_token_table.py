@@ -1,4 +1,4 @@
-"""What token tables save on the CPU: three lines, each timed by turns in this process.
+"""What token tables save on the CPU: three lines, timed by turns in this process.
 
 text       running text in 64 slots and in batches of 64, states carried, beside our own path without a table, `highest`
 proteins   25 letters, sequences of 500 residues, 15,000 residues a batch, beside our reference path
@@ -47,7 +47,7 @@ def with_table(size: str, words, seed: int = 0) -> models.Embedder:
 def precisions(arguments: argparse.Namespace) -> list[str]:
     """Those asked for that this machine has."""
     absent = models.absent_precisions()
-    return [each for each in arguments.precisions if each not in absent]
+    return [precision for precision in arguments.precisions if precision not in absent]
 
 
 def variant(precision: str) -> str:
@@ -55,7 +55,7 @@ def variant(precision: str) -> str:
 
 
 def rows(line: str, size: str, speeds: dict[tuple, list[float]], first: tuple, unit: str) -> list[dict]:
-    """One result a case, speeds by (way, variant); ratios to the case `first`, or to the one of the same way."""
+    """A result per case, speeds by (way, variant); ratios to the case `first`, or to its variant in the same way."""
     results = []
     for (way, variant), samples in speeds.items():
         beside = speeds.get((way, first[1]), speeds[first])
@@ -102,7 +102,7 @@ def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
     slow = Group(text.sentences[:batch], batch)
     reference = models.Embedder(models.build(size, backend="reference"))
     table = with_table(size, LETTERS)
-    few = [[each[:40] for each in slow.sentences[:3]]]
+    few = [[sentence[:40] for sentence in slow.sentences[:3]]]
     way, errors = f"batches of {arguments.batch_residues:,} residues", {}
     turns = {(way, "reference"): batches_turn(reference, slow)}
     for precision in precisions(arguments):
@@ -113,7 +113,8 @@ def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
         turns |= {(way, variant(precision)): batches_turn(ours, text),
                   (f"slots of {batch}", variant(precision)): slots_turn(ours, text, batch)}
     speeds = warmed(turns, arguments.rounds, leave_out=(way, "reference"))
-    facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch, "errors": common.rounded(errors)}
+    facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch,
+             "errors": common.rounded(errors)}
     return rows("proteins", size, speeds, (way, "reference"), "tokens/s"), facts
 
 
@@ -182,20 +183,21 @@ def building_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
     return rows("building", size, speeds, ("vectors", "reference"), "words/s"), common.rounded(facts)
 
 
-# ---- the whole run -------------------------------------------------------------------------
+# ---- all lines -----------------------------------------------------------------------------
 
 
 def largest_difference(found, expected) -> float:
-    return max(float(np.abs(one - other).max()) for one, other in zip(found, expected, strict=True) if one.size)
+    return max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, expected, strict=True) if ours.size)
 
 
 def require_same(what: str, difference: float) -> None:
     if not difference <= SAME:
-        raise ValueError(f"{what}: largest difference from the path without a table {difference:.1e} (limit {SAME:.0e})")
+        raise ValueError(f"{what}: largest difference from the path without a table {difference:.1e} "
+                         f"(limit {SAME:.0e})")
 
 
 def warmed(turns: dict, rounds: int, leave_out: tuple | None = None) -> dict[tuple, list[float]]:
-    """Speeds of every turn after each has run once, but the one that takes minutes and has run in the comparison."""
+    """Speeds of every turn after a warm-up; `leave_out` takes minutes and was warmed up by the comparison."""
     for key, turn in turns.items():
         if key != leave_out:
             turn()
@@ -203,7 +205,7 @@ def warmed(turns: dict, rounds: int, leave_out: tuple | None = None) -> dict[tup
 
 
 def run(arguments: argparse.Namespace) -> dict:
-    """Everything; the content of the results file."""
+    """The content of the results file."""
     results, facts = [], {}
     plan = [(text_line, size) for size in arguments.text_sizes if "text" in arguments.lines]
     plan += [(proteins_line, arguments.size)] if "proteins" in arguments.lines else []
@@ -218,8 +220,8 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def table(results: list[dict]) -> str:
     """Results as Markdown rows."""
-    return "\n".join(f"| {each['line']} | {each['size']} | {each['way']} | {each['variant']} | {each['median']:,.0f} "
-                     f"{each['unit']} | {each['times_as_fast']:.2f} |" for each in results)
+    return "\n".join(f"| {case['line']} | {case['size']} | {case['way']} | {case['variant']} | {case['median']:,.0f} "
+                     f"{case['unit']} | {case['times_as_fast']:.2f} |" for case in results)
 
 
 def main() -> int:
@@ -230,7 +232,8 @@ def main() -> int:
         ("--protein-batches", 2, "batches of sequences in a turn of ours; the reference has one"),
         ("--words", 100_000, "unique words of the table that is built"),
         ("--reference-words", 2048, "words in a turn of the reference char encoder"),
-        ("--reference-batch", 1024, "words that the reference char encoder takes at a time"), ("--rounds", 3, "turns of each"))
+        ("--reference-batch", 1024, "words that the reference char encoder takes at a time"),
+        ("--rounds", 3, "turns of each"))
     parser.add_argument("--lines", nargs="+", choices=LINES, default=list(LINES), metavar="LINE", help="(default: all)")
     parser.add_argument("--size", choices=common.SIZES, default="original", help="of proteins and building "
                         "(default: original)")

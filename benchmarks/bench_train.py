@@ -1,4 +1,4 @@
-"""Training on the CPU: tokens per second of ours and of bilm-tf's own trainer, and what both have learned.
+"""Training on the CPU: tokens per second of ours and of bilm-tf's own trainer, and the perplexity of both.
 
 Same text, vocabulary, sizes, batches and steps; by turns of some steps in one run, each side on the same number of
 threads. After the last step the held-out perplexity of both is computed by `elmo_fast.train.evaluate` (bilm-tf's
@@ -24,13 +24,12 @@ import torch
 
 from benchmarks import common
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.config import TrainConfig
+from elmo_fast.train.corpus import Shard, make_vocabulary, read_shards
 from elmo_fast.train.evaluate import perplexity
-from elmo_fast.train.replicas import Replicas
-from elmo_fast.train.corpus import Shard, read_shards
 from elmo_fast.train.loop import Trainer
-from elmo_fast.train.corpus import make_vocabulary
+from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.replicas import Replicas
 
 # dim, projection, filters, highway layers, batch, negatives, words; `issue` is what the 3x is asked for
 SIZES = {
@@ -68,7 +67,8 @@ class Corpus:
     def read(cls, train: str, heldout: str, words: int, folder: Path) -> "Corpus":
         path = folder / "vocab.txt"
         make_vocabulary(train, path, max_size=words)
-        return cls(train, read_shards(train, "--train"), read_shards(heldout, "--heldout"), path, Vocabulary(path, True))
+        return cls(train, read_shards(train, "--train"), read_shards(heldout, "--heldout"), path,
+                   Vocabulary(path, True))
 
 
 class Ours:
@@ -76,8 +76,8 @@ class Ours:
 
     def __init__(self, size: str, corpus: Corpus, seed: int):
         self._corpus = corpus
-        plan = TrainConfig.from_dict({**options(size), "n_tokens_vocab": corpus.vocabulary.size, "seed": seed})
-        self.model = LanguageModel(plan, initial_weights(plan, seed))
+        config = TrainConfig.from_dict({**options(size), "n_tokens_vocab": corpus.vocabulary.size, "seed": seed})
+        self.model = LanguageModel(config, initial_weights(config, seed))
         self._trainer = Trainer(self.model, corpus.shards, corpus.vocabulary, Replicas(torch.device("cpu")))
 
     def turn(self, steps: int) -> float:
@@ -96,17 +96,17 @@ class BilmTf:
 
     def __init__(self, size: str, corpus: Corpus, seed: int, python: str, checkout: str, steps: int, folder: Path):
         self._variables = folder / "variables.npz"
-        self._plan = TrainConfig.from_dict({**options(size), "n_tokens_vocab": corpus.vocabulary.size})
-        batch = self._plan.training.batch_size
+        self._config = TrainConfig.from_dict({**options(size), "n_tokens_vocab": corpus.vocabulary.size})
+        batch = self._config.training.batch_size
         settings = {
             "options": {**options(size, bilm_tf=True), "n_train_tokens": steps * batch * UNROLL}, "train": corpus.train,
-            "vocabulary": str(corpus.vocabulary_file), "folder": str(folder / "bilm-tf"), "threads": torch.get_num_threads(),
-            "variables": str(self._variables),
+            "vocabulary": str(corpus.vocabulary_file), "folder": str(folder / "bilm-tf"),
+            "threads": torch.get_num_threads(), "variables": str(self._variables),
         }
         (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
         worker = Path(__file__).with_name("bilm_tf_worker.py")
         # Their code calls no seed: the order of their text differs from run to run.
-        self._log = open(folder / "bilm-tf.log", "w", encoding="utf-8")
+        self._log = open(folder / "bilm-tf.log", "w", encoding="utf-8")  # noqa: SIM115
         self._process = subprocess.Popen([python, str(worker), checkout, str(folder / "settings.json")], text=True,
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log)
         self._answer("ready")
@@ -135,7 +135,7 @@ class BilmTf:
         self._process.wait(timeout=600)
         with np.load(self._variables) as found:
             weights = {ours_name(name): found[name] for name in found.files}
-        return LanguageModel(self._plan, weights)
+        return LanguageModel(self._config, weights)
 
     def close(self) -> None:
         self._process.kill()
@@ -153,7 +153,7 @@ def ours_name(name: str) -> str:
 
 
 def by_turns(sides: dict, steps: int, turn: int) -> dict[str, list[float]]:
-    """Seconds of every turn of each side; who goes first changes each turn."""
+    """Seconds of every turn of both sides; they change places in every turn."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     order = list(sides)
     for first in range(0, steps, turn):
@@ -164,20 +164,19 @@ def by_turns(sides: dict, steps: int, turn: int) -> dict[str, list[float]]:
 
 
 def results(sides: dict, corpus: Corpus, seconds: dict[str, list[float]], arguments: argparse.Namespace) -> dict:
-    """Speeds after the warm-up turns, the ratio of each turn's pair, and both perplexities."""
+    """Speeds after the warm-up turns, the median ratio of a turn's pair, and both perplexities."""
     batch, steps = SIZES[arguments.size][4], arguments.turn
     found: dict = {}
-    whole = arguments.steps // steps
+    complete = arguments.steps // steps
     for name, side in sides.items():
-        kept = seconds[name][arguments.warmup : whole]
-        speeds = [steps * batch * UNROLL / each for each in kept]
+        speeds = [steps * batch * UNROLL / time for time in seconds[name][arguments.warmup : complete]]
         judged = perplexity(side.finish(), corpus.heldout, corpus.vocabulary, arguments.heldout_rows)
         found[name] = {"tokens_per_second": float(np.median(speeds)), "p20": float(np.percentile(speeds, 20)),
                        "p80": float(np.percentile(speeds, 80)), "tokens": arguments.steps * batch * UNROLL,
                        "heldout_perplexity": judged.total, "by_direction": list(judged.by_direction)}
         print(f"{name}: {found[name]['tokens_per_second']:,.0f} tokens/s, held-out {judged}")
     if len(sides) == 2:
-        pairs = zip(*(seconds[name][arguments.warmup : whole] for name in ("bilm-tf", "elmo-fast")))
+        pairs = zip(*(seconds[name][arguments.warmup : complete] for name in ("bilm-tf", "elmo-fast")))
         found["times_as_fast"] = float(np.median([theirs / ours for theirs, ours in pairs]))
         print(f"elmo-fast is {found['times_as_fast']:.2f} times as fast")
     return found
@@ -213,7 +212,8 @@ def main(arguments=None) -> dict:
         theirs = None
         try:
             if parsed.bilm_tf:
-                theirs = BilmTf(parsed.size, corpus, parsed.seed, parsed.tf_python, parsed.bilm_tf, parsed.steps, folder)
+                theirs = BilmTf(parsed.size, corpus, parsed.seed, parsed.tf_python, parsed.bilm_tf, parsed.steps,
+                                folder)
                 sides["bilm-tf"] = theirs
             seconds = by_turns(sides, parsed.steps, parsed.turn)
             found = results(sides, corpus, seconds, parsed)

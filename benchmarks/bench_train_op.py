@@ -5,7 +5,7 @@
 
 The second counts the CPU time of all threads, which other programs on the machine disturb less.
 
-A batch is `batch` rows of running text, 20 steps each, every direction with its own rows, states carried in. The first
+A batch is `batch` rows of 20 steps of running text, every direction with its own rows, states carried in. The first
 layer gathers unique token vectors; a layer above reads its own half of what the layer below gave. Gradients of every
 operand are computed and weights count as edited between calls, so that packing is part of the time.
 
@@ -23,8 +23,8 @@ import torch
 
 from benchmarks import agreement, common, op_cases
 from elmo_fast import Options
-from elmo_fast.model.weights import random_weights
 from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import Schedule
 
@@ -60,18 +60,18 @@ class Layer:
     def train(self, backend: str, leaves: list[torch.Tensor] | None = None) -> list[torch.Tensor]:
         """Outputs, and the gradients of all leaves."""
         leaves = leaves or self.leaves
-        for each in leaves:
-            each.grad = None
+        for leaf in leaves:
+            leaf.grad = None
         inputs, h, c, *weights = leaves
         with torch.no_grad():
             weights[0].mul_(1.0)  # what an optimizer step does to what is packed
         out, _ = projected_lstm(inputs, self.rows, self.schedule, (h, c), (tuple(weights[:3]), tuple(weights[3:])),
                                 **CLIPS, backend=backend)
         out.backward(self.grad.to(out.dtype))
-        return [out.detach(), *(each.grad for each in leaves)]
+        return [out.detach(), *(leaf.grad for leaf in leaves)]
 
     def exact(self) -> list[torch.Tensor]:
-        return self.train("reference", [each.detach().double().requires_grad_() for each in self.leaves])
+        return self.train("reference", [leaf.detach().double().requires_grad_() for leaf in self.leaves])
 
 
 @functools.lru_cache(maxsize=1)
@@ -84,11 +84,11 @@ def layer(size: str, batch: int, which: str) -> Layer:
     leaves = [inputs, 0.1 * torch.randn(batch, 2 * projection), 0.1 * torch.randn(batch, 2 * cells)]
     for _ in range(2):
         leaves += [torch.empty(2 * projection, 4 * cells), torch.zeros(4 * cells), torch.empty(cells, projection)]
-    for each in leaves[3::3] + leaves[5::3]:
-        torch.nn.init.xavier_uniform_(each)
+    for matrix in leaves[3::3] + leaves[5::3]:
+        torch.nn.init.xavier_uniform_(matrix)
     schedule = Schedule(np.arange(batch), np.full(STEPS, batch, np.int32), index, np.zeros(count, dtype=bool))
     rows = torch.from_numpy(index) if which == "first" else None
-    return Layer([each.requires_grad_() for each in leaves], rows, schedule, torch.randn(count, 2 * projection))
+    return Layer([leaf.requires_grad_() for leaf in leaves], rows, schedule, torch.randn(count, 2 * projection))
 
 
 @functools.lru_cache(maxsize=1)
@@ -157,12 +157,12 @@ def train_encoder(model: CharacterEncoder, batch: int, backend: str) -> list[tor
     """Vectors of a batch's unique tokens, and the gradients of all parameters."""
     model.zero_grad()
     with torch.no_grad():
-        for each in model.parameters():
-            each.mul_(1.0)
+        for parameter in model.parameters():
+            parameter.mul_(1.0)
     out = model(token_ids(batch), backend)
     torch.manual_seed(op_cases.SEED)
     out.backward(torch.randn(out.shape).to(out.dtype))
-    return [out.detach(), *(each.grad.clone() for each in model.parameters())]
+    return [out.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 
 
 @functools.cache

@@ -1,9 +1,9 @@
 """Runs bilm-tf's own trainer on a current TensorFlow, a few batches at a time, for `bench_train`.
 
-Started with a Python that has TensorFlow 2: `python bilm_tf_worker.py BILM_TF SETTINGS.json`. bilm-tf's code is imported
-unchanged from the checkout BILM_TF; TensorFlow's v1 interface stands in for the TensorFlow 1.2 it was written for. Each
-line on stdin lets it train so many batches; it answers with the seconds they took. After the last, the trained variables
-are written to the file that the settings name. What bilm-tf prints goes to stderr.
+Started with a Python that has TensorFlow 2: `python bilm_tf_worker.py BILM_TF SETTINGS.json`. bilm-tf's code is
+imported unchanged from the checkout BILM_TF; TensorFlow's v1 interface stands in for the TensorFlow 1.2 it was written
+for. A line on stdin is the number of batches to train; the answer is the seconds they took. After the last line, the
+trained variables are written to the file that the settings name. What bilm-tf prints goes to stderr.
 """
 
 import json
@@ -48,7 +48,7 @@ def as_version_1(threads: int):
 
 
 class ByTurns:
-    """A data set that hands out batches only when it is told to, and answers how long each turn took."""
+    """A data set that hands out the batches of a turn on request, and prints how long the turn took."""
 
     def __init__(self, data, answers):
         self._data, self._answers = data, answers

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +120,7 @@ def _split_sentences(tokens: list[str]) -> list[list[str]]:
         if token in (".", "!", "?"):
             sentences.append(current)
             current = []
-    return sentences + [current] if current else sentences
+    return [*sentences, current] if current else sentences
 
 
 def _generated_sentences(count: int) -> list[list[str]]:
@@ -198,7 +198,7 @@ class Timing:
         return rounded({key: value for key, value in asdict(self).items() if samples or key != "samples"})
 
     def times_as_fast_as(self, other: "Timing") -> float:
-        """Median of the ratios within each round: a slow minute then hits both sides of a ratio."""
+        """Median of the ratios within a round: a slow minute then hits both sides of a ratio."""
         return float(np.median(np.divide(other.samples, self.samples)))
 
 
@@ -213,7 +213,7 @@ def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0) -> di
     """Times functions by turns, so that a slow minute of the machine hits all of them alike.
 
     Every function is called once to warm up, then once a round, or as often as fills
-    `min_seconds`; the order turns by one each round.
+    `min_seconds`; the order moves on by one every round.
     """
     if rounds < 1:
         raise ValueError(f"rounds: expected at least 1, got {rounds}")
@@ -235,7 +235,7 @@ def alternate(turns: dict, rounds: int) -> dict[object, list[float]]:
 
 
 def take_turns(measure: dict, rounds: int) -> dict[object, list[float]]:
-    """What functions measure in every round; the order moves on by one each round."""
+    """What functions measure in every round; the order moves on by one every round."""
     samples: dict[object, list[float]] = {key: [] for key in measure}
     order = list(measure)
     for _ in range(rounds):
@@ -251,9 +251,9 @@ def take_turns(measure: dict, rounds: int) -> dict[object, list[float]]:
 def rounded(value):
     """The same with five significant digits: more would be noise."""
     if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
+        return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(each) for each in value]
+        return [rounded(part) for part in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
@@ -269,7 +269,7 @@ def document(name: str, settings: dict, results) -> dict:
     return {
         "schema": SCHEMA,
         "name": name,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "revision": revision(),
         "machine": machine(),
         "settings": settings,
@@ -278,7 +278,7 @@ def document(name: str, settings: dict, results) -> dict:
 
 
 def write_json(path: Path, content) -> Path:
-    """Writes beside the target and renames, so that a reader never sees half a file."""
+    """Writes beside the target and renames, so that a reader never sees a part of a file."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")

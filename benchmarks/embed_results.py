@@ -1,4 +1,4 @@
-"""What bench_embed writes: a result for each case, and the Markdown table of several files."""
+"""What bench_embed writes: a result per case, and the Markdown table of several files."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from benchmarks import common
 
 
 def rows_of(speeds: dict, seconds: dict, tokens: int, floors_found: dict) -> list[dict]:
-    """One result a case: speed, ratio to the peer (a stream's: to its batches), floor, share.
+    """A result per case: speed, ratio to the peer (a stream's: to its batches), floor, share.
 
     Timings by case: of the text in tokens per second, of the sentence with `tokens` in seconds.
     """
@@ -35,15 +35,15 @@ def read(file: Path) -> dict:
 
 
 def table(documents: list[dict]) -> str:
-    """Results of ours as Markdown; each ratio names the peer where it is not AllenNLP."""
+    """Results of ours as Markdown; a ratio names its peer unless it is AllenNLP."""
     lines = ["| size | way | precision | tokens/s floor | reached | share | ratio to AllenNLP |",
              "|---|---|---|---|---|---|---|"]
-    for each in documents:
-        peer = each["settings"]["times_as_fast_as"]
+    for document in documents:
+        peer = document["settings"]["times_as_fast_as"]
         beside = "" if peer == "allennlp" else f" (to our {peer})"
-        for row in (row for row in each["results"] if row["variant"] == "ours"):
+        for row in (row for row in document["results"] if row["variant"] == "ours"):
             least, share = row.get("floor_tokens_per_s"), row.get("share")
-            cells = [each["settings"]["size"], row["way"], row["precision"], f"{least:,.0f}" if least else "-",
+            cells = [document["settings"]["size"], row["way"], row["precision"], f"{least:,.0f}" if least else "-",
                      f"{row['tokens_per_s']:,.0f}", f"{share:.0%}" if share else "-",
                      f"{row['times_as_fast']:.1f}{beside}"]
             lines.append(f"| {' | '.join(cells)} |")

@@ -1,7 +1,7 @@
 """The least time that a model needs for a text on this machine: its arithmetic, and its weights read once a step.
 
-Counted is what exact computation cannot leave out: the char encoder over windows that touch a real character and the
-first layer's input product, once for each unique token; every other product once for each position, `<S>` and `</S>`
+Counted is what exact computation cannot leave out: the char encoder over windows with a real character and the
+first layer's input product, once per unique token; every other product once per position, `<S>` and `</S>`
 included. A step takes the larger of its arithmetic and the reading of its weights. The machine's rates are measured, by
 the CPU time of benchmarks/native/machine_floor.cpp.
 
@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks import common
 
 SOURCE = common.ROOT / "benchmarks" / "native" / "machine_floor.cpp"
-BOUNDARY_CHARACTERS = 3  # of <S> and </S>: a word's begin, the mark, a word's end
+BOUNDARY_CHARACTERS = 3  # of <S> and </S>: begin of word, the boundary, end of word
 # precision: bytes of one packed weight, tile products for one fp32 product (0: fp32 arithmetic)
 PRECISIONS = {"highest": (4, 0), "high": (4, 3), "medium": (2, 1)}
 _FEATURES = {"avx512f": ["-mavx512f"], "avx2": ["-mavx2", "-mfma"]}
@@ -78,7 +78,7 @@ def _compile(program: Path) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """`tokens` of the text, characters of each unique token int [R], rows int [steps] at each step."""
+    """`tokens` of the text, characters of every unique token int [R], batch sizes int [steps]."""
 
     tokens: int
     characters: np.ndarray
@@ -93,7 +93,7 @@ def work_of_batches(groups: list[list[list[str]]]) -> Work:
 
 
 def work_of_slots(sentences: list[list[str]], slots: int) -> Work:
-    """Sentence i in slot i mod `slots`, back to back; tokens are unique in the whole stream."""
+    """Sentence i in slot i mod `slots`, back to back; tokens are unique in the stream."""
     positions = np.zeros(slots, dtype=np.int64)
     np.add.at(positions, np.arange(len(sentences)) % slots, [len(sentence) + 2 for sentence in sentences])
     batch_sizes = (positions > np.arange(positions.max())[:, None]).sum(1)
@@ -112,7 +112,7 @@ def step_weights(options: dict) -> int:
 
 
 def kib_per_thread(options: dict, precision: str, threads: int) -> int:
-    """How much of one layer's weights each thread reads in a step: decides which cache they come from."""
+    """KiB of a layer's weights that a thread reads in a step, which decide the cache they come from."""
     return max(1, step_weights(options) * PRECISIONS[precision][0] // threads // 1024)
 
 
@@ -182,7 +182,7 @@ class Count:
 
 
 def char_cnn_count(options: dict, characters: np.ndarray, precision: str, id_bytes: int = 8) -> Count:
-    """The mean over tokens with that many characters, windows that touch a real one; ids read, values written."""
+    """The mean over tokens with that many characters, windows with a real character; ids read, values written."""
     bare = {"char_cnn": {**options["char_cnn"], "n_highway": 0},
             "lstm": {"projection_dim": sum(count for _, count in options["char_cnn"]["filters"])}}
     written = bare["lstm"]["projection_dim"] * ACTIVATION_BYTES[precision]
@@ -210,7 +210,7 @@ def encoder_table(chip: Chip, characters: np.ndarray) -> str:
 
 
 def characters_of(tokens) -> np.ndarray:
-    """Characters of tokens, marks included: int [len(tokens)]."""
+    """Characters of tokens, begin and end of word included: int [len(tokens)]."""
     return np.array([len(token.encode("utf-8", "replace")) + 2 for token in tokens])
 
 

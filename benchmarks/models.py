@@ -19,7 +19,7 @@ def build(size: str, *, backend: str = "reference", seed: int = 0, precision: st
 class Embedder:
     """Ours with the two methods that `peers.AllenNlp` has, and the stream.
 
-    Embedders may share a model: each call sets its `precision`, whose packed weights the model keeps beside the others.
+    Embedders may share a model: a call sets its `precision`, and packed weights are cached by precision.
     """
 
     def __init__(self, bilm, precision: str | None = None):
@@ -33,7 +33,7 @@ class Embedder:
 
     def embed_batch(self, batch: list[list[str]]) -> list:
         self.bilm.precision = self.precision
-        return self.embedder.embed_batch(batch)  # each [layers, tokens, 2 P]
+        return self.embedder.embed_batch(batch)  # a list of [layers, tokens, 2 P]
 
     def embed_sentences(self, sentences: list[list[str]], batch_size: int) -> list:
         self.bilm.precision = self.precision
@@ -65,12 +65,13 @@ def write_files(folder: Path, size: str, seed: int = 0) -> tuple[Path, Path]:
 def backends(device: str) -> list[str]:
     """The plain backends, and `auto` where it takes a faster one for at least one op."""
     import torch
+
     from elmo_fast.ops.backend import OPS, resolve
 
     plain = ["reference", "torch"]
     operand = torch.empty(0, device=device)
     chosen = {resolve(op, "auto", operand) for op in OPS}
-    return plain + ["auto"] if chosen - set(plain) else plain
+    return [*plain, "auto"] if chosen - set(plain) else plain
 
 
 def device_ids(sentences: list[list[str]], device: str):

@@ -1,6 +1,6 @@
 """What the benchmarks of single ops share: their cases, the text they read, and a yardstick that takes turns.
 
-pytest-benchmark runs case after case, so that times of two cases are minutes apart. Each case therefore times a
+pytest-benchmark runs case after case, so that times of two cases are minutes apart. A case therefore times a
 yardstick of its own between its rounds; `extra_info` has the ratio, which is the figure to compare.
 """
 
@@ -24,7 +24,7 @@ SEED = 0
 
 def variants(precisions=("highest",)) -> list:
     """pytest parameters (backend, precision): plain torch has one precision on the CPU, the engine all of them."""
-    pairs = [("reference", "highest"), ("torch", "highest"), *(("native", each) for each in precisions)]
+    pairs = [("reference", "highest"), ("torch", "highest"), *(("native", precision) for precision in precisions)]
     return [pytest.param(*pair, id="-".join(pair)) for pair in pairs]
 
 
@@ -41,19 +41,19 @@ def skip_absent(backend: str, precision: str) -> None:
 
 @functools.cache
 def numbered(batch: int):
-    """Unique tokens, number of each position, positions of each sentence: running text between its boundaries.
+    """Unique tokens, their number at every position, and sentence lengths of running text with boundaries.
 
     A batch of one is a sentence of 25 tokens.
     """
     sentences, _ = common.running_text(max(batch, 64))
     running = list(itertools.chain.from_iterable(sentences))
     chosen = [running[:25]] if batch == 1 else sentences[:batch]
-    marks = characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN
-    return number_tokens((marks[0], *sentence, marks[1]) for sentence in chosen)
+    begin, end = characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN
+    return number_tokens((begin, *sentence, end) for sentence in chosen)
 
 
 def in_float64(*tensors):
-    return tuple(each if each is None or not each.is_floating_point() else each.double() for each in tensors)
+    return tuple(tensor if tensor is None or not tensor.is_floating_point() else tensor.double() for tensor in tensors)
 
 
 def compare(found, expected, precision: str, exact: bool) -> None:
@@ -69,7 +69,7 @@ def clock(request):
 
 
 def timed(request, benchmark, call, yardstick, yardstick_name: str, tokens: int, group: str) -> None:
-    """Times `call`, and the yardstick once before each round; --benchmark-min-rounds says how many rounds."""
+    """Times `call`, and the yardstick once before every round; --benchmark-min-rounds says how many rounds."""
     seconds: list[float] = []
 
     now = clock(request)

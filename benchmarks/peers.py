@@ -1,7 +1,7 @@
 """Runs AllenNLP 0.9's own ELMo code, from a checkout the user names, on today's PyTorch.
 
-Nothing of AllenNLP is kept here. Its modules are imported from the checkout's files; what they import
-besides (spaCy, boto3, overrides, and package files that pull in the whole toolkit) is replaced by
+Nothing of AllenNLP is copied here. Its modules are imported from the checkout's files; what they import
+besides (spaCy, boto3, overrides, and package files that pull in the complete toolkit) is replaced by
 stand-ins while they load. The stand-ins do no work in a forward pass, so that the numbers and the time
 are those of the original code.
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks import common
 
-# Packages whose own __init__ imports the whole toolkit: entered through their folder instead. The
+# Packages whose own __init__ imports the complete toolkit: entered through their folder instead. The
 # names are those that the ELMo code imports from the package itself, and the module that defines them.
 PACKAGES = {
     "allennlp": {},
@@ -121,7 +121,7 @@ def load_allennlp(checkout: str | Path) -> types.ModuleType:
         try:
             with _stand_ins(root), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                importlib.import_module("allennlp.data.instance")  # first: it and vocabulary import each other
+                importlib.import_module("allennlp.data.instance")  # first: it and vocabulary import one another
                 importlib.import_module("allennlp.commands.elmo")
         except Exception as error:
             _forget()
@@ -148,7 +148,7 @@ class AllenNlp:
         import torch
 
         with torch.no_grad():
-            return self.embedder.embed_batch(batch)  # each [layers, tokens, 2 * projection]
+            return self.embedder.embed_batch(batch)  # a list of [layers, tokens, 2 * projection]
 
 
 def fixture_error(checkout: str | Path, shared: Path) -> float:

@@ -1,4 +1,4 @@
-"""What a sentence's starting state is worth: loss per token and distance of the embeddings, by state policy.
+"""The effect of a sentence's initial state: loss per token and distance of the embeddings, by state policy.
 
 Runs held-out sentences through one model three times: from zeros, from the warm state, and with states carried from
 batch to batch (what the model was trained with). The loss of a token is that of the exported softmax over the whole
@@ -27,7 +27,7 @@ POLICIES = ("zero", "warm", "carry")
 
 @dataclass(frozen=True)
 class Policy:
-    """Sums over a text: losses and predictions of each direction, squared distances from carried, squared norms."""
+    """Sums over a text: losses and predictions by direction, squared distances from carried, squared norms."""
 
     losses: np.ndarray
     predictions: np.ndarray
@@ -51,20 +51,20 @@ def run(bilm: BiLm, sentences, vocabulary: Vocabulary, softmax, batch_size: int)
             ends = np.cumsum(lengths)
             first, last = ends - lengths, ends - 1
             for k, (half, edge, ahead) in enumerate(zip(layers[-1].chunk(2, dim=1), (last, first), (1, -1))):
-                places = np.setdiff1d(np.arange(len(ids)), edge)  # </S> predicts nothing forward, <S> nothing backward
-                found = chunked_full_cross_entropy(half[torch.from_numpy(places)], w, b,
-                                                     torch.from_numpy(ids[places + ahead])).double().numpy()
+                positions = np.setdiff1d(np.arange(len(ids)), edge)  # </S> has no next token, <S> none before
+                found = chunked_full_cross_entropy(half[torch.from_numpy(positions)], w, b,
+                                                   torch.from_numpy(ids[positions + ahead])).double().numpy()
                 losses[k] += found.sum()
-                counts[k] += len(places)
-                starts = np.isin(places, (first, last)[k])
+                counts[k] += len(positions)
+                starts = np.isin(positions, (first, last)[k])
                 firsts[k] += found[starts].sum()
             vectors.append(torch.cat(layers[-2:], dim=1))
     return Policy(losses, counts, firsts / len(sentences), vectors)
 
 
-def distance(one: Policy, other: Policy) -> float:
+def distance(policy: Policy, other: Policy) -> float:
     """Norm of the difference of all vectors over the norm of the other's."""
-    apart = sum(float((a - b).double().pow(2).sum()) for a, b in zip(one.vectors, other.vectors))
+    apart = sum(float((a - b).double().pow(2).sum()) for a, b in zip(policy.vectors, other.vectors))
     return float(np.sqrt(apart / sum(float(b.double().pow(2).sum()) for b in other.vectors)))
 
 
@@ -74,7 +74,7 @@ def main(arguments=None) -> dict:
     parser.add_argument("text", help="tokenized text, one sentence a line, in its own order")
     parser.add_argument("--softmax", type=Path, help=f"(default: {SOFTMAX_FILE} beside the model)")
     parser.add_argument("--vocab", type=Path, help="(default: vocab.txt beside the model)")
-    parser.add_argument("--warm-text", type=Path, help="sentences that the warm state comes from (default: the engine's)")
+    parser.add_argument("--warm-text", type=Path, help="sentences for the warm state (default: the engine's)")
     parser.add_argument("--batch-size", type=int, default=64, help="sentences side by side (default: %(default)s)")
     parser.add_argument("--sentences", type=int, help="(default: all)")
     parser.add_argument("--output", type=Path, help="also write JSON there")
@@ -90,11 +90,11 @@ def main(arguments=None) -> dict:
     for policy in POLICIES:
         bilm.state = policy
         found[policy] = run(bilm, sentences, vocabulary, softmax, parsed.batch_size)
-    table = {policy: {"loss": each.loss, "perplexity": float(np.exp(each.loss)),
-                      "loss_by_direction": (each.losses / each.predictions).tolist(),
-                      "loss_of_first_tokens": each.first_losses.tolist(),
-                      "loss_against_carried": each.loss / found["carry"].loss - 1,
-                      "distance_from_carried": distance(each, found["carry"])} for policy, each in found.items()}
+    table = {policy: {"loss": sums.loss, "perplexity": float(np.exp(sums.loss)),
+                      "loss_by_direction": (sums.losses / sums.predictions).tolist(),
+                      "loss_of_first_tokens": sums.first_losses.tolist(),
+                      "loss_against_carried": sums.loss / found["carry"].loss - 1,
+                      "distance_from_carried": distance(sums, found["carry"])} for policy, sums in found.items()}
     _print(table, len(sentences))
     if parsed.output:
         settings = {"sentences": len(sentences), "batch_size": parsed.batch_size, "warm_text": bool(parsed.warm_text)}
@@ -112,8 +112,8 @@ def _print(table: dict, sentences: int) -> None:
           "backward | distance from carried |\n|---|---|---|---|---|---|")
     for policy, row in table.items():
         forward, backward = row["loss_of_first_tokens"]
-        print(f"| {policy} | {row['loss']:.4f} | {100 * row['loss_against_carried']:+.2f} % | {row['perplexity']:.1f} | "
-              f"{forward:.3f} / {backward:.3f} | {row['distance_from_carried']:.4f} |")
+        print(f"| {policy} | {row['loss']:.4f} | {100 * row['loss_against_carried']:+.2f} % | {row['perplexity']:.1f} "
+              f"| {forward:.3f} / {backward:.3f} | {row['distance_from_carried']:.4f} |")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from elmo_fast import BiLm
 
 WORDS = ["play", "left", "light", "kind", "mean", "rest"]
-_AROUND = 7  # words shown on each side
+_AROUND = 7  # words shown on either side
 
 
 def occurrences(sentences: list[list[str]], word: str) -> list[tuple[int, int]]:
@@ -22,8 +22,9 @@ def occurrences(sentences: list[list[str]], word: str) -> list[tuple[int, int]]:
             for place, token in enumerate(sentence) if token.lower() == word]
 
 
-def vectors_of(bilm: BiLm, sentences: list[list[str]], places: list[tuple[int, int]], layer: int | None) -> torch.Tensor:
-    """Unit vectors at the places, [places, 2 P]: of one layer, or the mean of the layers that know the context."""
+def vectors_of(bilm: BiLm, sentences: list[list[str]], places: list[tuple[int, int]],
+               layer: int | None) -> torch.Tensor:
+    """Unit vectors at positions, [N, 2 P]: of a layer, or the mean of the layers with context."""
     found = []
     with torch.no_grad():
         for number, place in places:
@@ -35,7 +36,7 @@ def vectors_of(bilm: BiLm, sentences: list[list[str]], places: list[tuple[int, i
 
 
 def shown(sentence: list[str], place: int) -> str:
-    """The word in brackets with a few words on each side."""
+    """The word in brackets with a few words on either side."""
     before = sentence[max(0, place - _AROUND) : place]
     return " ".join([*before, f"[{sentence[place]}]", *sentence[place + 1 : place + 1 + _AROUND]])
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("model", help="a model's directory, ZIP, URL or name")
     parser.add_argument("text", help="tokenized text, one sentence a line")
     parser.add_argument("--words", nargs="+", default=WORDS)
-    parser.add_argument("--queries", type=int, default=4, help="occurrences to find neighbours of (default: %(default)s)")
+    parser.add_argument("--queries", type=int, default=4, help="occurrences to compare (default: %(default)s)")
     parser.add_argument("--neighbours", type=int, default=2, help="(default: %(default)s)")
     parser.add_argument("--layer", type=int, help="(default: the mean of all but the first)")
     arguments = parser.parse_args()

@@ -84,8 +84,8 @@ def probe(bilm: BiLm, train: Tagged, test: Tagged) -> dict[str, float]:
     vectors, others = layers_of(bilm, train.sentences), layers_of(bilm, test.sentences)
     rows = {f"layer {k}": (vectors[:, k], others[:, k]) for k in range(vectors.shape[1])}
     mix, scale = learned_mix(vectors, train.tags), vectors.std(dim=(0, 2), keepdim=True)
-    rows["mix of all layers"] = tuple(mix((each / scale).unbind(1)) for each in (vectors, others))
-    return {name: accuracy(one, train.tags, other, test.tags) for name, (one, other) in rows.items()}
+    rows["mix of all layers"] = tuple(mix((part / scale).unbind(1)) for part in (vectors, others))
+    return {name: accuracy(ours, train.tags, others, test.tags) for name, (ours, others) in rows.items()}
 
 
 def main() -> None:
@@ -99,8 +99,8 @@ def main() -> None:
     options = Options.from_file(find_model(arguments.model).options_file)
     trained = probe(BiLm.from_model(arguments.model, state=arguments.state), train, test)
     chance = probe(BiLm(options, random_weights(options, seed=1), state=arguments.state), train, test)
-    print(f"accuracy of a linear probe for part of speech: {len(train.tags):,} tokens to learn from, {len(test.tags):,} "
-          f"to be judged on, state {arguments.state}\n")
+    print(f"accuracy of a linear probe for part of speech: {len(train.tags):,} tokens to learn from, "
+          f"{len(test.tags):,} to be judged on, state {arguments.state}\n")
     print("| vectors | this model | random weights |\n|---|---|---|")
     for name, value in trained.items():
         print(f"| {name} | {100 * value:.1f} % | {100 * chance[name]:.1f} % |")

@@ -2,13 +2,13 @@
 
     python examples/sentiment.py [--text DIRECTORY]
 
-1. The model goes on training as a language model on the review text of the training part, without labels.
+1. The model is trained further as a language model on the review text of the training part, without labels.
 2. It is frozen, and gives every token a vector a layer.
 3. A scalar mixture of the layers, weighted means over the tokens and a small classifier are trained together.
 
 Data: sentence polarity dataset v1.0 (Pang and Lee 2005), split 80/10/10 at a fixed seed. Printed beside it: the same
-classifier on layer 0 alone (no context), on the model before it was tuned, and on random weights; each with the labels of
-all training reviews, and with those of 500 of them.
+classifier on layer 0 alone (no context), on the model before it was tuned, and on random weights; all with the labels
+of all training reviews, and with those of 500 of them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from elmo_fast import BiLm, LoadedElmo, Options, ScalarMix, cli, load, random_we
 from elmo_fast.model.sources import find_model
 
 TEXT = Path(os.environ.get("ELMO_FAST_SHARED", Path(__file__).parents[2] / "shared")) / "text"
-AT_ONCE = 1000  # reviews that are embedded together
+BATCH = 1000  # reviews that are embedded together
 EPOCHS = 12  # of the classifier
 FEW, SEEDS = 500, 3
 
@@ -35,7 +35,8 @@ FEW, SEEDS = 500, 3
 def read_reviews(directory: Path, most: int | None) -> dict[str, list[tuple[str, int]]]:
     """(sentence, 1 for good and 0 for bad) of the three parts."""
     reviews = [(line, label) for label, name in enumerate(("neg", "pos"))
-               for line in (directory / f"rt-polarity.{name}.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
+               for line in (directory / f"rt-polarity.{name}.txt").read_text(encoding="utf-8").splitlines()
+               if line.strip()]
     random.Random(0).shuffle(reviews)
     reviews = reviews[:most]
     tenth = len(reviews) // 10
@@ -43,40 +44,41 @@ def read_reviews(directory: Path, most: int | None) -> dict[str, list[tuple[str,
 
 
 def tuned(model: str, reviews: list[tuple[str, int]], epochs: int, folder: Path) -> Path:
-    """The model's directory after it went on training on the reviews' text."""
+    """The model's directory after further training on the reviews' text."""
     (folder / "reviews.txt").write_text("".join(text + "\n" for text, _ in reviews), encoding="utf-8")
     run, text, vocabulary = folder / "run", folder / "reviews.txt", folder / "vocab.txt"
     for command in (
         ["vocab", text, vocabulary],
-        ["train", run, "--from-model", model, "--train", text, "--vocab", vocabulary, "--epochs", epochs, "--batch-size", 32,
-         "--optimizer", "adamw", "--learning-rate", 0.0005, "--warmup-steps", 50, "--negatives", 1024, "--quiet"],
+        ["train", run, "--from-model", model, "--train", text, "--vocab", vocabulary, "--epochs", epochs,
+         "--batch-size", 32, "--optimizer", "adamw", "--learning-rate", 0.0005, "--warmup-steps", 50,
+         "--negatives", 1024, "--quiet"],
         ["export", run, folder / "tuned"],
     ):
-        if status := cli.main([str(each) for each in command]):
+        if status := cli.main(list(map(str, command))):
             raise SystemExit(status)
     return folder / "tuned"
 
 
 class Reviews:
-    """Vectors of all tokens of some reviews one after the other [tokens, layers, 2 P], and each review's label."""
+    """Vectors of all tokens of some reviews one after the other [tokens, layers, 2 P], and the reviews' labels."""
 
     def __init__(self, model: LoadedElmo, reviews: list[tuple[str, int]]):
         vectors = []
-        for start in range(0, len(reviews), AT_ONCE):
-            vectors += model.embed([text for text, _ in reviews[start : start + AT_ONCE]])
-        self.tokens = torch.from_numpy(np.concatenate([each.swapaxes(0, 1) for each in vectors]))
+        for start in range(0, len(reviews), BATCH):
+            vectors += model.embed([text for text, _ in reviews[start : start + BATCH]])
+        self.tokens = torch.from_numpy(np.concatenate([layers.swapaxes(0, 1) for layers in vectors]))
         self.labels = torch.tensor([label for _, label in reviews])
-        self.lengths = torch.tensor([each.shape[1] for each in vectors])
+        self.lengths = torch.tensor([layers.shape[1] for layers in vectors])
         self.sequence_starts = self.lengths.cumsum(0) - self.lengths
 
     def layer(self, k: int) -> "Reviews":
-        """The same with one layer alone."""
-        one = copy.copy(self)
-        one.tokens = self.tokens[:, k : k + 1].contiguous()
-        return one
+        """The same with a single layer."""
+        chosen = copy.copy(self)
+        chosen.tokens = self.tokens[:, k : k + 1].contiguous()
+        return chosen
 
     def some(self, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Vectors of the tokens of reviews `which`, and whose each is, as a place in `which` [tokens]."""
+        """Vectors of the tokens of reviews `which`, and the index in `which` of a token's review [tokens]."""
         lengths = self.lengths[which]
         owner = torch.repeat_interleave(torch.arange(len(which)), lengths)
         within = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]
@@ -84,7 +86,7 @@ class Reviews:
 
 
 class Classifier(nn.Module):
-    """A scalar mixture of the layers, a hidden layer at every token, and means over the tokens that it weighs itself."""
+    """A scalar mixture of the layers, a hidden layer at every token, and weighted means over the tokens."""
 
     def __init__(self, layers: int, size: int, hidden: int = 256, means: int = 2):
         super().__init__()
@@ -141,7 +143,7 @@ def main() -> None:
     given = parser.parse_args()
     began = time.perf_counter()
     reviews = read_reviews(given.text, given.sentences)
-    print("reviews: " + ", ".join(f"{len(each)} {name}" for name, each in reviews.items()))
+    print("reviews: " + ", ".join(f"{len(part)} {name}" for name, part in reviews.items()))
     options = Options.from_file(find_model(given.model).options_file)
     with tempfile.TemporaryDirectory() as folder:
         print(f"training on the review text for {given.epochs:g} epochs ...")
@@ -152,9 +154,9 @@ def main() -> None:
     few = min(FEW, every)
     print(f"test reviews right, from the labels of {every} reviews and of {few} (mean of {SEEDS} runs):")
     for name, model in models.items():
-        parts = {part: Reviews(model, each) for part, each in reviews.items()}
+        parts = {part: Reviews(model, chosen) for part, chosen in reviews.items()}
         for what, chosen in (("mixture of all layers", parts),
-                             ("layer 0 alone", {part: each.layer(0) for part, each in parts.items()})):
+                             ("layer 0 alone", {part: vectors.layer(0) for part, vectors in parts.items()})):
             right = accuracy(chosen, every), np.mean([accuracy(chosen, few, seed) for seed in range(SEEDS)])
             print(f"{name + ', ' + what:40}{right[0]:8.2%}{right[1]:8.2%}", flush=True)
     print(f"{time.perf_counter() - began:.0f} s in all")

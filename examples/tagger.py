@@ -24,7 +24,7 @@ HIDDEN, DROPOUT, L2, BATCH = 64, 0.5, 0.001, 32
 
 
 def read_conllu(path: Path) -> list[tuple[list[str], list[str]]]:
-    """Words and UPOS tags of each sentence; lines of multiword tokens and empty nodes are left out."""
+    """Words and UPOS tags of every sentence; lines of multiword tokens and empty nodes are left out."""
     sentences, words, tags = [], [], []
     for line in [*path.read_text(encoding="utf-8").splitlines(), ""]:
         fields = line.split("\t")
@@ -54,7 +54,7 @@ class Tagger(nn.Module):
 
     def penalty(self) -> torch.Tensor:
         """The L2 term of the mixture's weights."""
-        return L2 * sum((each**2).sum() for each in self.elmo.scalar_mix_0.scalar_parameters)
+        return L2 * sum((parameter**2).sum() for parameter in self.elmo.scalar_mix_0.scalar_parameters)
 
 
 def batches(sentences: list, shuffled: random.Random | None = None):
@@ -73,7 +73,7 @@ def train_and_test(bilm: BiLm, train: list, test: list, epochs: int) -> float:
     names = sorted({tag for _, tags in train for tag in tags})
     number = {name: index for index, name in enumerate(names)}
     tagger, shuffled = Tagger(bilm, len(names)), random.Random(0)
-    optimizer = torch.optim.Adam([each for each in tagger.parameters() if each.requires_grad], lr=0.003)
+    optimizer = torch.optim.Adam([parameter for parameter in tagger.parameters() if parameter.requires_grad], lr=0.003)
     for _ in range(epochs):
         tagger.train()
         for words, tags in batches(train, shuffled):

@@ -3,7 +3,7 @@
     python examples/usage_character.py [--options-file OPTIONS --weight-file WEIGHTS --vocab-file VOCAB]
 
 A reading-comprehension model reads contexts and questions, and takes ELMo vectors at its input and at its output:
-two mixtures of the layers, each shared by contexts and questions.
+two mixtures of the layers, both shared by contexts and questions.
 """
 
 import bilm_arguments
@@ -31,7 +31,7 @@ tokenized_question = [
 context_ids = batcher.batch_sentences(tokenized_context)
 question_ids = batcher.batch_sentences(tokenized_question)
 
-# The layers. Each stream has its own carried states, as each placeholder had.
+# The layers. Every stream has its own carried states, as every placeholder had.
 context_embeddings = bilm(context_ids, stream="context")
 question_embeddings = bilm(question_ids, stream="question")
 

@@ -9,21 +9,21 @@ import triton.language as tl
 _BLOCK = 512
 
 
-def gates(zh, z, scale, bias, meta, fresh_c, c, m, cell_clip: float) -> None:
+def gates(zh, z, scale, bias, meta, initial_c, c, m, cell_clip: float) -> None:
     """One step's gates: updates `c` and `m` of the slots that have a token."""
     _, slots, dim = c.shape
     block = min(_BLOCK, triton.next_power_of_2(dim))
     _gates[triton.cdiv(dim, block), slots, 2](
-        zh, z, z if scale is None else scale, bias, meta, fresh_c, c, m, dim, slots, cell_clip,
+        zh, z, z if scale is None else scale, bias, meta, initial_c, c, m, dim, slots, cell_clip,
         SCALED=scale is not None, BLOCK=block, num_warps=4, enable_fp_fusion=True)
 
 
-def hidden(r, meta, after, fresh_h, h, operand, out, proj_clip: float) -> None:
+def hidden(r, meta, after, initial_h, h, operand, out, proj_clip: float) -> None:
     """What follows the projection: `h`, `out`, and `operand` for the next step."""
     _, slots, projection = h.shape
     block = min(_BLOCK, triton.next_power_of_2(projection))
     _hidden[triton.cdiv(projection, block), slots, 2](
-        r, meta, after, fresh_h, h, operand, out, projection, slots, proj_clip, BLOCK=block, num_warps=4,
+        r, meta, after, initial_h, h, operand, out, projection, slots, proj_clip, BLOCK=block, num_warps=4,
         enable_fp_fusion=True)
 
 
@@ -53,9 +53,14 @@ def _clip(x, limit):
     return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
+@triton.jit
+def _sum(outer, inner, shift, factor, inside):
+    return tl.load(outer, inside) + tl.load(inner, inside).to(tl.float32) * factor + tl.load(shift, inside)
+
+
 # `slots` and the addresses within a chunk's buffers are not specialised: all calls of a layer run the same variants
 @triton.jit(do_not_specialize=["slots"], do_not_specialize_on_alignment=["meta"])
-def _gates(zh, z, scale, bias, meta, fresh_c, c, m, dim, slots, cell_clip, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+def _gates(zh, z, scale, bias, meta, initial_c, c, m, dim, slots, cell_clip, SCALED: tl.constexpr, BLOCK: tl.constexpr):
     slot, direction = tl.program_id(1), tl.program_id(2)
     row = tl.load(meta + direction * slots + slot).to(tl.int64)
     if row >= 0:
@@ -66,23 +71,20 @@ def _gates(zh, z, scale, bias, meta, fresh_c, c, m, dim, slots, cell_clip, SCALE
         outer = zh + at * 4 * dim + cell
         shift = bias + direction * 4 * dim + cell
         factor = tl.load(scale + row * 2 + direction) if SCALED else 1.0
-        i = tl.load(outer, inside) + tl.load(inner, inside).to(tl.float32) * factor + tl.load(shift, inside)
-        j = (tl.load(outer + dim, inside) + tl.load(inner + dim, inside).to(tl.float32) * factor
-             + tl.load(shift + dim, inside))
-        f = (tl.load(outer + 2 * dim, inside) + tl.load(inner + 2 * dim, inside).to(tl.float32) * factor
-             + tl.load(shift + 2 * dim, inside))
-        o = (tl.load(outer + 3 * dim, inside) + tl.load(inner + 3 * dim, inside).to(tl.float32) * factor
-             + tl.load(shift + 3 * dim, inside))
+        i = _sum(outer, inner, shift, factor, inside)
+        j = _sum(outer + dim, inner + dim, shift + dim, factor, inside)
+        f = _sum(outer + 2 * dim, inner + 2 * dim, shift + 2 * dim, factor, inside)
+        o = _sum(outer + 3 * dim, inner + 3 * dim, shift + 3 * dim, factor, inside)
         before = tl.load(c + at * dim + cell, inside)
         if tl.load(meta + 2 * slots + slot) != 0:
-            before = tl.load(fresh_c + direction * dim + cell, inside)
+            before = tl.load(initial_c + direction * dim + cell, inside)
         after = _clip(_sigmoid(f + 1.0) * before + _sigmoid(i) * _tanh(j), cell_clip)
         tl.store(c + at * dim + cell, after, inside)
         tl.store(m + at * dim + cell, (_sigmoid(o) * _tanh(after)).to(m.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["slots"], do_not_specialize_on_alignment=["meta", "after", "out"])
-def _hidden(r, meta, after, fresh_h, h, operand, out, projection, slots, proj_clip, BLOCK: tl.constexpr):
+def _hidden(r, meta, after, initial_h, h, operand, out, projection, slots, proj_clip, BLOCK: tl.constexpr):
     slot, direction = tl.program_id(1), tl.program_id(2)
     if tl.load(meta + direction * slots + slot) >= 0:
         column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -92,5 +94,5 @@ def _hidden(r, meta, after, fresh_h, h, operand, out, projection, slots, proj_cl
         tl.store(h + at, value, inside)
         tl.store(out + (slot.to(tl.int64) * 2 + direction) * projection + column, value, inside)
         if tl.load(after + 2 * slots + slot) != 0:
-            value = tl.load(fresh_h + direction * projection + column, inside)
+            value = tl.load(initial_h + direction * projection + column, inside)
         tl.store(operand + at, value.to(operand.dtype.element_ty), inside)

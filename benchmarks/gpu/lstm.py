@@ -53,13 +53,13 @@ def check(device: str, dim: int, projection: int, precision: str) -> dict:
         schedule = make_schedule(lengths, [number % 4 for number in range(len(lengths))])
         x = torch.randn(7, projection, generator=generator)
         rows = torch.randint(0, 7, (2, sum(lengths)), generator=generator, dtype=torch.int32)
-        state, fresh = (tuple(0.1 * torch.randn(*shape, 2 * width, generator=generator) for width in (projection, dim))
-                        for shape in ((schedule.slots.size,), ()))
+        state, initial = (tuple(0.1 * torch.randn(*shape, 2 * width, generator=generator)
+                                for width in (projection, dim)) for shape in ((schedule.slots.size,), ()))
         clips = {"cell_clip": CLIP, "proj_clip": CLIP}
-        exact = [moved(each, "cpu", torch.float64) for each in (x, state, weights, fresh)]
+        exact = [moved(each, "cpu", torch.float64) for each in (x, state, weights, initial)]
         truth = reference.projected_lstm(exact[0], rows, schedule, *exact[1:3], initial_state=exact[3], **clips)
         found = run(x.to(device), rows, schedule, moved(state, device), weights, precision=precision,
-                    initial_state=moved(fresh, device), **clips)
+                    initial_state=moved(initial, device), **clips)
         error = max(error, *(agreement.relative_error([ours.cpu()], [theirs])
                              for ours, theirs in zip((found[0], *found[1]), (truth[0], *truth[1]))))
         clipped = max(clipped, float((truth[1][1].abs() >= CLIP).double().mean()))

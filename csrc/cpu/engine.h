@@ -27,13 +27,6 @@ struct Chunk {
   int64_t unique_count;
 };
 
-// What a forward saves of one direction for its gradients (lstm/layout.h), or nulls.
-struct LstmSaved {
-  float* gates;
-  float* cells;
-  float* projected;
-};
-
 struct LstmDirection {
   const char* packed;
   const float* inputs;          // first column this direction reads
@@ -48,22 +41,14 @@ struct LstmDirection {
   float* h;                     // likewise
   float* c;                     // this direction's half, row stride 2D
   char* scratch;
-  LstmSaved saved;
+  float* saved;                 // for the gradients (lstm/layout.h), or null
 };
 
-struct LstmPlan {
-  LstmShape shape;
+// A call without its trailing steps of no slot, and without the slots that never run.
+struct LstmPlan : LstmCall {
   int64_t input_stride;
-  bool precomputed;
-  int64_t slots;             // batch_sizes[0]: those that ever run
-  int64_t steps;             // without trailing steps of no slot
-  int64_t packed_rows;       // S
-  const int32_t* batch_sizes;
   const int64_t* row_begin;  // [steps] first packed row of each step
-  const uint8_t* sequence_start;
   int64_t max_unique;
-  float cell_clip;
-  float proj_clip;
   LstmDirection direction[2];
 };
 
@@ -123,12 +108,11 @@ struct LstmEngine {
 };
 
 struct LstmTrainingEngine {
-  LstmSaved (*saved)(const LstmShape&, int64_t packed_rows, float* saved);  // where each lies in one direction's
-  size_t (*saved_row_bytes)(const LstmShape&);                              // of one packed row and direction
-  void (*run_saving)(const LstmPlan&, const LstmDirection&, Team);          // LstmEngine::run that fills `saved`
-  size_t (*packed_size)(const LstmShape&);                                  // of one direction
-  void (*pack)(const LstmShape&, const LstmWeights&, char* packed);         // no bias
-  size_t (*scratch_size)(const LstmPlan&, int team_size);                   // of one direction
+  size_t (*saved_size)(const LstmShape&, int64_t packed_rows);       // of one direction, as all sizes
+  void (*run_saving)(const LstmPlan&, const LstmDirection&, Team);   // LstmEngine::run that fills `saved`
+  size_t (*packed_size)(const LstmShape&);
+  void (*pack)(const LstmShape&, const LstmWeights&, char* packed);  // no bias
+  size_t (*scratch_size)(const LstmPlan&, int team_size);
   void (*run)(const LstmPlan&, const LstmBackward&, Team);
 };
 

@@ -16,12 +16,7 @@ Engine make_engine() {
 
 template <class Vec>
 Fp32Engine make_fp32_engine() {
-  return {make_engine<Fp32Gemm<Vec>>(),
-          {lstm_saved<Vec>, lstm_saved_row_bytes<Vec>, lstm_run_direction<Fp32Gemm<Vec>, true>,
-           backward_packed_bytes<Vec>, backward_pack_direction<Vec>, backward_scratch_bytes<Vec>,
-           lstm_run_backward<Vec>},
-          {char_cnn_forward_floats<Vec>, char_cnn_backward_floats<Vec>, char_cnn_run_forward<Vec>,
-           char_cnn_run_backward<Vec>}};
+  return {make_engine<Fp32Gemm<Vec>>(), lstm_training_engine<Vec>(), char_cnn_engine<Vec>()};
 }
 
 }  // namespace elmo_fast::cpu

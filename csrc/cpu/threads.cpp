@@ -41,18 +41,15 @@ void back_off(int turn) {
   std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-struct Task {
-  void (*function)(void*, int);
-  void* context;
+using Task = std::function<void(int rank)>;
 
-  void run(int rank) const {
-    const IeeeScope ieee;
-    function(context, rank);
-  }
-};
+void run_task(const Task& task, int rank) {
+  const IeeeScope ieee;
+  task(rank);
+}
 
 struct Job {
-  Task task;
+  const Task& task;
   std::atomic<int> left;
 };
 
@@ -74,7 +71,7 @@ class Worker {
   void serve() {
     for (;;) {
       Job* job = next();
-      job->task.run(rank_);
+      run_task(job->task, rank_);
       job->left.fetch_sub(1, std::memory_order_release);
     }
   }
@@ -166,7 +163,7 @@ bool look_up(void* library, const char* name, Function& function) {
 }
 
 struct Region {
-  Task task;
+  const Task& task;
   int count;
   const OpenMp* openmp;
   std::atomic<bool> complete;
@@ -176,11 +173,11 @@ struct Region {
 void body(void* data) {
   Region& region = *static_cast<Region*>(data);
   if (region.openmp->count() != region.count) return region.complete.store(false, std::memory_order_relaxed);
-  region.task.run(region.openmp->number());
+  run_task(region.task, region.openmp->number());
 }
 
 // Region of `count` threads; false, with no task run, when OpenMP's are not in use or not to be had.
-bool run_on_openmp(int count, Task task) {
+bool run_on_openmp(int count, const Task& task) {
   if (!threads_are_openmp()) return false;
   const OpenMp* openmp = in_use.load(std::memory_order_acquire);
   if (openmp->in_parallel()) return false;
@@ -189,7 +186,7 @@ bool run_on_openmp(int count, Task task) {
   return region.complete.load(std::memory_order_relaxed);
 }
 #else
-bool run_on_openmp(int, Task) { return false; }
+bool run_on_openmp(int, const Task&) { return false; }
 #endif
 
 constexpr size_t page = 4096;
@@ -223,15 +220,14 @@ void Barrier::wait() {
 
 void barrier_wait(Barrier& barrier) { barrier.wait(); }
 
-void run_together(int count, void (*task)(void*, int), void* context) {
-  const Task all{task, context};
-  if (count == 1) return all.run(0);
-  if (run_on_openmp(count, all)) return;
+void run_together(int count, const std::function<void(int rank)>& task) {
+  if (count == 1) return run_task(task, 0);
+  if (run_on_openmp(count, task)) return;
   Pool& workers = pool();
   const std::vector<Worker*> taken = workers.take(static_cast<size_t>(count - 1));
-  Job job{all, {count - 1}};
+  Job job{task, {count - 1}};
   for (int rank = 1; rank < count; ++rank) taken[static_cast<size_t>(rank - 1)]->start(&job, rank);
-  all.run(0);
+  run_task(task, 0);
   for (int turn = 0; job.left.load(std::memory_order_acquire) != 0; ++turn) back_off(turn);
   workers.give_back(taken);
 }

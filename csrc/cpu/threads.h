@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace elmo_fast::cpu {
 
@@ -21,10 +22,10 @@ class Barrier {
   int size_ = 1;
 };
 
-// Runs task(context, 0) .. task(context, count - 1) at the same time in IEEE arithmetic, 0 on the calling thread, and
+// Runs task(0) .. task(count - 1) at the same time in IEEE arithmetic, 0 on the calling thread, and
 // returns when all are done. The tasks may wait for each other; they must not throw. Calls from several threads do not
 // wait for each other: each takes idle workers or starts new ones. After fork the child starts its own.
-void run_together(int count, void (*task)(void* context, int rank), void* context);
+void run_together(int count, const std::function<void(int rank)>& task);
 
 // Has `run_together` use the threads of GNU's OpenMP runtime in this process from now on, PyTorch's first: two sets of
 // threads on the same cores slow each other down, as OpenMP's keep spinning for milliseconds after their last parallel

@@ -26,18 +26,16 @@ struct TileB { uint32_t r[2]; };
 struct TileC { float r[4]; };
 
 // c += a b on tensor cores, m16n8k16.
-__device__ __forceinline__ void mma(TileC& c, const TileA& a, const TileB& b, Fp16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])
-      : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
-}
-__device__ __forceinline__ void mma(TileC& c, const TileA& a, const TileB& b, Bf16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])
-      : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));
-}
+#define ELMO_MMA(type, name)                                                                                        \
+  __device__ __forceinline__ void mma(TileC& c, const TileA& a, const TileB& b, type) {                             \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+        "{%0, %1, %2, %3};"                                                                                         \
+        : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])                                                    \
+        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));                            \
+  }
+ELMO_MMA(Fp16, "f16")
+ELMO_MMA(Bf16, "bf16")
+#undef ELMO_MMA
 
 // A tile of weights from global memory, past L1. Volatile: what is kept in registers is not loaded again.
 __device__ __forceinline__ TileA load_weights(const char* from) {
@@ -115,8 +113,10 @@ __device__ __forceinline__ int64_t nanoseconds_now() {
 // ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory ----------
 
 #if __CUDA_ARCH__ >= 900
+constexpr bool has_clusters = true;
 #define ELMO_SM90(...) __VA_ARGS__
 #else
+constexpr bool has_clusters = false;
 #define ELMO_SM90(...)
 #endif
 

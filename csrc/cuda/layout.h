@@ -29,7 +29,6 @@ constexpr int most_cluster = 8;
 constexpr int most_units = 3;                          // of a block and direction: 2 warps each
 constexpr int staged_steps = 8;                        // k-steps of h that are copied at once
 
-
 // Parts of h in shared memory: all side by side for few slots, whose latency counts; for many two that take turns.
 constexpr ELMO_HD bool stages_take_turns(int row_tiles) { return row_tiles > 2; }
 

@@ -47,22 +47,19 @@ int attribute(cudaDeviceAttr name) {
 // Every kernel may have all of the device's shared memory. Set once for a device: a launch of another thread would
 // otherwise meet the maximum of a smaller plan.
 void allow_shared_memory() {
-  static std::mutex mutex;
-  static uint64_t done[4] = {};  // a bit for each device
+  static std::once_flag once[256];
   int device;
   check(cudaGetDevice(&device), "device");
-  const std::lock_guard<std::mutex> lock(mutex);
-  uint64_t& bits = done[device / 64 % 4];
-  if (bits >> device % 64 & 1) return;
-  const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  const auto allow = [&](Kernel kernel) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
-  };
-  for (const Operand operand : {Operand::fp16, Operand::bf16}) {
-    for (int instance = 0; instance < instance_count; ++instance) allow(kernel_for(operand, instance));
-    allow(replay_for(operand));
-  }
-  bits |= uint64_t(1) << device % 64;
+  std::call_once(once[device % 256], [] {
+    const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    const auto allow = [&](Kernel kernel) {
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
+    };
+    for (const Operand operand : {Operand::fp16, Operand::bf16}) {
+      for (int instance = 0; instance < instance_count; ++instance) allow(kernel_for(operand, instance));
+      allow(replay_for(operand));
+    }
+  });
 }
 
 void check_call(const Call& call, const Plan& plan) {
@@ -101,12 +98,7 @@ Launch launch_of(const Call& call, const Plan& plan) {
 
 cudaLaunchConfig_t config_of(dim3 grid, int threads, int64_t shared, cudaStream_t stream,
                              cudaLaunchAttribute* attributes, int cluster) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = size_t(shared);
-  config.stream = stream;
-  config.attrs = attributes;
+  cudaLaunchConfig_t config = {grid, dim3(unsigned(threads)), size_t(shared), stream, attributes, 0};
   if (cluster > 1) {
     cudaLaunchAttribute& clusters = attributes[config.numAttrs++];
     clusters.id = cudaLaunchAttributeClusterDimension;

@@ -44,11 +44,10 @@ class Team {
 
   __device__ __forceinline__ void run() {
     if (load_relaxed(p_.aborts) != 0 || p_.timeout_ns == 0) return store_relaxed(p_.abort, 1u);
-    int size = p_.batch_sizes[0];
-    for (int t = 0; t < p_.steps; ++t) {
-      const int next = t + 1 < p_.steps ? p_.batch_sizes[smaller(t + 1, p_.steps - 1)] : 0;
-      const Step now = {d_, t, size, next};
-      size = next;
+    Step now = {d_, 0, 0, p_.batch_sizes[0]};
+    for (; now.t < p_.steps; ++now.t) {
+      now.size = now.next;
+      now.next = now.t + 1 < p_.steps ? p_.batch_sizes[smaller(now.t + 1, p_.steps - 1)] : 0;
       if (!step(now)) return;
     }
   }
@@ -121,7 +120,7 @@ class Team {
     gates(now, sums);
     uint16_t* m = halves(p_.at.m);
     update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, 0, sums, starts, initial_c_, c_, m, p_.at.m_stride);
-    if (p_.cluster > 1) {
+    if (has_clusters && p_.cluster > 1) {
       if (!exchange(now.t)) return false;
       gather_m();
     }
@@ -264,7 +263,7 @@ class Team {
 
   // Partial sums of the block's projected values over the cluster's cells.
   __device__ __forceinline__ void project(const Step& now) {
-    const bool gathered = p_.cluster > 1;
+    const bool gathered = has_clusters && p_.cluster > 1;
     const uint16_t* m = halves(gathered ? p_.at.h : p_.at.m);
     const int stride = gathered ? p_.at.gathered_stride : p_.at.m_stride;
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
@@ -342,9 +341,9 @@ __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __gri
   Team<O, NT, R, depth> team(p, shared);
   team.begin();
   // shared memory of a block may be read once it has begun, and until all of its cluster are done
-  if (p.cluster > 1) sync_cluster();
+  if (has_clusters && p.cluster > 1) sync_cluster();
   team.run();
-  if (p.cluster > 1) sync_cluster();
+  if (has_clusters && p.cluster > 1) sync_cluster();
 }
 
 }  // namespace cuda

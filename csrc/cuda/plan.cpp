@@ -70,38 +70,33 @@ int instance_for(int threads, int slots) {
   return -1;
 }
 
+// Fills the plan; null, or why the layer cannot run.
+const char* fill(Plan& plan, const Layout& layout, const Device& device, int slots) {
+  if (layout.dim == layout.projection)
+    return "the layer has no projection, or one to as many values as there are cells";
+  spread_cells(plan, layout, device);
+  if (plan.units_per_block > most_units)
+    return "the cells do not fit on the device's multiprocessors, 48 of each direction on one";
+  plan.threads = plan.units_per_block * 2 * 32 * 2;
+  plan.instance = instance_for(plan.threads, slots);
+  if (plan.instance < 0) return "above 32 slots a multiprocessor has registers for 32 cells of each direction";
+  plan.row_tiles = instances[plan.instance].row_tiles;
+  plan.k_steps = layout.k_steps();
+  plan.register_steps = smaller(instances[plan.instance].register_steps, plan.k_steps);
+  if (block_bytes(plan, layout) > device.shared) return "a block needs more shared memory than the device has";
+  keep_weights(plan, layout, device);
+  count_bytes(plan, layout);
+  plan.scratch_bytes = int64_t(Scratch(layout, slots, plan.blocks / plan.cluster).size);
+  return nullptr;
+}
+
 }  // namespace
 
 Plan plan_persistent(const Shape& shape, const Device& device, int32_t slots) {
   check_shape(shape);
   check_device(device, slots);
-  const Layout layout = {shape.dim, shape.projection};
   Plan plan = {};
-  if (shape.dim == shape.projection) {
-    plan.reason = "the layer has no projection, or one to as many values as there are cells";
-    return plan;
-  }
-  spread_cells(plan, layout, device);
-  if (plan.units_per_block > most_units) {
-    plan.reason = "the cells do not fit on the device's multiprocessors, 48 of each direction on one";
-    return plan;
-  }
-  plan.threads = plan.units_per_block * 2 * 32 * 2;
-  plan.instance = instance_for(plan.threads, slots);
-  if (plan.instance < 0) {
-    plan.reason = "above 32 slots a multiprocessor has registers for 32 cells of each direction";
-    return plan;
-  }
-  plan.row_tiles = instances[plan.instance].row_tiles;
-  plan.k_steps = layout.k_steps();
-  plan.register_steps = smaller(instances[plan.instance].register_steps, plan.k_steps);
-  if (block_bytes(plan, layout) > device.shared) {
-    plan.reason = "a block needs more shared memory than the device has";
-    return plan;
-  }
-  keep_weights(plan, layout, device);
-  count_bytes(plan, layout);
-  plan.scratch_bytes = int64_t(Scratch(layout, slots, plan.blocks / plan.cluster).size);
+  plan.reason = fill(plan, {shape.dim, shape.projection}, device, slots);
   return plan;
 }
 

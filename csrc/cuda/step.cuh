@@ -98,16 +98,6 @@ __device__ __forceinline__ void multiply_gates(GateSums<NT>& sums, const TileA (
   }
 }
 
-// New c and m of one cell and slot from its gates; m as an operand.
-struct Cell { float c, m; };
-
-template <int NT>
-__device__ __forceinline__ Cell next_cell(const Launch& p, const GateSums<NT>& z, int n, int e, float c) {
-  const float input = sigmoid(z.of[0][n].r[e]) * tanh_of(z.of[0][n].r[2 + e]);
-  const float next = clipped(fmaf(sigmoid(z.of[1][n].r[e] + 1.0f), c, input), p.cell_clip);
-  return {next, sigmoid(z.of[1][n].r[2 + e]) * tanh_of(next)};
-}
-
 // The cells of a group: c to what the next step reads, final c to the state, m into shared memory [slot, m_stride].
 // Where `starts(n, e)`, a sequence starts at the next step, c is `initial` then.
 template <class O, int NT, class Starts>
@@ -121,11 +111,13 @@ __device__ __forceinline__ void update_cells(const Launch& p, const Step& now, i
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int in_tile = slot_of(n, e, lane), slot = first_slot + in_tile;
-      const Cell next = next_cell(p, sums, n, e, c[n][e]);
+      const float i = sums.of[0][n].r[e], j = sums.of[0][n].r[2 + e];
+      const float f = sums.of[1][n].r[e], o = sums.of[1][n].r[2 + e];
+      const float next = clipped(fmaf(sigmoid(f + 1.0f), c[n][e], sigmoid(i) * tanh_of(j)), p.cell_clip);
       const bool there = is_cell && slot < now.size;
-      m[in_tile * m_stride + local_cell] = there ? O::from(next.m) : uint16_t(0);
-      if (there && slot >= now.next) state[int64_t(slot) * p.layout.dim] = next.c;
-      c[n][e] = starts(n, e) ? initial : next.c;
+      m[in_tile * m_stride + local_cell] = there ? O::from(sigmoid(o) * tanh_of(next)) : uint16_t(0);
+      if (there && slot >= now.next) state[int64_t(slot) * p.layout.dim] = next;
+      c[n][e] = starts(n, e) ? initial : next;
     }
 }
 

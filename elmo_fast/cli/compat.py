@@ -11,7 +11,7 @@ def add_commands(commands) -> None:
     """Add the subcommand to an argparse collection; it sets `run`, a function of the parsed arguments."""
     seqvec = add_command(commands, "seqvec", _seqvec, "embed the protein sequences of FASTA files, with SeqVec's flags",
                          "--state", "--precision", "--backend")
-    seqvec.epilog = "SeqVec carries states from sequence to sequence; zero and warm make a sequence independent of others."
+    seqvec.epilog = "SeqVec carries states; with zero and warm a sequence's vectors depend on the sequence alone."
     seqvec.add_argument("-i", "--input", required=True, type=Path, metavar="FASTA", help="FASTA file (.gz too), or a "
                         "directory, of which every file with fasta in its name is read")
     seqvec.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help=".h5, a dataset a sequence; "

@@ -12,6 +12,8 @@ from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 
+logger = logging.getLogger(__name__)
+
 _FILES = "--model", "--options-file", "--weight-file"
 _NUMERICS = "--precision", "--backend"
 _HEAD = "--model", "--state", *_NUMERICS
@@ -33,9 +35,8 @@ def _add_embed(commands) -> None:
     embed.add_argument("input_file", metavar="INPUT", help="text file, UTF-8, tokens separated by spaces; - is stdin")
     embed.add_argument("output_file", metavar="OUTPUT", help="HDF5 file, one dataset a sentence")
     layers = embed.add_mutually_exclusive_group(required=True)
-    layers.add_argument("--all", dest="layers", action="store_const", const="all", help="every layer")
-    layers.add_argument("--top", dest="layers", action="store_const", const="top", help="the top layer")
-    layers.add_argument("--average", dest="layers", action="store_const", const="average", help="the mean of the layers")
+    for name, meaning in (("all", "every layer"), ("top", "the top layer"), ("average", "the mean of the layers")):
+        layers.add_argument(f"--{name}", dest="layers", action="store_const", const=name, help=meaning)
     embed.add_argument("--batch-size", type=at_least(1), default=DEFAULT_BATCH_SIZE,
                        help="sentences at a time (default: %(default)s)")
     embed.add_argument("--forget-sentences", action="store_true", help="leave out sentence_to_index")
@@ -53,8 +54,8 @@ def _add_embed(commands) -> None:
 
 
 def _add_cache(commands) -> None:
-    cache = add_command(commands, "cache", _cache, "encode the words of a vocabulary once, into a token table for embed",
-                        *_FILES, *_NUMERICS, "--cuda-device", "--quiet")
+    cache = add_command(commands, "cache", _cache, "encode the words of a vocabulary once, into a token table for "
+                        "embed", *_FILES, *_NUMERICS, "--cuda-device", "--quiet")
     cache.epilog = ("After an interruption the same command resumes. embed refuses a table of a lower precision than "
                     "its own.")
     cache.add_argument("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
@@ -65,8 +66,8 @@ def _add_cache(commands) -> None:
 
 
 def _add_score(commands) -> None:
-    score = add_command(commands, "score", _score, "print log-probabilities of the sentences of a text, in both directions",
-                        *_HEAD, model=DEFAULT_MODEL, state="warm")
+    score = add_command(commands, "score", _score, "print log-probabilities of the sentences of a text, in both "
+                        "directions", *_HEAD, model=DEFAULT_MODEL, state="warm")
     _add_head(score)
     score.add_argument("--tokens", action="store_true", help="a line for each token")
 
@@ -75,13 +76,13 @@ def _add_substitutes(commands) -> None:
     substitutes = add_command(commands, "substitutes", _substitutes, "print the likeliest words in place of each token "
                               "of a text", *_HEAD, model=DEFAULT_MODEL, state="warm")
     _add_head(substitutes)
-    substitutes.add_argument("--top", type=int, default=10, metavar="K", help="words for each token (default: %(default)s)")
+    substitutes.add_argument("--top", type=int, default=10, metavar="K", help="words a token (default: %(default)s)")
     substitutes.add_argument("--word", action="append", metavar="WORD", help="only in place of WORD; repeatable")
     substitutes.add_argument("--direction", choices=DIRECTIONS, default="both", help="(default: %(default)s)")
 
 
 def _add_head(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input_file", metavar="INPUT", help="text file, UTF-8, one tokenized sentence a line; - is stdin")
+    parser.add_argument("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line; - is stdin")
     parser.add_argument("--softmax-file", metavar="FILE", help="HDF5 softmax, as export --softmax writes it (default: "
                         "softmax.hdf5 beside the weights)")
     parser.add_argument("--vocab-file", metavar="FILE", help="its vocabulary (default: vocab.txt beside the weights)")
@@ -111,7 +112,7 @@ def _embed(parsed: argparse.Namespace) -> None:
 
 def _apply_allennlp_flags(parsed: argparse.Namespace) -> None:
     if parsed.vocab_path is not None:
-        logging.warning("--vocab-path: not used, neither here nor by AllenNLP 0.9")
+        logger.warning("--vocab-path: not used, neither here nor by AllenNLP 0.9")
     if parsed.include_package:
         from elmo_fast.compat.allennlp.registry import import_submodules
 

@@ -11,7 +11,7 @@ _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or a URL"
 _SHARED: dict[str, dict[str, Any]] = {
     "MODEL": {"dest": "model", "nargs": "?", "metavar": "MODEL", "help": _MODEL},
     "--model": {"help": f"{_MODEL} (default: {DEFAULT_MODEL})"},
-    "--options-file": {"metavar": "FILE", "help": "options.json, a path or URL; with --weight-file, in place of a model"},
+    "--options-file": {"metavar": "FILE", "help": "options.json, a path or URL, given with --weight-file"},
     "--weight-file": {"metavar": "FILE", "help": "HDF5 weights, a path or URL"},
     "--state": {"choices": STATES, "default": "carry", "help": "initial state of a sentence (default: %(default)s)"},
     "--precision": {"choices": PRECISIONS, "default": "highest", "help": "(default: %(default)s)"},

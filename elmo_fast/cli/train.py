@@ -144,15 +144,15 @@ def _add_export(commands) -> None:
 def _add_import_tf(commands) -> None:
     parser = add_command(commands, "import-tf", _import_tf, "import a checkpoint of bilm-tf's training as a run to "
                          "continue")
-    parser.epilog = ("TensorFlow reads the checkpoint: install elmo-fast[tensorflow], or name another environment's Python "
-                     "that has it in ELMO_FAST_TENSORFLOW_PYTHON.")
-    parser.add_argument("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, whose "
-                        "last is imported, or a checkpoint's path such as DIR/model.ckpt-1250")
-    parser.add_argument("output", metavar="OUT", help="a new directory, for `train OUT --resume --train TEXT`, perplexity "
-                        "and export")
+    parser.epilog = ("TensorFlow reads the checkpoint: install elmo-fast[tensorflow], or name another environment's "
+                     "Python that has it in ELMO_FAST_TENSORFLOW_PYTHON.")
+    parser.add_argument("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, "
+                        "whose last is imported, or a checkpoint's path such as DIR/model.ckpt-1250")
+    parser.add_argument("output", metavar="OUT", help="a new directory, for `train OUT --resume --train TEXT`, "
+                        "perplexity and export")
     parser.add_argument("--vocab", metavar="FILE", help="vocabulary it was trained with (default: vocab.txt beside the "
                         "checkpoint)")
-    parser.add_argument("--options-file", metavar="FILE", help="its options (default: options.json beside the checkpoint)")
+    parser.add_argument("--options-file", metavar="FILE", help="its options (default: options.json beside it)")
     parser.add_argument("--fresh-accumulators", action="store_true", help="begin Adagrad's accumulators at 1 where the "
                         "checkpoint has none, in place of an error")
 

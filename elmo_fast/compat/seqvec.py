@@ -15,8 +15,8 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count
-from elmo_fast.embed.writers import check_array_file, write_arrays
 from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.embed.writers import check_array_file, write_arrays
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text import fasta
 
@@ -55,7 +55,7 @@ def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_c
 
 
 def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) -> dict[str, str]:
-    """Sequences by identifier of one FASTA file (`.gz` too), or of all files with `fasta` in their name below a directory."""
+    """Sequences by identifier of a FASTA file (`.gz` too), or of all below a directory with `fasta` in their name."""
     root, sequences = Path(seq_dir), {}
     if not root.exists():
         raise FileNotFoundError(f"input: expected a FASTA file or a directory of them, found nothing at {root}")
@@ -68,7 +68,7 @@ def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) 
 
 
 def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> np.ndarray:
-    """One array of the layers' vectors [layers, L, 2 P]: [L, 2 P] for the sum or one layer, [L, layers * 2 P] for `all`.
+    """An array of the layers' vectors [layers, L, 2 P]: [L, 2 P] for `sum` or a layer, [L, layers * 2 P] for `all`.
 
     `per_protein` takes the mean over residues.
     """
@@ -121,14 +121,15 @@ def get_embeddings(
     """
     check_count("batchsize", batchsize)
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
-    return _embeddings(seq_dir, model_dir, split_char, id_field, cpu, layer, batchsize, per_protein, progress, arguments)
+    return _embeddings(seq_dir, model_dir, split_char, id_field, cpu, layer, batchsize, per_protein, progress,
+                       arguments)
 
 
 def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
                         the_generator: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write (identifier, array) pairs as they come to `.h5` (a dataset a pair), `.npz`, or `.npy` with a `.json` of identifiers.
+    """Write (identifier, array) pairs as they come to `.h5` (a dataset a pair), `.npz` or `.npy`, atomically.
 
-    `.npy` is an array [proteins, values], for `per_protein` alone. The file is written atomically.
+    `.npy` is an array [proteins, values], for `per_protein` alone, with a `.json` of identifiers beside it.
     """
     check_array_file(emb_path, per_protein)
     write_arrays(emb_path, the_generator)
@@ -144,8 +145,8 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
 def _identifier(header: str, split_char: str, id_field: int, path) -> str:
     fields = [header] if id_field == -1 else header.split(split_char)
     if not -len(fields) <= id_field < len(fields):
-        raise ConfigurationError(f"id: expected a field of the header split at {split_char!r}, got number {id_field} of "
-                                 f"{header!r:.60} in {os.fspath(path)}; -1 takes the whole header")
+        raise ConfigurationError(f"id: expected a field of the header split at {split_char!r}, got number {id_field} "
+                                 f"of {header!r:.60} in {os.fspath(path)}; -1 takes the whole header")
     if not fields[id_field].strip("/. "):
         raise ConfigurationError(f"id: expected an identifier, got {fields[id_field]!r} from {header!r:.60} "
                                  f"in {os.fspath(path)}")

@@ -28,14 +28,16 @@ class ElmoModel:
     `precision` and `backend` as in `BiLm`, `cuda_device` as in `ElmoEmbedder`.
     """
 
-    def __init__(self, *, state: str = "carry", precision: str = "highest", backend: str = "auto", cuda_device: int = -1):
+    def __init__(self, *, state: str = "carry", precision: str = "highest", backend: str = "auto",
+                 cuda_device: int = -1):
         self._arguments = {"state": state, "precision": precision, "backend": backend, "cuda_device": cuda_device}
         self._embedder: ElmoEmbedder | None = None
         self._head: SoftmaxHead | None = None
         self.batch_size: int = 0
         self.vocab: Vocabulary | None = None
 
-    def load(self, directory: str | os.PathLike, max_batch_size: int = 32, limit: int = 100, full: bool = False) -> None:
+    def load(self, directory: str | os.PathLike, max_batch_size: int = 32, limit: int = 100,
+             full: bool = False) -> None:
         """Read a model from a directory or ZIP with `options.json` and `model.hdf5`, or else its first `*.hdf5`.
 
         `max_batch_size` sentences run at a time. `limit`, the number of words of `vocab.txt` to prepare, is ignored:
@@ -47,7 +49,8 @@ class ElmoModel:
         softmax = files.weight_file.parent / SOFTMAX_FILE
         if full and not (softmax.is_file() and files.vocab_file):
             raise FileNotFoundError(f"full: expected {SOFTMAX_FILE} and vocab.txt beside {files.weight_file.name}, as "
-                                    f"`elmo-fast import-tf` and `export --softmax` write them; found none in {directory}")
+                                    f"`elmo-fast import-tf` and `export --softmax` write them; found none in "
+                                    f"{directory}")
         self._embedder = ElmoEmbedder(files.options_file, files.weight_file, **self._arguments)
         bilm = self._embedder.elmo_bilm
         self._head = SoftmaxHead.from_files(bilm, softmax, files.vocab_file) if full else None
@@ -107,8 +110,9 @@ class ElmoModel:
         return [self._substitutes(text.split(), topn, nodelimiters) for text in data]
 
     def _substitutes(self, tokens: list[str], topn: int, nodelimiters: bool) -> list[dict[str, Any]]:
-        best = (self._best(scores, topn, nodelimiters) for scores in self._head.logits(tokens))
-        return [{"word": word, "forward": forward, "backward": backward} for word, forward, backward in zip(tokens, *best)]
+        best = [self._best(scores, topn, nodelimiters) for scores in self._head.logits(tokens)]
+        return [{"word": word, "forward": forward, "backward": backward}
+                for word, forward, backward in zip(tokens, *best)]
 
     def _best(self, scores: torch.Tensor, topn: int, nodelimiters: bool) -> list[dict[str, list]]:
         left_out = BOUNDARIES if nodelimiters else ()
@@ -150,4 +154,5 @@ def _files(directory: str | os.PathLike) -> ModelFiles:
         raise ConfigurationError(f"model {folder}: expected a file options.json, found none")
     named = folder / "model.hdf5"
     vocabularies = [folder / name for name in ("vocab.txt", "vocab.txt.gz") if (folder / name).is_file()]
-    return ModelFiles(folder / "options.json", named if named in weights else weights[0], next(iter(vocabularies), None))
+    return ModelFiles(folder / "options.json", named if named in weights else weights[0],
+                      vocabularies[0] if vocabularies else None)

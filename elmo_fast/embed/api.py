@@ -88,7 +88,7 @@ class LoadedElmo:
 
     def _run(self, sentences: list[Sequence[str]], layers: Layers, pool: str | None,
              batch_size: int) -> Iterator[np.ndarray]:
-        """The stream with its layers mixed and tokens pooled; a `map`, which adds no frame to the way to the kernels."""
+        """The stream with its layers mixed and tokens pooled: a `map`, which adds no frame above the stream's."""
         factors = self._factors(layers)
         _check_pool(pool, sentences)
 

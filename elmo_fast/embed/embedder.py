@@ -14,8 +14,8 @@ from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, check_choice, check_co
 from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.embed.writers import hdf5_file
-from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.batch_layout import remove_boundaries
+from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
@@ -69,7 +69,7 @@ class ElmoEmbedder:
         self.cuda_device = cuda_device
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Vectors of a batch as padded tensors: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
+        """Vectors of a batch, padded: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
         ids = batch_to_ids(batch, *self.elmo_bilm.token_source.row_shape)
         with torch.no_grad():
             output = self.elmo_bilm(ids)

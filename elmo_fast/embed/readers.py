@@ -17,7 +17,7 @@ class Line(NamedTuple):
 
 
 def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
-    """Lines of a file, split on whitespace; `ConfigurationError` for a file without lines and, unless allowed, blank ones."""
+    """Lines of a file, split on whitespace; refuses a file without lines and, unless allowed, blank lines."""
     number = -1
     for number, line in enumerate(_decoded(file)):
         text = line.strip()
@@ -30,7 +30,7 @@ def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
 
 
 def scan(file: IO[str], allow_blank: bool = False) -> int | None:
-    """The number of lines, before any work is done; None for a file that cannot be rewound. Refuses what `read_lines` does."""
+    """The number of lines, before they are read; None for a file that cannot be rewound. Refuses as `read_lines`."""
     if not file.seekable():
         return None
     start = file.tell()

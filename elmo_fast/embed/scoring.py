@@ -26,7 +26,8 @@ def load_head(model: str | os.PathLike = DEFAULT_MODEL, softmax_file: str | os.P
         raise FileNotFoundError("softmax: expected the file that `elmo-fast export --softmax` writes, found none at "
                                 f"{softmax_file}")
     if vocab_file is None and files.vocab_file is None:
-        raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, got none")
+        raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
+                                 "got none")
     bilm = BiLm.from_model(files, **arguments).eval()
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file or files.vocab_file)
 

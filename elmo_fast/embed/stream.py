@@ -148,8 +148,9 @@ class SlotStream:
         self._slots[position if self._carried else number].queue.append(sentence)
 
     def _in_flight(self, pieces: list[_Piece]) -> list[_Sentence]:
-        queued = (sentence for slot in self._slots for sentence in slot.queue)
-        return list({sentence.number: sentence for sentence in (*queued, *(piece.sentence for piece in pieces))}.values())
+        queued = [sentence for slot in self._slots for sentence in slot.queue]
+        planned = [piece.sentence for piece in pieces]
+        return list({sentence.number: sentence for sentence in queued + planned}.values())
 
     def _advance(self, pieces: list[_Piece], state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
@@ -232,7 +233,7 @@ class _TokenVectors:
         return np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
 
     def update(self, in_flight: list[_Sentence]) -> None:
-        """Encode new tokens; from a table over capacity drop the tokens of no sentence in flight, whose `rows` are renumbered."""
+        """Encode new tokens. A full table keeps the tokens in flight alone, and their `rows` are renumbered."""
         known = 0 if self.vectors is None else len(self.vectors)
         if new := list(self._rows)[known:] if known < len(self._rows) else []:
             found = self._bilm.token_encoder.strings(new)

@@ -29,8 +29,8 @@ class Hdf5Writer:
         if "\0" in key or key.rpartition("/")[2] in ("", "."):
             raise self._refusal(key)
         if key in self._file:
-            raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice "
-                                     f"(or as a part of another's path) in {self._disk.target}; line numbers always work")
+            raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or as a "
+                                     f"part of another's path) in {self._disk.target}; line numbers always work")
         try:
             self._file.create_dataset(key, data=vectors, dtype="float32")
         except (ValueError, TypeError) as error:

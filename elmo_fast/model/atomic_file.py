@@ -1,4 +1,4 @@
-"""Files written atomically, which take their name only when they are complete, and HDF5 files read with named errors."""
+"""Files written atomically, which take their name only when complete, and HDF5 files read with named errors."""
 
 import contextlib
 import ctypes

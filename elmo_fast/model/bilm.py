@@ -245,8 +245,8 @@ class BiLm(nn.Module):
             state: RunState | None = None) -> tuple[list[torch.Tensor], RunState]:
         """Outputs of the LSTM layers at every packed row of the schedule, [S, 2 P] each, and the state after the last.
 
-        `rows` int [2, S], best on the host, are the rows of `tokens` (of `token_encoder`) that the two directions read. The
-        slots start from `state`, or without it where the model's `state` says. The carried states do not change:
+        `tokens` come from `token_encoder`; `rows` int [2, S], best on the host, are those that the two directions read.
+        The slots start from `state`, or without it where the model's `state` says. The carried states do not change:
         `lstm.store_state` changes them.
         """
         stack = self._elmo_lstm
@@ -301,7 +301,8 @@ class BiLm(nn.Module):
         tokens = [token for sentence in self.warm_text for token in (BOUNDARIES[0], *sentence, BOUNDARIES[1])]
         lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
         with torch.no_grad(), numerics("highest", self._device):
-            vectors = self._token_embedder(to_device(self._token_embedder.token_ids(tokens), self._device), self.backend)
+            ids = to_device(self._token_embedder.token_ids(tokens), self._device)
+            vectors = self._token_embedder(ids, self.backend)
             schedule = make_schedule(lengths, np.zeros_like(lengths))
             zeros = self._elmo_lstm.zero_state(1, vectors)
             _, (h, c) = self._elmo_lstm.run(vectors, torch.from_numpy(schedule.tokens), schedule, zeros,
@@ -310,8 +311,8 @@ class BiLm(nn.Module):
 
     def _drop_fp32(self) -> None:
         if self.options.char_cnn is None or resolve("projected_lstm", self.backend, self._elmo_lstm.B_0_0) != "native":
-            raise ConfigurationError("keep_fp32: expected True, since fp32 weights can be dropped only where the native "
-                                     "engine runs a char-input model, got False")
+            raise ConfigurationError("keep_fp32: expected True, since fp32 weights can be dropped only where the "
+                                     "native engine runs a char-input model, got False")
         self._initial_state()
         self.fingerprint()
         self._token_embedder.drop_fp32(self._precision)

@@ -22,12 +22,11 @@ class Elmo(nn.Module):
 
     The call, results and parameter names are AllenNLP 0.9's. `options_file` and `weight_file` are paths or URLs.
     `requires_grad` lets gradients reach every weight of the biLM; without it they reach the scalar mixes alone.
-    `vocab_to_cache` is a list of words whose vectors are kept: `word_inputs` are then their numbers in that list,
+    `vocab_to_cache` is a list of words whose vectors are stored: `word_inputs` are then their numbers in that list,
     where number 0 is padding. `token_table` is a `TokenTable` or the file of one: tokens have their vectors from it,
     and without `vocab_to_cache`, `word_inputs` are its ids. `scalar_mix_parameters` fixes the mixing weights (before
-    the softmax). `module` stands in for the biLM, called with (ids, word ids or None); it has `num_layers` and returns a mapping with
-    `activations` and `mask`.
-    `state`, `precision` and `backend` are those of `BiLm`.
+    the softmax). `module` replaces the biLM: called with (ids, word ids or None), it returns a mapping with
+    `activations` and `mask`, and it has `num_layers`. `state`, `precision` and `backend` are those of `BiLm`.
     """
 
     _bilm: type[BiLm] = BiLm
@@ -52,10 +51,11 @@ class Elmo(nn.Module):
     ):
         super().__init__()
         if module is not None:
-            self._elmo_lstm = _given(module, options_file, weight_file, token_table)
+            self._elmo_lstm = _check_module(module, options_file, weight_file, token_table)
         else:
             self._elmo_lstm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision,
-                                                    backend=backend, requires_grad=requires_grad, token_table=token_table)
+                                                    backend=backend, requires_grad=requires_grad,
+                                                    token_table=token_table)
         self._keep_sentence_boundaries = keep_sentence_boundaries
         self._has_cached_vocab = bool(vocab_to_cache)
         if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
@@ -81,7 +81,7 @@ class Elmo(nn.Module):
         """
         takes_words = self._has_cached_vocab or getattr(self._elmo_lstm, "token_table", None) is not None
         if word_inputs is not None and not takes_words:
-            logger.warning("word_inputs were passed, but no vocabulary is cached: the characters decide")
+            logger.warning("word_inputs were passed, but no vocabulary is cached: the characters are read")
         words = word_inputs if takes_words else None
         leading = inputs.shape[:-2] if words is None else words.shape[:-1]
         activations, mask = self._run(_flat(inputs, 3), _flat(words, 2))
@@ -90,7 +90,7 @@ class Elmo(nn.Module):
             mask = remove_boundaries(activations[0][..., :0], mask)[1]
         shape = (*leading, mask.shape[1])
         return {
-            "elmo_representations": [each.view(*shape, each.shape[-1]) for each in representations],
+            "elmo_representations": [mixed.view(*shape, mixed.shape[-1]) for mixed in representations],
             "mask": mask.long().view(shape),
         }
 
@@ -106,7 +106,7 @@ class Elmo(nn.Module):
         return torch.where(mask[..., None] > 0, mixed, mixed.new_zeros(()))  # layer norm leaves an offset past the end
 
 
-def _given(module: nn.Module, options_file, weight_file, token_table) -> nn.Module:
+def _check_module(module: nn.Module, options_file, weight_file, token_table) -> nn.Module:
     if token_table is not None:
         raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
     if options_file is not None or weight_file is not None:

@@ -1,4 +1,4 @@
-"""`options.json`, checked: what a biLM is made of, in bilm-tf's words."""
+"""A model's `options.json` with bilm-tf's keys, checked."""
 
 import json
 import numbers
@@ -13,7 +13,7 @@ ACTIVATIONS = ("relu", "tanh")
 
 
 class ConfigurationError(ValueError):
-    """A model, option or file that does not fit; named as AllenNLP names it."""
+    """A model, option or file that does not fit. The name is AllenNLP's."""
 
     def __reduce__(self):
         return type(self), self.args
@@ -54,7 +54,7 @@ class LstmOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """A checked `options.json`. `char_cnn` is None for a model that reads word ids; `raw` keeps every key given."""
+    """A checked `options.json`. `char_cnn` is None for a model that reads word ids; `raw` has every key given."""
 
     lstm: LstmOptions
     char_cnn: CharCnnOptions | None
@@ -173,7 +173,7 @@ class _Section:
         found = self.value(key, default)
         if found is None and default is not _REQUIRED:
             return default
-        if not _is_whole(found) or found < least:
+        if not _is_integer(found) or found < least:
             raise self.error(key, f"an integer of at least {least}", found)
         return int(found)
 
@@ -202,7 +202,7 @@ class _Section:
         if not isinstance(found, (list, tuple)) or not found:
             raise self.error(key, "a list of [width, count] pairs", found)
         for pair in found:
-            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(_is_whole(n) and n > 0 for n in pair):
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(_is_integer(n) and n > 0 for n in pair):
                 raise self.error(key, "pairs of two integers above 0, [width, count]", pair)
             if pair[0] > max_characters:
                 raise self.error(key, f"widths of at most max_characters_per_token ({max_characters})", pair)
@@ -212,6 +212,6 @@ class _Section:
         return ConfigurationError(f"{self.name}: {key}: expected {expected}, got {found!r:.80}")
 
 
-def _is_whole(value: Any) -> bool:
-    """An integer, or a float that JSON wrote for one."""
+def _is_integer(value: Any) -> bool:
+    """An integer, or a float with an integer value, as some JSON writers give."""
     return not isinstance(value, bool) and (isinstance(value, int) or isinstance(value, float) and value.is_integer())

@@ -38,9 +38,9 @@ def read_softmax(path: str | os.PathLike, projection_dim: int) -> dict[str, np.n
 
 @dataclass(frozen=True)
 class SentenceScore:
-    """Natural logs of the probabilities of a sentence's n tokens in both directions, float32 [n] each.
+    """Natural logs of the probabilities of a sentence's n tokens in both directions, float32 [n].
 
-    `end` is that of `</S>` after the last token, `begin` that of `<S>` before the first one, read backward. A word
+    `end` is that of `</S>` after the last token, `begin` that of `<S>` before the first token, read backward. A word
     outside the vocabulary counts as `<UNK>`.
     """
 
@@ -61,7 +61,7 @@ class SentenceScore:
 
 
 class Substitute(NamedTuple):
-    """A word and the natural log of its probability among all words that are no marks."""
+    """A word and the natural log of its probability among all words but `<S>`, `</S>` and `<UNK>`."""
 
     word: str
     log_probability: float
@@ -96,9 +96,9 @@ class SoftmaxHead:
         if not sentences:
             return []
         states, lengths = self._states(sentences)
-        framed = [self._ids(sentence) for sentence in sentences]
-        wanted = {"forward": np.concatenate([np.append(ids[1:], 0) for ids in framed]),
-                  "backward": np.concatenate([np.append(0, ids[:-1]) for ids in framed])}
+        bounded = [self._ids(sentence) for sentence in sentences]
+        wanted = {"forward": np.concatenate([np.append(ids[1:], 0) for ids in bounded]),
+                  "backward": np.concatenate([np.append(0, ids[:-1]) for ids in bounded])}
         found = {way: self._log_probabilities(states[way], wanted[way]) for way in wanted}
         scores, start = [], 0
         for length in lengths:
@@ -110,7 +110,7 @@ class SoftmaxHead:
 
     def substitutes(self, sentence: Sequence[str], position: int, k: int = 10,
                     direction: str = "both") -> list[Substitute]:
-        """The `k` likeliest words in place of token number `position`, the likeliest first; marks and `<UNK>` never.
+        """The `k` likeliest words in place of token `position`, likeliest first, without `<S>`, `</S>` and `<UNK>`.
 
         `both` multiplies the probabilities of the two directions, which do not see the token itself.
         """
@@ -126,7 +126,7 @@ class SoftmaxHead:
         return list(self._substitutes(sentence, positions, k, direction)) if len(positions) else []
 
     def logits(self, sentence: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores of every word in place of each token, before any normalization: forward and backward, [n, V] each."""
+        """Scores of every word in place of each token, before any normalization: forward and backward, both [n, V]."""
         check_batch([sentence], "sentence")
         states, _ = self._states([sentence])
         return self._scores(states["forward"][:-2]), self._scores(states["backward"][2:])
@@ -168,7 +168,7 @@ class SoftmaxHead:
         """Log-probability of word `wanted[n]` in state n: float32 [N]."""
         ids = torch.from_numpy(wanted.astype(np.int64)).to(states.device)
         found = []
-        for some, target in zip(*(each.split(max(1, _AT_ONCE // self.vocabulary.size)) for each in (states, ids))):
+        for some, target in zip(*(value.split(max(1, _AT_ONCE // self.vocabulary.size)) for value in (states, ids))):
             scores = self._scores(some)
             found.append(scores.gather(1, target[:, None]).squeeze(1) - scores.logsumexp(1))
         return torch.cat(found).cpu().numpy()

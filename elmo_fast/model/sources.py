@@ -180,7 +180,7 @@ def _unpacked(archive: Path) -> Path:
             with zipfile.ZipFile(archive) as file:
                 _unpack_members(file, archive, part)
         except _DAMAGE as error:
-            raise ConfigurationError(f"model {archive}: expected a whole ZIP file without a password, "
+            raise ConfigurationError(f"model {archive}: expected a complete ZIP file without a password, "
                                      f"got one that cannot be unpacked ({error})") from error
     return target
 
@@ -204,7 +204,7 @@ def _unpack_members(file: zipfile.ZipFile, archive: Path, part: Path) -> None:
 
 
 def _is_model_file(name: str) -> bool:
-    """Whether a model needs a file of this name; macOS puts a `._` file beside each, which is none of them."""
+    """Whether a model needs a file of this name; the `._` files that macOS puts beside others are not."""
     return not name.startswith(".") and (name.endswith(("options.json", ".hdf5")) or name in _VOCABULARY_NAMES)
 
 
@@ -227,7 +227,7 @@ def _download(url: str, target: Path) -> None:
                           f"install elmo-fast[remote]. {remedy}") from error
     except Exception as error:
         reason = type(error).__name__ if str(error) == url else f"{type(error).__name__}: {error}"
-        raise OSError(f"{url}: the download failed ({reason}); nothing of it was kept. {remedy}") from error
+        raise OSError(f"{url}: the download failed ({reason}); nothing was stored. {remedy}") from error
 
 
 def _check_size(url: str, expected: int | None, found: int) -> None:

@@ -54,8 +54,8 @@ def require_data(parameters: Tensors) -> None:
     """Raise `RuntimeError` when the fp32 weights were dropped: what was packed from them cannot be written."""
     gone = [name for name, value in parameters.items() if value.is_meta]
     if gone:
-        raise RuntimeError(f"weights: expected fp32 weights in memory, but {', '.join(gone[:3])} and others were dropped "
-                           "(keep_fp32=False); read the model again to save, move or train it")
+        raise RuntimeError(f"weights: expected fp32 weights in memory, but {', '.join(gone[:3])} and others were "
+                           "dropped (keep_fp32=False); read the model again to save, move or train it")
 
 
 def conv_to_allennlp(weight: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Options of models for tests and benchmarks: the published sizes, a tiny model, and every shape that the formats allow."""
+"""Options of models for tests and benchmarks: the published sizes, a tiny model, and every shape of a model."""
 
 import copy
 from typing import Any
@@ -9,7 +9,8 @@ FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 # LSTM cells, projection and highway layers of the published models, and of one for dry runs.
 SIZES = {"tiny": (32, 16, 1), "small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 TINY = {
-    "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3, "proj_clip": 3},
+    "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3,
+             "proj_clip": 3},
     "char_cnn": {"embedding": {"dim": 3}, "filters": [[1, 4], [2, 6]], "n_highway": 1, "n_characters": 262,
                  "max_characters_per_token": 50, "activation": "relu"},
 }

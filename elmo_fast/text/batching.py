@@ -25,7 +25,7 @@ def batch_to_ids(
 
 
 def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Sequence[str]]:
-    """The sentences of `batch` as a list, also those of a generator; `ValueError` unless each is a list of tokens."""
+    """The sentences of `batch` as a list, also those of a generator; `ValueError` unless all are lists of tokens."""
     if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable):
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
     sentences = list(batch)
@@ -55,7 +55,7 @@ def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray
         before = len(running)
         try:
             running.extend(numbers.setdefault(token, len(numbers)) for token in sentence)
-        except TypeError as error:  # a list has no hash: the batch is nested once too often
+        except TypeError as error:  # a list has no hash: the batch has one level of lists too many
             raise ValueError(f"token: expected a string, got one of another type ({error})") from error
         lengths.append(len(running) - before)
     return list(numbers), np.array(running, dtype=np.int32), np.array(lengths, dtype=np.int64)
@@ -87,15 +87,15 @@ class Batcher:
     def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
         """int64 [sentences, longest + 2, max_token_length]; ids 1 to 261, zero past a sentence's end."""
         sentences = _at_least_one(sentences)
-        framed = [(BOUNDARIES[0], *sentence, BOUNDARIES[1]) for sentence in sentences]
-        return _pad(framed, self._max_token_length, characters.SENTENCE_MARKS, np.int64)
+        bounded = [(BOUNDARIES[0], *sentence, BOUNDARIES[1]) for sentence in sentences]
+        return _pad(bounded, self._max_token_length, characters.SENTENCE_MARKS, np.int64)
 
 
 class TokenBatcher:
     """Sentences to word ids + 1 with `<S>` and `</S>` around each, as bilm-tf's `TokenBatcher` gives them.
 
     A vocabulary without `<S>` or `</S>` is refused, and so is a word outside a vocabulary that has no `<UNK>`:
-    bilm-tf gives both id 0, which masks the position and shortens the sentence without a word.
+    bilm-tf gives both id 0, which masks the position and silently shortens the sentence.
     """
 
     def __init__(self, lm_vocab_file: str | os.PathLike):

@@ -32,13 +32,14 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
     except UnicodeDecodeError as error:
         raise ValueError(f"FASTA file: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
     except _DAMAGE as error:
-        raise ValueError(f"FASTA file: expected a whole gzip file, got {name} ({error})") from error
+        raise ValueError(f"FASTA file: expected a complete gzip file, got {name} ({error})") from error
     if not found:
         raise ValueError(f"FASTA file: expected at least one record, got none in {name}")
 
 
 def _records(lines, name: str) -> Iterator[FastaRecord]:
-    header, pieces = None, []
+    header: str | None = None
+    pieces: list[str] = []
     for number, line in enumerate(lines, start=1):
         line = line.removeprefix("\ufeff") if number == 1 else line
         if line.startswith(">"):

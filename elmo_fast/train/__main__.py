@@ -10,7 +10,7 @@ from elmo_fast.cli.train import add_train_arguments, train
 def main() -> None:
     """Train. Errors of the input and interruptions are a line on stderr and exit status 1."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    parser = argparse.ArgumentParser(prog="python -m elmo_fast.train", description="Train a model; see elmo-fast train.")
+    parser = argparse.ArgumentParser(prog="python -m elmo_fast.train", description="As elmo-fast train.")
     add_train_arguments(parser)
     try:
         train(parser.parse_args())

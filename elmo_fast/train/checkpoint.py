@@ -58,7 +58,7 @@ def save(run: str | os.PathLike, step: int, content: dict[str, Any], keep: int) 
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint atomically: it has its name once it is on the disk. `OSError` names the file on a full disk."""
+    """Write a checkpoint atomically: it gets its name when it is on the disk. `OSError` names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_path(path) as partial, Disk(partial, path) as disk:
@@ -71,16 +71,21 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
     """The content of a checkpoint. `ConfigurationError` for another file or a truncated one."""
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"checkpoint: expected a file, found none at {path}")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigurationError(f"checkpoint {path}: expected a checkpoint of elmo-fast train, got another or a "
-                                 f"truncated file ({type(error).__name__})") from error
+    content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigurationError(f"checkpoint {path}: expected format {FORMAT} of elmo-fast train, got another file")
     return content
+
+
+def load_tensors(path: str | os.PathLike, name: str, expected: str) -> Any:
+    """What `torch.save` wrote, on the CPU. Errors call the file `name` and say that `expected` was expected."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"{name}: expected a file, found none at {path}")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigurationError(f"{name} {path}: expected {expected}, got another or a truncated file "
+                                 f"({type(error).__name__})") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -93,9 +98,9 @@ def copy_vocabulary(source: str, run: Path) -> None:
     """Copy a vocabulary, unpacked, into a run, which then does not depend on the original."""
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
-        with atomic_path(target) as partial, (gzip.open if source.endswith(".gz") else open)(source, "rb") as words:
-            with open(partial, "wb") as copy:
-                shutil.copyfileobj(words, copy)
+        open_source = gzip.open if source.endswith(".gz") else open
+        with atomic_path(target) as partial, open_source(source, "rb") as words, open(partial, "wb") as copy:
+            shutil.copyfileobj(words, copy)
 
 
 # ---- the trained model ---------------------------------------------------------------------
@@ -123,8 +128,8 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
     vocabulary = Vocabulary(vocab_file, validate_file=True)
     if vocabulary.size != len(weights[SOFTMAX[0]]):
-        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {len(weights[SOFTMAX[0]])} words of the softmax, "
-                                 f"got {vocabulary.size}")
+        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {len(weights[SOFTMAX[0]])} words of the "
+                                 f"softmax, got {vocabulary.size}")
     return LanguageModel(config, weights), vocabulary
 
 

@@ -1,4 +1,4 @@
-"""Configuration of a training run: bilm-tf's keys of `options.json`, the keys this trainer adds, and how a run is kept."""
+"""Configuration of a training run: bilm-tf's keys of `options.json`, keys this trainer adds, settings of the run."""
 
 import dataclasses
 import json
@@ -86,7 +86,8 @@ class OptimizerConfig:
             value = content.get(field.name)
             value = defaults.get(field.name, field.default) if value is None else value
             if value is not field.default and not field.metadata["accepts"](value):
-                raise ConfigurationError(f"{source}: {field.name}: expected {field.metadata['expected']}, got {value!r:.80}")
+                expected = field.metadata["expected"]
+                raise ConfigurationError(f"{source}: {field.name}: expected {expected}, got {value!r:.80}")
             values[field.name] = float(value) if field.type is float else value
         return cls(**values)
 
@@ -101,7 +102,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A checked `options.json` of a run: the model, whether it has two directions, its training; `raw` has every key."""
+    """A checked `options.json` of a run: model, whether it has two directions, training; `raw` has every key."""
 
     model: Options
     bidirectional: bool

@@ -1,4 +1,4 @@
-"""Files of a corpus: one tokenized sentence a line, read in any order; counted, and turned into a vocabulary, in parallel."""
+"""Files of a corpus, a tokenized sentence a line: read in any order, counted in parallel, their vocabulary."""
 
 import concurrent.futures
 import glob
@@ -33,10 +33,11 @@ class Shard:
 
 
 def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
-    """Sorted files that paths and globs match, without repetition. `FileNotFoundError` for a pattern without a match."""
+    """Sorted files that paths and globs match, without repetition. `FileNotFoundError` without a match."""
     found: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = [pattern] if os.path.isfile(pattern) else list(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
+        paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+        matches = list(filter(os.path.isfile, paths))
         if not matches:
             raise FileNotFoundError(f"{name}: expected files of text, found none at {pattern}")
         found.update(matches)

@@ -78,8 +78,8 @@ class Sentences:
         first = epoch
         while True:
             if epoch > first + 1:
-                raise ValueError(f"train: expected sentences for stream {self._order.stream} of {self._order.streams} in "
-                                 "an epoch, got none: the groups of files have fewer sentences than there are streams")
+                raise ValueError(f"train: expected sentences for stream {self._order.stream} of {self._order.streams} "
+                                 "in an epoch, got none: groups of files have fewer sentences than streams")
             if epoch and self._order.seed is None:
                 raise StopIteration
             current = self._group(epoch, group)
@@ -111,7 +111,8 @@ class Sentences:
 def _open_lines(shard: Shard) -> Lines:
     lines = Lines(shard.path)
     if len(lines) != shard.sentences:
-        raise ValueError(f"{lines.path}: expected the {shard.sentences} lines it had when the run began, found {len(lines)}")
+        raise ValueError(f"{lines.path}: expected the {shard.sentences} lines it had when the run began, "
+                         f"found {len(lines)}")
     return lines
 
 
@@ -138,7 +139,8 @@ class Rows:
     From bilm-tf's `_get_batch`.
     """
 
-    def __init__(self, shards: Sequence[Shard], order: Order, rows: int, steps: int, position: np.ndarray | None = None):
+    def __init__(self, shards: Sequence[Shard], order: Order, rows: int, steps: int,
+                 position: np.ndarray | None = None):
         """`position` int64 [1 + rows, 4], a value of `position()`, continues from there."""
         self._steps = steps
         start = (0, 0, 0) if position is None else tuple(position[0, :3].tolist())
@@ -157,13 +159,13 @@ class Rows:
             self._rows[number] = self._sentences.at(tuple(location)) if done >= 0 else []
 
     def position(self) -> np.ndarray:
-        """Locations of the next sentence and of every row's sentence with the inputs read of it: int64 [1 + rows, 4]."""
+        """Locations of the next sentence and of the rows' sentences with their inputs read: int64 [1 + rows, 4]."""
         rows = [(*location, done if row else -1)
                 for location, done, row in zip(self._locations, self._done, self._rows)]
         return np.array([(*self._sentences.location, 0), *rows], dtype=np.int64)
 
     def next(self) -> tuple[list[str], list[str]]:
-        """Inputs and targets, each rows * steps tokens, row after row; `StopIteration` when a row cannot be filled."""
+        """Inputs and targets, both rows * steps tokens, row after row; `StopIteration` when a row cannot be filled."""
         filled = [self._fill(row) for row in range(len(self._rows))]
         return tuple(list(chain.from_iterable(side)) for side in zip(*filled))
 
@@ -203,7 +205,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Numbering:
-    """Tokens to ids. `max_characters` is None for a model that reads words; with `negatives` None nothing is sampled."""
+    """Tokens to ids. `max_characters` None: the model reads words; `negatives` None: nothing is sampled."""
 
     vocabulary: Vocabulary
     max_characters: int | None
@@ -219,7 +221,7 @@ class Numbering:
 
     def batch(self, texts: Sequence[tuple[list[str], list[str]]], rows: int, position: np.ndarray,
               stream: int = 0, step: int = 0) -> Batch:
-        """The batch of (inputs, targets) of every direction, rows * steps tokens each, row after row.
+        """The batch of (inputs, targets) of every direction, all rows * steps tokens, row after row.
 
         The sampled words depend only on the seed, the stream and the step.
         """
@@ -238,7 +240,7 @@ def _by_step(row_after_row: list[int], rows: int) -> np.ndarray:
 
 
 class BatchStream(torch.utils.data.IterableDataset):
-    """The endless batches of a stream; of n workers every one prepares each n-th batch, and they come in order."""
+    """The endless batches of a stream. Worker k of n prepares every n-th batch; batches are returned in order."""
 
     def __init__(self, shards: Sequence[Shard], numbering: Numbering, orders: Sequence[Order], rows: int, steps: int,
                  first_step: int = 0, position: np.ndarray | None = None):

@@ -82,8 +82,8 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
     there are fewer sentences than rows.
     """
     if sum(shard.sentences for shard in shards) < batch_size:
-        raise ValueError(f"batch_size: expected at most the {sum(shard.sentences for shard in shards)} sentences of the "
-                         f"held-out text, got {batch_size}")
+        raise ValueError(f"batch_size: expected at most the {sum(shard.sentences for shard in shards)} sentences of "
+                         f"the held-out text, got {batch_size}")
     with torch.no_grad():
         losses = torch.cat(list(_losses(model, shards, vocabulary, batch_size, progress)), dim=1)  # [D, batches]
     means = losses.mean(1)

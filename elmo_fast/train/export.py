@@ -9,12 +9,18 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.weights import random_weights
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE
-from elmo_fast.model.weights import write_weights
-from elmo_fast.train.checkpoint import OPTIONS_FILE, VOCABULARY_FILE, copy_vocabulary, weights_of_run, write_json
+from elmo_fast.model.weights import random_weights, write_weights
+from elmo_fast.train.checkpoint import (
+    OPTIONS_FILE,
+    VOCABULARY_FILE,
+    copy_vocabulary,
+    load_tensors,
+    weights_of_run,
+    write_json,
+)
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
@@ -42,8 +48,8 @@ def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: b
     """Write the biLM of an `Elmo`, or a `BiLm`, into the directory `output`."""
     found = [part for part in module.modules() if isinstance(part, BiLm)]
     if len(found) != 1:
-        raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(found)} of them in "
-                                 f"{type(module).__name__}")
+        raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(found)} of "
+                                 f"them in {type(module).__name__}")
     _write(Path(output), found[0].options.to_dict(), found[0].weights(), float16)
 
 
@@ -59,8 +65,8 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     tensors = _state_dict(path)
     found = [name.removesuffix(marker) for name in tensors for marker in _MARKERS if name.endswith(marker)]
     if len(found) != 1:
-        raise ConfigurationError(f"--from-module {path}: expected the state_dict of a module with one biLM in it, found "
-                                 f"{len(found)} among {len(tensors)} tensors")
+        raise ConfigurationError(f"--from-module {path}: expected the state_dict of a module with one biLM in it, "
+                                 f"found {len(found)} among {len(tensors)} tensors")
     own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(found[0])}
     own = {name: value for name, value in own.items() if name.startswith(("_token_embedder.", "_elmo_lstm."))}
     weights = random_weights(options)
@@ -78,13 +84,7 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
 
 
 def _state_dict(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"--from-module: expected a file, found none at {path}")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigurationError(f"--from-module {path}: expected what torch.save(module.state_dict(), ...) writes, got "
-                                 f"something else ({type(error).__name__})") from error
+    content = load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
     if not isinstance(content, dict):
         raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
     return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}

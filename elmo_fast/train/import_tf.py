@@ -37,8 +37,8 @@ _TF_LSTM = {"W_0": "kernel", "B": "bias", "W_P_0": "projection/kernel"}
 _COUNTERS = frozenset({"global_step", "train_perplexity", "beta1_power", "beta2_power"})
 
 _NO_TENSORFLOW, _UNREADABLE = 103, 104  # exit statuses of the reader
-# Run by a Python that has TensorFlow, in its own process: TensorFlow and Triton each bring a copy of LLVM, and a process
-# that loads both aborts. Writes every variable as FOLDER/NUMBER.npy and their names as FOLDER/names.json.
+# Run by a Python that has TensorFlow, in its own process: TensorFlow and Triton both bring a copy of LLVM, and a
+# process that loads both aborts. Writes every variable as FOLDER/NUMBER.npy and their names as FOLDER/names.json.
 _READER = f"""
 import json, os, sys
 
@@ -79,16 +79,16 @@ class Variables:
         """Values of a variable, float32. `ConfigurationError` for other than floating-point numbers."""
         values = self.arrays[name]
         if values.dtype.kind != "f":
-            raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}: expected floating-point numbers, found "
-                                     f"{values.dtype}")
+            raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}: expected floating-point numbers, "
+                                     f"found {values.dtype}")
         return np.array(values, dtype=np.float32)
 
     def read_accumulator(self, name: str) -> torch.Tensor:
         """Sums of squared gradients of a variable. Adagrad divides by their roots, so they must be above 0."""
         values = self.read(f"{name}/{_ACCUMULATOR}")
         if not (values > 0).all():
-            raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}/{_ACCUMULATOR}: expected numbers above 0, "
-                                     f"found {values.min()}")
+            raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}/{_ACCUMULATOR}: expected numbers "
+                                     f"above 0, found {values.min()}")
         return torch.from_numpy(values)
 
     def step(self) -> int:
@@ -166,12 +166,12 @@ def _check_new(output: Path) -> None:
 
 def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
     if not os.path.isfile(vocab_file):
-        raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf keeps "
-                                f"apart from its checkpoints, found none at {vocab_file}")
+        raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf "
+                                f"keeps apart from its checkpoints, found none at {vocab_file}")
     vocabulary = Vocabulary(vocab_file, validate_file=True)
     if vocabulary.size != config.model.n_tokens_vocab:
-        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {config.model.n_tokens_vocab} words of the softmax, "
-                                 f"got {vocabulary.size}: give the vocabulary that the model was trained with")
+        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {config.model.n_tokens_vocab} words of the "
+                                 f"softmax, got {vocabulary.size}: give the vocabulary that the model was trained with")
     return vocabulary
 
 
@@ -226,8 +226,8 @@ def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulato
     accumulators = {f"{name}/{_ACCUMULATOR}": shape for name, shape in expected.items()}
     missing = sorted(expected.keys() - found.keys())
     if missing:
-        raise ConfigurationError(f"{source}: expected the variable {_summary(missing)}, which the options require, found "
-                                 f"{_summary(found)}")
+        raise ConfigurationError(f"{source}: expected the variable {_summary(missing)}, which the options require, "
+                                 f"found {_summary(found)}")
     for name, shape in {**expected, **accumulators}.items():
         if found.get(name, shape) != shape:
             raise ConfigurationError(f"{source}: variable {name}: expected shape {shape}, found {found[name]}")
@@ -253,7 +253,7 @@ def _summary(names: Iterable[str]) -> str:
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
-    """Prefix of a checkpoint given by its directory (then the last checkpoint there), its prefix or one of its files."""
+    """Prefix of a checkpoint given by its directory (the last checkpoint there), its prefix or any of its files."""
     if os.path.isdir(path):
         return _last(Path(path))
     prefix = Path(_EXTENSION.sub("", os.fspath(path)))
@@ -289,14 +289,14 @@ def _exists(prefix: Path) -> bool:
 def open_checkpoint(prefix: Path) -> Iterator[Variables]:
     """The variables of a checkpoint, in temporary files that exist as long as the context.
 
-    The Python in `ELMO_FAST_TENSORFLOW_PYTHON`, else this Python, reads the checkpoint. `ImportError` names the extra if
-    it has no TensorFlow; `ConfigurationError` for a damaged file.
+    The Python in `ELMO_FAST_TENSORFLOW_PYTHON`, else this Python, reads the checkpoint. `ImportError` names the extra
+    if it has no TensorFlow; `ConfigurationError` for a damaged file.
     """
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
     with tempfile.TemporaryDirectory() as folder:
         try:
-            done = subprocess.run([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL, capture_output=True,
-                                  env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
+            done = subprocess.run([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL,
+                                  capture_output=True, env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
         except OSError as error:
             raise ConfigurationError(f"{PYTHON_VARIABLE}: expected a Python, got {python!r} ({error})") from error
         if done.returncode:
@@ -312,6 +312,6 @@ def _reader_error(done: subprocess.CompletedProcess, prefix: Path, python: str) 
         return ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): install "
                            f"elmo-fast[tensorflow], or name a Python that has TensorFlow in {PYTHON_VARIABLE}")
     if done.returncode == _UNREADABLE:
-        return ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a truncated or "
-                                  f"a damaged file ({reason})")
+        return ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a truncated "
+                                  f"or a damaged file ({reason})")
     return RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} ({reason})")

@@ -21,7 +21,7 @@ class TrainLog:
         lines = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
         with atomic_path(self._path) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        self._file = open(self._path, "a", encoding="utf-8")
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
         self._events = _open_events(run, step) if tensorboard else None
 
     def write(self, kind: str, step: int, **values: Any) -> None:

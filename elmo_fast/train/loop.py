@@ -204,7 +204,7 @@ class Run:
         self._log = TrainLog(folder, trainer.step_number, config.tensorboard) if self._is_first else None
         self._steps = trainer.total_steps
         self._evaluate_every = config.evaluate_every or max(1, math.ceil(trainer.steps_per_epoch / 10))
-        self._saved = trainer.step_number if trainer.step_number else None
+        self._saved = trainer.step_number or None
 
     def train(self) -> None:
         """Run to the end. Raises `Interrupted` on SIGTERM and Ctrl-C, after a checkpoint."""

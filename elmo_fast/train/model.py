@@ -7,13 +7,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.model.weights import random_weights
+from elmo_fast.model.encoder import CharacterEncoder, WordEmbedder
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.states import zero_state
-from elmo_fast.model.encoder import CharacterEncoder, WordEmbedder
-from elmo_fast.model.weights import DIRECTIONS, lstm_name
+from elmo_fast.model.weights import DIRECTIONS, lstm_name, random_weights
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule
@@ -48,8 +47,10 @@ class LanguageModel(nn.Module):
         lstm = {name: value for name, value in weights.items() if name.startswith("RNN_")}
         tokens = {name: value for name, value in weights.items() if name not in SOFTMAX and name not in lstm}
         self.token_source = source(config.model, tokens, True)
-        self.lstm = LstmStack(config.model, lstm if config.bidirectional else _with_backward(config, lstm), True, "zero")
-        if not config.bidirectional:
+        if config.bidirectional:
+            self.lstm = LstmStack(config.model, lstm, True, "zero")
+        else:
+            self.lstm = LstmStack(config.model, _with_backward(config, lstm), True, "zero")
             self._share_forward_parameters()
         w, b = (torch.tensor(weights[name]) for name in SOFTMAX)
         self.softmax_w = self.token_source.embedding if config.training.share_embedding_softmax else nn.Parameter(w)
@@ -84,7 +85,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
-        """Copy `weights`, named as by `weights()`, into the parameters. `ConfigurationError` for other names or shapes."""
+        """Set the parameters to `weights`, named as by `weights()`. `ConfigurationError` for other names or shapes."""
         named = self.by_name()
         for name in sorted(named.keys() | weights.keys()):
             expected, found = (tuple(arrays[name].shape) if name in arrays else None for arrays in (named, weights))
@@ -181,7 +182,7 @@ def _with_backward(config: TrainConfig, lstm: Mapping[str, np.ndarray]) -> dict[
 
 
 def _in_halves(rows: torch.Tensor, steps: int) -> torch.Tensor:
-    """Positions [S] of one direction as two directions of half the slots; an odd slot is paired with a copy of slot 0."""
+    """Positions [S] of one direction as two directions of half the slots; an odd slot's partner is a copy of slot 0."""
     by_step = rows.view(steps, -1)
     if by_step.shape[1] % 2:
         by_step = torch.cat([by_step, by_step[:, :1]], dim=1)

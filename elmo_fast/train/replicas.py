@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 class Replicas:
-    """This process is number `rank` of `world`, the only process unless `torchrun` started it. Rank 0 writes the files."""
+    """This process, number `rank` of `world`; the only process unless `torchrun` started it. Rank 0 writes files."""
 
     def __init__(self, device: torch.device):
         self.device = device

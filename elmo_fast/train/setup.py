@@ -69,8 +69,8 @@ def _default_precision(device: torch.device) -> str:
 
 def _start(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
     if checkpoint.in_order(folder):
-        raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, or "
-                                 "name another directory")
+        raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, "
+                                 "or name another directory")
     run_config = RunConfig.take_from(given)
     precision = given.pop("precision", None) or _default_precision(replicas.device)
     data = {name: _absolute(given.pop(name, None)) for name in ("train", "heldout", "vocab")}
@@ -103,7 +103,7 @@ def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], li
         raise ValueError(f"--evaluate-batch-size: expected at most the {sentences} sentences of the held-out text, got "
                          f"{config.evaluate_batch_size}")
     if config.patience and not heldout:
-        raise ConfigurationError("--patience: expected --heldout beside it, whose perplexity decides; got none")
+        raise ConfigurationError("--patience: expected --heldout beside it, whose perplexity ends the run; got none")
     return shards, heldout
 
 
@@ -135,8 +135,8 @@ def _fine_tuned(model: dict[str, Any], options_file, given: dict[str, Any], voca
     if model["softmax"] or softmax_file.is_file():
         softmax = read_softmax(softmax_file, config.model.lstm.projection_dim)
         if len(softmax[SOFTMAX[0]]) != vocabulary.size:
-            raise ConfigurationError(f"softmax {softmax_file}: expected the {vocabulary.size} words of the vocabulary, got "
-                                     f"{len(softmax[SOFTMAX[0]])}: give the vocabulary it was trained with")
+            raise ConfigurationError(f"softmax {softmax_file}: expected the {vocabulary.size} words of the vocabulary, "
+                                     f"got {len(softmax[SOFTMAX[0]])}: give the vocabulary it was trained with")
         weights.update(softmax)
     return config, weights
 
@@ -147,8 +147,8 @@ def _trainer(config: TrainConfig, weights, precision: str, shards: list[Shard], 
     model = LanguageModel(config, weights, precision=precision).to(replicas.device)
     trainer, training = Trainer(model, shards, vocabulary, replicas, workers), config.training
     if training.sample_softmax and training.n_negative_samples_batch > vocabulary.size:
-        raise ValueError(f"n_negative_samples_batch: expected at most the {vocabulary.size} words of the vocabulary, got "
-                         f"{training.n_negative_samples_batch}; lower --negatives, or train with --full-softmax")
+        raise ValueError(f"n_negative_samples_batch: expected at most the {vocabulary.size} words of the vocabulary, "
+                         f"got {training.n_negative_samples_batch}; lower --negatives, or train with --full-softmax")
     if trainer.steps_per_epoch < 1:
         available = sum(shard.tokens + shard.sentences for shard in shards)
         raise ValueError(f"unroll_steps: expected at most {available // (training.batch_size * trainer.streams)} for "
@@ -180,8 +180,8 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
     vocabulary = Vocabulary(folder / VOCABULARY_FILE, validate_file=True)
     if vocabulary.size != config.model.n_tokens_vocab:
-        raise ConfigurationError(f"vocabulary {folder / VOCABULARY_FILE}: expected {config.model.n_tokens_vocab} words, got "
-                                 f"{vocabulary.size}")
+        raise ConfigurationError(f"vocabulary {folder / VOCABULARY_FILE}: expected {config.model.n_tokens_vocab} "
+                                 f"words, got {vocabulary.size}")
     weights = initial_weights(config, config.training.seed)
     trainer = _trainer(config, weights, data["precision"], shards, vocabulary, replicas, workers)
     if state is not None:
@@ -193,8 +193,8 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if is_first and replicas.is_first:
         write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(run_config)})
     if trainer.step_number >= trainer.total_steps:
-        logger.warning("%s: step %d of %d, so there is nothing left to do; --max-steps or --epochs, counted from the very "
-                       "first step, train longer", folder, trainer.step_number, trainer.total_steps)
+        logger.warning("%s: step %d of %d, so there is nothing left to do; --max-steps or --epochs, counted from the "
+                       "very first step, train longer", folder, trainer.step_number, trainer.total_steps)
     return Run(folder, trainer, vocabulary, heldout, run_config, state["evaluations"] if state else [])
 
 

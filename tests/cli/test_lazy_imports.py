@@ -3,9 +3,9 @@
 import pickle
 
 import pytest
-from tests.support.files import start
 
 import elmo_fast
+from tests.support.files import start
 
 HELP = "from elmo_fast.cli import main\ntry:\n    main({!r})\nexcept SystemExit as stop:\n    assert not stop.code"
 
@@ -24,7 +24,7 @@ def test_every_public_name_is_found_where_the_package_says():
     for name in elmo_fast.__all__:
         assert getattr(elmo_fast, name).__module__.startswith("elmo_fast.")
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        elmo_fast.Nothing
+        _ = elmo_fast.Nothing
 
 
 def test_options_are_pickled_by_their_own_module():

@@ -8,13 +8,13 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from tests.support.files import paths, tiny, write_model
-from tests.support.models import SENTENCES
-from elmo_fast.testing.tolerances import SAME_MODEL
 
 import elmo_fast
 from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import ElmoEmbedder, ELMoTokenCharactersIndexer, _ElmoBiLm, batch_to_ids
+from elmo_fast.testing.tolerances import SAME_MODEL
+from tests.support.files import paths, tiny, write_model
+from tests.support.models import SENTENCES
 
 PROTEINS = ["SEQWENCE", "MKTAYIAKQRQISFVKSHFSRQ", "G"]
 
@@ -129,7 +129,7 @@ def test_bio_embeddings(files):
     assert found[0].sum(0).mean(0).shape == (8,) and found[0].dtype == np.float32
     plain = elmo_fast.BiLm.from_files(*files)
     plain._elmo_lstm._states = tuple(states)
-    layers, mask = plain(batch_to_ids([list(protein) for protein in PROTEINS]))
+    layers, _ = plain(batch_to_ids([list(protein) for protein in PROTEINS]))
     for row, (one, protein) in enumerate(zip(found, PROTEINS)):
         expected = torch.stack(layers)[:, row, 1 : len(protein) + 1].detach().numpy()
         np.testing.assert_allclose(one, expected, atol=SAME_MODEL)

@@ -5,11 +5,11 @@ import textwrap
 
 import numpy as np
 import pytest
-from tests.support.files import paths, start, write_model
 
 from elmo_fast import ConfigurationError, batch_to_ids
 from elmo_fast.compat.allennlp import ELMoCharacterMapper, ELMoTokenCharactersIndexer
 from elmo_fast.text import characters
+from tests.support.files import paths, start, write_model
 
 
 class Token:

@@ -3,13 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from tests.support.models import SENTENCES, options
-from tests.support.models import files as write_files
-from elmo_fast.testing.tolerances import SAME_MODEL
 
 from elmo_fast import ConfigurationError
-from elmo_fast.compat.allennlp import (Elmo, ElmoTokenEmbedder, Highway, ScalarMix, _ElmoBiLm,
-                                       add_sentence_boundary_token_ids, batch_to_ids, remove_sentence_boundaries)
+from elmo_fast.compat.allennlp import (
+    Elmo,
+    ElmoTokenEmbedder,
+    Highway,
+    ScalarMix,
+    _ElmoBiLm,
+    add_sentence_boundary_token_ids,
+    batch_to_ids,
+    remove_sentence_boundaries,
+)
+from elmo_fast.testing.tolerances import SAME_MODEL
+from tests.support.models import SENTENCES, options
+from tests.support.models import files as write_files
 
 WORDS = ["@@PADDING@@", "@@UNKNOWN@@", "The", "children", "rained", "."]
 

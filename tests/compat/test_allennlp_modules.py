@@ -9,15 +9,21 @@ import h5py
 import numpy as np
 import pytest
 import torch
+
+from elmo_fast import ConfigurationError, Options
+from elmo_fast.compat.allennlp import (
+    Elmo,
+    ElmoTokenEmbedder,
+    _ElmoBiLm,
+    _ElmoCharacterEncoder,
+    batch_to_ids,
+    remove_sentence_boundaries,
+)
+from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
 from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.models import files as write_files
 from tests.support.plain import layers as plain_layers
 from tests.support.plain import token_vector
-from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
-
-from elmo_fast import ConfigurationError, Options
-from elmo_fast.compat.allennlp import (Elmo, ElmoTokenEmbedder, _ElmoBiLm, _ElmoCharacterEncoder, batch_to_ids,
-                                       remove_sentence_boundaries)
 
 WORDS = ["@@PADDING@@", "@@UNKNOWN@@", "The", "children", "rained", "."]
 
@@ -33,8 +39,8 @@ def files(tmp_path_factory):
 
 @pytest.mark.parametrize("module, names", [
     ("commands.elmo", "ElmoEmbedder DEFAULT_OPTIONS_FILE DEFAULT_WEIGHT_FILE DEFAULT_BATCH_SIZE batch_to_ids"),
-    ("modules.elmo", "Elmo _ElmoBiLm _ElmoCharacterEncoder batch_to_ids ElmoLstm ScalarMix Highway "
-                     "remove_sentence_boundaries add_sentence_boundary_token_ids ELMoCharacterMapper"),
+    ("modules.elmo", "Elmo _ElmoBiLm _ElmoCharacterEncoder batch_to_ids ElmoLstm ScalarMix Highway"),
+    ("modules.elmo", "remove_sentence_boundaries add_sentence_boundary_token_ids ELMoCharacterMapper"),
     ("modules.elmo_lstm", "ElmoLstm"),
     ("modules.scalar_mix", "ScalarMix"),
     ("modules.highway", "Highway"),
@@ -52,12 +58,12 @@ def test_old_imports_with_the_prefix(module, names):
 
 
 @pytest.mark.parametrize("call, arguments", [
-    (Elmo, "num_output_representations requires_grad=False do_layer_norm=False dropout=0.5 vocab_to_cache=None "
-           "keep_sentence_boundaries=False scalar_mix_parameters=None module=None"),
+    (Elmo, ("num_output_representations requires_grad=False do_layer_norm=False dropout=0.5 vocab_to_cache=None "
+            "keep_sentence_boundaries=False scalar_mix_parameters=None module=None")),
     (_ElmoBiLm, "requires_grad=False vocab_to_cache=None"),
     (_ElmoCharacterEncoder, "requires_grad=False"),
-    (ElmoTokenEmbedder, "do_layer_norm=False dropout=0.5 requires_grad=False projection_dim=None vocab_to_cache=None "
-                        "scalar_mix_parameters=None"),
+    (ElmoTokenEmbedder, ("do_layer_norm=False dropout=0.5 requires_grad=False projection_dim=None vocab_to_cache=None "
+                         "scalar_mix_parameters=None")),
 ])
 def test_signatures(call, arguments):
     given = [parameter for parameter in inspect.signature(call).parameters.values()

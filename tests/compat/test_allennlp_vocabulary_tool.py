@@ -4,11 +4,11 @@ import gzip
 
 import numpy as np
 import pytest
-from tests.support.files import names, paths, start, tiny, write_model
 
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.allennlp import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.allennlp.tools import create_elmo_embeddings_from_vocab as tool
+from tests.support.files import names, paths, start, tiny, write_model
 
 WORDS = ["@@UNKNOWN@@", "the", "naïve", "x" * 60, "東京", "."]
 

@@ -6,16 +6,16 @@ import sys
 
 import h5py
 import numpy as np
-from tests.support import plain
 import pytest
-from tests.support.files import ROOT, names, paths, tiny, write_model
-from tests.support.models import files as model_files
-from tests.support.models import options, weights
 
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.bilm import Batcher, dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.embed import stream
 from elmo_fast.text.characters import encode_tokens, to_model_ids
+from tests.support import plain
+from tests.support.files import ROOT, names, paths, tiny, write_model
+from tests.support.models import files as model_files
+from tests.support.models import options, weights
 
 WORDS = ["<S>", "</S>", "<UNK>", "sea", "", "naïve", "東京", "w" * 60, "sea", "."]
 LINES = ["the sea is grey", "  wide  and\tsalt ", "", "naïve\u00a0東京 .", "   ", "x" * 60, "the sea is grey"]

@@ -5,10 +5,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-from tests.support.files import paths, write_model
 
 from elmo_fast import ConfigurationError
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeights, Variables, weight_layers
+from tests.support.files import paths, write_model
 
 W, GAMMA = [0.1, -0.4, 0.9], 1.3
 MASK = np.array([[True] * 4, [True, True, False, False], [True, False, False, False]])

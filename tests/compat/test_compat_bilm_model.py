@@ -1,16 +1,16 @@
 """bilm-tf's `BidirectionalLanguageModel`: shapes, numbers, states of streams, and what it refuses."""
 
 import numpy as np
-from tests.support import plain
 import pytest
 import torch
-from tests.support.files import paths, tiny, write_model
-from tests.support.models import SHAPES, files, weights
-from elmo_fast.testing.tolerances import SAME_MODEL
 
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel
 from elmo_fast.compat.bilm import data as bilm_data
 from elmo_fast.compat.bilm import model as bilm_model
+from elmo_fast.testing.tolerances import SAME_MODEL
+from tests.support import plain
+from tests.support.files import paths, tiny, write_model
+from tests.support.models import SHAPES, files, weights
 
 BATCHES = [
     [["the", "sea"], ["grey", "and", "old", "salt"], []],

@@ -8,11 +8,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.support.files import paths, tiny, write_model
-from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
 
 from elmo_fast import BiLm, ConfigurationError, Options, random_weights
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher, dump_token_embeddings
+from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
+from tests.support.files import paths, tiny, write_model
 
 
 @pytest.mark.parametrize("written_by", ["dump_token_embeddings", "bilm-tf"])

@@ -7,11 +7,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.support.files import ROOT, names, paths, run, tiny, write_model
 
 from elmo_fast import ConfigurationError, ElmoEmbedder
 from elmo_fast.choices import SEQVEC_LAYERS
 from elmo_fast.compat import seqvec
+from tests.support.files import ROOT, names, paths, run, tiny, write_model
 
 PROTEINS = {"P3": "MKTAYIAKQR", "P1": "SEQWENCE", "P2": "ACDEFGHIKLMNPQRSTVWYX", "P4": "mkt*"}
 
@@ -193,7 +193,7 @@ def test_the_command(model, fasta, tmp_path, capsys):
     (["--id", "7"], "got number 7 of 'sp|P3|NAME x'"), (["--batchsize", "0"], "batchsize: expected"),
     (["--layer", "top"], "invalid choice"), (["-i", "nowhere.fasta"], "found nothing at nowhere.fasta")])
 def test_the_command_says_in_one_line_what_is_wrong(model, fasta, tmp_path, capsys, arguments, words):
-    status, _, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / "x.h5", "--model", model, "--silent", *arguments)
+    status, _, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / "x.h5", "--model", model, *arguments)
     assert status == 2 and words in err and err.count("\n") == 1 and "x.h5" not in names(tmp_path)
 
 

@@ -1,14 +1,18 @@
 import json
+import os
+import traceback
 
 import h5py
 import numpy as np
 import pytest
-from tests.support.files import names, paths, tiny, write_model
 
 import elmo_fast
 from elmo_fast import BiLm, FastaRecord
+from elmo_fast.ops.backend import native_module
+from tests.support.files import names, paths, tiny, write_model
 
-SENTENCES = ["The cat sat on the mat .", ["naïve", "café", "with space"], "One", FastaRecord("sp|P1 x", "MKTAY"), "a b c d"]
+SENTENCES = ["The cat sat on the mat .", ["naïve", "café", "with space"], "One", FastaRecord("sp|P1 x", "MKTAY"),
+             "a b c d"]
 TOKENS = ["The cat sat on the mat .".split(), ["naïve", "café", "with space"], ["One"], list("MKTAY"), list("abcd")]
 
 
@@ -34,6 +38,20 @@ def test_texts_of_every_kind_give_what_each_gives_alone(directory, model, state,
     for values, tokens in zip(found, TOKENS, strict=True):
         assert values.dtype == np.float32
         np.testing.assert_allclose(values, alone(directory, tokens, state), rtol=0, atol=1e-6)
+
+
+def test_the_native_kernels_are_at_most_eight_frames_down(directory, monkeypatch):
+    model, depths = elmo_fast.load(directory, backend="native"), {}
+    model.embed(["a b"], state="zero")
+    native, package = native_module()[0], os.path.dirname(elmo_fast.__file__) + os.sep
+    for name in ("char_cnn_forward", "linear_forward", "lstm_forward"):
+        def spy(*given, name=name, run=getattr(native, name), **named):  # noqa: B008
+            depths[name] = sum(frame.filename.startswith(package) for frame in traceback.extract_stack())
+            return run(*given, **named)
+
+        monkeypatch.setattr(native, name, spy)
+    model.embed(["c d"], state="zero")
+    assert depths.keys() == {"char_cnn_forward", "linear_forward", "lstm_forward"} and max(depths.values()) <= 8
 
 
 def test_warm_is_the_default_and_leaves_the_models_own_state_alone(model):
@@ -85,7 +103,7 @@ def test_similarity_is_the_cosine_of_the_means(directory, model):
 
 
 def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
-    texts = [text for text in SENTENCES]
+    texts = SENTENCES
     wanted, keys = model.embed(texts), ["0", "1", "2", "sp|P1", "4"]
     model.save_vectors(tmp_path / "v.h5", iter(texts))
     model.save_vectors(tmp_path / "v.npz", texts)

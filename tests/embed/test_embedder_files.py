@@ -5,10 +5,10 @@ import os
 import h5py
 import numpy as np
 import pytest
-from tests.support.files import names, paths, write_model
 
 from elmo_fast import ConfigurationError, ElmoEmbedder
 from elmo_fast.embed import stream
+from tests.support.files import names, paths, write_model
 
 SENTENCES = ["The cat sat .", "It rained", "The cat sat .", "caf\u00e9 \u732b", "x" * 60 + " </S>"]
 
@@ -128,7 +128,7 @@ def test_a_pipe_is_embedded(embedder, tmp_path, expected):
     reader, writer = os.pipe()
     with open(writer, "w", encoding="utf-8") as file:
         file.write("\n".join(SENTENCES))
-    embedder.embed_file(open(reader, encoding="utf-8"), tmp_path / "o.hdf5", batch_size=2, progress=False)
+    embedder.embed_file(os.fdopen(reader, encoding="utf-8"), tmp_path / "o.hdf5", batch_size=2, progress=False)
     arrays, _ = read(tmp_path / "o.hdf5")
     for key, vectors in enumerate(expected):
         np.testing.assert_array_equal(arrays[str(key)], vectors)

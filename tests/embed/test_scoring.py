@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from tests.support.files import run, tiny
 from tests.support.softmax import SENTENCES, head_of, write_softmax_model
 
@@ -23,7 +24,8 @@ def test_score_prints_a_line_a_sentence(files, text, capsys, state):
     rows = [line.split("\t") for line in out.splitlines()]
     assert status == 0 and [row[2] for row in rows] == [" ".join(sentence) for sentence in SENTENCES]
     for row, score in zip(rows, head_of(files, state).score(SENTENCES), strict=True):
-        assert [float(value) for value in row[:2]] == pytest.approx([score.forward_total, score.backward_total], abs=1e-5)
+        expected = [score.forward_total, score.backward_total]
+        assert [float(value) for value in row[:2]] == pytest.approx(expected, abs=1e-5)
 
 
 def test_token_lines_sum_to_the_sentence_lines(files, text, capsys):

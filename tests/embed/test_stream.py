@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from tests.support.grids import pairwise
-from tests.support.models import SHAPES, bilm
-from elmo_fast.testing.tolerances import SAME_MODEL
 
 from elmo_fast import ElmoEmbedder
 from elmo_fast.embed import stream as slot_stream
+from elmo_fast.testing.tolerances import SAME_MODEL
+from tests.support.grids import pairwise
+from tests.support.models import SHAPES, bilm
 
 WORDS = [f"word{number}" for number in range(60)]
 
@@ -126,11 +126,9 @@ def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
     monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 1)
     order = []
     for name in ("_advance", "_collect"):
-        def note(self, *arguments, name=name, run=getattr(slot_stream.SlotStream, name)):
-            order.append(name)
-            return run(self, *arguments)
-
-        monkeypatch.setattr(slot_stream.SlotStream, name, note)
+        run = getattr(slot_stream.SlotStream, name)
+        monkeypatch.setattr(slot_stream.SlotStream, name,
+                            lambda self, *given, name=name, run=run: order.append(name) or run(self, *given))
     list(ElmoEmbedder.from_bilm(bilm()).embed_sentences([["a"] * 40, ["b"] * 40], 2))
     assert order == ["_advance", "_advance", "_collect", "_advance", "_collect", "_collect"]
 

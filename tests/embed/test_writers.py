@@ -4,10 +4,10 @@ import os
 import h5py
 import numpy as np
 import pytest
-from tests.support.files import names, start
 
 from elmo_fast import ConfigurationError
 from elmo_fast.embed.writers import hdf5_file
+from tests.support.files import names, start
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -27,8 +27,8 @@ def test_datasets_are_float32_and_the_index_is_one_json_string(tmp_path):
         assert json.loads(file["sentence_to_index"][0]) == {"caf\u00e9 .": "0", "a / b": "1"}
 
 
-@pytest.mark.parametrize("keys", [["a b"], ["caf\u00e9 \U0001f600"], ["1 / 2"], ["a/b", "a/c"], [".."], ["a ."], [". a"],
-                                  ["http://a"], ["/a"], ["w " * 40_000 + "w"], ["sentence_to_index"]])
+@pytest.mark.parametrize("keys", [["a b"], ["caf\u00e9 \U0001f600"], ["1 / 2"], ["a/b", "a/c"], [".."], ["a ."],
+                                  [". a"], ["http://a"], ["/a"], ["w " * 40_000 + "w"], ["sentence_to_index"]])
 def test_sentences_as_keys_are_found_again(tmp_path, keys):
     with hdf5_file(tmp_path / "o.hdf5") as writer:
         for key in keys:
@@ -39,19 +39,18 @@ def test_sentences_as_keys_are_found_again(tmp_path, keys):
 
 @pytest.mark.parametrize("keys", [["a", "a"], ["a/b", "a"], ["a//b", "a/b"], ["a", "/a"], ["x", "a/b/c", "a/b"]])
 def test_the_same_key_twice_is_refused(tmp_path, keys):
-    with pytest.raises(ConfigurationError, match=f"^use_sentence_keys: expected different sentences, got '{keys[-1]}'"):
-        with hdf5_file(tmp_path / "o.hdf5") as writer:
-            for key in keys:
-                writer.write(key, VECTORS)
+    message = f"^use_sentence_keys: expected different sentences, got '{keys[-1]}'"
+    with pytest.raises(ConfigurationError, match=message), hdf5_file(tmp_path / "o.hdf5") as writer:
+        for key in keys:
+            writer.write(key, VECTORS)
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("keys", [["."], ["/"], [""], ["a/"], ["and/or/."], ["x\0y"], ["a", "a/b"], ["a/./b"]])
 def test_a_key_that_is_no_name_in_hdf5_is_refused(tmp_path, keys):
-    with pytest.raises(ConfigurationError) as caught:
-        with hdf5_file(tmp_path / "o.hdf5") as writer:
-            for key in keys:
-                writer.write(key, VECTORS)
+    with pytest.raises(ConfigurationError) as caught, hdf5_file(tmp_path / "o.hdf5") as writer:
+        for key in keys:
+            writer.write(key, VECTORS)
     assert str(caught.value).startswith("use_sentence_keys: expected sentences that HDF5 takes as names, got "
                                         f"{keys[-1]!r}")
     assert str(caught.value).endswith("line numbers always work")
@@ -69,9 +68,8 @@ def test_a_key_that_is_no_name_in_hdf5_is_refused(tmp_path, keys):
 def test_a_place_for_no_file_is_refused_before_any_work(tmp_path, monkeypatch, target, error, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(error, match=f"^output file: {message}"):
-        with hdf5_file(target):
-            pytest.fail("the body ran")
+    with pytest.raises(error, match=f"^output file: {message}"), hdf5_file(target):
+        pytest.fail("the body ran")
     assert names(tmp_path) == ["file"]
 
 

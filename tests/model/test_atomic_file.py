@@ -1,9 +1,14 @@
+import errno
 import os
 
+import numpy as np
 import pytest
 from tests.support.files import names
 
-from elmo_fast.model.atomic_file import check_target, atomic_path
+from elmo_fast.model import atomic_file
+from elmo_fast.model.atomic_file import atomic_hdf5, atomic_path, check_target
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_file_takes_its_name_at_the_end(tmp_path):
@@ -23,7 +28,7 @@ def test_a_failure_keeps_the_old_file(tmp_path, error):
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
 
 
-def test_a_failed_directory_is_removed_whole(tmp_path):
+def test_a_failed_directory_is_removed(tmp_path):
     with pytest.raises(ValueError):
         with atomic_path(tmp_path / "a") as part:
             (part / "b").mkdir(parents=True)
@@ -61,3 +66,34 @@ def test_a_folder_without_write_permission_is_refused(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(PermissionError, match="^output: expected a path that can be written"):
         check_target(tmp_path / "closed" / "a", "output")
+
+
+@pytest.mark.parametrize("failure", [FULL, KeyboardInterrupt()])
+@pytest.mark.parametrize("good_writes", [0, 1, 5, 20, 60])
+def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, failure, good_writes):
+    class FailingDisk(atomic_file.Disk):
+        writes = 0
+
+        def write(self, values):
+            self.writes += 1
+            if self.writes > good_writes:
+                self.failure = failure
+            return super().write(values)
+
+    monkeypatch.setattr(atomic_file, "Disk", FailingDisk)
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(type(failure)):
+        with atomic_hdf5(tmp_path / "a") as (file, _):
+            for number in range(100):
+                file[str(number)] = np.ones(100)
+    assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_a_long_body_can_ask(tmp_path):
+    with pytest.raises(OSError, match="No space left on device: '.*/a'$"):
+        with atomic_hdf5(tmp_path / "a") as (_, disk):
+            disk.check()
+            disk.failure = FULL
+            disk.check()
+            pytest.fail("nothing was raised")
+    assert names(tmp_path) == []

@@ -13,7 +13,8 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import PRECISIONS
 
 LIMITS = {"high": AGAINST_FLOAT64["high-amx"], "medium": AGAINST_FLOAT64["medium-bf16"]}
-LARGER = options({"dim": 96, "projection_dim": 40, "cell_clip": 0.3, "proj_clip": 0.05}, {"filters": [[1, 20], [3, 50]]})
+LARGER = options({"dim": 96, "projection_dim": 40, "cell_clip": 0.3, "proj_clip": 0.05},
+                 {"filters": [[1, 20], [3, 50]]})
 
 
 @pytest.fixture(params=TILE_ISAS)
@@ -65,7 +66,7 @@ def test_a_table_has_the_precision_of_its_model(tiles, precision, tmp_path):
         plain.precision = better
         with pytest.raises(ConfigurationError, match=f"expected one computed in '{better}', .* in '{precision}'"):
             plain.token_table = table
-    model.precision = "highest"  # after the table was taken
+    model.precision = "highest"  # after the table was set
     with pytest.raises(ConfigurationError, match=f"computed in 'highest', .* computed in '{precision}'"):
         model.encode(["<S>"])
 
@@ -87,18 +88,18 @@ def test_the_commands_keep_to_a_precision(tiles, precision, capsys, tmp_path, mo
 def test_words_that_join_a_table_lower_its_precision(tiles, precision):
     model = bilm(LARGER, backend="native")
     table = build_token_table(model, ["<S>", "</S>"], grow=True)
-    model.token_table, model.precision = table, precision  # a better table serves a model that computes with less
+    model.token_table, model.precision = table, precision  # a model of lower precision may use the table
     assert torch.isfinite(model.encode(["<S>"])).all() and table.precision == "highest"
-    fresh = model.encode(["fresh"])
-    assert table.precision == precision and torch.equal(fresh, table.vectors(table.rows(["fresh"])))
+    encoded = model.encode(["new"])
+    assert table.precision == precision and torch.equal(encoded, table.vectors(table.rows(["new"])))
     model.precision = "highest"
     with pytest.raises(ConfigurationError, match=f"computed in 'highest', .* computed in '{precision}'"):
-        model.encode(["fresh"])
+        model.encode(["new"])
 
 
-def test_a_sentence_has_the_same_bits_in_any_company(tiles, precision, tmp_path):
+def test_a_sentence_has_the_same_bits_with_any_batch_mates(tiles, precision, tmp_path):
     embedder = ElmoEmbedder(*files(tmp_path, LARGER), backend="native", state="zero", precision=precision)
-    sentences = [each for each in SENTENCES if each] * 12
+    sentences = [sentence for sentence in SENTENCES if sentence] * 12
     together = embedder.embed_batch(sentences)
     streamed = list(embedder.embed_sentences(sentences, 7))
     for k in (0, 3, 17):

@@ -7,22 +7,18 @@ import sys
 
 import pytest
 import torch
-from tests.support.models import SENTENCES, bilm, options, weights
+from tests.support.models import SENTENCES, bilm, options
+from tests.support.models import files as model_files
 from elmo_fast.testing.tolerances import SAME_MODEL
 
-from elmo_fast import ConfigurationError, Elmo, batch_to_ids, remove_boundaries, write_weights
+from elmo_fast import ConfigurationError, Elmo, batch_to_ids, remove_boundaries
 
 WORDS = ["", "The", "children", "rained", "."]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    import json
-
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "options.json").write_text(json.dumps(options().to_dict()), encoding="utf-8")
-    write_weights(folder / "weights.hdf5", weights(options()))
-    return str(folder / "options.json"), str(folder / "weights.hdf5")
+    return tuple(map(str, model_files(tmp_path_factory.mktemp("model"), options())))
 
 
 def test_call_as_allennlp_makes_it(files):
@@ -187,6 +183,7 @@ print(max(float((one.grad - other.grad).abs().max()) for one, other in pairs))
 """
 
 
+@pytest.mark.long
 def test_distributed_data_parallel(files, tmp_path):
     """In a process of its own: a hang of the process group ends with it."""
     done = subprocess.run([sys.executable, "-c", DISTRIBUTED, *files, str(tmp_path / "rendezvous")], text=True,

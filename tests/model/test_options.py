@@ -55,9 +55,32 @@ def test_a_missing_key_is_named_with_its_section(path):
     assert refusal(changed(path, MISSING)).startswith(f"options_file some.json{place}: the key {key} is missing; found")
 
 
+REFUSED = [  # path, values, what is expected
+    ("lstm__cell_clip", [0, -1, True, False, float("nan"), 10**400], "a number above 0, or null for no clipping"),
+    ("lstm__proj_clip", [0.0, "3", float("inf"), [3]], "a number above 0, or null for no clipping"),
+    ("lstm__use_skip_connections", [None, 1, "true", [True]], "true or false"),
+    ("lstm__projection_dim", [9], "at most dim (8)"),
+    ("char_cnn__activation", [None, "gelu", "ReLU", 1, ["relu"]], "one of relu, tanh"),
+    ("char_cnn__n_characters", [None, 260, 263, True, "262"], "one of 261, 262"),
+    ("char_cnn__max_characters_per_token", [2], "an integer of at least 3"),
+    ("char_cnn__filters", [None, [], "12", {"1": 2}], "a list of [width, count] pairs"),
+    ("lstm", [None, 3, [], "x"], "a JSON object"),
+    ("char_cnn", [None, 3], "a JSON object"),
+    ("char_cnn__embedding", [[], "x"], "a JSON object"),
+    ("bidirectional", [False, None, 0, "yes"], "true (a two-direction model)"),
+]
+
+
+@pytest.mark.parametrize("path, value, expected", [
+    (path, value, expected) for path, values, expected in REFUSED for value in values])
+def test_a_wrong_value_is_refused_with_its_key(path, value, expected):
+    place = path.replace("__", ": ")
+    assert refusal(tiny(**{path: value})) == f"options_file some.json: {place}: expected {expected}, got {value!r:.80}"
+
+
 @pytest.mark.parametrize("path", [*COUNTS, "lstm__n_layers", "char_cnn__n_highway", "n_tokens_vocab"])
 @pytest.mark.parametrize("value", NOT_COUNTS)
-def test_a_size_that_is_none_is_refused(path, value):
+def test_a_size_that_is_no_count_is_refused(path, value):
     has_default = path in ("lstm__n_layers", "char_cnn__n_highway", "n_tokens_vocab")
     if (value is None and has_default) or (value == 0 and path == "char_cnn__n_highway"):
         Options.from_dict(changed(path, value))
@@ -67,92 +90,14 @@ def test_a_size_that_is_none_is_refused(path, value):
     assert message.endswith(f"got {value!r}")
 
 
-def test_whole_floats_are_sizes():
-    options = Options.from_dict(tiny(lstm__dim=8.0, char_cnn__filters=[[1.0, 4.0], [2, 6]]))
-    assert options == Options.from_dict(tiny())
-    assert isinstance(options.lstm.dim, int) and isinstance(options.char_cnn.filters[0][0], int)
-
-
-@pytest.mark.parametrize("key", ["cell_clip", "proj_clip"])
-@pytest.mark.parametrize("value", [0, 0.0, -1, True, False, "3", float("nan"), float("inf"), 10**400, [3]])
-def test_a_clip_that_is_none_is_refused(key, value):
-    message = refusal(tiny(**{f"lstm__{key}": value}))
-    assert message.startswith(f"options_file some.json: lstm: {key}: expected a number above 0, or null for no clipping")
-
-
-@pytest.mark.parametrize("value", [0.3, 3, 10])
-def test_clips_are_floats(value):
-    found = Options.from_dict(tiny(lstm__cell_clip=value)).lstm.cell_clip
-    assert found == value and isinstance(found, float)
-
-
-@pytest.mark.parametrize("value", [None, 1, "true", [True]])
-def test_skip_connections_are_true_or_false(value):
-    assert ": lstm: use_skip_connections: expected true or false, got " in refusal(
-        tiny(lstm__use_skip_connections=value))
-
-
-@pytest.mark.parametrize("value", [None, "gelu", "ReLU", 1, ["relu"]])
-def test_an_unknown_activation_is_refused(value):
-    assert refusal(tiny(char_cnn__activation=value)).endswith(
-        f": char_cnn: activation: expected one of relu, tanh, got {value!r}")
-
-
-@pytest.mark.parametrize("value", [None, 260, 263, True, "262"])
-def test_another_number_of_characters_is_refused(value):
-    assert refusal(tiny(char_cnn__n_characters=value)).endswith(f"n_characters: expected one of 261, 262, got {value!r}")
-
-
-@pytest.mark.parametrize("value", [261, 262, 262.0])
-def test_either_number_of_characters_is_the_same_model(value):
-    assert Options.from_dict(tiny(char_cnn__n_characters=value)) == Options.from_dict(tiny())
-
-
-@pytest.mark.parametrize("value, message", [
-    (None, "a list of [width, count] pairs, got None"),
-    ([], "a list of [width, count] pairs, got []"),
-    ("12", "a list of [width, count] pairs, got '12'"),
-    ({"1": 2}, "a list of [width, count] pairs, got {'1': 2}"),
-    ([1, 2], "pairs of two integers above 0, [width, count], got 1"),
-    ([[1]], "pairs of two integers above 0, [width, count], got [1]"),
-    ([[1, 4], [1, 2, 3]], "pairs of two integers above 0, [width, count], got [1, 2, 3]"),
-    ([[0, 4]], "pairs of two integers above 0, [width, count], got [0, 4]"),
-    ([[1, -4]], "pairs of two integers above 0, [width, count], got [1, -4]"),
-    ([[True, 4]], "pairs of two integers above 0, [width, count], got [True, 4]"),
-    ([["1", 4]], "pairs of two integers above 0, [width, count], got ['1', 4]"),
-    ([[1, 4.5]], "pairs of two integers above 0, [width, count], got [1, 4.5]"),
-    ([[51, 4]], "widths of at most max_characters_per_token (50), got [51, 4]"),
+@pytest.mark.parametrize("pair, expected", [
+    *((pair, "pairs of two integers above 0, [width, count]")
+      for pair in (1, [1], [1, 2, 3], [0, 4], [1, -4], [True, 4], ["1", 4], [1, 4.5])),
+    ([51, 4], "widths of at most max_characters_per_token (50)"),
 ])
-def test_bad_filters_are_refused(value, message):
-    assert refusal(tiny(char_cnn__filters=value)).endswith(f": char_cnn: filters: expected {message}")
-
-
-def test_a_filter_as_wide_as_a_token_is_fine():
-    assert Options.from_dict(tiny(char_cnn__filters=[[50, 4]])).char_cnn.filters == ((50, 4),)
-
-
-@pytest.mark.parametrize("size, accepted", [(2, False), (3, True)])
-def test_a_token_has_room_for_a_mark(size, accepted):
-    content = tiny(char_cnn__max_characters_per_token=size)
-    if accepted:
-        assert Options.from_dict(content).char_cnn.max_characters_per_token == 3
-    else:
-        assert "max_characters_per_token: expected an integer of at least 3, got 2" in refusal(content)
-
-
-def test_a_projection_larger_than_the_cell_is_refused():
-    assert refusal(tiny(lstm__projection_dim=9)).endswith(": lstm: projection_dim: expected at most dim (8), got 9")
-
-
-def test_equal_sizes_mean_no_projection():
-    assert not Options.from_dict(tiny(lstm__projection_dim=8)).lstm.is_projected
-
-
-@pytest.mark.parametrize("path", ["lstm", "char_cnn", "char_cnn__embedding"])
-@pytest.mark.parametrize("value", [None, 3, [], "x"])
-def test_a_section_that_is_no_object_is_refused(path, value):
-    place = path.replace("__", ": ")
-    assert refusal(tiny(**{path: value})) == f"options_file some.json: {place}: expected a JSON object, got {value!r}"
+def test_bad_filters_are_refused(pair, expected):
+    assert refusal(tiny(char_cnn__filters=[[1, 4], pair])).endswith(
+        f": char_cnn: filters: expected {expected}, got {pair!r}")
 
 
 @pytest.mark.parametrize("content", [None, [], "x", 3])
@@ -160,9 +105,18 @@ def test_content_that_is_no_object_is_refused(content):
     assert refusal(content) == f"options_file some.json: expected a JSON object, got {content!r}"
 
 
-@pytest.mark.parametrize("value", [False, None, 0, "yes"])
-def test_a_model_of_one_direction_is_refused(value):
-    assert ": bidirectional: expected true" in refusal(tiny(bidirectional=value))
+def test_values_at_the_limits_are_accepted():
+    options = Options.from_dict(tiny(lstm__dim=8.0, char_cnn__filters=[[1.0, 4.0], [2, 6]]))
+    assert options == Options.from_dict(tiny())
+    assert isinstance(options.lstm.dim, int) and isinstance(options.char_cnn.filters[0][0], int)
+    for value in (0.3, 3, 10):
+        clip = Options.from_dict(tiny(lstm__cell_clip=value)).lstm.cell_clip
+        assert clip == value and isinstance(clip, float)
+    for value in (261, 262, 262.0):
+        assert Options.from_dict(tiny(char_cnn__n_characters=value)) == Options.from_dict(tiny())
+    assert Options.from_dict(tiny(char_cnn__filters=[[50, 4]])).char_cnn.filters == ((50, 4),)
+    assert Options.from_dict(tiny(char_cnn__max_characters_per_token=3)).char_cnn.max_characters_per_token == 3
+    assert not Options.from_dict(tiny(lstm__projection_dim=8)).lstm.is_projected
 
 
 def test_neither_characters_nor_words_is_refused():

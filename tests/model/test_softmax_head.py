@@ -59,8 +59,8 @@ def test_scores_sum_to_the_trainers_loss(files, head, tmp_path):
     found = perplexity_of(files, str(tmp_path / "text.txt"), batch_size=4)
     scores = head.score(sentences)
     count = sum(len(sentence) + 1 for sentence in sentences)
-    forward, backward = (-sum(getattr(score, f"{way}_total") for score in scores) / count for way in ("forward", "backward"))
-    assert [forward, backward] == pytest.approx([math.log(each) for each in found.by_direction], rel=1e-4)
+    losses = [-sum(getattr(score, f"{way}_total") for score in scores) / count for way in ("forward", "backward")]
+    assert losses == pytest.approx([math.log(perplexity) for perplexity in found.by_direction], rel=1e-4)
 
 
 def test_pieces_change_nothing(head, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tables built from models: the numbers, runs that are killed, resumed, or meet a full disk, and the command `cache`."""
+"""Tables built from models: the numbers, runs that are killed or meet a full disk, and the command `cache`."""
 
 import errno
 import signal
@@ -61,7 +61,7 @@ def test_words_may_lack_the_boundaries_a_file_may_not(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\nb\n</S>\n")
     for make in (lambda words: build_token_table(bilm(), words),
                  lambda words: write_token_table(bilm(), words, tmp_path / "t.hdf5")):
-        for words, message in ((tmp_path / "vocab.txt", "vocab.txt: expected a line for each of <S>, </S>; missing <S>"),
+        for words, message in ((tmp_path / "vocab.txt", "expected a line for each of <S>, </S>; missing <S>"),
                                (["a", 3], "vocabulary: expected strings, got int"),
                                (3, "vocabulary: expected a file or words, got int")):
             with pytest.raises(ValueError, match=message):
@@ -113,7 +113,7 @@ def test_a_killed_run_is_resumed(tmp_path, monkeypatch, puts):
     assert names(tmp_path) == ["t.hdf5.part"]
     monkeypatch.setattr(build, "_WORDS_A_BLOCK", 8)
     first, inner = [], build._encoded
-    monkeypatch.setattr(build, "_encoded", lambda model, words, *rest: first.append(rest[0]) or inner(model, words, *rest))
+    monkeypatch.setattr(build, "_encoded", lambda *arguments: first.append(arguments[2]) or inner(*arguments))
     write_token_table(bilm(), WORDS, path)
     assert first == [8 * ((puts - 1) // 2)] and names(tmp_path) == ["t.hdf5"]
     assert torch.equal(TokenTable.open(path).vectors(ROWS), build_token_table(bilm(), WORDS).vectors(ROWS))

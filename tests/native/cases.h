@@ -170,7 +170,9 @@ struct LstmData {
 };
 
 inline std::vector<LinearShape> linear_shapes(Precision precision) {
-  return {{7, 3, Epilogue::none, precision}, {300, 37, Epilogue::relu, precision}, {40, 40, Epilogue::highway, precision}};
+  return {{7, 3, Epilogue::none, precision},
+          {300, 37, Epilogue::relu, precision},
+          {40, 40, Epilogue::highway, precision}};
 }
 
 struct LinearData {
@@ -181,7 +183,8 @@ struct LinearData {
 
   LinearData(const LinearShape& shape_, int64_t rows_, std::mt19937& rng)
       : shape(shape_), rows(rows_), x(random_floats(size_t(rows_ * shape_.input), rng)) {
-    const Floats w = random_floats(size_t(shape.input * shape.output), rng), b = random_floats(size_t(shape.output), rng);
+    const Floats w = random_floats(size_t(shape.input * shape.output), rng);
+    const Floats b = random_floats(size_t(shape.output), rng);
     const bool highway = shape.epilogue == Epilogue::highway;
     packed.resize(linear_packed_size(shape));
     linear_pack(shape, w.data(), b.data(), highway ? w.data() : nullptr, highway ? b.data() : nullptr, packed.data(),

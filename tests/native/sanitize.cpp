@@ -93,25 +93,18 @@ void linear_cases(Precision precision) {
   }
 }
 
-struct Relay {
+// Each thread in turn adds to a plain integer: a race unless the barrier orders memory.
+void barrier_orders_memory() {
   cpu::Barrier barrier;
   int value = 0;
-};
-
-// Each thread in turn adds to a plain integer: a race unless the barrier orders memory.
-void relay(void* context, int rank) {
-  Relay& shared = *static_cast<Relay*>(context);
-  for (int turn = 0; turn < 4 * 300; ++turn) {
-    if (turn % 4 == rank) ++shared.value;
-    shared.barrier.wait();
-  }
-}
-
-void barrier_orders_memory() {
-  Relay shared;
-  shared.barrier.reset(4);
-  cpu::run_together(4, relay, &shared);
-  require(shared.value == 4 * 300, "barrier");
+  barrier.reset(4);
+  cpu::run_together(4, [&](int rank) {
+    for (int turn = 0; turn < 4 * 300; ++turn) {
+      if (turn % 4 == rank) ++value;
+      barrier.wait();
+    }
+  });
+  require(value == 4 * 300, "barrier");
 }
 
 // ThreadSanitizer does not follow a fork from a process with threads; --no-fork leaves this out there.

@@ -9,7 +9,8 @@ import pytest
 from tests.support.native_program import compiles, engine_program
 
 SOURCE = Path(__file__).parent / "sanitize.cpp"
-SANITIZERS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"), "thread": ("-fsanitize=thread",)}
+SANITIZERS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+              "thread": ("-fsanitize=thread",)}
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.grid import grid
 from tests.support.native_lstm import ISAS, isa
+from tests.support.op_cases import on_threads
 from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops.backend import native_module
@@ -90,7 +91,8 @@ def check(case: Case, isas=(None,)) -> None:
                 assert relative_error(found[operand], truth) < GRADIENT_AGAINST_FLOAT64, (name, operand)
 
 
-@pytest.mark.parametrize("sizes, way, gathered, starts, clips", grid(SIZES, WAYS, (True, False), (True, False), ({}, TIGHT)))
+@pytest.mark.parametrize("sizes, way, gathered, starts, clips",
+                         grid(SIZES, WAYS, (True, False), (True, False), ({}, TIGHT)))
 def test_agrees_with_float64(sizes, way, gathered, starts, clips):
     check(draw(sizes, *way, gathered, starts, clips), ISAS)
 
@@ -124,14 +126,8 @@ def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip):
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (16, 24, 24), (64, 130, 64)], ids=str)
 def test_any_number_of_threads_gives_the_same_bits(sizes):
     case = draw(sizes, RAGGED, None, True, True, TIGHT)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 4, 7):
-            torch.set_num_threads(threads)
-            found.append(case.gradients("native"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(other[name], each) for other in found[1:] for name, each in found[0].items())
+    expected, *others = (on_threads(threads, case.gradients, "native") for threads in (1, 2, 3, 4, 7))
+    assert all(torch.equal(other[name], each) for other in others for name, each in expected.items())
 
 
 def test_the_forward_has_the_bits_of_inference():
@@ -273,7 +269,8 @@ def test_gradcheck_of_what_the_native_gradients_are_held_to():
     for backend in ("reference", "torch"):
         case = draw((2, 4, 3), [2, 1, 3], np.array([0, 0, 1]), True, True, {"cell_clip": 0.4, "proj_clip": 0.2})
         leaves = case.leaves(torch.float64)
-        assert torch.autograd.gradcheck(lambda *each: case.forward(dict(zip(leaves, each)), backend), [*leaves.values()])
+        operands = [*leaves.values()]
+        assert torch.autograd.gradcheck(lambda *each: case.forward(dict(zip(leaves, each)), backend), operands)
 
 
 @settings(max_examples=40, deadline=None)

@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
+from tests.support.grid import grid
 from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.native_lstm import ISAS, isa
-from tests.support.op_cases import char_cnn_arguments as arguments, highway_arguments
+from tests.support.op_cases import char_cnn_arguments as arguments, highway_arguments, on_threads
 from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, Elmo, batch_to_ids, write_weights
@@ -27,13 +28,17 @@ def gradients(op, operands, backend: str, dtype=torch.float32) -> list[torch.Ten
     return [out.detach(), *(each.grad for each in leaves)]
 
 
-def check(op, *operands) -> None:
-    for found, truth in zip(gradients(op, operands, "native"), gradients(op, operands, "reference", torch.float64)):
-        assert found.shape == truth.shape
-        if truth.norm() == 0:
-            assert not found.any()
-        else:
-            assert relative_error(found, truth) < GRADIENT_AGAINST_FLOAT64
+def check(op, *operands, reference="reference") -> None:
+    """On every instruction set of this machine."""
+    expected = gradients(op, operands, reference, torch.float64)
+    for name in ISAS:
+        with isa(name):
+            for found, truth in zip(gradients(op, operands, "native"), expected):
+                assert found.shape == truth.shape
+                if truth.norm() == 0:
+                    assert not found.any(), name
+                else:
+                    assert relative_error(found, truth) < GRADIENT_AGAINST_FLOAT64, name
 
 
 def convolution(of, ids=None, change=lambda weight: weight):
@@ -48,15 +53,13 @@ def convolution(of, ids=None, change=lambda weight: weight):
 
 
 WIDE = options(char_cnn={"filters": [[1, 33], [2, 4], [6, 47], [7, 3]]})
-LONG = options(char_cnn={"embedding": {"dim": 48}, "filters": [[1, 3], [3, 20], [6, 5]]})  # more than 256 products a sum
+LONG = options(char_cnn={"embedding": {"dim": 48}, "filters": [[1, 3], [3, 20], [6, 5]]})  # sums of over 256 products
 SIXTEEN = options(char_cnn={"embedding": {"dim": 16}, "filters": [[1, 32], [2, 32], [4, 40], [9, 17]]})
 
 
-@pytest.mark.parametrize("name", ISAS)
 @pytest.mark.parametrize("of", [*SHAPES.values(), WIDE, LONG, SIXTEEN], ids=[*SHAPES, "wide", "long", "sixteen"])
-def test_char_cnn_agrees_with_float64(of, name):
-    with isa(name):
-        check(*convolution(of))
+def test_char_cnn_agrees_with_float64(of):
+    check(*convolution(of))
 
 
 @pytest.mark.parametrize("ids", [
@@ -122,30 +125,19 @@ def test_linear_agrees_with_float64(shape):
     x, weight, bias = (torch.randn(size, generator=generator, dtype=torch.float64) + 0.5
                        for size in ((rows, inputs), (inputs, outputs), (outputs,)))
 
-    def op(*operands, backend):
-        return linear(*operands, backend="torch" if backend == "reference" else backend)
-
-    check(op, x, weight, bias)
-    found = gradients(op, (x[:0], weight, bias), "native")
+    check(linear, x, weight, bias, reference="torch")
+    found = gradients(linear, (x[:0], weight, bias), "native")
     assert found[0].shape == (0, outputs) and not found[2].any()
 
 
-@pytest.mark.parametrize("name", ISAS)
-def test_highway_agrees_with_float64(name):
-    with isa(name):
-        check(highway, *highway_arguments(torch.float64))
+def test_highway_agrees_with_float64():
+    check(highway, *highway_arguments(torch.float64))
 
 
 def test_any_number_of_threads_gives_the_same_bits():
     op, *operands = convolution(SIXTEEN)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            found.append(gradients(op, operands, "native"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others))
+    expected, *others = (on_threads(threads, gradients, op, operands, "native") for threads in (1, 2, 3, 7))
+    assert all(torch.equal(one, two) for other in others for one, two in zip(expected, other))
 
 
 def test_no_second_derivatives():
@@ -166,8 +158,7 @@ def test_an_edit_between_forward_and_backward_is_refused():
         out.sum().backward()
 
 
-@pytest.mark.parametrize("name", ISAS)
-@pytest.mark.parametrize("of", [*SHAPES.values(), WIDE, LONG, SIXTEEN], ids=[*SHAPES, "wide", "long", "sixteen"])
+@pytest.mark.parametrize("of, name", grid([*SHAPES.values(), WIDE, LONG, SIXTEEN], ISAS, together=1))
 def test_the_forward_without_gradients_has_the_same_bits(of, name):
     ids, char_embed, filters, activation = arguments(of, torch.float32)
     for broken in (None, float("nan"), float("inf")):
@@ -197,8 +188,8 @@ def test_registered_ops():
                                                           weights, biases, *settings, needed))
 
 
-@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
-@pytest.mark.parametrize("shape", ["two layers", "no projection", "clips that fire"])
+@pytest.mark.parametrize("shape, state", grid(["two layers", "no projection", "clips that fire"],
+                                              ["carry", "zero", "warm"], together=1))
 def test_fine_tuning_has_the_gradients_of_torch(tmp_path, shape, state):
     of = SHAPES[shape]
     (tmp_path / "options.json").write_text(json.dumps(of.to_dict()), encoding="utf-8")

@@ -18,8 +18,9 @@ def corpus(tmp_path, monkeypatch):
 
 
 def test_it_writes_speed_and_perplexity(tmp_path, corpus):
-    found = bench_train.main(["--size", "tiny", "--steps", "6", "--turn", "2", "--train", corpus[0], "--heldout", corpus[0],
-                              "--heldout-rows", "4", "--threads", "1", "--output", str(tmp_path / "r.json")])
+    found = bench_train.main(["--size", "tiny", "--steps", "6", "--turn", "2", "--train", corpus[0],
+                              "--heldout", corpus[0], "--heldout-rows", "4", "--threads", "1", "--output",
+                              str(tmp_path / "r.json")])
     written = json.loads((tmp_path / "r.json").read_text())
     ours = written["results"]["elmo-fast"]
     assert ours["tokens"] == 6 * 8 * 20 and ours["tokens_per_second"] > 0

@@ -127,8 +127,10 @@ def test_a_stage_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
         pytest.skip("this machine has a GPU")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    done = subprocess.run([RUN, "--stage", "lstm", "--out", tmp_path], capture_output=True, text=True, timeout=100, env={
-        **os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable,
+                   "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([RUN, "--stage", "lstm", "--out", tmp_path], capture_output=True, text=True, timeout=100,
+                          env=environment)
     found = json.loads((tmp_path / "h100-80gb-hbm3" / "lstm.json").read_text())
     assert done.returncode == 1 and found["machine"]["torch"] and list(found["stages"]) == ["lstm"]
     assert found["stages"]["lstm"]["error"] == "RuntimeError: torch sees no CUDA device; --dry-run runs without one"

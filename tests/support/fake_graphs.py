@@ -1,6 +1,6 @@
 """CUDA graphs without a GPU: a capture that keeps the work and, when it replays, watches every address it touches.
 
-A graph bakes addresses in. What a replay may touch is therefore memory that lives as long as the graph, here the
+A graph bakes addresses in. What a replay may access is therefore memory that exists as long as the graph, here the
 buffers of the arena, and what was allocated inside; and it may wait for nothing.
 """
 
@@ -41,7 +41,7 @@ def address(tensor: torch.Tensor) -> int:
 
 
 class FakeCapture:
-    """Stands in for `graphs.CudaCapture`, whose graphs may touch what `buffers_of(self)` gives."""
+    """Stands in for `graphs.CudaCapture`, whose graphs may access what `buffers_of(self)` gives."""
 
     def __init__(self, buffers_of):
         self.captured, self.replayed, self._buffers_of = 0, 0, buffers_of

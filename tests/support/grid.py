@@ -1,18 +1,19 @@
-"""Grids of test parameters of which `make test` runs enough to meet every pair of values."""
+"""Grids of test parameters, of which `make test` runs what meets every pair of values and `make test-all` the rest."""
 
 import itertools
 
 import pytest
 
 
-def grid(*choices) -> list:
-    """The product of `choices` for `pytest.mark.parametrize`; what adds no pair of two parameters' values is long."""
+def grid(*choices, together: int = 2) -> list:
+    """The product of `choices` for `pytest.mark.parametrize`. Rows without a new combination of the values of
+    `together` parameters are long tests."""
     everything = list(itertools.product(*(range(len(values)) for values in choices)))
-    pairs = {row: set(itertools.combinations(enumerate(row), 2)) for row in everything}
-    missing, quick = set().union(*pairs.values()), set()
+    met = {row: set(itertools.combinations(enumerate(row), together)) for row in everything}
+    missing, quick = set().union(*met.values()), set()
     while missing:
-        best = max(everything, key=lambda row: len(missing & pairs[row]))
+        best = max(everything, key=lambda row: len(missing & met[row]))
         quick.add(best)
-        missing -= pairs[best]
-    return [pytest.param(*(values[k] for values, k in zip(choices, row)), marks=() if row in quick else pytest.mark.long)
-            for row in everything]
+        missing -= met[best]
+    return [pytest.param(*(values[k] for values, k in zip(choices, row)),
+                         marks=() if row in quick else pytest.mark.long) for row in everything]

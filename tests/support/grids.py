@@ -1,4 +1,4 @@
-"""Products of parameters: combinations that together have every pair of values stay in `make test`, the rest is `long`."""
+"""Products of parameters: enough combinations for every pair of values run in `make test`, the rest is `long`."""
 
 import itertools
 

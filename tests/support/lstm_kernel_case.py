@@ -96,11 +96,13 @@ def run(module, case: Case):
     meta = np.full((steps + 1, 3, slots), -1, np.int32)
     meta[:-1, :2], meta[:-1, 2], meta[-1, 2] = case.rows, case.sequence_starts, 0
     weights = [torch.from_numpy(each[d]) for d in (0, 1) for each in (case.w, case.b, case.p)]
-    given = {"packed": aligned(pack(weights, TYPES[case.operand])), "z": torch.from_numpy(case.z).to(TYPES[case.operand]),
-             "meta": meta, "packed_rows": case.packed_rows.astype(np.int32), "scale": case.scale,
+    dtype = TYPES[case.operand]
+    given = {"packed": aligned(pack(weights, dtype)), "z": torch.from_numpy(case.z).to(dtype), "meta": meta,
+             "packed_rows": case.packed_rows.astype(np.int32), "scale": case.scale,
              "batch_sizes": case.batch_sizes, "initial_h": case.initial_h, "initial_c": case.initial_c,
              "h_in": case.h, "c_in": case.c, "aborts": np.array([case.aborts], np.int32)}
-    made = {"h": torch.full((2, slots + STATE_ROWS, projection), np.nan), "c": torch.full((2, slots + STATE_ROWS, dim), np.nan),
+    made = {"h": torch.full((2, slots + STATE_ROWS, projection), np.nan),
+            "c": torch.full((2, slots + STATE_ROWS, dim), np.nan),
             "output": torch.full((int(case.batch_sizes.sum()), 2 * projection), np.nan),
             "scratch": aligned(torch.full((plan["scratch_bytes"],), 0xFF, dtype=torch.uint8))}
     given = {name: torch.from_numpy(np.ascontiguousarray(each)) if isinstance(each, np.ndarray) else each
@@ -143,7 +145,8 @@ def oracle(case: Case, rounded: bool = True):
             output[packed_rows[t, :size], d] = h[d, :size] = np.clip(value, -case.proj_clip, case.proj_clip)
             clipped += [[(free != c[d, :size]).sum(), free.size], [(value != h[d, :size]).sum(), value.size]]
     ran = (np.arange(case.slots) < case.batch_sizes[0])[:, None]
-    return output.reshape(len(output), -1), np.where(ran, h, np.nan), np.where(ran, c, np.nan), clipped[:, 0] / clipped[:, 1]
+    return (output.reshape(len(output), -1), np.where(ran, h, np.nan), np.where(ran, c, np.nan),
+            clipped[:, 0] / clipped[:, 1])
 
 
 def sigmoid(x):

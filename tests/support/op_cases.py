@@ -82,3 +82,13 @@ def highway_arguments(dtype):
                    for shape in ((9, 33), (33, 33), (33, 33)))
     b_c, b_t = (torch.randn(33, generator=generator, dtype=torch.float64) for _ in range(2))
     return [each.to(dtype) for each in (x, w_c, b_c, w_t, b_t)]
+
+
+def on_threads(count, function, *arguments):
+    """`function(*arguments)` while torch has `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        return function(*arguments)
+    finally:
+        torch.set_num_threads(before)

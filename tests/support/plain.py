@@ -1,4 +1,4 @@
-"""The model once more, in NumPy and float64, one token and one step at a time: what the reference is checked against."""
+"""The model in NumPy and float64, one token and one step at a time, which the reference is checked against."""
 
 import numpy as np
 
@@ -16,10 +16,10 @@ def token_vector(ids, weights, options: Options):
     values = []
     for index, (width, count) in enumerate(options.char_cnn.filters):
         kernel, bias = weights[f"CNN/W_cnn_{index}"][0].astype(np.float64), weights[f"CNN/b_cnn_{index}"]
-        for one in range(count):
-            windows = [(characters[at : at + width] * kernel[:, :, one]).sum()
+        for number in range(count):
+            windows = [(characters[at : at + width] * kernel[:, :, number]).sum()
                        for at in range(len(ids) - width + 1)]
-            values.append(max(windows) + bias[one])
+            values.append(max(windows) + bias[number])
     x = np.array(values)
     x = np.maximum(x, 0) if options.char_cnn.activation == "relu" else np.tanh(x)
     for layer in range(options.char_cnn.n_highway):

@@ -11,7 +11,8 @@ from tests.support import plain
 
 def sentences(folder, reverse=False):
     """Every sentence with its boundaries, files in the order of their names."""
-    lines = [line for path in sorted(folder.glob("part-*.txt")) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [line for path in sorted(folder.glob("part-*.txt"))
+             for line in path.read_text(encoding="utf-8").splitlines()]
     return [["<S>", *line.split(), "</S>"][:: -1 if reverse else 1] for line in lines]
 
 

@@ -2,10 +2,10 @@
 
 import h5py
 import numpy as np
-from tests.support.files import paths, write_model
 
 from elmo_fast import BiLm
 from elmo_fast.model.softmax_head import SoftmaxHead
+from tests.support.files import paths, write_model
 
 WORDS = ["</S>", "<S>", "<UNK>", "the", "cat", "sat", "on", "mat", ".", "dog", "naïve", "One"]
 SENTENCES = ["the cat sat on the mat .".split(), ["One"], [], "the unseen dog sat naïve .".split()]

@@ -1,12 +1,12 @@
-"""A program for a Python that has TensorFlow: trains models there, saves them as bilm-tf does, and says what comes next.
+"""A program for a Python that has TensorFlow: trains models, saves them as bilm-tf does, and writes the next updates.
 
     python tf_writer.py FOLDER ...
 
-Each folder has bilm-tf's `options.json` and `batches.npz`: `ids{n}` [D, T, B] word ids or [D, T, B, C] character ids from
-0, and `targets{n}` [D, T, B]. Two steps are trained and saved as `model.ckpt-2` in the folder, by TensorFlow's Saver under
-the variable names of bilm-tf's graph; then two more, which are not. `truth.npz` gets `saved/NAME` of every variable in the
-checkpoint, `loss{n}` of every step before its update, and `after/NAME` of every variable at the end. The softmax is full
-and nothing is dropped, so that nothing is drawn.
+A folder has bilm-tf's `options.json` and `batches.npz`: `ids{n}` [D, T, B] word ids or [D, T, B, C] character ids from
+0, and `targets{n}` [D, T, B]. Two steps are trained and saved as `model.ckpt-2` in the folder, by TensorFlow's Saver
+under the variable names of bilm-tf's graph; then two more, which are not saved. `truth.npz` gets `saved/NAME` of every
+variable in the checkpoint, `loss{n}` of every step before its update, and `after/NAME` of every variable at the end.
+The softmax is full and there is no dropout: nothing is random.
 """
 
 import json
@@ -75,10 +75,10 @@ def direction(x, options, scope):
         name = f"{scope}multi_rnn_cell/cell_{layer}" if lstm["n_layers"] > 1 else scope.rstrip("/")
         state = tf.zeros_like(x[0]), tf.zeros([x[0].shape[0], lstm["dim"]])
         outputs = []
-        for one in x:
+        for step in x:
             with tf.variable_scope(f"{name}/lstm_cell", reuse=bool(outputs)):
-                state = cell(one, state, options)
-            outputs.append(state[0] + one if layer and lstm["use_skip_connections"] else state[0])
+                state = cell(step, state, options)
+            outputs.append(state[0] + step if layer and lstm["use_skip_connections"] else state[0])
         x = outputs
     return tf.concat(x, 0)
 
@@ -105,7 +105,8 @@ def loss_of(ids, targets, options):
 
 def write(folder):
     tf.reset_default_graph()
-    options = json.load(open(os.path.join(folder, "options.json")))
+    with open(os.path.join(folder, "options.json")) as file:
+        options = json.load(file)
     batches = np.load(os.path.join(folder, "batches.npz"))
     ids, targets = (tf.placeholder(tf.int64, batches[f"{name}0"].shape) for name in ("ids", "targets"))
     step = tf.get_variable("global_step", initializer=0.0, trainable=False)
@@ -114,7 +115,8 @@ def write(folder):
         loss = loss_of(ids, targets, options)
     optimizer = tf.train.AdagradOptimizer(options["learning_rate"], initial_accumulator_value=1.0)
     gradients, variables = zip(*optimizer.compute_gradients(loss * options["unroll_steps"]))
-    gradients = [tf.convert_to_tensor(each) for each in gradients]  # rows that came twice are summed before the norm
+    # Rows that occurred twice are summed before the norm.
+    gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
     gradients, _ = tf.clip_by_global_norm(gradients, options["all_clip_norm_val"])
     update = optimizer.apply_gradients(zip(gradients, variables), global_step=step)
     truth = {}
@@ -126,7 +128,7 @@ def write(folder):
             session.run(update, feed)
             if n == 1:
                 saved = tf.train.Saver().save(session, os.path.join(folder, "model.ckpt"), global_step=2)
-        truth.update({f"after/{each.op.name}": session.run(each) for each in tf.global_variables()})
+        truth.update({f"after/{value.op.name}": session.run(value) for value in tf.global_variables()})
     reader = tf.train.load_checkpoint(saved)
     truth.update({f"saved/{name}": reader.get_tensor(name) for name in reader.get_variable_to_shape_map()})
     np.savez(os.path.join(folder, "truth.npz"), **truth)
@@ -134,5 +136,5 @@ def write(folder):
 
 if __name__ == "__main__":
     tf.disable_v2_behavior()
-    for each in sys.argv[1:]:
-        write(each)
+    for folder in sys.argv[1:]:
+        write(folder)

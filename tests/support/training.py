@@ -12,7 +12,8 @@ from elmo_fast.train.data import BatchStream, Numbering, Order, load_batches
 from elmo_fast.train.log import read_log
 from elmo_fast.train.model import LanguageModel, initial_weights
 
-WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru") for ending in ("", "ta", "né", "s", "x")]
+WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru")
+         for ending in ("", "ta", "né", "s", "x")]
 TINY = {
     "lstm": {"dim": 12, "projection_dim": 5, "n_layers": 2, "use_skip_connections": True, "cell_clip": 0.3,
              "proj_clip": 0.1},

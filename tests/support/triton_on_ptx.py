@@ -19,6 +19,8 @@ from elmo_fast.kernels import char_cnn, configs, highway  # noqa: E402
 NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
          torch.int64: "*i64"}
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that one block may ask for
+LIMIT = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TENSOR_CORES = ("HMMA", "HGMMA", "QGMMA")
 
 
@@ -107,3 +109,19 @@ def encoder_on_ptx(monkeypatch, generation, tile=None):
     for module in (char_cnn, highway):
         monkeypatch.setattr(module, "choose", choose)
     monkeypatch.setattr(char_cnn, "_token_lengths", OnPtx(char_cnn._token_lengths, generation))
+
+
+def products(form, operands, rows, inner, outputs):
+    """(found, expected) of a highway layer or a product."""
+    dtype = DTYPES.get(operands, torch.float32)
+    x = torch.randn(rows, inner).to(dtype)
+    weights = [highway.pack_product(torch.randn(inner, outputs) / inner**0.5, operands, dtype) for _ in range(2)]
+    biases = [torch.randn(outputs), torch.randn(outputs)]
+    out = torch.full((rows, outputs), float("nan")).to(dtype)
+    first, second = (x.double() @ weight.double() + bias for weight, bias in zip(weights, biases))
+    if form == "linear":
+        highway.linear(x, weights[0], biases[0], operands, out)
+        return out, first
+    highway.highway(x, weights[0], biases[0], weights[1], biases[1], operands, out)
+    gate = torch.sigmoid(first)
+    return out, gate * torch.relu(second) + (1 - gate) * x.double()

@@ -43,5 +43,5 @@ def test_what_is_no_fasta_is_refused(tmp_path, content, words):
 def test_a_gzip_file_that_is_cut_short_is_refused(tmp_path, cut):
     path = tmp_path / "a.fasta.gz"
     path.write_bytes(gzip.compress(TEXT.encode() * 3)[:cut])
-    with pytest.raises(ValueError, match="whole gzip file"):
+    with pytest.raises(ValueError, match="complete gzip file"):
         list(read_fasta(path))

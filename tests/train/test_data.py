@@ -90,7 +90,8 @@ def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
     assert len(set(files(40))) == 6  # all at once
     monkeypatch.setattr(data, "_GROUP_SENTENCES", 80)
     found = files(240)
-    assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160)) and set(found[:40]) == set(found[40:80])
+    assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160))
+    assert set(found[:40]) == set(found[40:80])
     assert Counter(found) == {f"w{number}": 40 for number in range(6)}
     monkeypatch.setattr(data, "_GROUP_FILES", 1)
     assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
@@ -201,8 +202,9 @@ def test_processes_that_count_end_with_a_killed_parent(tmp_path):
 def test_the_law_is_log_uniform():
     for size in (1, 5, 1000):
         words = np.arange(size)
-        np.testing.assert_allclose(probabilities(words, size), (np.log(words + 2) - np.log(words + 1)) / np.log(size + 1))
-        assert probabilities(words, size).sum() == pytest.approx(1)
+        law, expected = probabilities(words, size), (np.log(words + 2) - np.log(words + 1)) / np.log(size + 1)
+        np.testing.assert_allclose(law, expected)
+        assert law.sum() == pytest.approx(1)
 
 
 def test_draws_are_unique_follow_the_law_and_are_counted():
@@ -210,7 +212,7 @@ def test_draws_are_unique_follow_the_law_and_are_counted():
     seen, expected = np.zeros(size), np.zeros(size)
     for number in range(rounds):
         words, draws = draw_unique(np.random.default_rng([1, number]), count, size)
-        assert len(set(words.tolist())) == count <= draws and 0 <= words.min() and words.max() < size
+        assert len(set(words.tolist())) == count <= draws and words.min() >= 0 and words.max() < size
         seen[words] += 1
         expected += np.exp(log_expected_count(np.arange(size), size, draws))
     # How often a word was drawn, against what the counts of draws predict for the same rounds.

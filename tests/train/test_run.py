@@ -21,8 +21,16 @@ from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.log import read_log
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import ROOT, names, run, start
-from tests.support.training import (QUIET, TINY, WORD_INPUT, command_arguments, corpus_arguments, final, with_lstm,
-                                    write_options)
+from tests.support.training import (
+    QUIET,
+    TINY,
+    WORD_INPUT,
+    command_arguments,
+    corpus_arguments,
+    final,
+    with_lstm,
+    write_options,
+)
 
 
 @pytest.fixture
@@ -159,8 +167,9 @@ def test_learning_lowers_the_perplexity(tmp_path, corpus):
     text = tmp_path / "pattern.txt"
     text.write_text("ka lo mi po ru\n" * 300)
     corpus["options_file"] = str(write_options(tmp_path / "o.json", with_lstm(cell_clip=3, proj_clip=3)))
-    start_or_resume(tmp_path / "run", **{**corpus, "train": [str(text)], "heldout": [str(text)]}, **QUIET, max_steps=250,
-                    dropout=0.0, optimizer="adamw", learning_rate=0.02, warmup_steps=20, evaluate_every=125)
+    start_or_resume(tmp_path / "run", **{**corpus, "train": [str(text)], "heldout": [str(text)]}, **QUIET,
+                    max_steps=250, dropout=0.0, optimizer="adamw", learning_rate=0.02, warmup_steps=20,
+                    evaluate_every=125)
     first, last = log_of(tmp_path / "run", "heldout")
     assert last["perplexity"] < 1.5 and last["perplexity"] < first["perplexity"]
     assert all(value < 1.5 for value in last["by_direction"])

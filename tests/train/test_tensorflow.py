@@ -1,4 +1,4 @@
-"""Import from TensorFlow's own files: the process that reads them, and training continued as TensorFlow continues it."""
+"""Import from TensorFlow's own files: the process that reads them, and training that continues as TensorFlow's."""
 
 import importlib.util
 import json
@@ -14,7 +14,17 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.import_tf import PYTHON_VARIABLE, import_checkpoint, open_checkpoint
 from tests.support.files import ROOT, run
-from tests.support.tf_checkpoints import KINDS, OPTIONS, accumulators, made_up, names_of, opener, restored, update, write_folder
+from tests.support.tf_checkpoints import (
+    KINDS,
+    OPTIONS,
+    accumulators,
+    made_up,
+    names_of,
+    opener,
+    restored,
+    update,
+    write_folder,
+)
 from tests.support.training import VOCABULARY, final, write_batches
 
 STAND_IN = """
@@ -52,7 +62,8 @@ def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys, monkeypat
 def test_the_process_reads_every_variable(tmp_path, monkeypatch):
     """With a stand-in for TensorFlow that reads NumPy's files."""
     (tmp_path / "tensorflow.py").write_text(STAND_IN)
-    monkeypatch.setenv(PYTHON_VARIABLE, program(tmp_path / "python", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"'))
+    python = program(tmp_path / "python", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
+    monkeypatch.setenv(PYTHON_VARIABLE, python)
     folder, _, vocabulary = write_folder(tmp_path / "tf")
     values = made_up(train_perplexity=np.bytes_(b"no number"))
     with open(folder / "model.ckpt-7.index", "wb") as file:
@@ -141,8 +152,8 @@ def test_the_command_reads_tensorflows_files(trained, tensorflow_python, tmp_pat
     for name, tf_name in names_of(KINDS["characters"]).items():
         assert np.array_equal(trainer.model.weights()[name], truth[f"saved/{tf_name}"]), name
         assert np.array_equal(accumulators(trainer)[name], truth[f"saved/{tf_name}/Adagrad"]), name
-    status, _, errors = run(capsys, "train", tmp_path / "run", "--resume", "--train", pattern, "--max-steps", 4, "--quiet",
-                            "--log-every", 1)
+    status, _, errors = run(capsys, "train", tmp_path / "run", "--resume", "--train", pattern, "--max-steps", 4,
+                            "--quiet", "--log-every", 1)
     assert status == 0 and [line["step"] for line in final(tmp_path / "run")[1] if line["kind"] == "train"] == [3, 4]
 
 

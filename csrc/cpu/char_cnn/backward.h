@@ -194,13 +194,14 @@ class CharCnnGradients {
 };
 
 template <class Vec>
-size_t char_cnn_backward_floats(const CharCnnPlan& plan) {
-  return static_cast<size_t>(CharGradientLayout<Vec>(plan).size);
-}
-
-template <class Vec>
-void char_cnn_run_backward(const CharCnnPlan& plan, Team team) {
-  CharCnnGradients<Vec>(plan, team).run();
+CharCnnEngine char_cnn_engine() {
+  return {[](const CharCnnPlan& plan) { return static_cast<size_t>(CharCnnLayout<Vec>(plan).size); },
+          [](const CharCnnPlan& plan) { return static_cast<size_t>(CharGradientLayout<Vec>(plan).size); },
+          [](const CharCnnPlan& plan, Team team) {
+            if (plan.picks) CharCnnForward<Vec, FirstMaximum<Vec>>(plan, team).run();
+            else CharCnnForward<Vec, Maximum<Vec>>(plan, team).run();
+          },
+          [](const CharCnnPlan& plan, Team team) { CharCnnGradients<Vec>(plan, team).run(); }};
 }
 
 }  // namespace elmo_fast::cpu

@@ -14,17 +14,6 @@ namespace {
 
 using namespace cpu;
 
-struct Job {
-  CharCnnPlan plan;
-  void (*run)(const CharCnnPlan&, Team);
-  Barrier barrier;
-};
-
-void run_rank(void* context, int rank) {
-  Job& job = *static_cast<Job*>(context);
-  job.run(job.plan, {rank, job.plan.call.threads, &job.barrier});
-}
-
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
@@ -82,10 +71,12 @@ CharCnnPlan plan_of(const CharCnnCall& call, const Tokens& tokens) {
 
 const CharCnnEngine& engine() { return fp32_engine(isa_for(Precision::highest)).char_cnn; }
 
-void run(Job& job, size_t floats) {
-  job.plan.scratch = reinterpret_cast<float*>(thread_scratch(floats * sizeof(float)));
-  job.barrier.reset(job.plan.call.threads);
-  run_together(job.plan.call.threads, run_rank, &job);
+// A plan on the forward or backward of the engine, which takes `floats` of scratch.
+void run(CharCnnPlan& plan, decltype(CharCnnEngine::forward) engine_run, size_t floats) {
+  plan.scratch = reinterpret_cast<float*>(thread_scratch(floats * sizeof(float)));
+  Barrier barrier;
+  barrier.reset(plan.call.threads);
+  run_together(plan.call.threads, [&](int rank) { engine_run(plan, {rank, plan.call.threads, &barrier}); });
 }
 
 }  // namespace
@@ -94,21 +85,21 @@ void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks) {
   check_call(call);
   require(values || call.tokens == 0, "values: expected a pointer");
   const Tokens tokens(call);
-  Job job = {plan_of(call, tokens), engine().forward, {}};
-  job.plan.values = values;
-  job.plan.picks = picks;
-  run(job, engine().forward_floats(job.plan));
+  CharCnnPlan plan = plan_of(call, tokens);
+  plan.values = values;
+  plan.picks = picks;
+  run(plan, engine().forward, engine().forward_floats(plan));
 }
 
 void char_cnn_backward(const CharCnnCall& call, const float* grad_values, const uint32_t* picks, float* grad_table) {
   check_call(call);
   require((grad_values && picks) || call.tokens == 0, "grad_values, picks: expected pointers");
   const Tokens tokens(call);
-  Job job = {plan_of(call, tokens), engine().backward, {}};
-  job.plan.grad_values = grad_values;
-  job.plan.picks = const_cast<uint32_t*>(picks);
-  job.plan.grad_table = grad_table;
-  run(job, engine().backward_floats(job.plan));
+  CharCnnPlan plan = plan_of(call, tokens);
+  plan.grad_values = grad_values;
+  plan.picks = const_cast<uint32_t*>(picks);
+  plan.grad_table = grad_table;
+  run(plan, engine().backward, engine().backward_floats(plan));
 }
 
 }  // namespace elmo_fast

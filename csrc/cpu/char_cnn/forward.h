@@ -174,7 +174,8 @@ class CharCnnForward {
 
  public:
   CharCnnForward(const CharCnnPlan& plan, Team team)
-      : plan_(plan), call_(plan.call), team_(team), layout_(plan), gemm_(call_.dim), characters_(plan, plan.scratch + layout_.characters) {}
+      : plan_(plan), call_(plan.call), team_(team), layout_(plan), gemm_(call_.dim),
+        characters_(plan, plan.scratch + layout_.characters) {}
 
   void run() const {
     const Partition mine(call_.tokens, team_.rank, team_.size);
@@ -197,7 +198,8 @@ class CharCnnForward {
       const int64_t k = bank.width * call_.dim;
       for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel, to += k * panel_width) {
         if (turn++ % team_.size == team_.rank) {
-          Fp32Gemm<Vec>::pack_right(plain_panel<Vec>(bank.weight, bank.filters, panel), 0, k, reinterpret_cast<char*>(to));
+          const PanelSource source = plain_panel<Vec>(bank.weight, bank.filters, panel);
+          Fp32Gemm<Vec>::pack_right(source, 0, k, reinterpret_cast<char*>(to));
           padding_product(window, to, k, padding);
         }
         padding += panel_width;
@@ -285,16 +287,5 @@ class CharCnnForward {
   const WindowGemm<Vec> gemm_;
   const CharVectors<Vec> characters_;
 };
-
-template <class Vec>
-size_t char_cnn_forward_floats(const CharCnnPlan& plan) {
-  return static_cast<size_t>(CharCnnLayout<Vec>(plan).size);
-}
-
-template <class Vec>
-void char_cnn_run_forward(const CharCnnPlan& plan, Team team) {
-  if (plan.picks) CharCnnForward<Vec, FirstMaximum<Vec>>(plan, team).run();
-  else CharCnnForward<Vec, Maximum<Vec>>(plan, team).run();
-}
 
 }  // namespace elmo_fast::cpu

@@ -32,16 +32,6 @@ Label label_for(const LinearShape& s, Isa isa) {
   return Label("linear", isa, s.precision, s.input, s.output, static_cast<int64_t>(s.epilogue));
 }
 
-struct LinearJob {
-  LinearPlan plan;
-  const LinearEngine* engine;
-};
-
-void run_rank(void* context, int rank) {
-  const LinearJob& job = *static_cast<LinearJob*>(context);
-  job.engine->run(job.plan, rank, job.plan.call.threads);
-}
-
 }  // namespace
 
 size_t linear_packed_size(const LinearShape& shape) {
@@ -73,10 +63,9 @@ void linear_forward(const LinearCall& call) {
   check_call(call);
   if (call.rows == 0) return;
   const size_t scratch_size = engine.scratch_size(call);
-  LinearJob job{{call, static_cast<const char*>(call.packed) + sizeof(Label),
-                 thread_scratch(scratch_size * size_t(call.threads)), scratch_size},
-                &engine};
-  run_together(call.threads, run_rank, &job);
+  const LinearPlan plan = {call, static_cast<const char*>(call.packed) + sizeof(Label),
+                           thread_scratch(scratch_size * size_t(call.threads)), scratch_size};
+  run_together(call.threads, [&](int rank) { engine.run(plan, rank, call.threads); });
 }
 
 void sigmoid_forward(const float* x, float* y, int64_t count, Precision precision) {

@@ -45,11 +45,6 @@ void pack_linear_bias(const PanelSource& from, bool there, char* packed) {
 }
 
 template <class Gemm>
-size_t linear_packed_bytes(const LinearShape& s) {
-  return LinearLayout<Gemm>(s).size;
-}
-
-template <class Gemm>
 void linear_pack_all(const LinearShape& s, const LinearWeights& from, char* packed) {
   using Vec = typename Gemm::Vec;
   const LinearLayout<Gemm> layout(s);
@@ -154,7 +149,8 @@ void linear_run(const LinearPlan& plan, int rank, int size) {
 
 template <class Gemm>
 LinearEngine linear_engine() {
-  return {linear_packed_bytes<Gemm>, linear_pack_all<Gemm>, linear_scratch_bytes<Gemm>, linear_run<Gemm>};
+  return {[](const LinearShape& s) { return LinearLayout<Gemm>(s).size; }, linear_pack_all<Gemm>,
+          linear_scratch_bytes<Gemm>, linear_run<Gemm>};
 }
 
 }  // namespace elmo_fast::cpu

@@ -21,6 +21,7 @@ namespace {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline size_t float_bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
 inline size_t aligned64(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
 
 // Partition `rank` of `size` of [0, count).

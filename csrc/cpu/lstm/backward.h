@@ -23,7 +23,7 @@ class BackwardLoop {
         tiles_(divided_up(shape_.dim, Vec::width)), p_panels_(panels_of<Vec>(shape_.projection)),
         my_p_(p_panels_, team.rank, team.size), my_cells_(panels_of<Vec>(shape_.dim), team.rank, team.size),
         above_cell_clip_(Vec::set1(direction.above_cell_clip)), above_proj_clip_(Vec::set1(direction.above_proj_clip)),
-        saved_(direction.forward.saved) {}
+        saved_(shape_, plan.packed_rows, direction.forward.saved) {}
 
   void run() {
     load_states();
@@ -207,7 +207,7 @@ class BackwardLoop {
   const int64_t tiles_, p_panels_;
   const Partition my_p_, my_cells_;
   const F above_cell_clip_, above_proj_clip_;
-  const LstmSaved saved_;
+  const Saved<Vec> saved_;
   const PaneledGemm<Vec> gemm_{};
 };
 

@@ -66,7 +66,8 @@ class LstmLoop {
       : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape),
         tiles_(weights_.tiles, team.rank, team.size), panels_(weights_.panels, team.rank, team.size),
         scratch_(plan, team.size), input_gemm_(plan, direction, team, gemm_),
-        cells_(plan, direction, tiles_, floats(scratch_.c)), cell_limit_(Vec::set1(plan.cell_clip)),
+        cells_(plan, direction, tiles_, floats(scratch_.c)), saved_(shape_, plan.packed_rows, direction.saved),
+        cell_limit_(Vec::set1(plan.cell_clip)),
         proj_limit_(Vec::set1(plan.proj_clip)) {}
 
   void run() {
@@ -94,7 +95,7 @@ class LstmLoop {
     return floats(scratch_.gates + scratch_.gates_bytes * static_cast<size_t>(team_.rank) + half);
   }
   float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
-    if constexpr (Save) return d_.saved.gates + (tile * plan_.packed_rows + plan_.row_begin[t]) * gate_width;
+    if constexpr (Save) return saved_.gates + (tile * plan_.packed_rows + plan_.row_begin[t]) * gate_width;
     else return own_gates(tile);
   }
   Left<Gemm> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
@@ -201,7 +202,7 @@ class LstmLoop {
     for (int64_t slot = begin; slot < end; ++slot)
       update_cell(z + slot * gate_width, cells_.at(tile, slot));
     if constexpr (Save)
-      std::memcpy(d_.saved.cells + (tile * plan_.packed_rows + plan_.row_begin[t] + begin) * Vec::width,
+      std::memcpy(saved_.cells + (tile * plan_.packed_rows + plan_.row_begin[t] + begin) * Vec::width,
                   cells_.at(tile, begin), sizeof(float) * size_t((end - begin) * Vec::width));
     float* const all_m = own_gates();
     for (int64_t slot = begin; slot < end; ++slot) {
@@ -309,7 +310,7 @@ class LstmLoop {
   void emit_projected(int64_t t, int64_t slot, int64_t panel, float* sums) {
     float* h = sums + slot * panel_width;
     if constexpr (Save)
-      std::memcpy(d_.saved.projected + (panel * plan_.packed_rows + plan_.row_begin[t] + slot) * panel_width, h,
+      std::memcpy(saved_.projected + (panel * plan_.packed_rows + plan_.row_begin[t] + slot) * panel_width, h,
                   panel_width * sizeof(float));
     Vec::store(h, clip(Vec::load(h), proj_limit_));
     Vec::store(h + Vec::width, clip(Vec::load(h + Vec::width), proj_limit_));
@@ -326,17 +327,20 @@ class LstmLoop {
   const Gemm gemm_{};
   const InputGemm<Gemm> input_gemm_;
   const CellTiles<Vec> cells_;
+  const Saved<Vec> saved_;
   const F cell_limit_, proj_limit_;
 };
 
-template <class Gemm, bool Save = false>
-void lstm_run_direction(const LstmPlan& plan, const LstmDirection& direction, Team team) {
+template <class Gemm, bool Save>
+void run_lstm(const LstmPlan& plan, const LstmDirection& direction, Team team) {
   LstmLoop<Gemm, Save>(plan, direction, team).run();
 }
 
 template <class Gemm>
 LstmEngine lstm_engine() {
-  return {lstm_packed_bytes<Gemm>, lstm_pack_direction<Gemm>, lstm_scratch_bytes<Gemm>, lstm_run_direction<Gemm>};
+  return {[](const LstmShape& s) { return WeightLayout<Gemm>(s).size; }, lstm_pack_direction<Gemm>,
+          [](const LstmPlan& plan, int team_size) { return ScratchLayout<Gemm>(plan, team_size).size; },
+          run_lstm<Gemm, false>};
 }
 
 }  // namespace elmo_fast::cpu

@@ -115,11 +115,6 @@ void pack_projection(const LstmShape& s, const float* projection, int64_t panels
 }
 
 template <class Gemm>
-size_t lstm_packed_bytes(const LstmShape& s) {
-  return WeightLayout<Gemm>(s).size;
-}
-
-template <class Gemm>
 void lstm_pack_direction(const LstmShape& s, const LstmWeights& from, char* packed) {
   const WeightLayout<Gemm> w(s);
   pack_gates<Gemm>(s, from.weight, 0, s.input, w.tiles, packed + w.input);
@@ -128,31 +123,27 @@ void lstm_pack_direction(const LstmShape& s, const LstmWeights& from, char* pack
   if (w.panels) pack_projection<Gemm>(s, from.projection, w.panels, packed + w.projection);
 }
 
-template <class Gemm>
-size_t lstm_scratch_bytes(const LstmPlan& plan, int team_size) {
-  return ScratchLayout<Gemm>(plan, team_size).size;
-}
-
 template <class Vec>
 int64_t panels_of(int64_t columns) {
   return divided_up(columns, 2 * Vec::width);
 }
 
-// What is saved: gates [tiles, S, gate_width] after their nonlinearities, cells [tiles, S, vector] after the clip, and
-// m W_P [panels, S, panel_width] before its clip, if there is a projection.
+// What a forward saves for its gradients.
 template <class Vec>
-LstmSaved lstm_saved(const LstmShape& s, int64_t packed_rows, float* saved) {
-  const int64_t tiles = divided_up(s.dim, Vec::width);
-  float* cells = saved + tiles * packed_rows * 4 * Vec::width;
-  return {saved, cells, s.dim == s.projection ? nullptr : cells + tiles * packed_rows * Vec::width};
-}
+struct Saved {
+  float* gates;      // [tiles, S, gate_width] after their nonlinearities
+  float* cells;      // [tiles, S, vector] after the clip
+  float* projected;  // m W_P [panels, S, panel_width] before its clip, nothing without a projection
+  float* end;
 
-template <class Vec>
-size_t lstm_saved_row_bytes(const LstmShape& s) {
-  const int64_t projected = s.dim == s.projection ? 0 : panels_of<Vec>(s.projection) * 2 * Vec::width;
-  const int64_t floats = divided_up(s.dim, Vec::width) * 5 * Vec::width + projected;
-  return static_cast<size_t>(floats) * sizeof(float);
-}
+  Saved(const LstmShape& s, int64_t packed_rows, float* saved) {
+    const int64_t tile_floats = divided_up(s.dim, Vec::width) * Vec::width * packed_rows;
+    gates = saved;
+    cells = gates + 4 * tile_floats;
+    projected = cells + tile_floats;
+    end = projected + (s.dim == s.projection ? 0 : panels_of<Vec>(s.projection) * 2 * Vec::width * packed_rows);
+  }
+};
 
 // Offsets in floats into one direction's packed weights, each a right operand [panels, rows, panel_width]:
 //   input      [panels of in, gates]   recurrent [panels of P, gates]   projection [panels of D, P padded], or nothing
@@ -221,16 +212,6 @@ struct BackwardScratch {
   }
 };
 
-template <class Vec>
-size_t backward_scratch_bytes(const LstmPlan& plan, int team_size) {
-  return static_cast<size_t>(BackwardScratch<Vec>(plan, team_size).size) * sizeof(float);
-}
-
-template <class Vec>
-size_t backward_packed_bytes(const LstmShape& s) {
-  return static_cast<size_t>(BackwardWeights<Vec>(s).size) * sizeof(float);
-}
-
 // Rows [row, row + count) of W transposed: [panels of count, gates, panel_width]. `packed` is zero before.
 template <class Vec>
 void pack_gates_transposed(const LstmShape& s, const float* weight, int64_t row, int64_t count, float* packed) {
@@ -261,7 +242,7 @@ template <class Vec>
 void backward_pack_direction(const LstmShape& s, const LstmWeights& from, char* packed) {
   const BackwardWeights<Vec> w(s);
   float* to = reinterpret_cast<float*>(packed);
-  std::memset(to, 0, backward_packed_bytes<Vec>(s));
+  std::memset(to, 0, static_cast<size_t>(w.size) * sizeof(float));
   pack_gates_transposed<Vec>(s, from.weight, 0, s.input, to + w.input);
   pack_gates_transposed<Vec>(s, from.weight, s.input, s.projection, to + w.recurrent);
   if (from.projection) pack_projection_transposed<Vec>(s, from.projection, to + w.projection);

@@ -122,22 +122,6 @@ LstmDirection make_direction(const LstmCall& call, const DirectionSchedule& sche
   return direction;
 }
 
-struct Job {
-  const std::function<void(int, Team)>& run;
-  int team_size;
-  int directions_per_team;
-  Barrier barriers[2];
-};
-
-void run_rank(void* context, int rank) {
-  Job& job = *static_cast<Job*>(context);
-  const int team = rank / job.team_size;
-  for (int k = 0; k < job.directions_per_team; ++k) {
-    job.run(team + k, {rank % job.team_size, job.team_size, &job.barriers[team]});
-    job.barriers[team].wait();
-  }
-}
-
 }  // namespace
 
 void check_shape(const LstmShape& s) {
@@ -178,27 +162,27 @@ LstmSchedule make_schedule(const LstmCall& call) {
 
 LstmPlan make_plan(const LstmCall& call, const LstmSchedule& schedule, size_t packed_size) {
   LstmPlan plan = {};
-  plan.shape = call.shape;
+  static_cast<LstmCall&>(plan) = call;
   plan.input_stride = call.precomputed ? 8 * call.shape.dim : call.shape.input * (call.split_input ? 2 : 1);
-  plan.precomputed = call.precomputed;
   plan.steps = schedule.steps;
-  plan.packed_rows = call.packed_rows;
   plan.slots = call.batch_sizes[0];
-  plan.batch_sizes = call.batch_sizes;
   plan.row_begin = schedule.row_begin.data();
-  plan.sequence_start = call.sequence_start;
-  plan.cell_clip = call.cell_clip;
-  plan.proj_clip = call.proj_clip;
   plan.max_unique = std::max(schedule.direction[0].max_unique, schedule.direction[1].max_unique);
   for (int d = 0; d < 2; ++d) plan.direction[d] = make_direction(call, schedule.direction[d], d, packed_size);
   return plan;
 }
 
 void run_directions(int threads, const std::function<void(int direction, Team team)>& run) {
-  const int teams = lstm_teams(threads);
-  Job job{run, threads / teams, 2 / teams, {}};
-  for (Barrier& barrier : job.barriers) barrier.reset(job.team_size);
-  run_together(threads, run_rank, &job);
+  const int teams = lstm_teams(threads), team_size = threads / teams;
+  Barrier barriers[2];
+  for (Barrier& barrier : barriers) barrier.reset(team_size);
+  run_together(threads, [&](int rank) {
+    const int team = rank / team_size;
+    for (int k = 0; k < 2 / teams; ++k) {
+      run(team + k, {rank % team_size, team_size, &barriers[team]});
+      barriers[team].wait();
+    }
+  });
 }
 
 }  // namespace elmo_fast::cpu

@@ -47,11 +47,10 @@ void pack_both(const Engine& engine, const Label& label, const LstmShape& shape,
   }
 }
 
-LstmSaved saved_of(const LstmCall& call, int direction, const void* saved) {
-  const LstmTrainingEngine& engine = training_engine();
-  const size_t bytes = engine.saved_row_bytes(call.shape) * static_cast<size_t>(call.packed_rows);
-  const char* from = static_cast<const char*>(saved) + sizeof(Label) + static_cast<size_t>(direction) * bytes;
-  return engine.saved(call.shape, call.packed_rows, reinterpret_cast<float*>(const_cast<char*>(from)));
+float* saved_of(const LstmCall& call, int direction, const void* saved) {
+  const size_t of_direction = training_engine().saved_size(call.shape, call.packed_rows);
+  const char* from = static_cast<const char*>(saved) + sizeof(Label) + static_cast<size_t>(direction) * of_direction;
+  return reinterpret_cast<float*>(const_cast<char*>(from));
 }
 
 // Scratch of direction d: two teams need one each.
@@ -151,7 +150,7 @@ void lstm_forward(const LstmCall& call) {
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows) {
   check_shape(shape);
   if (packed_rows < 0) throw std::invalid_argument("packed_rows: expected no negative number");
-  return sizeof(Label) + 2 * training_engine().saved_row_bytes(shape) * static_cast<size_t>(packed_rows);
+  return sizeof(Label) + 2 * training_engine().saved_size(shape, packed_rows);
 }
 
 void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size) {

@@ -17,6 +17,7 @@ class WeightGradients {
   WeightGradients(const LstmPlan& plan, const LstmBackward& direction, Team team)
       : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape), scratch_(plan, team.size),
         unique_(direction.forward.chunks->unique_count), gate_panels_(weights_.gate_panels, team.rank, team.size),
+        saved_(shape_, plan.packed_rows, direction.forward.saved),
         result_(floats(scratch_.result + team.rank * scratch_.result_floats)) {}
 
   void run() const {
@@ -96,7 +97,7 @@ class WeightGradients {
 
   void emitted_h(int64_t row, int64_t begin, int64_t count, float* to) const {
     const bool projected = shape_.dim != shape_.projection;
-    const float* from = projected ? d_.forward.saved.projected : floats(scratch_.m);
+    const float* from = projected ? saved_.projected : floats(scratch_.m);
     const float limit = plan_.proj_clip;
     for (int64_t k = 0; k < count; ++k) {
       const int64_t column = begin + k;
@@ -194,15 +195,26 @@ class WeightGradients {
   const BackwardScratch<Vec> scratch_;
   const int64_t unique_;
   const Partition gate_panels_;
+  const Saved<Vec> saved_;
   float* const result_;
   const Fp32Gemm<Vec> gemm_{};
   const PaneledGemm<Vec> product_of_rows_{};
 };
 
 template <class Vec>
-void lstm_run_backward(const LstmPlan& plan, const LstmBackward& direction, Team team) {
-  BackwardLoop<Vec>(plan, direction, team).run();
-  WeightGradients<Vec>(plan, direction, team).run();
+LstmTrainingEngine lstm_training_engine() {
+  return {[](const LstmShape& s, int64_t packed_rows) {
+            const Saved<Vec> saved(s, packed_rows, nullptr);
+            return float_bytes(saved.end - saved.gates);
+          },
+          run_lstm<Fp32Gemm<Vec>, true>,
+          [](const LstmShape& s) { return float_bytes(BackwardWeights<Vec>(s).size); },
+          backward_pack_direction<Vec>,
+          [](const LstmPlan& plan, int team_size) { return float_bytes(BackwardScratch<Vec>(plan, team_size).size); },
+          [](const LstmPlan& plan, const LstmBackward& direction, Team team) {
+            BackwardLoop<Vec>(plan, direction, team).run();
+            WeightGradients<Vec>(plan, direction, team).run();
+          }};
 }
 
 }  // namespace elmo_fast::cpu

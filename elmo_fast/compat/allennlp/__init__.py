@@ -5,8 +5,12 @@ that putting `elmo_fast.compat.` in front of an old import is enough. What diffe
 Where AllenNLP itself is installed, its configurations build these classes as soon as this package is imported.
 """
 
-from elmo_fast.compat.allennlp.commands.elmo import (DEFAULT_BATCH_SIZE, DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE,
-                                                     ElmoEmbedder)
+from elmo_fast.compat.allennlp.commands.elmo import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_OPTIONS_FILE,
+    DEFAULT_WEIGHT_FILE,
+    ElmoEmbedder,
+)
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper, ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import Elmo, _ElmoBiLm, _ElmoCharacterEncoder, batch_to_ids
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
@@ -18,10 +22,10 @@ from elmo_fast.compat.allennlp.tools.word_vectors import create_elmo_embeddings_
 from elmo_fast.model.options import ConfigurationError
 
 __all__ = [
-    "ConfigurationError",
     "DEFAULT_BATCH_SIZE",
     "DEFAULT_OPTIONS_FILE",
     "DEFAULT_WEIGHT_FILE",
+    "ConfigurationError",
     "ELMoCharacterMapper",
     "ELMoTokenCharactersIndexer",
     "Elmo",

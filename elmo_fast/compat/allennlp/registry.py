@@ -67,7 +67,7 @@ def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping
 
 
 def elmo_arguments(params: Mapping[str, Any] | None) -> dict[str, Callable[[Any], Any]]:
-    """`convert` of the arguments that `Elmo` and `ElmoTokenEmbedder` share; adds the files to an archive of `params`."""
+    """`convert` of the arguments that both ELMo modules share; adds the files to the archive that `params` may have."""
     for name in MODEL_FILES:
         if hasattr(params, "add_file_to_archive") and name in params:
             params.add_file_to_archive(name)

@@ -209,7 +209,8 @@ def dump_bilm_embeddings(
         count = scan(file, allow_blank=True)
         sentences = (line.tokens for line in read_lines(file, allow_blank=True))
         stream = SlotStream(bilm, batch_size, runs_empty=True).run(sentences)
-        for number, vectors in enumerate(tqdm(stream, total=count, unit=" sentences", disable=None if progress else True)):
+        bar = tqdm(stream, total=count, unit=" sentences", disable=None if progress else True)
+        for number, vectors in enumerate(bar):
             writer.write(str(number), vectors)
 
 

@@ -5,7 +5,7 @@
     vocabulary_ends    int64 [V]: where each word ends
     format_version, fingerprint, precision    attributes of the file
 
-A file that bilm-tf wrote has `embedding` alone; one that a resumable writer wrote has also `done`, its number of vectors.
+A file that bilm-tf wrote has `embedding` alone; that of a resumable writer has also `done`, its number of vectors.
 """
 
 import logging
@@ -228,8 +228,8 @@ def _embedding(file: h5py.File, name: str) -> h5py.Dataset:
     if not isinstance(dataset, h5py.Dataset):
         raise ConfigurationError(f"token table {name}: expected the dataset embedding, found {sorted(file)}")
     if dataset.ndim != 2 or 0 in dataset.shape or dataset.dtype.name not in STORAGES:
-        raise ConfigurationError(f"token table {name}: embedding: expected float32 or float16 of shape [words, values], "
-                                 f"found {dataset.dtype} of shape {dataset.shape}")
+        raise ConfigurationError(f"token table {name}: embedding: expected float32 or float16 of shape "
+                                 f"[words, values], found {dataset.dtype} of shape {dataset.shape}")
     return dataset
 
 

@@ -45,15 +45,15 @@ BatchTokens = tuple[TokenEmbeddings, torch.Tensor, torch.Tensor]
 class WordCache(nn.Module):
     """Vectors of words in AllenNLP's numbering (`vocab_to_cache`): row k of `weight` [V, P] is word number k.
 
-    Number 0 is padding, and its vector is zeros. `marks` [2, P] are the vectors of `<S>` and `</S>`.
+    Number 0 is padding, and its vector is zeros. `boundaries` [2, P] are the vectors of `<S>` and `</S>`.
     """
 
-    def __init__(self, words: torch.Tensor, marks: torch.Tensor, trained: bool):
+    def __init__(self, words: torch.Tensor, boundaries: torch.Tensor, trained: bool):
         super().__init__()
         self.weight = nn.Parameter(words.clone(), requires_grad=trained)
         with torch.no_grad():
             self.weight[:1] = 0
-        self.register_buffer("marks", marks.clone(), persistent=False)
+        self.register_buffer("boundaries", boundaries.clone(), persistent=False)
 
     @property
     def largest(self) -> int:
@@ -67,8 +67,8 @@ class WordCache(nn.Module):
     def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of words by number, int [N]."""
         ids = to_device(ids, self.weight.device)
-        words, marks = self.weight[ids.clamp(min=0)], self.marks[(ids + 2).clamp(max=1)]
-        return TokenEmbeddings(torch.where((ids < 0)[:, None], marks.to(words), words), None)
+        words, boundaries = self.weight[ids.clamp(min=0)], self.boundaries[(ids + 2).clamp(max=1)]
+        return TokenEmbeddings(torch.where((ids < 0)[:, None], boundaries.to(words), words), None)
 
 
 class TableLookup:
@@ -116,7 +116,9 @@ class TableLookup:
         weights.
         """
         (_, bias, _), _ = weights
-        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES or not accepts_input_projections(backend, precision, weights):
+        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES:
+            return None
+        if not accepts_input_projections(backend, precision, weights):
             return None
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
             return None
@@ -146,7 +148,7 @@ class TableLookup:
 
 @dataclass(frozen=True)
 class TokenEncoder:
-    """Gives a model's tokens their vectors. `source` is its char encoder or embedding; `table` and `cache` may be None."""
+    """Gives a model's tokens their vectors; `source` is its char encoder or embedding."""
 
     source: TokenSource
     table: TableLookup | None
@@ -232,15 +234,15 @@ class TokenEncoder:
         a vocabulary only its shape can be checked.
         """
         if not isinstance(self.source, CharacterEncoder):
-            raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of its "
-                                     "own, got a token table")
+            raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of "
+                                     "its own, got a token table")
         table = table if isinstance(table, TokenTable) else TokenTable.open(table)
         if table.dim != self.source.dim:
             raise ConfigurationError(f"token_table: expected vectors of {self.source.dim} values, got {table.dim}")
         if table.fingerprint is not None:
             if table.fingerprint != (own := fingerprint()):
-                raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {own}), got one of "
-                                         f"another model (fingerprint {table.fingerprint})")
+                raise ConfigurationError(f"token_table: expected the table of this model (fingerprint {own}), got one "
+                                         f"of another model (fingerprint {table.fingerprint})")
         elif table.words is not None:
             self._compare_sample(table)
         check_precision_of(table, self.precision)

@@ -148,7 +148,10 @@ class TokenTable:
             return self._index.rows(ids)
 
     def ids(self, words: Sequence[str]) -> np.ndarray:
-        """Token ids of words, int64 [N]: rows + 1. A word outside gets `<UNK>`'s with `unknown="unk"`, else an error."""
+        """Token ids of words, int64 [N]: rows + 1.
+
+        A word outside the table has the id of `<UNK>` with `unknown="unk"`, and is a `ValueError` without.
+        """
         rows = self.rows(words)
         missing = np.flatnonzero(rows < 0)
         if missing.size and self.unknown != "unk":

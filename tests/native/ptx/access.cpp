@@ -15,7 +15,7 @@ Block& visited(Warp& warp, uint32_t rank) {
   if (&block == warp.block) return block;
   if (!block.alive) throw Trap("the shared memory of a block that has left");
   if (!warp.machine->settings.checks) return block;
-  if (!block.cluster->barrier.rounds && warp.clocks.of[block.warps[0].index] <= warp.machine->base)
+  if (!block.cluster->barrier.rounds && warp.clocks.of[block.first] <= warp.machine->base)
     throw Trap("the shared memory of a block that may not have started");
   block.visitors[warp.index] = warp.clock();
   return block;
@@ -99,21 +99,19 @@ void count(Warp& warp, const Address& a, Mask mask) {
   Counts& counts = warp.current->counts;
   counts.bytes += unsigned(__builtin_popcount(mask)) * a.bytes;
   if (!warp.machine->settings.traffic || a.space == Space::param) return;
-  const int together = a.space == Space::global || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
+  const bool in_sectors = a.space == Space::global;
+  const int together = in_sectors || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
   for (int from = 0; from < warp_threads; from += together) {
-    std::set<uint64_t> sectors, words;
-    for (int lane = from; lane < from + together; ++lane) {
-      if (!(mask >> lane & 1)) continue;
-      const uint64_t address = address_of(warp, a, lane);
-      sectors.insert(address / 32);  // an aligned access lies in one
-      for (size_t b = 0; b < std::max<size_t>(a.bytes, 4); b += 4) words.insert((address + b) / 4);
-    }
-    if (a.space == Space::global) {
-      counts.sectors += sectors.size();
-      continue;
-    }
+    uint64_t units[32], *end = units;  // sectors or words; an aligned access lies in one sector
+    for (int lane = from; lane < from + together; ++lane)
+      for (size_t b = 0; b < (in_sectors ? 1 : a.bytes) && mask >> lane & 1; b += 4)
+        *end++ = (address_of(warp, a, lane) + b) / (in_sectors ? 32 : 4);
+    std::sort(units, end);
+    end = std::unique(units, end);
+    if (in_sectors) counts.sectors += uint64_t(end - units);
+    if (in_sectors) continue;
     int used[32] = {}, most = 0;
-    for (uint64_t word : words) most = std::max(most, ++used[word % 32]);
+    for (const uint64_t* word = units; word < end; ++word) most = std::max(most, ++used[*word % 32]);
     counts.wavefronts += uint64_t(most);
     counts.ideal += most > 0;
   }
@@ -123,28 +121,30 @@ namespace {
 
 struct Access : Address {
   Order order = Order::weak;
-  size_t count = 1;  // elements
+  std::vector<Operand> data;
 };
 
-// "ld.acquire.gpu.global.v2.u32"
-Access access(Parser& s, size_t i) {
+// "ld.acquire.gpu.global.v2.u32"; `data`, `address`: which operands these are.
+Access access(Parser& s, size_t data, size_t address) {
   static const std::map<std::string, Space> spaces = {{"param", Space::param}, {"global", Space::global},
       {"shared", Space::shared}, {"shared::cta", Space::shared}, {"shared::cluster", Space::cluster}};
   static const std::map<std::string, Order> orders = {
       {"relaxed", Order::relaxed}, {"acquire", Order::acquire}, {"release", Order::release}};
   static const std::set<std::string> scopes_and_hints = {"cluster", "gpu", "nc", "cg", "L1::no_allocate"};
   Access result;
-  bool has_space = false;
-  for (size_t w = 1; w + 1 < s.words.size(); ++w) {
-    const std::string& word = s.words[w];
-    if (spaces.count(word)) result.space = spaces.at(word), has_space = true;
+  size_t count = 1, has_space = 0;
+  for (size_t i = 1; i + 1 < s.words.size(); ++i) {
+    const std::string& word = s.words[i];
+    if (spaces.count(word)) result.space = spaces.at(word), has_space = 1;
     else if (orders.count(word)) result.order = orders.at(word);
-    else if (word == "add" && s.words[0] == "red") continue;
-    else if (word == "v2" || word == "v4") result.count = size_t(word[1] - '0');
-    else if (!scopes_and_hints.count(word)) throw Trap("unknown modifier ." + word);
+    else if (word == "v2" || word == "v4") count = size_t(word[1] - '0');
+    else if (!scopes_and_hints.count(word) && (word != "add" || s.words[0] != "red"))
+      throw Trap("unknown modifier ." + word);
   }
   if (!has_space) throw Trap("an access without a space");
-  static_cast<Address&>(result) = s.address(i, result.space, size_of(s.words.back()) * result.count);
+  static_cast<Address&>(result) = s.address(address, result.space, size_t(size_of(s.words.back())) * count);
+  result.data = s.vector(data, -1, s.words[0] == "ld");
+  if (result.data.size() != count) throw Trap("a vector of another length than the instruction");
   return result;
 }
 
@@ -160,52 +160,39 @@ void with_type(const std::string& name, const F& f) {
 }
 
 void bind_load(Parser& s) {
-  const Access from = access(s, 1);
-  const std::vector<Operand> to = s.vector(0, -1, true);
-  if (to.size() != from.count) throw Trap("a vector of another length than the instruction");
-  with_type(s.words.back(), [&](auto sample) {
+  with_type(s.words.back(), [&, from = access(s, 0, 1)](auto sample) {
     using T = decltype(sample);
-    s.in.run = [=](Warp& warp, Mask mask) {
+    s.in.run = [from, atomic = from.order != Order::weak](Warp& warp, Mask mask) {
       count(warp, from, mask);
-      const bool atomic = from.order != Order::weak;
-      char* places[warp_threads];
+      T* places[warp_threads];
       for_threads(mask, [&](int lane) {
         const Place place = place_of(warp, from, lane);
-        if (place.shadow) place.shadow->read(place.offset, from.bytes, warp, atomic);
+        if (place.shadow) place.shadow->read(place.offset, from.bytes, warp, atomic ? Use::atomic : Use::plain);
         if (atomic) acquire(warp, place.at, from.order);
-        places[lane] = place.at;
+        places[lane] = reinterpret_cast<T*>(place.at);
       });
-      T value = 0;
-      for (size_t e = 0; e < to.size(); ++e)
-        for_threads(mask, [&](int lane) {
-          memcpy(&value, places[lane] + e * sizeof(T), sizeof(T));
-          set(warp, to[e], lane, uint64_t(value));
-        });
-      if (atomic) poll(warp, uint64_t(value));
+      for (size_t e = 0; e < from.data.size(); ++e)
+        for_threads(mask, [&](int lane) { set(warp, from.data[e], lane, uint64_t(places[lane][e])); });
+      if (atomic) poll(warp, uint64_t(*places[__builtin_ctz(mask)]));
     };
   });
 }
 
 // st, and red.add, which is a store of a sum
 void bind_store(Parser& s) {
-  const Access to = access(s, 0);
-  const bool adds = s.words[0] == "red";
-  const std::vector<Operand> from = s.vector(1, -1, false);
-  if (from.size() != to.count) throw Trap("a vector of another length than the instruction");
-  with_type(s.words.back(), [&](auto sample) {
+  with_type(s.words.back(), [&, to = access(s, 1, 0)](auto sample) {
     using T = decltype(sample);
-    s.in.run = [=](Warp& warp, Mask mask) {
+    s.in.run = [to, atomic = to.order != Order::weak, adds = s.words[0] == "red"](Warp& warp, Mask mask) {
       count(warp, to, mask);
-      const bool atomic = to.order != Order::weak;
       warp.spins = false;
       for_threads(mask, [&](int lane) {
         const Place place = place_of(warp, to, lane);
         T data[4];
-        for (size_t e = 0; e < from.size(); ++e) data[e] = T(value_of(warp, from[e], lane));
-        if (adds && place.shadow) place.shadow->read(place.offset, to.bytes, warp, true);
+        for (size_t e = 0; e < to.data.size(); ++e) data[e] = T(value_of(warp, to.data[e], lane));
+        if (adds && place.shadow) place.shadow->read(place.offset, to.bytes, warp, Use::atomic);
         if (adds) acquire(warp, place.at, to.order), data[0] += *reinterpret_cast<T*>(place.at);
-        const bool same = !memcmp(place.at, data, to.bytes);
-        if (place.shadow) place.shadow->write(place.offset, to.bytes, warp, atomic, same);
+        const Use use = atomic ? Use::atomic : memcmp(place.at, data, to.bytes) ? Use::plain : Use::same;
+        if (place.shadow) place.shadow->write(place.offset, to.bytes, warp, use);
         if (atomic) release(warp, place.at, to.order);
         memcpy(place.at, data, to.bytes);
       });
@@ -218,27 +205,18 @@ void bind_copy(Parser& s) {
   const size_t bytes = s.number(2);
   const Address to = s.address(0, Space::shared, bytes), from = s.address(1, Space::global, bytes);
   const Operand given = s.read(s.arguments.size() > 3 ? 3 : 2);
-  struct Copy {
-    Place to;
-    const char* from;
-    size_t given;
-  };
   s.in.run = [=](Warp& warp, Mask mask) {
     count(warp, from, mask);
-    std::vector<Copy> copies;
     for_threads(mask, [&](int lane) {
       const size_t length = std::min<size_t>(warp.lanes<uint32_t>(given)[lane], bytes);
       const Place target = place_of(warp, to, lane), source = length ? place_of(warp, from, lane) : Place();
-      if (target.shadow) target.shadow->begin_copy(target.offset, bytes, warp);
+      if (target.shadow) target.shadow->write(target.offset, bytes, warp, Use::starts);
       if (source.shadow) source.shadow->read(source.offset, length, warp);
-      copies.push_back({target, source.at, length});
-    });
-    warp.copies.open.push_back([=, &warp] {
-      for (const Copy& copy : copies) {
-        memset(copy.to.at, 0, bytes);
-        memcpy(copy.to.at, copy.from, copy.given);
-        if (copy.to.shadow) copy.to.shadow->end_copy(copy.to.offset, bytes, warp);
-      }
+      warp.copies.open.push_back([=, &warp] {
+        memset(target.at, 0, bytes);
+        memcpy(target.at, source.at, length);
+        if (target.shadow) target.shadow->write(target.offset, bytes, warp, Use::ends);
+      });
     });
   };
 }
@@ -271,11 +249,7 @@ void add_access(Table& t) {
   t["cp.async.ca.shared.global"] = t["cp.async.cg.shared.global"] = bind_copy;
   t["cp.async.commit_group"] = action([](Warp& warp, Mask) { warp.copies.commit(); });
   t["cp.async.wait_all"] = action([](Warp& warp, Mask) { warp.copies.commit(), warp.copies.wait(0); });
-  t["cp.async.wait_group"] = [](Parser& s) {
-    const size_t left = s.number(0);
-    s.in.convergent = true;
-    s.in.run = [left](Warp& warp, Mask) { warp.copies.wait(left); };
-  };
+  t["cp.async.wait_group"] = wait_for(&Warp::copies);
 }
 
 }  // namespace ptx

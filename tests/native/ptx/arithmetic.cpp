@@ -7,30 +7,24 @@
 namespace ptx {
 namespace {
 
+// `length` bits from `from` on; those beyond the last bit are that of the sign.
 template <class T>
 T extracted(T a, uint32_t from, uint32_t length) {
-  constexpr uint32_t most = 8 * sizeof(T) - 1;
-  from &= 255, length &= 255;
-  if (!length) return 0;
-  const uint32_t last = std::min(from + length - 1, most), have = from > last ? 0 : last - from + 1;
-  const bool sign = std::is_signed_v<T> && uint64_t(a) >> last & 1;
-  const uint64_t value = from > most ? 0 : uint64_t(std::make_unsigned_t<T>(a)) >> from;
-  const uint64_t kept = have >= 64 ? ~0ull : (1ull << have) - 1;
-  return T((value & kept) | (sign ? ~kept : 0));
+  using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+  const uint32_t cut = 64 - std::min(length & 255, 64u);
+  return cut == 64 ? T(0) : T(Wide(uint64_t(Wide(a) >> std::min(from & 255, 63u)) << cut) >> cut);
 }
 
+// b with `length` bits of a from `from` on.
 template <class T>
 T inserted(T a, T b, uint32_t from, uint32_t length) {
-  constexpr uint32_t most = 8 * sizeof(T);
-  from &= 255, length = std::min(length & 255, most);
-  if (from >= most || !length) return b;
-  const T field = T(T(~T(0)) >> (most - length)) << from;
-  return (T(a << from) & field) | (b & ~field);
+  constexpr uint32_t size = 8 * sizeof(T);
+  from &= 255, length = std::min(length & 255, size);
+  const T field = from < size && length ? T(~T(0)) >> (size - length) << from : 0;
+  return field ? (a << from & field) | (b & ~field) : b;
 }
 
 float flushed(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
-float least(float a, float b) { return std::isnan(a) || (a == b ? std::signbit(b) : b < a) ? b : a; }  // -0 < 0
-float most(float a, float b) { return -least(-a, -b); }
 
 template <class T>
 void add_comparisons(Table& t, const std::string& type) {
@@ -75,10 +69,7 @@ void add_integers(Table& t, const std::string& type) {
     using W = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
     t["mul.wide." + type] = lanes<W, T, T>([](T a, T b) { return W(a) * W(b); });
     t["mad.wide." + type] = lanes<W, T, T, W>([](T a, T b, W c) { return uint64_t(W(a) * W(b)) + uint64_t(c); });
-  }
-  if constexpr (sizeof(T) > 2) {
     t["bfe." + type] = lanes<T, T, uint32_t, uint32_t>(extracted<T>);
-    t["bfi." + type] = lanes<U, U, U, uint32_t, uint32_t>(inserted<U>);
   }
   add_comparisons<T>(t, type);
 }
@@ -97,27 +88,19 @@ void add_floats(Table& t) {
   two("sub", [](float a, float b) { return a - b; });
   two("mul", [](float a, float b) { return a * b; });
   two("div", [](float a, float b) { return a / b; });
-  two("min", least);
-  two("max", most);
-  two("max.NaN", [](float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : most(a, b); });
+  two("max.NaN", [](float a, float b) { return a != a || (a == b ? std::signbit(b) : a > b) ? a : b; });
   t["fma.f32"] = lanes<float, float, float, float>([](float a, float b, float c) { return std::fma(a, b, c); });
   add_comparisons<float>(t, "f32");
 }
 
-template <class D>
-void add_conversions(Table& t, const std::string& type) {
-  t["cvt." + type + ".u16"] = lanes<D, uint16_t>([](uint16_t a) { return D(a); });
-  t["cvt." + type + ".s16"] = lanes<D, int16_t>([](int16_t a) { return D(a); });
-  t["cvt." + type + ".u32"] = lanes<D, uint32_t>([](uint32_t a) { return D(a); });
-  t["cvt." + type + ".s32"] = lanes<D, int32_t>([](int32_t a) { return D(a); });
-  t["cvt." + type + ".u64"] = lanes<D, uint64_t>([](uint64_t a) { return D(a); });
-  t["cvt." + type + ".s64"] = lanes<D, int64_t>([](int64_t a) { return D(a); });
-}
+template <class D, class S>
+Binder converted() { return lanes<D, S>([](S a) { return D(a); }); }
 
-void add_half(Table& t, const std::string& type, float (*from)(uint16_t), uint16_t (*to)(float)) {
-  t["cvt.f32." + type] = lanes<float, uint16_t>(from);
-  t["cvt." + type + ".f32"] = lanes<uint16_t, float>(to);
-  t["cvt." + type + "x2.f32"] = lanes<uint32_t, float, float>([to](float high, float low) {
+template <float from(uint16_t), uint16_t to(float)>
+void add_half(Table& t, const std::string& type) {
+  t["cvt.f32." + type] = lanes<float, uint16_t>([](uint16_t a) { return from(a); });
+  t["cvt." + type + ".f32"] = lanes<uint16_t, float>([](float a) { return to(a); });
+  t["cvt." + type + "x2.f32"] = lanes<uint32_t, float, float>([](float high, float low) {
     return uint32_t(to(high)) << 16 | to(low);
   });
 }
@@ -129,10 +112,13 @@ void add_arithmetic(Table& t) {
   add_integers<uint32_t>(t, "u32"), add_integers<uint32_t>(t, "b32"), add_integers<int32_t>(t, "s32");
   add_integers<uint64_t>(t, "u64"), add_integers<uint64_t>(t, "b64"), add_integers<int64_t>(t, "s64");
   add_floats(t);
-  add_conversions<uint16_t>(t, "u16"), add_conversions<uint32_t>(t, "u32"), add_conversions<uint64_t>(t, "u64");
-  add_conversions<int16_t>(t, "s16"), add_conversions<int32_t>(t, "s32"), add_conversions<int64_t>(t, "s64");
-  add_conversions<float>(t, "f32");
-  add_half(t, "f16", from_half, to_half), add_half(t, "bf16", from_bfloat, to_bfloat);
+  t["cvt.u16.u32"] = converted<uint16_t, uint32_t>(), t["cvt.u32.u16"] = converted<uint32_t, uint16_t>();
+  t["cvt.u32.u64"] = converted<uint32_t, uint64_t>(), t["cvt.u64.u32"] = converted<uint64_t, uint32_t>();
+  t["cvt.s32.s16"] = converted<int32_t, int16_t>(), t["cvt.s64.s32"] = converted<int64_t, int32_t>();
+  t["cvt.f32.s32"] = converted<float, int32_t>(), t["cvt.f32.u64"] = converted<float, uint64_t>();
+  add_half<from_half, to_half>(t, "f16"), add_half<from_bfloat, to_bfloat>(t, "bf16");
+  t["bfi.b32"] = lanes<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>(inserted<uint32_t>);
+  t["bfi.b64"] = lanes<uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>(inserted<uint64_t>);
   t["mov.f32"] = t["mov.b32"], t["selp.f32"] = t["selp.b32"], t["cvta.to.global.u64"] = t["mov.b64"];
   t["and.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a && b; });
   t["or.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a || b; });

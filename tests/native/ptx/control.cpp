@@ -5,16 +5,6 @@
 
 namespace ptx {
 
-void Pending::commit() {
-  groups.push_back(std::move(open));
-  open.clear();
-}
-
-void Pending::wait(size_t left) {
-  for (; groups.size() > left; groups.pop_front())
-    for (const auto& complete : groups.front()) complete();
-}
-
 // A warp's clock moves on, so that what it does from here on is no part of what `to` has.
 void Warp::publish(Clocks& to) {
   to.join(clocks);
@@ -32,54 +22,23 @@ void Barrier::wait(Warp& warp) {
   waiting.push_back(&warp);
 }
 
-void Barrier::complete(uint32_t warps) {
-  if (!arrived || arrived < warps) return;
+void Barrier::complete(uint32_t alive) {
+  if (!arrived || arrived < (expected ? expected : alive)) return;
   arrived = 0;
   ++rounds;
-  released = std::move(arriving);
-  arriving = Clocks();
-  for (Warp* warp : waiting) {
+  released = std::exchange(arriving, Clocks());
+  for (Warp* warp : std::exchange(waiting, {})) {
     warp->state = Warp::ready;
     warp->clocks.join(released);
   }
-  waiting.clear();
-}
-
-uint32_t Cluster::alive() const {
-  uint32_t result = 0;
-  for (const Block* block : blocks) result += block->alive;
-  return result;
-}
-
-// A fence.proxy.async of the writer or of `warp` has made it visible.
-bool Machine::visible_to_tensor_cores(const Epoch& written, const Warp& warp) const {
-  const auto covers = [&](const Warp& by) {
-    return written.warp < by.proxied.of.size() && by.proxied.of[written.warp] >= written.clock;
-  };
-  const size_t per_block = warp.block->warps.size();
-  return written.clock <= base || covers(warp) || covers(blocks[written.warp / per_block].warps[written.warp % per_block]);
 }
 
 namespace {
 
 void branch(Warp& warp, Mask mask) {
-  const uint32_t target = warp.current->target;
-  if (mask != warp.active) {
-    warp.others[target] |= mask;
-    warp.active &= ~mask;
-    warp.machine->next(warp);
-  } else {
-    warp.pc = target;
-  }
-}
-
-// Whoever reads or writes the shared memory of another block must have done so before that block leaves.
-void end_of(const Block& block) {
-  Warp last;
-  for (const Warp& warp : block.warps) last.clocks.join(warp.clocks);
-  for (const auto& [warp, clock] : block.visitors)
-    if (!block.warps[0].machine->ordered({warp, clock}, last))
-      throw Trap("a block may leave while another uses its shared memory");
+  warp.others[warp.current->target] |= mask;
+  warp.active &= ~mask;
+  warp.machine->next(warp);
 }
 
 void leave(Warp& warp, Mask mask) {
@@ -87,16 +46,21 @@ void leave(Warp& warp, Mask mask) {
   warp.active &= ~mask;
   if (!warp.active) warp.machine->next(warp);
   if (warp.alive) return;
-  if (!warp.products.open.empty() || !warp.products.groups.empty())
-    throw Trap("the warp leaves with a wgmma not complete");
+  if (warp.products.open.size() + warp.products.groups.size()) throw Trap("the warp leaves with a wgmma not complete");
   warp.state = Warp::done;
   warp.spins = false;
   Block& block = *warp.block;
-  --block.alive;
-  for (Barrier& barrier : block.barriers)
-    if (!barrier.expected) barrier.complete(block.alive);
-  block.cluster->barrier.complete(block.cluster->alive());
-  if (!block.alive) end_of(block);
+  --block.alive, --block.cluster->alive;
+  for (Barrier& barrier : block.barriers) barrier.complete(block.alive);
+  block.cluster->barrier.complete(block.cluster->alive);
+  if (block.alive) return;
+  // Who used this block's shared memory must have done so before it leaves.
+  Warp last;
+  for (const Warp& w : warp.machine->warps)
+    if (w.block == &block) last.clocks.join(w.clocks);
+  for (const auto& [visitor, clock] : block.visitors)
+    if (!warp.machine->ordered({visitor, clock}, last))
+      throw Trap("a block may leave while another uses its shared memory");
 }
 
 // bar.sync, bar.arrive: "0" or "1, 64", the second the threads that it is for.
@@ -114,7 +78,7 @@ Binder block_barrier(bool waits) {
       barrier.expected = threads / warp_threads;
       barrier.arrive(warp);
       if (waits) barrier.wait(warp);
-      barrier.complete(barrier.expected ? barrier.expected : warp.block->alive);
+      barrier.complete(warp.block->alive);
     };
   };
 }
@@ -124,7 +88,7 @@ void arrive_at_cluster(Warp& warp, Mask) {
   if (warp.cluster_round >= 0) throw Trap("a second arrival at the barrier of the cluster without a wait");
   warp.cluster_round = cluster.barrier.rounds;
   cluster.barrier.arrive(warp);
-  cluster.barrier.complete(cluster.alive());
+  cluster.barrier.complete(cluster.alive);
 }
 
 void wait_for_cluster(Warp& warp, Mask) {
@@ -142,39 +106,35 @@ void fence(Warp& warp, Mask) {
   warp.publish(warp.fenced);
 }
 
-// shfl.sync: d is a of the thread that source(thread, b) names.
+// "d, a, b, 31, members" or "d, a, members": d = f(values of a, mask of those that take part, the thread, its b).
 template <class F>
-Binder shuffle(F source) {
-  return [source](Parser& s) {
+Binder exchange(F f) {
+  return [f](Parser& s) {
     s.in.convergent = true;
-    const Operand d = s.write(0), a = s.read(1), b = s.read(2);
-    if (s.number(3) != 31) throw Trap("a shuffle within segments");
-    s.in.members = s.read(4);
+    const bool shuffles = s.arguments.size() == 5;
+    const Operand d = s.write(0), a = s.read(1), b = s.read(shuffles ? 2 : 1);
+    if (shuffles && s.number(3) != 31) throw Trap("a shuffle within segments");
+    s.in.members = s.read(shuffles ? 4 : 2);
     s.in.run = [=](Warp& warp, Mask mask) {
-      std::array<uint32_t, warp_threads> values;
-      std::copy_n(warp.lanes<uint32_t>(a), warp_threads, values.begin());
-      for_threads(mask, [&](int lane) {
-        const uint32_t from = source(uint32_t(lane), warp.lanes<uint32_t>(b)[lane]) & 31;
-        if (!(mask >> from & 1)) throw Trap("a shuffle from a thread that takes no part");
-        warp.lanes<uint32_t>(d)[lane] = values[from];
-      });
+      uint32_t values[warp_threads];
+      memcpy(values, warp.lanes<uint32_t>(a), sizeof values);
+      for (Mask rest = mask; rest; rest &= rest - 1) {
+        const uint32_t thread = uint32_t(__builtin_ctz(rest));
+        warp.lanes<uint32_t>(d)[thread] = f(values, mask, thread, warp.lanes<uint32_t>(b)[thread]);
+      }
     };
   };
 }
 
-template <class T, class F>
-Binder reduction(F f) {
-  return [f](Parser& s) {
-    s.in.convergent = true;
-    const Operand d = s.write(0), a = s.read(1);
-    s.in.members = s.read(2);
-    s.in.run = [=](Warp& warp, Mask mask) {
-      const T* from = warp.lanes<T>(a);
-      T result = from[__builtin_ctz(mask)];
-      for_threads(mask & (mask - 1), [&](int lane) { result = f(result, from[lane]); });
-      for_threads(mask, [&](int lane) { warp.lanes<T>(d)[lane] = result; });
-    };
-  };
+uint32_t value_of(const uint32_t* values, Mask mask, uint32_t thread) {
+  if (!(mask >> thread & 1)) throw Trap("a shuffle from a thread that takes no part");
+  return values[thread];
+}
+
+uint32_t largest(const uint32_t* values, Mask mask, uint32_t thread, uint32_t) {
+  int32_t result = int32_t(values[thread]);
+  for (; mask; mask &= mask - 1) result = std::max(result, int32_t(values[__builtin_ctz(mask)]));
+  return uint32_t(result);
 }
 
 }  // namespace
@@ -189,11 +149,13 @@ void add_control(Table& t) {
   t["fence.acq_rel.gpu"] = action(fence, false);
   t["fence.proxy.async"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);
   t["fence.proxy.async.shared::cta"] = t["fence.proxy.async"];
-  t["shfl.sync.idx.b32"] = shuffle([](uint32_t, uint32_t by) { return by; });
-  t["shfl.sync.bfly.b32"] = shuffle([](uint32_t lane, uint32_t by) { return lane ^ by; });
-  t["redux.sync.max.s32"] = reduction<int32_t>([](int32_t a, int32_t b) { return std::max(a, b); });
-  t["redux.sync.max.u32"] = reduction<uint32_t>([](uint32_t a, uint32_t b) { return std::max(a, b); });
-  t["redux.sync.add.u32"] = reduction<uint32_t>([](uint32_t a, uint32_t b) { return a + b; });
+  t["shfl.sync.idx.b32"] = exchange([](const uint32_t* values, Mask mask, uint32_t, uint32_t from) {
+    return value_of(values, mask, from & 31);
+  });
+  t["shfl.sync.bfly.b32"] = exchange([](const uint32_t* values, Mask mask, uint32_t thread, uint32_t by) {
+    return value_of(values, mask, thread ^ (by & 31));
+  });
+  t["redux.sync.max.s32"] = exchange(largest);
 }
 
 }  // namespace ptx

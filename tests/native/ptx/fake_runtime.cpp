@@ -14,7 +14,7 @@ Runtime& Runtime::get() {
 
 Module& Runtime::kernels(size_t source) {
   Source& from = sources.at(source);
-  if (from.kernels.empty()) from.kernels = parse(from.text);
+  if (from.kernels.empty()) from.kernels = Parser().parse(from.text);
   return from.kernels;
 }
 

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "machine.h"
-#include "parser.h"
+#include "program.h"
 
 namespace ptx {
 
@@ -86,6 +86,14 @@ Binder lanes(F f) {
 // What has no operands; `convergent`: of the full warp.
 inline Binder action(void (*run)(Warp&, Mask), bool convergent = true) {
   return [=](Parser& s) { s.in.run = run, s.in.convergent = convergent; };
+}
+
+// Waits until no more groups are under way than the operand says.
+inline Binder wait_for(Pending Warp::*pending) {
+  return [=](Parser& s) {
+    s.in.convergent = true;
+    s.in.run = [pending, left = s.number(0)](Warp& warp, Mask) { (warp.*pending).wait(left); };
+  };
 }
 
 }  // namespace ptx

@@ -9,7 +9,8 @@ constexpr uint64_t turn_instructions = 2000;
 constexpr uint64_t patience = 64;  // rounds in which nobody came further before time runs twice as fast
 constexpr uint64_t speeds = 44;    // how often it may do so before all is taken for lost
 
-Clock newest;  // no clock of an earlier wave or launch is above it
+Clock newest;                 // no clock of an earlier wave or launch is above it
+std::vector<char> registers;  // of the warps that run together
 
 uint32_t product(const uint32_t of[3]) { return of[0] * of[1] * of[2]; }
 
@@ -22,86 +23,85 @@ Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, const Settings& s)
     throw Trap(kernel.name + ": empty or too large launch");
   if (!launch.cluster || launch.grid[0] % launch.cluster)
     throw Trap(kernel.name + ": the grid is not made of full clusters");
+  const uint32_t together = launch.together ? product(launch.grid) : launch.cluster;
+  blocks = std::vector<Block>(together);
+  clusters = std::vector<Cluster>(together / launch.cluster);
+  warps = std::vector<Warp>(together * ((threads + warp_threads - 1) / warp_threads));
+  registers.resize(warps.size() * kernel.register_bytes + 64);
 }
 
 void Machine::run(const char* given) {
   parameters = given;
-  const uint32_t count = product(launch.grid), wave = launch.together ? count : launch.cluster;
   std::vector<uint32_t> first;
-  for (uint32_t i = 0; i < count; i += wave) first.push_back(i);
+  for (uint32_t i = 0; i < product(launch.grid); i += uint32_t(blocks.size())) first.push_back(i);
   if (launch.seed) std::shuffle(first.begin(), first.end(), random);
-  for (uint32_t i : first) run_wave(i, wave);
+  for (uint32_t i : first) {
+    start(i);
+    schedule();
+    for (const Warp& warp : warps) newest = std::max(newest, warp.clock());
+  }
 }
 
-void Machine::run_wave(uint32_t first, uint32_t count) {
-  const uint32_t warps_of_block = (product(launch.block) + warp_threads - 1) / warp_threads;
-  warps = count * warps_of_block;
+void Machine::start(uint32_t first_block) {
+  const uint32_t per_block = uint32_t(warps.size() / blocks.size());
   base = newest;
   released.clear();
-  registers.resize(size_t(warps) * kernel.register_bytes + 64);
-  clusters = std::vector<Cluster>(count / launch.cluster);
-  blocks = std::vector<Block>(count);
-  std::vector<Warp*> order;
-  for (uint32_t i = 0; i < count; ++i) {
-    Block& block = blocks[i];
+  std::fill(clusters.begin(), clusters.end(), Cluster());
+  for (uint32_t i = 0; i < blocks.size(); ++i) {
+    Block& block = blocks[i] = Block();
     block.cluster = &clusters[i / launch.cluster];
     block.cluster->blocks.push_back(&block);
+    block.cluster->alive += per_block;
     block.rank = i % launch.cluster;
-    block.index = first + i;
-    block.alive = warps_of_block;
+    block.index = first_block + i;
+    block.first = i * per_block;
+    block.alive = per_block;
     block.shared.assign(kernel.static_shared + launch.shared, char(0xff));  // NaN
     if (settings.checks) block.shadow = Shadow(block.shared.size(), false);
-    block.warps = std::vector<Warp>(warps_of_block);
-    for (Warp& warp : block.warps) {
-      warp.index = uint32_t(order.size());
-      start(warp, block);
-      order.push_back(&warp);
-    }
   }
-  schedule(order);
-  for (const Warp* warp : order) newest = std::max(newest, warp->clock());
+  for (Warp& warp : warps) start(warp);
 }
 
-void Machine::start(Warp& warp, Block& block) {
+void Machine::start(Warp& warp) {
+  warp = Warp();
   warp.machine = this;
-  warp.block = &block;
-  warp.number = uint32_t(&warp - block.warps.data());
+  warp.index = uint32_t(&warp - warps.data());
+  Block& block = *(warp.block = &blocks[warp.index * blocks.size() / warps.size()]);
+  warp.number = warp.index - block.first;
   const uintptr_t aligned = (reinterpret_cast<uintptr_t>(registers.data()) + 63) / 64 * 64;
   warp.banks[Operand::registers] = reinterpret_cast<char*>(aligned) + size_t(warp.index) * kernel.register_bytes;
   warp.banks[Operand::constants] = kernel.constants.data();
   if (const size_t count = kernel.has_wgmma ? kernel.register_bytes / slot_bytes : 0)
     warp.product_registers = {std::vector<uint16_t>(count), std::vector<uint16_t>(count),
                               std::vector<uint8_t>(count, 1), std::vector<char>(kernel.register_bytes)};
-  if (settings.checks) warp.clocks.of.assign(warps, base);
+  if (settings.checks) warp.clocks.of.assign(warps.size(), base);
   if (settings.checks) ++warp.clocks.of[warp.index];
-  const uint32_t begin = warp.number * warp_threads, *b = launch.block, *g = launch.grid, q = block.index;
-  warp.active = warp.alive = all_threads >> (warp_threads - std::min<uint32_t>(warp_threads, product(b) - begin));
+  const uint32_t begin = warp.number * warp_threads, left = product(launch.block) - begin;
+  const uint32_t width = launch.block[0], *g = launch.grid, q = block.index;
+  warp.active = warp.alive = all_threads >> (warp_threads - std::min<uint32_t>(warp_threads, left));
   for (uint32_t t = begin; t < begin + warp_threads; ++t) {
-    const uint32_t values[specials] = {t % b[0], t / b[0] % b[1], t / b[0] / b[1], b[0], b[1], b[2],
-        q % g[0], q / g[0] % g[1], q / g[0] / g[1], g[0], g[1], g[2], block.rank};
-    for (uint32_t i = 0; i < specials; ++i)
-      warp.lanes<uint32_t>({Operand::registers, 4, place_of_special(i)})[t - begin] = values[i];
+    const uint32_t values[specials] = {t % width, width, q % g[0], q / g[0] % g[1], q / g[0] / g[1], block.rank};
+    for (uint32_t i = 0; i < specials; ++i) warp.lanes<uint32_t>(special(i))[t - begin] = values[i];
   }
 }
 
-void Machine::schedule(std::vector<Warp*>& order) {
-  uint64_t idle = 0;
-  for (size_t left = order.size(); left;) {
-    if (launch.seed) std::shuffle(order.begin(), order.end(), random);
-    bool further = false;
-    for (Warp* warp : order)
+void Machine::schedule() {
+  std::vector<Warp*> left;
+  for (Warp& warp : warps) left.push_back(&warp);
+  for (uint64_t idle = 0; !left.empty();) {
+    if (launch.seed) std::shuffle(left.begin(), left.end(), random);
+    bool further = false, some_ready = false;
+    for (Warp* warp : left)
       if (warp->state == Warp::ready)
         further |= turn(*warp, launch.seed ? 1 + random() % turn_instructions : turn_instructions);
-    left = size_t(std::count_if(order.begin(), order.end(), [](Warp* w) { return w->state != Warp::done; }));
+    left.erase(std::remove_if(left.begin(), left.end(), [](Warp* w) { return w->state == Warp::done; }), left.end());
+    for (const Warp* warp : left) some_ready |= warp->state == Warp::ready;
     idle = further ? 0 : idle + 1;
     if (idle) nanoseconds += 1000ull << std::min<uint64_t>(idle / patience, 40);
-    const bool some_ready = std::any_of(order.begin(), order.end(), [](Warp* w) { return w->state == Warp::ready; });
-    if (!left || (some_ready && idle < patience * speeds)) continue;
-    std::string who;
-    int named = 0;
-    for (const Warp* warp : order)
-      if (warp->state != Warp::done && named++ < 4) who += "; " + where(*warp);
-    throw Trap("deadlock: " + std::to_string(left) + " warps wait" + who);
+    if (left.empty() || (some_ready && idle < patience * speeds)) continue;
+    std::string who = "deadlock: " + std::to_string(left.size()) + " warps wait";
+    for (size_t i = 0; i < std::min<size_t>(left.size(), 4); ++i) who += "; " + where(*left[i]);
+    throw Trap(who);
   }
 }
 

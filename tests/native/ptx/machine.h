@@ -4,6 +4,7 @@
 #include <deque>
 #include <random>
 #include <unordered_map>
+#include <utility>
 
 #include "memory.h"
 
@@ -17,8 +18,11 @@ struct Pending {
   using Group = std::vector<std::function<void()>>;
   Group open;
   std::deque<Group> groups;
-  void commit();
-  void wait(size_t left);
+  void commit() { groups.push_back(std::exchange(open, {})); }
+  void wait(size_t left) {
+    for (; groups.size() > left; groups.pop_front())
+      for (const auto& complete : groups.front()) complete();
+  }
 };
 
 // What registers are to the wgmmas that are not complete.
@@ -29,29 +33,24 @@ struct ProductRegisters {
 };
 
 struct Warp {
-  enum State : uint8_t { ready, waiting, done };
+  enum State : uint8_t { ready, waiting, done } state = ready;
+  bool yields = false, spins = false;  // spins: has found nothing new since its last effect on others
   Machine* machine = nullptr;
   Block* block = nullptr;
-  uint32_t index = 0;   // among the warps that run together
-  uint32_t number = 0;  // within its block
-  State state = ready;
-  bool yields = false, spins = false;  // spins: has found nothing new since its last effect on others
+  uint32_t index = 0, number = 0;      // among the warps that run together; within its block
   char* banks[2] = {};                 // as Operand::Bank
   Instruction* current = nullptr;
   uint32_t pc = 0, meets = ~0u;        // of the next instruction; the next pc where others stand
   Mask active = 0, alive = 0;
   std::map<uint32_t, Mask> others;     // by pc: threads that stand elsewhere
-  // `fenced`, `proxied`: as of the last fence of the kind; pending: what a fence will acquire
-  Clocks clocks, fenced, proxied, pending;
+  Clocks clocks, fenced, proxied, pending;  // as of the last fence of a kind; pending: what a fence will acquire
   int64_t cluster_round = -1;          // of the barrier of the cluster, where it has arrived
   std::map<uint32_t, uint64_t> polled;  // by pc: what the last load found
   Pending copies, products;
   ProductRegisters product_registers;  // in kernels with wgmma
 
   template <class T>
-  T* lanes(const Operand& o) const {
-    return reinterpret_cast<T*>(banks[o.bank] + o.at);
-  }
+  T* lanes(const Operand& o) const { return reinterpret_cast<T*>(banks[o.bank] + o.at); }
   Clock clock() const { return clocks.of.empty() ? 0 : clocks.of[index]; }
   void publish(Clocks& to);  // what comes after is no part of it
 };
@@ -63,21 +62,20 @@ struct Barrier {
 
   void arrive(Warp& warp);
   void wait(Warp& warp);
-  void complete(uint32_t warps);
+  void complete(uint32_t alive);  // the round, if all have arrived
 };
 
 struct Cluster {
   std::vector<Block*> blocks;
+  uint32_t alive = 0;  // warps
   Barrier barrier;
-  uint32_t alive() const;  // warps
 };
 
 struct Block {
   Cluster* cluster = nullptr;
-  uint32_t rank = 0, index = 0, alive = 0;  // alive: warps
+  uint32_t rank = 0, index = 0, first = 0, alive = 0;  // first: of its warps; alive: warps
   std::vector<char> shared;
   Shadow shadow;
-  std::vector<Warp> warps;
   Barrier barriers[16];
   std::map<uint32_t, Clock> visitors;  // last accesses of warps of other blocks
 };
@@ -107,10 +105,8 @@ struct Machine {
 
   void next(Warp& warp);  // chooses the threads that run
   Place place(Warp& warp, Space space, uint64_t address, size_t bytes);
-  // Of an earlier access and what `warp` does now.
-  bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) const;
-  bool ordered(const Epoch& epoch, const Warp& warp) const {
-    return epoch.clock <= base || warp.clocks.of[epoch.warp] >= epoch.clock;
+  bool ordered(const Epoch& before, const Warp& warp) const {
+    return before.clock <= base || warp.clocks.of[before.warp] >= before.clock;
   }
 
   Kernel& kernel;
@@ -119,18 +115,17 @@ struct Machine {
   GlobalMemory& global;
   const char* parameters = nullptr;
   std::mt19937 random;
-  std::vector<char> registers;
+  std::vector<Warp> warps;  // that run together, by blocks
   std::vector<Block> blocks;
   std::vector<Cluster> clusters;
-  std::unordered_map<const char*, Clocks> released;
+  std::unordered_map<const char*, Clocks> released;  // by address
   uint64_t nanoseconds = 0;
-  uint32_t warps = 0;  // that run together
-  Clock base = 0;      // of everything before this wave
+  Clock base = 0;  // of everything before this wave
 
  private:
-  void run_wave(uint32_t first, uint32_t blocks);
-  void start(Warp& warp, Block& block);
-  void schedule(std::vector<Warp*>& order);
+  void start(uint32_t first_block);
+  void start(Warp& warp);
+  void schedule();
   bool turn(Warp& warp, uint64_t instructions);  // whether it came further
   std::string where(const Warp& warp) const;
 };

@@ -2,10 +2,7 @@
 // and who has read them since; vector clocks say which of these accesses the synchronisation has put in order.
 #pragma once
 
-#include <map>
-#include <memory>
-
-#include "kernel.h"
+#include "program.h"
 
 namespace ptx {
 
@@ -18,9 +15,13 @@ struct Clocks {
 };
 
 struct Epoch {
-  uint32_t warp;
-  Clock clock;
+  uint32_t warp = 0;
+  Clock clock = 0;
 };
+
+// `same`: writes the bytes that are there. Several warps may do so without order between them, as Triton's do.
+// From `starts` to `ends` nobody may touch what cp.async writes, nor write what the tensor cores read.
+enum class Use { plain, atomic, same, starts, ends };
 
 class Shadow {
  public:
@@ -28,28 +29,20 @@ class Shadow {
   Shadow(size_t bytes, bool defined) : words_((bytes + 3) / 4) { define(0, defined ? bytes : 0); }
 
   // These throw a Trap for bytes that were never written, are still being copied or race.
-  void read(size_t at, size_t bytes, const Warp& warp, bool atomic = false);
-  // `same`: the bytes are there already. Several warps may write the same without order between them, as Triton's do.
-  void write(size_t at, size_t bytes, const Warp& warp, bool atomic = false, bool same = false);
-  // Between its start and its end nobody may touch a copy's destination, nor write what the tensor cores read.
-  void begin_copy(size_t at, size_t bytes, const Warp& warp);
-  void end_copy(size_t at, size_t bytes, const Warp& warp);
-  void begin_operand(size_t at, size_t bytes, const Warp& warp);
-  void end_operand(size_t at, size_t bytes, const Warp& warp);
+  void read(size_t at, size_t bytes, const Warp& warp, Use use = Use::plain);
+  void write(size_t at, size_t bytes, const Warp& warp, Use use);
   void define(size_t at, size_t bytes);
 
  private:
+  static constexpr uint32_t several = ~0u;
   struct Word {
-    Clock written = 0;
-    Clock read = 0;  // or, where `reader` is `several`, an index into readers_
-    uint16_t writer = 0, reader = 0, operands = 0;
+    Epoch written, read;    // where read.warp is `several`, its clock is an index into readers_
+    uint16_t operands = 0;  // wgmmas that read it
     uint16_t defined : 4, last : 4, seen : 4, copies : 1;  // bytes: ever written, last written, read since
     Word() : defined(0), last(0), seen(0), copies(0) {}
   };
-  static constexpr uint16_t several = 0xffff;
   template <class F>
   void for_words(size_t at, size_t bytes, const F& f);
-  void check_written(const Word& word, unsigned bytes, const Warp& warp, const char* doing) const;
   void end_reads(Word& word, const Warp& warp);
   void add_reader(Word& word, const Warp& warp);
 
@@ -58,7 +51,7 @@ class Shadow {
 };
 
 struct Region {
-  uintptr_t begin = 0, end = 0;
+  uintptr_t begin, end;
   std::string name;
   std::unique_ptr<Shadow> shadow;
 };

@@ -22,11 +22,11 @@ ptx::Kernel& kernel_of(size_t source, const std::string& name) {
 
 size_t load(const std::string& text) {
   auto& sources = Runtime::get().sources;
-  sources.push_back({text, ptx::parse(text)});
+  sources.push_back({text, ptx::Parser().parse(text)});
   return sources.size() - 1;
 }
 
-void replace(size_t source, const std::string& text) { Runtime::get().sources.at(source) = {text, ptx::parse(text)}; }
+void replace(size_t source, const std::string& text) { Runtime::get().sources.at(source) = {text, ptx::Parser().parse(text)}; }
 
 void unload(size_t source) { Runtime::get().sources.at(source) = {}; }
 

@@ -51,26 +51,32 @@ void multiply(Format format, const Tile* a, const Tile* b, float (*c)[8]) {
   (format == Format::tf32 ? multiply<4> : multiply<8>)(a, b, c);
 }
 
-// The place in [16, 8] of what thread t has in register i of four.
+// What thread t has in register i of the four that hold [16, 8].
 float& accumulator(float (*c)[8], size_t i, int t) { return c[t / 4 + 8 * int(i / 2)][2 * (t % 4) + int(i % 2)]; }
+
+void gather(const float* slots, size_t i, float (*c)[8]) {
+  for (int t = 0; t < warp_threads; ++t) accumulator(c, i, t) = slots[t];
+}
+
+void scatter(float (*c)[8], size_t i, float* slots) {
+  for (int t = 0; t < warp_threads; ++t) slots[t] = accumulator(c, i, t);
+}
 
 // mma.sync m16n8: "d[4], a[4], b[2], c[4]"
 Binder mma(Format format) {
   return [format](Parser& s) {
     s.in.convergent = true;
-    const std::vector<Operand> d = s.vector(0, 4, true), a = s.vector(1, 4, false), b = s.vector(2, 4, false),
-                               c = s.vector(3, 4, false);
-    if (d.size() != 4 || a.size() != 4 || b.size() != 2 || c.size() != 4) throw Trap("fragments of another size");
+    std::vector<Operand> all;
+    for (size_t i = 0; i < 4; ++i)
+      for (const Operand& o : s.vector(i, 4, i == 0)) all.push_back(o);
+    if (all.size() != 14) throw Trap("fragments of another size");
     s.in.run = [=](Warp& warp, Mask) {
-      alignas(64) Tile left[4], right[2];
+      alignas(64) Tile tiles[6];
       alignas(64) float sum[16][8];
-      for (size_t i = 0; i < 4; ++i) widen(warp.lanes<uint32_t>(a[i]), format, left[i]);
-      for (size_t i = 0; i < 2; ++i) widen(warp.lanes<uint32_t>(b[i]), format, right[i]);
-      for (size_t i = 0; i < 4; ++i)
-        for (int t = 0; t < warp_threads; ++t) accumulator(sum, i, t) = warp.lanes<float>(c[i])[t];
-      multiply(format, left, right, sum);
-      for (size_t i = 0; i < 4; ++i)
-        for (int t = 0; t < warp_threads; ++t) warp.lanes<float>(d[i])[t] = accumulator(sum, i, t);
+      for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(all[4 + i]), format, tiles[i]);
+      for (size_t i = 0; i < 4; ++i) gather(warp.lanes<float>(all[10 + i]), i, sum);
+      multiply(format, tiles, tiles + 4, sum);
+      for (size_t i = 0; i < 4; ++i) scatter(sum, i, warp.lanes<float>(all[i]));
     };
   };
 }
@@ -79,24 +85,19 @@ Binder mma(Format format) {
 Binder load_matrices(bool transposes) {
   return [transposes](Parser& s) {
     s.in.convergent = true;
-    const std::vector<Operand> to = s.vector(0, 4, true);
-    const Address from = s.address(1, Space::shared, 16);
-    if (to.size() != 4) throw Trap("matrices of another number");
-    s.in.run = [=](Warp& warp, Mask mask) {
+    s.in.run = [=, to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
       count(warp, from, mask);
-      uint16_t values[4][8][8];
+      uint16_t matrices[4][8][8];
       for (int lane = 0; lane < warp_threads; ++lane) {
         const Place place = place_of(warp, from, lane);
         if (place.shadow) place.shadow->read(place.offset, 16, warp);
-        memcpy(values[lane / 8][lane % 8], place.at, 16);
+        memcpy(matrices[lane / 8][lane % 8], place.at, 16);
       }
-      for (size_t m = 0; m < 4; ++m)
-        for (int t = 0; t < warp_threads; ++t) {
-          const int row = t / 4, pair = 2 * (t % 4);
-          const uint16_t low = transposes ? values[m][pair][row] : values[m][row][pair];
-          const uint16_t high = transposes ? values[m][pair + 1][row] : values[m][row][pair + 1];
-          warp.lanes<uint32_t>(to[m])[t] = low | uint32_t(high) << 16;
-        }
+      for (size_t m = 0; m < 4; ++m) {
+        for (int i = 0; i < 64 && transposes; ++i)
+          if (i / 8 < i % 8) std::swap(matrices[m][i / 8][i % 8], matrices[m][i % 8][i / 8]);
+        memcpy(warp.lanes<char>(to.at(m)), matrices[m], sizeof matrices[m]);
+      }
     };
   };
 }
@@ -112,95 +113,89 @@ uint32_t described(uint64_t descriptor, uint32_t row, uint32_t byte) {
   return at ^ ((at >> 7 & (width / 16 - 1)) << 4);
 }
 
-// 8 rows of a matrix in shared memory, which nobody may write until `operands` are given back.
-void read_tile(Warp& warp, uint64_t descriptor, uint32_t row, uint32_t half, Format format, Tile to,
-               std::vector<Place>* operands) {
-  uint32_t words[32];
-  for (uint32_t r = 0; r < 8; ++r) {
-    const Place place = warp.machine->place(warp, Space::shared, described(descriptor, row + r, 16 * half), 16);
-    if (place.shadow) place.shadow->begin_operand(place.offset, 16, warp);
-    if (place.shadow) operands->push_back(place);
-    memcpy(words + 4 * r, place.at, 16);
-  }
-  widen(words, format, to);
-}
-
 size_t register_of(const Operand& o) { return o.at / slot_bytes; }
 
 // wgmma m64: "d[columns / 2], a[4] or descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
-struct Product {
-  Format format;
-  std::vector<Operand> d, a;
-  Operand b, adds;
+class Product {
+ public:
+  Product(Parser& s, Format format, size_t columns)
+      : format_(format), d_(s.vector(0, 4, true)), a_(s.vector(1, -1, false)), b_(s.read(2, 8)), adds_(s.read(3, 0)) {
+    s.in.writes.clear();  // these are looked after here
+    if (d_.size() != columns / 2) throw Trap("accumulators of another size");
+    for (size_t i = 4; i < s.arguments.size(); ++i)
+      if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
+  }
 
   void run(Warp& warp) const {
     ProductRegisters& registers = warp.product_registers;
-    std::vector<Place> operands;
+    auto operands = std::make_shared<std::vector<Place>>();
     alignas(64) Tile left[4], right[2];
-    for (const std::vector<Operand>* each : {&d, &a})
-      for (const Operand& o : *each)
-        if (o.width == 4 && registers.unfenced[register_of(o)])
-          throw Trap("registers of a wgmma written with no wgmma.fence since");
     for (uint32_t i = 0; i < 4; ++i) {
-      if (a.size() == 4) {
-        if (registers.accumulating[register_of(a[i])])
-          throw Trap("an operand of a wgmma that another has not completed");
-        ++registers.reading[register_of(a[i])];
-        widen(warp.lanes<uint32_t>(a[i]), format, left[i]);
+      if (a_.size() == 4) {
+        demand_fence(registers, a_[i]);
+        if (registers.accumulating[register_of(a_[i])]) throw Trap("an operand that another wgmma has not completed");
+        ++registers.reading[register_of(a_[i])];
+        widen(warp.lanes<uint32_t>(a_[i]), format_, left[i]);
       } else {
-        const uint32_t row = warp.number % 4 * 16 + i % 2 * 8;
-        read_tile(warp, *warp.lanes<uint64_t>(a[0]), row, i / 2, format, left[i], &operands);
+        read_tile(warp, a_[0], warp.number % 4 * 16 + i % 2 * 8, i / 2, left[i], *operands);
       }
     }
-    const bool keep = *warp.lanes<Mask>(adds) & 1;
-    for (uint32_t column = 0; column < 2 * d.size(); column += 8) {
+    for (uint32_t column = 0; column < 2 * d_.size(); column += 8) {
       alignas(64) float sum[16][8] = {};
-      for (uint32_t half = 0; half < 2; ++half)
-        read_tile(warp, *warp.lanes<uint64_t>(b), column, half, format, right[half], &operands);
-      const Operand* to = &d[column / 2];
-      for (size_t i = 0; i < 4 && keep; ++i) {
-        const bool under_way = registers.accumulating[register_of(to[i])];
-        const char* from = under_way ? registers.values.data() : warp.banks[Operand::registers];
-        for (int t = 0; t < warp_threads; ++t)
-          accumulator(sum, i, t) = reinterpret_cast<const float*>(from + to[i].at)[t];
-      }
-      multiply(format, left, right, sum);
+      for (uint32_t half = 0; half < 2; ++half) read_tile(warp, b_, column, half, right[half], *operands);
       for (size_t i = 0; i < 4; ++i) {
-        ++registers.accumulating[register_of(to[i])];
-        for (int t = 0; t < warp_threads; ++t)
-          reinterpret_cast<float*>(registers.values.data() + to[i].at)[t] = accumulator(sum, i, t);
-        memset(warp.lanes<char>(to[i]), 0xff, slot_bytes);
+        const Operand& o = d_[column / 2 + i];
+        demand_fence(registers, o);
+        const bool under_way = registers.accumulating[register_of(o)]++;
+        const float* before = under_way ? coming(registers, o) : warp.lanes<float>(o);
+        if (*warp.lanes<Mask>(adds_) & 1) gather(before, i, sum);
+      }
+      multiply(format_, left, right, sum);
+      for (size_t i = 0; i < 4; ++i) {
+        const Operand& o = d_[column / 2 + i];
+        scatter(sum, i, coming(registers, o));
+        memset(warp.lanes<char>(o), 0xff, slot_bytes);
       }
     }
-    warp.products.open.push_back([this, operands, &warp] { complete(warp, operands); });
+    warp.products.open.push_back([this, operands, &warp] { complete(warp, *operands); });
+  }
+
+ private:
+  static float* coming(ProductRegisters& registers, const Operand& o) {
+    return reinterpret_cast<float*>(registers.values.data() + o.at);
+  }
+
+  static void demand_fence(const ProductRegisters& registers, const Operand& o) {
+    if (registers.unfenced[register_of(o)]) throw Trap("registers of a wgmma written with no wgmma.fence since");
+  }
+
+  // 8 rows of a matrix in shared memory, which nobody may write before the product is complete.
+  void read_tile(Warp& warp, const Operand& matrix, uint32_t row, uint32_t half, Tile to,
+                 std::vector<Place>& operands) const {
+    uint32_t words[32];
+    for (uint32_t r = 0; r < 8; ++r) {
+      const uint32_t at = described(*warp.lanes<uint64_t>(matrix), row + r, 16 * half);
+      operands.push_back(warp.machine->place(warp, Space::shared, at, 16));
+      const Place& place = operands.back();
+      if (place.shadow) place.shadow->read(place.offset, 16, warp, Use::starts);
+      memcpy(words + 4 * r, place.at, 16);
+    }
+    widen(words, format_, to);
   }
 
   void complete(Warp& warp, const std::vector<Place>& operands) const {
     ProductRegisters& registers = warp.product_registers;
-    for (const Operand& o : d)
-      if (!--registers.accumulating[register_of(o)])
-        memcpy(warp.lanes<char>(o), registers.values.data() + o.at, slot_bytes);
-    for (size_t i = 0; i < 4 && a.size() == 4; ++i) --registers.reading[register_of(a[i])];
-    for (const Place& place : operands) place.shadow->end_operand(place.offset, 16, warp);
+    for (const Operand& o : d_)
+      if (!--registers.accumulating[register_of(o)]) memcpy(warp.lanes<char>(o), coming(registers, o), slot_bytes);
+    for (size_t i = 0; i < 4 && a_.size() == 4; ++i) --registers.reading[register_of(a_[i])];
+    for (const Place& place : operands)
+      if (place.shadow) place.shadow->read(place.offset, 16, warp, Use::ends);
   }
-};
 
-Binder product(Format format, size_t columns) {
-  return [=](Parser& s) {
-    auto p = std::make_shared<Product>();
-    s.in.convergent = true;
-    p->format = format;
-    p->d = s.vector(0, 4, true);
-    s.in.writes.clear();  // these are looked after by the wgmma itself
-    p->a = s.vector(1, -1, false);
-    p->b = s.read(2, 8);
-    p->adds = s.read(3, 0);
-    if (p->d.size() != columns / 2) throw Trap("accumulators of another size");
-    for (size_t i = 4; i < s.arguments.size(); ++i)
-      if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
-    s.in.run = [p](Warp& warp, Mask) { p->run(warp); };
-  };
-}
+  Format format_;
+  std::vector<Operand> d_, a_;
+  Operand b_, adds_;
+};
 
 void fence_products(Warp& warp, Mask) {
   std::fill(warp.product_registers.unfenced.begin(), warp.product_registers.unfenced.end(), uint8_t(0));
@@ -225,17 +220,16 @@ void add_tensor(Table& t) {
     const std::string inner = format == Format::tf32 ? "k8" : "k16", types = std::string(".") + name + "." + name;
     t["mma.sync.m16n8" + inner + ".row.col.f32" + types + ".f32"] = mma(format);
     for (size_t n = 8; n <= 256; n += 8)
-      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = product(format, n);
+      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = [=, format = format](Parser& s) {
+        s.in.convergent = true;
+        s.in.run = [p = std::make_shared<Product>(s, format, n)](Warp& warp, Mask) { p->run(warp); };
+      };
   }
   t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
   t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);
   t["wgmma.fence.sync"] = action(fence_products);
   t["wgmma.commit_group.sync"] = action([](Warp& warp, Mask) { warp.products.commit(); });
-  t["wgmma.wait_group.sync"] = [](Parser& s) {
-    const size_t left = s.number(0);
-    s.in.convergent = true;
-    s.in.run = [left](Warp& warp, Mask) { warp.products.wait(left); };
-  };
+  t["wgmma.wait_group.sync"] = wait_for(&Warp::products);
 }
 
 }  // namespace ptx

@@ -199,7 +199,7 @@ HELD_BACK = ("{{ .reg .pred %hold; .reg .b32 %left; mov.u32 %left, %ctaid.x; set
              "@%hold bra GO{0}; mov.u32 %left, 80; HOLD{0}: nanosleep.u32 100; sub.u32 %left, %left, 1; "
              "setp.ne.u32 %hold, %left, 0; @%hold bra HOLD{0}; GO{0}: }} {1}")
 ARRIVAL = re.compile(r"(red\.release|st\.release)[^;]*;")
-# What stays: jumps that nvcc leaves behind a branch which is always taken, such as one into a loop of at least one pass.
+# What stays: jumps that nvcc leaves behind a branch which is always taken, such as that into a loop that always runs.
 UNREACHABLE = re.compile(r"bra\.uni \S+$")
 ARRIVALS = 4  # of an instance: before the first step, of the cluster, two in a step
 
@@ -224,7 +224,7 @@ def shapes(module, generation):
             continue
         least = next(each for each in range(4096, most, 2048)
                      if not module.cuda_lstm_plan(dim, 400, (processors, each, *clusters), slots)["reason"])
-        for steps in range(4):  # about so many k-steps of weights in shared memory, so that loops end in every remainder
+        for steps in range(4):  # about so many k-steps of weights in shared memory: loops end in every remainder
             yield dim, 400, slots, (processors, least + steps * 4096 * plan["units_per_block"], *clusters), {}
         yield dim, 400, slots, (processors, most, *clusters), {"cell_clip": 0.3}
         yield dim, 41, slots, (processors, most, *clusters), {"initial": False, "scaled": False}

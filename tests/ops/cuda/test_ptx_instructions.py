@@ -1,4 +1,8 @@
-"""The PTX interpreter: instructions against NumPy and Python integers, over random and special values."""
+"""The PTX interpreter: instructions against NumPy and Python integers, over random and special values.
+
+Products of tiles and `ldmatrix` are compared with float64 in the kernels that use them (test_cuda_lstm_kernel,
+test_ptx_triton).
+"""
 
 import numpy as np
 import pytest
@@ -113,10 +117,9 @@ ARRAYS = [
     ("I=I", "shfl.sync.bfly.b32 %d, %a, 5, 31, -1;", lambda a: a[np.arange(THREADS) ^ 5]),
     ("I=I", "shfl.sync.idx.b32 %d, %a, 3, 31, -1;", lambda a: a[np.arange(THREADS) // 32 * 32 + 3]),
     ("i=i", "redux.sync.max.s32 %d, %a, -1;", lambda a: a.reshape(2, 32).max(1).repeat(32)),
-    ("I=I", "redux.sync.add.u32 %d, %a, -1;", lambda a: a.reshape(2, 32).sum(1, U32).repeat(32)),
     *[("f=ff", f"{op}.f32 %d, %a, %b;", f) for op, f in (
         ("add.rn", np.add), ("sub", np.subtract), ("mul.rn", np.multiply), ("div.rn", np.divide),
-        ("div.full", np.divide), ("min", np.fmin), ("max", np.fmax), ("max.NaN", np.maximum))],
+        ("div.full", np.divide), ("max.NaN", np.maximum))],
     ("f=fff", "fma.rn.f32 %d, %a, %b, %c;", lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(F32)),
     *[("f=f", f"{op}.f32 %d, %a;", f) for op, f in (
         ("neg", np.negative), ("abs", np.abs), ("ex2.approx", np.exp2), ("ex2.approx.ftz", lambda a: ftz(np.exp2(a))),
@@ -143,62 +146,3 @@ def test_against_numpy(kinds, instruction, model):
     np.testing.assert_allclose(found, expected, rtol=2e-7 if "approx" in instruction else 0, atol=0)
     if kinds[0] in SPECIAL:
         assert (np.signbit(found) == np.signbit(expected))[expected == 0].all()
-
-
-def tile_of(memory_type, inner, rng):
-    """Random operands of an mma [16, inner] x [inner, 8] + [16, 8], rounded to `memory_type`."""
-    draw = [torch.from_numpy(rng.standard_normal(shape).astype(F32)) for shape in ((16, inner), (inner, 8), (16, 8))]
-    if memory_type is torch.float32:
-        draw = [(each.view(torch.int32) & ~0x1FFF).view(torch.float32) for each in draw]
-    return [each.to(memory_type) for each in draw[:2]] + [draw[2]]
-
-
-def registers(matrix, rows, columns):
-    """Words of a fragment: register r of thread t has what lies at rows[r, t] and columns[r, t] (and right of it)."""
-    parts = [matrix[rows, columns]] + ([] if matrix.dtype == torch.float32 else [matrix[rows, columns + 1]])
-    return np.ascontiguousarray(torch.stack(parts, -1).contiguous().view(torch.int32).numpy().reshape(rows.shape))
-
-
-@pytest.mark.parametrize("name,dtype", [("f16", torch.float16), ("bf16", torch.bfloat16), ("tf32", torch.float32)])
-def test_mma_against_float64(name, dtype):
-    pack = 1 if name == "tf32" else 2
-    a, b, c = tile_of(dtype, 8 * pack, np.random.default_rng(0))
-    t, r = np.arange(32)[None], np.arange(4)[:, None]
-    words = np.concatenate([registers(a, t // 4 + 8 * (r % 2), pack * (t % 4 + 4 * (r // 2))),
-                            registers(b.T.contiguous(), t // 4 + 0 * r[:2], pack * (t % 4 + 4 * r[:2])),
-                            registers(c, t // 4 + 8 * (r // 2), 2 * (t % 4) + r % 2)])
-    out = np.zeros((4, 32), F32)
-    loads = "\n".join(f"ld.global.b32 %r{i}, [%x+{128 * i}];" for i in range(10))
-    stores = "\n".join(f"st.global.b32 [%y+{128 * i}], %d{i};" for i in range(4))
-    Program(f""".version 8.0\n.target sm_90\n.entry test(.param .u64 words, .param .u64 out)\n{{
-.reg .b32 %r<10>, %d<4>, %t; .reg .b64 %x, %y; mov.u32 %t, %tid.x;
-ld.param.u64 %x, [words]; mad.wide.u32 %x, %t, 4, %x; ld.param.u64 %y, [out]; mad.wide.u32 %y, %t, 4, %y;
-{loads}
-mma.sync.aligned.m16n8k{8 * pack}.row.col.f32.{name}.{name}.f32
-    {{%d0, %d1, %d2, %d3}}, {{%r0, %r1, %r2, %r3}}, {{%r4, %r5}}, {{%r6, %r7, %r8, %r9}};
-{stores}\nret;\n}}\n""").launch(words, out)
-    expected = (a.double() @ b.double() + c.double()).numpy()
-    np.testing.assert_allclose(out, expected[t // 4 + 8 * (r // 2), 2 * (t % 4) + r % 2], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_ldmatrix(transposed):
-    matrices, out = np.arange(256, dtype=U16).reshape(4, 8, 8), np.zeros((4, 32, 2), U16)
-    Program(f""".version 8.0\n.target sm_90\n.shared .align 16 .b8 s[512];
-.entry test(.param .u64 from, .param .u64 to)\n{{
-.reg .b32 %r<4>, %t, %s, %u; .reg .b64 %x, %y, %a, %b;
-mov.u32 %t, %tid.x; mov.u32 %u, s; mad.lo.u32 %s, %t, 16, %u;
-ld.param.u64 %x, [from]; mad.wide.u32 %x, %t, 16, %x; ld.param.u64 %y, [to]; mad.wide.u32 %y, %t, 4, %y;
-ld.global.v2.b64 {{%a, %b}}, [%x]; st.shared.v2.b64 [%s], {{%a, %b}};
-ldmatrix.sync.aligned.m8n8.x4{".trans" if transposed else ""}.shared.b16 {{%r0, %r1, %r2, %r3}}, [%s];
-{" ".join(f"st.global.b32 [%y+{128 * i}], %r{i};" for i in range(4))}\nret;\n}}\n""").launch(aligned(matrices), out)
-    expected = matrices.transpose(0, 2, 1) if transposed else matrices
-    np.testing.assert_array_equal(out.reshape(4, 8, 8), expected)
-
-
-def aligned(array):
-    """The same values at a multiple of 16 bytes."""
-    memory = np.zeros(array.nbytes + 16, np.uint8)
-    memory = memory[-memory.ctypes.data % 16 :][: array.nbytes].view(array.dtype).reshape(array.shape)
-    memory[:] = array
-    return memory

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tests.support.lstm_kernel_case import errors, make, oracle, run
 from tests.support.ptx_machine import Program, coverage, machine
-from tests.ops.cuda.test_ptx_triton import LIMIT, OnPtx, configs, highway, products
+from tests.support.triton_on_ptx import LIMIT, OnPtx, configs, highway, products
+
 from elmo_fast.testing.tolerances import relative_error
 
 pytestmark = pytest.mark.long
@@ -84,7 +85,7 @@ def test_the_persistent_lstm(kind):
     module = machine()
     (source,) = module.embedded()
     text = module.source(source)
-    case = make(150, 40, [9, 9, 4], seed=1, device=(12, 232448, 1, 3, 6), timeout_ns=10**6)
+    case = make(150, 40, [9, 9, 4], seed=1, timeout_ns=10**6)
     expected = oracle(case)
 
     def same(changed):

@@ -89,7 +89,7 @@ one: st.shared.u32 [s], 5; bar.arrive 3, 64; end:""",
     "the same value": "st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x;",
     "loops that end apart": """mov.u32 %x, 0; and.b32 %y, %t, 7;
 again: add.s32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra again;
-redux.sync.max.u32 %x, %x, -1; sub.s32 %x, %x, 2; st.global.u32 [%g], %x;""",
+redux.sync.max.s32 %x, %x, -1; sub.s32 %x, %x, 2; st.global.u32 [%g], %x;""",
     "flag of the cluster": "setp.eq.s32 %p, %r0, 1; @!%p st.shared.u32 [s+4], 0; " + CLUSTER_BARRIER + """@!%p bra wait;
 mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], 5;
 st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end;

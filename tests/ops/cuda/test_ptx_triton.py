@@ -10,14 +10,10 @@ import pytest
 import torch
 from tests.support.ptx_machine import machine
 from elmo_fast.testing.tolerances import relative_error
-from tests.support.triton_on_ptx import OnPtx, encoder_on_ptx
+from tests.support.triton_on_ptx import LIMIT, OnPtx, encoder_on_ptx, products
 
-from elmo_fast.kernels import char_cnn, configs, highway, lstm_pointwise
+from elmo_fast.kernels import char_cnn, configs, lstm_pointwise
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-
-LIMIT = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
 
 def grid_of(form):
     """[(generation, operands, tile) of all shipped configurations]: a few for the default run, the rest long."""
@@ -32,22 +28,6 @@ def grid_of(form):
             name = f"sm_{generation}-{operands}-{tile.bm}x{tile.bn}x{tile.bk}-{tile.warps}-{tile.stages}"
             result.append(pytest.param(generation, operands, tile, marks=() if quick else pytest.mark.long, id=name))
     return result
-
-
-def products(form, operands, rows, inner, outputs):
-    """(found, expected) of a highway layer or a product."""
-    dtype = DTYPES.get(operands, torch.float32)
-    x = torch.randn(rows, inner).to(dtype)
-    weights = [highway.pack_product(torch.randn(inner, outputs) / inner**0.5, operands, dtype) for _ in range(2)]
-    biases = [torch.randn(outputs), torch.randn(outputs)]
-    out = torch.full((rows, outputs), float("nan")).to(dtype)
-    first, second = (x.double() @ weight.double() + bias for weight, bias in zip(weights, biases))
-    if form == "linear":
-        highway.linear(x, weights[0], biases[0], operands, out)
-        return out, first
-    highway.highway(x, weights[0], biases[0], weights[1], biases[1], operands, out)
-    gate = torch.sigmoid(first)
-    return out, gate * torch.relu(second) + (1 - gate) * x.double()
 
 
 @pytest.mark.parametrize("generation,operands,tile", grid_of("highway"))
@@ -99,17 +79,17 @@ def test_gates(monkeypatch, generation, dtype):
     monkeypatch.setattr(lstm_pointwise, "_gates", OnPtx(lstm_pointwise._gates, generation, registers=64))
     dim, slots, rows = 700, 5, 9
     zh, z = torch.randn(2, slots, 4 * dim), torch.randn(rows, 2, 4 * dim).to(dtype)
-    bias, fresh = torch.randn(2, 4 * dim), torch.randn(2, dim)
+    bias, initial = torch.randn(2, 4 * dim), torch.randn(2, dim)
     scale = torch.rand(rows, 2) if dtype == torch.float16 else None
     meta = torch.tensor([[0, 3, -1, 8, 2], [1, 1, -1, 5, 7], [0, 1, 0, 0, 1]], dtype=torch.int32)
     c, m = torch.randn(2, slots, dim), torch.zeros(2, slots, dim, dtype=dtype)
     expected = [each.double() for each in (c, m)]
-    lstm_pointwise.gates(zh, z, scale, bias, meta, fresh, c, m, 1.5)
+    lstm_pointwise.gates(zh, z, scale, bias, meta, initial, c, m, 1.5)
     torch_lstm_pointwise.gates(zh.double(), z.double(), None if scale is None else scale.double(), bias.double(), meta,
-                               fresh.double(), *expected, 1.5)
-    live = meta[:2] >= 0
+                               initial.double(), *expected, 1.5)
+    has_token = meta[:2] >= 0
     assert relative_error(c, expected[0]) < 1e-6
-    assert relative_error(m[live], expected[1][live]) < {torch.float32: 1e-6, torch.float16: 5e-4,
+    assert relative_error(m[has_token], expected[1][has_token]) < {torch.float32: 1e-6, torch.float16: 5e-4,
         torch.bfloat16: 5e-3}[dtype]
     assert (expected[0].abs() == 1.5).any() and (expected[0].abs() < 1.5).any()
 
@@ -120,14 +100,14 @@ def test_hidden(monkeypatch, generation, dtype):
     torch.manual_seed(0)
     monkeypatch.setattr(lstm_pointwise, "_hidden", OnPtx(lstm_pointwise._hidden, generation, registers=64))
     projection, slots = 600, 4
-    r, fresh = torch.randn(2, slots, projection), torch.randn(2, projection)
+    r, initial = torch.randn(2, slots, projection), torch.randn(2, projection)
     meta = torch.tensor([[0, 3, -1, 8], [1, 1, -1, 5], [0, 0, 0, 0]], dtype=torch.int32)
     after = torch.tensor([[0, 3, 1, 8], [1, 1, 2, 5], [0, 1, 0, 1]], dtype=torch.int32)
     h, operand, out = (torch.zeros(2, slots, projection), torch.zeros(2, slots, projection, dtype=dtype),
                        torch.zeros(slots, 2, projection))
     expected = [each.double() for each in (h, operand, out)]
-    lstm_pointwise.hidden(r, meta, after, fresh, h, operand, out, 1.25)
-    torch_lstm_pointwise.hidden(r.double(), meta, after, fresh.double(), *expected, 1.25)
-    live = meta[:2] >= 0
+    lstm_pointwise.hidden(r, meta, after, initial, h, operand, out, 1.25)
+    torch_lstm_pointwise.hidden(r.double(), meta, after, initial.double(), *expected, 1.25)
+    has_token = meta[:2] >= 0
     for found, value in zip((h, operand, out.transpose(0, 1)), (*expected[:2], expected[2].transpose(0, 1))):
-        assert relative_error(found[live], value[live]) < (1e-7 if found.dtype == torch.float32 else 5e-3)
+        assert relative_error(found[has_token], value[has_token]) < (1e-7 if found.dtype == torch.float32 else 5e-3)

@@ -14,12 +14,12 @@ from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
 from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
 from elmo_fast.model import elmo
-from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.batch_layout import add_boundaries, unique_rows
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
-from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.weights import read_weights
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision, numerics
@@ -132,12 +132,12 @@ class _ElmoBiLm(BiLm):
     @property
     def _bos_embedding(self) -> torch.Tensor | None:
         """Cached vector of `<S>`, [P]."""
-        return None if self._word_embedding is None else self._word_embedding.marks[0]
+        return None if self._word_embedding is None else self._word_embedding.boundaries[0]
 
     @property
     def _eos_embedding(self) -> torch.Tensor | None:
         """Cached vector of `</S>`, [P]."""
-        return None if self._word_embedding is None else self._word_embedding.marks[1]
+        return None if self._word_embedding is None else self._word_embedding.boundaries[1]
 
     def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
         """Layers of sentences given as character ids int [B, T, C], zero past a sentence's end, without boundaries.

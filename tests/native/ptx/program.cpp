@@ -1,7 +1,8 @@
-#include "parser.h"
+#include "program.h"
 
 #include <algorithm>
 #include <cstring>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -12,11 +13,9 @@ namespace {
 const std::set<std::string> without_meaning = {"rn", "approx", "full", "uni", "aligned"};
 
 const Table& table() {
-  static const Table complete = [] {
-    Table t;
-    for (auto add : {add_arithmetic, add_access, add_tensor, add_control}) add(t);
-    return t;
-  }();
+  static Table complete;
+  if (complete.empty())
+    for (auto add : {add_arithmetic, add_access, add_tensor, add_control}) add(complete);
   return complete;
 }
 
@@ -51,25 +50,19 @@ uint64_t parse_number(const std::string& s) {
   return value;
 }
 
-// ".shared .align 16 .b8 name[64]", ".param .u64 .ptr .global .align 1 name"
 struct Variable {
   std::string name;
-  uint32_t bytes = 1, alignment = 1;
-
-  explicit Variable(const std::string& text) {
-    std::istringstream all(text);
-    for (std::string word; all >> word;) {
-      if (word == ".ptr") all >> word >> word >> word;  // what it points to
-      else if (word == ".align") all >> alignment;
-      else if (word[0] != '.') name += word;
-      else if (size_of(word)) bytes = uint32_t(size_of(word));
-    }
-    alignment = std::max(alignment, bytes);
-    const size_t bracket = name.find('[');
-    if (bracket != std::string::npos) bytes *= uint32_t(atoi(name.c_str() + bracket + 1));
-    name = name.substr(0, bracket);
-  }
+  uint32_t bytes, alignment;
 };
+
+// ".shared .align 16 .b8 name[64]", ".param .u64 .ptr .global .align 1 name"
+Variable variable(const std::string& text) {
+  static const std::regex form(R"(.*?(?:\.align (\d+) +)?\.[busf](\d+) (?:.* )?([\w$]+)(\[(\d*)\])?)");
+  std::smatch m;
+  if (!std::regex_match(text, m, form)) throw Trap("an unknown kind of variable");
+  const uint32_t size = uint32_t(std::stoi(m[2])) / 8, alignment = m[1].length() ? uint32_t(std::stoi(m[1])) : size;
+  return {m[3], m[4].matched ? size * uint32_t(atoi(m[5].str().c_str())) : size, std::max(size, alignment)};
+}
 
 }  // namespace
 
@@ -77,8 +70,6 @@ int size_of(const std::string& type) {
   const size_t digits = type.find_first_of("0123456789");
   return digits == std::string::npos ? 0 : atoi(type.c_str() + digits) / 8;
 }
-
-Module parse(const std::string& text) { return Parser().parse(text); }
 
 Module Parser::parse(const std::string& text) {
   std::string before;
@@ -113,8 +104,10 @@ bool Parser::statement(const std::string& text, char end) try {
     return false;
   else if (end == '{')
     scopes_.emplace_back();
+  else if (end == '}' && scopes_.size() > 2)
+    scopes_.pop_back();
   else if (end == '}')
-    end_scope();
+    end_kernel();
   else if (!text.rfind(".reg", 0))
     declare(text);
   else if (!text.empty() && text.rfind(".pragma", 0))
@@ -126,30 +119,27 @@ bool Parser::statement(const std::string& text, char end) try {
 
 // ".visible .entry name(.param .u64 a, .param .f32 b) .maxntid 256, 1, 1"
 void Parser::begin_kernel(const std::string& header) {
-  const size_t name = header.find(".entry") + 6, open = header.find('(', name), close = header.find(')', open);
+  static const std::regex form(R"(\.entry ([\w$]+)\((.*)\)(?:.*ntid ([\d, ]+))?)");
+  std::smatch m;
+  if (!std::regex_search(header, m, form)) throw Trap("an unknown kind of kernel");
   kernels_.push_back(std::make_shared<Kernel>());
   kernel_ = kernels_.back().get();
-  kernel_->name = trimmed(header.substr(name, open - name));
-  kernel_->register_bytes = place_of_special(specials);
-  for (const std::string& part : split(header.substr(open + 1, close - open - 1), ',')) {
-    const Variable v(part);
+  kernel_->name = m[1];
+  for (const std::string& part : split(m[2], ',')) {
+    const Variable v = variable(part);
     const uint32_t at = rounded_up(kernel_->parameter_bytes, v.alignment);
     kernel_->parameters.push_back({at, v.bytes});
     symbols_[v.name] = at;
     kernel_->parameter_bytes = at + v.bytes;
   }
-  if (const size_t limit = header.find("ntid ", close); limit != std::string::npos) {
-    kernel_->most_threads = 1;
-    for (const std::string& size : split(header.substr(limit + 5, header.find('.', limit) - limit - 5), ','))
-      kernel_->most_threads *= uint32_t(std::stoi(size));
-  }
+  if (m[3].matched) kernel_->most_threads = 1;
+  for (const std::string& size : split(m[3], ',')) kernel_->most_threads *= uint32_t(std::stoi(size));
+  kernel_->register_bytes = special(specials).at;
   scopes_.assign(2, {{"%globaltimer", timer}});
-  for (uint32_t i = 0; i < specials; ++i) scopes_[0][special_names[i]] = {Operand::registers, 4, place_of_special(i)};
+  for (uint32_t i = 0; i < specials; ++i) scopes_[0][special_names[i]] = special(i);
 }
 
-void Parser::end_scope() {
-  scopes_.pop_back();
-  if (scopes_.size() > 1) return;
+void Parser::end_kernel() {
   instruction("ret");
   for (const auto& [at, label] : branches_) {
     if (!labels_.count(label)) throw Trap("no label " + label);
@@ -162,7 +152,7 @@ void Parser::end_scope() {
 
 // ".shared .align 16 .b8 name[64]"; `name[]` takes what a launch gives, behind the others.
 void Parser::share(const std::string& text) {
-  const Variable v(text);
+  const Variable v = variable(text);
   if (open_) throw Trap("a variable behind the shared memory whose size a launch gives");
   open_ = !v.bytes;
   shared_bytes_ = rounded_up(shared_bytes_, open_ ? 16 : v.alignment);
@@ -172,17 +162,15 @@ void Parser::share(const std::string& text) {
 
 // ".reg .b32 %r<10>" or ".reg .b32 a, b"
 void Parser::declare(const std::string& text) {
-  std::istringstream words(text);
-  std::string word, type, rest;
-  words >> word >> type;
-  std::getline(words, rest);
-  const uint32_t width = type == ".pred" ? 0 : size_of(type) == 8 ? 8 : 4;
-  for (const std::string& part : split(rest, ',')) {
-    const size_t many = part.find('<');
-    const int count = many == std::string::npos ? 1 : atoi(part.c_str() + many + 1);
-    for (int i = 0; i < count; ++i) {
-      const std::string number = many == std::string::npos ? "" : std::to_string(i);
-      scopes_.back()[part.substr(0, many) + number] = {Operand::registers, uint8_t(width), kernel_->register_bytes};
+  std::istringstream list(text);
+  std::string type, name;
+  list >> type >> type;
+  const uint8_t width = type == ".pred" ? 0 : size_of(type) == 8 ? 8 : 4;
+  while (std::getline(list, name, ',')) {
+    const size_t many = std::min(name.find('<'), name.size());
+    for (int i = 0; i < (many < name.size() ? atoi(name.c_str() + many + 1) : 1); ++i) {
+      const std::string number = many < name.size() ? std::to_string(i) : "";
+      scopes_.back()[trimmed(name.substr(0, many)) + number] = {Operand::registers, width, kernel_->register_bytes};
       kernel_->register_bytes += width == 8 ? 2 * slot_bytes : slot_bytes;
     }
   }
@@ -191,29 +179,22 @@ void Parser::declare(const std::string& text) {
 // "@!%p add.s32 %r1, %r2, 7"
 void Parser::instruction(const std::string& text) {
   in = Instruction();
-  std::string rest = text, guard = "1";
-  if (rest[0] == '@') {
-    const size_t end = rest.find_first_of(" \t");
-    in.skips = rest[1] == '!' ? all_threads : 0;
-    guard = rest.substr(1 + (rest[1] == '!'), end - 1 - (rest[1] == '!'));
-    rest = trimmed(rest.substr(end));
-  }
-  const size_t end = std::min(rest.find_first_of(" \t"), rest.size());
-  in.guard = operand(guard, 0, false);
-  in.members = constant(all_threads, 4);
   in.line = line_;
   in.text = text;
-  in.mnemonic = rest.substr(0, end);
-  arguments = split(rest.substr(end), ',');
-  std::string key;
+  std::istringstream rest(text);
+  std::string guard = "@1", operands, key;
+  if (text[0] == '@') rest >> guard;
+  in.skips = guard[1] == '!' ? all_threads : 0;
+  in.guard = operand(guard.substr(in.skips ? 2 : 1), 0, false);
+  in.members = constant(all_threads, 4);
+  rest >> in.mnemonic;
+  std::getline(rest, operands);
+  arguments = split(operands, ',');
   words.clear();
-  for (const std::string& word : split(in.mnemonic, '.')) {
-    if (without_meaning.count(word)) continue;
-    key += (key.empty() ? "" : ".") + word;
-    words.push_back(word);
-  }
+  for (const std::string& word : split(in.mnemonic, '.'))
+    if (!without_meaning.count(word)) words.push_back(word), key += "." + word;
   const bool moves_parts = words[0] == "mov" && text.find('{') != std::string::npos;
-  auto found = table().find(moves_parts ? "mov" : key);
+  auto found = table().find(moves_parts ? "mov" : key.substr(1));
   if (found == table().end()) found = table().find(words[0]);
   if (found == table().end()) throw Trap("unknown instruction " + in.mnemonic);
   used_ = 0;
