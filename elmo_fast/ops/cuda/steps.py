@@ -1,4 +1,4 @@
-"""Runs a block of LSTM steps on the path chosen: chunks of steps as CUDA graphs, or a launch of the persistent kernel.
+"""Runs a block of LSTM steps on the chosen path: chunks of steps as CUDA graphs, or a launch of the persistent kernel.
 
 On the graph path a step is the recurrent product of both directions, a small kernel for the gates, the projection, and
 a small kernel for the clip that follows it. Chunks run over buffers at fixed addresses, so that a few graphs replay a
