@@ -1,4 +1,4 @@
-"""The C++ engine through the ops: bits that do not depend on company, edits that are seen, threads and forks."""
+"""The C++ engine through the ops: bits that do not depend on batch mates, edits that are seen, threads and forks."""
 
 import concurrent.futures
 import copy
@@ -30,7 +30,7 @@ def embed(sentences, **arguments):
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])
-def test_a_sentence_has_the_same_bits_in_any_company(state):
+def test_a_sentence_has_the_same_bits_beside_any_others(state):
     embedder = ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], backend="native", state=state))
     together = embedder.embed_batch(SENTENCES)
     alone = [embedder.embed_sentence(sentence) for sentence in SENTENCES]

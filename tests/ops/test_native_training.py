@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.grid import grid
 from tests.support.native_lstm import ISAS, isa
-from tests.support.op_cases import on_threads
+from tests.support.op_cases import RecordedOps, on_threads
 from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops.backend import native_module
@@ -247,16 +247,10 @@ def test_other_instruction_sets_are_refused():
 @pytest.mark.parametrize("gathered", [True, False])
 def test_registered_ops(gathered):
     case = draw(gathered=gathered, starts=True, clips=TIGHT)
-    ops, recorded = torch.ops.elmo_fast, []
-
-    class Record(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if "projected_lstm" in func.name():
-                recorded.append((func, args))
-            return func(*args, **(kwargs or {}))
-
-    with Record():
+    ops = torch.ops.elmo_fast
+    with RecordedOps() as ran:
         case.gradients("native")
+    recorded = [(func, args) for func, args in ran.calls if "projected_lstm" in func.name()]
     assert [func for func, _ in recorded] == [ops.projected_lstm.default, ops.projected_lstm_backward.default]
     for func, args in recorded:
         def detached(each):

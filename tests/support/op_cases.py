@@ -92,3 +92,15 @@ def on_threads(count, function, *arguments):
         return function(*arguments)
     finally:
         torch.set_num_threads(before)
+
+
+class RecordedOps(torch.utils._python_dispatch.TorchDispatchMode):
+    """The ops that run inside a with block: `calls` has (op, arguments)."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
