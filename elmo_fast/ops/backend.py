@@ -5,7 +5,6 @@ import importlib
 import logging
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -109,14 +108,6 @@ def _build_record() -> str | None:
         return importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
     except (ImportError, AttributeError):
         return None
-
-
-def cache_directory() -> Path:
-    """For downloaded models and GPU measurements: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache."""
-    chosen = os.environ.get("ELMO_FAST_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"
 
 
 @functools.cache

@@ -51,7 +51,7 @@ def _wanted(gradients, needed) -> list[torch.Tensor | None]:
     return [gradient if wanted else None for gradient, wanted in zip(gradients, needed)]
 
 
-# ---- char_cnn: values [N, filters]; with `save`, on the CPU, also the window that each value was picked from ----------
+# ---- char_cnn: values [N, filters]; with `save`, on the CPU, also the window that each value was picked from ---------
 
 
 def _fake_char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, save):
@@ -117,7 +117,7 @@ def _fake_linear(x, weights, packed, outputs, precision, bounded):
     return x.new_empty(x.shape[0], outputs, dtype=torch.float32)
 
 
-# ---- projected_lstm: outputs [S, 2 P], h and c in the caller's order; with `save` what the backward reads, uint8 ------
+# ---- projected_lstm: outputs [S, 2 P], h and c in the caller's order; with `save` what the backward reads, uint8 -----
 
 
 @dataclass(frozen=True)

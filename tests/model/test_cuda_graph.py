@@ -17,7 +17,7 @@ from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph
 from elmo_fast.model import encoder as encoder_module
 from elmo_fast.ops import char_cnn
-from elmo_fast.ops.cuda import buffers, lstm, operands
+from elmo_fast.ops.cuda import blocks, lstm, operands
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
@@ -34,7 +34,7 @@ def capture(monkeypatch):
         return char_cnn.char_cnn(*tensors, backend="torch", **how)
 
     monkeypatch.setattr(cuda_graph, "why_not", lambda op, backend, tensors: None)
-    monkeypatch.setattr(lstm, "_arenas", buffers.Arenas())
+    monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
     monkeypatch.setattr(bilm_module, "is_capturing", lambda device: False)
     monkeypatch.setattr(encoder_module, "char_cnn", encode)
     monkeypatch.setattr(encoder_module, "_WARMUP_TOKENS", 600)

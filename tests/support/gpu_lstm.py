@@ -8,7 +8,7 @@ from tests.support import cuda_ops, op_cases
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import LENGTHS, draw, text_order
 
-from elmo_fast.ops.cuda import buffers, lstm, steps
+from elmo_fast.ops.cuda import blocks, lstm, steps
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
@@ -101,7 +101,7 @@ def take_way(way, monkeypatch):
         monkeypatch.setattr(lstm, "_Call", _RowsOnDevice)
     if way == WAYS[0]:
         return text
-    monkeypatch.setattr(buffers, "rows_held", lambda layer: 14 if "rows" in way else 8)
+    monkeypatch.setattr(blocks, "rows_held", lambda layer: 14 if "rows" in way else 8)
     if way == "small groups":
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", 4)
     return _many_rows

@@ -26,7 +26,7 @@ from tests.support.models import SHAPES, options
 from tests.support.op_cases import LENGTHS, text_order
 
 from elmo_fast.ops import reference
-from elmo_fast.ops.cuda import lstm, operands, padded, steps
+from elmo_fast.ops.cuda import lstm, operands, steps
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64
@@ -175,7 +175,7 @@ def test_a_padded_batch_waits_for_nothing(precision, monkeypatch):
     for most in (1024, 2):
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", most)
         with fake_graphs.Watch(None):  # the buffers are the call's own: only waiting is looked for
-            found, final = padded.padded_lstm(x, lengths, state, weights, precision=precision, **CLIPS)
+            found, final = lstm.padded_lstm(x, lengths, state, weights, precision=precision, **CLIPS)
         assert (found[1] == 0).all() and (found[2, 7:] == 0).all() and torch.equal(final[1][1], state[1][1])
         real = torch.cat([found[0], found[2, :7]])
         order = torch.from_numpy(schedule.tokens).long()
