@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -122,17 +121,23 @@ def test_a_signal_saves_and_exits(tmp_path, corpus, number):
     assert final(folder)[0]["step"] == state["step"] + 2
 
 
+FULL_DISK = """
+import resource
+from elmo_fast.train.setup import start_or_resume
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+start_or_resume({!r}, resume=True, max_steps=20)
+"""
+
+
 def test_a_full_disk_loses_no_checkpoint(tmp_path, corpus):
     folder = tmp_path / "run"
     start_or_resume(folder, **{**corpus, "heldout": None}, **QUIET, max_steps=10, checkpoint_every=5)
     before = {path.name: path.read_bytes() for path in checkpoint.in_order(folder)}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
-    try:
-        with pytest.raises(OSError, match=r"File too large \(earlier checkpoints are unchanged\).*step-00000015.pt"):
-            start_or_resume(folder, resume=True, max_steps=20)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    process = start(FULL_DISK.format(str(folder)))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1 and "File too large (earlier checkpoints are unchanged)" in errors
+    assert "step-00000015.pt" in errors.splitlines()[-1]
     assert {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()} == before
     start_or_resume(folder, resume=True, max_steps=20)
     assert final(folder)[0]["step"] == 20
