@@ -7,7 +7,7 @@ import torch
 from elmo_fast import ElmoEmbedder
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.testing.tolerances import SAME_MODEL
-from tests.support.grids import pairwise
+from tests.support.grid import grid
 from tests.support.models import SHAPES, bilm
 
 WORDS = [f"word{number}" for number in range(60)]
@@ -54,7 +54,7 @@ def collect_later(monkeypatch):
     monkeypatch.setattr(slot_stream.SlotStream, "__init__", one_ahead)
 
 
-@pytest.mark.parametrize("backend, state, size, chunks", pairwise(
+@pytest.mark.parametrize("backend, state, size, chunks", grid(
     ["torch", "native"], ["carry", "zero", "warm"], [1, 3, 8, 64], ["whole", "small", "small, one ahead"]))
 def test_stream_equals_batches(monkeypatch, backend, state, size, chunks):
     cut(chunks, monkeypatch)
