@@ -35,8 +35,10 @@ def layer(dim: int, projection: int, device: str) -> tuple:
 def run(inputs, rows, schedule, state, weights, **settings):
     """The op as a model calls it on a GPU; on the CPU its graph path without graphs."""
     from elmo_fast.ops.cuda import lstm
+    from elmo_fast.ops.schemas import LstmCall
 
-    return lstm.projected_lstm(inputs, rows, schedule, state, weights, **settings)
+    out, h, c, _ = lstm.run(*LstmCall(inputs, rows, schedule, state, weights, **settings).arguments())
+    return out, (h, c)
 
 
 def moved(tree, *to):

@@ -197,6 +197,6 @@ def _files(parsed: argparse.Namespace, default: str | None = None) -> ModelFiles
 
 
 def _check_apart(output: str, *inputs: str | os.PathLike | None) -> None:
-    for path in filter(None, inputs):
-        if os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
+    for path in inputs:
+        if path and os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
             raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}")

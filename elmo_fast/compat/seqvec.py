@@ -32,12 +32,12 @@ def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> Elmo
     Without both files the published model is fetched into the cache. `arguments` are those of `ElmoEmbedder` after the
     device: `state`, `precision`, `backend`.
     """
-    names = "options.json", "weights.hdf5"
-    files = [os.path.join(model_dir, name) for name in names]
-    if not all(map(os.path.isfile, files)):
+    options_file, weight_file = (os.path.join(model_dir, name) for name in ("options.json", "weights.hdf5"))
+    if not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
         logger.info("no options.json and weights.hdf5 in %s: the published SeqVec model is used", model_dir)
-        files = [f"{SEQVEC_URL}/{name}" for name in names]
-    return ElmoEmbedder(*files, 0 if torch.cuda.is_available() and not cpu else -1, **arguments)
+        options_file, weight_file = f"{SEQVEC_URL}/options.json", f"{SEQVEC_URL}/weights.hdf5"
+    device = 0 if torch.cuda.is_available() and not cpu else -1
+    return ElmoEmbedder(options_file, weight_file, device, **arguments)
 
 
 def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
@@ -56,7 +56,8 @@ def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_c
 
 def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) -> dict[str, str]:
     """Sequences by identifier of a FASTA file (`.gz` too), or of all below a directory with `fasta` in their name."""
-    root, sequences = Path(seq_dir), {}
+    root = Path(seq_dir)
+    sequences: dict[str, str] = {}
     if not root.exists():
         raise FileNotFoundError(f"input: expected a FASTA file or a directory of them, found nothing at {root}")
     paths = sorted(path for path in root.glob("**/*fasta*") if path.is_file()) if root.is_dir() else [root]

@@ -25,11 +25,12 @@ def load_head(model: str | os.PathLike = DEFAULT_MODEL, softmax_file: str | os.P
     if not os.path.isfile(softmax_file):
         raise FileNotFoundError("softmax: expected the file that `elmo-fast export --softmax` writes, found none at "
                                 f"{softmax_file}")
-    if vocab_file is None and files.vocab_file is None:
+    vocab_file = vocab_file or files.vocab_file
+    if vocab_file is None:
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
                                  "got none")
     bilm = BiLm.from_model(files, **arguments).eval()
-    return SoftmaxHead.from_files(bilm, softmax_file, vocab_file or files.vocab_file)
+    return SoftmaxHead.from_files(bilm, softmax_file, vocab_file)
 
 
 def score_lines(head: SoftmaxHead, input_file: IO[str], tokens: bool = False,

@@ -91,14 +91,15 @@ class SlotStream:
         while (pieces := self._plan()) or queued or self._finished:
             if pieces:
                 with torch.no_grad():
-                    self._tokens.update(self._in_flight(pieces))
-                    chunk, state = self._advance(pieces, state)
+                    table = self._tokens.update(self._in_flight(pieces))
+                    chunk, state = self._advance(pieces, table, state)
                 queued.append(chunk)
             while len(queued) > (self._chunks_ahead if pieces else 0):
                 self._collect(queued.popleft())
             yield from self._in_order()
-        if self._used:
-            self._bilm.lstm.store_state(tuple(each[:, : self._used] for each in state.last))
+        if state and self._used:
+            h, c = state.last
+            self._bilm.lstm.store_state((h[:, : self._used], c[:, : self._used]))
 
     def _plan(self) -> list[_Piece]:
         """The pieces of the next chunk of steps."""
@@ -152,9 +153,9 @@ class SlotStream:
         planned = [piece.sentence for piece in pieces]
         return list({sentence.number: sentence for sentence in queued + planned}.values())
 
-    def _advance(self, pieces: list[_Piece], state: RunState | None) -> tuple[_Chunk, RunState]:
+    def _advance(self, pieces: list[_Piece], table: TokenEmbeddings,
+                 state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
-        table = TokenEmbeddings(self._tokens.vectors, self._tokens.table_rows)
         schedule, first_row, position = self._schedule(pieces)
         layers, state = self._bilm.run(table, torch.from_numpy(schedule.tokens), schedule, state)
         tokens = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
@@ -221,8 +222,7 @@ class _TokenVectors:
     """A bounded table of token vectors: each unique token is encoded once, until it is dropped from a full table."""
 
     def __init__(self, bilm: BiLm, capacity: int):
-        self.vectors: torch.Tensor | None = None  # [R, P]
-        self.table_rows: np.ndarray | None = None  # [R], where a token table gave the vectors
+        self._table: TokenEmbeddings | None = None
         self._bilm = bilm
         self._capacity = capacity
         self._rows: dict[str, int] = {}
@@ -232,28 +232,32 @@ class _TokenVectors:
         bounded = (BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN)
         return np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
 
-    def update(self, in_flight: list[_Sentence]) -> None:
-        """Encode new tokens. A full table keeps the tokens in flight alone, and their `rows` are renumbered."""
-        known = 0 if self.vectors is None else len(self.vectors)
-        if new := list(self._rows)[known:] if known < len(self._rows) else []:
-            found = self._bilm.token_encoder.strings(new)
-            self.vectors = found.vectors if self.vectors is None else torch.cat([self.vectors, found.vectors])
-            if self.table_rows is None or found.rows is None:
-                self.table_rows = found.rows
-            else:
-                self.table_rows = np.concatenate([self.table_rows, found.rows])
+    def update(self, in_flight: list[_Sentence]) -> TokenEmbeddings:
+        """The table, with new tokens encoded. A full one keeps the tokens in flight and renumbers their `rows`."""
+        known = len(self._table.vectors) if self._table else 0
+        if known < len(self._rows):
+            self._table = _joined(self._table, self._bilm.token_encoder.strings(list(self._rows)[known:]))
         if len(self._rows) > self._capacity:
             self._drop_unused(in_flight)
+        return self._table
 
     def _drop_unused(self, in_flight: list[_Sentence]) -> None:
         kept, renumbered = np.unique(np.concatenate([sentence.rows for sentence in in_flight]), return_inverse=True)
         tokens = list(self._rows)
         self._rows = {tokens[row]: number for number, row in enumerate(kept)}
-        self.vectors = self.vectors[to_device(kept, self.vectors.device).long()]
-        self.table_rows = None if self.table_rows is None else self.table_rows[kept]
+        vectors, table_rows = self._table
+        vectors = vectors[to_device(kept, vectors.device).long()]
+        self._table = TokenEmbeddings(vectors, None if table_rows is None else table_rows[kept])
         ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
         for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
             sentence.rows = rows
+
+
+def _joined(table: TokenEmbeddings | None, new: TokenEmbeddings) -> TokenEmbeddings:
+    if table is None:
+        return new
+    rows = None if table.rows is None or new.rows is None else np.concatenate([table.rows, new.rows])
+    return TokenEmbeddings(torch.cat([table.vectors, new.vectors]), rows)
 
 
 def _with_last(items: Iterator) -> Iterator[tuple]:

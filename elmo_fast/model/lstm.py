@@ -12,7 +12,7 @@ from elmo_fast.model.options import Options
 from elmo_fast.model.states import RunState
 from elmo_fast.model.weights import DIRECTIONS, lstm_name
 from elmo_fast.ops.cpu.projected_lstm import drop_lstm
-from elmo_fast.ops.cuda.padded import padded_lstm
+from elmo_fast.ops.cuda.lstm import padded_lstm
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State

@@ -218,10 +218,9 @@ def _download(url: str, target: Path) -> None:
         import fsspec
 
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(target) as part:
-            with fsspec.open(url, "rb") as source, open(part, "wb") as copy:
-                shutil.copyfileobj(source, copy, _BLOCK)
-                _check_size(url, getattr(source, "size", None), copy.tell())
+        with atomic_path(target) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
+            shutil.copyfileobj(source, copy, _BLOCK)
+            _check_size(url, getattr(source, "size", None), copy.tell())
     except ImportError as error:
         raise ImportError(f"fetching {url} needs a package that is not there ({error}): "
                           f"install elmo-fast[remote]. {remedy}") from error

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: the one place that decides, and can say why."""
+"""Which implementation of an op runs, and why a faster one does not; and where this project caches its files."""
 
 import functools
 import importlib
@@ -13,7 +13,6 @@ from elmo_fast.choices import BACKENDS
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
-_NATIVE_DEVICES = {op: frozenset({"cpu", "cuda"}) for op in OPS}
 _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
 
 logger = logging.getLogger(__name__)
@@ -26,50 +25,52 @@ def check_backend(backend: str) -> str:
     return backend
 
 
-def resolve(op: str, backend: str, *tensors: torch.Tensor | None) -> str:
+def resolve(op: str, backend: str, *tensors: torch.Tensor, unsupported: str | None = None) -> str:
     """The backend that runs `op` on `tensors`, its operands: `reference`, `torch` or `native`.
 
-    `auto` takes the fastest that is there and logs once what it passed over. A backend asked for by name that
-    is not there raises `RuntimeError` with the reason.
+    `auto` takes the fastest that runs this call and logs once what it passed over. A backend asked for by name that
+    does not raises `RuntimeError` with the reason. `unsupported` names what the native kernels lack for this call.
     """
-    tensors = [each for each in tensors if each is not None]
     if backend != "auto":
-        reason = why_not(op, check_backend(backend), tensors)
+        reason = why_not(op, check_backend(backend), tensors, unsupported)
         if reason:
             raise RuntimeError(f"backend: {backend!r} was asked for {op} and is not available: {reason}")
         return backend
     for candidate in LADDER:
-        reason = why_not(op, candidate, tensors)
+        reason = why_not(op, candidate, tensors, unsupported)
         if not reason:
             return candidate
         _log_once(op, candidate, reason)
     raise AssertionError("the reference runs everywhere")
 
 
-def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor]) -> str | None:
+def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor], unsupported: str | None = None) -> str | None:
     """None when `backend` can run `op` on `tensors`, else the reason it cannot."""
     if backend != "native":
         return None
     device = tensors[0].device.type
-    if device not in _NATIVE_DEVICES[op]:
+    if device not in ("cpu", "cuda"):
         return f"this op has no native kernel for {device}"
-    if any(each.dtype == torch.float64 for each in tensors):
+    if unsupported:
+        return f"the native kernels do not support {unsupported}"
+    if any(tensor.dtype == torch.float64 for tensor in tensors):
         return "the native kernels compute in float32, and an operand is float64"
     if device == "cuda" and op == "projected_lstm":
-        return "the native kernels have no gradients on a GPU, and an operand requires them" if needs_gradient(tensors) else None
+        return ("the native kernels have no gradients on a GPU, and an operand requires them" if needs_gradient(tensors)
+                else None)
     if device == "cuda":
         return why_no_triton(torch.cuda.get_device_capability(tensors[0].device))
-    if needs_gradient(tensors) and any(each.dtype != torch.float32 for each in tensors):
+    if needs_gradient(tensors) and any(tensor.dtype != torch.float32 for tensor in tensors):
         return "the native kernels have gradients in float32 only, and an operand is of another type"
     return native_module()[1]
 
 
-def needs_gradient(tensors: Sequence[torch.Tensor | None]) -> bool:
+def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a call on these operands is recorded for gradients."""
-    return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def trains_on_cpu(tensors: Sequence[torch.Tensor | None]) -> bool:
+def trains_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a call on these operands is recorded for gradients, on the CPU."""
     return needs_gradient(tensors) and tensors[0].device.type == "cpu"
 

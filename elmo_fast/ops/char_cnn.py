@@ -4,45 +4,53 @@ from collections.abc import Sequence
 
 import torch
 
+import elmo_fast.ops.cpu.char_cnn  # noqa: F401  registers the implementations
+import elmo_fast.ops.cuda.encoder  # noqa: F401
 from elmo_fast.ops import reference
-from elmo_fast.ops.backend import resolve
-from elmo_fast.ops.checks import check_ids, check_range
-from elmo_fast.ops.cpu import char_cnn as native_char_cnn
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.device import is_capturing
-from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 
 
-def char_cnn(
-    ids: torch.Tensor,
-    char_embed: torch.Tensor,
-    filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    activation: str,
-    *,
-    backend: str = "auto",
-    precision: str | None = None,
-    bounded: bool = False,
-) -> torch.Tensor:
+def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
+             activation: str, *, backend: str = "auto", precision: str | None = None,
+             bounded: bool = False) -> torch.Tensor:
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
 
     `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
-    in `medium` their result is fp16 where `bounded` says that it fits (`operands.fits_fp16`), else bf16. The other
+    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.operands.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
 
     On the CPU `native` computes in fp32 at every precision; it has no second derivatives.
     """
-    check_ids(ids, filters)
+    _check_ids(ids, filters)
     operands = char_embed, *(part for pair in filters for part in pair)
-    chosen = resolve("char_cnn", backend, *operands)
+    chosen, precision = resolve("char_cnn", backend, *operands), precision or active_precision()
     if chosen == "native" and char_embed.device.type == "cuda":
-        from elmo_fast.ops.cuda import encoder
-
-        check_range(ids, len(char_embed))
-        return encoder.char_cnn(ids.to(char_embed.device), char_embed, filters, activation, precision, bounded)
-    table, filters = full_precision(char_embed), [tuple(map(full_precision, pair)) for pair in filters]
+        _check_range(ids, len(char_embed))
+        ids = ids.to(char_embed.device)
+    else:
+        char_embed, precision = full_precision(char_embed), "highest"
+        filters = [tuple(map(full_precision, pair)) for pair in filters]
     if chosen == "native":
-        return native_char_cnn.char_cnn(ids, table, filters, activation)
-    # sorting tokens by length reads the lengths back, which a captured graph cannot
-    whole = chosen == "reference" or is_capturing(ids.device)
-    run = reference.char_cnn if whole else torch_char_cnn.char_cnn
-    return run(ids, table, filters, activation)
+        weights, biases = ([pair[k] for pair in filters] for k in (0, 1))
+        save = ids.device.type == "cpu" and needs_gradient(operands)
+        return torch.ops.elmo_fast.char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, save)[0]
+    # the torch path sorts tokens by length and reads the lengths back, which a captured graph cannot
+    in_full = chosen == "reference" or is_capturing(ids.device)
+    return (reference if in_full else torch_char_cnn).char_cnn(ids, char_embed, filters, activation)
+
+
+def _check_ids(ids: torch.Tensor, filters) -> None:
+    """Raise `ValueError` unless `ids` are integers [N, C] with room for the widest filter."""
+    widest = max(weight.shape[1] for weight, _ in filters)
+    if ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < widest:
+        raise ValueError(f"ids: expected integers [tokens, characters], at least {widest} characters, "
+                         f"got {ids.dtype} of shape {tuple(ids.shape)}")
+
+
+def _check_range(ids: torch.Tensor, largest: int) -> None:
+    """Raise `ValueError` for ids on the CPU that are no characters; those on a GPU are not waited for."""
+    if ids.device.type == "cpu" and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) <= largest):
+        raise ValueError(f"ids: expected character ids from 0 to {largest}, got {int(ids.min())} to {int(ids.max())}")

@@ -1,4 +1,4 @@
-"""Copies between the host and a GPU that wait for nothing they need not wait for.
+"""Copies between the host and a GPU that wait only where they must.
 
 A copy from ordinary memory makes the host wait for all work that the stream holds; one from page-locked memory is
 queued behind that work. PyTorch keeps page-locked blocks for reuse, and hands none out again before its copy is done.
@@ -27,7 +27,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream of `device` is being captured into somebody's CUDA graph."""
+    """Whether the current stream of `device` is being captured into a user's CUDA graph."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
@@ -35,7 +35,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def settle(device: torch.device) -> None:
-    """Wait for the current stream of `device`: what was made on it once may then be read on any."""
+    """Wait for the current stream of `device`: its results may then be read on any stream."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 

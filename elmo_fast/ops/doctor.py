@@ -1,4 +1,4 @@
-"""What this machine offers, and which backend each op would use."""
+"""Versions, processor and GPUs of this machine, and the backend of each op."""
 
 import os
 import platform

@@ -2,9 +2,10 @@
 
 import torch
 
+import elmo_fast.ops.cuda.encoder  # noqa: F401  registers the implementation on CUDA
 from elmo_fast.ops.backend import resolve, trains_on_cpu
-from elmo_fast.ops.checks import check_product
-from elmo_fast.ops.cpu import linear as native_linear, on_cpu
+from elmo_fast.ops.cpu import on_cpu
+from elmo_fast.ops.cpu.linear import packed_linear
 from elmo_fast.ops.precision import active_precision, full_precision
 
 
@@ -19,19 +20,35 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
     check_product(x, weight, bias)
     if resolve("linear", backend, x, weight, bias) != "native" or trains_on_cpu((x, weight, bias)):
         return torch.addmm(full_precision(bias), full_precision(x), full_precision(weight))
-    if x.device.type == "cuda":
-        from elmo_fast.ops.cuda import encoder
-
-        return encoder.linear(x, weight, bias, precision, bounded)
-    return native_linear.linear(full_precision(x), weight, bias, precision=on_cpu(precision or active_precision()))
+    precision, weights, packed = precision or active_precision(), [weight, bias], None
+    if x.device.type == "cpu":
+        x, precision, weights = full_precision(x), on_cpu(precision), []
+        packed = packed_linear(weight, bias, precision)
+    return torch.ops.elmo_fast.linear(x, weights, packed, weight.shape[1], precision, bounded)
 
 
 def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:
     """The precision that products with `weight`, without gradients, have where `precision` is asked for.
 
-    On the CPU 16-bit products need the native engine and AMX; what stands for them is `highest`.
+    On the CPU 16-bit products need the native engine and AMX; elsewhere they run in `highest`.
     """
     if weight.device.type != "cpu":
         return precision
     with torch.no_grad():
         return on_cpu(precision) if resolve("linear", backend, weight) == "native" else "highest"
+
+
+def check_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    """Raise `ValueError` unless x [N, K], weight [K, M] and bias [M] fit together."""
+    if weight.dim() != 2:
+        raise ValueError(f"weight: expected a matrix, got shape {tuple(weight.shape)}")
+    check_shape("x", x, (x.shape[0] if x.dim() else 0, weight.shape[0]))
+    check_shape("bias", bias, (weight.shape[1],))
+
+
+def check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...]) -> None:
+    """Raise `ValueError` unless the tensor holds floats in this shape."""
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name}: expected floating-point numbers, got {tensor.dtype}")
+    if tuple(tensor.shape) != expected or min(expected) < 0:
+        raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")

@@ -1,78 +1,67 @@
-"""One layer of the two-direction projected LSTM: chooses the backend."""
+"""One layer of the two-direction projected LSTM: checks the operands and runs the backend that `backend` chooses."""
+
+import dataclasses
 
 import torch
 
+import elmo_fast.ops.cuda.lstm  # noqa: F401  registers the implementation on CUDA
 from elmo_fast.ops import reference
 from elmo_fast.ops.backend import needs_gradient, resolve
-from elmo_fast.ops.checks import check_projected_lstm
-from elmo_fast.ops.cpu import on_cpu, projected_lstm as native_lstm
-from elmo_fast.ops.cuda import lstm as cuda_lstm
+from elmo_fast.ops.cpu import on_cpu
+from elmo_fast.ops.cpu.projected_lstm import packed_lstm
 from elmo_fast.ops.device import to_device
-from elmo_fast.ops.linear import linear
+from elmo_fast.ops.linear import check_shape, linear
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
-from elmo_fast.ops.torch import projected_lstm as torch_projected_lstm
+from elmo_fast.ops.schemas import LstmCall
+from elmo_fast.ops.torch import projected_lstm as torch_lstm
 
 
 def projected_lstm(
-    inputs: torch.Tensor,
-    rows: torch.Tensor | None,
-    schedule: Schedule,
-    state: State,
-    weights: tuple[LstmWeights, LstmWeights],
-    *,
-    cell_clip: float | None = None,
-    proj_clip: float | None = None,
-    initial_state: State | None = None,
-    precomputed: bool = False,
-    backend: str = "auto",
-    precision: str = "highest",
+    inputs: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, state: State,
+    weights: tuple[LstmWeights, LstmWeights], *, cell_clip: float | None = None, proj_clip: float | None = None,
+    initial_state: State | None = None, precomputed: bool = False, backend: str = "auto", precision: str = "highest",
     bounded: bool = False,
 ) -> tuple[torch.Tensor, State]:
-    """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. Operands of 16 bits
-    compute in fp32. `rows` may lie on the host.
+    """See `reference.projected_lstm`; `backend` as in `elmo_fast.ops.backend`. Operands of 16 bits compute in fp32.
 
-    `bounded` where `inputs` are outputs of such a layer with the same `proj_clip`, which a GPU's fp16 need not scale.
-    `precision` is what the native engines compute in, where this machine has it; the torch operations of the other
+    `rows` may lie on the host. `bounded` where `inputs` are outputs of such a layer with the same `proj_clip`, which a
+    GPU's fp16 need not scale. `precision` is what the native engines compute in, where this machine has it; the other
     backends follow `elmo_fast.ops.precision.numerics`. Where gradients are recorded the native engine computes in
     `highest`; it has none of second order.
     """
-    check_projected_lstm(inputs, rows, schedule, state, weights, cell_clip, proj_clip, initial_state, precomputed)
-    inputs, state = full_precision(inputs), tuple(map(full_precision, state))
-    initial_state = None if initial_state is None else tuple(map(full_precision, initial_state))
-    operands = inputs, *state, *weights[0], *weights[1], *(initial_state or ())
-    chosen = resolve("projected_lstm", backend, *operands)
-    clips = {"cell_clip": cell_clip, "proj_clip": proj_clip, "initial_state": initial_state}
-    chosen = _able(chosen, backend, weights, precomputed and needs_gradient(operands), precomputed)
-    if chosen == "native" and needs_gradient(operands):
-        return native_lstm.projected_lstm_train(inputs, rows, schedule, state, weights, **clips)
-    if chosen == "native" and inputs.device.type == "cuda":
-        return cuda_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=precision, bounded=bounded,
-                                        **clips)
-    clips["precomputed"] = precomputed
+    call = LstmCall(full_precision(inputs), rows, schedule, tuple(map(full_precision, state)), weights, cell_clip,
+                    proj_clip, initial_state and tuple(map(full_precision, initial_state)), precomputed, precision,
+                    bounded)
+    check(call)
+    save = needs_gradient(call.tensors)
+    chosen = resolve("projected_lstm", backend, *call.tensors, unsupported=_unsupported(call, save))
     if chosen == "native":
-        return native_lstm.projected_lstm(inputs, rows, schedule, state, weights, precision=on_cpu(precision), **clips)
-    run = reference.projected_lstm if chosen == "reference" else torch_projected_lstm.projected_lstm
-    full = tuple(tuple(map(full_precision, direction)) for direction in weights)
-    return run(inputs, None if rows is None else to_device(rows, inputs.device), schedule, state, full, **clips)
+        if inputs.device.type == "cpu":
+            call = dataclasses.replace(call, precision="highest" if save else on_cpu(precision))
+        packed = packed_lstm(weights, call.precision, keep=not save) if inputs.device.type == "cpu" else None
+        out, h, c, _ = torch.ops.elmo_fast.projected_lstm(*call.arguments(packed, save))
+        return out, (h, c)
+    call = dataclasses.replace(call, rows=None if rows is None else to_device(rows, inputs.device),
+                               weights=tuple(tuple(map(full_precision, direction)) for direction in weights))
+    if chosen == "torch":
+        return torch_lstm.projected_lstm(call)
+    return reference.projected_lstm(call.inputs, call.rows, schedule, call.state, call.weights, cell_clip=cell_clip,
+                                    proj_clip=proj_clip, initial_state=call.initial_state, precomputed=precomputed)
 
 
-def _able(chosen: str, backend: str, weights: tuple[LstmWeights, LstmWeights], products_with_gradients: bool,
-          products: bool) -> str:
-    """`chosen`, or `torch` for what the native engine does not know, unless it was asked for by name."""
-    square = any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in weights)
-    reason = "a projection to as many values as there are cells" if square else (
-        "gradients of inputs that were precomputed before" if products_with_gradients else
-        "inputs that were precomputed before on a GPU" if products and weights[0][0].device.type == "cuda" else None)
-    if chosen != "native" or reason is None:
-        return chosen
-    if backend == "native":
-        raise RuntimeError(f"backend: 'native' was asked for projected_lstm and is not available: it knows no {reason}")
-    return "torch"
+def _unsupported(call: LstmCall, save: bool) -> str | None:
+    """What the native engines lack for a call, or None."""
+    if any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in call.weights):
+        return "a projection to as many values as there are cells"
+    if call.precomputed and save:
+        return "gradients of precomputed inputs"
+    return "precomputed inputs on a GPU" if call.precomputed and call.inputs.device.type == "cuda" else None
 
 
-def input_projections(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *, backend: str = "auto") -> torch.Tensor:
+def input_projections(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *,
+                      backend: str = "auto") -> torch.Tensor:
     """x [R, I] -> x W + B of both directions, [R, 8 D], forward half first: `inputs` where they are `precomputed`.
 
     In the native engine's `highest` they have the bits that it computes from `x` itself.
@@ -83,10 +72,55 @@ def input_projections(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights],
 
 def accepts_input_projections(backend: str, precision: str, weights: tuple[LstmWeights, LstmWeights]) -> bool:
     """Whether `precomputed` inputs are of use: where no gradient is wanted, and products are fp32 in any case."""
-    operands = [each for direction in weights for each in direction if each is not None]
-    if any(each.is_meta for each in operands) or (
-            torch.is_grad_enabled() and any(each.requires_grad for each in operands)):
+    operands = [part for direction in weights for part in direction if part is not None]
+    if any(part.is_meta for part in operands) or needs_gradient(operands) or operands[0].device.type != "cpu":
         return False
     chosen = resolve("projected_lstm", backend, *operands)
-    on_host = operands[0].device.type == "cpu"
-    return on_host if chosen == "torch" else chosen == "native" and on_host and on_cpu(precision) == "highest"
+    return chosen == "torch" or chosen == "native" and on_cpu(precision) == "highest"
+
+
+def check(call: LstmCall) -> None:
+    """Raise `ValueError` naming the operand unless all fit together (see `reference.projected_lstm`)."""
+    dim, projection, width = _check_weights(call.weights)
+    slots, packed_rows = call.schedule.slots.size, int(call.schedule.batch_sizes.sum())
+    check_shape("state[0]", call.state[0], (slots, 2 * projection))
+    check_shape("state[1]", call.state[1], (slots, 2 * dim))
+    if call.initial_state is not None:
+        check_shape("initial_state[0]", call.initial_state[0], (2 * projection,))
+        check_shape("initial_state[1]", call.initial_state[1], (2 * dim,))
+    if call.precomputed and call.rows is None:
+        raise ValueError("rows: expected the row of inputs that each packed row reads, since inputs are precomputed; "
+                         "got None")
+    if call.rows is None:
+        check_shape("inputs", call.inputs, (packed_rows, 2 * width))
+    else:
+        check_shape("inputs", call.inputs, (call.inputs.shape[0], 8 * dim if call.precomputed else width))
+        _check_rows(call.rows, packed_rows, len(call.inputs))
+    for name, clip in (("cell_clip", call.cell_clip), ("proj_clip", call.proj_clip)):
+        if clip is not None and not clip > 0:
+            raise ValueError(f"{name}: expected a number above 0, or None for no clipping, got {clip!r}")
+
+
+def _check_weights(weights: tuple[LstmWeights, LstmWeights]) -> tuple[int, int, int]:
+    """Sizes D, P and I of one layer, from weights whose shapes agree in both directions."""
+    w, b, w_p = weights[0]
+    dim = b.shape[0] // 4 if b.dim() == 1 else 0
+    projection = dim if w_p is None else w_p.shape[-1]
+    width = w.shape[0] - projection
+    for direction, (w, b, w_p) in enumerate(weights):
+        check_shape(f"weights[{direction}] B", b, (4 * dim,))
+        check_shape(f"weights[{direction}] W", w, (width + projection, 4 * dim))
+        if (w_p is None) != (weights[0][2] is None):
+            raise ValueError("weights: expected W_P in both directions or in neither, got it in one")
+        if w_p is not None:
+            check_shape(f"weights[{direction}] W_P", w_p, (dim, projection))
+    return dim, projection, width
+
+
+def _check_rows(rows: torch.Tensor, packed_rows: int, count: int) -> None:
+    if rows.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"rows: expected int32 or int64, got {rows.dtype}")
+    if tuple(rows.shape) != (2, packed_rows):
+        raise ValueError(f"rows: expected shape {(2, packed_rows)}, got {tuple(rows.shape)}")
+    if rows.device.type == "cpu" and rows.numel() and not (0 <= int(rows.min()) and int(rows.max()) < count):
+        raise ValueError(f"rows: expected rows of inputs, 0 to {count - 1}, got {int(rows.min())} to {int(rows.max())}")

@@ -25,7 +25,7 @@ def char_cnn(
     `ids` int [N, C], 0 to 261, where 0 reads a row of zeros; `char_embed` [261, E]; `filters` a pair
     (weight [1, width, E, n], bias [n]) for each width; `activation` `relu` or `tanh` -> [N, sum of n].
     """
-    table = torch.cat([torch.zeros_like(char_embed[:1]), char_embed])  # [262, E]
+    table = with_zero_row(char_embed)
     characters = table[ids].flatten(1)  # [N, C * E]
     dim = char_embed.shape[1]
     pooled = []
@@ -35,6 +35,11 @@ def char_cnn(
         convolved = windows @ weight.reshape(width * dim, -1)  # [N, C - width + 1, n]
         pooled.append(ACTIVATIONS[activation](convolved.amax(1) + bias))
     return torch.cat(pooled, dim=1)
+
+
+def with_zero_row(char_embed: torch.Tensor) -> torch.Tensor:
+    """The table that ids read: row 0, zeros, is no token; [261, E] -> [262, E]."""
+    return torch.cat([torch.zeros_like(char_embed[:1]), char_embed])
 
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
@@ -70,11 +75,11 @@ def projected_lstm(
     """One layer of a two-direction LSTM with projection and clipping (Sak et al. 2014; bilm-tf's `LSTMCell`).
 
     Runs the S packed rows of `schedule`. `inputs` [R, I] with `rows` int [2, S], the row that each direction reads at
-    each packed row; or, without `rows`, [S, 2 I], the forward half first; or `precomputed`, with `rows`: x W + B of both
-    directions, [R, 8 D]. `state` (h [slots, 2 P], c [slots, 2 D]),
-    forward half first, slots in the caller's order. `weights` forward then backward: (W [I + P, 4 D] with gates
-    i, j, f, o, B [4 D], W_P [D, P], or None when D == P: then h is not clipped). `initial_state` (h [2 P], c [2 D])
-    replaces a slot's state where a sentence starts; without it the sentences of a slot carry on.
+    each packed row; or, without `rows`, [S, 2 I], the forward half first; or `precomputed`, with `rows`: x W + B of
+    both directions, [R, 8 D]. `state` (h [slots, 2 P], c [slots, 2 D]), forward half first, slots in the caller's
+    order. `weights` forward then backward: (W [I + P, 4 D] with gates i, j, f, o, B [4 D], W_P [D, P], or None when
+    D == P: then h is not clipped). `initial_state` (h [2 P], c [2 D]) replaces a slot's state where a sentence starts;
+    without it a sentence continues from the one before it in its slot.
 
     Returns outputs [S, 2 P] and the final state; both as new tensors.
     """
@@ -85,16 +90,16 @@ def projected_lstm(
     for direction in (0, 1):
         x = inputs if rows is not None and not precomputed else half(inputs, direction)
         x = x if rows is None else x[rows[direction]]  # [S, I], or [S, 4 D]
-        h, c = (half(each[order], direction) for each in state)  # [slots, P], [slots, D]
-        fresh = None if initial_state is None else tuple(half(each, direction) for each in initial_state)
+        h, c = (half(part[order], direction) for part in state)  # [slots, P], [slots, D]
+        initial = None if initial_state is None else [half(part, direction) for part in initial_state]
         steps = [h[:0]]
         for x_now, start in zip(x.split(sizes), starts.split(sizes)):
-            live = len(x_now)
-            before = h[:live], c[:live]
-            if fresh is not None:
-                before = tuple(torch.where(start, new, old) for new, old in zip(fresh, before))
+            running = len(x_now)
+            before = h[:running], c[:running]
+            if initial is not None:
+                before = tuple(torch.where(start, new, old) for new, old in zip(initial, before))
             h_now, c_now = lstm_cell(x_now, *before, *weights[direction], cell_clip, proj_clip, precomputed)
-            h, c = torch.cat([h_now, h[live:]]), torch.cat([c_now, c[live:]])
+            h, c = torch.cat([h_now, h[running:]]), torch.cat([c_now, c[running:]])
             steps.append(h_now)
         outputs.append(torch.cat(steps))  # [S, P]
         hs.append(restore(h, order))
@@ -103,8 +108,8 @@ def projected_lstm(
 
 
 def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip, precomputed=False):
-    """One step of one direction: x [live, I] (or x W + B [live, 4 D]), h [live, P], c [live, D] -> the next h and c."""
-    z = x + h @ w[-h.shape[1] :] if precomputed else torch.cat([x, h], dim=1) @ w + b  # [live, 4 D]
+    """One step of one direction: x [n, I] (or x W + B [n, 4 D]), h [n, P], c [n, D] -> the next h and c."""
+    z = x + h @ w[-h.shape[1] :] if precomputed else torch.cat([x, h], dim=1) @ w + b  # [n, 4 D]
     i, j, f, o = z.chunk(4, dim=1)
     c = clip(torch.sigmoid(f + 1) * c + torch.sigmoid(i) * torch.tanh(j), cell_clip)
     m = torch.sigmoid(o) * torch.tanh(c)

@@ -1,9 +1,10 @@
 """Which token each LSTM step reads: sentences of different lengths, side by side and back to back.
 
-A slot is one row of the batch: a stream of sentences that follow each other. A step runs the slots that still
-have a token, so no padded position is ever computed.
+A slot is one row of the batch: a stream of sentences that follow each other. A step runs the slots that still have a
+token, so no padded position is ever computed.
 """
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +12,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps over slots. A packed row is one live slot of one step, numbered step by step and slot by slot inside.
+    """Steps over slots. A packed row is a running slot of a step, numbered step by step and slot by slot inside.
 
     `slots` int64 [slots]: the caller's slot at each position, longest stream first.
-    `batch_sizes` int32 [steps]: how many positions still run at each step; never grows. S is their sum.
+    `batch_sizes` int32 [steps]: how many slots still run at each step; never grows. S is their sum.
     `tokens` int32 [2, S]: number of the token at each packed row; row 0 forward, row 1 backward.
     `sequence_starts` bool [S]: whether the packed row is the first of its sentence, in both directions alike.
     """
@@ -24,12 +25,18 @@ class Schedule:
     tokens: np.ndarray
     sequence_starts: np.ndarray
 
+    @functools.cached_property
+    def is_in_order(self) -> bool:
+        """Whether the slots are in the caller's order."""
+        return bool((np.diff(self.slots) > 0).all())
+
 
 def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedule:
     """Schedule of sentences with `lengths` int [sentences], each in the slot `slots` int [sentences] names.
 
-    Tokens are numbered sentence after sentence. Without `slots`, sentence k is alone in slot k. Sentences of one slot run in the order given. A slot without
-    tokens never runs. Raises `ValueError` for negative lengths or slots out of range.
+    Tokens are numbered sentence after sentence. Without `slots`, sentence k is alone in slot k. Sentences of one slot
+    run in the order given. A slot without tokens never runs. Raises `ValueError` for negative lengths or slots out of
+    range.
     """
     lengths = _int_vector("lengths", lengths)
     slots = np.arange(lengths.size) if slots is None else _int_vector("slots", slots)
@@ -43,8 +50,9 @@ def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedul
     position = np.empty_like(order)
     position[order] = np.arange(order.size)
     steps = int(totals.max(initial=0))
-    live = _live(totals, steps)
-    return _place(lengths, first_step, position[slots], order, live.astype(np.int64))
+    ending = np.bincount(totals, minlength=steps + 1)
+    batch_sizes = totals.size - np.cumsum(ending)[:steps]
+    return _schedule(lengths, first_step, position[slots], order, batch_sizes.astype(np.int64))
 
 
 def _int_vector(name: str, values) -> np.ndarray:
@@ -67,13 +75,8 @@ def _first_steps(lengths, slots, slot_count: int) -> tuple[np.ndarray, np.ndarra
     return first_step, totals
 
 
-def _live(totals: np.ndarray, steps: int) -> np.ndarray:
-    ending = np.bincount(totals, minlength=steps + 1)
-    return totals.size - np.cumsum(ending)[:steps]
-
-
-def _place(lengths, first_step, position, order, live) -> Schedule:
-    first_row = np.cumsum(live) - live  # [steps]
+def _schedule(lengths, first_step, position, order, batch_sizes) -> Schedule:
+    first_row = np.cumsum(batch_sizes) - batch_sizes  # [steps]
     sentence = np.repeat(np.arange(lengths.size), lengths)  # [N]
     offset = np.arange(sentence.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     tokens = np.empty((2, sentence.size), dtype=np.int32)
@@ -83,4 +86,4 @@ def _place(lengths, first_step, position, order, live) -> Schedule:
         row = first_row[step] + position[sentence]
         tokens[direction, row] = np.arange(sentence.size)
         starts[row] = step_in_sentence == 0
-    return Schedule(order, live.astype(np.int32), tokens, starts)
+    return Schedule(order, batch_sizes.astype(np.int32), tokens, starts)

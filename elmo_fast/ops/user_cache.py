@@ -1,14 +1,12 @@
-"""The user's cache directory: downloaded models, and what was measured on a GPU. A file of its own for both floors."""
+"""The user's cache directory. A file of its own without torch: the help of the command imports it."""
 
 import os
 from pathlib import Path
 
-VARIABLE = "ELMO_FAST_CACHE"
-
 
 def cache_directory() -> Path:
-    """`ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache; it need not exist."""
-    chosen = os.environ.get(VARIABLE)
+    """For downloaded models and GPU measurements: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache."""
+    chosen = os.environ.get("ELMO_FAST_CACHE")
     if chosen:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"

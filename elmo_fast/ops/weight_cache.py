@@ -39,7 +39,7 @@ def transfer(old: Tensors, new: Tensors) -> None:
 
 
 def emptied(tensors: Tensors) -> list[torch.Tensor | None]:
-    """The tensors with matrices replaced by parameters on the meta device, to which the cached values are transferred."""
+    """The tensors, matrices replaced by parameters on the meta device; cached values are transferred to them."""
     without_data = [torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
                     if tensor is not None and tensor.dim() == 2 else tensor for tensor in tensors]
     transfer(tensors, without_data)

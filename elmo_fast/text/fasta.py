@@ -38,7 +38,8 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
 
 
 def _records(lines, name: str) -> Iterator[FastaRecord]:
-    header, pieces = None, []
+    header: str | None = None
+    pieces: list[str] = []
     for number, line in enumerate(lines, start=1):
         line = line.removeprefix("\ufeff") if number == 1 else line
         if line.startswith(">"):

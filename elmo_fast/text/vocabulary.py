@@ -86,7 +86,7 @@ class Vocabulary:
         `sentence` is split on whitespace unless `split=False` (then it is a list of tokens). `reverse=True`
         swaps the two sentence marks, for a sentence that is already reversed.
         """
-        tokens = sentence.split() if split else sentence
+        tokens = sentence.split() if split else sentence  # type: ignore[union-attr]
         first, last = (self._eos, self._bos) if reverse else (self._bos, self._eos)
         return np.array([first, *map(self.word_to_id, tokens), last], dtype=np.int32)
 
@@ -130,7 +130,7 @@ class UnicodeCharsVocabulary(Vocabulary):
 
     def encode_chars(self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True) -> np.ndarray:
         """Raw character ids between those of the sentence marks: int32 [tokens + 2, max_word_length]."""
-        tokens = sentence.split() if split else sentence
+        tokens = sentence.split() if split else sentence  # type: ignore[union-attr]
         first, last = (self.eos_chars, self.bos_chars) if reverse else (self.bos_chars, self.eos_chars)
         words = characters.encode_tokens(list(tokens), self._max_word_length)
         return np.concatenate([first[None], words, last[None]])

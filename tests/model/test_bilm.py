@@ -43,8 +43,8 @@ def test_output_unpacks_and_answers_to_names():
 
 
 def test_boundaries_added_or_present():
-    framed = batch_to_ids([["<S>", *sentence, "</S>"] for sentence in SENTENCES])
-    added, present = bilm()(IDS), bilm()(framed, boundaries="present")
+    bounded = batch_to_ids([["<S>", *sentence, "</S>"] for sentence in SENTENCES])
+    added, present = bilm()(IDS), bilm()(bounded, boundaries="present")
     assert torch.equal(added.mask, present.mask)
     assert (stacked(added) - stacked(present)).abs().max() < SAME_MODEL
 

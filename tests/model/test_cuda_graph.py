@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.support import cuda_ops
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
 
@@ -16,7 +17,7 @@ from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph
 from elmo_fast.model import encoder as encoder_module
 from elmo_fast.ops import char_cnn
-from elmo_fast.ops.cuda import buffers, encoder, lstm, operands
+from elmo_fast.ops.cuda import blocks, lstm, operands
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 
@@ -33,7 +34,7 @@ def capture(monkeypatch):
         return char_cnn.char_cnn(*tensors, backend="torch", **how)
 
     monkeypatch.setattr(cuda_graph, "why_not", lambda op, backend, tensors: None)
-    monkeypatch.setattr(lstm, "_arenas", buffers.Arenas())
+    monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
     monkeypatch.setattr(bilm_module, "is_capturing", lambda device: False)
     monkeypatch.setattr(encoder_module, "char_cnn", encode)
     monkeypatch.setattr(encoder_module, "_WARMUP_TOKENS", 600)
@@ -152,11 +153,8 @@ def driver(monkeypatch, tmp_path):
     monkeypatch.setattr(configs, "_milliseconds", lambda call, quantiles: call() or [float(next(milliseconds))] * 3)
     for name in ("gates", "hidden"):
         monkeypatch.setattr(torch_lstm_pointwise, name, getattr(lstm_pointwise, name))
-    library = torch.library.Library("elmo_fast", "FRAGMENT")
-    for name, (run, *_) in encoder.OPS.items():
-        library.impl(name, run, "CPU")
-    yield driver
-    library._destroy()
+    with cuda_ops.registered_on_cpu():
+        yield driver
     configs._tuned.cache_clear()
 
 
@@ -164,8 +162,8 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
     """Names of the kernels that captures launch in a model that was warmed up; how many variants it loaded."""
     precision, bounded = SETTINGS[setting]
     for name in ("char_cnn", "highway", "linear"):
-        monkeypatch.setattr(encoder_module, name, lambda *operands, run=getattr(encoder, name), backend, **_:
-                            run(*operands, None, bounded))
+        monkeypatch.setattr(encoder_module, name, lambda *operands, run=getattr(cuda_ops, name), backend, **_:
+                            run(*operands, precision, bounded))
     importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
     driver.device, before = next(devices), len(driver.loaded)
     model = bilm(of, state=state, precision=precision)

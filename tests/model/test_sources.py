@@ -341,15 +341,15 @@ def test_a_missing_page_is_named(web):
         fetch(f"{web.url}/no")
 
 
-@pytest.mark.parametrize("url, place", [
+@pytest.mark.parametrize("url, path", [
     ("https://host/a/b.zip", "host/a/b.zip"),
     ("https://user:secret@host:80/a//b", "host:80/a/b"),
     ("https://host/../../a/./b", "host/a/b"),
     ("memory:///b", "memory/b"),
     ("https://host", "host"),
 ])
-def test_places_in_the_cache(cache, url, place):
-    assert cache_path(url) == cache / place
+def test_paths_in_the_cache(cache, url, path):
+    assert cache_path(url) == cache / path
 
 
 @pytest.mark.parametrize("variables, expected", [
@@ -405,7 +405,7 @@ def test_without_fsspec_the_extra_is_named(monkeypatch, model):
     assert find_model(model) == ModelFiles(*paths(model))
 
 
-def test_what_a_killed_process_left_stands_in_nobodys_way(model, tmp_path, cache, monkeypatch):
+def test_what_a_killed_process_left_blocks_nothing(model, tmp_path, cache, monkeypatch):
     archive = pack(tmp_path / "m.zip", contents(model))
     with contextlib.suppress(ZeroDivisionError), monkeypatch.context() as patched:
         patched.setattr(sources, "_unpack_members", lambda *_: 1 / 0)

@@ -134,9 +134,9 @@ def test_a_slot_runs_its_sentences_one_after_the_other():
                 for row, sentence in enumerate(batch)]
     sentences = [sentence for batch in batches for sentence in batch]
     source = slots.token_source
-    framed = [["<S>", *sentence, "</S>"] for sentence in sentences]
-    vectors = source(source.token_ids([token for sentence in framed for token in sentence]), "torch")
-    lengths = torch.tensor([len(sentence) for sentence in framed]).numpy()
+    bounded = [["<S>", *sentence, "</S>"] for sentence in sentences]
+    vectors = source(source.token_ids([token for sentence in bounded for token in sentence]), "torch")
+    lengths = torch.tensor([len(sentence) for sentence in bounded]).numpy()
     schedule = make_schedule(lengths, torch.arange(9).numpy() % 3)
     order = torch.from_numpy(schedule.tokens).long()
     found, _ = slots.run(TokenEmbeddings(vectors, None), order, schedule)

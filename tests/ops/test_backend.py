@@ -24,14 +24,14 @@ def test_by_name(op, name):
 
 
 def test_by_name_and_not_there(monkeypatch):
-    monkeypatch.setattr(backend, "why_not", lambda op, name, tensors: "it is Sunday" if name == "native" else None)
+    monkeypatch.setattr(backend, "why_not", lambda op, name, *_: "it is Sunday" if name == "native" else None)
     with pytest.raises(RuntimeError, match="'native' was asked for highway and is not available: it is Sunday"):
         backend.resolve("highway", "native", CPU)
     assert backend.resolve("highway", "auto", CPU) == "torch"
 
 
 def test_auto_says_once_what_it_passed_over(monkeypatch, caplog):
-    monkeypatch.setattr(backend, "why_not", lambda op, name, tensors: "a reason of its own" if name == "native" else None)
+    monkeypatch.setattr(backend, "why_not", lambda op, name, *_: "a reason of its own" if name == "native" else None)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             backend.resolve("highway", "auto", CPU)

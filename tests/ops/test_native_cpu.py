@@ -20,6 +20,7 @@ from elmo_fast.ops.cpu import linear as native_linear, projected_lstm as native_
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall
 
 pytestmark = pytest.mark.skipif(native_module()[0] is None, reason=f"no native module: {native_module()[1]}")
 
@@ -153,11 +154,9 @@ def test_float64_and_gradients_of_other_types_go_elsewhere():
 def registered(inputs, index, state, weights, initial_state=None):
     """Operands of `torch.ops.elmo_fast.projected_lstm` for a batch of sentences."""
     schedule = make_schedule(LENGTHS)
-    packed = native_lstm._pack_lstm((11, 37, 11), 0, [*weights[0], *weights[1]])
-    order = torch.from_numpy(schedule.tokens).long()
-    starts = None if initial_state is None else torch.from_numpy(schedule.sequence_starts)
-    return (inputs, index[order].int(), torch.from_numpy(schedule.batch_sizes), starts, *state, packed, 37, 0, 3.0, 3.0,
-            *(initial_state or (None, None)))
+    rows = index[torch.from_numpy(schedule.tokens).long()]
+    packed = native_lstm.pack([*weights[0], *weights[1]], "highest")
+    return LstmCall(inputs, rows, schedule, state, weights, 3.0, 3.0, initial_state).arguments(packed)
 
 
 def test_registered_ops():
@@ -166,8 +165,8 @@ def test_registered_ops():
     for initial_state in (None, tuple(each[0] for each in state)):
         operands = registered(inputs, index, state, weights, initial_state)
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, operands)
-    packed = native_linear.pack_linear(11, 5, 0, 0, [torch.randn(11, 5), torch.randn(5)])
-    torch.library.opcheck(torch.ops.elmo_fast.linear.default, (inputs, packed, 11, 5, 0))
+    packed = native_linear.pack([torch.randn(11, 5), torch.randn(5)], native_linear.NO_EPILOGUE, "highest")
+    torch.library.opcheck(torch.ops.elmo_fast.linear.default, (inputs, [], packed, 5, "highest", False))
 
 
 BAD = {

@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.grid import grid
@@ -250,11 +251,12 @@ def test_registered_ops(gathered):
     with RecordedOps() as ran:
         case.gradients("native")
     recorded = [(func, args) for func, args in ran.calls if "projected_lstm" in func.name()]
-    assert [func for func, _ in recorded] == [ops.projected_lstm_train.default, ops.projected_lstm_backward.default]
+    assert [func for func, _ in recorded] == [ops.projected_lstm.default, ops.projected_lstm_backward.default]
     for func, args in recorded:
-        detached = [each.detach().clone().requires_grad_(each.is_floating_point() and func is recorded[0][0])
-                    if isinstance(each, torch.Tensor) else each for each in args]
-        torch.library.opcheck(func, detached)
+        def detached(each):
+            return each.detach().clone().requires_grad_(each.is_floating_point() and func is recorded[0][0])
+
+        torch.library.opcheck(func, tree_map_only(torch.Tensor, detached, args))
 
 
 def test_gradcheck_of_what_the_native_gradients_are_held_to():

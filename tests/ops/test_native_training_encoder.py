@@ -176,16 +176,17 @@ def test_the_forward_without_gradients_has_the_same_bits(of, name):
 
 
 def test_registered_ops():
-    ids, char_embed, filters, _ = arguments(SIXTEEN, torch.float32)
-    table = torch.cat([char_embed[:1], char_embed]).requires_grad_()
-    kernels = [weight.requires_grad_() for weight, _ in filters]
-    ops = torch.ops.elmo_fast
-    torch.library.opcheck(ops.char_cnn_train.default, (ids.int(), table, kernels))
-    table, kernels = table.detach(), [each.detach() for each in kernels]
-    torch.library.opcheck(ops.char_cnn_forward.default, (ids.int(), table, kernels))
-    values, picks = ops.char_cnn_train(ids.int(), table, kernels)
-    torch.library.opcheck(ops.char_cnn_backward.default,
-                          (torch.randn_like(values), picks, ids.int(), table, kernels, [True, False, True, True, True]))
+    ids, table, filters, activation = arguments(SIXTEEN, torch.float32)
+    weights, biases, ops = *map(list, zip(*filters)), torch.ops.elmo_fast
+    settings = activation, "highest", False
+    for save in (False, True):
+        torch.library.opcheck(ops.char_cnn.default, (ids.int(), table, weights, biases, *settings, save))
+    leaves = [[each.clone().requires_grad_() for each in part] for part in ([table], weights, biases)]
+    torch.library.opcheck(ops.char_cnn.default, (ids.int(), *leaves[0], *leaves[1:], *settings, True))
+    values, picks = ops.char_cnn(ids.int(), table, weights, biases, *settings, True)
+    needed = [number % 3 != 1 for number in range(1 + 2 * len(weights))]
+    torch.library.opcheck(ops.char_cnn_backward.default, (torch.randn_like(values), values, picks, ids.int(), table,
+                                                          weights, biases, *settings, needed))
 
 
 @pytest.mark.parametrize("shape, state", grid(["two layers", "no projection", "clips that fire"],
@@ -212,5 +213,6 @@ def test_inference_asks_for_nothing_more():
     model = bilm(backend="native", requires_grad=True)
     with torch.no_grad(), RecordedOps() as ran:
         model(batch_to_ids(SENTENCES))
-    called = [func.name() for func, _ in ran.calls]
-    assert any("projected_lstm" in name for name in called) and not any("train" in name for name in called)
+    called = [(func.name(), args) for func, args in ran.calls]
+    assert any("projected_lstm" in name for name, _ in called)
+    assert not any(args[-1] for name, args in called if name in ("elmo_fast::projected_lstm", "elmo_fast::char_cnn"))

@@ -14,8 +14,11 @@ sys.path.insert(0, sys.argv[1])
 import torch
 from tests.support.models import SENTENCES, bilm
 from elmo_fast import batch_to_ids
+from elmo_fast import _native
 from elmo_fast.ops.backend import native_module
 
+if sys.argv[2] == "own":
+    _native.use_openmp_threads = lambda: False
 model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
 
 def run():

@@ -19,15 +19,6 @@ RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 BROKEN = "ceilings"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Work this small only waits where its threads share busy cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory):
     """A dry run one of whose stages raises: its exit status, what it printed, and the folder it wrote to."""

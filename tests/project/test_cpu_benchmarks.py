@@ -8,18 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import bench_embed, bench_reference, bench_token_table, common, embed_results, floor, models, peers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Work this small only waits where its threads share busy cores."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_the_char_encoder_is_counted_by_token():

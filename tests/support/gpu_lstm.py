@@ -4,11 +4,11 @@ import contextlib
 
 import numpy as np
 import torch
-from tests.support import op_cases
+from tests.support import cuda_ops, op_cases
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import LENGTHS, draw, text_order
 
-from elmo_fast.ops.cuda import buffers, lstm, steps
+from elmo_fast.ops.cuda import blocks, lstm, steps
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
@@ -35,8 +35,8 @@ def run(of, precision, inputs, index, state, lengths=LENGTHS, slots=None, weight
     schedule = make_schedule(lengths, slots)
     order = torch.from_numpy(schedule.tokens).long()
     given = (torch.cat([inputs[index[one]] for one in order], 1), None) if halves else (inputs, index[order])
-    found, final = lstm.projected_lstm(*given, schedule, state, weights or layer(of), cell_clip=of.lstm.cell_clip,
-                                       proj_clip=of.lstm.proj_clip, precision=precision, **more)
+    found, final = cuda_ops.projected_lstm(*given, schedule, state, weights or layer(of), cell_clip=of.lstm.cell_clip,
+                                           proj_clip=of.lstm.proj_clip, precision=precision, **more)
     return text_order(found, order), final
 
 
@@ -66,7 +66,7 @@ def check_states_over_ragged_batches(shape, state, precision, monkeypatch):
     def on_gpu(*given, backend, precomputed, **settings):
         assert not precomputed
         bounds.append(settings["bounded"])
-        return lstm.projected_lstm(*given, **{**settings, "precision": precision})
+        return cuda_ops.projected_lstm(*given, **{**settings, "precision": precision})
 
     truth, found = bilm(SHAPES[shape], state=state, backend="reference").double(), bilm(SHAPES[shape], state=state)
     batches, bounds = [SENTENCES[:4], SENTENCES[1:3], SENTENCES[::-1], [[], []], SENTENCES[2:5]], []
@@ -101,7 +101,7 @@ def take_way(way, monkeypatch):
         monkeypatch.setattr(lstm, "_Call", _RowsOnDevice)
     if way == WAYS[0]:
         return text
-    monkeypatch.setattr(buffers, "rows_held", lambda layer: 14 if "rows" in way else 8)
+    monkeypatch.setattr(blocks, "rows_held", lambda layer: 14 if "rows" in way else 8)
     if way == "small groups":
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", 4)
     return _many_rows

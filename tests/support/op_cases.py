@@ -11,7 +11,8 @@ from elmo_fast.text.characters import encode_tokens, to_model_ids
 FAST = ["torch", "native"]
 ALL = ["reference", *FAST]
 LENGTHS = [3, 1, 0, 7, 4, 1, 5]
-TOKENS = sorted({token for sentence in SENTENCES for token in sentence} | {"<S>", "</S>"} | {"a" * n for n in range(49)})
+TOKENS = sorted({token for sentence in SENTENCES for token in sentence} | {"<S>", "</S>"} |
+                {"a" * n for n in range(49)})
 
 
 def layer(of, dtype=torch.float64, number=0, requires_grad=False):

@@ -39,7 +39,7 @@ def test_batch_to_ids_equals_a_loop_over_bytes(batch, size):
 
 
 @given(batch=BATCHES)
-def test_batcher_frames_every_sentence(vocab_file, batch):
+def test_batcher_adds_boundaries_to_every_sentence(vocab_file, batch):
     ids = Batcher(vocab_file, 9).batch_sentences(batch)
     assert ids.dtype == np.int64
     assert ids.tolist() == padded([["<S>", *sentence, "</S>"] for sentence in batch], 9)

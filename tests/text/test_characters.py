@@ -15,8 +15,8 @@ def expected_ids(token, max_characters, marks):
         for character in token:
             if not 0xD800 <= ord(character) <= 0xDFFF:
                 body.extend(character.encode("utf-8"))
-    framed = [258, *body[: max_characters - 2], 259]
-    return framed + [260] * (max_characters - len(framed))
+    bounded = [258, *body[: max_characters - 2], 259]
+    return bounded + [260] * (max_characters - len(bounded))
 
 
 @given(st.lists(ANY_TEXT | st.sampled_from(["<S>", "</S>", "<UNK>", ""]), max_size=5), st.integers(3, 60))

@@ -6,7 +6,6 @@ what the ops share: the precisions of this machine, packed weights, and pointers
 
 import functools
 import logging
-import math
 from collections.abc import Callable
 
 import torch
@@ -39,7 +38,7 @@ def _log_once(precision: str) -> None:
 
 
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):
-    """Weights as `pack` packs them, fp32 and contiguous, for this machine's instruction set; cached unless not `keep`."""
+    """Weights as `pack` packs them, fp32 and contiguous, for this machine's instruction set; see `cached`."""
     kind = f"{kind} for {native_module()[0].cpu_isa()}"
 
     def pack_full(detached: Tensors) -> torch.Tensor:
@@ -60,8 +59,3 @@ def aligned_bytes(size: int) -> torch.Tensor:
 def pointer(tensor: torch.Tensor | None) -> int:
     """Address of a tensor's data, 0 for none."""
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def limit(clip: float | None) -> float:
-    """A clip as the engine takes it: infinite for none."""
-    return math.inf if clip is None else clip

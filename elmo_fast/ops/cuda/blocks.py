@@ -1,37 +1,50 @@
-"""How the steps of a schedule are cut for the GPU: slots in buckets, steps in blocks and chunks.
+"""How the steps of a schedule are cut for the GPU, and the memory at fixed addresses that they run over.
 
-A graph is captured for a bucket of slots and a chunk of steps. Any schedule is made of a few of each. A launch of the
-persistent kernel runs one block.
+Slots come in buckets, steps in blocks and chunks: a graph is captured for a bucket of slots and a chunk of steps, and a
+schedule takes a few of each; a launch of the persistent kernel runs one block. An arena holds the input projections of
+a block on one stream, and for each bucket the state and what passes between kernels. All layers and models of one size
+share it; it is freed with the last of the weights that used it.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
+from elmo_fast.ops.cuda.graphs import Capture, ChunkGraphs
+from elmo_fast.ops.cuda.operands import Operands
 from elmo_fast.ops.device import to_device
 
 CHUNKS = (16, 8, 4, 2, 1)
 _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller one, nor any for so few steps
+_PROJECTION_BYTES = 1 << 28
+_LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
+_MOST_BUCKETS = 8
+_MOST_ARENAS = 8
+_ALIGNMENT = 256  # bytes, of scratch memory
 
 
 @dataclass(frozen=True)
 class Block:
     """Some steps of the slots from `slot` on, with one bucket and one set of input projections.
 
-    `places` int32 [steps, bucket]: the packed row of each slot at each step, or -1 where it has no token; `batch_sizes`
-    int32 [steps]: how many have one; `rows` int32: the packed rows in their order.
+    `packed_rows` int32 [steps, bucket]: the packed row of each slot at each step, or -1 where it has no token;
+    `batch_sizes` int32 [steps]: how many have one; `rows` int32: the packed rows in their order.
     """
 
     slot: int
-    places: np.ndarray
+    packed_rows: np.ndarray
     batch_sizes: np.ndarray
     rows: np.ndarray
 
-    steps = property(lambda self: self.places.shape[0])
-    bucket = property(lambda self: self.places.shape[1])
+    steps = property(lambda self: self.packed_rows.shape[0])
+    bucket = property(lambda self: self.packed_rows.shape[1])
     slots = property(lambda self: int(self.batch_sizes[0]))
 
     @functools.cached_property
@@ -76,8 +89,8 @@ def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator
             here = slice(first, first + _steps_that_fit(running[first:steps], bucket, most_rows))
             at = np.arange(bucket)
             has_token = at < running[here, None]
-            places = np.where(has_token, first_row[here, None] + slot + at, -1).astype(np.int32)
-            yield Block(slot, places, running[here].astype(np.int32), places[has_token])
+            packed_rows = np.where(has_token, first_row[here, None] + slot + at, -1).astype(np.int32)
+            yield Block(slot, packed_rows, running[here].astype(np.int32), packed_rows[has_token])
             first = here.stop
 
 
@@ -90,39 +103,124 @@ def _steps_that_fit(running: np.ndarray, bucket: int, most_rows: int) -> int:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A block and what the device is told of it, all int32.
+class DeviceBlock:
+    """A block and its int32 tensors on the device.
 
     `meta` [steps + 1, 3, bucket]: the row of z for each direction, -1 without a token, and whether a sequence starts;
-    `places` [steps, bucket] and `batch_sizes` [steps] as in `Block`; `rows` the block's packed rows, `taken` where each
-    of them lies among its chunk's outputs.
+    `packed_rows` [steps, bucket] and `batch_sizes` [steps] as in `Block`; `rows` the block's packed rows, `offsets`
+    their rows among the outputs of their chunk.
     """
 
     block: Block
     meta: torch.Tensor
-    places: torch.Tensor
+    packed_rows: torch.Tensor
     batch_sizes: torch.Tensor
     rows: torch.Tensor
-    taken: torch.Tensor
+    offsets: torch.Tensor
 
 
 def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray | None) -> list[np.ndarray]:
-    """What `Sent` has of a block, on the host. `z_rows` of each direction: the row of z of each packed row."""
-    has_token = block.places >= 0
+    """The arrays of a `DeviceBlock`. `z_rows` of each direction: the row of z of each packed row."""
+    has_token = block.packed_rows >= 0
     meta = np.full((block.steps + 1, 3, block.bucket), -1, dtype=np.int32)
     meta[:, 2] = 0
     for direction in (0, 1):
         meta[:-1, direction][has_token] = z_rows[direction]
     if starts is not None:
         meta[:-1, 2][has_token] = starts[block.rows]
-    taken = np.flatnonzero(has_token).astype(np.int32)
+    offsets = np.flatnonzero(has_token).astype(np.int32)
     for first, count in chunks_of(block.steps):
-        taken[block.rows_of(first, count)] -= first * block.bucket
-    return [meta, block.places, block.batch_sizes, block.rows, taken]
+        offsets[block.rows_of(first, count)] -= first * block.bucket
+    return [meta, block.packed_rows, block.batch_sizes, block.rows, offsets]
 
 
 def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """int32 arrays on `device`, in one copy."""
-    flat = to_device(np.concatenate([each.ravel() for each in arrays]), device)
-    parts = flat.split([each.size for each in arrays])
+    flat = to_device(np.concatenate([array.ravel() for array in arrays]), device)
+    parts = flat.split([array.size for array in arrays])
     return [part.view(each.shape) if each.ndim > 1 else part for part, each in zip(parts, arrays)]
+
+
+def rows_held(layer: Operands) -> int:
+    """Rows of input projections in an arena: at least those of a step in both directions."""
+    return max(_LEAST_ROWS, min(_MOST_ROWS, _PROJECTION_BYTES // (8 * layer.dim * layer.dtype.itemsize)))
+
+
+class Arena:
+    """Buffers of one size on one stream; `lock` is held while work on them is queued.
+
+    `z` [M, 2, 4 D] input projections and `scale` fp32 [M, 2] (see `ops/torch/lstm_pointwise.py`); `initial_h` [2, P]
+    and `initial_c` [2, D] the state where a sequence starts.
+    """
+
+    def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
+        self.device, self.capture, self.lock, rows = device, capture, threading.RLock(), rows_held(layer)
+        self._buckets: OrderedDict[int, Bucket] = OrderedDict()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self.z = torch.empty(rows, 2, 4 * layer.dim, device=device, dtype=layer.dtype)
+        self.scale = torch.empty(rows, 2, device=device) if layer.dtype == torch.float16 else None
+        self.initial_h = torch.empty(2, layer.projection, device=device)
+        self.initial_c = torch.empty(2, layer.dim, device=device)
+
+    def bucket(self, slots: int, layer: Operands) -> "Bucket":
+        """The buffers of a bucket of slots, for layers of one size."""
+        if slots not in self._buckets:
+            self._buckets[slots] = Bucket(self.device, slots, layer)
+        self._buckets.move_to_end(slots)
+        while len(self._buckets) > _MOST_BUCKETS:
+            self._buckets.popitem(last=False)
+        return self._buckets[slots]
+
+    def scratch(self, size: int) -> torch.Tensor:
+        """`size` bytes, aligned; what they hold lasts until the next call's work."""
+        if len(self._scratch) < size:
+            self._scratch = empty_bytes(size, self.device)
+        return self._scratch
+
+
+class Bucket:
+    """Buffers of L slots, and `graphs` over them: of each layer, whose operands they read and with which they go.
+
+    `h` fp32 [2, L, P] and `c` fp32 [2, L, D] the state; `operand` [2, L, P] what the next step multiplies; `zh` fp32
+    [2, L, 4 D]; `m` [2, L, D]; `r` fp32 [2, L, P] (`m` itself without a projection); `meta` int32 [steps + 1, 3, L]
+    and `out` fp32 [steps, L, 2 P] of a chunk.
+    """
+
+    def __init__(self, device: torch.device, slots: int, layer: Operands):
+        self.h = torch.empty(2, slots, layer.projection, device=device, dtype=torch.float32)
+        self.c = self.h.new_empty(2, slots, layer.dim)
+        self.operand = torch.empty_like(self.h, dtype=layer.dtype)
+        self.zh = self.h.new_empty(2, slots, 4 * layer.dim)
+        self.m = torch.empty_like(self.c, dtype=torch.float32 if layer.w_p is None else layer.dtype)
+        self.r = self.m if layer.w_p is None else torch.empty_like(self.h)
+        self.meta = self.h.new_empty(CHUNKS[0] + 1, 3, slots, dtype=torch.int32)
+        self.out = self.h.new_empty(CHUNKS[0], slots, 2 * layer.projection)
+        self.out_rows = self.out.view(-1, 2 * layer.projection)
+        self.graphs: weakref.WeakKeyDictionary[Operands, ChunkGraphs] = weakref.WeakKeyDictionary()
+
+
+class Arenas:
+    """Arenas by key, at most `most`; the one unused for longest goes first, and those go whose weights are all gone."""
+
+    def __init__(self, most: int = _MOST_ARENAS):
+        self._most, self._lock = most, threading.RLock()
+        self.kept: weakref.WeakValueDictionary[Hashable, Arena] = weakref.WeakValueDictionary()  # used last: at the end
+        self._of_weight = WeakTensorKeyDictionary()  # weight -> {key: arena}, which keeps the arena
+
+    def get(self, key: Hashable, weight: torch.Tensor, make: Callable[[], Arena]) -> Arena:
+        """The arena of `key`, made if there is none, for a layer that lives as long as `weight`."""
+        with self._lock:
+            arena = self.kept.pop(key, None) or make()
+            self.kept[key] = self._of_weight.setdefault(weight, {})[key] = arena
+            while len(self.kept) > self._most:
+                oldest = next(iter(self.kept))
+                del self.kept[oldest]
+                for arenas in self._of_weight.values():
+                    arenas.pop(oldest, None)
+            return arena
+
+
+def empty_bytes(size: int, device: torch.device) -> torch.Tensor:
+    """An uninitialized uint8 tensor that begins at a multiple of `_ALIGNMENT` bytes."""
+    made = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)
+    return made[-made.data_ptr() % _ALIGNMENT :][:size]

@@ -87,7 +87,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def choose(shape: ShapeClass, precision: str, device: torch.device, why_not: Callable[[], str | None],
            trial: Callable[[], Run]) -> str:
-    """The path of calls of a class. `why_not` says what speaks against the persistent one, `trial` gives what is timed.
+    """The path of calls of a class. `why_not` gives the reason against the persistent path, `trial` the timed function.
 
     Raises `RuntimeError` when that path is forced and cannot run.
     """
@@ -143,7 +143,7 @@ def version(package: str) -> str:
 class Choices:
     """What was measured, by machine and class: in memory, and in a file that is replaced as one.
 
-    What one of two processes that write at once loses is measured again by the next.
+    An entry lost when two processes write at once is measured again.
     """
 
     def __init__(self, file: Callable[[], Path]):
@@ -178,7 +178,7 @@ class Choices:
             part.write_text(json.dumps(held, default=asdict, indent=1), encoding="utf-8")
             os.replace(part, file)
         except OSError as error:
-            logger.info("what was measured is not kept: %s", error)
+            logger.info("the measurements are not saved: %s", error)
 
 
 _choices = Choices(lambda: cache_directory() / "cuda-lstm.json")

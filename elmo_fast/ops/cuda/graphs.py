@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-_MOST_CHUNKS = 24  # of one layer in one bucket, sizes times settings: then all are made anew
+_MOST_CHUNKS = 24  # of one layer in one bucket, sizes times settings: then all are captured again
 
 logger = logging.getLogger(__name__)
 

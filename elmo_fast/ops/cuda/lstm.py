@@ -1,8 +1,7 @@
 """The projected LSTM on an NVIDIA GPU: input projections once for each row, then blocks of steps on one of two paths.
 
-`choice` decides between the paths, `steps` runs them. Off the GPU, which is for tests, the graph path runs without
-graphs. Registered with `torch.library` as `torch.ops.elmo_fast.cuda_lstm`, so that the path is chosen when a call runs
-and not when it is compiled.
+`choice` decides between the paths when a call runs, `steps` runs them. Off the GPU, which is for tests, the graph path
+runs without graphs. `padded_lstm` runs a padded batch inside a user's CUDA graph.
 """
 
 import contextlib
@@ -10,80 +9,42 @@ import contextlib
 import numpy as np
 import torch
 
-from elmo_fast.ops.cuda.blocks import Block, blocks
-from elmo_fast.ops.cuda.buffers import Arena, Arenas
+from elmo_fast.ops.cuda.blocks import CHUNKS, Arena, Arenas, Block, DeviceBlock, blocks, host_arrays, send
 from elmo_fast.ops.cuda.graphs import capture_on
-from elmo_fast.ops.cuda.operands import Operands, flat_weights, limit, operands, scaled
-from elmo_fast.ops.cuda.steps import MOST_SLOTS, Sent, Steps, host_arrays, multiply, send, stretch
+from elmo_fast.ops.cuda.operands import Operands, operands, scaled
+from elmo_fast.ops.cuda.steps import MOST_SLOTS, Steps, as_slice, gemm, pointwise_of, queue_steps
 from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import LstmWeights, State
-from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.schemas import flat_weights, library, limit
 
-_library = torch.library.Library("elmo_fast", "FRAGMENT")
-_library.define("cuda_lstm(Tensor inputs, Tensor? rows, Tensor slots, Tensor batch_sizes, Tensor? starts, Tensor h, "
-                "Tensor c, Tensor[] weights, str precision, float cell_clip, float proj_clip, Tensor? fresh_h, "
-                "Tensor? fresh_c, bool bounded) -> (Tensor, Tensor, Tensor)")
 _arenas = Arenas()
 
 
-def projected_lstm(
-    inputs: torch.Tensor,
-    rows: torch.Tensor | None,
-    schedule: Schedule,
-    state: State,
-    weights: tuple[LstmWeights, LstmWeights],
-    *,
-    cell_clip: float | None = None,
-    proj_clip: float | None = None,
-    initial_state: State | None = None,
-    precision: str = "highest",
-    bounded: bool = False,
-) -> tuple[torch.Tensor, State]:
-    """As `reference.projected_lstm`, in fp32. `rows` may lie on the host: each row is then precomputed once.
-
-    `bounded` where the inputs are outputs of such a layer with the same `proj_clip`: they fit fp16 as they are.
-    """
+def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initial_h, initial_c, width, cell_clip,
+        proj_clip, packed, precomputed, precision, bounded, save):
+    """The op (see `schemas`), in fp32. `rows` may lie on the host: each row is then multiplied once."""
     if is_capturing(inputs.device):
         raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it was made on the host for "
                            "one batch, got one; call the model with ids, or use padded_lstm")
-    starts, fresh = (None, (None, None)) if initial_state is None else (torch.from_numpy(schedule.sequence_starts), initial_state)
-    out, h, c = torch.ops.elmo_fast.cuda_lstm(
-        inputs, rows, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes), starts, *state,
-        flat_weights(weights), precision, limit(cell_clip), limit(proj_clip), *fresh, bounded)
-    return out, (h, c)
-
-
-def run(inputs, rows, slots, batch_sizes, starts, h, c, weights, precision, cell_clip, proj_clip, fresh_h, fresh_c,
-        bounded):
-    """The op: outputs [S, 2 P] and the final state, in the caller's order.
-
-    On the host: `slots` int64, the caller's row of each slot; `batch_sizes` int32 [steps]; `starts` bool [S].
-    """
+    order = np.arange(len(h)) if slots is None else slots.numpy()
+    starts = None if sequence_starts is None else sequence_starts.numpy()
     with surroundings(precision, inputs.device):
         layer = operands(weights, precision, proj_clip)
         arena = arena_of(layer, weights[0], inputs.device)
         with arena.lock:
             steps = Steps(arena, layer, weights, (cell_clip, proj_clip))
-            steps.begin(batch_sizes.numpy(), None if starts is None else (fresh_h, fresh_c), precision)
-            call = _Call(steps, inputs, rows, None if starts is None else starts.numpy(), bounded)
-            return call.run(slots.numpy(), batch_sizes.numpy(), h, c)
+            steps.begin(batch_sizes.numpy(), None if starts is None else (initial_h, initial_c), precision)
+            out = _Call(steps, inputs, rows, starts, bounded).run(order, batch_sizes.numpy(), h, c)
+    return *out, h.new_empty(0, dtype=torch.uint8)
 
 
-def fake(inputs, rows, slots, batch_sizes, starts, h, c, *settings):
-    """Shapes and types of what `run` returns."""
-    count = inputs.shape[0] if rows is None else rows.shape[1]
-    return tuple(h.new_empty(*shape, dtype=torch.float32) for shape in ((count, h.shape[1]), h.shape, c.shape))
-
-
-for _kind in ("CUDA", "CPU"):
-    _library.impl("cuda_lstm", run, _kind)
-torch.library.register_fake("elmo_fast::cuda_lstm", fake, lib=_library)
+library.impl("projected_lstm", run, "CUDA")
 
 
 @contextlib.contextmanager
 def surroundings(precision: str, device: torch.device):
-    """InputProjections in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
+    """GEMMs in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
 
     Buffers outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """
@@ -94,7 +55,7 @@ def surroundings(precision: str, device: torch.device):
 
 
 def arena_of(layer: Operands, weight: torch.Tensor, device: torch.device) -> Arena:
-    """The arena for a layer on the current stream. Inside somebody's capture it is one for this call alone."""
+    """The arena for a layer on the current stream; inside a user's capture an arena for this call alone."""
     if is_capturing(device):
         return Arena(layer, device, None)
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
@@ -115,9 +76,9 @@ def project(arena: Arena, layer: Operands, x: torch.Tensor, bounded: bool) -> No
         x, scale = scaled(x)
         arena.scale[:count] = scale[:, None] if x.dim() == 2 else scale.t()
     if x.dim() == 2:
-        multiply(x.to(layer.dtype), layer.w_x.flatten(1), z.flatten(1))
+        gemm(x.to(layer.dtype), layer.w_x.flatten(1), z.flatten(1))
     else:
-        multiply(x.to(layer.dtype), layer.w_x.transpose(0, 1), z.transpose(0, 1))
+        gemm(x.to(layer.dtype), layer.w_x.transpose(0, 1), z.transpose(0, 1))
 
 
 class _Call:
@@ -138,16 +99,17 @@ class _Call:
         most = len(self.arena.z) // (2 if self.on_host and not self.in_full else 1)
         cut = list(blocks(batch_sizes, most, MOST_SLOTS[self.steps.path]))
         arrays = [part for block in cut for part in self._host_arrays(block)]
-        slots, places, *sent = send([slots.astype(np.int32), np.argsort(slots).astype(np.int32), *arrays], h.device)
-        state = tuple(each.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, slots) for each in (h, c))
+        orders = [slots.astype(np.int32), np.argsort(slots).astype(np.int32)]
+        slots, positions, *arrived = send([*orders, *arrays], h.device)
+        state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, slots) for part in (h, c))
         if self.in_full and cut:
             project(self.arena, self.steps.layer, self.inputs, self.bounded)
         for block in cut:
-            *mine, used = (sent.pop(0) for _ in range(6))
-            block = Sent(block, *mine)
+            *mine, used = (arrived.pop(0) for _ in range(6))
+            block = DeviceBlock(block, *mine)
             self._project(block, used)
             self.steps.run(block, state, out)
-        return out, *(each.transpose(0, 1).index_select(0, places).flatten(1) for each in state)
+        return out, *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
 
     def _host_arrays(self, block: Block) -> list[np.ndarray]:
         """`host_arrays`, and the rows of the inputs to project for the block where the host knows them."""
@@ -161,20 +123,87 @@ class _Call:
             z_rows = [block.rows if self.in_full else np.arange(len(block.rows))] * 2
         return [*host_arrays(block, z_rows, self.sequence_starts), used.astype(np.int32)]
 
-    def _project(self, sent: Sent, used: torch.Tensor) -> None:
-        """The input projections of a block, unless they are there; and what the device alone knows of `meta`."""
+    def _project(self, on_device: DeviceBlock, used: torch.Tensor) -> None:
+        """The input projections of a block, unless projected in full; and the part of `meta` that the host lacks."""
         if self.in_full:
             if not self.on_host:
-                steps = sent.meta[:-1, :2].long()
+                steps = on_device.meta[:-1, :2].long()
                 read = torch.stack([self.rows[one][steps[:, one].clamp(min=0)] for one in (0, 1)], dim=1)
-                sent.meta[:-1, :2] = torch.where(steps >= 0, read.int(), -1)
+                on_device.meta[:-1, :2] = torch.where(steps >= 0, read.int(), -1)
             return
         if self.on_host:
             x = self.inputs.index_select(0, used)
         elif self.rows is not None:
-            x = self.inputs[self.rows[:, sent.rows.long()].long()]  # [2, n, I]
+            x = self.inputs[self.rows[:, on_device.rows.long()].long()]  # [2, n, I]
         else:
-            there = stretch(sent.block.rows)
-            x = self.inputs[there] if there else self.inputs.index_select(0, sent.rows)
+            there = as_slice(on_device.block.rows)
+            x = self.inputs[there] if there else self.inputs.index_select(0, on_device.rows)
             x = x.view(len(x), 2, -1).transpose(0, 1)
         project(self.arena, self.steps.layer, x, self.bounded)
+
+
+def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weights: tuple[LstmWeights, LstmWeights], *,
+                cell_clip: float | None = None, proj_clip: float | None = None,
+                precision: str = "highest") -> tuple[torch.Tensor, State]:
+    """One layer of a two-direction LSTM over a padded batch whose lengths only the GPU has, for a user's CUDA graph.
+
+    Shapes are static and every step runs for every sentence; a position past a sentence's end changes nothing. Steps
+    are queued plainly, on buffers of the call's own, which belong to that graph.
+
+    `inputs` [B, T, I] for both directions or [B, T, 2 I], forward half first; `lengths` int [B] on their device;
+    `state` (h [B, 2 P], c [B, 2 D]) and `weights` as in `reference.projected_lstm`. Returns fp32 outputs [B, T, 2 P] by
+    position, zero past a sentence's end, and the final state; nothing is read back.
+    """
+    clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS["graph"]
+    groups = [_padded_group(*parts, weights, clips, precision)
+              for parts in zip(inputs.split(most), lengths.split(most), zip(*(part.split(most) for part in state)))]
+    outputs, hs, cs = zip(*groups)
+    return torch.cat(outputs), (torch.cat(hs), torch.cat(cs))
+
+
+def _padded_group(inputs, lengths, state, weights, clips, precision):
+    batch, longest, width = inputs.shape
+    flat, projection = flat_weights(weights), state[0].shape[1] // 2
+    directions = inputs[:, :, None] if len(flat[0]) - projection == width else inputs.unflatten(2, (2, -1))
+    with surroundings(precision, inputs.device):
+        layer = operands(flat, precision, clips[1])
+        arena = arena_of(layer, flat[0], inputs.device)
+        with arena.lock:
+            bucket, positions = arena.bucket(batch, layer), _positions(lengths, longest)  # [2, T, B]
+            bucket.h.copy_(state[0].unflatten(1, (2, -1)).transpose(0, 1))
+            bucket.c.copy_(state[1].unflatten(1, (2, -1)).transpose(0, 1))
+            bucket.operand.copy_(bucket.h)
+            found = bucket.h.new_empty(longest, batch, 2 * projection)
+            at_once = min(CHUNKS[0], max(1, len(arena.z) // batch))
+            for first in range(0, longest, at_once):
+                here = slice(first, min(first + at_once, longest))
+                _padded_chunk(arena, layer, bucket, directions, positions[:, here], clips, found[here])
+            final = tuple(each.transpose(0, 1).flatten(1).clone() for each in (bucket.h, bucket.c))
+    return _by_position(found, positions[1]), *final
+
+
+def _positions(lengths: torch.Tensor, longest: int) -> torch.Tensor:
+    """The position that each direction reads at each step, -1 past a sentence's end: int64 [2, T, B]."""
+    step = torch.arange(longest, device=lengths.device)[:, None]
+    backward = lengths - 1 - step
+    return torch.stack([torch.where(backward >= 0, step, -1), backward.clamp(min=-1)])
+
+
+def _padded_chunk(arena, layer, bucket, directions, positions, clips, found) -> None:
+    """Some steps: `directions` [B, T, 1 or 2, I], `positions` [2, steps, B], `found` [steps, B, 2 P]."""
+    _, count, batch = positions.shape
+    slot = torch.arange(batch, device=positions.device)
+    rows = [directions[slot, positions[k].clamp(min=0), k % directions.shape[2]].flatten(0, 1) for k in (0, 1)]
+    project(arena, layer, torch.stack(rows).float(), False)  # [2, steps * B, I]
+    number = torch.arange(count * batch, device=positions.device).view(count, batch)
+    bucket.meta[:count, :2] = torch.where(positions >= 0, number, -1).transpose(0, 1).int()
+    bucket.meta[:, 2] = 0
+    queue_steps(arena, layer, bucket, pointwise_of(found.device), count, clips)
+    found.copy_(bucket.out[:count])
+
+
+def _by_position(found: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
+    """Outputs by step [T, B, 2 P] -> by position [B, T, 2 P], zero past the end, where `mirrored` [T, B] is -1."""
+    forward, backward = found.chunk(2, dim=2)
+    backward = backward.gather(0, mirrored.clamp(min=0)[..., None].expand_as(backward))
+    return torch.where((mirrored >= 0)[..., None], torch.cat([forward, backward], dim=2), 0).transpose(0, 1)

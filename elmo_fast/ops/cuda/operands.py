@@ -1,17 +1,14 @@
 """The weights of one LSTM layer as the products on a GPU read them: both directions side by side, in the operand type.
 
-What is made of the weights is cached by `weight_cache` as long as they live, and made again when an edit has changed them.
-CUDA graphs read it where it lies.
+`weight_cache` holds them as long as the weights; CUDA graphs read them where they lie.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from elmo_fast.ops.device import is_capturing, settle
-from elmo_fast.ops.reference import LstmWeights
 from elmo_fast.ops.weight_cache import cached
 
 LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp16 holds
@@ -34,21 +31,11 @@ class Operands:
     projection = property(lambda self: self.w_h.shape[1])
 
 
-def flat_weights(weights: tuple[LstmWeights, LstmWeights]) -> list[torch.Tensor]:
-    """W, B and, where there is one, W_P; forward then backward."""
-    return [part for direction in weights for part in direction if part is not None]
-
-
-def limit(clip: float | None) -> float:
-    """A clip as a number: infinite for none."""
-    return math.inf if clip is None else float(clip)
-
-
 def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> Operands:
     """`flat_weights` in the type that their products run in.
 
     `medium` multiplies in fp16 where the clip bounds h (without a projection |h| < 1) and every weight is at most
-    `LARGEST`, which is looked up once for each version of the weights; else in bf16.
+    `LARGEST`, which is checked once for each version of the weights; else in bf16.
     """
     dtype = torch.float32
     if precision == "medium":
@@ -85,7 +72,7 @@ def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Operands:
 
 
 def _refuse_while_capturing(weights: Sequence[torch.Tensor]) -> None:
-    """What a capture allocates dies with its graph, and nothing can be looked up in one."""
+    """Memory allocated in a capture is freed with its graph, and nothing can be copied to the host in one."""
     if is_capturing(weights[0].device):
         raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
                            "got one whose weights are not prepared")
@@ -101,9 +88,9 @@ def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str
               highways: Sequence[Sequence[torch.Tensor]], projection: Pair | None) -> bool:
     """Whether operands and results of the char encoder stay within fp16's range for every token that can be.
 
-    `highways` are (W_carry, b_carry, W_transform, b_transform) by layer. The answer is read off the weights, with one
-    copy back from the device, and kept until one of them changes. Weights that are being trained are not looked at and
-    count as unbounded, so that a training step waits for nothing; so do those of a graph that is being compiled.
+    `highways` are (W_carry, b_carry, W_transform, b_transform) by layer. The answer takes one copy back from the
+    device and is cached until a weight changes. Weights in training are skipped and count as unbounded, so that a
+    training step waits for nothing; so do those of a graph that is being compiled.
     """
     tensors = [char_embed, *(part for group in (*filters, *highways, projection or ()) for part in group)]
     if torch.compiler.is_compiling() or torch.is_grad_enabled() and any(each.requires_grad for each in tensors):

@@ -12,8 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cuda.blocks import Sent
-from elmo_fast.ops.cuda.buffers import Arena
+from elmo_fast.ops.cuda.blocks import Arena, DeviceBlock
 from elmo_fast.ops.cuda.operands import Operands
 from elmo_fast.ops.device import settle
 from elmo_fast.ops.reference import State
@@ -99,20 +98,21 @@ def pack(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 
 
 def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float],
-           has_starts: bool, sent: Sent, state: State, out: torch.Tensor) -> bool:
+           has_starts: bool, on_device: DeviceBlock, state: State, out: torch.Tensor) -> bool:
     """Queue a block of steps on an arena, whose lock is held; False, and a warning, where CUDA refuses the launch.
 
     `clips` of the cell and the projection. `state` (h [2, all slots, P], c [2, all slots, D]) is updated, and `out`
     [all packed rows, 2 P] filled, in place.
     """
-    block, device, projection, operand = sent.block, arena.device, layer.projection, _OPERANDS.index(layer.dtype)
+    block, device, projection, operand = on_device.block, arena.device, layer.projection, _OPERANDS.index(layer.dtype)
     held = cached(weights, f"lstm persistent {operand}", lambda detached: pack(detached, layer.dtype))
     size = plan(layer.dim, projection, limits(device), block.slots)["scratch_bytes"]
     first = [each[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
              for each in state]
-    tensors = {"packed": held, "z": arena.z, "scale": arena.scale, "meta": sent.meta, "packed_rows": sent.places,
-               "batch_sizes": sent.batch_sizes, "initial_h": arena.fresh_h if has_starts else None,
-               "initial_c": arena.fresh_c if has_starts else None, "h_in": first[0], "c_in": first[1],
+    tensors = {"packed": held, "z": arena.z, "scale": arena.scale, "meta": on_device.meta,
+               "packed_rows": on_device.packed_rows, "batch_sizes": on_device.batch_sizes,
+               "initial_h": arena.initial_h if has_starts else None,
+               "initial_c": arena.initial_c if has_starts else None, "h_in": first[0], "c_in": first[1],
                "h": state[0][:, block.slot :], "c": state[1][:, block.slot :], "output": out,
                "scratch": arena.scratch(size), "aborts": _watch(device).aborts}
     try:

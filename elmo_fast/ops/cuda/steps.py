@@ -1,4 +1,4 @@
-"""Runs a block of LSTM steps on the path chosen: chunks of steps as CUDA graphs, or a launch of the persistent kernel.
+"""Runs a block of LSTM steps on the chosen path: chunks of steps as CUDA graphs, or a launch of the persistent kernel.
 
 On the graph path a step is the recurrent product of both directions, a small kernel for the gates, the projection, and
 a small kernel for the clip that follows it. Chunks run over buffers at fixed addresses, so that a few graphs replay a
@@ -14,8 +14,7 @@ import torch
 
 from elmo_fast.ops import backend
 from elmo_fast.ops.cuda import choice, persistent
-from elmo_fast.ops.cuda.blocks import Sent, blocks, chunks_of, host_arrays, send
-from elmo_fast.ops.cuda.buffers import Arena, Bucket
+from elmo_fast.ops.cuda.blocks import Arena, Bucket, DeviceBlock, blocks, chunks_of, host_arrays, send
 from elmo_fast.ops.cuda.graphs import ChunkGraphs
 from elmo_fast.ops.cuda.operands import Operands
 from elmo_fast.ops.precision import fp32_precision
@@ -35,43 +34,44 @@ class Steps:
         self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
         self._weights, self._clips, self._pointwise = weights, clips, pointwise_of(arena.device)
 
-    def begin(self, batch_sizes: np.ndarray, fresh: State | None, precision: str) -> None:
-        """Choose the path of a call. Sequences start from `fresh` (h [2 P], c [2 D]), None for no start flags."""
+    def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
+        """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence, None for no start flags."""
         steps = int(np.count_nonzero(batch_sizes))
         if steps:
             device, slots = self.arena.device, int(batch_sizes[0])
             shape = choice.ShapeClass.of(self.layer.dim, self.layer.projection, self.layer.dtype, slots, steps)
             why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
             self.path = choice.choose(shape, precision, device, why_not, functools.partial(self._trial, shape))
-        self.has_starts = fresh is not None
-        if fresh is not None:
-            self.arena.fresh_h.copy_(fresh[0].view_as(self.arena.fresh_h))
-            self.arena.fresh_c.copy_(fresh[1].view_as(self.arena.fresh_c))
+        self.has_starts = initial_state is not None
+        if initial_state is not None:
+            self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
+            self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
 
-    def run(self, sent: Sent, state: State, out: torch.Tensor) -> None:
+    def run(self, on_device: DeviceBlock, state: State, out: torch.Tensor) -> None:
         """One block: updates `state` (h [2, slots, P], c [2, slots, D]) and fills its rows of `out` [S, 2 P]."""
         if self.path == choice.PERSISTENT:
-            if persistent.launch(self.arena, self.layer, self._weights, self._clips, self.has_starts, sent, state, out):
+            if persistent.launch(self.arena, self.layer, self._weights, self._clips, self.has_starts, on_device, state,
+                                 out):
                 return
             self.path = choice.GRAPH
-        self._run_graphs(sent, state, out)
+        self._run_graphs(on_device, state, out)
 
-    def _run_graphs(self, sent: Sent, state: State, out: torch.Tensor) -> None:
-        block, bucket = sent.block, self.arena.bucket(sent.block.bucket, self.layer)
+    def _run_graphs(self, on_device: DeviceBlock, state: State, out: torch.Tensor) -> None:
+        block, bucket = on_device.block, self.arena.bucket(on_device.block.bucket, self.layer)
         h, c = (each[:, block.slot : block.slot + block.slots] for each in state)
         bucket.h[:, : block.slots] = h
         bucket.c[:, : block.slots] = c
         bucket.operand.copy_(bucket.h)
         if self.has_starts:
-            starts = sent.meta[0, 2, :, None] != 0
-            bucket.operand.copy_(torch.where(starts, self.arena.fresh_h[:, None], bucket.operand))
+            starts = on_device.meta[0, 2, :, None] != 0
+            bucket.operand.copy_(torch.where(starts, self.arena.initial_h[:, None], bucket.operand))
         graphs = bucket.graphs.setdefault(self.layer, ChunkGraphs(self.arena.capture))
         products = fp32_precision("cuda", "matmul")  # the strictest of what threads hold by now
         for first, count in chunks_of(block.steps):
-            bucket.meta[: count + 1].copy_(sent.meta[first : first + count + 1])
+            bucket.meta[: count + 1].copy_(on_device.meta[first : first + count + 1])
             work = functools.partial(queue_steps, self.arena, self.layer, bucket, self._pointwise, count, self._clips)
             graphs.run((count, *self._clips, products), work)
-            _collect(sent, bucket, first, count, out)
+            _collect(on_device, bucket, first, count, out)
         h.copy_(bucket.h[:, : block.slots])
         c.copy_(bucket.c[:, : block.slots])
 
@@ -79,15 +79,15 @@ class Steps:
         """A function that runs blocks of the class's size on a path, on random operands: outputs, h and c."""
         arena, size, rng = self.arena, shape.trial_steps * shape.slots, np.random.default_rng(0)
         generator = torch.Generator(arena.device).manual_seed(0)
-        for each in (arena.z, arena.fresh_h, arena.fresh_c):
+        for each in (arena.z, arena.initial_h, arena.initial_c):
             each.normal_(0, 0.5, generator=generator)
         if arena.scale is not None:
             arena.scale.fill_(1)
         self.has_starts = True
-        before = tuple(arena.fresh_h.new_empty(2, shape.slots, width).normal_(0, 0.5, generator=generator)
+        before = tuple(arena.initial_h.new_empty(2, shape.slots, width).normal_(0, 0.5, generator=generator)
                        for width in (shape.projection, shape.dim))
         starts, z_rows = rng.random(size) < 1 / 8, rng.integers(0, len(arena.z), (2, size))
-        sent = {path: [Sent(block, *send(host_arrays(block, z_rows[:, block.rows], starts), arena.device))
+        sent = {path: [DeviceBlock(block, *send(host_arrays(block, z_rows[:, block.rows], starts), arena.device))
                        for block in blocks([shape.slots] * shape.trial_steps, size, MOST_SLOTS[path])]
                 for path in choice.PATHS}
 
@@ -107,15 +107,16 @@ def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count:
     proj_clip = math.inf if layer.w_p is None else clips[1]
     for step in range(count):
         meta = bucket.meta[step]
-        multiply(bucket.operand, layer.w_h, bucket.zh)
-        pointwise.gates(bucket.zh, arena.z, arena.scale, layer.bias, meta, arena.fresh_c, bucket.c, bucket.m, clips[0])
+        gemm(bucket.operand, layer.w_h, bucket.zh)
+        pointwise.gates(bucket.zh, arena.z, arena.scale, layer.bias, meta, arena.initial_c, bucket.c, bucket.m,
+                        clips[0])
         if layer.w_p is not None:
-            multiply(bucket.m, layer.w_p, bucket.r)
-        pointwise.hidden(bucket.r, meta, bucket.meta[step + 1], arena.fresh_h, bucket.h, bucket.operand,
+            gemm(bucket.m, layer.w_p, bucket.r)
+        pointwise.hidden(bucket.r, meta, bucket.meta[step + 1], arena.initial_h, bucket.h, bucket.operand,
                          bucket.out[step], proj_clip)
 
 
-def multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """out = a b, matrices or batches of them, summed in fp32 whatever their type."""
     product = torch.mm if a.dim() == 2 else torch.bmm
     if a.dtype == torch.float32:
@@ -145,17 +146,17 @@ def why_no_triton(device: torch.device) -> str | None:
     return backend.why_no_triton(torch.cuda.get_device_capability(device))
 
 
-def stretch(rows: np.ndarray) -> slice | None:
+def as_slice(rows: np.ndarray) -> slice | None:
     """Ascending rows as a slice, where none is left out."""
     first, end = int(rows[0]), int(rows[-1]) + 1
     return slice(first, end) if end - first == len(rows) else None
 
 
-def _collect(sent: Sent, bucket: Bucket, first: int, count: int, out: torch.Tensor) -> None:
+def _collect(on_device: DeviceBlock, bucket: Bucket, first: int, count: int, out: torch.Tensor) -> None:
     """Outputs of a chunk to their packed rows."""
-    here = sent.block.rows_of(first, count)
-    there = stretch(sent.block.rows[here])
+    here = on_device.block.rows_of(first, count)
+    there = as_slice(on_device.block.rows[here])
     if there:
-        torch.index_select(bucket.out_rows, 0, sent.taken[here], out=out[there])
+        torch.index_select(bucket.out_rows, 0, on_device.offsets[here], out=out[there])
     else:
-        out.index_copy_(0, sent.rows[here].long(), bucket.out_rows.index_select(0, sent.taken[here]))
+        out.index_copy_(0, on_device.rows[here].long(), bucket.out_rows.index_select(0, on_device.offsets[here]))

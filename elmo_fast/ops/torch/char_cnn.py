@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from elmo_fast.ops.reference import ACTIVATIONS
+from elmo_fast.ops.reference import ACTIVATIONS, with_zero_row
 
 PADDING_ID = 261
 # On a CPU the windows and their products then stay in its caches, and in memory that is not new to the process.
@@ -24,7 +24,7 @@ def char_cnn(
     activation: str,
 ) -> torch.Tensor:
     """As `reference.char_cnn`: ids [N, C] -> [N, filters]."""
-    table = _with_no_token(char_embed)
+    table = with_zero_row(char_embed)
     pieces = [char_embed.new_empty(0, sum(weight.shape[-1] for weight, _ in filters))]
     orders = [torch.empty(0, dtype=torch.int64, device=ids.device)]
     for rows, longest in _by_length(ids):
@@ -49,7 +49,7 @@ def gradients(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tup
     pairs = list(zip(leaves[1:][:len(filters)], leaves[1:][len(filters):]))
     for rows, longest in _by_length(ids, _WINDOWS_AT_ONCE):
         with torch.enable_grad(), around():
-            value = _short_tokens(ids[rows], longest, _with_no_token(leaves[0]), pairs, activation)
+            value = _short_tokens(ids[rows], longest, with_zero_row(leaves[0]), pairs, activation)
             found = torch.autograd.grad(value, wanted, grad[rows].to(value.dtype), allow_unused=True)
         for total, each in zip(sums, found):
             if each is not None:
@@ -79,11 +79,6 @@ def _by_length(ids: torch.Tensor, windows: int | None = None) -> Iterator[tuple[
             last = first + (last - first) // 2
         yield order[first:last], max(1, *ends[first:last])
         first = last
-
-
-def _with_no_token(char_embed: torch.Tensor) -> torch.Tensor:
-    """The table that ids read: row 0, zeros, stands for no token; [261, E] -> [262, E]."""
-    return torch.cat([torch.zeros_like(char_embed[:1]), char_embed])
 
 
 def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.Tensor:

@@ -18,22 +18,20 @@ Module& Runtime::kernels(size_t source) {
   return from.kernels;
 }
 
-Kernel& Runtime::find(const std::string& name) {
-  for (int source : embedded)
-    for (const auto& kernel : kernels(size_t(source)))
+Kernel& Runtime::find(const std::vector<size_t>& in, const std::string& name) {
+  for (size_t source : in)
+    for (const auto& kernel : kernels(source))
       if (kernel->name == name) return *kernel;
   throw Trap("no kernel " + name);
 }
 
 void Runtime::launch(Kernel& kernel, Launch launch, const std::vector<std::string>& arguments) {
-  if (arguments.size() != kernel.parameters.size())
-    throw Trap(kernel.name + ": expected " + std::to_string(kernel.parameters.size()) + " arguments, got " +
-               std::to_string(arguments.size()));
   std::vector<char> bytes(kernel.parameter_bytes);
+  if (arguments.size() != kernel.parameters.size()) throw Trap(kernel.name + ": unexpected number of arguments");
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].size() != kernel.parameters[i].size)
-      throw Trap(kernel.name + ": argument " + std::to_string(i) + " has another size");
-    memcpy(bytes.data() + kernel.parameters[i].at, arguments[i].data(), arguments[i].size());
+    const auto [at, size] = kernel.parameters[i];
+    if (arguments[i].size() != size) throw Trap(kernel.name + ": argument " + std::to_string(i) + " has another size");
+    memcpy(bytes.data() + at, arguments[i].data(), size);
   }
   if (settings.seed) launch.seed = settings.seed++;
   Machine(kernel, launch, memory, settings).run(bytes.data());
@@ -46,71 +44,54 @@ cudaError_t failed(cudaError_t error, const std::string& what) {
   return error;
 }
 
-const std::string& kernel_name(const void* function) { return Runtime::get().names.at(function); }
+Kernel& kernel_of(const void* function) {
+  Runtime& runtime = Runtime::get();
+  return runtime.find(runtime.embedded, runtime.names.at(function));
+}
 
 int blocks_per_processor(const Kernel& kernel, int threads, size_t shared) {
-  const Device& device = Runtime::get().device;
-  const int registers = std::min(255, device.registers / int(kernel.most_threads)) / 8 * 8;
-  const int by_shared = device.shared_per_processor / (int(shared + kernel.static_shared) + 1024);
-  return std::min({by_shared, 2048 / threads, device.registers / std::max(1, registers * threads)});
+  constexpr int registers = 65536;
+  const int of_thread = std::min(255, registers / int(kernel.most_threads)) / 8 * 8;
+  const int by_shared = Runtime::get().device.shared_per_processor / (int(shared + kernel.static_shared) + 1024);
+  return std::min({by_shared, 2048 / threads, registers / std::max(1, of_thread * threads)});
 }
+
+struct Attributes {
+  unsigned cluster = 1;
+  bool cooperative = false;
+  explicit Attributes(const cudaLaunchConfig_t& config) {
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+      const cudaLaunchAttribute& given = config.attrs[i];
+      if (given.id == cudaLaunchAttributeClusterDimension) cluster = given.val.clusterDim.x;
+      if (given.id == cudaLaunchAttributeCooperative) cooperative = given.val.cooperative;
+    }
+  }
+};
 
 // The first PTX in a fat binary: a header of 16 bytes, then entries of their own header and their text.
 std::string ptx_of(const char* fat) {
+  struct { uint16_t kind, version; uint32_t header; uint64_t length; } entry;
   uint64_t size;
-  memcpy(&size, fat + 8, 8);
-  for (const char *at = fat + 16, *end = at + size; at < end;) {
-    uint16_t kind;
-    uint32_t header;
-    uint64_t length;
-    memcpy(&kind, at, 2), memcpy(&header, at + 4, 4), memcpy(&length, at + 8, 8);
-    if (kind == 1) return std::string(at + header, strnlen(at + header, length));
-    at += header + length;
+  memcpy(&size, fat + 8, sizeof size);
+  for (const char *at = fat + 16, *end = at + size; at < end; at += entry.header + entry.length) {
+    memcpy(&entry, at, sizeof entry);
+    if (entry.kind == 1) return std::string(at + entry.header, strnlen(at + entry.header, entry.length));
   }
   return "";
-}
-
-cudaError_t launch(const void* function, dim3 grid, dim3 block, size_t shared, unsigned cluster, bool cooperative,
-    void** arguments) try {
-  Runtime& runtime = Runtime::get();
-  Kernel& kernel = runtime.find(kernel_name(function));
-  const auto allowed = runtime.allowed_shared.find(kernel.name);
-  if (shared + kernel.static_shared > size_t(allowed == runtime.allowed_shared.end() ? 49152 : allowed->second))
-    return failed(cudaErrorInvalidValue, "more shared memory than was allowed: " + std::to_string(shared));
-  const int threads = int(block.x * block.y * block.z);
-  const int resident = blocks_per_processor(kernel, threads, shared) * runtime.device.processors;
-  if (cooperative && int(grid.x * grid.y * grid.z) > resident)
-    return failed(cudaErrorCooperativeLaunchTooLarge, std::to_string(resident) + " blocks of a cooperative launch fit");
-  if (cluster > 1 && runtime.device.major < 9)
-    return failed(cudaErrorNotSupported, "clusters on a device that has none");
-  if (cluster > 8) return failed(cudaErrorInvalidClusterSize, "a cluster of more than 8 blocks");
-  std::vector<std::string> values;
-  for (size_t i = 0; i < kernel.parameters.size(); ++i)
-    values.emplace_back(static_cast<const char*>(arguments[i]), kernel.parameters[i].size);
-  Launch how;
-  const unsigned g[] = {grid.x, grid.y, grid.z}, b[] = {block.x, block.y, block.z};
-  std::copy_n(g, 3, how.grid), std::copy_n(b, 3, how.block);
-  how.shared = uint32_t(shared);
-  how.cluster = cluster;
-  how.together = cooperative;
-  runtime.launch(kernel, how, values);
-  return cudaSuccess;
-} catch (const Trap& trap) {
-  return failed(cudaErrorLaunchFailure, trap.what());
 }
 
 }  // namespace
 }  // namespace ptx
 
-using ptx::Runtime;
+using namespace ptx;
 
 extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) {
   struct Wrapper { int magic, version; const char* data; void* unused; };
   Runtime& runtime = Runtime::get();
-  runtime.embedded.push_back(int(runtime.sources.size()));
-  runtime.sources.push_back({ptx::ptx_of(static_cast<Wrapper*>(wrapper)->data), {}});
+  runtime.embedded.push_back(runtime.sources.size());
+  runtime.sources.push_back({ptx_of(static_cast<Wrapper*>(wrapper)->data), {}});
   static void* handle;
   return &handle;
 }
@@ -120,55 +101,61 @@ void __cudaRegisterFunction(void**, const char* host, char*, const char* device,
     int*) {
   Runtime::get().names[host] = device;
 }
-unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, void*) { return 1; }  // <<<>>> is not in use
+// <<<>>> is not in use
+unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, void*) { return 1; }
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cudaErrorNotSupported; }
-cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
-  *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
-  return cudaSuccess;
-}
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
-    cudaStream_t) {
-  return ptx::launch(kernel, grid, block, shared, 1, false, arguments);
-}
+cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return cudaErrorNotSupported; }
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) { return cudaErrorNotSupported; }
 
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
-  unsigned cluster = 1;
-  bool cooperative = false;
-  for (unsigned i = 0; i < config->numAttrs; ++i) {
-    const cudaLaunchAttribute& attribute = config->attrs[i];
-    if (attribute.id == cudaLaunchAttributeClusterDimension) cluster = attribute.val.clusterDim.x;
-    if (attribute.id == cudaLaunchAttributeCooperative) cooperative = attribute.val.cooperative;
-  }
-  return ptx::launch(function, config->gridDim, config->blockDim, config->dynamicSmemBytes, cluster, cooperative,
-      arguments);
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) try {
+  Runtime& runtime = Runtime::get();
+  Kernel& kernel = kernel_of(function);
+  const auto [cluster, cooperative] = Attributes(*config);
+  const dim3 grid = config->gridDim, block = config->blockDim;
+  const size_t shared = config->dynamicSmemBytes;
+  const auto allowed = runtime.allowed_shared.find(kernel.name);
+  if (shared + kernel.static_shared > size_t(allowed == runtime.allowed_shared.end() ? 49152 : allowed->second))
+    return failed(cudaErrorInvalidValue, "more shared memory than was allowed: " + std::to_string(shared));
+  const int threads = int(block.x * block.y * block.z);
+  const int resident = blocks_per_processor(kernel, threads, shared) * runtime.device.processors;
+  if (cooperative && int(grid.x * grid.y * grid.z) > resident)
+    return failed(cudaErrorCooperativeLaunchTooLarge, std::to_string(resident) + " blocks of a cooperative launch fit");
+  if (cluster > 1 && runtime.device.capability.first < 9)
+    return failed(cudaErrorNotSupported, "clusters on a device that has none");
+  if (cluster > 8) return failed(cudaErrorInvalidClusterSize, "a cluster of more than 8 blocks");
+  std::vector<std::string> values;
+  for (size_t i = 0; i < kernel.parameters.size(); ++i)
+    values.emplace_back(static_cast<const char*>(arguments[i]), kernel.parameters[i].size);
+  runtime.launch(kernel, {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, uint32_t(shared), cluster, 0,
+                          cooperative}, values);
+  return cudaSuccess;
+} catch (const Trap& trap) {
+  return failed(cudaErrorLaunchFailure, trap.what());
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) try {
   Runtime::get().memory.written(uintptr_t(to), bytes);
   memset(to, value, bytes);
   return cudaSuccess;
-} catch (const ptx::Trap& trap) {
-  return ptx::failed(cudaErrorInvalidValue, trap.what());
+} catch (const Trap& trap) {
+  return failed(cudaErrorInvalidValue, trap.what());
 }
 
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   Runtime& runtime = Runtime::get();
-  const std::string& name = ptx::kernel_name(function);
+  const Kernel& kernel = kernel_of(function);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  const int fixed = int(runtime.find(name).static_shared);
+  const int fixed = int(kernel.static_shared);
   if (value < 0 || value + fixed > runtime.device.shared)
-    return ptx::failed(cudaErrorInvalidValue, "more shared memory than the device has: " + std::to_string(value));
-  runtime.allowed_shared[name] = value + fixed;
+    return failed(cudaErrorInvalidValue, "more shared memory than the device has: " + std::to_string(value));
+  runtime.allowed_shared[kernel.name] = value + fixed;
   return cudaSuccess;
 }
 
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
-  const Runtime& runtime = Runtime::get();
-  const ptx::Kernel& kernel = Runtime::get().find(ptx::kernel_name(function));
-  memset(attributes, 0, sizeof *attributes);
-  attributes->ptxVersion = attributes->binaryVersion = 10 * runtime.device.major + runtime.device.minor;
-  attributes->sharedSizeBytes = kernel.static_shared;
-  attributes->maxThreadsPerBlock = int(kernel.most_threads);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  const auto [major, minor] = Runtime::get().device.capability;
+  *attributes = {};
+  attributes->ptxVersion = 10 * major + minor;
   return cudaSuccess;
 }
 
@@ -178,30 +165,20 @@ cudaError_t cudaGetDevice(int* device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  const ptx::Device& device = Runtime::get().device;
-  switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = device.processors; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = device.shared; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = device.shared_per_processor; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = device.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = device.minor; break;
-    case cudaDevAttrCooperativeLaunch: *value = 1; break;
-    case cudaDevAttrClusterLaunch: *value = device.major >= 9; break;
-    default: return ptx::failed(cudaErrorInvalidValue, "a device attribute that is not modelled");
-  }
+  const Device& device = Runtime::get().device;
+  if (attribute != cudaDevAttrMultiProcessorCount && attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin)
+    return failed(cudaErrorInvalidValue, "a device attribute that is not modelled");
+  *value = attribute == cudaDevAttrMultiProcessorCount ? device.processors : device.shared;
   return cudaSuccess;
 }
 
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, const cudaLaunchConfig_t* config) {
-  const ptx::Device& device = Runtime::get().device;
-  int size = 1;
-  for (unsigned i = 0; i < config->numAttrs; ++i)
-    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) size = int(config->attrs[i].val.clusterDim.x);
-  if (device.major < 9) return ptx::failed(cudaErrorNotSupported, "clusters on a device that has none");
-  const ptx::Kernel& kernel = Runtime::get().find(ptx::kernel_name(function));
-  const int blocks = ptx::blocks_per_processor(kernel, int(config->blockDim.x), config->dynamicSmemBytes);
+  const Device& device = Runtime::get().device;
+  if (device.capability.first < 9) return failed(cudaErrorNotSupported, "clusters on a device that has none");
+  const int blocks = blocks_per_processor(kernel_of(function), int(config->blockDim.x),
+                                               config->dynamicSmemBytes);
   *count = 0;
-  for (int processors : device.clusters) *count += processors * blocks / size;
+  for (int processors : device.clusters) *count += processors * blocks / int(Attributes(*config).cluster);
   return cudaSuccess;
 }
 

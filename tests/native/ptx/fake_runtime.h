@@ -7,7 +7,8 @@
 namespace ptx {
 
 struct Device {
-  int processors = 132, shared = 232448, shared_per_processor = 233472, major = 9, minor = 0, registers = 65536;
+  int processors = 132, shared = 232448, shared_per_processor = 233472;
+  std::pair<int, int> capability = {9, 0};
   std::vector<int> clusters = {18, 18, 16, 16, 16, 16, 16, 16};  // processors of each part that a cluster lies in
 };
 
@@ -21,14 +22,14 @@ struct Runtime {
   Settings settings;
   GlobalMemory memory;
   std::vector<Source> sources;
-  std::vector<int> embedded;  // sources that fat binaries brought
+  std::vector<size_t> embedded;  // sources that fat binaries brought
   std::map<const void*, std::string> names;
   std::map<std::string, int> allowed_shared;
   std::string error;
 
   static Runtime& get();
   Module& kernels(size_t source);
-  Kernel& find(const std::string& name);
+  Kernel& find(const std::vector<size_t>& sources, const std::string& name);
   // A plain launch of `kernel`; throws a Trap.
   void launch(Kernel& kernel, Launch launch, const std::vector<std::string>& arguments);
 };

@@ -12,17 +12,15 @@ constexpr uint64_t speeds = 44;    // how often it may do so before all is taken
 Clock newest;                 // no clock of an earlier wave or launch is above it
 std::vector<char> registers;  // of the warps that run together
 
-uint32_t product(const uint32_t of[3]) { return of[0] * of[1] * of[2]; }
+uint32_t product(const std::array<uint32_t, 3>& of) { return of[0] * of[1] * of[2]; }
 
 }  // namespace
 
 Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, const Settings& s)
     : kernel(k), launch(l), settings(s), global(g), random(l.seed) {
   const uint32_t threads = product(launch.block);
-  if (!threads || threads > kernel.most_threads || !product(launch.grid))
-    throw Trap(kernel.name + ": empty or too large launch");
-  if (!launch.cluster || launch.grid[0] % launch.cluster)
-    throw Trap(kernel.name + ": the grid is not made of full clusters");
+  const bool fits = threads && threads <= kernel.most_threads && product(launch.grid);
+  if (!fits || launch.grid[0] % launch.cluster) throw Trap(kernel.name + ": an empty, too large or uneven launch");
   const uint32_t together = launch.together ? product(launch.grid) : launch.cluster;
   blocks = std::vector<Block>(together);
   clusters = std::vector<Cluster>(together / launch.cluster);
@@ -48,16 +46,12 @@ void Machine::start(uint32_t first_block) {
   released.clear();
   std::fill(clusters.begin(), clusters.end(), Cluster());
   for (uint32_t i = 0; i < blocks.size(); ++i) {
-    Block& block = blocks[i] = Block();
-    block.cluster = &clusters[i / launch.cluster];
-    block.cluster->blocks.push_back(&block);
-    block.cluster->alive += per_block;
-    block.rank = i % launch.cluster;
-    block.index = first_block + i;
-    block.first = i * per_block;
-    block.alive = per_block;
-    block.shared.assign(kernel.static_shared + launch.shared, char(0xff));  // NaN
-    if (settings.checks) block.shadow = Shadow(block.shared.size(), false);
+    Cluster& cluster = clusters[i / launch.cluster];
+    cluster.blocks.push_back(&blocks[i]);
+    cluster.alive += per_block;
+    blocks[i] = {&cluster, first_block + i, i % launch.cluster, i * per_block, per_block, {}, {}, {}, {}};
+    blocks[i].shared.assign(kernel.static_shared + launch.shared, char(0xff));  // NaN
+    if (settings.checks) blocks[i].shadow = Shadow(blocks[i].shared.size(), false);
   }
   for (Warp& warp : warps) start(warp);
 }
@@ -77,7 +71,7 @@ void Machine::start(Warp& warp) {
   if (settings.checks) warp.clocks.of.assign(warps.size(), base);
   if (settings.checks) ++warp.clocks.of[warp.index];
   const uint32_t begin = warp.number * warp_threads, left = product(launch.block) - begin;
-  const uint32_t width = launch.block[0], *g = launch.grid, q = block.index;
+  const uint32_t width = launch.block[0], *g = launch.grid.data(), q = block.index;
   warp.active = warp.alive = all_threads >> (warp_threads - std::min<uint32_t>(warp_threads, left));
   for (uint32_t t = begin; t < begin + warp_threads; ++t) {
     const uint32_t values[specials] = {t % width, width, q % g[0], q / g[0] % g[1], q / g[0] / g[1], block.rank};

@@ -1,6 +1,7 @@
 // The machine: warps, blocks and clusters, and which warp runs next.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <random>
 #include <unordered_map>
@@ -73,7 +74,7 @@ struct Cluster {
 
 struct Block {
   Cluster* cluster = nullptr;
-  uint32_t rank = 0, index = 0, first = 0, alive = 0;  // first: of its warps; alive: warps
+  uint32_t index = 0, rank = 0, first = 0, alive = 0;  // first: of its warps; alive: warps
   std::vector<char> shared;
   Shadow shadow;
   Barrier barriers[16];
@@ -81,7 +82,7 @@ struct Block {
 };
 
 struct Launch {
-  uint32_t grid[3] = {1, 1, 1}, block[3] = {1, 1, 1};
+  std::array<uint32_t, 3> grid, block;
   uint32_t shared = 0, cluster = 1, seed = 0;
   bool together = false;  // cooperative
 };

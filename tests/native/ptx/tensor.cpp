@@ -115,58 +115,50 @@ uint32_t described(uint64_t descriptor, uint32_t row, uint32_t byte) {
 
 size_t register_of(const Operand& o) { return o.at / slot_bytes; }
 
+// What an accumulator will be.
+float* coming(Warp& warp, const Operand& o) {
+  return reinterpret_cast<float*>(warp.product_registers.values.data() + o.at);
+}
+
 // wgmma m64: "d[columns / 2], a[4] or descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
-class Product {
- public:
-  Product(Parser& s, Format format, size_t columns)
-      : format_(format), d_(s.vector(0, 4, true)), a_(s.vector(1, -1, false)), b_(s.read(2, 8)), adds_(s.read(3, 0)) {
-    s.in.writes.clear();  // these are looked after here
-    if (d_.size() != columns / 2) throw Trap("accumulators of another size");
-    for (size_t i = 4; i < s.arguments.size(); ++i)
-      if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
-  }
+struct Product {
+  Format format;
+  std::vector<Operand> d, a;
+  Operand b, adds;
 
   void run(Warp& warp) const {
     ProductRegisters& registers = warp.product_registers;
     auto operands = std::make_shared<std::vector<Place>>();
     alignas(64) Tile left[4], right[2];
+    for (const auto* list : {&d, &a})
+      for (const Operand& o : *list)
+        if (o.width == 4 && registers.unfenced[register_of(o)])
+          throw Trap("registers of a wgmma written with no wgmma.fence since");
     for (uint32_t i = 0; i < 4; ++i) {
-      if (a_.size() == 4) {
-        demand_fence(registers, a_[i]);
-        if (registers.accumulating[register_of(a_[i])]) throw Trap("an operand that another wgmma has not completed");
-        ++registers.reading[register_of(a_[i])];
-        widen(warp.lanes<uint32_t>(a_[i]), format_, left[i]);
-      } else {
-        read_tile(warp, a_[0], warp.number % 4 * 16 + i % 2 * 8, i / 2, left[i], *operands);
+      if (a.size() == 1) {
+        read_tile(warp, a[0], warp.number % 4 * 16 + i % 2 * 8, i / 2, left[i], *operands);
+        continue;
       }
+      if (registers.accumulating[register_of(a[i])]) throw Trap("an operand that another wgmma has not completed");
+      ++registers.reading[register_of(a[i])];
+      widen(warp.lanes<uint32_t>(a[i]), format, left[i]);
     }
-    for (uint32_t column = 0; column < 2 * d_.size(); column += 8) {
+    for (uint32_t column = 0; column < 2 * d.size(); column += 8) {
       alignas(64) float sum[16][8] = {};
-      for (uint32_t half = 0; half < 2; ++half) read_tile(warp, b_, column, half, right[half], *operands);
+      for (uint32_t half = 0; half < 2; ++half) read_tile(warp, b, column, half, right[half], *operands);
       for (size_t i = 0; i < 4; ++i) {
-        const Operand& o = d_[column / 2 + i];
-        demand_fence(registers, o);
+        const Operand& o = d[column / 2 + i];
         const bool under_way = registers.accumulating[register_of(o)]++;
-        const float* before = under_way ? coming(registers, o) : warp.lanes<float>(o);
-        if (*warp.lanes<Mask>(adds_) & 1) gather(before, i, sum);
+        if (*warp.lanes<Mask>(adds) & 1) gather(under_way ? coming(warp, o) : warp.lanes<float>(o), i, sum);
       }
-      multiply(format_, left, right, sum);
+      multiply(format, left, right, sum);
       for (size_t i = 0; i < 4; ++i) {
-        const Operand& o = d_[column / 2 + i];
-        scatter(sum, i, coming(registers, o));
+        const Operand& o = d[column / 2 + i];
+        scatter(sum, i, coming(warp, o));
         memset(warp.lanes<char>(o), 0xff, slot_bytes);
       }
     }
     warp.products.open.push_back([this, operands, &warp] { complete(warp, *operands); });
-  }
-
- private:
-  static float* coming(ProductRegisters& registers, const Operand& o) {
-    return reinterpret_cast<float*>(registers.values.data() + o.at);
-  }
-
-  static void demand_fence(const ProductRegisters& registers, const Operand& o) {
-    if (registers.unfenced[register_of(o)]) throw Trap("registers of a wgmma written with no wgmma.fence since");
   }
 
   // 8 rows of a matrix in shared memory, which nobody may write before the product is complete.
@@ -175,27 +167,33 @@ class Product {
     uint32_t words[32];
     for (uint32_t r = 0; r < 8; ++r) {
       const uint32_t at = described(*warp.lanes<uint64_t>(matrix), row + r, 16 * half);
-      operands.push_back(warp.machine->place(warp, Space::shared, at, 16));
-      const Place& place = operands.back();
+      const Place place = warp.machine->place(warp, Space::shared, at, 16);
       if (place.shadow) place.shadow->read(place.offset, 16, warp, Use::starts);
+      if (place.shadow) operands.push_back(place);
       memcpy(words + 4 * r, place.at, 16);
     }
-    widen(words, format_, to);
+    widen(words, format, to);
   }
 
   void complete(Warp& warp, const std::vector<Place>& operands) const {
     ProductRegisters& registers = warp.product_registers;
-    for (const Operand& o : d_)
-      if (!--registers.accumulating[register_of(o)]) memcpy(warp.lanes<char>(o), coming(registers, o), slot_bytes);
-    for (size_t i = 0; i < 4 && a_.size() == 4; ++i) --registers.reading[register_of(a_[i])];
-    for (const Place& place : operands)
-      if (place.shadow) place.shadow->read(place.offset, 16, warp, Use::ends);
+    for (const Operand& o : d)
+      if (!--registers.accumulating[register_of(o)]) memcpy(warp.lanes<char>(o), coming(warp, o), slot_bytes);
+    for (size_t i = 0; i < a.size() && a.size() > 1; ++i) --registers.reading[register_of(a[i])];
+    for (const Place& place : operands) place.shadow->read(place.offset, 16, warp, Use::ends);
   }
-
-  Format format_;
-  std::vector<Operand> d_, a_;
-  Operand b_, adds_;
 };
+
+void bind_product(Parser& s, Format format, size_t columns) {
+  auto p = std::make_shared<Product>(Product{format, s.vector(0, 4, true), s.vector(1, -1, false), s.read(2, 8),
+                                             s.read(3, 0)});
+  s.in.convergent = true;
+  s.in.writes.clear();  // the accumulators are looked after here
+  if (p->d.size() != columns / 2 || p->a.size() % 4 > 1) throw Trap("fragments of another size");
+  for (size_t i = 4; i < s.arguments.size(); ++i)
+    if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
+  s.in.run = [p](Warp& warp, Mask) { p->run(warp); };
+}
 
 void fence_products(Warp& warp, Mask) {
   std::fill(warp.product_registers.unfenced.begin(), warp.product_registers.unfenced.end(), uint8_t(0));
@@ -220,10 +218,8 @@ void add_tensor(Table& t) {
     const std::string inner = format == Format::tf32 ? "k8" : "k16", types = std::string(".") + name + "." + name;
     t["mma.sync.m16n8" + inner + ".row.col.f32" + types + ".f32"] = mma(format);
     for (size_t n = 8; n <= 256; n += 8)
-      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = [=, format = format](Parser& s) {
-        s.in.convergent = true;
-        s.in.run = [p = std::make_shared<Product>(s, format, n)](Warp& warp, Mask) { p->run(warp); };
-      };
+      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] =
+          [format = format, n](Parser& s) { bind_product(s, format, n); };
   }
   t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
   t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);

@@ -9,13 +9,13 @@ from tests.support.gpu_lstm import take_way
 from tests.support.lstm_kernel_case import SMALL
 from tests.support.ptx_machine import machine
 
-from elmo_fast.ops.cuda import buffers, choice, lstm, persistent
+from elmo_fast.ops.cuda import blocks, choice, lstm, persistent
 
 
 @pytest.fixture(autouse=True)
 def arenas(monkeypatch):
     """A cache of its own."""
-    monkeypatch.setattr(lstm, "_arenas", buffers.Arenas())
+    monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
     return lstm._arenas
 
 

@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 import torch
+from tests.support import cuda_ops
 from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, double, layer
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
@@ -63,8 +64,8 @@ class Case:
 
     def run(self, precision="medium", rows_on="cpu"):
         inputs, state, initial_state, weights = self.on_gpu
-        return lstm.projected_lstm(inputs, self.rows.to(rows_on), self.schedule, state, weights,
-                                   initial_state=initial_state, precision=precision, **self.clips)
+        return cuda_ops.projected_lstm(inputs, self.rows.to(rows_on), self.schedule, state, weights,
+                                       initial_state=initial_state, precision=precision, **self.clips)
 
     def check(self, found, limit):
         inputs, state, initial_state, weights = double(self.tensors)

@@ -15,6 +15,7 @@ from tests.support.ptx_machine import machine
 from elmo_fast.ops import doctor
 from elmo_fast.ops.cuda import choice, operands, persistent, steps
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured, ShapeClass
+from elmo_fast.ops.schemas import flat_weights
 
 CPU = torch.device("cpu")
 FASTER, SLOWER = Measured(PERSISTENT, 3e-4, 1e-4), Measured(GRAPH, 1e-4, 2e-4)
@@ -231,7 +232,7 @@ def test_reasons_of_a_layer(precision, dim, inference, reason, monkeypatch, unca
     monkeypatch.setattr(persistent, "lacks", lambda device: None)
     monkeypatch.setattr(persistent, "limits", lambda device: SMALL[90])
     with torch.inference_mode(inference):
-        weights = operands.flat_weights(layer(options({"dim": dim})))
+        weights = flat_weights(layer(options({"dim": dim})))
     found = persistent.why_not(CPU, operands.operands(weights, precision, 3.0), weights, 200)
     assert str(reason) in str(found)
 

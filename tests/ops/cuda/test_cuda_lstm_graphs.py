@@ -17,9 +17,10 @@ from tests.support.gpu_lstm import FIRING, INITIAL_STATE, LIMITS, SLOTS, assert_
 from tests.support.models import SHAPES, options
 from torch.optim import SGD
 
-from elmo_fast.ops.cuda import blocks, buffers, lstm, operands
+from elmo_fast.ops.cuda import blocks, lstm, operands
 from elmo_fast.ops.cuda import graphs as captures_module
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall
 
 DEVICE = torch.device("cuda", 0)
 
@@ -46,11 +47,11 @@ def test_blocks_hold_each_packed_row_once(lengths, most_rows, most_slots):
     for block in blocks.blocks(batch_sizes, most_rows, most_slots):
         assert len(block.rows) <= most_rows or block.steps == 1
         assert block.bucket == blocks.bucket_of(block.slots) and block.slots <= most_slots
-        assert block.places.dtype == block.batch_sizes.dtype == np.int32 and block.batch_sizes.min() >= 1
+        assert block.packed_rows.dtype == block.batch_sizes.dtype == np.int32 and block.batch_sizes.min() >= 1
         first = steps_of.setdefault(block.slot, 0)
-        for step, places in enumerate(block.places):
+        for step, packed_rows in enumerate(block.packed_rows):
             rows = first_row[first + step] + block.slot + np.arange(block.batch_sizes[step])
-            assert places.tolist() == rows.tolist() + [-1] * (block.bucket - len(rows))
+            assert packed_rows.tolist() == rows.tolist() + [-1] * (block.bucket - len(rows))
             assert block.rows[block.rows_of(step, 1)].tolist() == rows.tolist()
         steps_of[block.slot] += block.steps
         found += block.rows.tolist()
@@ -104,10 +105,10 @@ def test_a_call_queues_few_operations_besides_graphs(halves, precision, most, mo
     """Views included: each of them costs the host a microsecond or more, and so does a copy between the chunks."""
     replayed = SimpleNamespace(replay=lambda: None)
     monkeypatch.setattr(lstm, "capture_on", lambda device: lambda work: replayed)
-    schedule, weights = make_schedule([25] * 64), operands.flat_weights(layer(options()))
+    schedule, state = make_schedule([25] * 64), (torch.randn(64, 22), torch.randn(64, 74))
     inputs = (torch.randn(1600, 22), None) if halves else (torch.randn(1600, 11), torch.from_numpy(schedule.tokens))
-    given = (*inputs, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes), None,
-             torch.randn(64, 22), torch.randn(64, 74), weights, precision, 3.0, 3.0, None, None, bool(halves))
+    given = LstmCall(*inputs, schedule, state, layer(options()), 3.0, 3.0, precision=precision,
+                     bounded=bool(halves)).arguments()
     for _ in range(2):
         lstm.run(*given)
     with fake_graphs.Watch(None) as watch:
@@ -240,13 +241,13 @@ def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
     class Kept:
         pass
 
-    few, weight = buffers.Arenas(most=2), torch.ones(1)
+    few, weight = blocks.Arenas(most=2), torch.ones(1)
     made = [few.get(key, weight, Kept) for key in "abacba"]
     assert made[2] is made[0] and made[4] is not made[1] and made[5] is not made[0]
     assert list(few.kept) == ["b", "a"]
     del weight, made
     assert len(few.kept) == 0
-    monkeypatch.setattr(buffers, "_MOST_BUCKETS", 2)
+    monkeypatch.setattr(blocks, "_MOST_BUCKETS", 2)
     weights = layer()
     for slots in (1, 2, 3, 7) * 2:
         inputs, _, state = text(FIRING, 0, slots)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.support import cuda_ops
 from tests.support import fake_graphs
 from tests.support.gpu_lstm import (
     CLIPS,
@@ -25,8 +26,9 @@ from tests.support.models import SHAPES, options
 from tests.support.op_cases import LENGTHS, text_order
 
 from elmo_fast.ops import reference
-from elmo_fast.ops.cuda import lstm, operands, padded, steps
+from elmo_fast.ops.cuda import lstm, operands, steps
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 
 BF16_LIMIT = AGAINST_FLOAT64["medium-bf16"]
@@ -124,7 +126,7 @@ def test_models_on_the_persistent_path(native, shape, state, monkeypatch):
 ])
 def test_medium_takes_fp16_where_the_operands_are_bounded(change, dtype):
     of = options(change)
-    weights, clip = operands.flat_weights(layer(of)), operands.limit(of.lstm.proj_clip)
+    weights, clip = flat_weights(layer(of)), limit(of.lstm.proj_clip)
     assert operands.operands(weights, "medium", clip).dtype == dtype
     assert operands.operands(weights, "high", clip).dtype == torch.float32
     weights[0][3, 5] = 4e4  # noticed although the copies are made
@@ -136,7 +138,7 @@ def test_rows_of_any_size_fit_fp16(arenas):
     (inputs, index, state), weights = text(), layer()
     inputs[:4] *= torch.tensor([1e5, 1e30, 1e-3, 1.0])[:, None]
     check(FIRING, "medium", inputs, index, state)
-    of_layer = operands.operands(operands.flat_weights(weights), "medium", 3.0)
+    of_layer = operands.operands(flat_weights(weights), "medium", 3.0)
     arena = lstm.arena_of(of_layer, weights[0][0], inputs.device)
     for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
         lstm.project(arena, of_layer, x, False)
@@ -154,14 +156,13 @@ def test_registered_as_one_op(starts):
     inputs, index, state = text()
     schedule = make_schedule(LENGTHS)
     rows = index[torch.from_numpy(schedule.tokens).long()]
-    given = (inputs, rows, torch.from_numpy(schedule.slots), torch.from_numpy(schedule.batch_sizes),
-             torch.from_numpy(schedule.sequence_starts) if starts else None, *state, operands.flat_weights(layer()),
-             "highest", 3.0, math.inf, *(INITIAL_STATE if starts else (None, None)), False)
-    torch.library.opcheck(torch.ops.elmo_fast.cuda_lstm.default, given)
-    compiled = torch.compile(lambda x: torch.ops.elmo_fast.cuda_lstm(x * 2, *given[1:]), fullgraph=True,
-                             backend="aot_eager")
-    for one, other in zip(compiled(inputs), torch.ops.elmo_fast.cuda_lstm(inputs * 2, *given[1:])):
-        assert torch.equal(one, other)
+    given = LstmCall(inputs, rows, schedule, state, layer(), 3.0, None, INITIAL_STATE if starts else None).arguments()
+    with cuda_ops.registered_on_cpu():
+        torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, given)
+        compiled = torch.compile(lambda x: torch.ops.elmo_fast.projected_lstm(x * 2, *given[1:]), fullgraph=True,
+                                 backend="aot_eager")
+        for one, other in zip(compiled(inputs), torch.ops.elmo_fast.projected_lstm(inputs * 2, *given[1:])):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
@@ -170,11 +171,11 @@ def test_a_padded_batch_waits_for_nothing(precision, monkeypatch):
     weights, schedule = layer(), make_schedule(lengths.tolist())
     rows = torch.from_numpy(schedule.tokens + 20 * (schedule.tokens >= 20))  # past the empty sentence
     expected = reference.projected_lstm(x.flatten(0, 1), rows, schedule, state, weights, **CLIPS)
-    operands.operands(operands.flat_weights(weights), precision, 0.05)
+    operands.operands(flat_weights(weights), precision, 0.05)
     for most in (1024, 2):
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", most)
         with fake_graphs.Watch(None):  # the buffers are the call's own: only waiting is looked for
-            found, final = padded.padded_lstm(x, lengths, state, weights, precision=precision, **CLIPS)
+            found, final = lstm.padded_lstm(x, lengths, state, weights, precision=precision, **CLIPS)
         assert (found[1] == 0).all() and (found[2, 7:] == 0).all() and torch.equal(final[1][1], state[1][1])
         real = torch.cat([found[0], found[2, :7]])
         order = torch.from_numpy(schedule.tokens).long()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64, relative_error
+from tests.support import cuda_ops
 from tests.support.triton_on_ptx import encoder_on_ptx
 
 from elmo_fast.ops import reference
@@ -21,11 +22,8 @@ EXACT = {"char_cnn": reference.char_cnn, "highway": reference.highway, "linear":
 @pytest.fixture(autouse=True)
 def on_ptx(monkeypatch):
     encoder_on_ptx(monkeypatch, 80)
-    library = torch.library.Library("elmo_fast", "FRAGMENT")
-    for op, (implementation, *_) in encoder.OPS.items():
-        library.impl(op, implementation, "CPU")
-    yield
-    library._destroy()
+    with cuda_ops.registered_on_cpu():
+        yield
 
 
 def words(characters=18, tokens=("a", "naïve", "<S>", "of", "other", *("x" * n for n in (9, 11, 15, 16, 40)))):
@@ -50,7 +48,7 @@ class Case:
         given = tensors or [each.float() if name else each for each in self.tensors]
         if self.op == "char_cnn":
             given = self.ids, given[0], list(zip(given[1::2], given[2::2])), self.activation
-        return getattr(encoder, self.op)(*given, *PRECISIONS[name]) if name else EXACT[self.op](*given)
+        return getattr(cuda_ops, self.op)(*given, *PRECISIONS[name]) if name else EXACT[self.op](*given)
 
     def check(self, name):
         found, expected = self.run(name), self.run()
@@ -151,9 +149,11 @@ def test_gradients_agree_with_the_reference(how, monkeypatch):
 def test_the_ops_are_registered_well(operands):
     parts = conv(None, [[1, 3], [3, 4]]).tensors, layer("highway", 5, 7).tensors
     (embed, *filters), row = ([each.float().requires_grad_() for each in part] for part in parts)
-    for op, arguments in (("char_cnn", (words()[:2], embed, filters[::2], filters[1::2], "relu")), ("highway", row),
-                          ("product", row[:3])):
-        torch.library.opcheck(getattr(torch.ops.elmo_fast, op).default, (*arguments, operands))
+    settings = PRECISIONS[operands]
+    for op, arguments in (("char_cnn", (words()[:2], embed, filters[::2], filters[1::2], "relu", *settings, False)),
+                          ("highway", (row[0], row[1:], None, *settings)),
+                          ("linear", (row[0], row[1:3], None, 7, *settings))):
+        torch.library.opcheck(getattr(torch.ops.elmo_fast, op).default, arguments)
 
 
 def test_compile_sees_one_op():
