@@ -90,7 +90,7 @@ def test_the_persistent_lstm(kind):
 
     def same(changed):
         module.replace(source, changed)
-        for seed in (0, 5):
+        for seed in (0, 5, 6, 7, 8):  # those in which a block that reads partial sums comes last
             module.set(seed=seed)
             found = run(module, case)
             if found[3] or max(errors(found, expected)) > 3e-4:
