@@ -146,6 +146,10 @@ void add_control(Table& t) {
   t["bar.arrive"] = block_barrier(false);
   t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);
   t["barrier.cluster.wait.acquire"] = action(wait_for_cluster);
+  t["nanosleep.u32"] = [](Parser& s) {
+    s.read(0);
+    s.in.run = [](Warp& warp, Mask) { warp.yields = warp.spins = true; };
+  };
   t["fence.acq_rel.gpu"] = action(fence, false);
   t["fence.proxy.async"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);
   t["fence.proxy.async.shared::cta"] = t["fence.proxy.async"];
