@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_target
+from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_target, deferred_signals
 from elmo_fast.model.options import ConfigurationError
 
 SUFFIXES = (".h5", ".npz", ".npy")
@@ -32,15 +32,17 @@ class Hdf5Writer:
             raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or as a "
                                      f"part of another's path) in {self._disk.target}; line numbers always work")
         try:
-            self._file.create_dataset(key, data=vectors, dtype="float32")
+            with deferred_signals():
+                self._file.create_dataset(key, data=vectors, dtype="float32")
         except (ValueError, TypeError) as error:
             raise self._refusal(key) from error
         self._disk.check()
 
     def write_index(self, sentence_to_index: dict[str, str]) -> None:
         """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
-        index = self._file.create_dataset(INDEX_KEY, (1,), dtype=h5py.string_dtype())
-        index[0] = json.dumps(sentence_to_index)
+        with deferred_signals():
+            index = self._file.create_dataset(INDEX_KEY, (1,), dtype=h5py.string_dtype())
+            index[0] = json.dumps(sentence_to_index)
 
     @staticmethod
     def _refusal(key: str) -> ConfigurationError:
@@ -78,7 +80,8 @@ def _write_h5(path, arrays) -> None:
     with atomic_hdf5(path) as (file, disk):
         for name, values in arrays:
             try:
-                file.create_dataset(name, data=values)
+                with deferred_signals():
+                    file.create_dataset(name, data=values)
             except (ValueError, TypeError) as error:
                 raise ConfigurationError(f"output: expected identifiers that HDF5 takes as names, got {name!r:.60} "
                                          f"({error}); .npz takes any") from error

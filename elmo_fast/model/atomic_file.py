@@ -7,6 +7,8 @@ import io
 import os
 import secrets
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -145,6 +147,31 @@ def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]
     import h5py
 
     with atomic_path(target) as part, Disk(part, target) as disk:
-        with h5py.File(disk, "w") as file:
+        with deferred_signals():
+            file = h5py.File(disk, "w")
+        try:
             yield file, disk
+        finally:
+            with deferred_signals():
+                file.close()
         disk.check()
+
+
+@contextlib.contextmanager
+def deferred_signals() -> Iterator[None]:
+    """Run the handlers of SIGINT and SIGTERM after the body: HDF5 loses what a handler raises inside its callbacks."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread alone
+        return
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    arrived: list[tuple] = []
+    for number in handlers:
+        signal.signal(number, lambda *arguments: arrived.append(arguments))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in arrived:
+            handlers[number](number, frame)

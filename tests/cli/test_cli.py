@@ -321,7 +321,6 @@ def test_a_signal_in_the_middle_leaves_nothing(model, tmp_path, number):
     process.stdin.flush()  # it stays open, so the command waits for more with its file half written
     while process.poll() is None and not names(tmp_path):
         time.sleep(0.01)
-    time.sleep(0.5)
     process.send_signal(number)
     assert_refused(finish(process), "interrupted; no output was left behind", status=1)
     assert names(tmp_path) == []

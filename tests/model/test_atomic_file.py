@@ -1,12 +1,13 @@
 import errno
 import os
+import signal
 
 import numpy as np
 import pytest
 from tests.support.files import names
 
 from elmo_fast.model import atomic_file
-from elmo_fast.model.atomic_file import atomic_hdf5, atomic_path, check_target
+from elmo_fast.model.atomic_file import atomic_hdf5, atomic_path, check_target, deferred_signals
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -97,3 +98,22 @@ def test_a_long_body_can_ask(tmp_path):
             disk.check()
             pytest.fail("nothing was raised")
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_for_the_end_of_the_block(number):
+    steps = []
+
+    def handler(*_):
+        steps.append("handler")
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            with deferred_signals():
+                signal.raise_signal(number)
+                steps.append("block")
+        assert steps == ["block", "handler"] and signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
