@@ -60,7 +60,7 @@ def test_the_encoder_runs_on_kernels_on_a_gpu(gpu, monkeypatch, level, dtype):
             torch.empty(7, 50, dtype=torch.int64, device="cuda"))
     ours = [node for node in graph.graph.nodes if "elmo_fast" in str(node.target)]
     assert [node.target._opname for node in ours] == ["char_cnn", "highway", "highway", "linear", "char_cnn"]
-    vectors, first = (ours[k].meta["val"] for k in (3, 4))
+    vectors, (first, _) = (ours[k].meta["val"] for k in (3, 4))
     assert vectors.shape == (7, 11) and vectors.dtype == torch.float32 and vectors.device.type == "cuda"
     assert first.dtype == dtype
     with pytest.raises(ValueError, match="ids: expected character ids from 0 to 261, got 0 to 262"):
