@@ -24,14 +24,14 @@ struct CharCnnCall {
   const int32_t* ids;  // [tokens, characters], 0 to table_rows - 1
   int64_t tokens;
   int64_t characters;  // at least the widest bank's width, below 2^15
-  int32_t padding;     // the id that fills up tokens
+  int32_t padding;  // the id that fills up tokens
   const float* table;  // [table_rows, dim]
   int64_t table_rows;
   int64_t dim;
   const CharBank* banks;
   int64_t bank_count;
-  int64_t filters;     // of all banks together
-  int threads;         // >= 1
+  int64_t filters;  // of all banks together
+  int threads;  // >= 1
 };
 
 // values [tokens, filters]; picks [tokens, filters]: the first window of the largest product, and 2^16 times how many

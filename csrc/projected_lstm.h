@@ -37,8 +37,8 @@ size_t lstm_packed_size(const LstmShape& shape, Precision precision);
 // weights[d] [in + P, 4D], biases[d] [4D], projections[d] [D, P] or null: d = 0 forward, 1 backward; read only.
 // packed [lstm_packed_size] is owned by the caller, aligned to 4 bytes at least (64 is faster), and must not
 // change afterwards. It records instruction set, precision and sizes; lstm_forward refuses what does not match.
-void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2],
-               const float* const biases[2], const float* const projections[2], void* packed, size_t packed_size);
+void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2], const float* const biases[2],
+               const float* const projections[2], void* packed, size_t packed_size);
 
 // A schedule of T steps over `slots` slots. Slot k runs at step t iff k < batch_sizes[t]; a packed row is one running
 // slot of one step, numbered step by step and slot by slot inside, as in PackedSequence: S = sum(batch_sizes). No
@@ -100,22 +100,22 @@ void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], c
 // Gradients go to the caller's memory, which is overwritten; null leaves one out. Nothing may alias.
 struct LstmBackwardCall {
   LstmCall forward;          // as of lstm_forward_saving, but packed by lstm_backward_pack and with h and c as they
-                             // were before it, read only; output, out_rows, precision and chunk_rows are not used
+                     // were before it, read only; output, out_rows, precision and chunk_rows are not used
   const void* saved;
   size_t saved_size;
   const float* grad_output;  // [S, 2P] of the output row that each packed row wrote
 
-  float* grad_h;             // [slots, 2P] of the final state in, of the state before the first step out
-  float* grad_c;             // [slots, 2D] likewise
-  float* grad_inputs[2];     // [input_rows, in] by direction, or [input_rows, 2 * in] and the second half of it when
-                             // split_input; rows that no packed row reads are left alone
-  float* grad_weights[2];    // [in + P, 4D]
-  float* grad_biases[2];     // [4D]
+  float* grad_h;  // [slots, 2P] of the final state in, of the state before the first step out
+  float* grad_c;  // [slots, 2D] likewise
+  float* grad_inputs[2];  // [input_rows, in] by direction, or [input_rows, 2 * in] and the second half of it when
+                          // split_input; rows that no packed row reads are left alone
+  float* grad_weights[2];  // [in + P, 4D]
+  float* grad_biases[2];  // [4D]
   float* grad_projections[2];  // [D, P]
-  float* grad_initial_h;     // [2P]
-  float* grad_initial_c;     // [2D]
+  float* grad_initial_h;  // [2P]
+  float* grad_initial_c;  // [2D]
 
-  void* scratch;             // [lstm_backward_scratch_size], aligned to 4 bytes; 64 is faster
+  void* scratch;  // [lstm_backward_scratch_size], aligned to 4 bytes; 64 is faster
   size_t scratch_size;
 };
 

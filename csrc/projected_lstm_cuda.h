@@ -18,32 +18,32 @@ namespace cuda {
 enum class Operand : int32_t { fp16 = 0, bf16 = 1 };
 
 struct Shape {
-  int32_t dim;         // D
+  int32_t dim;  // D
   int32_t projection;  // P
 };
 
 struct Device {
-  int32_t processors;   // streaming multiprocessors
-  int64_t shared;       // bytes of shared memory that one block may have
+  int32_t processors;  // streaming multiprocessors
+  int64_t shared;  // bytes of shared memory that one block may have
   int32_t clusters[3];  // most clusters of 8, 4 and 2 blocks that run at once; 0: no clusters
 };
 
 // How a layer is spread over the device. `reason` is null, or says why it cannot run.
 struct Plan {
-  int32_t units_per_block;      // of 16 cells, of each direction
+  int32_t units_per_block;  // of 16 cells, of each direction
   int32_t blocks;
-  int32_t cluster;              // blocks that exchange m through distributed shared memory; divides `blocks`
-  int32_t instance;             // of the kernel, a number in csrc/cuda/layout.h
-  int32_t row_tiles;            // of 8 slots
-  int32_t threads;              // of a block
-  int32_t k_steps;              // of 16 columns of h: one direction's gates take that many products
-  int32_t register_steps;       // k-steps whose weights stay in registers
-  int32_t shared_steps;         // k-steps after those whose weights stay in shared memory; the rest is streamed
-  bool projection_resident;     // whether W_P stays in shared memory
-  int64_t shared_bytes;         // of dynamic shared memory of a block
-  int64_t scratch_bytes;        // of device memory for a call
-  int64_t resident_bytes;       // of weights, both directions
-  int64_t streamed_bytes;       // of weights, both directions, in a step
+  int32_t cluster;  // blocks that exchange m through distributed shared memory; divides `blocks`
+  int32_t instance;  // of the kernel, a number in csrc/cuda/layout.h
+  int32_t row_tiles;  // of 8 slots
+  int32_t threads;  // of a block
+  int32_t k_steps;  // of 16 columns of h: one direction's gates take that many products
+  int32_t register_steps;  // k-steps whose weights stay in registers
+  int32_t shared_steps;  // k-steps after those whose weights stay in shared memory; the rest is streamed
+  bool projection_resident;  // whether W_P stays in shared memory
+  int64_t shared_bytes;  // of dynamic shared memory of a block
+  int64_t scratch_bytes;  // of device memory for a call
+  int64_t resident_bytes;  // of weights, both directions
+  int64_t streamed_bytes;  // of weights, both directions, in a step
   const char* reason;
 };
 
@@ -54,29 +54,29 @@ struct Call {
   Shape shape;
   Device device;
   Operand operand;
-  const char* packed;          // weights in the order of csrc/cuda/layout.h, aligned to 16 bytes
-  const uint16_t* z;           // [rows, 2, 4D] of the operand type: input projections without the bias
-  const float* scale;          // [rows, 2] factor of each row of z, or null
-  int32_t steps, slots;        // steps >= 1, slots 1 to 64
-  int32_t stride;              // >= slots, of meta and packed_rows
-  const int32_t* meta;         // [steps + 1, 3, stride] row of z forward, backward; 1 where a sequence starts. The last
-                               // step has no starts
+  const char* packed;  // weights in the order of csrc/cuda/layout.h, aligned to 16 bytes
+  const uint16_t* z;  // [rows, 2, 4D] of the operand type: input projections without the bias
+  const float* scale;  // [rows, 2] factor of each row of z, or null
+  int32_t steps, slots;  // steps >= 1, slots 1 to 64
+  int32_t stride;  // >= slots, of meta and packed_rows
+  const int32_t* meta;  // [steps + 1, 3, stride] row of z forward, backward; 1 where a sequence starts. The last
+                        // step has no starts
   const int32_t* packed_rows;  // [steps, stride] row of `output`
   const int32_t* batch_sizes;  // [steps] slots that have a token; non-increasing, 1 to slots
-  const float* initial_h;      // [2, P] state where a sequence starts; null: zeros
-  const float* initial_c;      // [2, D]
-  const float* h_in;           // [2, slots, P] state before the first step
-  const float* c_in;           // [2, slots, D]
-  float* h;                    // final state of the slots that ran: direction d at d * state_stride rows
+  const float* initial_h;  // [2, P] state where a sequence starts; null: zeros
+  const float* initial_c;  // [2, D]
+  const float* h_in;  // [2, slots, P] state before the first step
+  const float* c_in;  // [2, slots, D]
+  float* h;  // final state of the slots that ran: direction d at d * state_stride rows
   float* c;
-  int64_t state_stride;        // rows of P (of D) between the directions of h (of c)
-  float* output;               // [S, 2P]
+  int64_t state_stride;  // rows of P (of D) between the directions of h (of c)
+  float* output;  // [S, 2P]
   float cell_clip, proj_clip;  // > 0, +inf: none
-  char* scratch;               // Plan::scratch_bytes, aligned to 256; free once the stream has passed the call
+  char* scratch;  // Plan::scratch_bytes, aligned to 256; free once the stream has passed the call
   int64_t scratch_size;
-  int32_t* aborts;             // [1] grows by one when a launch gives up; not 0: this one gives up at once
-  int64_t timeout_ns;          // longest wait at a barrier; 0: the launch gives up at once
-  void* stream;                // cudaStream_t
+  int32_t* aborts;  // [1] grows by one when a launch gives up; not 0: this one gives up at once
+  int64_t timeout_ns;  // longest wait at a barrier; 0: the launch gives up at once
+  void* stream;  // cudaStream_t
 };
 
 Device current_device();

@@ -126,7 +126,7 @@ def _whole(rows, table, weight, best, width, size, filter, positions, last_row, 
     characters = _characters(rows, 0, width, last_row, K // EP)
     prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
     characters = _characters(rows, tl.minimum(1, positions - 1), width, last_row, K // EP)
-    for start in range(0, positions):
+    for start in range(positions):
         # The next windows, and the ids of those behind them, are on their way while these are precomputed.
         windows = prefetched
         prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
@@ -143,7 +143,7 @@ def _pieces(rows, table, weight, best, width, size, filter, positions, last_row,
     CHARACTERS: tl.constexpr = BK // EP if BK > EP else 1
     VALUES: tl.constexpr = BK // CHARACTERS
     k = tl.arange(0, BK)
-    for start in range(0, positions):
+    for start in range(positions):
         products = tl.zeros((BM, BN), tl.float32)
         for at in range(0, width * EP, BK):
             characters = _characters(rows, start + at // EP, width - at // EP, last_row, CHARACTERS)

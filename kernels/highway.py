@@ -49,8 +49,7 @@ def _run(x, first, b_first, second, b_second, operands: str, out, gated: bool) -
 def _read(at, inside, EVEN: tl.constexpr):
     if EVEN:
         return tl.load(at)
-    else:
-        return tl.load(at, mask=inside, other=0.0)
+    return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})

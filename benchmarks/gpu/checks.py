@@ -54,8 +54,8 @@ def sanitizer(stage: Stage) -> None:
 
 def verdict(text: str) -> dict:
     """What the tool's output means; the program ends with a line `done`, or says why the path does not run."""
-    if reason := re.search(r"^skipped: (.*)$", text, re.M):
+    if reason := re.search(r"^skipped: (.*)$", text, re.MULTILINE):
         return {"skipped": reason[1]}
     counted = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
-    passed = bool(counted) and not any(map(int, counted)) and re.search(r"^done$", text, re.M) is not None
+    passed = bool(counted) and not any(map(int, counted)) and re.search(r"^done$", text, re.MULTILINE) is not None
     return {"passed": passed} if passed else {"passed": False, "log": text.splitlines()[-20:]}

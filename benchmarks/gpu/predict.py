@@ -160,7 +160,8 @@ def count_all() -> None:
     lines = ",\n".join(f'"{slots}": {json.dumps(asdict(count(slots, *rounds)))}' for slots in SLOTS)
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
     docs = common.ROOT / "docs" / "gpu.md"
-    docs.write_text(re.sub(r"\| slots \| products .*", lambda _: table(stored()) + "\n", docs.read_text(), flags=re.S))
+    rows = table(stored()) + "\n"
+    docs.write_text(re.sub(r"\| slots \| products .*", lambda _: rows, docs.read_text(), flags=re.DOTALL))
 
 
 if __name__ == "__main__":

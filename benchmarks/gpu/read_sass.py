@@ -24,8 +24,8 @@ HELD = re.compile(r"17persistent_kernelI\w+?ELi8ELi\d+ELi\d+ELi256E")  # kernels
 MOST_ROUNDS = 4  # rounds of global loads in a step
 MOST_WAITING = 3  # loops that wait for loads in each of their few passes: gather_m, twice, and finish_h
 HIDING = 16  # tensor-core instructions of a warp that outlast a load: 8 warps' take 200 cycles and more
-FUNCTION = re.compile(r"Function\s*:\s*(\S+)\n(.*?)(?=\n\s*Function\s*:|\Z)", re.S)
-LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*?)\s*;", re.M)
+FUNCTION = re.compile(r"Function\s*:\s*(\S+)\n(.*?)(?=\n\s*Function\s*:|\Z)", re.DOTALL)
+LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*?)\s*;", re.MULTILINE)
 REGISTER = re.compile(r"\b(U?[RP])(\d+)(\.64)?\b")
 COPIED = "copied"  # what cp.async is said to write, and DEPBAR to read
 
@@ -100,7 +100,7 @@ class Kernel:
             for index in part:
                 each = self.code[index]
                 awaited = [load for load, writes in pending.items() if writes & each.uses]
-                if self.polls.intersection(awaited) or index in self.polls and each.name == "LDS":
+                if self.polls.intersection(awaited) or (index in self.polls and each.name == "LDS"):
                     pending, polled = {}, True
                 elif awaited:
                     if products < HIDING:

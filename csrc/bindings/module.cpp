@@ -26,8 +26,9 @@ void bind_cpu(py::module_& m) {
         "Feature name -> whether the CPU has it and the operating system keeps its registers.");
   m.def("amx_permitted", amx_permitted,
         "Whether this process may use AMX tile data; the first call asks the operating system.");
-  m.def("cpu_isa", [] { return isa_name(cpu_isa()); },
-        "Best usable of generic, avx2, avx512, amx, at most the one in ELMO_FAST_CPU_ISA.");
+  m.def(
+      "cpu_isa", [] { return isa_name(cpu_isa()); },
+      "Best usable of generic, avx2, avx512, amx, at most the one in ELMO_FAST_CPU_ISA.");
   m.def("use_openmp_threads", cpu::use_openmp_threads,
         "Run on the threads of the OpenMP runtime that this process has loaded; whether there is one.");
   m.def("use_own_threads", cpu::use_own_threads, "Run on the engine's own threads.");

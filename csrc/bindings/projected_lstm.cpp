@@ -14,8 +14,8 @@ void pack(int64_t input, int64_t dim, int64_t projection, int precision, const P
 
 void backward_pack(int64_t input, int64_t dim, int64_t projection, const Pair& weights, const Pair& projections,
                    Address packed, size_t packed_size) {
-  lstm_backward_pack({input, dim, projection}, Pointers<const float>(weights).of,
-                     Pointers<const float>(projections).of, at<void>(packed), packed_size);
+  lstm_backward_pack({input, dim, projection}, Pointers<const float>(weights).of, Pointers<const float>(projections).of,
+                     at<void>(packed), packed_size);
 }
 
 // What a forward and its gradients have in common.
@@ -82,8 +82,9 @@ void backward(const py::dict& call, const py::kwargs& keywords) {
 void bind_projected_lstm(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   const py::arg input("input"), dim("dim"), projection("projection"), packed("packed"), packed_size("packed_size");
-  m.def("lstm_isa", [](int precision) { return lstm_isa(static_cast<Precision>(precision)); }, release(),
-        py::arg("precision"));
+  m.def(
+      "lstm_isa", [](int precision) { return lstm_isa(static_cast<Precision>(precision)); }, release(),
+      py::arg("precision"));
   m.def(
       "lstm_packed_size",
       [](int64_t input, int64_t dim, int64_t projection, int precision) {

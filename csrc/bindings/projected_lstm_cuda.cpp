@@ -1,11 +1,11 @@
 // Python's view of csrc/projected_lstm_cuda.h: pointers travel as integers. The plan needs no CUDA.
+#include "projected_lstm_cuda.h"
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <array>
 #include <type_traits>
-
-#include "projected_lstm_cuda.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -36,10 +36,8 @@ void run_lstm(const py::kwargs& given) {
   cuda::Call call = {};
   const auto set = [&](const char* name, auto& field) {
     using Field = std::remove_reference_t<decltype(field)>;
-    if constexpr (std::is_pointer_v<Field>)
-      field = reinterpret_cast<Field>(given[name].cast<uintptr_t>());
-    else
-      field = given[name].cast<Field>();
+    if constexpr (std::is_pointer_v<Field>) field = reinterpret_cast<Field>(given[name].cast<uintptr_t>());
+    else field = given[name].cast<Field>();
   };
   set("dim", call.shape.dim), set("projection", call.shape.projection);
   call.device = device_of(given["device"].cast<DeviceTuple>());

@@ -40,8 +40,8 @@ struct ExactActivations {
     const F far = Vec::sub(one, Vec::divide(Vec::add(e, e), Vec::add(one, e)));
     const F square = Vec::mul(size, size);
     // (tanh(x) - x) / x^3 in x^2, fitted on |x| <= 0.625
-    constexpr float fitted[] = {-0.333333343f, 0.133333042f, -0.0539593995f, 0.0217699111f, -0.00834681652f,
-                                0.00229565497f};
+    constexpr float fitted[] = {-0.333333343f, 0.133333042f,    -0.0539593995f,
+                                0.0217699111f, -0.00834681652f, 0.00229565497f};
     const F p = polynomial<Vec>(fitted, square);
     const F near = Vec::fma(Vec::mul(square, p), size, size);
     return Vec::copysign(Vec::if_less(size, Vec::set1(0.625f), near, far), x);

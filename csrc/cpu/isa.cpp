@@ -102,8 +102,8 @@ Isa cap() {
 
 std::vector<std::pair<std::string, bool>> cpu_features() {
   const Features& f = features();
-  return {{"sse4.2", f.sse4_2},     {"avx2", f.avx2},         {"fma", f.fma},           {"f16c", f.f16c},
-          {"avx512f", f.avx512f},   {"avx512bw", f.avx512bw}, {"avx512dq", f.avx512dq}, {"avx512vl", f.avx512vl},
+  return {{"sse4.2", f.sse4_2},           {"avx2", f.avx2},         {"fma", f.fma},           {"f16c", f.f16c},
+          {"avx512f", f.avx512f},         {"avx512bw", f.avx512bw}, {"avx512dq", f.avx512dq}, {"avx512vl", f.avx512vl},
           {"avx512_bf16", f.avx512_bf16}, {"amx_tile", f.amx_tile}, {"amx_bf16", f.amx_bf16}};
 }
 

@@ -56,7 +56,9 @@ struct Job {
 // One waiting thread and the job handed to it.
 class Worker {
  public:
-  Worker() { std::thread([this] { serve(); }).detach(); }
+  Worker() {
+    std::thread([this] { serve(); }).detach();
+  }
 
   void start(Job* job, int rank) {
     {

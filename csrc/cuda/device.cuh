@@ -21,17 +21,24 @@ struct Bf16 {
   static __device__ __forceinline__ float to(uint16_t x) { return __uint_as_float(uint32_t(x) << 16); }
 };
 
-struct TileA { uint32_t r[4]; };  // registers of one thread
-struct TileB { uint32_t r[2]; };
-struct TileC { float r[4]; };
+struct TileA {
+  uint32_t r[4];
+};  // registers of one thread
+struct TileB {
+  uint32_t r[2];
+};
+struct TileC {
+  float r[4];
+};
 
 // c += a b on tensor cores, m16n8k16.
-#define ELMO_MMA(type, name)                                                                                        \
-  __device__ __forceinline__ void mma(TileC& c, const TileA& a, const TileB& b, type) {                             \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
-        "{%0, %1, %2, %3};"                                                                                         \
-        : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])                                                    \
-        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1]));                            \
+#define ELMO_MMA(type, name)                                                             \
+  __device__ __forceinline__ void mma(TileC& c, const TileA& a, const TileB& b, type) {  \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name                           \
+        ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "                            \
+        "{%0, %1, %2, %3};"                                                              \
+        : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])                         \
+        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b.r[0]), "r"(b.r[1])); \
   }
 ELMO_MMA(Fp16, "f16")
 ELMO_MMA(Bf16, "bf16")
@@ -41,7 +48,8 @@ ELMO_MMA(Bf16, "bf16")
 __device__ __forceinline__ TileA load_weights(const char* from) {
   TileA a;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(a.r[0]), "=r"(a.r[1]), "=r"(a.r[2]), "=r"(a.r[3]) : "l"(from));
+               : "=r"(a.r[0]), "=r"(a.r[1]), "=r"(a.r[2]), "=r"(a.r[3])
+               : "l"(from));
   return a;
 }
 
@@ -71,8 +79,9 @@ __device__ __forceinline__ TileB right_tile(const uint16_t* from, int stride, in
 
 // 16 bytes from L2 to shared memory, or zeros.
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -85,11 +94,11 @@ __device__ __forceinline__ float2 load_exchanged(const float* from) {
 
 // A barrier of `threads` threads of the block; 0 is that of all of them.
 __device__ __forceinline__ void sync_threads(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 __device__ __forceinline__ void add_release(uint32_t* to) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(to) : "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
 }
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
   uint32_t value;
@@ -102,7 +111,7 @@ __device__ __forceinline__ uint32_t load_relaxed(const void* from) {
   return value;
 }
 __device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t value) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(to), "r"(value) : "memory");
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 __device__ __forceinline__ int64_t nanoseconds_now() {
   int64_t now;
@@ -122,29 +131,30 @@ constexpr bool has_clusters = false;
 
 __device__ __forceinline__ uint32_t remote_address(const void* local, int rank) {
   uint32_t address = 0;
-  ELMO_SM90(asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-                         : "=r"(address) : "r"(uint32_t(__cvta_generic_to_shared(local))), "r"(rank));)
+  ELMO_SM90(asm volatile(
+                "mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(uint32_t(__cvta_generic_to_shared(local))),
+                "r"(rank));)
   return address;
 }
 __device__ __forceinline__ uint4 load_remote(uint32_t address) {
   uint4 words = {};
-  ELMO_SM90(asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(address) : "memory");)
+  ELMO_SM90(asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y),
+                         "=r"(words.z), "=r"(words.w) : "r"(address) : "memory");)
   return words;
 }
 __device__ __forceinline__ void store_flag(uint32_t address, uint32_t value) {
-  ELMO_SM90(asm volatile("st.release.cluster.shared::cluster.u32 [%0], %1;" :: "r"(address), "r"(value) : "memory");)
+  ELMO_SM90(asm volatile("st.release.cluster.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");)
 }
 __device__ __forceinline__ uint32_t load_flag(const uint32_t* from) {
   uint32_t value = 0;
-  ELMO_SM90(asm volatile("ld.acquire.cluster.shared::cta.u32 %0, [%1];"
-                         : "=r"(value) : "r"(uint32_t(__cvta_generic_to_shared(from))) : "memory");)
+  ELMO_SM90(asm volatile("ld.acquire.cluster.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(
+      uint32_t(__cvta_generic_to_shared(from))) : "memory");)
   return value;
 }
 // All threads of all blocks of the cluster.
 __device__ __forceinline__ void sync_cluster() {
-  ELMO_SM90(asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-            asm volatile("barrier.cluster.wait.acquire;" ::: "memory");)
+  ELMO_SM90(asm volatile("barrier.cluster.arrive.release;" :: : "memory");
+            asm volatile("barrier.cluster.wait.acquire;" :: : "memory");)
 }
 
 // ---- cells ----------------------------------------------------------------------------------------------------------

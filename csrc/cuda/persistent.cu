@@ -136,8 +136,8 @@ void run_persistent(const Call& call) {
   const Scratch at(launch.layout, call.slots, plan.blocks / plan.cluster);
   check(cudaMemsetAsync(call.scratch, 0, at.zeroed, stream), "clear");
   cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config = config_of(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, stream,
-                                        attributes, plan.cluster);
+  cudaLaunchConfig_t config =
+      config_of(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, stream, attributes, plan.cluster);
   attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
   attributes[config.numAttrs++].val.cooperative = 1;
   check(cudaLaunchKernelEx(&config, kernel_for(call.operand, plan.instance), launch), "launch");

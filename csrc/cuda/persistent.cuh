@@ -176,7 +176,7 @@ class Team {
     if (part * staged_steps * 16 + column >= width) return;
     const uint16_t* from = operand(now.t) + part * staged_steps * 16 + column;
     uint16_t* to = halves(p_.at.h) + part_offset(part) + column;
-#pragma unroll (R > 0 && NT > 2 ? 4 : 1)
+#pragma unroll(R > 0 && NT > 2 ? 4 : 1)
     for (int slot = thread_ / 16; slot < NT * tile_slots; slot += slots_at_once)
       copy_async(to + slot * p_.at.h_stride, from + smaller(slot, now.size - 1) * width, slot < now.size);
   }
@@ -269,10 +269,10 @@ class Team {
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
     for (int tile = warp_; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); tile += threads_ / 32) {
       const char* kept = shared_ + p_.at.projection + tile * p_.cluster * p_.units_per_block * tile_bytes + lane_ * 16;
-      const char* streamed = direction_weights(p_, d_) + p_.layout.projection_offset(first + tile, cluster_unit()) +
-                             lane_ * 16;
+      const char* streamed =
+          direction_weights(p_, d_) + p_.layout.projection_offset(first + tile, cluster_unit()) + lane_ * 16;
       TileC sums[NT] = {};
-#pragma unroll (R > 0 ? 4 : 2)
+#pragma unroll(R > 0 ? 4 : 2)
       for (int unit = 0; unit < units; ++unit) {
         const TileA a = p_.projection_resident ? load_shared_weights(kept + unit * tile_bytes)
                                                : load_weights(streamed + unit * tile_bytes);

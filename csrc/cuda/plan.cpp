@@ -42,7 +42,8 @@ void spread_cells(Plan& plan, const Layout& layout, const Device& device) {
 
 int64_t block_bytes(const Plan& plan, const Layout& layout) {
   return 2 * int64_t(SharedLayout(layout, plan.units_per_block, plan.cluster, plan.row_tiles, plan.shared_steps,
-                                  plan.projection_resident).team);
+                                  plan.projection_resident)
+                         .team);
 }
 
 // W_P first, then as many k-steps of the gates as there is memory for.

@@ -67,8 +67,9 @@ class Replay {
     GateSums<1> sums;
     uint16_t z[1][2][4];
     load_inputs<1>(p_, d_, cell, [&](int, int e) { return row_of(now, e); }, z);
-    begin_sums<O, 1>(p_, now, cell, bias, lane_, first_slot_, z,
-                     [&](int, int e) { return p_.scale ? p_.scale[int64_t(row_of(now, e)) * 2 + d_] : 1.0f; }, sums);
+    begin_sums<O, 1>(
+        p_, now, cell, bias, lane_, first_slot_, z,
+        [&](int, int e) { return p_.scale ? p_.scale[int64_t(row_of(now, e)) * 2 + d_] : 1.0f; }, sums);
     for (int k = 0; k < p_.layout.k_steps(); ++k) {
       const char* from = record + p_.layout.gate_offset(group % 2, k) + lane_ * 16;
       const TileA a[2] = {load_weights(from), load_weights(from + tile_bytes)};

@@ -38,7 +38,9 @@ __device__ __forceinline__ bool poll(const Launch& p, Reached&& reached) {
 
 // (i, j) and (f, o) of cell lane / 4 of a group, slots 2 * (lane % 4) and the next of each tile.
 template <int NT>
-struct GateSums { TileC of[2][NT]; };
+struct GateSums {
+  TileC of[2][NT];
+};
 
 ELMO_HD int slot_of(int n, int e, int lane) { return n * tile_slots + lane % 4 * 2 + e; }
 

@@ -1,7 +1,7 @@
 """Vectors of tokens without context, from their ids: by the char encoder, or by a table of words."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -151,7 +151,7 @@ class WordEmbedder(nn.Module):
     """A table of word vectors, for models trained on word ids: ids [N], 1 to V, 0 for no token -> [N, P]."""
 
     row_shape: tuple[int, ...] = ()
-    datasets = {"embedding": "embedding"}
+    datasets: ClassVar[dict[str, str]] = {"embedding": "embedding"}
 
     @torch.inference_mode(False)
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):

@@ -159,7 +159,7 @@ class LstmStack(state_dict.AllenNlpStateDict):
     def reserve_states(self, rows: int) -> None:
         """Have at least `rows` carried rows on this device, where states are carried; new ones are zeros."""
         like, count = full_precision(self.B_0_0), self._carried_rows()
-        if self.stateful and (count < rows or count and self._carried[0].device != like.device):
+        if self.stateful and (count < rows or (count and self._carried[0].device != like.device)):
             self._carried = states.first_rows(self._carried, self.zero_state(max(rows, count), like))
 
     def begin(self, slots: int, initial_state: State | None, like: torch.Tensor) -> RunState:

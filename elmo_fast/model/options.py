@@ -100,25 +100,25 @@ class Options:
     def to_dict(self) -> dict[str, Any]:
         """The content of an `options.json` that gives these options."""
         content = dict(self.raw)
-        content["lstm"] = dict(content.get("lstm", {}), **{
+        content["lstm"] = content.get("lstm", {}) | {
             "dim": self.lstm.dim,
             "projection_dim": self.lstm.projection_dim,
             "n_layers": self.lstm.n_layers,
             "use_skip_connections": self.lstm.use_skip_connections,
             "cell_clip": self.lstm.cell_clip,
             "proj_clip": self.lstm.proj_clip,
-        })
+        }
         if self.n_tokens_vocab is not None:
             content["n_tokens_vocab"] = self.n_tokens_vocab
         if self.char_cnn is not None:
-            content["char_cnn"] = dict(content.get("char_cnn", {}), **{
+            content["char_cnn"] = content.get("char_cnn", {}) | {
                 "embedding": {"dim": self.char_cnn.embedding_dim},
                 "filters": [list(pair) for pair in self.char_cnn.filters],
                 "max_characters_per_token": self.char_cnn.max_characters_per_token,
                 "activation": self.char_cnn.activation,
                 "n_highway": self.char_cnn.n_highway,
                 "n_characters": N_CHARACTERS[1],
-            })
+            }
         return content
 
 
@@ -214,4 +214,4 @@ class _Section:
 
 def _is_integer(value: Any) -> bool:
     """An integer, or a float with an integer value, as some JSON writers give."""
-    return not isinstance(value, bool) and (isinstance(value, int) or isinstance(value, float) and value.is_integer())
+    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-import elmo_fast.ops.cpu.char_cnn  # noqa: F401  registers the implementations
+import elmo_fast.ops.cpu.char_cnn
 import elmo_fast.ops.cuda.encoder  # noqa: F401
 from elmo_fast.ops import reference
 from elmo_fast.ops.backend import needs_gradient, resolve
@@ -52,5 +52,5 @@ def _check_ids(ids: torch.Tensor, filters) -> None:
 
 def _check_range(ids: torch.Tensor, largest: int) -> None:
     """Raise `ValueError` for ids on the CPU that are no characters; those on a GPU are not waited for."""
-    if ids.device.type == "cpu" and ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) <= largest):
+    if ids.device.type == "cpu" and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) <= largest):
         raise ValueError(f"ids: expected character ids from 0 to {largest}, got {int(ids.min())} to {int(ids.max())}")

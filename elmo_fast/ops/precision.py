@@ -53,9 +53,9 @@ def numerics(precision: str, device: torch.device):
     on_gpu = device.type == "cuda"
     token = _active.set(precision)
     try:
-        with _flags.held("tf32" if on_gpu and precision == "high" else "ieee"):
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu and precision == "medium"):
-                yield
+        with (_flags.held("tf32" if on_gpu and precision == "high" else "ieee"),
+              torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu and precision == "medium")):
+            yield
     finally:
         _active.reset(token)
 

@@ -76,7 +76,7 @@ def accepts_input_projections(backend: str, precision: str, weights: tuple[LstmW
     if any(part.is_meta for part in operands) or needs_gradient(operands) or operands[0].device.type != "cpu":
         return False
     chosen = resolve("projected_lstm", backend, *operands)
-    return chosen == "torch" or chosen == "native" and on_cpu(precision) == "highest"
+    return chosen == "torch" or (chosen == "native" and on_cpu(precision) == "highest")
 
 
 def check(call: LstmCall) -> None:
@@ -122,5 +122,5 @@ def _check_rows(rows: torch.Tensor, packed_rows: int, count: int) -> None:
         raise ValueError(f"rows: expected int32 or int64, got {rows.dtype}")
     if tuple(rows.shape) != (2, packed_rows):
         raise ValueError(f"rows: expected shape {(2, packed_rows)}, got {tuple(rows.shape)}")
-    if rows.device.type == "cpu" and rows.numel() and not (0 <= int(rows.min()) and int(rows.max()) < count):
+    if rows.device.type == "cpu" and rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
         raise ValueError(f"rows: expected rows of inputs, 0 to {count - 1}, got {int(rows.min())} to {int(rows.max())}")

@@ -4,10 +4,10 @@ import signal
 
 import numpy as np
 import pytest
-from tests.support.files import names
 
 from elmo_fast.model import atomic_file
 from elmo_fast.model.atomic_file import atomic_hdf5, atomic_path, check_target, deferred_signals
+from tests.support.files import names
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -22,18 +22,16 @@ def test_a_file_takes_its_name_at_the_end(tmp_path):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 def test_a_failure_keeps_the_old_file(tmp_path, error):
     (tmp_path / "a").write_text("old")
-    with pytest.raises(error):
-        with atomic_path(tmp_path / "a") as part:
-            part.write_text("new")
-            raise error
+    with pytest.raises(error), atomic_path(tmp_path / "a") as part:
+        part.write_text("new")
+        raise error
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
 
 
 def test_a_failed_directory_is_removed(tmp_path):
-    with pytest.raises(ValueError):
-        with atomic_path(tmp_path / "a") as part:
-            (part / "b").mkdir(parents=True)
-            raise ValueError
+    with pytest.raises(ValueError), atomic_path(tmp_path / "a") as part:
+        (part / "b").mkdir(parents=True)
+        raise ValueError
     assert names(tmp_path) == []
 
 
@@ -83,20 +81,18 @@ def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(atomic_file, "Disk", FailingDisk)
     (tmp_path / "a").write_text("old")
-    with pytest.raises(type(failure)):
-        with atomic_hdf5(tmp_path / "a") as (file, _):
-            for number in range(100):
-                file[str(number)] = np.ones(100)
+    with pytest.raises(type(failure)), atomic_hdf5(tmp_path / "a") as (file, _):
+        for number in range(100):
+            file[str(number)] = np.ones(100)
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
 
 
 def test_a_long_body_can_ask(tmp_path):
-    with pytest.raises(OSError, match="No space left on device: '.*/a'$"):
-        with atomic_hdf5(tmp_path / "a") as (_, disk):
-            disk.check()
-            disk.failure = FULL
-            disk.check()
-            pytest.fail("nothing was raised")
+    with pytest.raises(OSError, match="No space left on device: '.*/a'$"), atomic_hdf5(tmp_path / "a") as (_, disk):
+        disk.check()
+        disk.failure = FULL
+        disk.check()
+        pytest.fail("nothing was raised")
     assert names(tmp_path) == []
 
 
@@ -110,10 +106,9 @@ def test_signals_wait_for_the_end_of_the_block(number):
 
     before = signal.signal(number, handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            with deferred_signals():
-                signal.raise_signal(number)
-                steps.append("block")
+        with pytest.raises(KeyboardInterrupt), deferred_signals():
+            signal.raise_signal(number)
+            steps.append("block")
         assert steps == ["block", "handler"] and signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)

@@ -8,9 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.support import cuda_ops
-from tests.support.models import SENTENCES, SHAPES, bilm, options
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
 
 from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
@@ -20,6 +17,9 @@ from elmo_fast.ops import char_cnn
 from elmo_fast.ops.cuda import blocks, lstm, operands
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from tests.support import cuda_ops
+from tests.support.models import SENTENCES, SHAPES, bilm, options
 
 
 @pytest.fixture
@@ -162,7 +162,8 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
     """Names of the kernels that captures launch in a model that was warmed up; how many variants it loaded."""
     precision, bounded = SETTINGS[setting]
     for name in ("char_cnn", "highway", "linear"):
-        monkeypatch.setattr(encoder_module, name, lambda *operands, run=getattr(cuda_ops, name), backend, **_:
+        run = getattr(cuda_ops, name)
+        monkeypatch.setattr(encoder_module, name, lambda *operands, run=run, backend, **_:
                             run(*operands, precision, bounded))
     importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
     driver.device, before = next(devices), len(driver.loaded)
@@ -199,8 +200,9 @@ def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, drive
     ("rows", "_highway"), ("count", "_char_cnn"), ("alignment", "_token_lengths"), ("activation", "_char_cnn"),
     ("scale", "_gates"), ("warm-up of few tokens alone", "_highway|_char_cnn")])
 def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, capture, driver, monkeypatch):
-    from elmo_fast.kernels import char_cnn, highway
     from triton import jit
+
+    from elmo_fast.kernels import char_cnn, highway
 
     layer, lengths = highway._highway, char_cnn._token_lengths
     encode, gates = char_cnn.char_cnn, torch_lstm_pointwise.gates

@@ -6,11 +6,19 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW
 
-from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, TokenTable, batch_to_ids, build_token_table
-from elmo_fast import remove_boundaries
+from elmo_fast import (
+    BiLm,
+    ConfigurationError,
+    Elmo,
+    ElmoEmbedder,
+    TokenTable,
+    batch_to_ids,
+    build_token_table,
+    remove_boundaries,
+)
 from elmo_fast.cli import main
+from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW
 
 SENTENCES = {"allennlp": "sentences.json", "bilm-tf": "lm_embeddings_sentences.json"}
 MODELS = sorted(SENTENCES)

@@ -2,10 +2,10 @@ import dataclasses
 import json
 
 import pytest
-from tests.support.files import tiny
 
 from elmo_fast import ConfigurationError, Options
 from elmo_fast.model.options import CharCnnOptions, LstmOptions
+from tests.support.files import tiny
 
 MISSING = object()
 NOT_COUNTS = [None, 0, -1, True, "3", 2.5, float("nan"), float("inf"), [3]]

@@ -1,18 +1,18 @@
 import math
 
-import h5py
 import numpy as np
-from tests.support import plain
 import pytest
-from tests.support.files import tiny
-from tests.support.softmax import SENTENCES, WORDS, head_of, write_softmax_model
 
-from elmo_fast import BiLm, ConfigurationError, Options, read_weights
+from elmo_fast import ConfigurationError, Options, read_weights
 from elmo_fast.model import softmax_head
 from elmo_fast.model.softmax_head import SoftmaxHead, read_softmax
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.evaluate import perplexity_of
+from tests.support import plain
+from tests.support.files import tiny
+from tests.support.softmax import SENTENCES, WORDS, head_of, write_softmax_model
+
 
 @pytest.fixture
 def files(tmp_path):

@@ -7,11 +7,11 @@ import zipfile
 
 import fsspec
 import pytest
-from tests.support.files import names, paths, start, tiny, write_model
 
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.model import sources
 from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
+from tests.support.files import names, paths, start, tiny, write_model
 
 HOST = "https://allennlp.s3.amazonaws.com/models/elmo"
 ORIGINAL = f"{HOST}/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
-from elmo_fast.testing.tolerances import SAME_MODEL
 
 from elmo_fast import Elmo, batch_to_ids
+from elmo_fast.testing.tolerances import SAME_MODEL
+from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 
 CHARACTERS = "_elmo_lstm._token_embedder"
 LSTM = "_elmo_lstm._elmo_lstm"

@@ -7,12 +7,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.support.files import names
 
 from elmo_fast import ConfigurationError, TokenTable
 from elmo_fast.model.token_table import table as table_module
 from elmo_fast.model.token_table.file import joined, split
 from elmo_fast.text.characters import encode_tokens, to_model_ids
+from tests.support.files import names
 
 WORDS = ["<S>", "</S>", "<UNK>", "the", "naïve", "🙂", "", "a b", "x" * 60, "line\nbreak", "nul\0byte", "\ud800", "the"]
 

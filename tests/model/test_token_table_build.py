@@ -7,14 +7,14 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from tests.support.files import ROOT, names, paths, run, start, tiny, write_model
-from tests.support.models import SENTENCES, SHAPES, bilm, weights
-from tests.support.plain import token_vector
 
 from elmo_fast import BiLm, ConfigurationError, TokenTable, build_token_table, corpus_words, write_token_table
 from elmo_fast.model.token_table import build
 from elmo_fast.model.token_table.file import ResumableWriter
 from elmo_fast.text.characters import encode_tokens, to_model_ids
+from tests.support.files import ROOT, names, paths, run, start, tiny, write_model
+from tests.support.models import SENTENCES, SHAPES, bilm, weights
+from tests.support.plain import token_vector
 
 WORDS = ["<S>", "</S>", "<UNK>", *(f"wörd{k}" for k in range(50)), "x" * 70, ""]
 ROWS = np.arange(len(WORDS))
@@ -158,13 +158,11 @@ def test_a_full_disk_leaves_the_partial_and_the_old_file(tmp_path, monkeypatch):
 
 def test_two_runs_do_not_write_one_table(tmp_path):
     arguments = tmp_path / "t.hdf5", WORDS, 11, "float32", bilm().fingerprint(), "highest"
-    with ResumableWriter(*arguments):
-        with pytest.raises(ConfigurationError, match="expected no other process to write it, found one that writes"):
-            with ResumableWriter(*arguments):
-                pytest.fail("two runs at once")
-    with ResumableWriter(*arguments) as writer:
-        with pytest.raises(ValueError, match="vectors: expected 55, got 0"):
-            writer.finish()
+    refused = pytest.raises(ConfigurationError, match="expected no other process to write it, found one that writes")
+    with ResumableWriter(*arguments), refused, ResumableWriter(*arguments):
+        pytest.fail("two runs at once")
+    with ResumableWriter(*arguments) as writer, pytest.raises(ValueError, match="vectors: expected 55, got 0"):
+        writer.finish()
 
 
 @pytest.fixture

@@ -6,13 +6,22 @@ import pickle
 import numpy as np
 import pytest
 import torch
+
+from elmo_fast import (
+    BiLm,
+    ConfigurationError,
+    Elmo,
+    ElmoEmbedder,
+    Options,
+    TokenTable,
+    batch_to_ids,
+    build_token_table,
+    random_weights,
+)
+from elmo_fast.model.token_table import lookup
+from elmo_fast.testing.tolerances import SAME_MODEL
 from tests.support.files import tiny, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, options
-from elmo_fast.testing.tolerances import SAME_MODEL
-
-from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, Options, TokenTable, batch_to_ids
-from elmo_fast import build_token_table, random_weights
-from elmo_fast.model.token_table import lookup
 
 KNOWN = sorted({word for sentence in SENTENCES[:3] for word in sentence})
 BACKENDS = ["reference", "torch", "native"]

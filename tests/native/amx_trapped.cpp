@@ -52,8 +52,8 @@ void compare(const Run& run) {
 
 int main() {
   tile_trap::install();
-  const LstmCase cases[] = {{1, 1, 1, 1, 1},    {5, 37, 11, 17, 4},  {16, 24, 24, 3, 5}, {300, 70, 40, 33, 3},
-                        {33, 130, 33, 2, 2}, {8, 64, 16, 64, 4}, {64, 32, 32, 16, 3}, {20, 17, 5, 40, 6}};
+  const LstmCase cases[] = {{1, 1, 1, 1, 1},     {5, 37, 11, 17, 4}, {16, 24, 24, 3, 5},  {300, 70, 40, 33, 3},
+                            {33, 130, 33, 2, 2}, {8, 64, 16, 64, 4}, {64, 32, 32, 16, 3}, {20, 17, 5, 40, 6}};
   for (Precision precision : {Precision::high, Precision::medium}) {
     for (float scale : {1.0f, 100.0f, 1e-38f}) {
       for (const LstmCase& k : cases)

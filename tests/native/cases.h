@@ -170,9 +170,8 @@ struct LstmData {
 };
 
 inline std::vector<LinearShape> linear_shapes(Precision precision) {
-  return {{7, 3, Epilogue::none, precision},
-          {300, 37, Epilogue::relu, precision},
-          {40, 40, Epilogue::highway, precision}};
+  return {
+      {7, 3, Epilogue::none, precision}, {300, 37, Epilogue::relu, precision}, {40, 40, Epilogue::highway, precision}};
 }
 
 struct LinearData {

@@ -18,8 +18,7 @@ void lstm_cases(Precision precision) {
     for (Inputs from : {Inputs::gathered, Inputs::precomputed}) {
       const Floats expected = data.forward(1, 0, from);
       written(expected);
-      for (int threads : {2, 3, 4, 7})
-        require(same(expected, data.forward(threads, threads % 3, from)), "same bits");
+      for (int threads : {2, 3, 4, 7}) require(same(expected, data.forward(threads, threads % 3, from)), "same bits");
     }
   }
 }

@@ -45,7 +45,7 @@ def test_kernels_fit_the_chip(compiled):
     said = subprocess.run([read_sass.tool("cuobjdump"), "-res-usage", compiled], capture_output=True, text=True,
                           check=True).stdout
     instances = KERNELS[compiled.name.split("-")[0]]
-    found = {target: USAGE.findall(part) for target, part in re.findall(r"arch = (\w+)(.*?)(?=arch = |\Z)", said, re.S)
+    found = {target: USAGE.findall(part) for target, part in re.findall(r"(?s)arch = (\w+)(.*?)(?=arch = |\Z)", said)
              if USAGE.search(part)}
     assert found.keys() == SYSTEM_SHARED.keys()
     for target, used in found.items():

@@ -39,7 +39,7 @@ def best_isa(native):
     features = {name for name, present in native.cpu_features().items() if present}
     best = "generic"
     for isa in ISAS[1:]:
-        if not NEEDS[isa] <= features or isa == "amx" and not native.amx_permitted():
+        if not NEEDS[isa] <= features or (isa == "amx" and not native.amx_permitted()):
             break
         best = isa
     return best
@@ -53,7 +53,7 @@ def test_features_agree_with_the_kernel(native):
     for name, present in native.cpu_features().items():
         listed = name.replace("sse4.2", "sse4_2") in flags
         # Kernels before 5.16 list AMX without keeping its registers.
-        assert present == listed or name.startswith("amx") and not present, name
+        assert present == listed or (name.startswith("amx") and not present), name
 
 
 def test_features_are_named_booleans(native):

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from tests.support.op_cases import highway_arguments as arguments
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops.highway import highway
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from tests.support.op_cases import highway_arguments as arguments
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch", "auto"])

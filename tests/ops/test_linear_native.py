@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 from tests.support.grid import grid
 from tests.support.native_lstm import ENGINES, HIGH, HIGHEST, MEDIUM, address, error, isa, native, normal
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 
 NONE, RELU, HIGHWAY = 0, 1, 2
 TOLERANCE = {HIGHEST: 1e-6, HIGH: AGAINST_FLOAT64["high-amx"], MEDIUM: AGAINST_FLOAT64["medium-bf16"]}

@@ -9,18 +9,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.models import SENTENCES, SHAPES, bilm, options
-from tests.support.op_cases import LENGTHS, draw, layer, on_threads, run
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_cache
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import linear as native_linear, projected_lstm as native_lstm
+from elmo_fast.ops.cpu import linear as native_linear
+from elmo_fast.ops.cpu import projected_lstm as native_lstm
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from tests.support.models import SENTENCES, SHAPES, bilm, options
+from tests.support.op_cases import LENGTHS, draw, layer, on_threads, run
 
 pytestmark = pytest.mark.skipif(native_module()[0] is None, reason=f"no native module: {native_module()[1]}")
 

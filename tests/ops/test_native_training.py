@@ -6,17 +6,17 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torch.utils._pytree import tree_map_only
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.grid import grid
-from tests.support.native_lstm import ISAS, isa
-from tests.support.op_cases import RecordedOps, on_threads
-from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
+from torch.utils._pytree import tree_map_only
 
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import Schedule, make_schedule
+from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
+from tests.support.grid import grid
+from tests.support.native_lstm import ISAS, isa
+from tests.support.op_cases import RecordedOps, on_threads
 
 pytestmark = pytest.mark.skipif(native_module()[0] is None, reason=f"no native module: {native_module()[1]}")
 
@@ -253,7 +253,7 @@ def test_registered_ops(gathered):
     recorded = [(func, args) for func, args in ran.calls if "projected_lstm" in func.name()]
     assert [func for func, _ in recorded] == [ops.projected_lstm.default, ops.projected_lstm_backward.default]
     for func, args in recorded:
-        def detached(each):
+        def detached(each, func=func):
             return each.detach().clone().requires_grad_(each.is_floating_point() and func is recorded[0][0])
 
         torch.library.opcheck(func, tree_map_only(torch.Tensor, detached, args))
@@ -264,7 +264,11 @@ def test_gradcheck_of_what_the_native_gradients_are_held_to():
         case = draw((2, 4, 3), [2, 1, 3], np.array([0, 0, 1]), True, True, {"cell_clip": 0.4, "proj_clip": 0.2})
         leaves = case.leaves(torch.float64)
         operands = [*leaves.values()]
-        assert torch.autograd.gradcheck(lambda *each: case.forward(dict(zip(leaves, each)), backend), operands)
+
+        def run(*given, case=case, names=tuple(leaves), backend=backend):
+            return case.forward(dict(zip(names, given)), backend)
+
+        assert torch.autograd.gradcheck(run, operands)
 
 
 @settings(max_examples=40, deadline=None)

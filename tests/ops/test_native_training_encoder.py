@@ -4,18 +4,18 @@ import json
 
 import pytest
 import torch
-from tests.support.grid import grid
-from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
-from tests.support.native_lstm import ISAS, isa
-from tests.support.op_cases import char_cnn_arguments as arguments, highway_arguments
-from tests.support.op_cases import RecordedOps, on_threads
-from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
 
 from elmo_fast import Elmo, batch_to_ids, write_weights
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
+from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
+from tests.support.grid import grid
+from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
+from tests.support.native_lstm import ISAS, isa
+from tests.support.op_cases import RecordedOps, highway_arguments, on_threads
+from tests.support.op_cases import char_cnn_arguments as arguments
 
 pytestmark = pytest.mark.skipif(native_module()[0] is None, reason=f"no native module: {native_module()[1]}")
 

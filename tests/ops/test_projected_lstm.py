@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
 import torch
-from tests.support.models import SHAPES, options
-from tests.support.op_cases import ALL, FAST, LENGTHS, draw, dtype_of, layer, run, same, text_order
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
 
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from tests.support.models import SHAPES, options
+from tests.support.op_cases import ALL, FAST, LENGTHS, draw, dtype_of, layer, run, same, text_order
+
 
 @pytest.mark.parametrize("backend", FAST)
 @pytest.mark.parametrize("shape", ["two layers", "no projection", "no clips", "clips that fire"])
@@ -27,8 +28,8 @@ def test_each_direction_reads_its_half(backend):
     schedule = make_schedule(LENGTHS)
     order = torch.from_numpy(schedule.tokens).long()
     halves = torch.cat([inputs[index][order[0]], inputs[index][order[1]]], dim=1)
-    steps, found_final = projected_lstm(halves, None, schedule, state, layer(of, inputs.dtype), cell_clip=of.lstm.cell_clip,
-                                        proj_clip=of.lstm.proj_clip, backend=backend)
+    steps, found_final = projected_lstm(halves, None, schedule, state, layer(of, inputs.dtype), backend=backend,
+                                        cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip)
     for one, other in zip((text_order(steps, order), *found_final), (expected, *final)):
         assert same(one, other, backend)
 

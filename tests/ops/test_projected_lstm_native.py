@@ -3,8 +3,28 @@ against a plain NumPy loop in float64. bf16 runs on AMX tiles, or on their emula
 
 import numpy as np
 import pytest
-from tests.support.native_lstm import ENGINES, HIGH, HIGHEST, INF, ISAS, MEDIUM, SIZES, Schedule, Weights
-from tests.support.native_lstm import batch_schedule, check, isa, native, normal, ragged, reference, run, same, state
+
+from tests.support.native_lstm import (
+    ENGINES,
+    HIGH,
+    HIGHEST,
+    INF,
+    ISAS,
+    MEDIUM,
+    SIZES,
+    Schedule,
+    Weights,
+    batch_schedule,
+    check,
+    isa,
+    native,
+    normal,
+    ragged,
+    reference,
+    run,
+    same,
+    state,
+)
 
 
 @pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine[0]}-{engine[1]}")

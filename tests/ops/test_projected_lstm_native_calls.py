@@ -8,8 +8,21 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from tests.support.native_lstm import ISAS, Schedule, Weights, aligned_bytes, batch_schedule, check, isa, native, normal
-from tests.support.native_lstm import run, same, state
+
+from tests.support.native_lstm import (
+    ISAS,
+    Schedule,
+    Weights,
+    aligned_bytes,
+    batch_schedule,
+    check,
+    isa,
+    native,
+    normal,
+    run,
+    same,
+    state,
+)
 
 
 @pytest.fixture(params=ISAS)

@@ -1,12 +1,12 @@
 """The specification against the equations written out in NumPy, one token and one step at a time."""
 
 import numpy as np
-from tests.support import plain
 import pytest
 import torch
-from tests.support.models import SENTENCES, SHAPES, bilm, weights
 
 from elmo_fast import batch_to_ids, remove_boundaries
+from tests.support import plain
+from tests.support.models import SENTENCES, SHAPES, bilm, weights
 
 BATCH = [sentence[:5] for sentence in SENTENCES]
 

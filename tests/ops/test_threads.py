@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.support.files import ROOT
 from tests.support.native_lstm import native
 

@@ -2,16 +2,17 @@ import copy
 
 import pytest
 import torch
-from tests.support.models import SENTENCES, bilm
 
 from elmo_fast import batch_to_ids
 from elmo_fast.ops.backend import why_not
 from elmo_fast.ops.cpu import linear, projected_lstm
 from elmo_fast.ops.weight_cache import version_key
+from tests.support.models import SENTENCES, bilm
 
 
 @pytest.mark.parametrize("edit, counts", [
-    (lambda w: w.add_(1), True), (lambda w: w[1:].zero_(), True), (lambda w: w.sum(), False), (lambda w: w.view(-1), False)])
+    (lambda w: w.add_(1), True), (lambda w: w[1:].zero_(), True), (lambda w: w.sum(), False),
+    (lambda w: w.view(-1), False)])
 def test_edits_in_place_change_the_key(edit, counts):
     w = torch.ones(4, 3)
     before = version_key(w)
@@ -25,7 +26,7 @@ def test_an_inference_tensor_is_never_trusted():
     assert version_key(w) != version_key(w)
 
 
-@pytest.mark.skipif(why_not("linear", "native", [torch.ones(1)]) is not None, reason="nothing is packed without the engine")
+@pytest.mark.skipif(why_not("linear", "native", [torch.ones(1)]) is not None, reason="needs the engine")
 def test_a_model_made_in_inference_mode_packs_its_weights_once(monkeypatch):
     with torch.inference_mode():
         model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)

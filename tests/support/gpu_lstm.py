@@ -4,13 +4,13 @@ import contextlib
 
 import numpy as np
 import torch
-from tests.support import cuda_ops, op_cases
-from tests.support.models import SENTENCES, SHAPES, bilm
-from tests.support.op_cases import LENGTHS, draw, text_order
 
 from elmo_fast.ops.cuda import blocks, lstm, steps
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from tests.support import cuda_ops, op_cases
+from tests.support.models import SENTENCES, SHAPES, bilm
+from tests.support.op_cases import LENGTHS, draw, text_order
 
 LIMITS = {"highest": AGAINST_FLOAT64["highest"], "high": AGAINST_FLOAT64["high-tf32"],
           "medium": AGAINST_FLOAT64["medium-fp16"]}
@@ -79,7 +79,7 @@ def check_states_over_ragged_batches(shape, state, precision, monkeypatch):
             assert relative_error(*pair) < LIMITS[precision]
     of = SHAPES[shape].lstm
     assert bounds[-of.n_layers :] == [
-        number == 1 or number > 1 and not of.use_skip_connections for number in range(of.n_layers)]
+        number == 1 or (number > 1 and not of.use_skip_connections) for number in range(of.n_layers)]
 
 
 # ---- ways to come by the input projections ----------------------------------------------------
@@ -115,10 +115,9 @@ def _many_rows(of=FIRING):
 
 def triton_as_ptx(monkeypatch):
     """The small kernels of a step, run from their PTX."""
+    from elmo_fast.kernels import lstm_pointwise
     from tests.support import triton_on_ptx
     from tests.support.ptx_machine import machine
-
-    from elmo_fast.kernels import lstm_pointwise
 
     machine()
     monkeypatch.setattr(triton_on_ptx, "device_memory", lambda *tensors: contextlib.nullcontext())  # views overlap

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from tests.support.ptx_machine import device_memory
 
 from elmo_fast.ops.cuda.persistent import pack
+from tests.support.ptx_machine import device_memory
 
 FP16, BF16 = range(2)
 TYPES = {FP16: torch.float16, BF16: torch.bfloat16}

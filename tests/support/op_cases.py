@@ -1,12 +1,12 @@
 """Operands for the tests of the ops: layers of the small models, running text, and one call over it."""
 
 import torch
-from tests.support.models import SENTENCES, weights
 
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.characters import encode_tokens, to_model_ids
+from tests.support.models import SENTENCES, weights
 
 FAST = ["torch", "native"]
 ALL = ["reference", *FAST]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.support.ptx_machine import Program, device_memory, machine
 
 from benchmarks.gpu import read_sass
+from tests.support.ptx_machine import Program, device_memory, machine
 
 triton = pytest.importorskip("triton")
 

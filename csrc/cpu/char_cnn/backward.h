@@ -34,8 +34,8 @@ class CharCnnGradients {
 
  public:
   CharCnnGradients(const CharCnnPlan& plan, Team team)
-      : plan_(plan), call_(plan.call), team_(team), layout_(plan),
-        characters_(plan, plan.scratch + layout_.characters), gradients_(plan, plan.scratch + layout_.gradients) {}
+      : plan_(plan), call_(plan.call), team_(team), layout_(plan), characters_(plan, plan.scratch + layout_.characters),
+        gradients_(plan, plan.scratch + layout_.gradients) {}
 
   void run() const {
     const Partition mine(call_.tokens, team_.rank, team_.size);
@@ -97,7 +97,7 @@ class CharCnnGradients {
 
   template <class Body>
   void split_among_ties(int64_t token, const CharBank& bank, const float* filter_row, int64_t pick, float part,
-                 Body body) const {
+                        Body body) const {
     const int64_t real = characters_.real_windows(token, bank), all = characters_.windows(bank);
     const float largest = product(token, bank, filter_row, pick);
     for (int64_t k = 0; k < real; ++k)

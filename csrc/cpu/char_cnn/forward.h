@@ -23,9 +23,7 @@ class CharVectors {
     return plan.character_begin[plan.call.tokens] * plan.call.dim + (plan.call.tokens + 1) * Vec::width;
   }
   int64_t count(int64_t token) const { return plan_.character_begin[token + 1] - plan_.character_begin[token]; }
-  float* of(int64_t token) const {
-    return data_ + plan_.character_begin[token] * plan_.call.dim + token * Vec::width;
-  }
+  float* of(int64_t token) const { return data_ + plan_.character_begin[token] * plan_.call.dim + token * Vec::width; }
   int64_t windows(const CharBank& bank) const { return plan_.call.characters - bank.width + 1; }
   // Windows that see more than padding come first.
   int64_t real_windows(int64_t token, const CharBank& bank) const {
@@ -213,8 +211,7 @@ class CharCnnForward {
     std::memset(to, 0, panel_width * sizeof(float));
     for (int64_t k0 = 0; k0 < k; k0 += unit_k) {
       const int64_t count = smaller(unit_k, k - k0);
-      for (int64_t j = 0; j < count; ++j)
-        window[j] = call_.table[call_.padding * call_.dim + (k0 + j) % call_.dim];
+      for (int64_t j = 0; j < count; ++j) window[j] = call_.table[call_.padding * call_.dim + (k0 + j) % call_.dim];
       gemm_.multiply(window, 1, panel + k0 * panel_width, count, sums);
       for (int64_t j = 0; j < panel_width; ++j) to[j] += sums[j];
     }

@@ -126,10 +126,8 @@ struct AmxGemm {
     const char* left = block + k0 / tile_k * (Parts * tile_bytes);
     const int64_t bytes = padded(k) * bytes_per_k, part_bytes = bytes / parts;
     const Prefetch next = {right + bytes + part * part_bytes, part_bytes / (padded(k) / tile_k)};
-    if (rows > tile_rows)
-      sum<2>(left, tile_rows * row_bytes(k_total), padded(k), right, start, c, ldc, next, between);
-    else
-      sum<1>(left, 0, padded(k), right, start, c, ldc, next, between);
+    if (rows > tile_rows) sum<2>(left, tile_rows * row_bytes(k_total), padded(k), right, start, c, ldc, next, between);
+    else sum<1>(left, 0, padded(k), right, start, c, ldc, next, between);
   }
 
  private:

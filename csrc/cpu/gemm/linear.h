@@ -18,8 +18,7 @@ struct LinearLayout {
   size_t bias, size;
   explicit LinearLayout(const LinearShape& s)
       : columns_per_panel(s.epilogue == Epilogue::highway ? Vec::width : Gemm::panel_width),
-        panels(divided_up(s.output, columns_per_panel)),
-        bias(aligned64(panels * panel_bytes<Gemm>(s.input))),
+        panels(divided_up(s.output, columns_per_panel)), bias(aligned64(panels * panel_bytes<Gemm>(s.input))),
         size(bias + aligned64(panels * Gemm::panel_width * static_cast<int64_t>(sizeof(float)))) {}
 };
 
@@ -70,8 +69,7 @@ class LinearLoop {
 
  public:
   LinearLoop(const LinearPlan& plan, char* scratch)
-      : call_(plan.call), packed_(plan.packed), shape_(plan.call.shape), layout_(shape_),
-        left_{scratch, shape_.input},
+      : call_(plan.call), packed_(plan.packed), shape_(plan.call.shape), layout_(shape_), left_{scratch, shape_.input},
         sums_(reinterpret_cast<float*>(
             scratch + left_bytes<Gemm>(Gemm::buffer_rows(smaller(call_.rows, Gemm::cached_rows)), shape_.input))) {
     // Columns beyond K, which put_left never writes, multiply zero rows of weights.
@@ -85,8 +83,8 @@ class LinearLoop {
       gather(row, blocks);
       gemm_.begin(count);
       for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-        multiply_panel(gemm_, left_, blocks, packed_ + panel * panel_bytes<Gemm>(shape_.input), {bias(panel), 0},
-                       sums_, panel_width);
+        multiply_panel(gemm_, left_, blocks, packed_ + panel * panel_bytes<Gemm>(shape_.input), {bias(panel), 0}, sums_,
+                       panel_width);
         for (int64_t r = 0; r < count; ++r) finish_row(row + r, panel, sums_ + r * panel_width);
       }
     }
@@ -98,7 +96,7 @@ class LinearLoop {
     for (int64_t b = 0; b < blocks.count; ++b)
       for (int r = 0; r < blocks.size(b); ++r)
         Gemm::put_left(left_.block(blocks, b), left_.k, blocks.size(b), r, 0, left_.k,
-                    call_.x + (row + blocks.begin(b) + r) * call_.x_stride);
+                       call_.x + (row + blocks.begin(b) + r) * call_.x_stride);
   }
 
   const float* bias(int64_t panel) const {
@@ -141,10 +139,8 @@ template <class Gemm>
 void linear_run(const LinearPlan& plan, int rank, int size) {
   const int64_t rows = plan.call.rows, panels = LinearLayout<Gemm>(plan.call.shape).panels;
   LinearLoop<Gemm> loop(plan, plan.scratch + plan.scratch_size * static_cast<size_t>(rank));
-  if (rows >= 2 * Gemm::block_rows * size)
-    loop.run(Partition(rows, rank, size), Partition(panels, 0, 1));
-  else
-    loop.run(Partition(rows, 0, 1), Partition(panels, rank, size));
+  if (rows >= 2 * Gemm::block_rows * size) loop.run(Partition(rows, rank, size), Partition(panels, 0, 1));
+  else loop.run(Partition(rows, 0, 1), Partition(panels, rank, size));
 }
 
 template <class Gemm>

@@ -51,9 +51,7 @@ struct Blocks {
   Blocks(int64_t rows_, int64_t most_, bool even_)
       : count((rows_ + most_ - 1) / most_), base(count ? rows_ / count : 0), larger(count ? rows_ % count : 0),
         most(most_), rows(rows_), even(even_) {}
-  int64_t begin(int64_t block) const {
-    return even ? block * base + (block < larger ? block : larger) : block * most;
-  }
+  int64_t begin(int64_t block) const { return even ? block * base + (block < larger ? block : larger) : block * most; }
   int64_t find(int64_t row) const {
     if (!even) return row / most;
     const int64_t in_larger = larger * (base + 1);

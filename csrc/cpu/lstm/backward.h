@@ -18,10 +18,10 @@ class BackwardLoop {
 
  public:
   BackwardLoop(const LstmPlan& plan, const LstmBackward& direction, Team team)
-      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape),
-        scratch_(plan, team.size), projected_(shape_.dim != shape_.projection),
-        tiles_(divided_up(shape_.dim, Vec::width)), p_panels_(panels_of<Vec>(shape_.projection)),
-        my_p_(p_panels_, team.rank, team.size), my_cells_(panels_of<Vec>(shape_.dim), team.rank, team.size),
+      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape), scratch_(plan, team.size),
+        projected_(shape_.dim != shape_.projection), tiles_(divided_up(shape_.dim, Vec::width)),
+        p_panels_(panels_of<Vec>(shape_.projection)), my_p_(p_panels_, team.rank, team.size),
+        my_cells_(panels_of<Vec>(shape_.dim), team.rank, team.size),
         above_cell_clip_(Vec::set1(direction.above_cell_clip)), above_proj_clip_(Vec::set1(direction.above_proj_clip)),
         saved_(shape_, plan.packed_rows, direction.forward.saved) {}
 
@@ -50,9 +50,7 @@ class BackwardLoop {
     tiles.end = smaller(2 * end, tiles_);
     return tiles;
   }
-  int64_t columns_of(int64_t panel) const {
-    return smaller(panel_width, shape_.projection - panel * panel_width);
-  }
+  int64_t columns_of(int64_t panel) const { return smaller(panel_width, shape_.projection - panel * panel_width); }
   int64_t cells_of(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
 
   static void padded_copy(float* to, int64_t width, const float* from, int64_t count) {
@@ -108,9 +106,7 @@ class BackwardLoop {
   }
 
   // g where |x| <= limit, else 0; a NaN in x gives 0.
-  static F through_clip(F g, F x, F above_limit) {
-    return Vec::if_less(Vec::abs(x), above_limit, g, Vec::set1(0.0f));
-  }
+  static F through_clip(F g, F x, F above_limit) { return Vec::if_less(Vec::abs(x), above_limit, g, Vec::set1(0.0f)); }
 
   // dp = dh of the step's rows, from the output and from what follows, where the clip let h through.
   void through_projection_clip(int64_t t, int64_t panel) {
@@ -136,8 +132,7 @@ class BackwardLoop {
     if (projected_) {
       const float* right = packed(weights_.projection) + panel * p_panels_ * panel_width * panel_width;
       std::memset(result(), 0, sizeof(float) * static_cast<size_t>(rows * panel_width));
-      gemm_.multiply(paneled(scratch_.dp, 0, begin), plan_.packed_rows * panel_width, p_panels_, rows, right,
-                        result());
+      gemm_.multiply(paneled(scratch_.dp, 0, begin), plan_.packed_rows * panel_width, p_panels_, rows, right, result());
       dm = result();
     }
     const Partition tiles = tiles_of(panel, panel + 1);
@@ -188,7 +183,7 @@ class BackwardLoop {
     float* to = dh(panel);
     std::memset(to, 0, sizeof(float) * static_cast<size_t>(rows * panel_width));
     gemm_.multiply(paneled(scratch_.dz, 0, plan_.row_begin[t]), plan_.packed_rows * panel_width, weights_.gate_panels,
-                      rows, packed(weights_.recurrent) + panel * weights_.gates * panel_width, to);
+                   rows, packed(weights_.recurrent) + panel * weights_.gates * panel_width, to);
     float* sum = floats(scratch_.initial_dh) + panel * panel_width;
     for (int64_t slot = 0; plan_.sequence_start && slot < rows; ++slot, to += panel_width)
       for (int v = 0; starts_sequence(plan_.row_begin[t] + slot) && v < panel_width; v += Vec::width) {

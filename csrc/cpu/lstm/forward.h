@@ -67,8 +67,7 @@ class LstmLoop {
         tiles_(weights_.tiles, team.rank, team.size), panels_(weights_.panels, team.rank, team.size),
         scratch_(plan, team.size), input_gemm_(plan, direction, team, gemm_),
         cells_(plan, direction, tiles_, floats(scratch_.c)), saved_(shape_, plan.packed_rows, direction.saved),
-        cell_limit_(Vec::set1(plan.cell_clip)),
-        proj_limit_(Vec::set1(plan.proj_clip)) {}
+        cell_limit_(Vec::set1(plan.cell_clip)), proj_limit_(Vec::set1(plan.proj_clip)) {}
 
   void run() {
     cells_.load();
@@ -199,8 +198,7 @@ class LstmLoop {
   void update_cells(int64_t t, int64_t tile, const Blocks& blocks, int64_t b) {
     const int64_t begin = blocks.begin(b), end = begin + blocks.size(b);
     float* const z = gates(t, tile);
-    for (int64_t slot = begin; slot < end; ++slot)
-      update_cell(z + slot * gate_width, cells_.at(tile, slot));
+    for (int64_t slot = begin; slot < end; ++slot) update_cell(z + slot * gate_width, cells_.at(tile, slot));
     if constexpr (Save)
       std::memcpy(saved_.cells + (tile * plan_.packed_rows + plan_.row_begin[t] + begin) * Vec::width,
                   cells_.at(tile, begin), sizeof(float) * size_t((end - begin) * Vec::width));
@@ -218,9 +216,8 @@ class LstmLoop {
     const int64_t cell = tile * Vec::width;
     if (weights_.panels)
       Gemm::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(slot - blocks.begin(b)),
-                  cell, cells_.count(tile), m);
-    else
-      emit(t, slot, cell, cells_.count(tile), m);
+                     cell, cells_.count(tile), m);
+    else emit(t, slot, cell, cells_.count(tile), m);
   }
 
   // Gates -> c, m of one tile, some slots each time it is called, between the parts of the next tile's product. Then
@@ -275,9 +272,7 @@ class LstmLoop {
     Vec::store(z + 3 * Vec::width, Gemm::Activations::sigmoid(Vec::load(z + 3 * Vec::width)));
   }
 
-  static F clip(F x, F limit) {
-    return Vec::at_most(limit, Vec::at_least(Vec::sub(Vec::set1(0.0f), limit), x));
-  }
+  static F clip(F x, F limit) { return Vec::at_most(limit, Vec::at_least(Vec::sub(Vec::set1(0.0f), limit), x)); }
 
   // Columns [begin, begin + count) of a slot's new h: to the state, the output and the next step.
   void emit(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {

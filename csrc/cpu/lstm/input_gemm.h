@@ -17,8 +17,7 @@ class InputGemm {
  public:
   InputGemm(const LstmPlan& plan, const LstmDirection& direction, Team team, const Gemm& gemm)
       : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape), scratch_(plan, team.size),
-        tiles_(weights_.tiles, team.rank, team.size), unique_stride_(Gemm::buffer_rows(plan.max_unique)),
-        gemm_(gemm) {}
+        tiles_(weights_.tiles, team.rank, team.size), unique_stride_(Gemm::buffer_rows(plan.max_unique)), gemm_(gemm) {}
 
   void run(const Chunk& chunk) const {
     if (plan_.precomputed) arrange(chunk);
@@ -58,8 +57,7 @@ class InputGemm {
         const Start start = {bias(tile) + first, 0};
         if constexpr (std::is_same_v<Value, float>)
           multiply_panel(gemm_, x, blocks, right, start, projections(tile) + first, gate_width);
-        else
-          multiply_rounded(x, blocks, right, start, projections(tile) + first);
+        else multiply_rounded(x, blocks, right, start, projections(tile) + first);
       }
     }
   }

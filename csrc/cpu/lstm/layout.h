@@ -46,16 +46,16 @@ struct ScratchLayout {
   using InputValue = typename Gemm::InputRows::Value;
   static constexpr int64_t panel_width = Gemm::panel_width, gate_width = 2 * panel_width;
 
-  size_t x;            // left operand [max_unique, in]
+  size_t x;  // left operand [max_unique, in]
   size_t projections;  // x W + B of the chunk's rows, InputValue [tiles, max_unique, gate_width]
-  size_t h[2];         // left operands [slots, P] of this step and the next
-  size_t m;            // left operand [slots, D]
-  size_t c;            // [tiles, slots, vector]
-  size_t projected;    // m W_P [panels, slots, panel_width]
-  size_t gates;        // per thread [slots, gate_width]; twice where products interleave
+  size_t h[2];  // left operands [slots, P] of this step and the next
+  size_t m;  // left operand [slots, D]
+  size_t c;  // [tiles, slots, vector]
+  size_t projected;  // m W_P [panels, slots, panel_width]
+  size_t gates;  // per thread [slots, gate_width]; twice where products interleave
   size_t gates_bytes;  // of one thread
-  size_t sums;         // per thread, where projections are no fp32: x W + B of one panel [max_unique, panel_width]
-  size_t sums_bytes;   // of one thread
+  size_t sums;  // per thread, where projections are no fp32: x W + B of one panel [max_unique, panel_width]
+  size_t sums_bytes;  // of one thread
   size_t size;
 
   ScratchLayout(const LstmPlan& plan, int team_size) {
@@ -131,8 +131,8 @@ int64_t panels_of(int64_t columns) {
 // What a forward saves for its gradients.
 template <class Vec>
 struct Saved {
-  float* gates;      // [tiles, S, gate_width] after their nonlinearities
-  float* cells;      // [tiles, S, vector] after the clip
+  float* gates;  // [tiles, S, gate_width] after their nonlinearities
+  float* cells;  // [tiles, S, vector] after the clip
   float* projected;  // m W_P [panels, S, panel_width] before its clip, nothing without a projection
   float* end;
 
@@ -167,19 +167,19 @@ struct BackwardWeights {
 template <class Vec>
 struct BackwardScratch {
   static constexpr int64_t panel_width = 2 * Vec::width;
-  int64_t dz;         // [gate panels, S]: gradients of the gates' arguments
-  int64_t dp;         // [panels of P, S]: gradients of m W_P; with no projection, of m
-  int64_t m;          // [panels of D, S]
-  int64_t dh;         // [panels of P, slots] carried from step to step
-  int64_t dc;         // [tiles, slots, vector] likewise
-  int64_t c;          // [tiles, slots, vector]: cells before the first step
+  int64_t dz;  // [gate panels, S]: gradients of the gates' arguments
+  int64_t dp;  // [panels of P, S]: gradients of m W_P; with no projection, of m
+  int64_t m;  // [panels of D, S]
+  int64_t dh;  // [panels of P, slots] carried from step to step
+  int64_t dc;  // [tiles, slots, vector] likewise
+  int64_t c;  // [tiles, slots, vector]: cells before the first step
   int64_t initial_c;  // [tiles, vector]
-  int64_t initial_dh; // [panels of P, panel_width]: gradients of the initial state
-  int64_t initial_dc; // [tiles, vector]
-  int64_t left_x;     // left operand of sums over rows [in, unique]
-  int64_t left_h;     // [P + 1, S]: h before each packed row, and ones
-  int64_t left_dp;    // [P, S]
-  int64_t result;     // per thread [result_rows, panel_width]
+  int64_t initial_dh;  // [panels of P, panel_width]: gradients of the initial state
+  int64_t initial_dc;  // [tiles, vector]
+  int64_t left_x;  // left operand of sums over rows [in, unique]
+  int64_t left_h;  // [P + 1, S]: h before each packed row, and ones
+  int64_t left_dp;  // [P, S]
+  int64_t result;  // per thread [result_rows, panel_width]
   int64_t result_floats;
   int64_t size;
 

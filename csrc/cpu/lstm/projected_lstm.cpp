@@ -129,8 +129,8 @@ size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
   return sizeof(Label) + 2 * engine_for(precision, isa).lstm.packed_size(shape);
 }
 
-void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2],
-               const float* const biases[2], const float* const projections[2], void* packed, size_t packed_size) {
+void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2], const float* const biases[2],
+               const float* const projections[2], void* packed, size_t packed_size) {
   const Isa isa = isa_for(precision);
   check_shape(shape);
   pack_both(engine_for(precision, isa).lstm, label_for("lstm", isa, precision, shape), shape, weights, biases,

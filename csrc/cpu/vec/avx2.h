@@ -32,9 +32,7 @@ struct Avx2Vec {
     const F bit = _mm256_set1_ps(-0.0f);
     return _mm256_or_ps(_mm256_andnot_ps(bit, magnitude), _mm256_and_ps(bit, sign));
   }
-  static F if_less(F x, F limit, F yes, F no) {
-    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(x, limit, _CMP_LT_OQ));
-  }
+  static F if_less(F x, F limit, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(x, limit, _CMP_LT_OQ)); }
   // In two steps that stay normal, so that only the second one rounds.
   static F scale(F x, F n) {
     const __m256i whole = _mm256_cvtps_epi32(n);

@@ -8,6 +8,7 @@
 A file that bilm-tf wrote has `embedding` alone; that of a resumable writer has also `done`, its number of vectors.
 """
 
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -91,7 +92,7 @@ def joined(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 def split(text: np.ndarray, ends: np.ndarray) -> list[str]:
     """Undo `joined`; `ValueError` for ends that do not fit."""
     content, bounds = text.tobytes(), [0, *ends.tolist()]
-    pairs = list(zip(bounds, bounds[1:]))
+    pairs = list(itertools.pairwise(bounds))
     if bounds[-1] != len(content) or any(end < begin for begin, end in pairs):
         raise ValueError(f"vocabulary_ends: expected ends within {len(content)} bytes, the last at the end")
     return [content[begin:end].decode("utf-8", "surrogatepass") for begin, end in pairs]
@@ -170,7 +171,7 @@ class ResumableWriter:
         os.replace(self._path, self._target)
 
     def _open(self) -> None:
-        self._file = open(self._path, "r+b", buffering=0)
+        self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115
         try:
             import fcntl
         except ImportError:  # not POSIX: no lock against a second run

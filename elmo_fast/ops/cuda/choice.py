@@ -118,7 +118,7 @@ def measure(run: Run, tolerance: float, why_not: Callable[[], str | None]) -> Me
     taken = {path: [] for path in PATHS}
     while len(taken[GRAPH]) < _MOST_TIMES and sum(map(sum, taken.values())) < _SECONDS:
         for path in PATHS:
-            taken[path].append(seconds(lambda: run(path)))
+            taken[path].append(seconds(functools.partial(run, path)))
     medians = {path: statistics.median(each) for path, each in taken.items()}
     return None if why_not() else Measured(min(PATHS, key=medians.get), **medians)
 

@@ -93,7 +93,7 @@ def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str
     training step waits for nothing; so do those of a graph that is being compiled.
     """
     tensors = [char_embed, *(part for group in (*filters, *highways, projection or ()) for part in group)]
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(each.requires_grad for each in tensors)):
         return False
     return cached(tensors, f"fits_fp16 {activation}",
                   lambda _: bool(largest_value(char_embed, filters, activation, highways, tensors) < LARGEST_FP16))

@@ -9,8 +9,7 @@ namespace {
 
 // The block of its cluster whose shared memory a warp accesses; it must have begun, and may not leave before.
 Block& visited(Warp& warp, uint32_t rank) {
-  if (rank >= warp.block->cluster->blocks.size())
-    throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
+  if (rank >= warp.block->cluster->blocks.size()) throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
   Block& block = *warp.block->cluster->blocks[rank];
   if (&block == warp.block) return block;
   if (!block.alive) throw Trap("the shared memory of a block that has left");
@@ -54,10 +53,8 @@ uint64_t value_of(const Warp& warp, const Operand& o, int lane) {
 }
 
 void set(const Warp& warp, const Operand& o, int lane, uint64_t value) {
-  if (o.width == 8)
-    warp.lanes<uint64_t>(o)[lane] = value;
-  else if (o.width == 4)
-    warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
+  if (o.width == 8) warp.lanes<uint64_t>(o)[lane] = value;
+  else if (o.width == 4) warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
 }
 
 uint64_t address_of(const Warp& warp, const Address& a, int lane) {
@@ -74,10 +71,8 @@ void acquire(Warp& warp, const char* at, Order order) {
 void release(Warp& warp, const char* at, Order order) {
   warp.spins = false;
   Clocks& to = warp.machine->released[at];
-  if (order == Order::release)
-    warp.publish(to);
-  else
-    to.join(warp.fenced);
+  if (order == Order::release) warp.publish(to);
+  else to.join(warp.fenced);
 }
 
 // A warp that finds what it found before lets others run.
@@ -126,8 +121,11 @@ struct Access : Address {
 
 // "ld.acquire.gpu.global.v2.u32"; `data`, `address`: which operands these are.
 Access access(Parser& s, size_t data, size_t address) {
-  static const std::map<std::string, Space> spaces = {{"param", Space::param}, {"global", Space::global},
-      {"shared", Space::shared}, {"shared::cta", Space::shared}, {"shared::cluster", Space::cluster}};
+  static const std::map<std::string, Space> spaces = {{"param", Space::param},
+                                                      {"global", Space::global},
+                                                      {"shared", Space::shared},
+                                                      {"shared::cta", Space::shared},
+                                                      {"shared::cluster", Space::cluster}};
   static const std::map<std::string, Order> orders = {
       {"relaxed", Order::relaxed}, {"acquire", Order::acquire}, {"release", Order::release}};
   static const std::set<std::string> scopes_and_hints = {"cluster", "gpu", "nc", "cg", "L1::no_allocate"};

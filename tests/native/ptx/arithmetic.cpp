@@ -94,15 +94,16 @@ void add_floats(Table& t) {
 }
 
 template <class D, class S>
-Binder converted() { return lanes<D, S>([](S a) { return D(a); }); }
+Binder converted() {
+  return lanes<D, S>([](S a) { return D(a); });
+}
 
 template <float from(uint16_t), uint16_t to(float)>
 void add_half(Table& t, const std::string& type) {
   t["cvt.f32." + type] = lanes<float, uint16_t>([](uint16_t a) { return from(a); });
   t["cvt." + type + ".f32"] = lanes<uint16_t, float>([](float a) { return to(a); });
-  t["cvt." + type + "x2.f32"] = lanes<uint32_t, float, float>([](float high, float low) {
-    return uint32_t(to(high)) << 16 | to(low);
-  });
+  t["cvt." + type + "x2.f32"] =
+      lanes<uint32_t, float, float>([](float high, float low) { return uint32_t(to(high)) << 16 | to(low); });
 }
 
 }  // namespace
@@ -125,9 +126,8 @@ void add_arithmetic(Table& t) {
   t["xor.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a != b; });
   t["not.pred"] = lanes<bool, bool>([](bool a) { return !a; });
   t["mov.pred"] = lanes<bool, bool>([](bool a) { return a; });
-  t["mapa.shared::cluster.u32"] = lanes<uint32_t, uint32_t, uint32_t>([](uint32_t address, uint32_t rank) {
-    return (address & 0xffffff) | (rank + 1) << 24;
-  });
+  t["mapa.shared::cluster.u32"] = lanes<uint32_t, uint32_t, uint32_t>(
+      [](uint32_t address, uint32_t rank) { return (address & 0xffffff) | (rank + 1) << 24; });
 }
 
 }  // namespace ptx

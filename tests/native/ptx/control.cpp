@@ -94,10 +94,8 @@ void arrive_at_cluster(Warp& warp, Mask) {
 void wait_for_cluster(Warp& warp, Mask) {
   Barrier& barrier = warp.block->cluster->barrier;
   if (warp.cluster_round < 0) throw Trap("a wait at the barrier of the cluster without an arrival");
-  if (warp.cluster_round == barrier.rounds)
-    barrier.wait(warp);
-  else
-    warp.clocks.join(barrier.released);
+  if (warp.cluster_round == barrier.rounds) barrier.wait(warp);
+  else warp.clocks.join(barrier.released);
   warp.cluster_round = -1;
 }
 
@@ -153,9 +151,8 @@ void add_control(Table& t) {
   t["fence.acq_rel.gpu"] = action(fence, false);
   t["fence.proxy.async"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);
   t["fence.proxy.async.shared::cta"] = t["fence.proxy.async"];
-  t["shfl.sync.idx.b32"] = exchange([](const uint32_t* values, Mask mask, uint32_t, uint32_t from) {
-    return value_of(values, mask, from & 31);
-  });
+  t["shfl.sync.idx.b32"] = exchange(
+      [](const uint32_t* values, Mask mask, uint32_t, uint32_t from) { return value_of(values, mask, from & 31); });
   t["shfl.sync.bfly.b32"] = exchange([](const uint32_t* values, Mask mask, uint32_t thread, uint32_t by) {
     return value_of(values, mask, thread ^ (by & 31));
   });

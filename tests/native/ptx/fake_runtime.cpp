@@ -70,7 +70,11 @@ struct Attributes {
 
 // The first PTX in a fat binary: a header of 16 bytes, then entries of their own header and their text.
 std::string ptx_of(const char* fat) {
-  struct { uint16_t kind, version; uint32_t header; uint64_t length; } entry;
+  struct {
+    uint16_t kind, version;
+    uint32_t header;
+    uint64_t length;
+  } entry;
   uint64_t size;
   memcpy(&size, fat + 8, sizeof size);
   for (const char *at = fat + 16, *end = at + size; at < end; at += entry.header + entry.length) {
@@ -88,7 +92,11 @@ using namespace ptx;
 extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) {
-  struct Wrapper { int magic, version; const char* data; void* unused; };
+  struct Wrapper {
+    int magic, version;
+    const char* data;
+    void* unused;
+  };
   Runtime& runtime = Runtime::get();
   runtime.embedded.push_back(runtime.sources.size());
   runtime.sources.push_back({ptx_of(static_cast<Wrapper*>(wrapper)->data), {}});
@@ -98,7 +106,7 @@ void** __cudaRegisterFatBinary(void* wrapper) {
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterFunction(void**, const char* host, char*, const char* device, int, uint3*, uint3*, dim3*, dim3*,
-    int*) {
+                            int*) {
   Runtime::get().names[host] = device;
 }
 // <<<>>> is not in use
@@ -126,8 +134,9 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
   std::vector<std::string> values;
   for (size_t i = 0; i < kernel.parameters.size(); ++i)
     values.emplace_back(static_cast<const char*>(arguments[i]), kernel.parameters[i].size);
-  runtime.launch(kernel, {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, uint32_t(shared), cluster, 0,
-                          cooperative}, values);
+  runtime.launch(kernel,
+                 {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, uint32_t(shared), cluster, 0, cooperative},
+                 values);
   return cudaSuccess;
 } catch (const Trap& trap) {
   return failed(cudaErrorLaunchFailure, trap.what());
@@ -175,8 +184,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, const cudaLaunchConfig_t* config) {
   const Device& device = Runtime::get().device;
   if (device.capability.first < 9) return failed(cudaErrorNotSupported, "clusters on a device that has none");
-  const int blocks = blocks_per_processor(kernel_of(function), int(config->blockDim.x),
-                                               config->dynamicSmemBytes);
+  const int blocks = blocks_per_processor(kernel_of(function), int(config->blockDim.x), config->dynamicSmemBytes);
   *count = 0;
   for (int processors : device.clusters) *count += processors * blocks / int(Attributes(*config).cluster);
   return cudaSuccess;

@@ -30,7 +30,9 @@ inline uint16_t to_bfloat(float value) {
 inline float from_tf32(uint32_t pattern) { return bits<float>(pattern & ~0x1fffu); }  // with 10 bits of mantissa
 
 template <class T>
-constexpr int width_of = std::is_same_v<T, bool> ? 0 : sizeof(T) == 8 ? 8 : 4;
+constexpr int width_of = std::is_same_v<T, bool> ? 0
+                         : sizeof(T) == 8        ? 8
+                                                 : 4;
 
 // A register over the threads. Values of less than 32 bits take the low bits of a slot.
 template <class T>
@@ -39,10 +41,8 @@ struct Lanes {
   Lanes(const Warp& warp, const Operand& o) : slots(warp.lanes<char>(o)) {}
   T get(int lane) const {
     T value;
-    if constexpr (std::is_same_v<T, bool>)
-      value = *reinterpret_cast<const Mask*>(slots) >> lane & 1;
-    else
-      memcpy(&value, slots + lane * width_of<T>, sizeof value);
+    if constexpr (std::is_same_v<T, bool>) value = *reinterpret_cast<const Mask*>(slots) >> lane & 1;
+    else memcpy(&value, slots + lane * width_of<T>, sizeof value);
     return value;
   }
   void set(int lane, T value) const { memcpy(slots + lane * width_of<T>, &value, sizeof value); }
@@ -89,7 +89,7 @@ inline Binder action(void (*run)(Warp&, Mask), bool convergent = true) {
 }
 
 // Waits until no more groups are under way than the operand says.
-inline Binder wait_for(Pending Warp::*pending) {
+inline Binder wait_for(Pending Warp::* pending) {
   return [=](Parser& s) {
     s.in.convergent = true;
     s.in.run = [pending, left = s.number(0)](Warp& warp, Mask) { (warp.*pending).wait(left); };

@@ -51,7 +51,9 @@ struct Warp {
   ProductRegisters product_registers;  // in kernels with wgmma
 
   template <class T>
-  T* lanes(const Operand& o) const { return reinterpret_cast<T*>(banks[o.bank] + o.at); }
+  T* lanes(const Operand& o) const {
+    return reinterpret_cast<T*>(banks[o.bank] + o.at);
+  }
   Clock clock() const { return clocks.of.empty() ? 0 : clocks.of[index]; }
   void publish(Clocks& to);  // what comes after is no part of it
 };

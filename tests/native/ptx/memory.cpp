@@ -64,10 +64,8 @@ void Shadow::add_reader(Word& word, const Warp& warp) {
   }
   std::vector<Epoch>& readers = readers_[word.read.clock];
   const auto before = std::find_if(readers.begin(), readers.end(), [&](const Epoch& e) { return e.warp == mine.warp; });
-  if (before != readers.end())
-    *before = mine;
-  else
-    readers.push_back(mine);
+  if (before != readers.end()) *before = mine;
+  else readers.push_back(mine);
 }
 
 void Shadow::read(size_t at, size_t bytes, const Warp& warp, Use use) {

@@ -36,7 +36,7 @@ class Shadow {
  private:
   static constexpr uint32_t several = ~0u;
   struct Word {
-    Epoch written, read;    // where read.warp is `several`, its clock is an index into readers_
+    Epoch written, read;  // where read.warp is `several`, its clock is an index into readers_
     uint16_t operands = 0;  // wgmmas that read it
     uint16_t defined : 4, last : 4, seen : 4, copies : 1;  // bytes: ever written, last written, read since
     Word() : defined(0), last(0), seen(0), copies(0) {}

@@ -29,10 +29,8 @@ std::vector<std::string> split(const std::string& s, char at) {  // not within b
   int depth = 0;
   for (char c : s) {
     depth += (c == '{' || c == '[') - (c == '}' || c == ']');
-    if (c == at && !depth)
-      parts.emplace_back();
-    else
-      parts.back() += c;
+    if (c == at && !depth) parts.emplace_back();
+    else parts.back() += c;
   }
   for (std::string& part : parts) part = trimmed(part);
   if (parts.back().empty()) parts.pop_back();
@@ -77,10 +75,8 @@ Module Parser::parse(const std::string& text) {
     if (!text.compare(i, 2, "//")) i = std::min(text.find('\n', i), text.size() - 1);
     const char c = text[i];
     line_ += c == '\n';
-    if (strchr("\n{}:;", c) && statement(trimmed(before), c))
-      before.clear();
-    else
-      before += c == '\n' ? ' ' : c;
+    if (strchr("\n{}:;", c) && statement(trimmed(before), c)) before.clear();
+    else before += c == '\n' ? ' ' : c;
   }
   if (kernels_.empty()) throw Trap("no kernel in the PTX");
   return std::move(kernels_);
@@ -90,28 +86,18 @@ Module Parser::parse(const std::string& text) {
 bool Parser::statement(const std::string& text, char end) try {
   const auto is_name = [](char c) { return isalnum(c) || c == '_' || c == '$'; };
   if (end == '\n') return !text.rfind(".loc", 0);
-  if (!kernel_ && end == '{' && text.find(".entry") != std::string::npos)
-    begin_kernel(text);
-  else if (end == ';' && text.find(".shared ") != std::string::npos)
-    share(text.substr(text.find(".shared ")));
-  else if (!kernel_)
-    return end != ':';
-  else if (end == ':' && !std::all_of(text.begin(), text.end(), is_name))
-    return false;
-  else if (end == ':')
-    labels_[text] = uint32_t(kernel_->code.size());
+  if (!kernel_ && end == '{' && text.find(".entry") != std::string::npos) begin_kernel(text);
+  else if (end == ';' && text.find(".shared ") != std::string::npos) share(text.substr(text.find(".shared ")));
+  else if (!kernel_) return end != ':';
+  else if (end == ':' && !std::all_of(text.begin(), text.end(), is_name)) return false;
+  else if (end == ':') labels_[text] = uint32_t(kernel_->code.size());
   else if (end != ';' && !text.empty())  // braces of an operand
     return false;
-  else if (end == '{')
-    scopes_.emplace_back();
-  else if (end == '}' && scopes_.size() > 2)
-    scopes_.pop_back();
-  else if (end == '}')
-    end_kernel();
-  else if (!text.rfind(".reg", 0))
-    declare(text);
-  else if (!text.empty() && text.rfind(".pragma", 0))
-    instruction(text);
+  else if (end == '{') scopes_.emplace_back();
+  else if (end == '}' && scopes_.size() > 2) scopes_.pop_back();
+  else if (end == '}') end_kernel();
+  else if (!text.rfind(".reg", 0)) declare(text);
+  else if (!text.empty() && text.rfind(".pragma", 0)) instruction(text);
   return true;
 } catch (const Trap& trap) {
   throw Trap("line " + std::to_string(line_) + ": " + trap.what() + ": " + text.substr(0, 160));

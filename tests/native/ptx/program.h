@@ -18,7 +18,9 @@ constexpr Mask all_threads = ~Mask(0);
 constexpr uint32_t slot_bytes = 4 * warp_threads;
 
 // What a program does that the hardware leaves undefined or refuses.
-struct Trap : std::runtime_error { using std::runtime_error::runtime_error; };
+struct Trap : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // A slot of `width` 4 or 8 bytes for each thread (a value of 8 or 16 bits takes 4); width 0: a predicate, one Mask.
 struct Operand {
@@ -57,7 +59,9 @@ struct Instruction {
   std::string mnemonic, text;
 };
 
-struct Parameter { uint32_t at, size; };
+struct Parameter {
+  uint32_t at, size;
+};
 
 struct Kernel {
   std::string name;

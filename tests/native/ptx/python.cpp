@@ -19,9 +19,8 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     runtime.sources.push_back({text, ptx::Parser().parse(text)});
     return runtime.sources.size() - 1;
   });
-  m.def("replace", [](size_t source, const std::string& text) {
-    runtime.sources.at(source) = {text, ptx::Parser().parse(text)};
-  });
+  m.def("replace",
+        [](size_t source, const std::string& text) { runtime.sources.at(source) = {text, ptx::Parser().parse(text)}; });
   m.def("unload", [](size_t source) { runtime.sources.at(source) = {}; });
   m.def("source", [](size_t source) { return runtime.sources.at(source).text; });
   m.def("embedded", [] { return runtime.embedded; });
@@ -54,14 +53,18 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
       for (ptx::Instruction& in : kernel->code) in.counts = {};
   });
   const ptx::Device h100;
-  m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
-                         const std::vector<int>& clusters) {
-    runtime.device = {processors, shared, shared_per_processor, capability, clusters};
-  }, py::arg("processors") = h100.processors, py::arg("shared") = h100.shared,
-     py::arg("shared_per_processor") = h100.shared_per_processor, py::arg("capability") = h100.capability,
-     py::arg("clusters") = h100.clusters);
-  m.def("set", [](bool checks, bool traffic, uint32_t seed) { runtime.settings = {checks, traffic, seed}; },
-        py::arg("checks") = true, py::arg("traffic") = false, py::arg("seed") = 0);
+  m.def(
+      "set_device",
+      [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
+         const std::vector<int>& clusters) {
+        runtime.device = {processors, shared, shared_per_processor, capability, clusters};
+      },
+      py::arg("processors") = h100.processors, py::arg("shared") = h100.shared,
+      py::arg("shared_per_processor") = h100.shared_per_processor, py::arg("capability") = h100.capability,
+      py::arg("clusters") = h100.clusters);
+  m.def(
+      "set", [](bool checks, bool traffic, uint32_t seed) { runtime.settings = {checks, traffic, seed}; },
+      py::arg("checks") = true, py::arg("traffic") = false, py::arg("seed") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined) {
     runtime.memory.add(begin, bytes, name, tracked, defined);
   });

@@ -185,8 +185,8 @@ struct Product {
 };
 
 void bind_product(Parser& s, Format format, size_t columns) {
-  auto p = std::make_shared<Product>(Product{format, s.vector(0, 4, true), s.vector(1, -1, false), s.read(2, 8),
-                                             s.read(3, 0)});
+  auto p = std::make_shared<Product>(
+      Product{format, s.vector(0, 4, true), s.vector(1, -1, false), s.read(2, 8), s.read(3, 0)});
   s.in.convergent = true;
   s.in.writes.clear();  // the accumulators are looked after here
   if (p->d.size() != columns / 2 || p->a.size() % 4 > 1) throw Trap("fragments of another size");
@@ -218,8 +218,9 @@ void add_tensor(Table& t) {
     const std::string inner = format == Format::tf32 ? "k8" : "k16", types = std::string(".") + name + "." + name;
     t["mma.sync.m16n8" + inner + ".row.col.f32" + types + ".f32"] = mma(format);
     for (size_t n = 8; n <= 256; n += 8)
-      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] =
-          [format = format, n](Parser& s) { bind_product(s, format, n); };
+      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = [format = format, n](Parser& s) {
+        bind_product(s, format, n);
+      };
   }
   t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
   t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+
+from elmo_fast.ops.cuda import blocks, choice, lstm, persistent
 from tests.support.fake_graphs import FakeCapture
 from tests.support.gpu_lstm import take_way
 from tests.support.lstm_kernel_case import SMALL
 from tests.support.ptx_machine import machine
-
-from elmo_fast.ops.cuda import blocks, choice, lstm, persistent
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,6 @@ import gc
 import numpy as np
 import pytest
 import torch
-from tests.support import cuda_ops
-from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, double, layer
-from tests.support.models import SENTENCES, SHAPES, bilm, options
 
 from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import choice, lstm, persistent, steps
@@ -15,6 +12,9 @@ from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64
+from tests.support import cuda_ops
+from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, double, layer
+from tests.support.models import SENTENCES, SHAPES, bilm, options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 FIRING_CLIPS = {"cell_clip": 0.3, "proj_clip": 0.3}

@@ -12,15 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support import fake_graphs
-from tests.support.gpu_lstm import FIRING, INITIAL_STATE, LIMITS, SLOTS, assert_close, check, layer, run, text
-from tests.support.models import SHAPES, options
 from torch.optim import SGD
 
-from elmo_fast.ops.cuda import blocks, lstm, operands
+from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.cuda import graphs as captures_module
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall
+from tests.support import fake_graphs
+from tests.support.gpu_lstm import FIRING, INITIAL_STATE, LIMITS, SLOTS, assert_close, check, layer, run, text
+from tests.support.models import SHAPES, options
 
 DEVICE = torch.device("cuda", 0)
 
@@ -89,7 +89,7 @@ def test_any_length_replays_a_few_graphs(length, graphs):
             capture.replayed = 0
         check(FIRING, "highest", inputs, index, state, lengths=[length] * 2, weights=weights)
     assert graphs[0].captured <= len(blocks.CHUNKS)
-    assert graphs[0].replayed == length // 16 + bin(length % 16).count("1")
+    assert graphs[0].replayed == length // 16 + (length % 16).bit_count()
 
 
 def test_foreign_memory_and_waiting_are_noticed():

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 from tests.support.lstm_kernel_case import A100, BF16, FP16, H100, SMALL, TYPES, errors, make, oracle, run
 from tests.support.ptx_machine import coverage, machine
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 
 LIMIT = {FP16: AGAINST_FLOAT64["medium-fp16"], BF16: AGAINST_FLOAT64["medium-bf16"]}
 # A sum in another order may fall on the other side of a rounding to 16 bits, and that is all that is left then.
@@ -201,9 +202,8 @@ def held_back(text: str, which: int) -> str:
     """The PTX with every arrival delayed whose number within its kernel is `which`."""
     parts = text.split(".entry ")
     for at, part in enumerate(parts):
-        numbers = itertools.count()
-        parts[at] = ARRIVAL.sub(
-            lambda found: HELD_BACK.format(f"{at}", found[0]) if next(numbers) == which else found[0], part)
+        for match in [*ARRIVAL.finditer(part)][which:which + 1]:
+            parts[at] = part[:match.start()] + HELD_BACK.format(at, match[0]) + part[match.end():]
     return ".entry ".join(parts)
 
 

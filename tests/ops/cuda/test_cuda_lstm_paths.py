@@ -1,12 +1,16 @@
 """Both paths of the CUDA LSTM on the CPU: the graph path without graphs, the persistent one over its kernels' PTX."""
 
 import itertools
-import math
 
 import pytest
 import torch
-from tests.support import cuda_ops
-from tests.support import fake_graphs
+
+from elmo_fast.ops import reference
+from elmo_fast.ops.cuda import lstm, operands, steps
+from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
+from elmo_fast.testing.tolerances import AGAINST_FLOAT64
+from tests.support import cuda_ops, fake_graphs
 from tests.support.gpu_lstm import (
     CLIPS,
     FIRING,
@@ -24,12 +28,6 @@ from tests.support.gpu_lstm import (
 )
 from tests.support.models import SHAPES, options
 from tests.support.op_cases import LENGTHS, text_order
-
-from elmo_fast.ops import reference
-from elmo_fast.ops.cuda import lstm, operands, steps
-from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64
 
 BF16_LIMIT = AGAINST_FLOAT64["medium-bf16"]
 BY_WAYS = [(("two layers", "no projection", "no clips", "clips that fire")[number % 4], precision, way)

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.support.models import bilm, options
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from elmo_fast.ops import backend, precision
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.cuda.operands import LARGEST_FP16, fits_fp16
+from tests.support.models import bilm, options
 
 CUDA = SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, requires_grad=False)
 
@@ -84,7 +84,8 @@ def test_fp16_is_taken_where_every_value_fits():
     assert not fits_fp16(embed * 1e4, filters, "relu", highways, None)  # a window can reach the limit
     assert not fits_fp16(embed, filters, "relu", highways * 40, None)  # the layers can
     assert not fits_fp16(embed, filters, "relu", highways, (torch.tensor([[7e4]]), torch.zeros(1)))
-    for factor, fits in ((1, True), (LARGEST_FP16, False), (1 / LARGEST_FP16, True)):  # the bound follows edits of the weights
+    # The bound follows edits of the weights.
+    for factor, fits in ((1, True), (LARGEST_FP16, False), (1 / LARGEST_FP16, True)):
         filters[0][0].mul_(factor)
         assert fits_fp16(embed, filters, "tanh", highways, None) == fits
     filters[0][1].requires_grad_()

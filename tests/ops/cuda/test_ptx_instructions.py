@@ -7,6 +7,7 @@ test_ptx_triton).
 import numpy as np
 import pytest
 import torch
+
 from tests.support.ptx_machine import Program
 
 U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32

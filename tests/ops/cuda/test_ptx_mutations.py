@@ -5,11 +5,11 @@ import re
 
 import pytest
 import torch
+
+from elmo_fast.testing.tolerances import relative_error
 from tests.support.lstm_kernel_case import errors, make, oracle, run
 from tests.support.ptx_machine import Program, coverage, machine
 from tests.support.triton_on_ptx import LIMIT, OnPtx, configs, highway, products
-
-from elmo_fast.testing.tolerances import relative_error
 
 pytestmark = pytest.mark.long
 
@@ -44,8 +44,8 @@ TRITON = {
 # Survivors that are no faults: how many at most, and why.
 EQUIVALENT = {
     "no barrier": (2, "of the barriers around a verdict one is enough while no wait fails"),
-    "a wait for copies less": (1, "LSTM: each step waits for all copies before weights are used. Triton: the last "
-                                  "wait finds no copy under way, the loop has waited for them"),
+    "a wait for copies less": (
+        1, "LSTM: each step waits for all copies before weights are used. Triton: the last wait finds no copy left"),
     "no barrier of the cluster": (1, "the last: no block leaves before a grid barrier behind the last remote access"),
     "no group of copies": (2, "joins two groups of a stage, which are waited for together"),
     "no fence of products": (1, "the second of an iteration: no register was written since the first"),

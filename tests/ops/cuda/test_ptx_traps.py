@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from tests.support.lstm_kernel_case import make
 from tests.support.lstm_kernel_case import run as run_lstm
 from tests.support.ptx_machine import Program, device_memory, machine

@@ -8,12 +8,13 @@ import itertools
 
 import pytest
 import torch
-from tests.support.ptx_machine import machine
-from elmo_fast.testing.tolerances import relative_error
-from tests.support.triton_on_ptx import LIMIT, OnPtx, encoder_on_ptx, products
 
 from elmo_fast.kernels import char_cnn, configs, lstm_pointwise
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
+from elmo_fast.testing.tolerances import relative_error
+from tests.support.ptx_machine import machine
+from tests.support.triton_on_ptx import LIMIT, OnPtx, encoder_on_ptx, products
+
 
 def grid_of(form):
     """[(generation, operands, tile) of all shipped configurations]: a few for the default run, the rest long."""
