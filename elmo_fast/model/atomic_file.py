@@ -147,13 +147,15 @@ def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]
     import h5py
 
     with atomic_path(target) as part, Disk(part, target) as disk:
-        with deferred_signals():
-            file = h5py.File(disk, "w")
+        file = None
         try:
+            with deferred_signals():
+                file = h5py.File(disk, "w")
             yield file, disk
         finally:
-            with deferred_signals():
-                file.close()
+            if file is not None:
+                with deferred_signals():
+                    file.close()
         disk.check()
 
 
