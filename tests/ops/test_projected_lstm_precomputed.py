@@ -70,7 +70,8 @@ def test_refusals():
     of = SHAPES["two layers"]
     inputs, index, state = draw(of)
     schedule, weights = make_schedule(LENGTHS), layer(of)
-    with pytest.raises(ValueError, match="rows: expected the row of inputs that each packed row reads, since"):
+    expected = "rows: expected the row of inputs that each packed row reads, since inputs are precomputed"
+    with pytest.raises(ValueError, match=expected):
         projected_lstm(torch.zeros(21, 8 * 37), None, schedule, state, weights, precomputed=True)
     rows = index[torch.from_numpy(schedule.tokens).long()]
     with pytest.raises(ValueError, match=r"inputs: expected shape \(6, 296\), got \(6, 11\)"):
