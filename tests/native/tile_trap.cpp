@@ -159,7 +159,7 @@ float bf16(const unsigned char* at) {
 
 // TDPBF16PS: for each row m and column n of `sum`, the even and the odd products of a row in two fused chains from
 // zero; denormals are zero, rounding to nearest even.
-void multiply(int sum_number, int left_number, int right_number) {
+__attribute__((target("avx2,fma"))) void multiply(int sum_number, int left_number, int right_number) {
   require(sum_number != left_number && sum_number != right_number && left_number != right_number,
           "the three tiles are not distinct");
   Tile& sum = tile(sum_number);

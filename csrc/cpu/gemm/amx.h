@@ -1,5 +1,5 @@
 // bf16 products on 16 x 16 tiles with fp32 sums, for one part (bf16) or two (value = high + low, three products).
-// `Tiles` are the tile registers (engine_amx.cpp) or their emulation (engine_amx_emulated.cpp).
+// `Tiles` are the tile registers or their emulation (tiles.h).
 //
 // Left operand, per 16 rows and 32 k: one tile [16 rows, 32 k] per part. Right operand, per 32 k: per part two tiles,
 // one per vector of columns, [16 pairs of k, 16 columns, 2]. k is padded to 32 with zeros on both sides.
@@ -9,7 +9,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "../vec/avx512.h"
+#include "../vec.h"
 #include "fp32.h"
 
 namespace elmo_fast::cpu {
@@ -167,7 +167,7 @@ struct AmxGemm {
   template <int Rows, class Between>
   static void sum(const char* left, int64_t second, int64_t k, const char* right, Start start, float* c, size_t ldc,
                   Prefetch next, Between& between) {
-    Tiles::before();
+    Tiles::fence();
     const float* from = start.rows;
     Tiles::template load<0>(from, start.stride * 4);
     Tiles::template load<1>(from + Vec::width, start.stride * 4);
@@ -187,7 +187,7 @@ struct AmxGemm {
     Tiles::template store<1>(c + Vec::width, ldc * 4);
     if (Rows == 2) Tiles::template store<2>(c1, ldc * 4);
     if (Rows == 2) Tiles::template store<3>(c1 + Vec::width, ldc * 4);
-    Tiles::after();
+    Tiles::fence();
   }
 
   template <int Rows>
@@ -218,10 +218,10 @@ struct AmxGemm {
 
   template <int Rows>
   static void dot() {
-    Tiles::template dot<0, 4, 6>();
-    Tiles::template dot<1, 4, 7>();
-    if (Rows == 2) Tiles::template dot<2, 5, 6>();
-    if (Rows == 2) Tiles::template dot<3, 5, 7>();
+    Tiles::template dot<0>();
+    Tiles::template dot<1>();
+    if (Rows == 2) Tiles::template dot<2>();
+    if (Rows == 2) Tiles::template dot<3>();
   }
 };
 
