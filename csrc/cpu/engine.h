@@ -5,12 +5,9 @@
 #include "../linear.h"
 #include "../projected_lstm.h"
 #include "isa.h"
+#include "threads.h"
 
 namespace elmo_fast::cpu {
-
-class Barrier;  // threads.h
-
-void barrier_wait(Barrier& barrier);
 
 // A thread's rank among those that share a direction (or a product).
 struct Team {
@@ -52,9 +49,8 @@ struct LstmPlan : LstmCall {
   LstmDirection direction[2];
 };
 
-// One direction of the gradients; the members of LstmDirection that it reads are those of the forward.
-struct LstmBackward {
-  LstmDirection forward;     // packed for the gradients; one chunk with all unique rows; h and c read only
+// One direction of the gradients: packed for them, one chunk with all unique rows, h and c read only.
+struct LstmBackward : LstmDirection {
   const float* grad_output;  // this direction's half, row stride 2P
   float* grad_h;             // likewise
   float* grad_c;             // this direction's half, row stride 2D

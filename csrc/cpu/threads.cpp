@@ -220,8 +220,6 @@ void Barrier::wait() {
   for (int turn = 0; round_.load(std::memory_order_acquire) == round; ++turn) back_off(turn);
 }
 
-void barrier_wait(Barrier& barrier) { barrier.wait(); }
-
 void run_together(int count, const std::function<void(int rank)>& task) {
   if (count == 1) return run_task(task, 0);
   if (run_on_openmp(count, task)) return;

@@ -41,13 +41,13 @@ class CharCnnGradients {
     const Partition mine(call_.tokens, team_.rank, team_.size);
     for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
     each_bank([this](const CharBank& bank, float* rows) { transpose(bank, rows); });
-    barrier_wait(*team_.barrier);
+    team_.barrier->wait();
     each_bank([this](const CharBank& bank, float* rows) {
       if (bank.grad_weight) weights(bank, rows);
     });
     if (!plan_.grad_table) return;
     for (int64_t token = mine.begin; token < mine.end; ++token) character_gradients(token);
-    barrier_wait(*team_.barrier);
+    team_.barrier->wait();
     if (team_.rank == 0) add_to_table();
   }
 

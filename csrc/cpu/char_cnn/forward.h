@@ -179,7 +179,7 @@ class CharCnnForward {
     const Partition mine(call_.tokens, team_.rank, team_.size);
     for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
     pack_partition();
-    barrier_wait(*team_.barrier);
+    team_.barrier->wait();
     for (int64_t token = mine.begin; token < mine.end; token += tokens_at_once)
       pool_tokens(token, smaller(token + tokens_at_once, mine.end));
   }

@@ -84,7 +84,7 @@ LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirect
   const int64_t p = call.forward.shape.projection, dim = call.forward.shape.dim;
   const float limit = INFINITY;
   LstmBackward to = {};
-  to.forward = forward;
+  static_cast<LstmDirection&>(to) = forward;
   to.grad_output = call.grad_output + d * p;
   to.grad_h = call.grad_h + d * p;
   to.grad_c = call.grad_c + d * dim;
