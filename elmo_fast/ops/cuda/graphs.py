@@ -93,7 +93,9 @@ class Captures:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
 
     def on(self, device: torch.device) -> CudaCapture | None:
-        """What captures for the current stream of `device`; None, and a warning, when too many streams have asked."""
+        """What captures for the current stream of `device`; None off the GPU and, with a warning, for more streams."""
+        if device.type != "cuda":
+            return None
         key = device, torch.cuda.current_stream(device).cuda_stream
         with self._lock:
             if key not in self._made:
@@ -106,19 +108,12 @@ class Captures:
 
     def _unused_stream(self, device: torch.device) -> torch.cuda.Stream | None:
         """A stream that serves nobody here: PyTorch hands out a few, round and round."""
-        taken = {each.stream.cuda_stream for each in self._made.values()}
+        taken = {capture.stream.cuda_stream for capture in self._made.values()}
         drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most))
         return next((stream for stream in drawn if stream.cuda_stream not in taken), None)
 
 
-_captures = Captures()
-
-
-def capture_on(device: torch.device) -> Capture | None:
-    """What captures for the current stream of `device`: None where there are no graphs."""
-    return _captures.on(device) if device.type == "cuda" else None
-
-
+capture_on = Captures().on
 _recording_lock = threading.RLock()
 
 

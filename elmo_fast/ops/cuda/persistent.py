@@ -12,8 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cuda.blocks import Arena, DeviceBlock
-from elmo_fast.ops.cuda.operands import Operands
+from elmo_fast.ops.cuda.blocks import Arena, DeviceBlock, Operands
 from elmo_fast.ops.device import settle
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.weight_cache import cached
@@ -79,7 +78,7 @@ def plan(dim: int, projection: int, native: tuple[int, ...], slots: int) -> dict
 
 
 def pack(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """W, B and W_P of each direction in the order of csrc/cuda/layout.h, with operands of 16 bits: uint8, one axis."""
+    """W, B and W_P of each direction in the order of csrc/cuda/plan.h, with operands of 16 bits: uint8, one axis."""
     dim, projection = tensors[2].shape
     units, tiles, parts = -(-dim // 16), -(-projection // 16), []
     more_cells, more_values = 16 * units - dim, 16 * tiles - projection

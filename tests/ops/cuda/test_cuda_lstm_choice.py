@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from elmo_fast.ops import doctor
-from elmo_fast.ops.cuda import choice, operands, persistent, steps
-from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured, ShapeClass
+from elmo_fast.ops.cuda import blocks, choice, persistent, steps
+from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured
 from elmo_fast.ops.schemas import flat_weights
 from tests.support.gpu_lstm import FIRING, check, layer, run, text
 from tests.support.lstm_kernel_case import SMALL
@@ -66,11 +66,12 @@ def test_a_launch_that_fails_meanwhile_decides(clock):
 
 
 def test_classes():
-    names = {str(ShapeClass.of(64, 16, dtype, slots, steps)) for dtype in (torch.float16, torch.bfloat16)
+    fp16, bf16 = (blocks.operands(flat_weights(layer()), "medium", clip) for clip in (3.0, math.inf))
+    names = {choice.shape_class(of, slots, steps)[0] for of in (fp16, bf16)
              for slots in (1, 8, 9, 32, 33, 64, 200, 5000) for steps in (1, 7, 8, 63, 64, 9999)}
-    assert len(names) == 2 * 6 * 3 and "64 cells, 16 values, bfloat16, 256 slots, less than 64 steps" in names
-    many = [ShapeClass.of(64, 16, torch.float16, slots, 99) for slots in (8, 64, 256, 1024)]
-    assert [each.trial_steps for each in many] == [64, 64, 32, 8]
+    assert len(names) == 2 * 6 * 3 and "37 cells, 11 values, bfloat16, 256 slots, less than 64 steps" in names
+    many = [choice.shape_class(fp16, slots, 99)[1:] for slots in (8, 64, 256, 1024)]
+    assert many == [(8, 64), (64, 64), (256, 32), (1024, 8)]
 
 
 # ---- what is kept -----------------------------------------------------------------------------
@@ -234,7 +235,7 @@ def test_reasons_of_a_layer(precision, dim, inference, reason, monkeypatch, unca
     monkeypatch.setattr(persistent, "limits", lambda device: SMALL[90])
     with torch.inference_mode(inference):
         weights = flat_weights(layer(options({"dim": dim})))
-    found = persistent.why_not(CPU, operands.operands(weights, precision, 3.0), weights, 200)
+    found = persistent.why_not(CPU, blocks.operands(weights, precision, 3.0), weights, 200)
     assert str(reason) in str(found)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from elmo_fast.ops import reference
-from elmo_fast.ops.cuda import lstm, operands, steps
+from elmo_fast.ops.cuda import blocks, lstm, steps
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing.tolerances import AGAINST_FLOAT64
@@ -125,10 +125,10 @@ def test_models_on_the_persistent_path(native, shape, state, monkeypatch):
 def test_medium_takes_fp16_where_the_operands_are_bounded(change, dtype):
     of = options(change)
     weights, clip = flat_weights(layer(of)), limit(of.lstm.proj_clip)
-    assert operands.operands(weights, "medium", clip).dtype == dtype
-    assert operands.operands(weights, "high", clip).dtype == torch.float32
+    assert blocks.operands(weights, "medium", clip).dtype == dtype
+    assert blocks.operands(weights, "high", clip).dtype == torch.float32
     weights[0][3, 5] = 4e4  # noticed although the copies are made
-    assert operands.operands(weights, "medium", clip).dtype == torch.bfloat16
+    assert blocks.operands(weights, "medium", clip).dtype == torch.bfloat16
 
 
 def test_rows_of_any_size_fit_fp16(arenas):
@@ -136,7 +136,7 @@ def test_rows_of_any_size_fit_fp16(arenas):
     (inputs, index, state), weights = text(), layer()
     inputs[:4] *= torch.tensor([1e5, 1e30, 1e-3, 1.0])[:, None]
     check(FIRING, "medium", inputs, index, state)
-    of_layer = operands.operands(flat_weights(weights), "medium", 3.0)
+    of_layer = blocks.operands(flat_weights(weights), "medium", 3.0)
     arena = lstm.arena_of(of_layer, weights[0][0], inputs.device)
     for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
         lstm.project(arena, of_layer, x, False)
@@ -169,7 +169,7 @@ def test_a_padded_batch_waits_for_nothing(precision, monkeypatch):
     weights, schedule = layer(), make_schedule(lengths.tolist())
     rows = torch.from_numpy(schedule.tokens + 20 * (schedule.tokens >= 20))  # past the empty sentence
     expected = reference.projected_lstm(x.flatten(0, 1), rows, schedule, state, weights, **CLIPS)
-    operands.operands(flat_weights(weights), precision, 0.05)
+    blocks.operands(flat_weights(weights), precision, 0.05)
     for most in (1024, 2):
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", most)
         with fake_graphs.Watch(None):  # the buffers are the call's own: only waiting is looked for
