@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import agreement, common, floor, models, peers
 from benchmarks.gpu.lstm import LIMITS
-from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.stage import Stage, say
 from elmo_fast.ops.precision import numerics
 
 TEXT_LIMITS = {**LIMITS, "medium": "medium-bf16"}  # a model whose operands are not bounded takes bf16
@@ -95,7 +95,7 @@ def text(stage: Stage) -> None:
     with tempfile.TemporaryDirectory() as folder:
         functions = passes(stage, sentences, batch, Path(folder))
         truth, base = functions["reference", "highest", "arrays"](), next(iter(functions))
-        stage.document["settings"] |= {**facts, "times_as_fast_as": base[0]}
+        say(text=facts, times_as_fast_as=base[0])
         for variant, precision, part in list(functions):
             if part != "device" and variant != "reference":
                 error = max(agreement.by_layer(functions[variant, precision, part](), truth))
