@@ -19,7 +19,7 @@ from elmo_fast.ops.cuda import graphs as captures_module
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall
 from tests.support import fake_graphs
-from tests.support.gpu_lstm import FIRING, INITIAL_STATE, LIMITS, SLOTS, assert_close, check, layer, run, text
+from tests.support.gpu_lstm import FIRING, LIMITS, SLOTS, assert_close, check, initial_of, layer, run, text
 from tests.support.models import SHAPES, options
 
 DEVICE = torch.device("cuda", 0)
@@ -71,7 +71,7 @@ def test_few_slots_move_to_a_smaller_bucket_where_enough_steps_are_left():
 def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
     """Clips, starts, weights and inputs in turn on an arena of each operand type, until all of it is replayed."""
     layers, clipped = [layer(SHAPES["two layers"], number) for number in (0, 1)], options({"cell_clip": 0.3})
-    starts = {"initial_state": INITIAL_STATE}
+    starts = {"initial_state": initial_of()}
     cases = [(options(), "highest", 0, {}), (options(), "highest", 1, {}), (options(), "medium", 1, {}),
              (clipped, "highest", 0, starts), (FIRING, "medium", 0, starts)]
     plain, _, replayed = ([check(of, precision, *text(FIRING, seed, 3), slots=SLOTS, weights=layers[number], **more)
