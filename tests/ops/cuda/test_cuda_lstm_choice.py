@@ -187,7 +187,7 @@ def test_a_launch_that_fails_is_the_last(native, refuses, warning, caplog, monke
 
 
 @pytest.mark.parametrize("precision, dim, inference, reason", [
-    ("highest", 37, False, "16-bit, which precision 'medium' alone"), ("medium", 11, False, "without a projection"),
+    ("highest", 37, False, "16-bit, which precision 'medium' alone"), ("medium", 11, False, "layer has no projection"),
     ("medium", 5000, False, "the cells do not fit"), ("medium", 37, True, "made in inference mode"),
     ("medium", 37, False, None)])
 def test_reasons_of_a_layer(precision, dim, inference, reason, native):
