@@ -90,9 +90,9 @@ def test_any_length_replays_a_few_graphs(length, graphs):
 
 def test_foreign_memory_and_waiting_are_noticed():
     foreign, own = torch.zeros(3), torch.zeros(3)
-    with pytest.raises(AssertionError, match="not the graph's"), fake_graphs.Watch({fake_graphs.address(own)}):
+    with pytest.raises(AssertionError, match="not the graph's"), fake_graphs.Watch(fake_graphs.addresses(own)):
         own.add_(foreign)
-    with pytest.raises(AssertionError, match="waits"), fake_graphs.Watch({fake_graphs.address(own)}):
+    with pytest.raises(AssertionError, match="waits"), fake_graphs.Watch(fake_graphs.addresses(own)):
         own.sum().item()
 
 
