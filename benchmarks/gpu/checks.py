@@ -1,4 +1,4 @@
-"""Stages `build`, `checks` and `sanitizer`: it installs, its tests for a GPU pass, compute-sanitizer finds no fault."""
+"""Stages `checks` and `sanitizer`: it installs, its tests for a GPU pass, compute-sanitizer finds no fault."""
 
 import itertools
 import os
@@ -10,8 +10,8 @@ import sys
 from benchmarks import common
 from benchmarks.gpu.stage import Stage, without_paths
 
-INSTALL = ("-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "--no-input", "-e", ".")
-TESTS = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests")
+CHECKS = {"install": "pip install --no-index --no-build-isolation --no-deps --no-input -e .",
+          "doctor": "elmo_fast.cli doctor", "tests": "pytest -q -m gpu -p no:cacheprovider tests"}
 
 
 def run(stage: Stage, *command) -> dict:
@@ -21,17 +21,12 @@ def run(stage: Stage, *command) -> dict:
     return {"passed": done.returncode == 0, "lines": [without_paths(line)[:300] for line in lines[-40:]]}
 
 
-def build(stage: Stage) -> None:
-    if not stage.dry_run:
-        stage.attempt(lambda: run(stage, sys.executable, *INSTALL), case="install")
-    stage.attempt(lambda: run(stage, sys.executable, "-m", "elmo_fast.cli", "doctor"), case="doctor")
-
-
 def work(stage: Stage) -> None:
-    if stage.dry_run:
-        stage.add(case="pytest -m gpu", skipped="a dry run has no GPU")
-    else:
-        stage.attempt(lambda: run(stage, sys.executable, *TESTS), case="pytest -m gpu")
+    for case, command in CHECKS.items():
+        if stage.dry_run and case != "doctor":
+            stage.add(case=case, skipped="a dry run has no GPU")
+        else:
+            stage.attempt(lambda: run(stage, sys.executable, "-m", *command.split()), case=case)
 
 
 def sanitizer(stage: Stage) -> None:

@@ -163,11 +163,11 @@ def test_a_prediction_adds_up():
                             barriers=2, rounds=4, cluster_rounds=2)
     found = predict.predict(counts, chip)
     parts = {"products": 1.024, "shared": 1.28, "weights": 2.0, "exchange": 1.0, "inputs": 0.5, "waits": 3.0}
-    assert {name: 1e6 * getattr(found, name) for name in parts} == pytest.approx(parts)
-    assert 1e6 * found.work == pytest.approx(2.0 + 1.0 + 0.5)
-    assert 1e6 * found.step == pytest.approx(3.0 + 3.5 / 2)  # waits of one direction, work of the other
-    assert predict.predict(replace(counts, weight_sectors=1_000_000), chip).step == pytest.approx(17.5e-6)
-    assert predict.predict(replace(counts, z_bytes=10**6), chip).inputs == pytest.approx(1e-6)
+    assert {name: 1e6 * found[name] for name in parts} == pytest.approx(parts)
+    assert 1e6 * found["work"] == pytest.approx(2.0 + 1.0 + 0.5)
+    assert 1e6 * found["step"] == pytest.approx(3.0 + 3.5 / 2)  # waits of one direction, work of the other
+    assert predict.predict(replace(counts, weight_sectors=1_000_000), chip)["step"] == pytest.approx(17.5e-6)
+    assert predict.predict(replace(counts, z_bytes=10**6), chip)["inputs"] == pytest.approx(1e-6)
     assert predict.predicted_us("NVIDIA H100 80GB HBM3", 1) > 0 and predict.predicted_us("NVIDIA H100", 3) is None
     assert predict.predicted_us("NVIDIA A100", 1) is None
 
