@@ -1,11 +1,10 @@
 """Characters of tokens to filter values in one kernel: embedding, convolutions of every width, maximum, activation.
 
-A program takes BM tokens and BN filters of one width. It keeps the filters on chip, walks over the positions of its
-tokens and keeps the running maximum in registers, so that a position costs one matrix product of the embedded windows
-[BM, width * E] with the filters and one maximum. Tokens come sorted by length: a program stops one position behind its
-longest token, at the first window of nothing but padding, which stands for all the later ones. Only windows that the
-convolution has are computed (a window must lie within the C characters), so the padding joins the maximum exactly where
-a window of padding exists, and a token's value has the same bits whatever tokens share its program.
+A program takes BM tokens and BN filters of one width, which it keeps on chip; a position costs one product of the
+embedded windows [BM, width * E] and one maximum. Tokens come sorted by length: a program stops one position behind its
+longest token, at the first window of nothing but padding, which stands for all the later ones. Only windows within the
+C characters are computed, so the padding joins the maximum exactly where a window of padding exists, and a token's
+value has the same bits whatever tokens share its program.
 """
 
 import math

@@ -1,9 +1,7 @@
 """How the steps of a schedule are cut for the GPU, and the memory at fixed addresses that they run over.
 
 Slots come in buckets, steps in blocks and chunks: a graph is captured for a bucket of slots and a chunk of steps, and a
-schedule takes a few of each; a launch of the persistent kernel runs one block. `Operands` are the weights of a layer as
-products on a GPU read them, held as long as the weights. An arena holds the input projections of a block on one stream,
-and for each bucket the state and what passes between kernels. All layers and models of one size share it.
+launch of the persistent kernel runs one block. An arena is shared by all layers and models of one size on a stream.
 """
 
 import functools
@@ -53,11 +51,11 @@ class Block:
 
     @functools.cached_property
     def _ends(self) -> list[int]:
-        return np.cumsum(self.batch_sizes, dtype=np.int64).tolist()
+        return [0, *np.cumsum(self.batch_sizes, dtype=np.int64).tolist()]
 
     def rows_of(self, first: int, count: int) -> slice:
         """Which of `rows` belong to `count` steps from step `first` of the block on."""
-        return slice(self._ends[first - 1] if first else 0, self._ends[first + count - 1])
+        return slice(self._ends[first], self._ends[first + count])
 
 
 def bucket_of(slots: int) -> int:

@@ -1,9 +1,4 @@
-"""Graph or persistent: which of its two paths the LSTM takes on a GPU, measured there at first use.
-
-For a class of calls both paths run on the caller's weights and random operands, are compared, and timed. The faster is
-kept in memory and in one file of the user's cache, by GPU, versions and class. `ELMO_FAST_CUDA_LSTM=graph|persistent`
-forces one.
-"""
+"""Graph or persistent: which of its two paths the LSTM takes on a GPU, measured there at first use (docs/gpu.md)."""
 
 import functools
 import importlib.metadata

@@ -1,7 +1,6 @@
 """The persistent kernel (csrc/projected_lstm_cuda.h): one cooperative launch for a block of steps of both directions.
 
-Everything is queued on the caller's current stream; nothing waits for the device. A launch that gives up is replayed on
-the device by a slower kernel with the same contract, and counted there; `why_not` tells once the count has arrived.
+Nothing waits for the device: launches that give up are counted there, and `why_not` reads the count when it arrives.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """Runs a block of LSTM steps on the chosen path: chunks of steps as CUDA graphs, or a launch of the persistent kernel.
 
-On the graph path a step is the recurrent product of both directions, a small kernel for the gates, the projection, and
-a small kernel for the clip that follows it. Chunks run over buffers at fixed addresses, so that a few graphs replay a
-sequence of any length; what differs between calls (rows, batch_sizes, starts) lies in device memory.
+Chunks run over buffers at fixed addresses, so that a few graphs replay a sequence of any length; what differs between
+calls (rows, batch_sizes, starts) lies in device memory.
 """
 
 import functools
@@ -116,9 +115,7 @@ def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count:
 def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """out = a b, matrices or batches of them, summed in fp32 whatever their type."""
     product = torch.mm if a.dim() == 2 else torch.bmm
-    if a.dtype == torch.float32:
-        product(a, b, out=out)
-    elif a.device.type == "cpu":
+    if a.device.type == "cpu" and a.dtype != torch.float32:
         out.copy_(product(a.float(), b.float()))
     elif out.dtype == a.dtype:
         product(a, b, out=out)

@@ -152,19 +152,18 @@ def test_medium_takes_fp16_where_the_operands_are_bounded(change, dtype):
     assert blocks.operands(weights, "medium", clip).dtype == torch.bfloat16
 
 
-def test_rows_of_any_size_fit_fp16(arenas):
+def test_rows_of_any_size_fit_fp16():
     """Each row within the rounding of its own size, for both directions from one table and from rows of their own."""
     (inputs, index, state), weights = text(), layer()
     inputs[:4] *= torch.tensor([1e5, 1e30, 1e-3, 1.0])[:, None]
     check(FIRING, "medium", inputs, index, state)
-    of_layer = blocks.operands(flat_weights(weights), "medium", 3.0)
-    arena = lstm.arena_of(of_layer, weights[0][0], inputs.device)
-    for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
-        lstm.project(arena, of_layer, x, False)
-        for direction, rows in enumerate(x if x.dim() == 3 else (x, x)):
-            found = arena.z[: len(rows), direction].double() * arena.scale[: len(rows), direction, None]
-            expected = rows.double() @ weights[direction][0][: rows.shape[1]].double()
-            assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
+    with lstm.prepared(flat_weights(weights), "medium", 3.0, inputs.device) as (of_layer, arena):
+        for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
+            lstm.project(arena, of_layer, x, False)
+            for direction, rows in enumerate(x if x.dim() == 3 else (x, x)):
+                found = arena.z[: len(rows), direction].double() * arena.scale[: len(rows), direction, None]
+                expected = rows.double() @ weights[direction][0][: rows.shape[1]].double()
+                assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
 
 
 # ---- as an op ---------------------------------------------------------------------------------
