@@ -1,6 +1,5 @@
-// The projected LSTM of projected_lstm.h on NVIDIA GPUs as one persistent kernel: both directions of a layer and all
-// time steps in one cooperative launch. 16-bit operands, fp32 sums and cell state. This header is the contract;
-// csrc/cuda implements it.
+// The contract of csrc/cuda: the projected LSTM of projected_lstm.h on NVIDIA GPUs as one persistent kernel, both
+// directions of a layer and all time steps in one cooperative launch. 16-bit operands, fp32 sums and cell state.
 //
 // A block owns some cells of both directions; its warps form two teams, one for each direction, so that one direction's
 // wait at the grid barrier is hidden by the other's products. A fraction of the weights stays in registers and shared

@@ -24,17 +24,17 @@ void require(bool holds, const char* what) {
 }
 
 template <class O, size_t... at>
-std::array<Kernel, instance_count> kernels_of(std::index_sequence<at...>) {
+std::array<Kernel, instance_count + 1> kernels_of(std::index_sequence<at...>) {
   return {persistent_kernel<O, instances[at].row_tiles, instances[at].register_steps, instances[at].depth,
-                            instances[at].most_threads>...};
+                            instances[at].most_threads>...,
+          replay_kernel<O>};
 }
 
+// An instance, or the replay behind the last of them.
 Kernel kernel_for(Operand operand, int instance) {
   constexpr std::make_index_sequence<instance_count> all{};
   return (operand == Operand::fp16 ? kernels_of<Fp16>(all) : kernels_of<Bf16>(all))[size_t(instance)];
 }
-
-Kernel replay_for(Operand operand) { return operand == Operand::fp16 ? replay_kernel<Fp16> : replay_kernel<Bf16>; }
 
 int attribute(cudaDeviceAttr name) {
   int device, value;
@@ -51,13 +51,10 @@ void allow_shared_memory() {
   check(cudaGetDevice(&device), "device");
   std::call_once(once[device % 256], [] {
     const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    const auto allow = [&](Kernel kernel) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
-    };
-    for (const Operand operand : {Operand::fp16, Operand::bf16}) {
-      for (int instance = 0; instance < instance_count; ++instance) allow(kernel_for(operand, instance));
-      allow(replay_for(operand));
-    }
+    for (const Operand operand : {Operand::fp16, Operand::bf16})
+      for (int instance = 0; instance <= instance_count; ++instance)
+        check(cudaFuncSetAttribute(kernel_for(operand, instance), cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+              "shared memory");
   });
 }
 
@@ -134,7 +131,7 @@ void run_persistent(const Call& call) {
   check(cudaLaunchKernelEx(&config, kernel_for(call.operand, plan.instance), launch), "launch");
   const unsigned tiles = unsigned(divided_up(call.slots, tile_slots));
   config = config_of(dim3(tiles, 2), replay_threads, ReplayShared(plan.layout).size, stream, attributes, 1);
-  check(cudaLaunchKernelEx(&config, replay_for(call.operand), launch), "replay");
+  check(cudaLaunchKernelEx(&config, kernel_for(call.operand, instance_count), launch), "replay");
 }
 
 }  // namespace cuda

@@ -201,7 +201,8 @@ inline Plan plan_persistent(int dim, int projection, const Device& device, int s
   if (slots < 1 || slots > most_slots)
     throw std::invalid_argument("slots: expected 1 to " + std::to_string(most_slots) + ", got " +
                                 std::to_string(slots));
-  Plan plan = {{dim, projection}};
+  Plan plan = {};
+  plan.layout = {dim, projection};
   plan.reason = fill(plan, device, slots);
   return plan;
 }
