@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "ptx"
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 ARCHITECTURES = {80: "compute_80", 90: "compute_90a"}
+# Processors; shared memory of a block and of a processor; capability; processors of each part that a cluster lies in.
+DEVICES = {80: (108, 166912, 167936, (8, 0), []), 90: (132, 232448, 233472, (9, 0), [18, 18, 16, 16, 16, 16, 16, 16])}
 
 
 @functools.cache
@@ -40,12 +42,11 @@ def machine(generation: int = 90):
     own, cuda = ROOT / "tests" / "native" / "ptx", ROOT / "csrc" / "cuda"
     # Two modules of one name would be one to pybind11.
     module_name = f"elmo_fast_ptx_{generation}"
-    objects = [_object([compiler, *native], own / "python.cpp", f"-DELMO_FAST_PTX={module_name}")]
-    objects += [_object([compiler, *native], source) for source in sorted(own.glob("*.cpp"))
-        if source.stem not in ("fake_runtime", "python")]
-    objects += [_object(host, source)
-                for source in [own / "fake_runtime.cpp", ROOT / "csrc" / "bindings" / "projected_lstm_cuda.cpp",
-                    *sorted(cuda.glob("*.cpp"))]]
+    objects = [_object([compiler, *native], source) for source in sorted(own.glob("*.cpp"))
+               if source.stem != "fake_runtime"]
+    objects += [_object(host, own / "fake_runtime.cpp", f"-DELMO_FAST_PTX={module_name}")]
+    objects += [_object(host, source) for source in (ROOT / "csrc" / "bindings" / "projected_lstm_cuda.cpp",
+                                                     *sorted(cuda.glob("*.cpp")))]
     objects += [_object(device, source) for source in sorted(cuda.glob("*.cu"))]
     name = hashlib.sha256("".join(each.name for each in objects).encode()).hexdigest()[:16]
     library = BUILD / name / f"{module_name}.so"
@@ -54,8 +55,7 @@ def machine(generation: int = 90):
     spec = importlib.util.spec_from_file_location(module_name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if generation < 90:
-        module.set_device(108, 166912, 167936, (8, 0), [])
+    module.set_device(*DEVICES[generation])
     return module
 
 
@@ -119,13 +119,17 @@ class Program:
     def __init__(self, text: str, module=None):
         self.module = module or machine()
         self.source = self.module.load(text)
-        self.kernels = {name: sizes for name, sizes, _ in self.module.kernels(self.source)}
+        self.kernels = self.module.kernels(self.source)
 
-    def launch(self, *arguments, kernel=None, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, cooperative=False,
-               seed=0):
+    def launch(self, *arguments, kernel=None, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1):
         kernel = kernel or next(iter(self.kernels))
-        packed = [_packed(value, size) for value, size in zip(arguments, self.kernels[kernel], strict=True)]
-        self.module.launch(self.source, kernel, grid, block, shared, packed, cluster, cooperative, seed)
+        parameters = bytearray()
+        for value, (at, size) in zip(arguments, self.kernels[kernel], strict=True):
+            parameters += bytes(at - len(parameters)) + _packed(value, size)
+        self.module.launch(self.source, kernel, grid, block, shared, cluster, bytes(parameters))
+
+    def unload(self):
+        self.module.replace(self.source, "")
 
     def counters(self):
         return counters(self.module, self.source)

@@ -74,7 +74,7 @@ class OnPtx:
         with device_memory(program.module, tensors):
             program.launch(*passed, None, None, grid=(*grid, 1, 1)[:3], block=(32 * compiled.metadata.num_warps, 1, 1),
                            shared=compiled.metadata.shared)
-        program.module.unload(program.source)
+        program.unload()
 
     def compiled(self, given, options):
         signature, attributes, self.constants = {}, {}, {}

@@ -8,7 +8,6 @@
 #include <type_traits>
 
 #include "machine.h"
-#include "program.h"
 
 namespace ptx {
 
@@ -48,6 +47,15 @@ struct Lanes {
   void set(int lane, T value) const { memcpy(slots + lane * width_of<T>, &value, sizeof value); }
 };
 
+// A register of 4 or 8 bytes in one thread.
+inline uint64_t value_of(const Warp& warp, const Operand& o, int lane) {
+  return o.width == 8 ? warp.lanes<uint64_t>(o)[lane] : warp.lanes<uint32_t>(o)[lane];
+}
+inline void set(const Warp& warp, const Operand& o, int lane, uint64_t value) {
+  if (o.width == 8) warp.lanes<uint64_t>(o)[lane] = value;
+  else if (o.width == 4) warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
+}
+
 template <class F>
 inline void for_threads(Mask mask, const F& f) {
   if (mask == all_threads) {
@@ -64,8 +72,7 @@ Binder lanes(F f) {
   return [f](Parser& s) {
     size_t i = 1;
     const Operand d = s.write(0, width_of<D>);
-    const std::array<Operand, sizeof...(S)> from = {s.read(i++, width_of<S>)...};
-    s.in.run = [f, d, from](Warp& warp, Mask mask) {
+    s.in.run = [f, d, from = std::array<Operand, sizeof...(S)>{s.read(i++, width_of<S>)...}](Warp& warp, Mask mask) {
       const auto sources = std::apply([&](auto... o) { return std::tuple(Lanes<S>(warp, o)...); }, from);
       const auto value = [&](int lane) {
         return D(std::apply([&](const auto&... source) { return f(source.get(lane)...); }, sources));

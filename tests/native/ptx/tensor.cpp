@@ -1,5 +1,5 @@
-// Matrix instructions: mma.sync, ldmatrix and wgmma. A wgmma is computed at once, but its accumulators hold NaN until
-// the wait that completes it, and nobody may touch them or overwrite its operands before.
+// Matrix instructions: mma.sync, ldmatrix and wgmma. A wgmma is computed at once, but nobody may touch its accumulators
+// or overwrite its operands before the wait that completes it.
 #include <algorithm>
 
 #include "lanes.h"
@@ -90,7 +90,7 @@ Binder load_matrices(bool transposes) {
       uint16_t matrices[4][8][8];
       for (int lane = 0; lane < warp_threads; ++lane) {
         const Place place = place_of(warp, from, lane);
-        if (place.shadow) place.shadow->read(place.offset, 16, warp);
+        place.read(16, warp);
         memcpy(matrices[lane / 8][lane % 8], place.at, 16);
       }
       for (size_t m = 0; m < 4; ++m) {
@@ -113,104 +113,60 @@ uint32_t described(uint64_t descriptor, uint32_t row, uint32_t byte) {
   return at ^ ((at >> 7 & (width / 16 - 1)) << 4);
 }
 
-size_t register_of(const Operand& o) { return o.at / slot_bytes; }
-
-// What an accumulator will be.
-float* coming(Warp& warp, const Operand& o) {
-  return reinterpret_cast<float*>(warp.product_registers.values.data() + o.at);
+// 8 rows of a matrix in shared memory, which nobody may write before the product is complete.
+void read_tile(Warp& warp, uint64_t descriptor, uint32_t row, uint32_t half, Format format, Tile to,
+               std::vector<Place>& operands) {
+  uint32_t words[32];
+  for (uint32_t r = 0; r < 8; ++r) {
+    operands.push_back(warp.machine->place(warp, Space::shared, described(descriptor, row + r, 16 * half), 16));
+    operands.back().read(16, warp, Use::starts);
+    memcpy(words + 4 * r, operands.back().at, 16);
+  }
+  widen(words, format, to);
 }
 
-// wgmma m64: "d[columns / 2], a[4] or descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
-struct Product {
-  Format format;
-  std::vector<Operand> d, a;
-  Operand b, adds;
-
-  void run(Warp& warp) const {
-    ProductRegisters& registers = warp.product_registers;
-    auto operands = std::make_shared<std::vector<Place>>();
-    alignas(64) Tile left[4], right[2];
-    for (const auto* list : {&d, &a})
-      for (const Operand& o : *list)
-        if (o.width == 4 && registers.unfenced[register_of(o)])
-          throw Trap("registers of a wgmma written with no wgmma.fence since");
-    for (uint32_t i = 0; i < 4; ++i) {
-      if (a.size() == 1) {
-        read_tile(warp, a[0], warp.number % 4 * 16 + i % 2 * 8, i / 2, left[i], *operands);
-        continue;
-      }
-      if (registers.accumulating[register_of(a[i])]) throw Trap("an operand that another wgmma has not completed");
-      ++registers.reading[register_of(a[i])];
-      widen(warp.lanes<uint32_t>(a[i]), format, left[i]);
-    }
-    for (uint32_t column = 0; column < 2 * d.size(); column += 8) {
-      alignas(64) float sum[16][8] = {};
-      for (uint32_t half = 0; half < 2; ++half) read_tile(warp, b, column, half, right[half], *operands);
-      for (size_t i = 0; i < 4; ++i) {
-        const Operand& o = d[column / 2 + i];
-        const bool under_way = registers.accumulating[register_of(o)]++;
-        if (*warp.lanes<Mask>(adds) & 1) gather(under_way ? coming(warp, o) : warp.lanes<float>(o), i, sum);
-      }
-      multiply(format, left, right, sum);
-      for (size_t i = 0; i < 4; ++i) {
-        const Operand& o = d[column / 2 + i];
-        scatter(sum, i, coming(warp, o));
-        memset(warp.lanes<char>(o), 0xff, slot_bytes);
-      }
-    }
-    warp.products.open.push_back([this, operands, &warp] { complete(warp, *operands); });
-  }
-
-  // 8 rows of a matrix in shared memory, which nobody may write before the product is complete.
-  void read_tile(Warp& warp, const Operand& matrix, uint32_t row, uint32_t half, Tile to,
-                 std::vector<Place>& operands) const {
-    uint32_t words[32];
-    for (uint32_t r = 0; r < 8; ++r) {
-      const uint32_t at = described(*warp.lanes<uint64_t>(matrix), row + r, 16 * half);
-      const Place place = warp.machine->place(warp, Space::shared, at, 16);
-      if (place.shadow) place.shadow->read(place.offset, 16, warp, Use::starts);
-      if (place.shadow) operands.push_back(place);
-      memcpy(words + 4 * r, place.at, 16);
-    }
-    widen(words, format, to);
-  }
-
-  void complete(Warp& warp, const std::vector<Place>& operands) const {
-    ProductRegisters& registers = warp.product_registers;
-    for (const Operand& o : d)
-      if (!--registers.accumulating[register_of(o)]) memcpy(warp.lanes<char>(o), coming(warp, o), slot_bytes);
-    for (size_t i = 0; i < a.size() && a.size() > 1; ++i) --registers.reading[register_of(a[i])];
-    for (const Place& place : operands) place.shadow->read(place.offset, 16, warp, Use::ends);
-  }
-};
-
+// wgmma m64: "d[columns / 2], descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
 void bind_product(Parser& s, Format format, size_t columns) {
-  auto p = std::make_shared<Product>(
-      Product{format, s.vector(0, 4, true), s.vector(1, -1, false), s.read(2, 8), s.read(3, 0)});
-  s.in.convergent = true;
-  s.in.writes.clear();  // the accumulators are looked after here
-  if (p->d.size() != columns / 2 || p->a.size() % 4 > 1) throw Trap("fragments of another size");
+  const std::vector<Operand> d = s.vector(0, 4, true);
+  if (d.size() != columns / 2) throw Trap("fragments of another size");
   for (size_t i = 4; i < s.arguments.size(); ++i)
     if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
-  s.in.run = [p](Warp& warp, Mask) { p->run(warp); };
+  s.in.convergent = true;
+  s.in.writes.clear();  // products in order may share accumulators
+  s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3, 0)](Warp& warp, Mask) {
+    const uint64_t left_at = *warp.lanes<uint64_t>(a), right_at = *warp.lanes<uint64_t>(b);
+    std::vector<Place> operands;
+    alignas(64) Tile left[4], right[2];
+    for (uint32_t i = 0; i < 4; ++i)
+      read_tile(warp, left_at, warp.number % 4 * 16 + i % 2 * 8, i / 2, format, left[i], operands);
+    for (uint32_t column = 0; column < columns; column += 8) {
+      alignas(64) float sum[16][8] = {};
+      for (uint32_t i = 0; i < 2; ++i) read_tile(warp, right_at, column, i, format, right[i], operands);
+      for (size_t i = 0; i < 4 && *warp.lanes<Mask>(adds) & 1; ++i)
+        gather(warp.lanes<float>(d[column / 2 + i]), i, sum);
+      multiply(format, left, right, sum);
+      for (size_t i = 0; i < 4; ++i) scatter(sum, i, warp.lanes<float>(d[column / 2 + i]));
+    }
+    for (const Operand& o : d) {
+      ++warp.accumulating[o.at / slot_bytes];
+      if (warp.unfenced[o.at / slot_bytes]) throw Trap("registers of a wgmma written with no wgmma.fence since");
+    }
+    warp.products.open.push_back([d, operands, &warp] {
+      for (const Operand& o : d) --warp.accumulating[o.at / slot_bytes];
+      for (const Place& place : operands) place.read(16, warp, Use::ends);
+    });
+  };
 }
 
-void fence_products(Warp& warp, Mask) {
-  std::fill(warp.product_registers.unfenced.begin(), warp.product_registers.unfenced.end(), uint8_t(0));
-}
+void fence_products(Warp& warp, Mask) { std::fill(warp.unfenced.begin(), warp.unfenced.end(), uint8_t(0)); }
 
 }  // namespace
 
 void check_registers(Warp& warp, const Instruction& in) {
-  ProductRegisters& registers = warp.product_registers;
-  for (uint32_t at : in.reads)
-    if (registers.accumulating[at / slot_bytes]) throw Trap("reading an accumulator of a wgmma that is not complete");
-  for (uint32_t at : in.writes) {
-    const size_t i = at / slot_bytes;
-    if (registers.accumulating[i] || registers.reading[i])
-      throw Trap("writing a register of a wgmma that is not complete");
-    registers.unfenced[i] = 1;
-  }
+  for (const auto* registers : {&in.reads, &in.writes})
+    for (uint32_t at : *registers)
+      if (warp.accumulating[at / slot_bytes]) throw Trap("an accumulator of a wgmma that is not complete");
+  for (uint32_t at : in.writes) warp.unfenced[at / slot_bytes] = 1;
 }
 
 void add_tensor(Table& t) {

