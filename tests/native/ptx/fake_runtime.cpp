@@ -247,8 +247,8 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   m.def(
       "set", [](bool checks, bool traffic, uint32_t seed) { runtime.settings = {checks, traffic, seed}; },
       py::arg("checks") = true, py::arg("traffic") = false, py::arg("seed") = 0);
-  m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined) {
-    runtime.memory.add(begin, bytes, name, tracked, defined);
+  m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
+    runtime.memory.add(begin, bytes, name, written);
   });
   m.def("forget_memory", [] { runtime.memory.clear(); });
   elmo_fast::bind_cuda(m);

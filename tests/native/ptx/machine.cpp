@@ -10,8 +10,19 @@ constexpr uint64_t turn_instructions = 2000;
 constexpr uint64_t patience = 64;  // rounds in which nobody came further before time runs twice as fast
 constexpr uint64_t speeds = 44;    // how often it may do so before all is taken for lost
 
+struct alignas(64) Slot {
+  char bytes[slot_bytes];
+};
+
 Clock newest;                 // no clock of an earlier wave or launch is above it
-std::vector<char> registers;  // of the warps that run together
+std::vector<Slot> registers;  // of the warps that run together
+
+void check_registers(Warp& warp, const Instruction& in) {
+  for (const auto* registers : {&in.reads, &in.writes})
+    for (uint32_t at : *registers)
+      if (warp.accumulating[at / slot_bytes]) throw Trap("an accumulator of a wgmma that is not complete");
+  for (uint32_t at : in.writes) warp.unfenced[at / slot_bytes] = 1;
+}
 
 }  // namespace
 
@@ -30,15 +41,14 @@ void run(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Setti
 Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, const Settings& s, uint32_t first_block)
     : kernel(k), launch(l), settings(s), global(g), base(newest), random(s.seed + first_block) {
   const uint32_t count = launch.together ? product(launch.grid) : launch.cluster, threads = product(launch.block);
-  const uint32_t per_block = (threads + warp_threads - 1) / warp_threads;
-  clusters.resize(count / launch.cluster);
+  const uint32_t per_block = (threads + warp_threads - 1) / warp_threads, slots = kernel.register_bytes / slot_bytes;
   blocks.resize(count);
   warps.resize(count * per_block);
-  registers.resize(warps.size() * kernel.register_bytes + 64);
+  registers.resize(warps.size() * slots);
   for (uint32_t i = 0; i < count; ++i) {
     Block& block = blocks[i];
-    block.cluster = &clusters[i / launch.cluster];
-    block.cluster->alive += per_block;
+    block.leader = &block - i % launch.cluster;
+    block.leader->cluster_alive += per_block;
     block.index = first_block + i, block.rank = i % launch.cluster;
     block.first = i * per_block, block.alive = per_block;
     block.shared.assign(launch.shared, char(0xff));  // NaN
@@ -51,13 +61,11 @@ void Machine::start(Warp& warp, Block& block, uint32_t number) {
   warp.machine = this;
   warp.block = &block;
   warp.index = block.first + number, warp.number = number;
-  const uintptr_t aligned = (reinterpret_cast<uintptr_t>(registers.data()) + 63) / 64 * 64;
-  warp.banks[Operand::registers] = reinterpret_cast<char*>(aligned) + size_t(warp.index) * kernel.register_bytes;
+  const uint32_t slots = kernel.register_bytes / slot_bytes;
+  warp.banks[Operand::registers] = registers[warp.index * slots].bytes;
   warp.banks[Operand::constants] = kernel.constants.data();
-  if (kernel.has_wgmma) {
-    warp.accumulating.resize(kernel.register_bytes / slot_bytes);
-    warp.unfenced.assign(warp.accumulating.size(), 1);
-  }
+  warp.accumulating.resize(slots);
+  warp.unfenced.resize(slots, 1);
   if (settings.checks) warp.clocks.assign(warps.size(), base), ++warp.clocks[warp.index];
   const uint32_t begin = number * warp_threads, left = product(launch.block) - begin;
   const uint32_t width = launch.block[0], *g = launch.grid.data(), q = block.index;
@@ -179,9 +187,9 @@ void leave(Warp& warp, Mask mask) {
   warp.state = Warp::done;
   warp.spins = false;
   Block& block = *warp.block;
-  --block.alive, --block.cluster->alive;
+  --block.alive, --block.leader->cluster_alive;
   for (Barrier& barrier : block.barriers) barrier.complete(block.alive);
-  block.cluster->barrier.complete(block.cluster->alive);
+  block.leader->cluster_barrier.complete(block.leader->cluster_alive);
   if (block.alive) return;
   // Who used this block's shared memory must have done so before it leaves.
   Warp last;
@@ -198,8 +206,8 @@ void bind_barrier(Parser& s) {
   s.in.convergent = true;
   s.in.run = [=, which = s.read(0), count = s.read(counted)](Warp& warp, Mask) {
     const uint32_t id = *warp.lanes<uint32_t>(which), threads = counted ? *warp.lanes<uint32_t>(count) : 0;
-    if (id >= 16) throw Trap("barrier " + std::to_string(id) + " of 16");
-    if (threads % warp_threads) throw Trap("a barrier for " + std::to_string(threads) + " threads");
+    if (id >= 16 || threads % warp_threads)
+      throw Trap("barrier " + std::to_string(id) + " for " + std::to_string(threads) + " threads");
     Barrier& barrier = warp.block->barriers[id];
     if (barrier.arrived && barrier.expected != threads / warp_threads)
       throw Trap("warps that expect different numbers at a barrier");
@@ -209,14 +217,14 @@ void bind_barrier(Parser& s) {
 }
 
 void arrive_at_cluster(Warp& warp, Mask) {
-  Cluster& cluster = *warp.block->cluster;
+  Block& leader = *warp.block->leader;
   if (warp.cluster_round >= 0) throw Trap("a second arrival at the barrier of the cluster without a wait");
-  warp.cluster_round = cluster.barrier.arrive(warp, cluster.alive);
+  warp.cluster_round = leader.cluster_barrier.arrive(warp, leader.cluster_alive);
 }
 
 void wait_for_cluster(Warp& warp, Mask) {
   if (warp.cluster_round < 0) throw Trap("a wait at the barrier of the cluster without an arrival");
-  warp.block->cluster->barrier.wait(warp, uint32_t(std::exchange(warp.cluster_round, -1)));
+  warp.block->leader->cluster_barrier.wait(warp, uint32_t(std::exchange(warp.cluster_round, -1)));
 }
 
 // "d, a, b, 31, -1" or "d, a, -1": d = f(values of a, the thread, its b).

@@ -31,14 +31,13 @@ enum class Use { plain, atomic, same, starts, ends };
 
 struct Shadow {
   struct Word {
-    Epoch written, read;    // where read.warp is `several`, its clock is an index into readers
-    uint16_t operands = 0;  // wgmmas that read it
+    Epoch written, read;
+    uint16_t operands = 0;                    // wgmmas that read it
     uint8_t defined = 0, last = 0, seen = 0;  // bytes: ever written, last written, read since
     bool copies = false;
+    std::vector<Epoch> others;  // that have read since, in no order with `read`
   };
-  static constexpr uint32_t several = ~0u;
   std::vector<Word> words;
-  std::vector<std::vector<Epoch>> readers;
 
   // These throw a Trap for bytes that were never written, are still being copied or race.
   void read(size_t at, size_t bytes, const Warp& warp, Use use = Use::plain);
@@ -63,15 +62,14 @@ struct Place {
 // Global memory is the host's. Where nothing is registered, any address is taken as valid.
 class GlobalMemory {
  public:
-  void add(uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined);
+  void add(uintptr_t begin, size_t bytes, const std::string& name, bool written);
   void clear() { regions_.clear(), last_ = nullptr; }
-  Place find(uintptr_t begin, size_t bytes);  // throws if no region has all of it
-  void written(uintptr_t begin, size_t bytes);  // by the host
+  Place find(uintptr_t begin, size_t bytes, bool checks);  // throws if no region has all of it
+  void written(uintptr_t begin, size_t bytes);             // by the host
 
  private:
   struct Region {
     uintptr_t begin, end;
-    std::string name;
     std::unique_ptr<Shadow> shadow;
   };
   std::map<uintptr_t, Region> regions_;
@@ -128,17 +126,14 @@ struct Barrier {
   void complete(uint32_t alive);  // the round, if all have arrived
 };
 
-struct Cluster {
-  uint32_t alive = 0;  // warps
-  Barrier barrier;
-};
-
 struct Block {
-  Cluster* cluster = nullptr;
+  Block* leader = nullptr;                             // rank 0 of the cluster
   uint32_t index = 0, rank = 0, first = 0, alive = 0;  // first: of its warps; alive: warps
   std::vector<char> shared;
   Shadow shadow;
   Barrier barriers[16];
+  Barrier cluster_barrier;             // in use of the leader alone, as
+  uint32_t cluster_alive = 0;          // these warps
   std::map<uint32_t, Clock> visitors;  // last accesses of warps of other blocks
 };
 
@@ -173,7 +168,6 @@ struct Machine {
   const Clock base;         // of everything before
   std::vector<Warp> warps;  // by blocks
   std::vector<Block> blocks;
-  std::vector<Cluster> clusters;
   std::unordered_map<const char*, Clocks> released;  // by address
 
  private:
@@ -187,9 +181,7 @@ struct Machine {
 
 void run(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings);
 
-// For instructions.
 Place place_of(Warp& warp, const Address& a, int lane);
 void count(Warp& warp, const Address& a, Mask mask);
-void check_registers(Warp& warp, const Instruction& in);  // in kernels with wgmma
 
 }  // namespace ptx

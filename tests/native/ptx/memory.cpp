@@ -14,10 +14,9 @@ inline void demand_order(const Epoch& before, const Warp& warp, const char* doin
 
 // A fence.proxy.async of the writer or of `warp` has made it visible.
 bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) {
-  const auto covers = [&](const Warp& by) {
-    return written.warp < by.proxied.size() && by.proxied[written.warp] >= written.clock;
-  };
-  return written.clock <= warp.machine->base || covers(warp) || covers(warp.machine->warps[written.warp]);
+  for (const Warp* by : {&warp, &std::as_const(warp.machine->warps[written.warp])})
+    if (written.warp < by->proxied.size() && by->proxied[written.warp] >= written.clock) return true;
+  return written.clock <= warp.machine->base;
 }
 
 // Calls f(word, the access's bytes in it as a mask).
@@ -27,24 +26,20 @@ void for_words(Shadow& shadow, size_t at, size_t bytes, const F& f) {
     f(shadow.words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
 }
 
-void end_reads(Shadow& shadow, Epoch& read, const Warp& warp) {
-  if (read.warp != Shadow::several) return demand_order(std::exchange(read, Epoch()), warp, "writing what is read");
-  for (const Epoch& reader : shadow.readers[read.clock]) demand_order(reader, warp, "writing what is read");
-  shadow.readers[read.clock].clear();
+void end_reads(Shadow::Word& word, const Warp& warp) {
+  demand_order(word.read, warp, "writing what is read");
+  for (const Epoch& reader : word.others) demand_order(reader, warp, "writing what is read");
+  word.read = Epoch();
+  word.others.clear();
+  word.seen = 0;
 }
 
-void add_reader(Shadow& shadow, Epoch& read, const Warp& warp) {
-  const Epoch mine = {warp.index, warp.clock()};
-  const bool alone = read.warp != Shadow::several;
-  if (alone && warp.machine->ordered(read, warp)) {
-    read = mine;
-    return;
-  }
-  if (alone) shadow.readers.push_back({std::exchange(read, {Shadow::several, Clock(shadow.readers.size())})});
-  std::vector<Epoch>& readers = shadow.readers[read.clock];
-  const auto before = std::find_if(readers.begin(), readers.end(), [&](const Epoch& e) { return e.warp == mine.warp; });
-  if (before != readers.end()) *before = mine;
-  else readers.push_back(mine);
+void add_reader(Shadow::Word& word, const Epoch& reader, const Warp& warp) {
+  Epoch* place = warp.machine->ordered(word.read, warp) ? &word.read : nullptr;
+  for (Epoch& other : word.others)
+    if (other.warp == reader.warp) place = &other;
+  if (place) *place = reader;
+  else word.others.push_back(reader);
 }
 
 }  // namespace
@@ -68,7 +63,8 @@ void Shadow::read(size_t at, size_t bytes, const Warp& warp, Use use) {
       throw Trap("wgmma reads what was written with no fence.proxy.async since");
     word.operands = uint16_t(word.operands + (use == Use::starts) - (use == Use::ends));
     word.seen |= mine;
-    if (word.read.warp != warp.index || word.read.clock != warp.clock()) add_reader(*this, word.read, warp);
+    if (word.read.warp != warp.index || word.read.clock != warp.clock())
+      add_reader(word, {warp.index, warp.clock()}, warp);
   });
 }
 
@@ -79,25 +75,23 @@ void Shadow::write(size_t at, size_t bytes, const Warp& warp, Use use) {
     if (word.copies && use != Use::ends) throw Trap("writing bytes that cp.async still copies");
     if (word.last & mine && use != Use::same) demand_order(word.written, warp, "writing what was written");
     if (word.operands) throw Trap("writing an operand of a wgmma that is not complete");
-    if (word.seen & mine) end_reads(*this, word.read, warp), word.seen = 0;
+    if (word.seen & mine) end_reads(word, warp);
     word.last = mine;
     word.written = {warp.index, warp.clock()};
     word.copies = use == Use::starts;
   });
 }
 
-void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined) {
+void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, bool written) {
   const auto after = regions_.upper_bound(begin);
   if (after != regions_.begin() && std::prev(after)->second.end > begin && std::prev(after)->first != begin)
-    throw Trap("memory " + name + " overlaps " + std::prev(after)->second.name);
-  auto shadow = tracked || !defined ? std::make_unique<Shadow>() : nullptr;
-  if (shadow) shadow->words.resize((bytes + 3) / 4);
-  if (shadow && defined) shadow->define(0, bytes);
-  regions_[begin] = {begin, begin + bytes, name, std::move(shadow)};
+    throw Trap("memory " + name + " overlaps what is registered");
+  Region& region = regions_[begin] = {begin, begin + bytes, written ? nullptr : std::make_unique<Shadow>()};
+  if (!written) region.shadow->words.resize((bytes + 3) / 4);
   last_ = nullptr;
 }
 
-Place GlobalMemory::find(uintptr_t begin, size_t bytes) {
+Place GlobalMemory::find(uintptr_t begin, size_t bytes, bool checks) {
   char* at = reinterpret_cast<char*>(begin);
   if (regions_.empty()) return {at};
   if (!last_ || begin < last_->begin || begin + bytes > last_->end) {
@@ -106,11 +100,11 @@ Place GlobalMemory::find(uintptr_t begin, size_t bytes) {
       throw Trap("global address " + std::to_string(begin) + " out of bounds, " + std::to_string(bytes) + " bytes");
     last_ = &std::prev(after)->second;
   }
-  return {at, last_->shadow.get(), begin - last_->begin};
+  return {at, checks ? last_->shadow.get() : nullptr, begin - last_->begin};
 }
 
 void GlobalMemory::written(uintptr_t begin, size_t bytes) {
-  const Place place = bytes ? find(begin, bytes) : Place();
+  const Place place = bytes ? find(begin, bytes, true) : Place();
   if (place.shadow) place.shadow->define(place.offset, bytes);
 }
 
@@ -119,11 +113,11 @@ static constexpr const char* space_names[] = {"param", "global", "shared", "shar
 // The block of its cluster whose shared memory a warp accesses; it must have begun, and may not leave before.
 static Block& visited(Warp& warp, uint32_t rank) {
   if (rank >= warp.machine->launch.cluster) throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
-  Block& block = warp.block[int(rank) - int(warp.block->rank)];
+  Block& block = warp.block->leader[rank];
   if (&block == warp.block) return block;
   if (!block.alive) throw Trap("the shared memory of a block that has left");
-  if (!warp.machine->settings.checks) return block;
-  if (!block.cluster->barrier.rounds && warp.clocks[block.first] <= warp.machine->base)
+  const bool checks = warp.machine->settings.checks && !block.leader->cluster_barrier.rounds;
+  if (checks && warp.clocks[block.first] <= warp.machine->base)
     throw Trap("the shared memory of a block that may not have started");
   block.visitors[warp.index] = warp.clock();
   return block;
@@ -134,11 +128,7 @@ Place Machine::place(Warp& warp, Space space, uint64_t address, size_t bytes) {
     return Trap(before + space_names[int(space)] + " address " + std::to_string(address) + after);
   };
   if (address % bytes) throw refused("misaligned ", " for " + std::to_string(bytes) + " bytes");
-  if (space == Space::global) {
-    Place place = global.find(address, bytes);
-    if (!settings.checks) place.shadow = nullptr;
-    return place;
-  }
+  if (space == Space::global) return global.find(address, bytes, settings.checks);
   if (space == Space::param) {
     if (address + bytes > kernel.parameter_bytes) throw refused("", " out of bounds");
     return {const_cast<char*>(launch.parameters.data()) + address};

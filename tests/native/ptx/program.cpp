@@ -12,11 +12,10 @@ namespace {
 // Hints, and what holds of every use: results round to nearest, and functions are as exact as the host's.
 const std::set<std::string> without_meaning = {"rn", "approx", "full", "uni", "aligned"};
 
-const Table& table() {
-  static Table complete;
-  if (complete.empty())
-    for (auto add : {add_arithmetic, add_access, add_tensor, add_control}) add(complete);
-  return complete;
+Table complete() {
+  Table table;
+  for (auto add : {add_arithmetic, add_access, add_tensor, add_control}) add(table);
+  return table;
 }
 
 // The parts between separators that are not within braces or brackets; none is empty.
@@ -34,6 +33,8 @@ std::vector<std::string> split(const std::string& s, const char* separators) {
   return parts;
 }
 
+}  // namespace
+
 uint64_t parse_number(const std::string& s) {
   const bool pattern = s.size() > 2 && s[0] == '0' && strchr("fF", s[1]);  // of a floating-point number
   char* end = nullptr;
@@ -42,8 +43,6 @@ uint64_t parse_number(const std::string& s) {
   if (s.empty() || *end) throw Trap("operand '" + s + "' is unknown");
   return value;
 }
-
-}  // namespace
 
 int size_of(const std::string& type) {
   const size_t digits = type.find_first_of("0123456789");
@@ -66,19 +65,17 @@ Module Parser::parse(const std::string& text) {
 
 // Carries out the statement that `end` ends; false if this is no end.
 bool Parser::statement(const std::string& text, char end) try {
-  static const std::regex shared(R"(\.extern \.shared .*\.b8 ([\w$]+)\[\])");  // all that a launch gives
-  const auto is_name = [](char c) { return isalnum(c) || c == '_' || c == '$'; };
-  std::smatch m;
   if (end == '\n') return !text.rfind(".loc", 0);
   if (end == ';' && text.find(".shared ") != std::string::npos) {
-    if (!std::regex_search(text, m, shared)) throw Trap("shared memory whose size a launch does not give");
-    symbols_[m[1]] = 0;
+    const size_t name = text.rfind(' ') + 1, end_of_name = text.rfind("[]");
+    if (end_of_name == std::string::npos) throw Trap("shared memory whose size a launch does not give");
+    symbols_[text.substr(name, end_of_name - name)] = 0;
   } else if (!depth_) {
     if (end != '{' || text.find(".entry") == std::string::npos) return end != ':';
     begin_kernel(text);
   } else if (end == ':') {
-    if (!std::all_of(text.begin(), text.end(), is_name)) return false;
-    labels_[text] = uint32_t(kernel_->code.size());
+    if (text.find_first_of(" .") != std::string::npos) return false;  // "shared::cta"
+    symbols_[text] = kernel_->code.size();
   } else if (end != ';') {
     if (!text.empty()) return false;  // braces of an operand
     depth_ += end == '{' ? 1 : -1;
@@ -121,10 +118,9 @@ void Parser::begin_kernel(const std::string& header) {
 void Parser::end_kernel() {
   instruction("ret");
   for (Instruction& branch : kernel_->code) {
-    if (!branch.label.empty() && !labels_.count(branch.label)) throw Trap("no label " + branch.label);
-    branch.target = labels_[branch.label];
+    if (!branch.label.empty() && !symbols_.count(branch.label)) throw Trap("no label " + branch.label);
+    branch.target = uint32_t(symbols_[branch.label]);
   }
-  labels_.clear();
 }
 
 // ".reg .b32 %r<10>" or ".reg .b32 a, b", split
@@ -147,22 +143,21 @@ void Parser::instruction(const std::string& text) {
   in.line = line_;
   in.text = text;
   arguments = split(text, " ,");
-  std::string guard = "@1", key;
-  if (text[0] == '@') {
-    guard = arguments[0];
-    arguments.erase(arguments.begin());
-  }
+  const bool guarded = text[0] == '@';
+  const std::string guard = guarded ? arguments[0] : "@1";
+  in.mnemonic = arguments.at(guarded);
+  arguments.erase(arguments.begin(), arguments.begin() + 1 + guarded);
   in.skips = guard[1] == '!' ? all_threads : 0;
   in.guard = operand(guard.substr(in.skips ? 2 : 1), 0, false);
-  in.mnemonic = arguments.at(0);
-  arguments.erase(arguments.begin());
   words.clear();
+  std::string key;
   for (const std::string& word : split(in.mnemonic, "."))
     if (!without_meaning.count(word)) words.push_back(word), key += "." + word;
   const bool moves_parts = words[0] == "mov" && text.find('{') != std::string::npos;
-  auto found = table().find(moves_parts ? "mov" : key.substr(1));
-  if (found == table().end()) found = table().find(words[0]);
-  if (found == table().end()) throw Trap("unknown instruction " + in.mnemonic);
+  static const Table table = complete();
+  auto found = table.find(moves_parts ? "mov" : key.substr(1));
+  if (found == table.end()) found = table.find(words[0]);
+  if (found == table.end()) throw Trap("unknown instruction " + in.mnemonic);
   used_ = 0;
   found->second(*this);
   if (used_ != arguments.size()) throw Trap("unexpected number of operands");
@@ -212,7 +207,5 @@ const std::string& Parser::argument(size_t i) {
   used_ = std::max(used_, i + 1);
   return arguments[i];
 }
-
-uint64_t Parser::number(size_t i) { return parse_number(argument(i)); }
 
 }  // namespace ptx

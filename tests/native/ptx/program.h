@@ -73,6 +73,9 @@ constexpr const char* special_names[] = {"%tid.x", "%ntid.x", "%ctaid.x", "%ctai
 constexpr uint32_t specials = 6;
 constexpr Operand special(uint32_t i) { return {Operand::registers, 4, (2 + i) * slot_bytes}; }
 
+int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
+uint64_t parse_number(const std::string& text);
+
 using Module = std::vector<std::shared_ptr<Kernel>>;
 
 class Parser {
@@ -84,7 +87,7 @@ class Parser {
   Operand write(size_t i, int width = 4) { return operand(argument(i), width, true); }
   std::vector<Operand> vector(size_t i, int width, bool written);
   Address address(size_t i, Space space, size_t bytes);
-  uint64_t number(size_t i);
+  uint64_t number(size_t i) { return parse_number(argument(i)); }
   const std::string& argument(size_t i);
   std::vector<std::string> words, arguments;  // words: of the mnemonic
   Instruction in;
@@ -102,11 +105,8 @@ class Parser {
   int line_ = 1, depth_ = 0;  // of braces
   size_t used_ = 0;           // arguments of the statement
   std::map<std::string, Operand> names_;     // of registers, and of constants with their width
-  std::map<std::string, uint64_t> symbols_;  // parameters and shared memory
-  std::map<std::string, uint32_t> labels_;
+  std::map<std::string, uint64_t> symbols_;  // parameters, shared memory, labels
 };
-
-int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
 
 // Sets what an instruction does from its words and operands.
 using Binder = std::function<void(Parser&)>;
