@@ -7,7 +7,7 @@ import torch
 from elmo_fast import ElmoEmbedder, TokenTable, batch_to_ids, build_token_table, write_token_table
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.files import names, run, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 from tests.support.native_lstm import TILE_ISAS, isa

@@ -4,7 +4,7 @@ import torch
 from elmo_fast.ops import reference
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.torch.char_cnn import token_lengths
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.models import SHAPES, options
 from tests.support.op_cases import char_cnn_arguments as arguments
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast.ops.highway import highway
-from elmo_fast.ops.linear import linear
+from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
 

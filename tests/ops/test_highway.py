@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from elmo_fast.ops.highway import highway
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.ops.linear import highway
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.op_cases import highway_arguments as arguments
 
 

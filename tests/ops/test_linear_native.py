@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64
+from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support.grid import grid
 from tests.support.native_lstm import ENGINES, HIGH, HIGHEST, MEDIUM, address, error, isa, native, normal
 

@@ -19,7 +19,7 @@ from elmo_fast.ops.linear import linear
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.op_cases import LENGTHS, draw, layer, on_threads, run
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import Schedule, make_schedule
-from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support.grid import grid
 from tests.support.native_lstm import ISAS, isa
 from tests.support.op_cases import RecordedOps, on_threads

@@ -8,9 +8,8 @@ import torch
 from elmo_fast import Elmo, batch_to_ids, write_weights
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.highway import highway
-from elmo_fast.ops.linear import linear
-from elmo_fast.testing.tolerances import GRADIENT_AGAINST_FLOAT64, relative_error
+from elmo_fast.ops.linear import highway, linear
+from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.native_lstm import ISAS, isa

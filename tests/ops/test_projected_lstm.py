@@ -4,7 +4,7 @@ import torch
 
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support.models import SHAPES, options
 from tests.support.op_cases import ALL, FAST, LENGTHS, draw, dtype_of, layer, run, same, text_order
 

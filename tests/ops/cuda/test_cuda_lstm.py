@@ -11,7 +11,7 @@ from elmo_fast.ops.cuda import choice, lstm, persistent, steps
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64
+from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops
 from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, double, layer
 from tests.support.models import SENTENCES, SHAPES, bilm, options

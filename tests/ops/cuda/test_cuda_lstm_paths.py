@@ -9,7 +9,7 @@ from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import lstm, operands, steps
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64
+from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support import cuda_ops, fake_graphs
 from tests.support.gpu_lstm import (
     CLIPS,
