@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.native_lstm import native
+from tests.support.engines import native, needs_native
 from tests.support.native_program import compiles, engine_program
 
 SOURCES = [Path(__file__).with_name(name) for name in ("amx_trapped.cpp", "tile_trap.cpp")]
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma")
 
 
+@needs_native
 @pytest.mark.long
 def test_the_tile_instructions_give_the_bits_of_the_emulation():
     features = native.cpu_features()
