@@ -40,7 +40,7 @@ def test_agrees_with_float64(engine, sizes, way):
 def test_any_shape_agrees_with_float64(engine, sentences, sizes, threads, gathered, starts, seed):
     lengths, slots = (np.array(each) for each in zip(*sentences))
     case = lstm_case(sizes, lengths, slots, gathered, starts, {"cell_clip": 0.4, "proj_clip": 0.2}, seed)
-    on_threads(threads, case.check, engine)
+    on_threads(threads if engine.backend == "native" else 1, case.check, engine)
 
 
 @functools.cache
