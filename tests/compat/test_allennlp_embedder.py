@@ -12,7 +12,7 @@ import torch
 import elmo_fast
 from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import ElmoEmbedder, ELMoTokenCharactersIndexer, _ElmoBiLm, batch_to_ids
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, tiny, write_model
 from tests.support.models import SENTENCES
 

@@ -15,7 +15,7 @@ from elmo_fast.compat.allennlp import (
     batch_to_ids,
     remove_sentence_boundaries,
 )
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, options
 from tests.support.models import files as write_files
 

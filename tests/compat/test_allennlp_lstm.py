@@ -9,7 +9,7 @@ import torch
 from elmo_fast import ConfigurationError, Options, batch_to_ids
 from elmo_fast.compat.allennlp import ElmoLstm
 from elmo_fast.model.options import LstmOptions
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, bilm, files, options
 from tests.support.plain import Counts, run_direction
 

@@ -19,7 +19,7 @@ from elmo_fast.compat.allennlp import (
     batch_to_ids,
     remove_sentence_boundaries,
 )
-from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
+from elmo_fast.testing import AGAINST_TENSORFLOW, SAME_MODEL
 from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 from tests.support.models import files as write_files
 from tests.support.plain import layers as plain_layers

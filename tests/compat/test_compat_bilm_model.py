@@ -7,7 +7,7 @@ import torch
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel
 from elmo_fast.compat.bilm import data as bilm_data
 from elmo_fast.compat.bilm import model as bilm_model
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support import plain
 from tests.support.files import paths, tiny, write_model
 from tests.support.models import SHAPES, files, weights

@@ -11,7 +11,7 @@ import torch
 
 from elmo_fast import BiLm, ConfigurationError, Options, random_weights
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher, dump_token_embeddings
-from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
+from elmo_fast.testing import AGAINST_TENSORFLOW, SAME_MODEL
 from tests.support.files import paths, tiny, write_model
 
 

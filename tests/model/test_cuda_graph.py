@@ -17,7 +17,7 @@ from elmo_fast.ops import char_cnn
 from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support import cuda_ops
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 

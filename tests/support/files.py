@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from elmo_fast import Options, cli, random_weights, write_weights
-from elmo_fast.testing.models import TINY, tiny
+from elmo_fast.testing import TINY, tiny
 
 __all__ = ["ROOT", "TINY", "names", "paths", "run", "start", "tiny", "write_model"]
 
