@@ -41,8 +41,7 @@ def prepare(tokens: TokenEncoder, stack: LstmStack, key: tuple, rows: int) -> Pr
     """Load and tune all kernels of `forward`, pack the weights, and have `rows` carried rows."""
     source = tokens.source
     source.warmup(tokens.backend)
-    stack.warmup(tokens.precision)
-    stack.reserve_states(rows)
+    stack.prepare_capture(rows, tokens.precision)
     boundaries = source.boundary_ids() if source.row_shape else None
     return Preparation(key, boundaries and tuple(to_device(ids, tokens.device) for ids in boundaries))
 

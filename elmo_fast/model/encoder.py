@@ -1,6 +1,6 @@
 """Vectors of tokens without context, from their ids: by the char encoder, or by a table of words."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -9,6 +9,7 @@ from torch import nn
 
 from elmo_fast.model import state_dict
 from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.cpu.linear import drop_highway, drop_linear
@@ -16,6 +17,7 @@ from elmo_fast.ops.cuda.operands import fits_fp16
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import active_precision, full_precision
+from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.text import characters
 
 _WARMUP_TOKENS = 4096
@@ -48,22 +50,19 @@ def check_ids(ids: torch.Tensor, kind: str, largest: int) -> None:
         raise ValueError(f"ids: expected {kind} ids from 0 to {largest}, got {int(ids.min())} to {int(ids.max())}")
 
 
-class CharacterEncoder(state_dict.AllenNlpStateDict):
+class CharacterEncoder(AllenNlpStateDict):
     """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
 
     Parameters have the names and shapes of bilm-tf's datasets. Where the filters already have the projection's
     size and the weights hold no `CNN_proj`, there is none.
     """
 
-    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode: packed weights would go stale
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
-        super().__init__()
+        super().__init__({_own_name(name): name for name in weights if not name.startswith("RNN_")}, weights,
+                         requires_grad)
         self.options = options.char_cnn
         self.row_shape = (self.options.max_characters_per_token,)
         self.has_projection = "CNN_proj/W_proj" in weights
-        self.datasets = {_own_name(name): name for name in weights if not name.startswith("RNN_")}
-        for own, name in self.datasets.items():
-            self.register_parameter(own, nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad))
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         first, last = self.token_ids([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
@@ -118,33 +117,20 @@ class CharacterEncoder(state_dict.AllenNlpStateDict):
         if self.has_projection:
             self.W_proj, self.b_proj = drop_linear(self.W_proj, self.b_proj, precision)
 
-    def to_allennlp(self, own: state_dict.Tensors) -> state_dict.Tensors:
-        char_embed = own["char_embed"]
-        theirs = {"_char_embedding_weights": torch.cat([torch.zeros_like(char_embed[:1]), char_embed])}
+    def conversions(self) -> Iterator[Conversion]:
+        yield Conversion(["char_embed"], ["_char_embedding_weights"], lambda rows: (with_zero_row(rows),),
+                         lambda rows: (rows[1:],))
         for i in range(len(self.options.filters)):
-            theirs[f"char_conv_{i}.weight"] = state_dict.conv_to_allennlp(own[f"W_cnn_{i}"])
-            theirs[f"char_conv_{i}.bias"] = own[f"b_cnn_{i}"]
+            yield Conversion([f"W_cnn_{i}"], [f"char_conv_{i}.weight"], state_dict.conv_to_allennlp,
+                             state_dict.conv_from_allennlp)
+            yield Conversion([f"b_cnn_{i}"], [f"char_conv_{i}.bias"])
         for k in range(self.options.n_highway):
             for short, long in (("W", "weight"), ("b", "bias")):
-                both = own[f"{short}_transform_{k}"], own[f"{short}_carry_{k}"]
-                theirs[f"_highways._layers.{k}.{long}"] = state_dict.highway_to_allennlp(*both)
+                yield Conversion([f"{short}_transform_{k}", f"{short}_carry_{k}"], [f"_highways._layers.{k}.{long}"],
+                                 state_dict.highway_to_allennlp, state_dict.highway_from_allennlp)
         if self.has_projection:
-            theirs["_projection.weight"] = own["W_proj"].t().contiguous()
-            theirs["_projection.bias"] = own["b_proj"]
-        return theirs
-
-    def from_allennlp(self, theirs: state_dict.Tensors) -> state_dict.Tensors:
-        own = {"char_embed": theirs["_char_embedding_weights"][1:]}
-        for i in range(len(self.options.filters)):
-            own[f"W_cnn_{i}"] = state_dict.conv_from_allennlp(theirs[f"char_conv_{i}.weight"])
-            own[f"b_cnn_{i}"] = theirs[f"char_conv_{i}.bias"]
-        for k in range(self.options.n_highway):
-            for short, long in (("W", "weight"), ("b", "bias")):
-                transform, carry = state_dict.highway_from_allennlp(theirs[f"_highways._layers.{k}.{long}"])
-                own[f"{short}_transform_{k}"], own[f"{short}_carry_{k}"] = transform, carry
-        if self.has_projection:
-            own["W_proj"], own["b_proj"] = theirs["_projection.weight"].t().contiguous(), theirs["_projection.bias"]
-        return own
+            yield Conversion(["W_proj"], ["_projection.weight"], state_dict.transposed, state_dict.transposed)
+            yield Conversion(["b_proj"], ["_projection.bias"])
 
 
 class WordEmbedder(nn.Module):

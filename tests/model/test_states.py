@@ -7,7 +7,7 @@ import torch
 
 from elmo_fast import batch_to_ids
 from elmo_fast.model.batch_layout import in_text_order
-from elmo_fast.model.states import WARM_TEXT
+from elmo_fast.model.bilm import WARM_TEXT
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing.tolerances import SAME_MODEL

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from elmo_fast import ConfigurationError, TokenTable
-from elmo_fast.model.token_table import table as table_module
 from elmo_fast.model.token_table.file import joined, split
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support.files import names
@@ -67,11 +66,6 @@ def test_characters_find_their_rows():
     assert table().rows_of_characters(torch.zeros(1, 50, dtype=torch.int64)).tolist() == [-1]
     assert table().rows_of_characters(ids(["xxxx", "x" * 60], 5)).tolist() == [8, 8]
     assert len(table().rows_of_characters(ids([]))) == 0
-
-
-def test_two_words_with_one_hash_are_told_apart(monkeypatch):
-    monkeypatch.setattr(table_module, "row_hashes", lambda rows: torch.zeros(len(rows), dtype=torch.int64))
-    assert TokenTable(drawn(1), ["only"]).rows_of_characters(ids(["only", "other"])).tolist() == [0, -1]
 
 
 def test_growth_is_bounded_and_keeps_numbers(tmp_path):

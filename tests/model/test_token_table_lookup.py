@@ -98,7 +98,7 @@ def test_the_first_layer_is_tabled_for_small_vocabularies(monkeypatch):
                         lambda *arguments: used.append(inner(*arguments)) or used[-1])
     with torch.no_grad():
         assert_same(tabled.embed_tokens(sentences)[0], plain.embed_tokens(sentences)[0], "native")
-        assert used[-1].table.shape == (len(KNOWN) + 3, 8 * 37)
+        assert used[-1].shape == (len(KNOWN) + 3, 8 * 37)
         tabled.embed_tokens([["unknown", "The"]])
         assert used[-1] is None
         plain.embed_tokens([["unknown", "The"]])

@@ -11,7 +11,6 @@ from torch import nn
 
 from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource, check_ids
-from elmo_fast.model.lstm import InputProjections
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import LastResult, version_keys
@@ -109,27 +108,30 @@ class TableLookup:
         return TokenEmbeddings(self.table.vectors(rows).to(full_precision(self._encoder.char_embed)), rows)
 
     def input_projections(self, rows: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], backend: str,
-                          precision: str) -> InputProjections | None:
-        """x W + B of rows of the table; None for a large table, an encoded row, or a backend that cannot use them.
+                          precision: str) -> torch.Tensor | None:
+        """x W + B of every row of the table, [V, 8 D]; None for a large table or where `rows` cannot use them.
 
-        `weights` are those of the first LSTM layer. All rows are computed when first needed, and again for other
-        weights.
+        `weights` are those of the first LSTM layer. Computed when first needed, and again for other weights.
         """
         (_, bias, _), _ = weights
-        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES:
-            return None
-        if not accepts_input_projections(backend, precision, weights):
+        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES or not accepts_input_projections(backend, precision,
+                                                                                              weights):
             return None
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
-            return None
+            return None  # tokens that were encoded, or joined later
         key = backend, *(version_key(value) for w, b, _ in weights for value in (w, b))
-        table = self._projections.get(key, lambda: input_projections(
+        return self._projections.get(key, lambda: input_projections(
             self.table.vectors(np.arange(self._size)).to(bias.device), weights, backend=backend))
-        return InputProjections(table, rows)
+
+    def check_precision(self, precision: str) -> None:
+        """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
+        if lowest(self.table.precision, precision) != precision:
+            raise ConfigurationError(f"token_table: expected one computed in {precision!r}, as the model computes, got "
+                                     f"one computed in {self.table.precision!r}; build it again with this model")
 
     def check(self, precision: str) -> None:
         """Raise `ConfigurationError` where a call in `precision` may not use the table."""
-        check_precision_of(self.table, precision)
+        self.check_precision(precision)
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
@@ -215,12 +217,18 @@ class TokenEncoder:
         rows[~beyond], rows[beyond] = index, rare_index + len(unique)
         return TokenEmbeddings(torch.cat([found.vectors, self._vectors(rare).vectors]), None), rows, mask
 
-    def input_projections(self, tokens: TokenEmbeddings,
-                          weights: tuple[LstmWeights, LstmWeights]) -> InputProjections | None:
-        """Precomputed first-layer input projections of tokens, where a small token table has them all."""
-        if self.table is None or tokens.rows is None:
-            return None
-        return self.table.input_projections(torch.as_tensor(tokens.rows), weights, self.backend, self.precision)
+    def inputs(self, tokens: TokenEmbeddings, rows: torch.Tensor,
+               weights: tuple[LstmWeights, LstmWeights]) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """What the first LSTM layer with `weights` reads for `rows` int [2, S] of tokens.
+
+        Vectors, their rows, and False; or input projections, where a small token table has them, their rows, and True.
+        """
+        if self.table is not None and tokens.rows is not None:
+            of_table = torch.as_tensor(tokens.rows)
+            projections = self.table.input_projections(of_table, weights, self.backend, self.precision)
+            if projections is not None:
+                return projections, of_table[rows.long()], True
+        return tokens.vectors, rows, False
 
     @property
     def computes_in(self) -> str:
@@ -245,8 +253,9 @@ class TokenEncoder:
                                          f"of another model (fingerprint {table.fingerprint})")
         elif table.words is not None:
             self._compare_sample(table)
-        check_precision_of(table, self.precision)
-        return TableLookup(table, self.source)
+        lookup = TableLookup(table, self.source)
+        lookup.check_precision(self.precision)
+        return lookup
 
     def _vectors(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of tokens given as rows of ids on the host, int [N, ...]; with a table, unique ones."""
@@ -310,13 +319,6 @@ def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableL
         raise ValueError(f"ids: expected a tensor of {expected}, got {getattr(ids, 'dtype', type(ids).__name__)}")
     if ids.dim() != 2 + len(row_shape) or tuple(ids.shape[2:]) != row_shape:
         raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
-
-
-def check_precision_of(table: TokenTable, precision: str) -> None:
-    """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
-    if lowest(table.precision, precision) != precision:
-        raise ConfigurationError(f"token_table: expected one computed in {precision!r}, as the model computes, got one "
-                                 f"computed in {table.precision!r}; build it again with this model")
 
 
 def _checked_mask(ids: torch.Tensor, source: TokenSource | TableLookup) -> torch.Tensor:
