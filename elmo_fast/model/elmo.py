@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_count
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
@@ -61,7 +62,7 @@ class Elmo(nn.Module):
         if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
             self._elmo_lstm.cache_words(vocab_to_cache)
         self._dropout = nn.Dropout(p=dropout)
-        self._mixes = _check_count(num_output_representations)
+        self._mixes = check_count("num_output_representations", num_output_representations, ConfigurationError)
         for k in range(self._mixes):
             mix = ScalarMix(self._elmo_lstm.num_layers, do_layer_norm, scalar_mix_parameters,
                             trainable=scalar_mix_parameters is None)
@@ -113,12 +114,6 @@ def _check_module(module: nn.Module, options_file, weight_file, token_table) -> 
         raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
                                  f"got {options_file!r} and {weight_file!r}")
     return module
-
-
-def _check_count(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigurationError(f"num_output_representations: expected an integer of at least 1, got {count!r}")
-    return count
 
 
 def _flat(ids: torch.Tensor | None, dims: int) -> torch.Tensor | None:

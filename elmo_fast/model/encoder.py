@@ -1,7 +1,7 @@
 """Vectors of tokens without context, from their ids: by the char encoder, or by a table of words."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,39 +23,15 @@ from elmo_fast.text import characters
 _WARMUP_TOKENS = 4096
 
 
-class TokenSource(Protocol):
-    """Ids of tokens to vectors. `row_shape` is the shape of a token's ids: (characters,), or () for a word id."""
-
-    row_shape: tuple[int, ...]
-
-    def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids of `<S>` and of `</S>`, each [*row_shape]."""
-
-    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
-        """Ids of tokens: int64 [len(tokens), *row_shape]."""
-
-    def check_ids(self, ids: torch.Tensor) -> None:
-        """Raise `ValueError` for ids on the CPU that name no character or word."""
-
-    def __call__(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
-        """Vectors of tokens: ids [N, *row_shape] -> [N, P]."""
-
-    def warmup(self, backend: str) -> None:
-        """Compile and tune the kernels of calls."""
-
-
-def check_ids(ids: torch.Tensor, kind: str, largest: int) -> None:
-    """Raise `ValueError` for ids on the CPU beyond 0 to `largest`; `kind` is what they number."""
-    if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > largest):
-        raise ValueError(f"ids: expected {kind} ids from 0 to {largest}, got {int(ids.min())} to {int(ids.max())}")
-
-
 class CharacterEncoder(AllenNlpStateDict):
     """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
 
     Parameters have the names and shapes of bilm-tf's datasets. Where the filters already have the projection's
-    size and the weights hold no `CNN_proj`, there is none.
+    size and the weights hold no `CNN_proj`, there is none. `row_shape` is the shape of a token's ids, (C,), and
+    `largest` the largest id.
     """
+
+    largest = int(characters.to_model_ids(characters.PADDING))
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__({_own_name(name): name for name in weights if not name.startswith("RNN_")}, weights,
@@ -65,15 +41,14 @@ class CharacterEncoder(AllenNlpStateDict):
         self.has_projection = "CNN_proj/W_proj" in weights
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids of `<S>` and of `</S>`, each [*row_shape]."""
         first, last = self.token_ids([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
         return first, last
 
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
+        """Ids of tokens: int64 [len(tokens), *row_shape]."""
         raw = characters.encode_tokens(tokens, self.options.max_characters_per_token)
         return torch.from_numpy(characters.to_model_ids(raw)).long()
-
-    def check_ids(self, ids: torch.Tensor) -> None:
-        check_ids(ids, "character", int(characters.to_model_ids(characters.PADDING)))
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own = {name: getattr(self, name) for name in self.datasets}
@@ -143,6 +118,7 @@ class WordEmbedder(nn.Module):
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__()
         self.embedding = nn.Parameter(torch.tensor(weights["embedding"]), requires_grad=requires_grad)
+        self.largest = len(self.embedding)
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         raise ConfigurationError("boundaries: expected 'present' for a model that reads word ids (their numbers of "
@@ -152,15 +128,15 @@ class WordEmbedder(nn.Module):
         raise ConfigurationError("tokens: expected word ids (this model reads no characters), got strings; "
                                  "number them with TokenBatcher and the model's vocabulary")
 
-    def check_ids(self, ids: torch.Tensor) -> None:
-        check_ids(ids, "word", len(self.embedding))
-
     def warmup(self, backend: str = "auto") -> None:
         """A table has nothing to compile."""
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         known = full_precision(self.embedding)[(ids - 1).clamp(min=0)]
         return known * (ids > 0)[..., None]
+
+
+TokenSource = CharacterEncoder | WordEmbedder
 
 
 def _own_name(dataset: str) -> str:

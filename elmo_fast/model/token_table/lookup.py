@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
-from elmo_fast.model.encoder import CharacterEncoder, TokenSource, check_ids
+from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import LastResult, version_keys
@@ -95,9 +95,6 @@ class TableLookup:
                                      "</S>, got 'add'")
         first, last = torch.from_numpy(rows + 1)
         return first, last
-
-    def check_ids(self, ids: torch.Tensor) -> None:
-        check_ids(ids, "word", len(self.table))
 
     def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of words by id, int [N], 1 to V."""
@@ -321,9 +318,16 @@ def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableL
         raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
 
 
+def check_ids(ids: torch.Tensor, source: TokenSource | TableLookup) -> None:
+    """Raise `ValueError` for ids on the CPU that number no character or word of `source`."""
+    if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > source.largest):
+        raise ValueError(f"ids: expected {'character' if source.row_shape else 'word'} ids from 0 to {source.largest}, "
+                         f"got {int(ids.min())} to {int(ids.max())}")
+
+
 def _checked_mask(ids: torch.Tensor, source: TokenSource | TableLookup) -> torch.Tensor:
     """Where ids [B, T, ...] on the host hold tokens, bool [B, T]; `ValueError` for ids out of range or with gaps."""
-    source.check_ids(ids)
+    check_ids(ids, source)
     mask = (ids > 0).flatten(2).any(2) if source.row_shape else ids > 0
     if (mask[:, 1:] & ~mask[:, :-1]).any():
         raise ValueError("ids: expected every sentence's tokens before its padding, "
