@@ -85,7 +85,10 @@ class Elmo(nn.Module):
             logger.warning("word_inputs were passed, but no vocabulary is cached: the characters are read")
         words = word_inputs if takes_words else None
         leading = inputs.shape[:-2] if words is None else words.shape[:-1]
-        activations, mask = self._run(_flat(inputs, 3), _flat(words, 2))
+        inputs, words = _flat(inputs, 3), _flat(words, 2)
+        ours = isinstance(self._elmo_lstm, BiLm)
+        output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
+        activations, mask = output["activations"], output["mask"]
         representations = [self._dropout(self._mixed(k, activations, mask)) for k in range(self._mixes)]
         if not self._keep_sentence_boundaries:
             mask = remove_boundaries(activations[0][..., :0], mask)[1]
@@ -94,11 +97,6 @@ class Elmo(nn.Module):
             "elmo_representations": [mixed.view(*shape, mixed.shape[-1]) for mixed in representations],
             "mask": mask.long().view(shape),
         }
-
-    def _run(self, inputs: torch.Tensor, words: torch.Tensor | None):
-        ours = isinstance(self._elmo_lstm, BiLm)
-        output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
-        return output["activations"], output["mask"]
 
     def _mixed(self, k: int, activations, mask) -> torch.Tensor:
         mixed = getattr(self, f"scalar_mix_{k}")(activations, mask)

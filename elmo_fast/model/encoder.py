@@ -96,8 +96,9 @@ class CharacterEncoder(AllenNlpStateDict):
         yield Conversion(["char_embed"], ["_char_embedding_weights"], lambda rows: (with_zero_row(rows),),
                          lambda rows: (rows[1:],))
         for i in range(len(self.options.filters)):
-            yield Conversion([f"W_cnn_{i}"], [f"char_conv_{i}.weight"], state_dict.conv_to_allennlp,
-                             state_dict.conv_from_allennlp)
+            yield Conversion([f"W_cnn_{i}"], [f"char_conv_{i}.weight"],  # [1, width, E, n] and [n, E, width]
+                             lambda weight: (weight.squeeze(0).permute(2, 1, 0).contiguous(),),
+                             lambda weight: (weight.permute(2, 1, 0).unsqueeze(0).contiguous(),))
             yield Conversion([f"b_cnn_{i}"], [f"char_conv_{i}.bias"])
         for k in range(self.options.n_highway):
             for short, long in (("W", "weight"), ("b", "bias")):

@@ -16,9 +16,6 @@ ACTIVATIONS = ("relu", "tanh")
 class ConfigurationError(ValueError):
     """A model, option or file that does not fit. The name is AllenNLP's."""
 
-    def __reduce__(self):
-        return type(self), self.args
-
 
 @dataclass(frozen=True)
 class CharCnnOptions:

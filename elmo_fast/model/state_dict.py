@@ -84,16 +84,6 @@ def transposed(weight: torch.Tensor) -> tuple[torch.Tensor]:
     return (weight.t().contiguous(),)
 
 
-def conv_to_allennlp(weight: torch.Tensor) -> tuple[torch.Tensor]:
-    """[1, width, E, n] -> [n, E, width]."""
-    return (weight.squeeze(0).permute(2, 1, 0).contiguous(),)
-
-
-def conv_from_allennlp(weight: torch.Tensor) -> tuple[torch.Tensor]:
-    """[n, E, width] -> [1, width, E, n]."""
-    return (weight.permute(2, 1, 0).unsqueeze(0).contiguous(),)
-
-
 def highway_to_allennlp(transform: torch.Tensor, carry: torch.Tensor) -> tuple[torch.Tensor]:
     """Weights [D, D] or biases [D] of the two gates -> [2 D, D] or [2 D]; AllenNLP's gate is one minus the carry."""
     return (torch.cat([transform.t(), -carry.t()]),)

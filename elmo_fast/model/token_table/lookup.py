@@ -53,11 +53,7 @@ class WordCache(nn.Module):
         with torch.no_grad():
             self.weight[:1] = 0
         self.register_buffer("boundaries", boundaries.clone(), persistent=False)
-
-    @property
-    def largest(self) -> int:
-        """The largest word number."""
-        return len(self.weight) - 1
+        self.largest = len(words) - 1
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers beside those of words: -2 and -1."""
@@ -172,7 +168,7 @@ class TokenEncoder:
         source = self.table if by_number else self.source
         check_shape(ids, boundaries, source)
         ids, = on_host(ids)
-        mask = _checked_mask(ids, source)
+        mask = checked_mask(ids, source)
         if boundaries == "add":
             ids, mask = add_boundaries(ids, mask, *source.boundary_ids())
         positions = mask.flatten().nonzero().squeeze(1)
@@ -195,7 +191,7 @@ class TokenEncoder:
             check_shape(ids, "add", self.source)
         words, ids = on_host(words, ids)
         if ids is not None:
-            _checked_mask(ids, self.source)
+            checked_mask(ids, self.source)
         _check_numbers(words, ids)
         if self.cache is None:
             self.table.check(self.precision)
@@ -318,19 +314,14 @@ def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableL
         raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
 
 
-def check_ids(ids: torch.Tensor, source: TokenSource | TableLookup) -> None:
-    """Raise `ValueError` for ids on the CPU that number no character or word of `source`."""
+def checked_mask(ids: torch.Tensor, source: TokenSource | TableLookup, name: str = "ids") -> torch.Tensor:
+    """Where ids [B, T, ...] hold tokens, bool [B, T]; `ValueError` for ids with gaps, on the CPU also out of range."""
     if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > source.largest):
         raise ValueError(f"ids: expected {'character' if source.row_shape else 'word'} ids from 0 to {source.largest}, "
                          f"got {int(ids.min())} to {int(ids.max())}")
-
-
-def _checked_mask(ids: torch.Tensor, source: TokenSource | TableLookup) -> torch.Tensor:
-    """Where ids [B, T, ...] on the host hold tokens, bool [B, T]; `ValueError` for ids out of range or with gaps."""
-    check_ids(ids, source)
     mask = (ids > 0).flatten(2).any(2) if source.row_shape else ids > 0
     if (mask[:, 1:] & ~mask[:, :-1]).any():
-        raise ValueError("ids: expected every sentence's tokens before its padding, "
+        raise ValueError(f"{name}: expected every sentence's tokens before its padding, "
                          "got a position without a token in front of one with a token")
     return mask
 
