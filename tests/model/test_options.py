@@ -50,7 +50,8 @@ def test_defaults(path, value, default):
                                   "char_cnn__embedding", "lstm"])
 def test_a_missing_key_is_named_with_its_section(path):
     *sections, key = path.split("__")
-    assert refusal(changed(path, MISSING)).startswith(f"{': '.join([NAME, *sections])}: the key {key} is missing; found")
+    place = ": ".join([NAME, *sections])
+    assert refusal(changed(path, MISSING)).startswith(f"{place}: the key {key} is missing; found")
 
 
 CLIP, PAIRS = "a number above 0, or null for no clipping", "pairs of two integers above 0, [width, count]"
