@@ -1,9 +1,6 @@
 """A forward whose shapes do not depend on its data, for a CUDA graph that the user captures.
 
-Every position of the padded batch is encoded and every step runs for every sentence. Lengths stay on the GPU, nothing
-is de-duplicated, checked or copied back. What a capture does not allow is done before it, by `prepare`: loading and
-tuning kernels, packing weights, copying ids of boundaries. Which kernels run does not depend on the batch (see
-`kernels.configs`): one preparation serves a batch of any shape.
+Nothing is de-duplicated, checked or copied back; `prepare` does before what a capture does not allow (docs/gpu.md).
 """
 
 from dataclasses import dataclass

@@ -18,8 +18,6 @@ from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
 
-_ALLENNLP_DIRECTIONS = ("forward", "backward")
-
 
 class RunState(NamedTuple):
     """Where slots are: `last` (h [L, slots, 2 P], c [L, slots, 2 D]) after their last step.
@@ -232,7 +230,7 @@ class LstmStack(AllenNlpStateDict):
 
     def conversions(self) -> Iterator[Conversion]:
         for layer in range(self.options.n_layers):
-            for direction, name in enumerate(_ALLENNLP_DIRECTIONS):
+            for direction, name in enumerate(("forward", "backward")):
                 cell, suffix = f"{name}_layer_{layer}", f"{direction}_{layer}"
                 yield Conversion([f"W_0_{suffix}"],
                                  [f"{cell}.input_linearity.weight", f"{cell}.state_linearity.weight"],

@@ -107,8 +107,8 @@ class TableLookup:
         `weights` are those of the first LSTM layer. Computed when first needed, and again for other weights.
         """
         (_, bias, _), _ = weights
-        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES or not accepts_input_projections(backend, precision,
-                                                                                              weights):
+        small = self._size * 2 * len(bias) * 4 <= PROJECTION_BYTES
+        if not (small and accepts_input_projections(backend, precision, weights)):
             return None
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
             return None  # tokens that were encoded, or joined later
@@ -128,8 +128,7 @@ class TableLookup:
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
-        key = version_keys(self._encoder)
-        if key != self._key:
+        if (key := version_keys(self._encoder)) != self._key:
             if (digest := self._encoder.digest()) != self._digest:
                 raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
                                          f"after it was set (fingerprint of the weights now {digest}, then "
@@ -156,8 +155,7 @@ class TokenEncoder:
         """Vectors of tokens."""
         with numerics(self.precision, self.device):
             if self.table is None:
-                ids = to_device(self.source.token_ids(tokens), self.device)
-                return TokenEmbeddings(self.source(ids, self.backend), None)
+                return TokenEmbeddings(self._encode(self.source.token_ids(tokens)), None)
             self.table.check(self.precision)
             return self._complete(self.table.table.rows(tokens), lambda some: [tokens[k] for k in some],
                                   lambda some: self.source.token_ids([tokens[k] for k in some]))
