@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.states import RunState
+from elmo_fast.model.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.schedule import Schedule

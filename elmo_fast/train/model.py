@@ -11,7 +11,6 @@ from elmo_fast.model.encoder import CharacterEncoder, WordEmbedder
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.states import zero_state
 from elmo_fast.model.weights import DIRECTIONS, lstm_name, random_weights
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.reference import State
@@ -95,9 +94,7 @@ class LanguageModel(nn.Module):
 
     def zero_state(self, rows: int) -> State:
         """State of `rows` rows: (h [L, slots, 2 P], c [L, slots, 2 D])."""
-        layers, h_dim, c_dim = self.lstm.state_sizes
-        slots = rows if self.config.bidirectional else (rows + 1) // 2
-        return zero_state(layers, slots, h_dim, c_dim, self.softmax_b)
+        return self.lstm.zero_state(rows if self.config.bidirectional else (rows + 1) // 2, self.softmax_b)
 
     def outputs(self, tokens: torch.Tensor, rows: torch.Tensor, steps: int, state: State,
                 drop: Dropout | None = None) -> tuple[list[torch.Tensor], State]:
