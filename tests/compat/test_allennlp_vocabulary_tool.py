@@ -90,13 +90,11 @@ def test_refuses(files, tmp_path, change, named):
 
 
 def test_nothing_is_left_of_a_run_that_fails(files, tmp_path, monkeypatch):
-    from elmo_fast.compat.allennlp.tools import word_vectors
-
     def failing(file, *_):
         file.write("a 0 0 0 0\n")
         raise RuntimeError("no more")
 
-    monkeypatch.setattr(word_vectors, "_write_vectors", failing)
+    monkeypatch.setattr(tool, "_write_vectors", failing)
     with pytest.raises(RuntimeError, match="no more"):
         create_elmo_embeddings_from_vocab(vocabulary(tmp_path / "in"), *files, tmp_path / "out")
     assert names(tmp_path / "out") == []
