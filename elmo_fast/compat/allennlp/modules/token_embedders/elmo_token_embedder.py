@@ -22,18 +22,11 @@ class ElmoTokenEmbedder(_TokenEmbedder):
     `state`, `precision`, `backend`. The default files are the original model's.
     """
 
-    def __init__(
-        self,
-        options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
-        weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE,
-        do_layer_norm: bool = False,
-        dropout: float = 0.5,
-        requires_grad: bool = False,
-        projection_dim: int | None = None,
-        vocab_to_cache: Sequence[str] | None = None,
-        scalar_mix_parameters: Sequence[float] | None = None,
-        **arguments,
-    ):
+    def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
+                 weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, do_layer_norm: bool = False,
+                 dropout: float = 0.5, requires_grad: bool = False, projection_dim: int | None = None,
+                 vocab_to_cache: Sequence[str] | None = None, scalar_mix_parameters: Sequence[float] | None = None,
+                 **arguments):
         super().__init__()
         if projection_dim is not None and projection_dim < 0:
             raise ConfigurationError(f"projection_dim: expected an integer of at least 1, or None, "
@@ -61,10 +54,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
     @classmethod
     def from_params(cls, vocab: Any = None, params: Mapping[str, Any] | None = None,
                     **extras: Any) -> "ElmoTokenEmbedder":
-        """From a section of an AllenNLP configuration (`Params`), or a dict of the constructor's arguments.
-
-        `namespace_to_cache` caches the words of that namespace of `vocab`.
-        """
+        """As `Elmo.from_params`; `namespace_to_cache` caches the words of that namespace of `vocab`."""
         found = registry.pop_arguments(params, cls.__name__, {
             **registry.elmo_arguments(params), "projection_dim": int, "namespace_to_cache": str})
         namespace = found.pop("namespace_to_cache", None)
