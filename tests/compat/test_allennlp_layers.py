@@ -1,15 +1,164 @@
-"""AllenNLP's `ElmoTokenEmbedder`, `Highway`, `ScalarMix`, and its functions for sentence boundaries."""
+"""AllenNLP's `ElmoLstm`, `ElmoTokenEmbedder`, `Highway`, `ScalarMix`, and its functions for sentence boundaries."""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
 
 import elmo_fast
-from elmo_fast import ConfigurationError
+from elmo_fast import ConfigurationError, Options
 from elmo_fast.compat import allennlp
-from elmo_fast.compat.allennlp import ElmoTokenEmbedder, batch_to_ids, remove_sentence_boundaries
+from elmo_fast.compat.allennlp import ElmoLstm, ElmoTokenEmbedder, batch_to_ids, remove_sentence_boundaries
 from elmo_fast.testing.tolerances import SAME_MODEL
-from tests.support.models import SENTENCES
+from tests.support.grid import grid
+from tests.support.models import SENTENCES, bilm
+from tests.support.plain import Counts, run_direction
+
+LENGTHS = [4, 0, 1, 6, 2]
+
+
+def lstm(input_size=3, hidden_size=5, cell_size=7, num_layers=2, stateful=True, **arguments):
+    torch.manual_seed(0)
+    ours = ElmoLstm(input_size, hidden_size, cell_size, num_layers, **arguments)
+    ours.stateful = stateful
+    return ours
+
+
+def batch(lengths=LENGTHS, size=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mask = (torch.arange(7) < torch.tensor(lengths)[:, None]).long()
+    return torch.randn(len(lengths), 7, size, generator=generator), mask
+
+
+def plain_row(ours, x, states, counts):
+    """A row's vectors x [T, I] through the same stack in NumPy float64: outputs [layers, T, 2 P]; `states` by
+    direction and layer are updated."""
+    of, halves = Options(ours.options, None), []
+    w = {name: getattr(ours, name).detach().double().numpy() for name in ours.datasets}
+    for d in (0, 1):
+        run, layers = x[:: -1 if d else 1], []
+        for layer in range(ours.num_layers):
+            out, states[d][layer] = run_direction(run, states[d][layer], w[f"W_0_{d}_{layer}"], w[f"B_{d}_{layer}"],
+                                                  w[f"W_P_0_{d}_{layer}"], of, counts)
+            run = out + run if layer else out
+            layers.append(run[:: -1 if d else 1])
+        halves.append(layers)
+    return np.concatenate(halves, axis=2)
+
+
+@pytest.mark.parametrize("sizes, way, trains", grid(
+    [(3, 5, 7, 2), (5, 5, 7, 3), (1, 4, 4, 1), (6, 2, 9, 2), (4, 4, 4, 2)],
+    ["reference", "torch", "auto", "float64", "next to no dropout"], [True, False]))
+def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, trains):
+    clips = {"memory_cell_clip_value": 0.2, "state_projection_clip_value": 0.1}
+    backend = way if way in ("torch", "auto") else "reference"
+    ours = lstm(*sizes, **clips, backend=backend, recurrent_dropout_probability=1e-9 if "dropout" in way else 0)
+    dtype, limit = (torch.float64, 1e-12) if way == "float64" else (torch.float32, SAME_MODEL)
+    zero = np.zeros(sizes[1]), np.zeros(sizes[2])
+    states, counts = [[[zero] * sizes[3] for _ in range(2)] for _ in range(7)], Counts()
+    for seed, lengths in enumerate([LENGTHS, [3, 2, 0], [0, 0], [1, 1, 0, 0, 2, 7, 0]]):
+        inputs, mask = batch(lengths, sizes[0], seed)
+        with torch.set_grad_enabled(trains):
+            found = ours.to(dtype)(inputs.to(dtype), mask if seed else mask.float())
+        assert found.shape == (sizes[3], len(lengths), 7, 2 * sizes[1]) and found.dtype == dtype
+        assert not found[:, mask == 0].any()
+        for row, length in filter(lambda pair: pair[1], enumerate(lengths)):
+            expected = plain_row(ours, inputs[row, :length].double().numpy(), states[row], counts)
+            assert np.abs(found[:, row, :length].detach().numpy() - expected).max() < limit
+    assert counts.cell and counts.projection
+    h, c = ours._states
+    assert h.shape == (sizes[3], 7, 2 * sizes[1]) and c.shape == (sizes[3], 7, 2 * sizes[2]) and not h.requires_grad
+    for row in range(7):
+        for d, halves in enumerate(zip(h[:, row].chunk(2, dim=1), c[:, row].chunk(2, dim=1))):
+            for values, expected in zip(halves, zip(*states[row][d])):
+                assert np.abs(values.numpy() - np.array(expected)).max() < limit
+
+
+def test_states_are_copied_forgotten_by_row_or_not_carried():
+    ours, other = lstm(), lstm(stateful=False)
+    ours(*batch())
+    assert torch.equal(copy.deepcopy(ours)(*batch()), ours(*batch()))
+    before = ours._states[0]
+    ours.reset_states(torch.tensor([1, 0, 0, 0, 0]))
+    assert not ours._states[0][:, 0].any() and torch.equal(ours._states[0][:, 1:], before[:, 1:])
+    assert torch.equal(other(*batch()), other(*batch())) and other._states is None
+
+
+def test_new_weights_train():
+    ours = lstm()
+    assert all(value.requires_grad for value in ours.parameters())
+    ours(*batch())[-1].square().sum().backward()
+    assert all(value.grad.any() for value in ours.parameters())
+    w = ours.W_0_0_0.detach()
+    for gate in range(4):
+        block = w[:3, 7 * gate : 7 * gate + 7]  # as wide as a cell: its rows are orthonormal
+        assert torch.allclose(block @ block.t(), torch.eye(3), atol=1e-5)
+    bias = ours.state_dict()["forward_layer_0.state_linearity.bias"].view(4, 7)
+    assert (bias[1] == 1).all() and not bias[[0, 2, 3]].any()
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 7, 2), (5, 5, 5, 1)])  # a projection also where h is as large as the cell
+def test_state_dict(sizes):
+    ours, other = lstm(*sizes), lstm(*sizes)
+    stored = ours.state_dict()
+    parts = "input_linearity.weight", "state_linearity.weight", "state_linearity.bias", "state_projection.weight"
+    assert set(stored) == {f"{direction}_layer_{layer}.{part}" for direction in ("forward", "backward")
+                           for layer in range(sizes[3]) for part in parts}
+    assert stored["forward_layer_0.input_linearity.weight"].shape == (4 * sizes[2], sizes[0])
+    with torch.no_grad():
+        for value in other.parameters():
+            value.zero_()
+    other.load_state_dict(stored)
+    assert torch.equal(other(*batch(size=sizes[0])), ours(*batch(size=sizes[0])))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_load_weights(files, requires_grad):
+    ours = lstm(11, 11, 37, 2, requires_grad=requires_grad, memory_cell_clip_value=3, state_projection_clip_value=3)
+    ours.load_weights(files[1])
+    assert all(value.requires_grad == requires_grad for value in ours.parameters())
+    activations, mask = bilm()(batch_to_ids(SENTENCES))
+    for one, other in zip(ours(activations[0][..., :11], mask), activations[1:]):
+        assert torch.allclose(one, other, atol=SAME_MODEL)
+
+
+def test_recurrent_dropout():
+    ours = lstm(stateful=False, recurrent_dropout_probability=0.5)
+    inputs, mask = batch()
+    dropped = ours(inputs, mask)
+    assert not torch.equal(ours(inputs, mask), dropped)
+    first = dropped[0]  # no layer below it adds to it
+    for row, length in enumerate(LENGTHS):
+        zero = first[row, :length] == 0
+        assert (zero == zero[:1]).all()  # the same values at every step
+    assert 0.2 < (first[[0, 2, 3, 4], 0] == 0).float().mean() < 0.8
+    assert not dropped[:, mask == 0].any()
+    dropped.sum().backward()
+    assert ours.W_0_1_1.grad.any()
+    assert torch.equal(ours.eval()(inputs, mask), lstm(stateful=False)(inputs, mask))
+
+
+@pytest.mark.parametrize("call, named", [
+    (lambda _: lstm(0), "input_size: expected an integer of at least 1, got 0"),
+    (lambda _: lstm(num_layers=True), "num_layers: expected an integer of at least 1, got True"),
+    (lambda _: lstm(memory_cell_clip_value=0), "memory_cell_clip_value: expected a number above 0, or None"),
+    (lambda _: lstm(state_projection_clip_value=-1), "state_projection_clip_value: expected a number above 0, or None"),
+    (lambda _: lstm(recurrent_dropout_probability=1.0), "recurrent_dropout_probability: expected a number from 0"),
+    (lambda _: lstm(backend="fast"), "backend: expected one of"),
+    (lambda _: lstm(precision="low"), "precision: expected one of"),
+    (lambda _: lstm()(*batch(size=4)), r"inputs: expected vectors of shape \[batch, tokens, 3\]"),
+    (lambda _: lstm()(batch()[0].long(), batch()[1]), "inputs: expected vectors"),
+    (lambda _: lstm()(batch()[0], torch.ones(5, 6)), r"mask: expected shape \(5, 7\), got \(5, 6\)"),
+    (lambda _: lstm()(batch()[0], batch()[1].flip(1)), "mask: expected every sentence's tokens before its padding"),
+    (lambda file: lstm(11, 11, 36, 2).load_weights(file), ".*dataset RNN_0.*: expected shape .*, found"),
+    (lambda file: lstm(11, 11, 37, 3).load_weights(file), ".*dataset RNN_0.*Cell2.*found none"),
+    (lambda file: lstm().load_weights(f"{file}.gone"), "weight_file"),
+])
+def test_refuses(files, call, named):
+    error = FileNotFoundError if named == "weight_file" else ConfigurationError if "dataset" in named else ValueError
+    with pytest.raises(error, match=f"^{named}"):
+        call(files[1])
 
 
 def test_token_embedder_is_one_representation(files):
@@ -33,7 +182,7 @@ def test_projection(files):
 
 
 @pytest.mark.parametrize("arguments", [{"requires_grad": True}, {}])
-def test_gradients(files, arguments):
+def test_token_embedder_gradients(files, arguments):
     embedder = ElmoTokenEmbedder(*files, **arguments)
     embedder(batch_to_ids(SENTENCES)).sum().backward()
     grads = {name: value.grad is not None for name, value in embedder.named_parameters()}

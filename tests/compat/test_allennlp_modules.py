@@ -1,16 +1,20 @@
-"""AllenNLP's `Elmo`, `_ElmoBiLm` and `_ElmoCharacterEncoder`, by AllenNLP's names and calls."""
+"""AllenNLP's `Elmo`, `_ElmoBiLm`, `_ElmoCharacterEncoder` and `ElmoEmbedder`, by AllenNLP's names and calls."""
 
+import copy
 import importlib
 import inspect
+import io
 import logging
+import pickle
 
 import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ConfigurationError, Options
+import elmo_fast
+from elmo_fast import ConfigurationError, Options, batch_to_ids
 from elmo_fast.compat import allennlp
-from elmo_fast.compat.allennlp import Elmo, ElmoTokenEmbedder, _ElmoBiLm, _ElmoCharacterEncoder, batch_to_ids
+from elmo_fast.compat.allennlp import Elmo, ElmoEmbedder, ElmoTokenEmbedder, _ElmoBiLm, _ElmoCharacterEncoder
 from elmo_fast.testing.tolerances import SAME_MODEL
 from tests.support import models, plain
 from tests.support.models import SENTENCES, SHAPES, weights
@@ -56,7 +60,7 @@ def test_old_imports_with_the_prefix(module, names):
     (_ElmoCharacterEncoder, "requires_grad=False"),
     (ElmoTokenEmbedder, ("do_layer_norm=False dropout=0.5 requires_grad=False projection_dim=None vocab_to_cache=None "
                          "scalar_mix_parameters=None")),
-    (allennlp.ElmoEmbedder, "cuda_device=-1"),
+    (ElmoEmbedder, "cuda_device=-1"),
 ])
 def test_signatures(call, arguments):
     files, given = [], []
@@ -65,7 +69,7 @@ def test_signatures(call, arguments):
             (given if len(files) == 2 else files).append(
                 name if parameter.default is parameter.empty else f"{name}={parameter.default}")
     assert given == arguments.split()
-    defaults = call in (ElmoTokenEmbedder, allennlp.ElmoEmbedder)
+    defaults = call in (ElmoTokenEmbedder, ElmoEmbedder)
     assert files == [f"options_file={URL}_options.json" if defaults else "options_file",
                      f"weight_file={URL}_weights.hdf5" if defaults else "weight_file"]
     assert f"{allennlp.DEFAULT_OPTIONS_FILE} {allennlp.DEFAULT_WEIGHT_FILE}" == f"{URL}_options.json {URL}_weights.hdf5"
@@ -181,17 +185,15 @@ def test_cached_words_in_higher_dimensions(files, keep):
 
 
 def test_a_given_module_gets_the_numbers_of_cached_words():
-    class Module(torch.nn.Module):
-        num_layers = 1
+    given, words = [], torch.tensor([[1, 2]])
 
-        def forward(self, inputs, word_inputs):
-            self.words = word_inputs
-            mask = torch.ones(inputs.shape[0], inputs.shape[1] + 2, dtype=torch.long)
-            return {"activations": [mask[..., None].float()], "mask": mask}
+    def module(inputs, word_inputs):
+        given.append(word_inputs)
+        return {"activations": [torch.zeros(1, 4, 1)], "mask": torch.ones(1, 4, dtype=torch.long)}
 
-    module, words = Module(), torch.tensor([[1, 2]])
+    module.num_layers = 1
     Elmo(None, None, 1, vocab_to_cache=["a", "b"], module=module)(batch_to_ids([["a", "b"]]), words)
-    assert torch.equal(module.words, words)
+    assert torch.equal(given[0], words)
 
 
 def test_elmo_from_params(files):
@@ -233,3 +235,58 @@ def test_word_id_models_say_what_they_are(tmp_path):
                             "n_tokens_vocab": 9})
     with pytest.raises(ConfigurationError, match="options_file: expected a model with the section char_cnn"):
         _ElmoCharacterEncoder(*models.files(tmp_path, of))
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_is_the_embedder_over_allennlps_bilm(files, backend):
+    ours, other = (module.ElmoEmbedder(*files, backend=backend) for module in (allennlp, elmo_fast))
+    assert type(ours.elmo_bilm) is _ElmoBiLm and isinstance(ours.indexer, allennlp.ELMoTokenCharactersIndexer)
+    for call in (lambda each: each.embed_batch(SENTENCES), lambda each: each.embed_sentences(iter(SENTENCES), 4)):
+        for one, two in zip(call(ours), call(other), strict=True):
+            np.testing.assert_array_equal(one, two)
+    embeddings, mask = ElmoEmbedder(*files, backend=backend).batch_to_embeddings(SENTENCES)
+    assert embeddings.shape == (6, 3, 11, 22) and mask.dtype == torch.int64
+    for one, two in zip(embeddings, elmo_fast.ElmoEmbedder(*files).embed_batch(SENTENCES)):
+        np.testing.assert_allclose(one[:, : two.shape[1]], two, atol=SAME_MODEL)
+
+
+class Flair:
+    """What flair's `ELMoEmbeddings` (legacy.py) does with AllenNLP: its constructor, its embedding, its unpickling."""
+
+    def __init__(self, options_file, weight_file):
+        self.ee = allennlp.commands.elmo.ElmoEmbedder(options_file=options_file, weight_file=weight_file,
+                                                      cuda_device=-1)
+        self.length = len(torch.cat(self.embed([["hello"]])[0][0]))
+
+    def embed(self, sentences):
+        embeddings = self.ee.embed_batch(sentences)
+        return [[[torch.FloatTensor(embeddings[i][layer, token, :]) for layer in range(3)]
+                 for token in range(len(sentence))] for i, sentence in enumerate(sentences)]
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        self.ee.cuda_device = -1
+        self.ee.elmo_bilm.to(device=torch.device("cpu"))
+        self.ee.elmo_bilm._elmo_lstm._states = tuple(
+            [each.to(torch.device("cpu")) for each in self.ee.elmo_bilm._elmo_lstm._states])
+
+
+def saved(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy, saved])
+def test_flair(files, copied):
+    ours = Flair(*files)
+    assert ours.length == 3 * 22
+    other, expected = copied(ours), ElmoEmbedder(*files)
+    expected.embed_batch([["hello"]])
+    for sentences in ([["Hello", "world"]], [["One"], ["more", "!"]]):
+        found, again, plain = ours.embed(sentences), other.embed(sentences), expected.embed_batch(sentences)
+        for one, two, three in zip(found, again, plain, strict=True):
+            for token in range(len(one)):
+                assert torch.equal(torch.stack(one[token]), torch.stack(two[token]))
+                np.testing.assert_array_equal(torch.stack(one[token]), three[:, token])

@@ -1,8 +1,10 @@
-"""bilm-tf's `BidirectionalLanguageModel` on characters and on word ids: numbers, states of streams, refusals."""
+"""bilm-tf's `BidirectionalLanguageModel` on characters and on word ids, its two dumps and its usage scripts."""
 
 import copy
 import io
-import json
+import os
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -10,16 +12,22 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, Options, random_weights
-from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher, dump_token_embeddings
-from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW, SAME_MODEL
+from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
+from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
+from elmo_fast.embed import stream
+from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support import models, plain
-from tests.support.files import paths, tiny, write_model
+from tests.support.files import ROOT, names, paths, read_hdf5, tiny, write_model
+from tests.support.models import options, weights
 
 BATCHES = [
     [["the", "sea"], ["grey", "and", "old", "salt"], []],
     [["wind"], ["the", "grey", "wind", "of", "the", "sea"]],
     [["salt", "and", "wind"], ["sea"], ["of"], ["the", "x" * 60]],
 ]
+WORDS = ["<S>", "</S>", "<UNK>", "sea", "", "naïve", "東京", "w" * 60, "sea", "."]
+LINES = ["the sea is grey", "  wide  and\tsalt ", "", "naïve\u00a0東京 .", "   ", "x" * 60, "the sea is grey"]
 
 
 @pytest.fixture
@@ -54,6 +62,9 @@ def test_numbers_and_states_of_batches_of_many_sizes(tmp_path, vocab, name):
         assert ops["lengths"].tolist() == [len(sentence) for sentence in batch]
         assert ops["mask"].dtype == torch.bool and ops["mask"].shape == (len(batch), longest)
         assert not any(value.requires_grad for value in (*ops.values(), *model.parameters()))
+        alone = model.token_embeddings(np.concatenate([ids, 0 * ids])[:, 1:])  # above max_batch_size, without <S>
+        assert (alone[: len(ids)] - ops["token_embeddings"][:, 1:]).abs().max() < SAME_MODEL
+        assert alone.shape == (2 * len(ids), longest + 1, size) and not alone[len(ids) :].any()
         for row, sentence in enumerate(batch):
             length = len(sentence)
             expected, states[row] = plain.layers(ids[row, : length + 2], drawn, options, states.get(row))
@@ -96,16 +107,6 @@ def test_without_carried_states_calls_repeat_with_ids_of_every_integer_type(file
 def test_a_batch_of_no_sentences(model):
     assert {name: tuple(value.shape) for name, value in model(np.zeros((0, 5, 50), dtype=np.int64)).items()} == {
         "lm_embeddings": (0, 3, 3, 22), "lengths": (0,), "mask": (0, 3), "token_embeddings": (0, 5, 11)}
-
-
-def test_token_vectors_alone(model, vocab):
-    ids = Batcher(vocab, 50).batch_sentences(BATCHES[2])
-    found = model.token_embeddings(ids)  # more sentences than a batch may have, and without boundaries
-    assert not model.lstm_init_states()["forward"][0][0].any()
-    assert (found[:2] - model(ids[:2])["token_embeddings"]).abs().max() < SAME_MODEL
-    one = model.token_embeddings(ids[1:2, 1:2])
-    assert one.shape == (1, 1, 11) and (one[0, 0] - found[1, 1]).abs().max() < SAME_MODEL
-    assert model.token_embeddings(0 * ids).shape == found.shape and not model.token_embeddings(0 * ids).any()
 
 
 def test_261_characters_in_the_options_are_no_trouble(tmp_path, ids):
@@ -159,29 +160,6 @@ def test_copies_and_pickles_keep_the_states(files, vocab, table):
     assert all(torch.equal(twin(ids, stream="a")["lm_embeddings"], expected) for twin in twins)
 
 
-@pytest.mark.parametrize("by", ["characters", "words"])
-def test_layers_that_tensorflow_wrote(shared, tmp_path, by):
-    """bilm-tf's fixture: ten batches of three streams of sentences."""
-    folder = shared / "fixtures" / "bilm-tf"
-    files, vocab, table = (folder / "options.json", folder / "lm_weights.hdf5"), folder / "vocab_test.txt", None
-    batches = [[sentence.split() for sentence in batch] for batch in zip(
-        *json.loads((folder / "lm_embeddings_sentences.json").read_text(encoding="utf-8")))]
-    if by == "words":
-        words = dict.fromkeys(["<S>", "</S>", *(word for batch in batches for sentence in batch for word in sentence)])
-        vocab, table = tmp_path / "vocab.txt", tmp_path / "table.hdf5"
-        vocab.write_text("\n".join(words), encoding="utf-8")
-        dump_token_embeddings(vocab, *files, table, progress=False)
-    batcher = TokenBatcher(vocab) if table else Batcher(vocab, 50)
-    model = BidirectionalLanguageModel(*files, table is None, table, max_batch_size=4)
-    with np.load(shared / "fixtures" / "all_layers.npz") as layers:
-        for number, batch in enumerate(batches):
-            ops = model(batcher.batch_sentences(batch))
-            assert ops["lengths"].tolist() == [len(sentence) for sentence in batch]
-            for row, sentence in enumerate(batch):
-                found = ops["lm_embeddings"][row, :, : len(sentence)].numpy()
-                assert np.abs(found - layers[f"bilm-tf/{number}/{row}"]).max() < AGAINST_TENSORFLOW
-
-
 def test_refuses(tmp_path, files, vocab, table, model):
     ids, others = Batcher(vocab, 50).batch_sentences(BATCHES[1]), models.files(tmp_path, models.options(), seed=1)
     before, words = model(ids)["lm_embeddings"], BidirectionalLanguageModel(*files, False, table)
@@ -209,3 +187,118 @@ def test_refuses(tmp_path, files, vocab, table, model):
         with pytest.raises(FileNotFoundError if why == "weight_file" else ValueError, match=f"^{why}"):
             call(*wrong)
     assert torch.equal(model(ids)["lm_embeddings"], before)
+
+
+@pytest.fixture
+def inputs(tmp_path, files):
+    """A vocabulary, a text, and a model: the first arguments of both dumps."""
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (tmp_path / "text.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return tmp_path / "vocab.txt", tmp_path / "text.txt", *files
+
+
+@pytest.mark.parametrize("block", [3, 4096])
+def test_token_embeddings(tmp_path, inputs, monkeypatch, block):
+    monkeypatch.setattr("elmo_fast.compat.bilm.model._WORDS_PER_BLOCK", block)
+    vocab, _, *model = inputs
+    dump_token_embeddings(vocab, *model, tmp_path / "out.hdf5")
+    found = read_hdf5(tmp_path / "out.hdf5")
+    assert list(found) == ["embedding"]
+    assert found["embedding"].dtype == np.float32 and found["embedding"].shape == (len(WORDS), 11)
+    for ids, vector in zip(to_model_ids(encode_tokens(WORDS)), found["embedding"]):
+        assert np.abs(vector - plain.token_vector(ids, weights(options()), options())).max() < 5e-6
+    with h5py.File(tmp_path / "out.hdf5") as file:
+        assert file.attrs["fingerprint"] == BiLm.from_files(*model).fingerprint()
+
+
+def test_token_embeddings_that_tensorflow_wrote(tmp_path, shared):
+    folder = shared / "fixtures" / "allennlp"
+    dump_token_embeddings(folder / "vocab_test.txt", folder / "options.json", folder / "lm_weights.hdf5",
+                          tmp_path / "out.hdf5", progress=False)
+    found, expected = (read_hdf5(path)["embedding"] for path in (tmp_path / "out.hdf5",
+                                                                 folder / "elmo_token_embeddings.hdf5"))
+    assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("batch_size, backend", [(1, "auto"), (1, "reference"), (3, "reference"), (3, "torch")])
+def test_bilm_embeddings_carry_the_state_from_line_to_line(tmp_path, inputs, batch_size, backend):
+    """A blank line too: it has no tokens, and bilm-tf runs it as <S> </S>."""
+    dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5", batch_size=batch_size, backend=backend)
+    found, batcher = read_hdf5(tmp_path / "out.hdf5"), Batcher(inputs[0], 50)
+    assert sorted(found) == [str(number) for number in range(len(LINES))]
+    states = [None] * batch_size
+    for number, line in enumerate(LINES):
+        row = number % batch_size
+        layers, states[row] = plain.layers(batcher.batch_sentences([line.split()])[0], weights(options()), options(),
+                                           states[row])
+        vectors = found[str(number)]
+        assert vectors.dtype == np.float32 and vectors.shape == (3, len(line.split()), 22)
+        assert np.abs(vectors - layers[:, 1:-1]).max(initial=0) < 1e-5
+    assert np.abs(found["0"] - found["6"])[1:].max() > 1e-3
+
+
+@pytest.mark.parametrize("state", ["zero", "warm"])
+def test_without_carried_states_the_batch_does_not_matter(tmp_path, inputs, state):
+    for size in (1, 4):
+        dump_bilm_embeddings(*inputs, tmp_path / f"{size}.hdf5", batch_size=size, state=state, progress=False)
+    one, four = read_hdf5(tmp_path / "1.hdf5"), read_hdf5(tmp_path / "4.hdf5")
+    assert all(np.abs(one[name] - four[name]).max(initial=0) < 2e-6 for name in one) and len(four) == len(LINES)
+    assert np.abs(one["0"] - one["6"]).max() < 2e-6
+
+
+def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
+    target = tmp_path / "out.hdf5"
+    target.write_text("old")
+    before = names(tmp_path)
+    monkeypatch.setattr(stream.SlotStream, "_collect", lambda self, chunk: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        dump_bilm_embeddings(*inputs, target, progress=False)
+    monkeypatch.setattr(BiLm, "encode", lambda self, tokens: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        dump_token_embeddings(inputs[0], *inputs[2:], target, progress=False)
+    assert target.read_text() == "old" and names(tmp_path) == before
+
+
+@pytest.mark.parametrize("dump, change, why", [
+    *((dump, {"vocab_file": "bare.txt"}, "vocabulary .*missing <S>, </S>")
+      for dump in (dump_token_embeddings, dump_bilm_embeddings)),
+    *((dump_bilm_embeddings, {"batch_size": size}, "batch_size: expected an integer of at least 1")
+      for size in (0, True, 1.5)),
+    (dump_token_embeddings, {"outfile": "none/out.hdf5"}, "outfile: expected an existing directory"),
+    (dump_bilm_embeddings, {"outfile": "none/out.hdf5"}, "output file: expected an existing directory"),
+    (dump_bilm_embeddings, {"dataset_file": "empty.txt"}, ".*got an empty file"),
+    *((dump, {"options_file": "words/options.json", "weight_file": "words/weights.hdf5"},
+       "options_file: expected the section char_cnn") for dump in (dump_token_embeddings, dump_bilm_embeddings)),
+])
+def test_dumps_refuse(tmp_path, inputs, dump, change, why):
+    (tmp_path / "bare.txt").write_text("sea\nsalt\n", encoding="utf-8")
+    (tmp_path / "empty.txt").write_text("")
+    content = tiny(n_tokens_vocab=9)
+    del content["char_cnn"]
+    write_model(tmp_path / "words", content)
+    arguments = dict(zip(("vocab_file", "dataset_file", "options_file", "weight_file"), inputs), outfile="out.hdf5")
+    arguments |= change
+    arguments = {name: value if name == "batch_size" else tmp_path / value for name, value in arguments.items()
+                 if name != "dataset_file" or dump is dump_bilm_embeddings}
+    with pytest.raises(FileNotFoundError if "directory" in why else ValueError, match=f"^{why}"):
+        dump(**arguments)
+    assert not (tmp_path / "out.hdf5").exists()
+
+
+@pytest.mark.parametrize("script, own, shows", [
+    ("usage_character.py", False, ["context at the input: (2, 12, 32)", "question at the input: (1, 6, 32)",
+                                   "three steps"]),
+    ("usage_cached.py", False, ["layers of the second sentence: (3, 12, 32)", "their mixture: (1, 12, 32)"]),
+    ("usage_cached.py", True, ["(3, 12, 22)"]),
+    ("usage_token.py", False, ["context at the input: (2, 12, 32)", "question at the input: (1, 6, 32)"]),
+])
+@pytest.mark.long
+def test_usage(tmp_path, inputs, script, own, shows):
+    model = ["--vocab-file", inputs[0], "--options-file", inputs[2], "--weight-file", inputs[3]] if own else []
+    done = subprocess.run([sys.executable, ROOT / "examples" / script, "--folder", tmp_path, *model], timeout=120,
+                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert all(line in done.stdout for line in shows)
+    if "cached" in script:
+        found = read_hdf5(tmp_path / "elmo_embeddings.hdf5")
+        assert {name: len(layers[0]) for name, layers in found.items()} == {"0": 9, "1": 12, "2": 6}

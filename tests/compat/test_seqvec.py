@@ -1,4 +1,3 @@
-import json
 import logging
 import subprocess
 import sys
@@ -56,18 +55,6 @@ def test_layers(layer, per_protein):
            "all": np.stack([layers[k, :, d] for k in range(3) for d in range(10)], axis=1)}[layer]
     found = seqvec.process_embedding(layers, per_protein, layer)
     np.testing.assert_allclose(found, one.mean(0) if per_protein else one, rtol=1e-6)
-
-
-def test_file_types(folder, fasta, tmp_path):
-    for suffix in ("h5", "npz", "npy"):
-        seqvec.embed_fasta(fasta, tmp_path / f"x.{suffix}", folder, per_protein=True, progress=False)
-    whole, packed, stacked = (read(tmp_path / name) for read, name in (
-        (read_hdf5, "x.h5"), (np.load, "x.npz"), (np.load, "x.npy")))
-    order = json.loads((tmp_path / "x.json").read_text())
-    assert sorted(packed.files) == sorted(order) == sorted(whole) and stacked.shape == (4, 8)
-    for key in whole:
-        np.testing.assert_array_equal(packed[key], whole[key])
-        np.testing.assert_array_equal(stacked[order.index(key)], whole[key])
 
 
 @pytest.mark.parametrize("split_char, field, wanted", [

@@ -1,5 +1,5 @@
 import gzip
-import zipfile
+import shutil
 
 import h5py
 import numpy as np
@@ -55,27 +55,16 @@ def test_states_are_carried_unless_asked_otherwise(folder):
         assert (abs(first - second).max() > limit) == (state == "carry")
 
 
-def test_sizes_and_no_sentences(folder):
-    model = loaded(folder, max_batch_size=7)
-    assert (model.n_layers, model.vector_size, model.batch_size, model.vocab) == (3, 8, 7, None)
-    assert model.get_elmo_vectors([]).shape == (0, 0, 8)
-
-
-def test_a_zip_with_a_compressed_vocabulary(folder, tmp_path):
-    with gzip.open(folder / "vocab.txt.gz", "wt") as file:
-        file.write("<S>\n</S>\n<UNK>\nthe\n")
-    (folder / "weights.hdf5").rename(folder / "model.hdf5")
-    with zipfile.ZipFile(tmp_path / "193.zip", "w") as archive:
-        for path in folder.iterdir():
-            archive.write(path, path.name)
-    model = loaded(tmp_path / "193.zip")
-    assert model.vocab.size == 4 and model.get_elmo_vectors(TEXTS).shape == (5, 9, 8)
+def test_sizes_no_sentences_and_a_zip(full, tmp_path):
+    for model, count in ((loaded(full, 7), 0), (loaded(shutil.make_archive(tmp_path / "193", "zip", full), 7), 5)):
+        assert (model.n_layers, model.vector_size, model.batch_size, model.vocab.size) == (3, 8, 7, 8)
+        assert model.get_elmo_vectors(TEXTS[:count]).shape == (count, 9 if count else 0, 8)
 
 
 def test_model_hdf5_comes_before_other_weights_and_else_the_first(folder, tmp_path):
     other = write_model(tmp_path / "other", tiny(lstm__dim=12), seed=1)
     (other / "weights.hdf5").rename(folder / "model.hdf5")
-    (folder / "vocab.txt").write_text("the\n")
+    (folder / "vocab.txt.gz").write_bytes(gzip.compress(b"the\n"))
     second = loaded(folder).get_elmo_vectors(TEXTS)
     (folder / "model.hdf5").rename(folder / "a.hdf5")
     (folder / "weights.hdf5").rename(folder / "b.hdf5")
