@@ -42,10 +42,9 @@ _last_model = functools.lru_cache(maxsize=1)(get_elmo_model)
 
 
 def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
-    """Add a FASTA file's sequences, in upper case, to a dictionary by identifier.
+    """Add a FASTA file's sequences, in upper case, to a dictionary by identifier, which must be new.
 
-    The identifier is field `id_field` of the header split at `split_char`, the whole header for -1. Raises
-    `ConfigurationError` for a header without that field and for an identifier that is there already.
+    The identifier is field `id_field` of the header split at `split_char`, the whole header for -1.
     """
     source = os.fspath(fasta_path)
     for header, sequence in fasta.read_fasta(fasta_path):
@@ -78,10 +77,7 @@ def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) 
 
 
 def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> np.ndarray:
-    """An array of the layers' vectors [layers, L, 2 P]: [L, 2 P] for `sum` or a layer, [L, layers * 2 P] for `all`.
-
-    `per_protein` takes the mean over residues.
-    """
+    """[layers, L, 2 P] -> [L, 2 P] for `sum` or a layer, [L, layers * 2 P] for `all`; `per_protein` the mean over L."""
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
     if layer == "sum":
         embedding = embedding.sum(axis=0)
@@ -98,7 +94,7 @@ def embed_with_fallback(batch: list[tuple[str, str]], model: ElmoEmbedder,
                         model_dir: str | os.PathLike) -> Iterator[tuple[str, np.ndarray]]:
     """Layers [layers, L, 2 P] of each (identifier, sequence): as one batch, else one by one, else on the CPU.
 
-    Each fallback is logged as an error with its reason, as SeqVec does; the last error is raised.
+    Fallbacks are logged as errors; the last error is raised.
     """
     try:
         arrays = model.embed_batch([list(sequence) for _, sequence in batch])
@@ -135,10 +131,7 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
 
 def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
                         the_generator: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write (identifier, array) pairs as they come to `.h5` (a dataset a pair), `.npz` or `.npy`, atomically.
-
-    `.npy` is an array [proteins, values], for `per_protein` alone, with a `.json` of identifiers beside it.
-    """
+    """Write (identifier, array) pairs to `.h5`, `.npz` or, for `per_protein`, `.npy`, as `write_arrays`."""
     check_array_file(emb_path, per_protein)
     write_arrays(emb_path, the_generator)
 

@@ -37,8 +37,8 @@ class ElmoModel:
              full: bool = False) -> None:
         """Read a model from a directory or ZIP with `options.json` and `model.hdf5`, or else its first `*.hdf5`.
 
-        `max_batch_size` sentences run at a time. `limit`, the number of words of `vocab.txt` to prepare, is ignored:
-        every unique word of a batch is encoded once anyway. `full=True` is for `get_elmo_substitutes`.
+        `max_batch_size` sentences run at a time. `limit`, of words to prepare, is ignored: every unique word of a batch
+        is encoded once anyway. `full=True` is for `get_elmo_substitutes`.
         """
         check_count("max_batch_size", max_batch_size)
         files = _files(directory)
@@ -77,10 +77,7 @@ class ElmoModel:
 
     def get_elmo_vector_average(self, texts: Sequence[Sequence[str]], warmup: bool = True, layers: str = "average",
                                 session=None) -> np.ndarray:
-        """One vector of length 1 a sentence, the direction of the mean of its tokens: float32 [sentences, 2 P].
-
-        `layers` as in `get_elmo_vectors`; `all` gives [sentences, layers, 2 P]. An empty sentence has zeros.
-        """
+        """The mean of each sentence's tokens, scaled to length 1, zeros of none: float32 [sentences, (layers,) 2 P]."""
         arrays, _, axes = self._run(texts, warmup, layers)
         averages = np.zeros((*axes, self.vector_size), np.float32)
         for row, vectors in zip(averages, arrays):
@@ -93,9 +90,8 @@ class ElmoModel:
                              nodelimiters: bool = True) -> list[list[dict[str, Any]]]:
         """The `topn` likeliest words in place of each token of raw sentences, by the language model of each direction.
 
-        For every sentence a list with a dictionary a token: `word`, and under `forward` and `backward`
-        `candidate_ids`, `candidate_words` and `logp`, their scores before normalization (logits), the highest first.
-        `nodelimiters` leaves out `<S>` and `</S>`. Sentences are split at whitespace and run one by one.
+        A dictionary a token: `word`, and under `forward` and `backward` `candidate_ids`, `candidate_words` and `logp`,
+        their logits, the highest first. `nodelimiters` leaves out `<S>` and `</S>`. Sentences are split at whitespace.
         """
         if self._head is None:
             raise RuntimeError("get_elmo_substitutes: expected load(..., full=True) to be called first")

@@ -48,8 +48,7 @@ def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping
                   required: Sequence[str] = ()) -> dict[str, Any]:
     """Arguments of a constructor from AllenNLP's `Params`, which are emptied, or from a dict, which is not changed.
 
-    `convert` has a function for every allowed name. Raises `ConfigurationError` for other names, for a value
-    that cannot be converted, and for a name of `required` that is missing.
+    `convert` has a function for every allowed name. `ConfigurationError` for wrong or missing names and values.
     """
     left = dict(params or {}) if params is None or isinstance(params, dict) else params
     missing = [name for name in required if name not in left]

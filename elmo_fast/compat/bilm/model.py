@@ -68,11 +68,10 @@ class BidirectionalLanguageModel(nn.Module):
         [n] and `mask` bool [n, T], all without `<S>` and `</S>`, and `token_embeddings` [n, T + 2, P] with them.
         Raises `ValueError` for more than `max_batch_size` sentences, missing boundaries, and ids that are none.
         """
-        ids = self._checked(ids)
+        ids, mask = self._checked(ids)
         if len(ids) > self.max_batch_size:
             raise ValueError(f"ids: expected at most max_batch_size ({self.max_batch_size}) sentences, "
                              f"got {len(ids)}; give a larger max_batch_size when the model is made")
-        mask = _mask(ids)
         lengths = mask.sum(1) - 2
         if (lengths < 0).any():
             row = int((lengths < 0).nonzero()[0])
@@ -91,12 +90,8 @@ class BidirectionalLanguageModel(nn.Module):
         return ops
 
     def token_embeddings(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Vectors of tokens without context, [n, T, P] for ids [n, T, ...]; zero where there is no token.
-
-        The ids need no boundaries, and carried states do not change.
-        """
-        ids = self._checked(ids)
-        mask = _mask(ids)
+        """Vectors without context, [n, T, P] for ids [n, T, ...] with boundaries or not; states do not change."""
+        ids, mask = self._checked(ids)
         vectors = self._zeros(*mask.shape, self.bilm.get_output_dim() // 2)
         if mask.any():
             vectors[mask] = self.bilm.encode_ids(ids[mask]).to(vectors.dtype)
@@ -126,7 +121,8 @@ class BidirectionalLanguageModel(nn.Module):
     def _zeros(self, *shape: int) -> torch.Tensor:
         return self._lstm.B_0_0.new_zeros(shape)
 
-    def _checked(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
+    def _checked(self, ids: np.ndarray | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids on the model's device, and where they are tokens, bool [n, T]."""
         if not isinstance(ids, torch.Tensor):
             ids = np.asarray(ids)
             if ids.dtype.kind not in "iu":
@@ -135,7 +131,8 @@ class BidirectionalLanguageModel(nn.Module):
         axes = ["sentences", "tokens", *["characters"] * self.use_character_inputs]
         if ids.dim() != len(axes):
             raise ValueError(f"ids: expected integers of shape [{', '.join(axes)}], got shape {tuple(ids.shape)}")
-        return ids.to(self._lstm.B_0_0.device)
+        ids = ids.to(self._lstm.B_0_0.device)
+        return ids, (ids > 0).any(2) if self.use_character_inputs else ids > 0
 
 
 def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _Path, outfile: _Path, *,
@@ -208,8 +205,3 @@ def _vocabulary_and_model(vocab_file: _Path, options_file: _Path, weight_file: _
         raise ConfigurationError("options_file: expected the section char_cnn, since text is read as characters, "
                                  "found a model that reads word ids")
     return vocabulary.words, bilm.to(device)
-
-
-def _mask(ids: torch.Tensor) -> torch.Tensor:
-    """Where there is a token: bool [n, T]."""
-    return (ids > 0).any(2) if ids.dim() == 3 else ids > 0

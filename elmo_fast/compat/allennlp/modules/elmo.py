@@ -33,10 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class _ElmoCharacterEncoder(CharacterEncoder):
-    """Token vectors without context, from character ids. From AllenNLP's `_ElmoCharacterEncoder`.
-
-    `options_file` and `weight_file` are paths or URLs; `precision` and `backend` are those of `BiLm`.
-    """
+    """Token vectors without context, of a model's files or URLs. From AllenNLP's `_ElmoCharacterEncoder`."""
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
                  precision: str = "highest", backend: str = "auto"):
@@ -65,10 +62,9 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         return self.output_dim
 
     def forward(self, inputs: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
-        """Vectors of sentences, `<S>` and `</S>` added: character ids int [B, T, C], zero past a sentence's end.
+        """Vectors of sentences given as character ids int [B, T, C], or of single tokens, [N, C] -> [N, P], for a biLM.
 
-        Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2]. A biLM calls with the
-        ids of single tokens [N, C], which give vectors [N, P].
+        Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2], with `<S>` and `</S>`.
         """
         if inputs.dim() == 2:
             return super().forward(inputs, backend or self.backend)
@@ -95,8 +91,7 @@ class _ElmoCharacterEncoder(CharacterEncoder):
 class _ElmoBiLm(BiLm):
     """The biLM, with AllenNLP's call and result. From AllenNLP's `_ElmoBiLm`.
 
-    `vocab_to_cache` is a list of words whose vectors are cached: `word_inputs` are indices into it, where index 0
-    is padding. `arguments` are those of `BiLm`: `state`, `precision`, `backend`, `warm_text`, `keep_fp32`.
+    `word_inputs` are indices into `vocab_to_cache`, where index 0 is padding. `arguments` are those of `BiLm`.
     """
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,

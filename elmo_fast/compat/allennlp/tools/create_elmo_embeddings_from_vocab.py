@@ -1,7 +1,4 @@
-"""AllenNLP's tool for vectors of a vocabulary's words without context, as GloVe-format text for its embedding reader.
-
-`python -m elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab` has the flags of AllenNLP's.
-"""
+"""`python -m` this module: AllenNLP's tool for vectors of words without context, as GloVe-format text."""
 
 import argparse
 import gzip
@@ -99,8 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--elmo_config", required=True, help="options.json, a path or URL")
     parser.add_argument("--elmo_weights", required=True, help="HDF5 weights, a path or URL")
     parser.add_argument("--output_dir", required=True, help="folder for elmo_embeddings.txt.gz and the new vocabulary")
-    parser.add_argument("--batch_size", type=int, default=64,
-                        help="sentences of 50 words at a time (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences of 50 words at a time (default: 64)")
     parser.add_argument("--device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
     parser.add_argument("--use_custom_oov_token", nargs="?", type=_boolean, const=True, default=False,
                         metavar="true|false", help="the first word is the unknown word, whatever it is")

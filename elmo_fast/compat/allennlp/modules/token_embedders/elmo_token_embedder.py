@@ -18,8 +18,7 @@ _TokenEmbedder = registry.base_class("allennlp.modules.token_embedders.token_emb
 class ElmoTokenEmbedder(_TokenEmbedder):
     """`Elmo` with one representation, followed by a linear layer to `projection_dim` where that is given.
 
-    The arguments, results and parameter names are AllenNLP's, 0.9 and later; further `arguments` are those of `Elmo`:
-    `state`, `precision`, `backend`. The default files are the original model's.
+    Names and results are AllenNLP's, 0.9 and later; further `arguments` are those of `Elmo`.
     """
 
     def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
@@ -43,10 +42,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
 
     def forward(self, inputs: torch.Tensor | None = None, word_inputs: torch.Tensor | None = None, *,
                 elmo_tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Character ids int [B, ..., T, C] -> [B, ..., T, output_dim]; `word_inputs` int [B, ..., T] as in `Elmo`.
-
-        From AllenNLP 1.0 on the ids are called `elmo_tokens`.
-        """
+        """Ids as in `Elmo`, int [B, ..., T, C] -> [B, ..., T, output_dim]; AllenNLP 1.0 calls them `elmo_tokens`."""
         ids = elmo_tokens if inputs is None else inputs
         representation = self._elmo(ids, word_inputs)["elmo_representations"][0]
         return representation if self._projection is None else self._projection(representation)
