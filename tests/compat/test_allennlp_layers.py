@@ -13,7 +13,7 @@ from elmo_fast.compat.allennlp import ElmoLstm, ElmoTokenEmbedder, batch_to_ids,
 from elmo_fast.testing.tolerances import SAME_MODEL
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, bilm
-from tests.support.plain import Counts, run_direction
+from tests.support.plain import Counts, lstm_layers
 
 LENGTHS = [4, 0, 1, 6, 2]
 
@@ -31,22 +31,6 @@ def batch(lengths=LENGTHS, size=3, seed=0):
     return torch.randn(len(lengths), 7, size, generator=generator), mask
 
 
-def plain_row(ours, x, states, counts):
-    """A row's vectors x [T, I] through the same stack in NumPy float64: outputs [layers, T, 2 P]; `states` by
-    direction and layer are updated."""
-    of, halves = Options(ours.options, None), []
-    w = {name: getattr(ours, name).detach().double().numpy() for name in ours.datasets}
-    for d in (0, 1):
-        run, layers = x[:: -1 if d else 1], []
-        for layer in range(ours.num_layers):
-            out, states[d][layer] = run_direction(run, states[d][layer], w[f"W_0_{d}_{layer}"], w[f"B_{d}_{layer}"],
-                                                  w[f"W_P_0_{d}_{layer}"], of, counts)
-            run = out + run if layer else out
-            layers.append(run[:: -1 if d else 1])
-        halves.append(layers)
-    return np.concatenate(halves, axis=2)
-
-
 @pytest.mark.parametrize("sizes, way, trains", grid(
     [(3, 5, 7, 2), (5, 5, 7, 3), (1, 4, 4, 1), (6, 2, 9, 2), (4, 4, 4, 2)],
     ["reference", "torch", "auto", "float64", "next to no dropout"], [True, False]))
@@ -55,8 +39,8 @@ def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, tr
     backend = way if way in ("torch", "auto") else "reference"
     ours = lstm(*sizes, **clips, backend=backend, recurrent_dropout_probability=1e-9 if "dropout" in way else 0)
     dtype, limit = (torch.float64, 1e-12) if way == "float64" else (torch.float32, SAME_MODEL)
-    zero = np.zeros(sizes[1]), np.zeros(sizes[2])
-    states, counts = [[[zero] * sizes[3] for _ in range(2)] for _ in range(7)], Counts()
+    states, counts, of = [None] * 7, Counts(), Options(ours.options, None)
+    weights = {name: getattr(ours, own).detach().double().numpy() for own, name in ours.datasets.items()}
     for seed, lengths in enumerate([LENGTHS, [3, 2, 0], [0, 0], [1, 1, 0, 0, 2, 7, 0]]):
         inputs, mask = batch(lengths, sizes[0], seed)
         with torch.set_grad_enabled(trains):
@@ -64,14 +48,14 @@ def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, tr
         assert found.shape == (sizes[3], len(lengths), 7, 2 * sizes[1]) and found.dtype == dtype
         assert not found[:, mask == 0].any()
         for row, length in filter(lambda pair: pair[1], enumerate(lengths)):
-            expected = plain_row(ours, inputs[row, :length].double().numpy(), states[row], counts)
+            expected, states[row] = lstm_layers(inputs[row, :length].double().numpy(), weights, of, states[row], counts)
             assert np.abs(found[:, row, :length].detach().numpy() - expected).max() < limit
     assert counts.cell and counts.projection
     h, c = ours._states
     assert h.shape == (sizes[3], 7, 2 * sizes[1]) and c.shape == (sizes[3], 7, 2 * sizes[2]) and not h.requires_grad
-    for row in range(7):
+    for row, carried in enumerate(states):
         for d, halves in enumerate(zip(h[:, row].chunk(2, dim=1), c[:, row].chunk(2, dim=1))):
-            for values, expected in zip(halves, zip(*states[row][d])):
+            for values, expected in zip(halves, zip(*carried[d]) if carried else (0, 0)):
                 assert np.abs(values.numpy() - np.array(expected)).max() < limit
 
 
@@ -161,7 +145,7 @@ def test_refuses(files, call, named):
         call(files[1])
 
 
-def test_token_embedder_is_one_representation(files):
+def test_token_embedder_is_one_representation_projected_if_asked(files):
     ids = batch_to_ids(SENTENCES)
     embedder, elmo = ElmoTokenEmbedder(*files, dropout=0), allennlp.Elmo(*files, 1, dropout=0)
     assert embedder.get_output_dim() == 22
@@ -169,15 +153,11 @@ def test_token_embedder_is_one_representation(files):
     assert torch.equal(embedder(ids), expected)
     assert torch.equal(ElmoTokenEmbedder(*files, dropout=0)(elmo_tokens=ids), expected)
     assert set(embedder.state_dict()) == {f"_elmo.{name}" for name in elmo.state_dict()}
-
-
-def test_projection(files):
     embedder = ElmoTokenEmbedder(*files, dropout=0, projection_dim=5, state="zero")
-    ids, layer = batch_to_ids(SENTENCES), embedder._projection
-    expected = ElmoTokenEmbedder(*files, dropout=0)(ids) @ layer.weight.t() + layer.bias
-    assert embedder.get_output_dim() == 5 and torch.allclose(embedder(ids), expected, atol=1e-5)
+    projected = expected @ embedder._projection.weight.t() + embedder._projection.bias
+    assert embedder.get_output_dim() == 5 and torch.allclose(embedder(ids), projected, atol=1e-5)
     deep = embedder(torch.stack([ids, ids], dim=1))
-    assert deep.shape == (6, 2, 11, 5) and torch.allclose(deep[:, 1], expected, atol=1e-5)
+    assert deep.shape == (6, 2, 11, 5) and torch.allclose(deep[:, 1], projected, atol=1e-5)
     assert {"_projection.weight", "_projection.bias"} <= set(embedder.state_dict())
 
 

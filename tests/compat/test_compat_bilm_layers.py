@@ -1,7 +1,5 @@
 """bilm-tf's `weight_layers`: the mixture's numbers, and whose weights a name means."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -87,7 +85,6 @@ def test_training_moves_the_weights_of_the_name_alone(model, ids):
     elmo = weight_layers("input", model(ids), l2_coef=0.1)
     weight_layers("output", model(ids))
     optimizer = torch.optim.SGD(elmo.parameters(), lr=0.1)
-    assert sum(value.numel() for value in elmo.parameters()) == 3 + 1
     losses = []
     for _ in range(5):
         elmo = weight_layers("input", model(ids), l2_coef=0.1, reuse=True)
@@ -108,6 +105,7 @@ def test_the_trainable_weights_of_a_model(model, ids):
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     assert trained == ["variables.0_ELMo.W", "variables.0_ELMo.gamma", "variables.1_ELMo.W", "variables.1_ELMo.gamma",
                        "variables.2_ELMo.gamma"]
+    assert set(trained) == {f"variables.{name}" for name in model.variables.state_dict()}
     set_weights(model.variables["0"])
     set_weights(model.variables["1"])
     assert np.allclose([loss.item() for loss in model.variables.regularization_losses()], [0.98, 0.49])
@@ -140,17 +138,6 @@ def test_names(tmp_path, model, ids):
     ]:
         with pytest.raises(ConfigurationError if "settings" in why else ValueError, match=f"^(name|variables): {why}"):
             weight_layers(name, ops, **arguments)
-
-
-def test_weights_are_saved_and_read_back(model, ids):
-    set_weights(weight_layers("input", model(ids), l2_coef=0.5).weights)
-    saved = copy.deepcopy(model.variables.state_dict())
-    assert list(saved) == ["input_ELMo.W", "input_ELMo.gamma"]
-    again = Variables()
-    weight_layers("input", model(ids), l2_coef=0.5, variables=again)
-    again.load_state_dict(saved)
-    found = weight_layers("input", model(ids), variables=again, reuse=True)["weighted_op"]
-    assert torch.equal(found, weight_layers("input", model(ids), reuse=True)["weighted_op"])
 
 
 @pytest.mark.parametrize("name, ops, l2_coef, why", [

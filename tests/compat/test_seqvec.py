@@ -58,18 +58,14 @@ def test_layers(layer, per_protein):
 
 
 @pytest.mark.parametrize("split_char, field, wanted", [
-    ("|", 1, "P1"), ("|", 0, "sp"), ("|", -1, "sp|P1|ONE Homo sapiens"), (" ", 2, "sapiens"), ("|", -2, "P1")])
-def test_identifiers(tmp_path, split_char, field, wanted):
-    (tmp_path / "a.fasta").write_text(">sp|P1|ONE Homo sapiens\nMK\n")
-    assert seqvec.read_fasta_file(tmp_path / "a.fasta", split_char, field) == {wanted: "MK"}
-
-
-def test_a_directory_gives_all_its_fasta_files(tmp_path):
+    ("|", 1, ["P1", "P2"]), ("|", 0, ["sp", "tr"]), ("|", -1, ["sp|P1|ONE Homo sapiens", "tr|P2|TWO Homo erectus"]),
+    (" ", 2, ["sapiens", "erectus"]), ("|", -2, ["P1", "P2"])])
+def test_identifiers_of_all_fasta_files_below_a_directory(tmp_path, split_char, field, wanted):
     (tmp_path / "below").mkdir()
-    (tmp_path / "one.fasta").write_text(">a|1\nmk\n")
-    (tmp_path / "below" / "two.fasta.txt").write_text(">a|2\nQQ\n")
+    (tmp_path / "one.fasta").write_text(">sp|P1|ONE Homo sapiens\nmk\n")
+    (tmp_path / "below" / "two.fasta.txt").write_text(">tr|P2|TWO Homo erectus\nQQ\n")
     (tmp_path / "readme.txt").write_text("no sequences")
-    assert seqvec.read_fasta_file(tmp_path, "|", 1) == {"1": "MK", "2": "QQ"}
+    assert seqvec.read_fasta_file(tmp_path, split_char, field) == dict(zip(wanted, ["MK", "QQ"]))
 
 
 @pytest.mark.parametrize("text, flags, words", [
