@@ -20,7 +20,8 @@ from tests.support import models, plain
 from tests.support.models import SENTENCES, SHAPES, weights
 
 WORDS = ["@@PADDING@@", "@@UNKNOWN@@", "The", "children", "rained", "."]
-URL = "https://allennlp.s3.amazonaws.com/models/elmo/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway"
+OPTIONS, WEIGHTS = (f"https://allennlp.s3.amazonaws.com/models/elmo/2x4096_512_2048cnn_2xhighway/"
+                    f"elmo_2x4096_512_2048cnn_2xhighway_{name}" for name in ("options.json", "weights.hdf5"))
 
 
 def check_same(found, expected):
@@ -54,25 +55,19 @@ def test_old_imports_with_the_prefix(module, names):
 
 
 @pytest.mark.parametrize("call, arguments", [
-    (Elmo, ("num_output_representations requires_grad=False do_layer_norm=False dropout=0.5 vocab_to_cache=None "
-            "keep_sentence_boundaries=False scalar_mix_parameters=None module=None")),
-    (_ElmoBiLm, "requires_grad=False vocab_to_cache=None"),
-    (_ElmoCharacterEncoder, "requires_grad=False"),
-    (ElmoTokenEmbedder, ("do_layer_norm=False dropout=0.5 requires_grad=False projection_dim=None vocab_to_cache=None "
-                         "scalar_mix_parameters=None")),
-    (ElmoEmbedder, "cuda_device=-1"),
+    (Elmo, ("options_file weight_file num_output_representations requires_grad=False do_layer_norm=False dropout=0.5 "
+            "vocab_to_cache=None keep_sentence_boundaries=False scalar_mix_parameters=None module=None")),
+    (_ElmoBiLm, "options_file weight_file requires_grad=False vocab_to_cache=None"),
+    (_ElmoCharacterEncoder, "options_file weight_file requires_grad=False"),
+    (ElmoTokenEmbedder, (f"options_file={OPTIONS!r} weight_file={WEIGHTS!r} do_layer_norm=False dropout=0.5 "
+                         "requires_grad=False projection_dim=None vocab_to_cache=None scalar_mix_parameters=None")),
+    (ElmoEmbedder, f"options_file={OPTIONS!r} weight_file={WEIGHTS!r} cuda_device=-1"),
 ])
 def test_signatures(call, arguments):
-    files, given = [], []
-    for name, parameter in inspect.signature(call).parameters.items():
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-            (given if len(files) == 2 else files).append(
-                name if parameter.default is parameter.empty else f"{name}={parameter.default}")
-    assert given == arguments.split()
-    defaults = call in (ElmoTokenEmbedder, ElmoEmbedder)
-    assert files == [f"options_file={URL}_options.json" if defaults else "options_file",
-                     f"weight_file={URL}_weights.hdf5" if defaults else "weight_file"]
-    assert f"{allennlp.DEFAULT_OPTIONS_FILE} {allennlp.DEFAULT_WEIGHT_FILE}" == f"{URL}_options.json {URL}_weights.hdf5"
+    parameters = inspect.signature(call).parameters.values()
+    assert [str(each.replace(annotation=each.empty)) for each in parameters
+            if each.kind is each.POSITIONAL_OR_KEYWORD] == arguments.split()
+    assert (allennlp.DEFAULT_OPTIONS_FILE, allennlp.DEFAULT_WEIGHT_FILE) == (OPTIONS, WEIGHTS)
     assert allennlp.DEFAULT_BATCH_SIZE == 64
 
 

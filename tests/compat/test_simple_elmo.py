@@ -48,13 +48,6 @@ def test_vectors_and_sentence_vectors(folder, state, warmup, layers):
         np.testing.assert_allclose(average, mean / norm, rtol=0, atol=1e-5)
 
 
-def test_states_are_carried_unless_asked_otherwise(folder):
-    for state, limit in (("carry", 1e-4), ("warm", 0)):
-        model = loaded(folder, state=state)
-        first, second = (model.get_elmo_vectors(TEXTS, warmup=False) for _ in range(2))
-        assert (abs(first - second).max() > limit) == (state == "carry")
-
-
 def test_sizes_no_sentences_and_a_zip(full, tmp_path):
     for model, count in ((loaded(full, 7), 0), (loaded(shutil.make_archive(tmp_path / "193", "zip", full), 7), 5)):
         assert (model.n_layers, model.vector_size, model.batch_size, model.vocab.size) == (3, 8, 7, 8)
