@@ -10,7 +10,7 @@ import elmo_fast
 from elmo_fast import ConfigurationError, Options
 from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import ElmoLstm, ElmoTokenEmbedder, batch_to_ids, remove_sentence_boundaries
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, bilm
 from tests.support.plain import Counts, lstm_layers

@@ -15,7 +15,7 @@ import elmo_fast
 from elmo_fast import ConfigurationError, Options, batch_to_ids
 from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import Elmo, ElmoEmbedder, ElmoTokenEmbedder, _ElmoBiLm, _ElmoCharacterEncoder
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support import models, plain
 from tests.support.models import SENTENCES, SHAPES, weights
 

@@ -15,7 +15,7 @@ from elmo_fast import BiLm, ConfigurationError, Options, random_weights
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
 from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.embed import stream
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support import models, plain
 from tests.support.files import ROOT, names, paths, read_hdf5, tiny, write_model

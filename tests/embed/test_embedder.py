@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ElmoEmbedder, Options, batch_to_ids, random_weights, remove_boundaries
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, bilm, files, options
 
 BACKENDS = ["reference", "torch", "auto"]

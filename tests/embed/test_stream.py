@@ -6,7 +6,7 @@ import torch
 
 from elmo_fast import ElmoEmbedder
 from elmo_fast.embed import stream as slot_stream
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
 from tests.support.models import SHAPES, bilm
 

@@ -10,7 +10,7 @@ from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.model.states import WARM_TEXT
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, SHAPES, bilm
 
 WORDS = [f"word{number}" for number in range(40)]

@@ -19,7 +19,7 @@ from elmo_fast import (
     random_weights,
 )
 from elmo_fast.model.token_table import lookup
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.files import tiny, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 

@@ -28,7 +28,7 @@ def _module(path):
 
 
 def _folder(module):
-    """elmo_fast.ops.highway -> ops; elmo_fast -> the empty name; a `__main__` is part of the command."""
+    """elmo_fast.ops.linear -> ops; elmo_fast -> the empty name; a `__main__` is part of the command."""
     return "cli" if module.endswith(".__main__") else [*module.removesuffix(".__init__").split("."), ""][1]
 
 
@@ -141,7 +141,7 @@ def test_sound_imports_have_no_breach():
     ("elmo_fast.model.bilm", "from elmo_fast import BiLm", "floor 3.5 is not below floor 1"),
     ("elmo_fast.compat.c", "def f():\n    import elmo_fast.cli", "nothing imports cli"),
     ("elmo_fast.train.t", "from elmo_fast.cli import main", "nothing imports cli"),
-    ("elmo_fast.cli", "def f():\n    from elmo_fast.testing import models", "testing is for tests and benchmarks"),
+    ("elmo_fast.cli", "def f():\n    import elmo_fast.testing", "testing is for tests and benchmarks"),
     ("elmo_fast.ops.cpu.a", "from elmo_fast.model.bilm import BiLm", "floor 1 is not below floor 0"),
     ("elmo_fast.ops.b", "from elmo_fast.ops import a", "cycle"),
     ("elmo_fast.ops.b", "from . import a", "cycle"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import h5py
 
 from elmo_fast import Options, cli, random_weights, write_weights
-from elmo_fast.testing.models import TINY, tiny
+from elmo_fast.testing import TINY, tiny
 
 __all__ = ["ROOT", "TINY", "names", "paths", "read_hdf5", "run", "start", "tiny", "write_model"]
 

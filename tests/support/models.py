@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from elmo_fast import BiLm, Options, random_weights, write_weights
-from elmo_fast.testing.models import SHAPES, options
+from elmo_fast.testing import SHAPES, options
 
 __all__ = ["SENTENCES", "SHAPES", "bilm", "files", "options", "weights"]
 

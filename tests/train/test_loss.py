@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast.testing.tolerances import relative_error
+from elmo_fast.testing import relative_error
 from elmo_fast.train.loss import chunked_full_cross_entropy, full_cross_entropy, sampled_cross_entropy
 from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Updater
