@@ -122,7 +122,7 @@ def _apply_allennlp_flags(parsed: argparse.Namespace) -> None:
 
 def _cache(parsed: argparse.Namespace) -> None:
     from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.embed.readers import read_lines
+    from elmo_fast.embed.files import read_lines
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.build import corpus_words, write_token_table
 

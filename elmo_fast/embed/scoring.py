@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import IO
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
-from elmo_fast.embed.readers import read_lines
+from elmo_fast.embed.files import read_lines
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.readers import read_lines, scan
+from elmo_fast.embed.files import read_lines, scan
 
 
 def text(content):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.writers import hdf5_file
+from elmo_fast.embed.files import hdf5_file
 from tests.support.files import names, start
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -77,7 +77,7 @@ def test_a_full_disk_is_found_at_once_and_leaves_nothing(tmp_path):
     code = f"""
 import resource, signal
 import numpy as np
-from elmo_fast.embed.writers import hdf5_file
+from elmo_fast.embed.files import hdf5_file
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 try:
