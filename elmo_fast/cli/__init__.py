@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import pkgutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,26 +20,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = vars(_parser().parse_args(arguments))
     run, verbose = parsed.pop("run"), parsed.pop("verbose")
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run(**parsed)
+        run = pkgutil.resolve_name(run) if isinstance(run, str) else run
+        for line in run(**parsed) or ():
+            print(line)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as interrupt:
         return _report(str(interrupt) or "interrupted; no output was left behind", FAILED)
-    except _REFUSALS as error:
-        return _report(error, REFUSED)
-    except (OSError, ImportError, RuntimeError, MemoryError) as error:
-        return _report(error, FAILED)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        return _report(error, REFUSED if isinstance(error, _REFUSALS) else FAILED)
     finally:
         signal.signal(signal.SIGTERM, before)
     return DONE
-
-
-def _interrupt(*_) -> None:
-    raise KeyboardInterrupt
 
 
 def _report(error: BaseException | str, status: int) -> int:

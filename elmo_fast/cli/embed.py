@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -21,9 +22,18 @@ _NUMERICS = "--precision", "--backend"
 def add_commands(commands) -> None:
     """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
     _add_embed(commands)
-    _add_cache(commands)
+    parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary once, into a token table for "
+                         "embed", *_FILES, *_NUMERICS, "--cuda-device", "--quiet")
+    parser.epilog = ("After an interruption the same command resumes. embed refuses a table of a lower precision than "
+                     "its own.")
+    add = parser.add_argument
+    add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
+    add("output_file", metavar="OUT", help="HDF5 file")
+    add("--corpus", action="store_true", help="VOCAB is a tokenized text, one sentence a line: cache every word of it")
+    add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:])
-    add_command(commands, "doctor", _doctor, "print versions, processor, GPU, and the backend of every operation")
+    add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
+                "every operation")
     _add_language_model(commands)
 
 
@@ -51,18 +61,6 @@ def _add_embed(commands) -> None:
     add("--vocab-path", metavar="FILE", help="not used, neither here nor by AllenNLP 0.9")
 
 
-def _add_cache(commands) -> None:
-    parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary once, into a token table for "
-                         "embed", *_FILES, *_NUMERICS, "--cuda-device", "--quiet")
-    parser.epilog = ("After an interruption the same command resumes. embed refuses a table of a lower precision than "
-                     "its own.")
-    add = parser.add_argument
-    add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
-    add("output_file", metavar="OUT", help="HDF5 file")
-    add("--corpus", action="store_true", help="VOCAB is a tokenized text, one sentence a line: cache every word of it")
-    add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
-
-
 def _add_language_model(commands) -> None:
     shared, defaults = ("--model", "--state", *_NUMERICS), {"model": DEFAULT_MODEL, "state": "warm"}
     score = add_command(commands, "score", _score, "print log-probabilities of the sentences of a text, in both "
@@ -83,8 +81,8 @@ def _add_language_model(commands) -> None:
 
 def add_seqvec(commands) -> None:
     """Add the subcommand `seqvec`, with SeqVec's flags."""
-    parser = add_command(commands, "seqvec", _seqvec, "embed the protein sequences of FASTA files, with SeqVec's flags",
-                         "--state", *_NUMERICS)
+    parser = add_command(commands, "seqvec", "elmo_fast.compat.seqvec:embed_fasta", "embed the protein sequences of "
+                         "FASTA files, with SeqVec's flags", "--state", *_NUMERICS)
     parser.epilog = "SeqVec carries states; with zero and warm a sequence's vectors depend on the sequence alone."
     add = parser.add_argument
     add("-i", "--input", dest="input_path", required=True, type=Path, metavar="FASTA", help="FASTA file (.gz too), or "
@@ -152,54 +150,36 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
                                 f"{output_file}.part") from None
 
 
-def _info(**names) -> None:
+def _info(**names) -> list[str]:
     from elmo_fast.model.weights import describe
 
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
-    for name, value in describe(find_model(**names)).items():
-        print(f"{name + ':':24}{value}")
+    return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names)).items()]
 
 
-def _doctor() -> None:
-    from elmo_fast.ops.doctor import report
-
-    print("\n".join(report()))
-
-
-def _score(input_file, tokens, **head) -> None:
+def _score(input_file, tokens, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, score_lines
 
     with _open(input_file) as file:
-        for line in score_lines(load_head(**head), file, tokens):
-            print(line)
+        yield from score_lines(load_head(**head), file, tokens)
 
 
-def _substitutes(input_file, top, word, direction, **head) -> None:
+def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, substitute_lines
 
     with _open(input_file) as file:
-        for line in substitute_lines(load_head(**head), file, top, direction, frozenset(word) if word else None):
-            print(line)
-
-
-def _seqvec(**arguments) -> None:
-    from elmo_fast.compat.seqvec import embed_fasta
-
-    embed_fasta(**arguments)
+        yield from substitute_lines(load_head(**head), file, top, direction, frozenset(word) if word else None)
 
 
 def _open(name: str) -> IO[str]:
-    if name != "-":
-        return open(name, encoding="utf-8")
-    if sys.stdin is None:
+    if name == "-" and sys.stdin is None:
         raise ConfigurationError("input file: expected text on stdin, which is closed")
-    return open(sys.stdin.fileno(), encoding="utf-8", closefd=False)
+    return open(sys.stdin.fileno() if name == "-" else name, encoding="utf-8", closefd=name != "-")
 
 
 def _files(model, options_file, weight_file) -> ModelFiles:
-    if model is None and options_file is None and weight_file is None:
-        model = DEFAULT_MODEL
+    model = DEFAULT_MODEL if model is options_file is weight_file is None else model
     return find_model(model, options_file=options_file, weight_file=weight_file)
 
 

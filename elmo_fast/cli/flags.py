@@ -1,7 +1,8 @@
 """Flags that several subcommands share, each declared once, and the types of their values."""
 
 import argparse
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from elmo_fast.choices import BACKENDS, PRECISIONS, STATES
@@ -21,9 +22,12 @@ _SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-def add_command(commands, name: str, run: Callable[..., None], summary: str, *shared: str,
+def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | str, summary: str, *shared: str,
                 **defaults: Any) -> argparse.ArgumentParser:
-    """Add a subcommand: `run` has its arguments by name. It has some of the shared flags; `defaults` replace theirs."""
+    """Add a subcommand with some of the shared flags; `defaults` replace theirs.
+
+    `run`, a function or `module:function`, takes the arguments by name and may return lines to print.
+    """
     parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     for flag in shared:
         parser.add_argument(flag, **_SHARED[flag])
@@ -34,13 +38,10 @@ def add_command(commands, name: str, run: Callable[..., None], summary: str, *sh
 def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
     """An argparse type: what `kind` reads and `accepts` admits; `expected` are the words for it."""
     def parse(text: str) -> Any:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not accepts(value):
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
-        return value
+        with contextlib.suppress(ValueError):
+            if accepts(value := kind(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
     return parse
 
 

@@ -77,12 +77,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
     add("--from-softmax", metavar="FILE", help="fine-tune: HDF5 softmax, written by export --softmax (default: "
         "softmax.hdf5 beside the model if it exists, else random weights)")
-    _add_model(parser.add_argument_group("model").add_argument)
-    _add_training(parser.add_argument_group("training").add_argument)
-    _add_run(parser.add_argument_group("run").add_argument)
-
-
-def _add_model(add) -> None:
+    add = parser.add_argument_group("model").add_argument
     add("--options-file", metavar="FILE", help="options.json with bilm-tf's keys: lstm, char_cnn, dropout, batch_size, "
         "...; arguments given here override it")
     add("--size", choices=SIZES, help="the sizes of a published model in place of an options file")
@@ -91,10 +86,13 @@ def _add_model(add) -> None:
     add("--dropout", type=_FRACTION, metavar="P", help="(default: 0.1)")
     add("--full-softmax", dest="sample_softmax", action="store_false", default=None,
         help="no sampling: the loss over the whole vocabulary")
-    add("--negatives", dest="n_negative_samples_batch", **_COUNT, help="samples per batch and direction (default: 8192)")
+    add("--negatives", dest="n_negative_samples_batch", **_COUNT,
+        help="samples per batch and direction (default: 8192)")
+    _add_training(parser)
 
 
-def _add_training(add) -> None:
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("training").add_argument
     add("--batch-size", **_COUNT, help="rows (default: 128)")
     add("--unroll-steps", **_COUNT, help="tokens per row and step (default: 20)")
     add("--reset-states", type=_FRACTION, metavar="P", help="fraction of rows whose state is zeroed before a batch, so "
@@ -113,9 +111,7 @@ def _add_training(add) -> None:
         help="largest norm of all gradients together (default: 10)")
     add("--seed", type=at_least(0), metavar="N", help="of weights, order, dropout and samples (default: 0)")
     add("--patience", **_COUNT, help="stop after N held-out perplexities without a new best (default: never)")
-
-
-def _add_run(add) -> None:
+    add = parser.add_argument_group("run").add_argument
     add("--evaluate-every", **_COUNT, help="steps (default: ten times an epoch)")
     add("--evaluate-batch-size", **_COUNT, help="rows of the held-out text (default: 256)")
     add("--checkpoint-every", **_COUNT, help="steps (default: 500)")
@@ -136,17 +132,17 @@ def train(**arguments) -> None:
     start_or_resume(**{name: value for name, value in arguments.items() if value is not None})
 
 
-def _vocab(inputs, output, **limits) -> None:
+def _vocab(inputs, output, **limits) -> list[str]:
     from elmo_fast.train.corpus import make_vocabulary
 
     words, total = make_vocabulary(inputs, output, **limits)
-    print(f"{words:,} words of {total:,} tokens in {output}")
+    return [f"{words:,} words of {total:,} tokens in {output}"]
 
 
-def _perplexity(**arguments) -> None:
+def _perplexity(**arguments) -> list[str]:
     from elmo_fast.train.evaluate import perplexity_of
 
-    print(perplexity_of(**arguments))
+    return [str(perplexity_of(**arguments))]
 
 
 def _export(source, output, from_module, options_file, float16, **of_run) -> None:
@@ -160,10 +156,10 @@ def _export(source, output, from_module, options_file, float16, **of_run) -> Non
         export_run(source, output, float16=float16, **of_run)
 
 
-def _import_tf(output, **arguments) -> None:
+def _import_tf(output, **arguments) -> list[str]:
     from elmo_fast.train.import_tf import import_checkpoint
 
     done = import_checkpoint(output=output, **arguments)
     with_accumulators = done.variables - done.fresh_accumulators
-    print(f"{output}: {done.checkpoint} after {done.step:,} steps, {done.variables} variables, "
-          f"{with_accumulators} with their accumulators; continue with train {output} --resume --train TEXT")
+    return [(f"{output}: {done.checkpoint} after {done.step:,} steps, {done.variables} variables, "
+             f"{with_accumulators} with their accumulators; continue with train {output} --resume --train TEXT")]

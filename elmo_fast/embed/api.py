@@ -27,9 +27,8 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
     `model` is a name, a directory, a ZIP, or the URL of a ZIP or of a directory (`find_model`), by default the bundled
     one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return LoadedElmo(BiLm.from_model(model, state="warm", precision=precision, backend=backend).to(device))
+    bilm = BiLm.from_model(model, state="warm", precision=precision, backend=backend)
+    return LoadedElmo(bilm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
 class LoadedElmo:

@@ -37,18 +37,10 @@ class ElmoEmbedder:
 
     _bilm: type[BiLm] = BiLm
 
-    def __init__(
-        self,
-        options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
-        weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE,
-        cuda_device: int = -1,
-        *,
-        state: str = "carry",
-        precision: str = "highest",
-        backend: str = "auto",
-        keep_fp32: bool = True,
-        token_table: TokenTable | str | os.PathLike | None = None,
-    ):
+    def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
+                 weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, cuda_device: int = -1, *, state: str = "carry",
+                 precision: str = "highest", backend: str = "auto", keep_fp32: bool = True,
+                 token_table: TokenTable | str | os.PathLike | None = None):
         device = torch_device(cuda_device)
         if not keep_fp32 and device.type != "cpu":
             raise ValueError(f"keep_fp32: expected True on a GPU, got False with cuda_device {cuda_device}")
@@ -123,18 +115,9 @@ class ElmoEmbedder:
             return itertools.chain.from_iterable(map(self.embed_batch, batches))
         return SlotStream(self.elmo_bilm, batch_size).run(sentences)
 
-    def embed_file(
-        self,
-        input_file: IO[str],
-        output_file_path: str | os.PathLike,
-        output_format: str = "all",
-        batch_size: int = DEFAULT_BATCH_SIZE,
-        forget_sentences: bool = False,
-        use_sentence_keys: bool = False,
-        *,
-        allow_blank: bool = False,
-        progress: bool | str = True,
-    ) -> None:
+    def embed_file(self, input_file: IO[str], output_file_path: str | os.PathLike, output_format: str = "all",
+                   batch_size: int = DEFAULT_BATCH_SIZE, forget_sentences: bool = False,
+                   use_sentence_keys: bool = False, *, allow_blank: bool = False, progress: bool | str = True) -> None:
         """Embed a text file, one tokenized sentence a line, into HDF5 datasets keyed by line index; closes the input.
 
         `output_format` is `all` ([layers, tokens, 2 P]), `top` or `average` ([tokens, 2 P]). `sentence_to_index`

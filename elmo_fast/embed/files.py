@@ -1,7 +1,4 @@
-"""Tokenized sentences from text files, and arrays to files: HDF5 in AllenNLP's layout, `.h5`, `.npz` and `.npy`.
-
-All files are written atomically.
-"""
+"""Sentences from text files; arrays to files, written atomically: HDF5 as AllenNLP's, and `.h5`, `.npz`, `.npy`."""
 
 import contextlib
 import json
@@ -18,7 +15,6 @@ from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_ta
 from elmo_fast.model.options import ConfigurationError
 
 SUFFIXES = (".h5", ".npz", ".npy")
-_BYTE_ORDER_MARK = "\ufeff"  # some editors put it in front of UTF-8 text; it is no part of the first word
 
 
 class Line(NamedTuple):
@@ -64,7 +60,8 @@ def _decoded(file: IO[str]) -> Iterator[str]:
             if not isinstance(line, str):
                 raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
                                          f"opened for {type(line).__name__}")
-            yield line if number else line.removeprefix(_BYTE_ORDER_MARK)
+            # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word.
+            yield line if number else line.removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_position(file)} "
                                  f"({error})") from error

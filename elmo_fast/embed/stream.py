@@ -1,13 +1,9 @@
-"""Continuous batching: sentences run back to back in a fixed number of slots, and none waits for a longer one.
-
-Where states are carried, sentence i runs in slot i mod B, as in batches of B; else in any slot with room. The
-results are those of batches, in the order of the input.
-"""
+"""Continuous batching: sentences run back to back in a fixed number of slots, and none waits for a longer one."""
 
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +13,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.states import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
-from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
 _ROWS_PER_CHUNK = 4096
@@ -36,31 +32,25 @@ class _Sentence:
 
 
 class _Piece(NamedTuple):
-    """Steps `begin` to `end` of a sentence, run in a slot from step `at` of the chunk on."""
+    """Steps `begin` to `end` of a sentence, run in a slot."""
 
     sentence: _Sentence
     slot: int
-    at: int
     begin: int
     end: int
 
 
-class _Chunk(NamedTuple):
-    """A chunk of steps that was queued: its pieces, the packed rows of each, and its outputs on their way to the host.
-
-    The outputs are the vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P].
-    """
-
-    pieces: list[_Piece]
-    rows: list[np.ndarray]
-    outputs: HostCopy
+# A queued chunk of steps: its pieces, the packed rows of each, and its outputs on their way to the host, which are the
+# vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P].
+_Chunk = tuple[list[_Piece], list[np.ndarray], HostCopy]
 
 
 class SlotStream:
     """Embeds a stream of sentences in `slots` slots; iterate once over `run`.
 
-    Carried states pass over an empty sentence alone in its batch, as in AllenNLP; with `runs_empty` it runs as
-    `<S> </S>`, as in bilm-tf.
+    Where states are carried, sentence i runs in slot i mod B, as in batches of B; else in any slot with room. The
+    results are those of batches, in the order of the input. Carried states pass over an empty sentence alone in its
+    batch, as in AllenNLP; with `runs_empty` it runs as `<S> </S>`, as in bilm-tf.
     """
 
     def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False):
@@ -90,7 +80,11 @@ class SlotStream:
                 queued.append(chunk)
             while len(queued) > (self._chunks_ahead if pieces else 0):
                 self._collect(queued.popleft())
-            yield from self._in_order()
+            while self._written in self._finished:
+                vectors = self._finished.pop(self._written)
+                self._ahead -= vectors.shape[1] + 2
+                self._written += 1
+                yield vectors
         if state:
             h, c = state.last
             self._bilm.lstm.store_state((h[:, : self._read], c[:, : self._read]))
@@ -100,9 +94,10 @@ class SlotStream:
         pieces: list[_Piece] = []
         self._planned = [0] * len(self._queues)
         while (slot := self._slot_with_room()) is not None:
-            sentence, at = self._queues[slot][0], self._planned[slot]
-            begin, sentence.done = sentence.done, min(len(sentence.rows), sentence.done + self._steps - at)
-            pieces.append(_Piece(sentence, slot, at, begin, sentence.done))
+            sentence = self._queues[slot][0]
+            begin = sentence.done
+            sentence.done = min(len(sentence.rows), begin + self._steps - self._planned[slot])
+            pieces.append(_Piece(sentence, slot, begin, sentence.done))
             self._planned[slot] += sentence.done - begin
             if sentence.done == len(sentence.rows):
                 self._queues[slot].popleft()
@@ -123,55 +118,31 @@ class SlotStream:
             tokens, following = next(self._source, (None, None))
             if tokens is None:
                 return False
-            self._take(tokens, slot, following is None)
+            position = self._read % len(self._queues)
+            alone = position == 0 and (following is None or len(self._queues) == 1)
+            sentence = _Sentence(self._read, self._tokens.rows(tokens))
+            self._read += 1
+            self._ahead += len(sentence.rows)
+            if self._carried and alone and not self._runs_empty and not len(tokens):
+                self._finished[sentence.number] = self._empty(sentence)
+            else:
+                self._queues[position if self._carried else slot].append(sentence)
         return True
-
-    def _take(self, tokens: Sequence[str], slot: int, last: bool) -> None:
-        position = self._read % len(self._queues)
-        alone = position == 0 and (last or len(self._queues) == 1)
-        sentence = _Sentence(self._read, self._tokens.rows(tokens))
-        self._read += 1
-        self._ahead += len(sentence.rows)
-        if self._carried and alone and not self._runs_empty and not len(tokens):
-            self._finished[sentence.number] = self._empty(sentence)
-        else:
-            self._queues[position if self._carried else slot].append(sentence)
 
     def _advance(self, pieces: list[_Piece], state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
-        in_flight = itertools.chain(*self._queues, (piece.sentence for piece in pieces))
-        table = self._tokens.update(list({sentence.number: sentence for sentence in in_flight}.values()))
-        schedule, first_row, position = self._schedule(pieces)
+        table = self._tokens.update([*itertools.chain(*self._queues), *(piece.sentence for piece in pieces)])
+        schedule, rows = _schedule(pieces, len(self._queues))
         layers, state = self._bilm.run(table, torch.from_numpy(schedule.tokens), schedule, state)
         tokens = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
-        rows = [first_row[piece.at : piece.at + piece.end - piece.begin] + position[piece.slot] for piece in pieces]
-        outputs = HostCopy([each.float() for each in (tokens, *layers)], self._copies)
-        return _Chunk(pieces, rows, outputs), state
-
-    def _schedule(self, pieces: list[_Piece]) -> tuple[Schedule, np.ndarray, np.ndarray]:
-        """The chunk's schedule, the packed row at which each step begins, and each slot's position in a step."""
-        planned = np.array(self._planned)
-        order = np.argsort(-planned, kind="stable")
-        position = np.empty_like(order)
-        position[order] = np.arange(order.size)
-        steps = int(planned.max())
-        tokens = np.zeros((2, steps, order.size), dtype=np.int32)
-        starts = np.zeros((steps, order.size), dtype=bool)
-        for piece in pieces:
-            place = slice(piece.at, piece.at + piece.end - piece.begin), position[piece.slot]
-            tokens[0][place] = piece.sentence.rows[piece.begin : piece.end]
-            tokens[1][place] = piece.sentence.rows[::-1][piece.begin : piece.end]
-            starts[piece.at, position[piece.slot]] = piece.begin == 0
-        running = planned[order] > np.arange(steps)[:, None]  # [steps, slots]
-        batch_sizes = running.sum(1).astype(np.int32)
-        schedule = Schedule(order, batch_sizes, np.ascontiguousarray(tokens[:, running]), starts[running])
-        return schedule, np.cumsum(batch_sizes) - batch_sizes, position
+        return (pieces, rows, HostCopy([each.float() for each in (tokens, *layers)], self._copies)), state
 
     def _collect(self, chunk: _Chunk) -> None:
         """Copy a chunk's outputs to its sentences, without those of BOS and EOS."""
-        tokens, *layers = (each.numpy() for each in chunk.outputs.result())
+        pieces, packed, outputs = chunk
+        tokens, *layers = (each.numpy() for each in outputs.result())
         half = tokens.shape[1]
-        for (sentence, _, _, first, last), rows in zip(chunk.pieces, chunk.rows):
+        for (sentence, _, first, last), rows in zip(pieces, packed):
             length = len(sentence.rows)
             if sentence.vectors is None:
                 sentence.vectors = self._empty(sentence)
@@ -189,12 +160,18 @@ class SlotStream:
         """Uninitialized vectors of a sentence."""
         return np.empty((self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()), dtype=np.float32)
 
-    def _in_order(self) -> Iterator[np.ndarray]:
-        while self._written in self._finished:
-            vectors = self._finished.pop(self._written)
-            self._ahead -= vectors.shape[1] + 2
-            self._written += 1
-            yield vectors
+
+def _schedule(pieces: list[_Piece], slots: int) -> tuple[Schedule, list[np.ndarray]]:
+    """The schedule of a chunk, whose tokens are rows of token vectors, and the packed rows of each piece."""
+    counts = [piece.end - piece.begin for piece in pieces]
+    schedule = make_schedule(counts, [piece.slot for piece in pieces], slots)
+    forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
+    backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
+    tokens = np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])
+    packed_rows = np.split(np.argsort(schedule.tokens[0]), np.cumsum(counts)[:-1])
+    starts = schedule.sequence_starts.copy()
+    starts[[rows[0] for piece, rows in zip(pieces, packed_rows) if piece.begin > 0]] = False
+    return replace(schedule, tokens=tokens, sequence_starts=starts), packed_rows
 
 
 class _TokenVectors:
@@ -217,19 +194,16 @@ class _TokenVectors:
             new = self._bilm.token_encoder.strings(list(self._rows)[known:])
             self._table = _joined(self._table, new) if self._table else new
         if len(self._rows) > _TABLE_ROWS:
-            self._drop_unused(in_flight)
+            rows = np.concatenate([sentence.rows for sentence in in_flight])
+            kept, renumbered = np.unique(rows, return_inverse=True)
+            tokens, (vectors, table_rows) = list(self._rows), self._table
+            self._rows = {tokens[row]: number for number, row in enumerate(kept)}
+            self._table = TokenEmbeddings(vectors[to_device(kept, vectors.device).long()],
+                                          None if table_rows is None else table_rows[kept])
+            ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
+            for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
+                sentence.rows = rows
         return self._table
-
-    def _drop_unused(self, in_flight: list[_Sentence]) -> None:
-        kept, renumbered = np.unique(np.concatenate([sentence.rows for sentence in in_flight]), return_inverse=True)
-        tokens = list(self._rows)
-        self._rows = {tokens[row]: number for number, row in enumerate(kept)}
-        vectors, table_rows = self._table
-        vectors = vectors[to_device(kept, vectors.device).long()]
-        self._table = TokenEmbeddings(vectors, None if table_rows is None else table_rows[kept])
-        ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
-        for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
-            sentence.rows = rows
 
 
 def _joined(table: TokenEmbeddings, new: TokenEmbeddings) -> TokenEmbeddings:
