@@ -34,6 +34,7 @@ def alone(directory, tokens, state):
 
 @pytest.mark.parametrize("state, batch_size", [("warm", 1), ("warm", 64), ("zero", 2)])
 def test_texts_of_every_kind_give_what_each_gives_alone(directory, model, state, batch_size):
+    assert model.embed([]) == [] and model.embed([[]])[0].shape == (4, 0, 8)
     found = model.embed(SENTENCES, state=state, batch_size=batch_size)
     for values, tokens in zip(found, TOKENS, strict=True):
         assert values.dtype == np.float32
@@ -54,16 +55,13 @@ def test_the_native_kernels_are_at_most_eight_frames_down(directory, monkeypatch
     assert depths.keys() == {"char_cnn_forward", "linear_forward", "lstm_forward"} and max(depths.values()) <= 8
 
 
-def test_warm_is_the_default_and_leaves_the_models_own_state_alone(model):
+def test_states_of_calls(directory, model):
+    """Warm is the default, a call leaves the model's own state alone, and carry goes on from call to call."""
     model.bilm.state = "zero"
     np.testing.assert_array_equal(model.embed(SENTENCES)[0], model.embed(SENTENCES, state="warm")[0])
-    assert model.bilm.state == "zero"
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="layers: expected one of"):
         model.embed(SENTENCES, pool="mean", layers="some")
     assert model.bilm.state == "zero"
-
-
-def test_carry_goes_on_from_call_to_call(directory, model):
     first, second = (model.embed([TOKENS[0]], state="carry")[0] for _ in range(2))
     np.testing.assert_allclose(first, alone(directory, TOKENS[0], "zero"), rtol=0, atol=1e-6)
     assert abs(first - second).max() > 1e-3
@@ -82,11 +80,10 @@ def test_layers(model, layers, factors):
 def test_pools(model, layers):
     plain = model.embed(SENTENCES, layers=layers)
     pooled = {pool: model.embed(SENTENCES, layers=layers, pool=pool) for pool in ("mean", "max", "first_last")}
-    for row, values in enumerate(plain):
-        np.testing.assert_allclose(pooled["mean"][row], values.sum(-2) / values.shape[-2], rtol=0, atol=1e-6)
-        np.testing.assert_array_equal(pooled["max"][row], values.max(-2))
-        np.testing.assert_array_equal(pooled["first_last"][row][..., :4], values[..., -1, :4])
-        np.testing.assert_array_equal(pooled["first_last"][row][..., 4:], values[..., 0, 4:])
+    for values, mean, largest, first_last in zip(plain, *pooled.values()):
+        np.testing.assert_allclose(mean, values.sum(-2) / values.shape[-2], rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(largest, values.max(-2))
+        np.testing.assert_array_equal(first_last, np.concatenate([values[..., -1, :4], values[..., 0, 4:]], -1))
 
 
 def test_encode_has_no_context(directory, model):
@@ -103,22 +100,17 @@ def test_similarity_is_the_cosine_of_the_means(directory, model):
 
 
 def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
-    texts = SENTENCES
-    wanted, keys = model.embed(texts), ["0", "1", "2", "sp|P1", "4"]
-    model.save_vectors(tmp_path / "v.h5", iter(texts))
-    model.save_vectors(tmp_path / "v.npz", texts)
-    model.save_vectors(tmp_path / "v.npy", texts, layers="top", pool="mean")
+    wanted, keys = model.embed(SENTENCES), ["0", "1", "2", "sp|P1", "4"]
+    model.save_vectors(tmp_path / "v.h5", iter(SENTENCES))
+    model.save_vectors(tmp_path / "v.npz", SENTENCES)
+    model.save_vectors(tmp_path / "v.npy", SENTENCES, layers="top", pool="mean")
     with h5py.File(tmp_path / "v.h5") as file, np.load(tmp_path / "v.npz") as packed:
         assert sorted(file) == sorted(keys) and packed.files == keys
         for key, values in zip(keys, wanted):
             np.testing.assert_array_equal(file[key], values)
             np.testing.assert_array_equal(packed[key], values)
     assert json.loads((tmp_path / "v.json").read_text()) == keys
-    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(texts, layers="top", pool="mean"))
-
-
-def test_nothing_in_nothing_out(model):
-    assert model.embed([]) == [] and model.embed([[]])[0].shape == (4, 0, 8)
+    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(SENTENCES, layers="top", pool="mean"))
 
 
 @pytest.mark.parametrize("call, words", [
@@ -138,18 +130,15 @@ def test_bad_arguments(model, call, words):
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("name, arguments, error", [
-    ("v.txt", {}, ValueError), ("v.npy", {}, ValueError), ("v.npy", {"pool": "mean"}, ValueError),
-    ("missing/v.h5", {}, OSError), ("v.h5", {"pool": "sum"}, ValueError)])
-def test_a_file_that_cannot_be_written_is_refused_and_nothing_stays(model, tmp_path, name, arguments, error):
+@pytest.mark.parametrize("name, texts, arguments, error, message", [
+    ("v.txt", SENTENCES, {}, ValueError, "output: expected a file that ends in .h5, .npz, .npy"),
+    ("v.npy", SENTENCES, {}, ValueError, "output: expected .h5 or .npz for arrays of different lengths"),
+    ("v.npy", SENTENCES, {"pool": "mean"}, ValueError, "output: expected .h5 or .npz"),
+    ("missing/v.h5", SENTENCES, {}, OSError, "output: expected an existing directory"),
+    ("v.h5", SENTENCES, {"pool": "sum"}, ValueError, "pool: expected None or one of mean, max, first_last"),
+    ("v.h5", [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")], {}, ValueError, "output: .* got 'P1'")])
+def test_what_cannot_be_written_is_refused_and_nothing_stays(model, tmp_path, name, texts, arguments, error, message):
     before = names(tmp_path)
-    with pytest.raises(error):
-        model.save_vectors(tmp_path / name, SENTENCES, **arguments)
-    assert names(tmp_path) == before
-
-
-def test_two_texts_of_one_name_are_refused_and_nothing_stays(model, tmp_path):
-    before = names(tmp_path)
-    with pytest.raises(ValueError, match="'P1'"):
-        model.save_vectors(tmp_path / "v.h5", [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")])
+    with pytest.raises(error, match=f"^{message}"):
+        model.save_vectors(tmp_path / name, texts, **arguments)
     assert names(tmp_path) == before
