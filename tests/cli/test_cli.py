@@ -136,22 +136,12 @@ def test_a_wrong_call_is_refused_in_one_line(capsys, folder, changes, message):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:3000])
-
-
 @pytest.mark.parametrize("name, damage, message", [
-    ("weights.hdf5", cut, "expected an HDF5 file, got something else or a file cut short"),
-    ("weights.hdf5", lambda path: path.write_text("hello\n" * 99), "expected an HDF5 file, got something else or"),
+    ("weights.hdf5", lambda path: os.truncate(path, 3000), "expected an HDF5 file, got something else or a file cut"),
     ("weights.hdf5", lambda path: write_model(path.parent / "deep", tiny(lstm__n_layers=3)) and
         (path.parent / "deep" / "weights.hdf5").rename(path), "expected the weights of the options (2 LSTM layers), "),
-    ("weights.hdf5", lambda path: write_model(path.parent / "wide", tiny(lstm__dim=16)) and
-        (path.parent / "wide" / "weights.hdf5").rename(path), "expected shape (8, 32), found (8, 64)"),
-    ("options.json", lambda path: path.write_text("{"), "expected JSON, got something else"),
     ("options.json", lambda path: path.write_text(json.dumps(tiny(lstm__cell_clip=0))),
         "lstm: cell_clip: expected a number above 0, or null for no clipping, got 0"),
-    ("options.json", lambda path: path.write_text(json.dumps(tiny(char_cnn__activation="gelu"))),
-        "char_cnn: activation: expected one of relu, tanh, got 'gelu'"),
     ("options.json", lambda path: path.unlink(), "expected one file options.json, found none"),
 ])
 @pytest.mark.parametrize("command", [["embed", "in.txt", "out.hdf5", "--all", "--model"], ["info"]])

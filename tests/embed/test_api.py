@@ -86,14 +86,11 @@ def test_pools(model, layers):
         np.testing.assert_array_equal(first_last, np.concatenate([values[..., -1, :4], values[..., 0, 4:]], -1))
 
 
-def test_encode_has_no_context(directory, model):
+def test_vectors_without_context_and_similarity(directory, model):
     found = model.encode(TOKENS[0])
     assert found.shape == (7, 4) and found.dtype == np.float32
     np.testing.assert_allclose(found, alone(directory, TOKENS[0], "zero")[0, :, :4], rtol=0, atol=1e-6)
-
-
-def test_similarity_is_the_cosine_of_the_means(directory, model):
-    first, second = (alone(directory, tokens, "warm").mean(0).mean(0) for tokens in TOKENS[:2])
+    first, second = (alone(directory, tokens, "warm").mean((0, 1)) for tokens in TOKENS[:2])
     wanted = (first @ second) / np.sqrt((first @ first) * (second @ second))
     assert model.similarity(SENTENCES[0], SENTENCES[1]) == pytest.approx(wanted, abs=1e-5)
     assert model.similarity("a b", ["a", "b"]) == pytest.approx(1, abs=1e-6)
