@@ -109,7 +109,6 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.table import TokenTable
 
-    check_target(output_file, "output file")
     if unknown and not token_table:
         raise ConfigurationError(f"--unknown: expected --token-table beside it, got {unknown} alone")
     if vocab_path is not None:
@@ -120,8 +119,7 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
         for package in include_package:
             import_submodules(package)
     with _open(input_file) as file:
-        files = _files(model, options_file, weight_file)
-        _check_apart(output_file, input_file, files.options_file, files.weight_file, token_table)
+        files = _files(output_file, [input_file, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
         bilm = BiLm.from_model(files, state=state, precision=precision, backend=backend, token_table=table)
@@ -135,9 +133,7 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.build import corpus_words, write_token_table
 
-    check_target(output_file, "output file")
-    files = _files(**names)
-    _check_apart(output_file, vocabulary, files.options_file, files.weight_file)
+    files = _files(output_file, [vocabulary], **names)
     device = torch_device(cuda_device)
     if corpus:
         with _open(vocabulary) as file:
@@ -178,12 +174,12 @@ def _open(name: str) -> IO[str]:
     return open(sys.stdin.fileno() if name == "-" else name, encoding="utf-8", closefd=name != "-")
 
 
-def _files(model, options_file, weight_file) -> ModelFiles:
+def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:
+    """The model's files; refuses an output that cannot be written, or is a file of the model or of the inputs."""
+    check_target(output, "output file")
     model = DEFAULT_MODEL if model is options_file is weight_file is None else model
-    return find_model(model, options_file=options_file, weight_file=weight_file)
-
-
-def _check_apart(output: str, *inputs: str | os.PathLike | None) -> None:
-    for path in inputs:
+    files = find_model(model, options_file=options_file, weight_file=weight_file)
+    for path in (*inputs, files.options_file, files.weight_file):
         if path and os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
             raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}")
+    return files

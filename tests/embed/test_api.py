@@ -67,23 +67,21 @@ def test_states_of_calls(directory, model):
     assert abs(first - second).max() > 1e-3
 
 
+POOLS = {None: lambda values: values, "mean": lambda values: values.sum(-2) / values.shape[-2],
+         "max": lambda values: values.max(-2),
+         "first_last": lambda values: np.concatenate([values[..., -1, :4], values[..., 0, 4:]], -1)}
+
+
 @pytest.mark.parametrize("layers, factors", [
-    ("top", [0, 0, 0, 1]), ("average", [0.25] * 4), ([0.5, 0, -1, 2], [0.5, 0, -1, 2]), (np.arange(4), [0, 1, 2, 3])])
-def test_layers(model, layers, factors):
-    for values, every in zip(model.embed(SENTENCES, layers=layers), model.embed(SENTENCES)):
-        wanted = sum(factor * layer for factor, layer in zip(factors, every.astype(np.float64)))
-        assert values.dtype == np.float32
-        np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("layers", ["all", "top"])
-def test_pools(model, layers):
-    plain = model.embed(SENTENCES, layers=layers)
-    pooled = {pool: model.embed(SENTENCES, layers=layers, pool=pool) for pool in ("mean", "max", "first_last")}
-    for values, mean, largest, first_last in zip(plain, *pooled.values()):
-        np.testing.assert_allclose(mean, values.sum(-2) / values.shape[-2], rtol=0, atol=1e-6)
-        np.testing.assert_array_equal(largest, values.max(-2))
-        np.testing.assert_array_equal(first_last, np.concatenate([values[..., -1, :4], values[..., 0, 4:]], -1))
+    ("all", np.eye(4)), ("top", [0, 0, 0, 1]), ("average", [0.25] * 4), ([0.5, 0, -1, 2], [0.5, 0, -1, 2]),
+    (np.arange(4), [0, 1, 2, 3])])
+@pytest.mark.parametrize("pool", POOLS)
+def test_layers_and_pools(model, layers, factors, pool):
+    for found, every in zip(model.embed(SENTENCES, layers, pool=pool), model.embed(SENTENCES), strict=True):
+        assert found.dtype == np.float32
+        wanted = POOLS[pool](np.tensordot(factors, every.astype(np.float64), axes=1))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+        assert found.shape == wanted.shape
 
 
 def test_vectors_without_context_and_similarity(directory, model):
@@ -110,32 +108,28 @@ def test_saved_vectors_are_the_embedded_ones(model, tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), model.embed(SENTENCES, layers="top", pool="mean"))
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda m: m.embed("one string"), "put it into a list"),
-    (lambda m: m.embed(FastaRecord("a", "MK")), "put it into a list"),
-    (lambda m: m.embed([3]), "sentences[0]"),
-    (lambda m: m.embed(SENTENCES, layers="last"), "layers: expected one of"),
-    (lambda m: m.embed(SENTENCES, layers=[1, 2]), "layers: expected 4 numbers"),
-    (lambda m: m.embed(SENTENCES, pool="sum"), "pool: expected"),
-    (lambda m: m.embed(SENTENCES, state="cold"), "state: expected"),
-    (lambda m: m.embed(["a", ""], pool="mean"), "sentences[1]: expected at least one token"),
-    (lambda m: m.encode("token"), "tokens"),
+TWICE = [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")]
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda m, _: m.embed("one string"), ".* put it into a list"),
+    (lambda m, _: m.embed(FastaRecord("a", "MK")), ".* put it into a list"),
+    (lambda m, _: m.embed([3]), r"sentences\[0\]"),
+    (lambda m, _: m.embed(SENTENCES, layers="last"), "layers: expected one of all, top, average or 4 numbers"),
+    (lambda m, _: m.embed(SENTENCES, layers=[1, 2]), "layers: expected 4 numbers"),
+    (lambda m, _: m.embed(SENTENCES, pool="sum"), "pool: expected None or one of mean, max, first_last, got 'sum'"),
+    (lambda m, _: m.embed(SENTENCES, state="cold"), "state: expected"),
+    (lambda m, _: m.embed(["a", ""], pool="mean"), r"sentences\[1\]: expected at least one token"),
+    (lambda m, _: m.encode("token"), "tokens"),
+    (lambda m, folder: m.save_vectors(folder / "v.txt", SENTENCES), "output: expected a file that ends in .h5, .npz,"),
+    (lambda m, folder: m.save_vectors(folder / "v.npy", SENTENCES), "output: expected .h5 or .npz for arrays of"),
+    (lambda m, folder: m.save_vectors(folder / "v.npy", SENTENCES, pool="mean"), "output: expected .h5 or .npz"),
+    (lambda m, folder: m.save_vectors(folder / "no" / "v.h5", SENTENCES), "output: expected an existing directory"),
+    (lambda m, folder: m.save_vectors(folder / "v.h5", SENTENCES, pool="sum"), "pool: expected None or one of"),
+    (lambda m, folder: m.save_vectors(folder / "v.h5", TWICE), "output: .* got 'P1'"),
 ])
-def test_bad_arguments(model, call, words):
-    with pytest.raises(ValueError) as caught:
-        call(model)
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize("name, texts, arguments, error, message", [
-    ("v.txt", SENTENCES, {}, ValueError, "output: expected a file that ends in .h5, .npz, .npy"),
-    ("v.npy", SENTENCES, {}, ValueError, "output: expected .h5 or .npz for arrays of different lengths"),
-    ("v.npy", SENTENCES, {"pool": "mean"}, ValueError, "output: expected .h5 or .npz"),
-    ("missing/v.h5", SENTENCES, {}, OSError, "output: expected an existing directory"),
-    ("v.h5", SENTENCES, {"pool": "sum"}, ValueError, "pool: expected None or one of mean, max, first_last"),
-    ("v.h5", [FastaRecord("P1 a", "MK"), FastaRecord("P1 b", "QQ")], {}, ValueError, "output: .* got 'P1'")])
-def test_what_cannot_be_written_is_refused_and_nothing_stays(model, tmp_path, name, texts, arguments, error, message):
+def test_refuses_and_leaves_nothing(model, tmp_path, call, message):
     before = names(tmp_path)
-    with pytest.raises(error, match=f"^{message}"):
-        model.save_vectors(tmp_path / name, texts, **arguments)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
+        call(model, tmp_path)
     assert names(tmp_path) == before
