@@ -165,7 +165,7 @@ def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, substitute_lines
 
     with _open(input_file) as file:
-        yield from substitute_lines(load_head(**head), file, top, direction, frozenset(word) if word else None)
+        yield from substitute_lines(load_head(**head), file, top, direction, word)
 
 
 def _open(name: str) -> IO[str]:

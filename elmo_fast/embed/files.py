@@ -89,16 +89,18 @@ class Hdf5Writer:
 
     def write(self, key: str, vectors: np.ndarray) -> None:
         """Add one sentence's vectors; `ConfigurationError` when the key is taken or cannot be a name in HDF5."""
-        if "\0" in key or key.rpartition("/")[2] in ("", "."):
-            raise self._refusal(key)
-        if key in self._file:
+        accepted = "\0" not in key and key.rpartition("/")[2] not in ("", ".")
+        if accepted and key in self._file:
             raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or as a "
                                      f"part of another's path) in {self._disk.target}; line numbers always work")
         try:
+            if not accepted:
+                raise ValueError("HDF5 would cut the name or take it for a group's")
             with deferred_signals():
                 self._file.create_dataset(key, data=vectors, dtype="float32")
         except (ValueError, TypeError) as error:
-            raise self._refusal(key) from error
+            raise ConfigurationError("use_sentence_keys: expected sentences that HDF5 takes as names, got "
+                                     f"{key!r:.80}; line numbers always work") from error
         self._disk.check()
 
     def write_index(self, sentence_to_index: dict[str, str]) -> None:
@@ -106,11 +108,6 @@ class Hdf5Writer:
         with deferred_signals():
             index = self._file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
             index[0] = json.dumps(sentence_to_index)
-
-    @staticmethod
-    def _refusal(key: str) -> ConfigurationError:
-        return ConfigurationError(f"use_sentence_keys: expected sentences that HDF5 takes as names, got {key!r:.80}; "
-                                  "line numbers always work")
 
 
 @contextlib.contextmanager

@@ -56,7 +56,6 @@ class SlotStream:
     def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False):
         self._bilm = bilm
         self._queues: list[deque[_Sentence]] = [deque() for _ in range(slots)]
-        self._planned = [0] * slots  # steps of the next chunk
         self._carried = bilm.state == "carry"
         self._runs_empty = runs_empty
         self._steps = max(16, _ROWS_PER_CHUNK // slots)
@@ -86,27 +85,26 @@ class SlotStream:
                 self._written += 1
                 yield vectors
         if state:
-            h, c = state.last
-            self._bilm.lstm.store_state((h[:, : self._read], c[:, : self._read]))
+            self._bilm.lstm.store_state(tuple(values[:, : self._read] for values in state.last))
 
     def _plan(self) -> list[_Piece]:
         """The pieces of the next chunk of steps."""
         pieces: list[_Piece] = []
-        self._planned = [0] * len(self._queues)
-        while (slot := self._slot_with_room()) is not None:
+        planned = [0] * len(self._queues)
+        while (slot := self._slot_with_room(planned)) is not None:
             sentence = self._queues[slot][0]
             begin = sentence.done
-            sentence.done = min(len(sentence.rows), begin + self._steps - self._planned[slot])
+            sentence.done = min(len(sentence.rows), begin + self._steps - planned[slot])
             pieces.append(_Piece(sentence, slot, begin, sentence.done))
-            self._planned[slot] += sentence.done - begin
+            planned[slot] += sentence.done - begin
             if sentence.done == len(sentence.rows):
                 self._queues[slot].popleft()
         return pieces
 
-    def _slot_with_room(self) -> int | None:
-        """The slot with the fewest planned steps that has room and a sentence; reads further sentences for it."""
-        for slot in sorted(range(len(self._queues)), key=self._planned.__getitem__):
-            if self._planned[slot] < self._steps and (self._queues[slot] or self._read_for(slot)):
+    def _slot_with_room(self, planned: list[int]) -> int | None:
+        """The slot with the fewest `planned` steps that has room and a sentence; reads further sentences for it."""
+        for slot in sorted(range(len(planned)), key=planned.__getitem__):
+            if planned[slot] < self._steps and (self._queues[slot] or self._read_for(slot)):
                 return slot
         return None
 
