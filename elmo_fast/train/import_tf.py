@@ -1,14 +1,14 @@
 """Imports a checkpoint of bilm-tf's training as a run: weights, softmax, Adagrad's accumulators, number of steps."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,7 @@ from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, 
 from elmo_fast.train.config import TrainConfig, read_json
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel
-from elmo_fast.train.optimizer import Updater
-from elmo_fast.train.replicas import Replicas
+from elmo_fast.train.optimizer import Replicas, Updater
 
 PYTHON_VARIABLE = "ELMO_FAST_TENSORFLOW_PYTHON"
 STATE_FILE = "checkpoint"  # in bilm-tf's directory, names the last checkpoint
@@ -103,9 +102,6 @@ class Variables:
         return int(number[1]) if number else 0
 
 
-Opener = Callable[[Path], AbstractContextManager[Variables]]
-
-
 @dataclass(frozen=True)
 class Imported:
     """The imported checkpoint, its steps of training, the model's variables, and how many lacked an accumulator."""
@@ -118,14 +114,13 @@ class Imported:
 
 def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
                       vocab_file: str | os.PathLike | None = None, options_file: str | os.PathLike | None = None,
-                      fresh_accumulators: bool = False, opener: Opener | None = None) -> Imported:
+                      fresh_accumulators: bool = False) -> Imported:
     """Write a bilm-tf checkpoint as the run directory `output`, for `train --resume`, `perplexity` and `export`.
 
     `source` is bilm-tf's directory, whose last checkpoint is used, or a checkpoint's prefix; `options.json` and
     `vocab.txt` are expected beside it unless given. With `fresh_accumulators` missing accumulators begin at 1.
-    bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `opener` reads a checkpoint
-    in place of `open_checkpoint`. `ConfigurationError` for variables that do not fit the options; nothing is left at
-    `output` then.
+    bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `ConfigurationError` for
+    variables that do not fit the options; nothing is left at `output` then.
     """
     output = Path(output)
     _check_new(output)
@@ -134,7 +129,7 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
     vocabulary = _vocabulary(vocab_file, config)
     names = tf_names(config)
-    with (opener or open_checkpoint)(prefix) as variables:
+    with open_checkpoint(prefix) as variables:
         without = _check_variables(variables, config, fresh_accumulators)
         weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
         trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
@@ -197,14 +192,12 @@ def tf_names(config: TrainConfig) -> dict[str, str]:
     From `bilm/training.py`, as TensorFlow 1.2 and later name its variables.
     """
     names = {name: f"{_SCOPE}/{name}" for name in _shapes(config)}
-    for direction in (0, 1)[: 1 + config.bidirectional]:
-        scope = f"{_SCOPE}/RNN_{direction}/rnn" if config.bidirectional else f"{_SCOPE}/rnn"
-        for layer in range(config.model.lstm.n_layers):
+    for direction, layer, dataset in itertools.product((0, 1), range(config.model.lstm.n_layers), _TF_LSTM):
+        name = lstm_name(direction, layer, dataset)
+        if name in names:
+            scope = f"{_SCOPE}/RNN_{direction}/rnn" if config.bidirectional else f"{_SCOPE}/rnn"
             cell = f"{scope}/multi_rnn_cell/cell_{layer}" if config.model.lstm.n_layers > 1 else scope
-            for dataset, own in _TF_LSTM.items():
-                name = lstm_name(direction, layer, dataset)
-                if name in names:
-                    names[name] = f"{cell}/lstm_cell/{own}"
+            names[name] = f"{cell}/lstm_cell/{_TF_LSTM[dataset]}"
     if config.training.share_embedding_softmax:
         names[SOFTMAX[0]] = names["embedding"]
     return names

@@ -1,18 +1,19 @@
 """Checkpoints of bilm-tf's training, made up, and the runs imported from them."""
 
-import contextlib
 import json
+from contextlib import nullcontext
+from unittest import mock
 
 import numpy as np
 import torch
 
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train import checkpoint
+from elmo_fast.train import checkpoint, import_tf
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.import_tf import Variables, import_checkpoint, tf_names
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
-from elmo_fast.train.replicas import Replicas
+from elmo_fast.train.optimizer import Replicas
 from tests.support.training import TINY, VOCABULARY, with_lstm, write_corpus
 
 OPTIONS = {**TINY, "bidirectional": True, "n_tokens_vocab": VOCABULARY, "dropout": 0.0, "learning_rate": 0.2,
@@ -70,10 +71,10 @@ def made_up(content=OPTIONS, seed=0, **changes):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def opener(values):
-    """Reads a checkpoint from a dictionary."""
+def checkpoint_of(values):
+    """In this context a dictionary is read in place of any checkpoint."""
     arrays = {name: np.asarray(value) for name, value in values.items()}
-    return lambda prefix: contextlib.nullcontext(Variables(prefix, arrays))
+    return mock.patch.object(import_tf, "open_checkpoint", lambda prefix: nullcontext(Variables(prefix, arrays)))
 
 
 def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.ckpt-7"\n'):
@@ -89,5 +90,6 @@ def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.c
 def imported(tmp_path, values, content=OPTIONS, **arguments):
     """Import variables as the run `tmp_path / "run"`; returns that, what the import returned, and a text's pattern."""
     folder, pattern, vocabulary = write_folder(tmp_path / "tf", content)
-    done = import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(values), **arguments)
+    with checkpoint_of(values):
+        done = import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, **arguments)
     return tmp_path / "run", done, pattern

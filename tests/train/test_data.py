@@ -6,10 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from elmo_fast.train import corpus, data
-from elmo_fast.train.corpus import Lines, Shard, make_vocabulary, map_chunks, read_shards
-from elmo_fast.train.data import Order, Rows, Sentences
-from elmo_fast.train.loss import draw_samples, draw_unique, log_expected_count, probabilities
+from elmo_fast.train import corpus
+from elmo_fast.train.corpus import Lines, Order, Sentences, Shard, make_vocabulary, map_chunks, read_shards
+from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
 from tests.support import plain_training as plain
 from tests.support.files import start
 from tests.support.training import write_corpus
@@ -45,7 +44,7 @@ def test_boundaries_are_never_read_or_predicted_from_the_wrong_side(tmp_path):
 
 @pytest.mark.parametrize("group", [1, 40, 1 << 22])
 def test_rows_continue_from_any_position(tmp_path, monkeypatch, group):
-    monkeypatch.setattr(data, "_GROUP_SENTENCES", group)
+    monkeypatch.setattr(corpus, "_GROUP_SENTENCES", group)
     shards = read_shards(write_corpus(tmp_path)[0], "train")
     reader = Rows(shards, Order(3, True, 1, 2), 3, 4)
     batches, positions = [], [reader.position()]
@@ -88,12 +87,12 @@ def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
         return [sentences.next()[1][1] for _ in range(count)]
 
     assert len(set(files(40))) == 6  # all at once
-    monkeypatch.setattr(data, "_GROUP_SENTENCES", 80)
+    monkeypatch.setattr(corpus, "_GROUP_SENTENCES", 80)
     found = files(240)
     assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160))
     assert set(found[:40]) == set(found[40:80])
     assert Counter(found) == {f"w{number}": 40 for number in range(6)}
-    monkeypatch.setattr(data, "_GROUP_FILES", 1)
+    monkeypatch.setattr(corpus, "_GROUP_FILES", 1)
     assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
 
 
@@ -104,8 +103,8 @@ def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
 def test_lines_are_those_of_the_file(tmp_path, text):
     path = tmp_path / "t.txt"
     path.write_bytes(text.encode())
-    lines = Lines(str(path))
     expected = text.split("\n")[: -1 if text.endswith("\n") else None]
+    lines = Lines(str(path), len(expected))
     assert [lines.tokens(number) for number in range(len(lines))] == [line.split() for line in expected]
     shard, = read_shards(str(path), "train")
     assert shard == Shard(str(path), len(text.encode()), len(expected), len(text.split()))
@@ -169,7 +168,7 @@ def test_a_changed_file_is_noticed(tmp_path):
 def test_memory_is_bounded(tmp_path):
     path = tmp_path / "big.txt"
     path.write_bytes(b"some words in a line here\n" * 400_000)  # 10 MB
-    lines = Lines(str(path))
+    lines = Lines(str(path), 400_000)
     assert isinstance(lines._starts, np.ndarray) and lines._starts.nbytes <= 8 * 400_001 and len(lines) == 400_000
     assert lines.tokens(399_999) == "some words in a line here".split()
     assert path.stat().st_size > 3 * lines._starts.nbytes

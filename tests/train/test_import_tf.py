@@ -19,10 +19,10 @@ from tests.support.tf_checkpoints import (
     OPTIONS,
     WORD_OPTIONS,
     accumulators,
+    checkpoint_of,
     imported,
     made_up,
     names_of,
-    opener,
     restored,
     update,
     write_folder,
@@ -100,8 +100,9 @@ def test_training_continues_and_resumes_exactly(tmp_path, capsys, caplog):
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")
     (folder / "vocab.txt").write_bytes(vocabulary.read_bytes())  # found there without being named
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for output in (whole, parts):
-        import_checkpoint(folder, output, opener=opener(made_up()))
+    with checkpoint_of(made_up()):
+        for output in (whole, parts):
+            import_checkpoint(folder, output)
     first = {"resume": True, "train": [pattern], "heldout": [pattern], "evaluate_batch_size": 5, "batch_size": 4,
              "accumulate": 2, "learning_rate": 0.1, "log_every": 1, "quiet": True}
     start_or_resume(whole, **first, max_steps=13)
@@ -201,10 +202,10 @@ def test_missing_accumulators_begin_at_one_on_request(tmp_path):
 
 def test_without_a_counter_the_step_is_in_the_name(tmp_path):
     folder, pattern, vocabulary = write_folder(tmp_path / "tf")
-    given = {"vocab_file": vocabulary, "opener": opener(made_up(global_step=None))}
-    assert import_checkpoint(folder, tmp_path / "one", **given).step == 7
     (folder / "model.index").write_bytes(b"")
-    assert import_checkpoint(folder / "model", tmp_path / "two", **given).step == 0
+    with checkpoint_of(made_up(global_step=None)):
+        assert import_checkpoint(folder, tmp_path / "one", vocab_file=vocabulary).step == 7
+        assert import_checkpoint(folder / "model", tmp_path / "two", vocab_file=vocabulary).step == 0
     start_or_resume(tmp_path / "two", resume=True, train=[pattern], max_steps=2, quiet=True)
     assert final(tmp_path / "two")[0]["step"] == 2
 

@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from elmo_fast.testing.tolerances import relative_error
-from elmo_fast.train.loss import chunked_full_cross_entropy, full_cross_entropy, sampled_cross_entropy
-from elmo_fast.train.model import LanguageModel
-from elmo_fast.train.optimizer import Updater
-from elmo_fast.train.replicas import Replicas
+from elmo_fast.train.model import (
+    LanguageModel,
+    chunked_full_cross_entropy,
+    full_cross_entropy,
+    sampled_cross_entropy,
+)
+from elmo_fast.train.optimizer import Replicas, Updater
 from tests.support import plain_training as plain
 from tests.support.training import TINY, WORD_INPUT, make_config, model, with_lstm, write_batches
 
@@ -164,5 +167,5 @@ def test_chunked_losses(max_scores, monkeypatch):
     states, table, bias = torch.randn(50, 6), torch.randn(31, 6), torch.randn(31)
     targets = torch.randint(0, 31, (50,))
     expected = full_cross_entropy(states.double(), table.double(), bias.double(), targets)
-    monkeypatch.setattr("elmo_fast.train.loss._MAX_SCORES", max_scores)
+    monkeypatch.setattr("elmo_fast.train.model._MAX_SCORES", max_scores)
     assert relative_error(chunked_full_cross_entropy(states, table, bias, targets), expected) < 1e-6

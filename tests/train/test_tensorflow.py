@@ -18,9 +18,9 @@ from tests.support.tf_checkpoints import (
     KINDS,
     OPTIONS,
     accumulators,
+    checkpoint_of,
     made_up,
     names_of,
-    opener,
     restored,
     update,
     write_folder,
@@ -124,7 +124,8 @@ def trained(tensorflow_python, tmp_path_factory):
 def test_training_continues_as_in_tensorflow(kind, trained, tmp_path):
     folder, batches, truth = trained[kind]
     saved = {name.removeprefix("saved/"): value for name, value in truth.items() if name.startswith("saved/")}
-    import_checkpoint(folder, tmp_path / "run", vocab_file=folder / "text" / "vocab.txt", opener=opener(saved))
+    with checkpoint_of(saved):
+        import_checkpoint(folder, tmp_path / "run", vocab_file=folder / "text" / "vocab.txt")
     trainer, expected = restored(tmp_path / "run"), names_of(KINDS[kind])
     assert trainer.step_number == 2
     before = trainer.model.weights()
