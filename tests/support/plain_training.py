@@ -7,6 +7,7 @@ import torch
 
 from elmo_fast.model.softmax_head import SOFTMAX
 from tests.support import plain
+from tests.support.training import update
 
 
 def sentences(folder, reverse=False):
@@ -107,8 +108,28 @@ def losses(weights, config, batch, states, masks=None):
     return np.array(means), after
 
 
-def gradients(language_model, batch, drop=lambda x: x):
+def adagrad(model, updater, batches, sums, masks=lambda: None):
+    """Train on batches from zero states, with dropout by `masks()`; returns what Adagrad's weights and `sums` then are
+    in float64, by the gradients of the reference, and the gradients and their norm in every step."""
+    training, steps = model.config.training, []
+    weights = {name: value.astype(np.float64) for name, value in model.weights().items()}
+    for batch in batches:
+        found = gradients(model, batch, masks())
+        if training.share_embedding_softmax:
+            found.pop("embedding")  # the same tensor as the softmax's W
+        norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
+        assert abs(update(model, updater, batch, masks())[1] / norm - 1) < 1e-5
+        for name, gradient in found.items():
+            found[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
+            sums[name] = sums[name] + gradient**2
+            weights[name] -= training.learning_rate * gradient / np.sqrt(sums[name])
+        steps.append((found, norm))
+    return weights, sums, steps
+
+
+def gradients(language_model, batch, drop=None):
     """Gradients of the loss times the steps: autograd in float64, reference ops, a softmax over complete tables."""
+    drop = drop or (lambda x: x)
     twin = copy.deepcopy(language_model).double()
     twin.backend = "reference"
     training = twin.config.training

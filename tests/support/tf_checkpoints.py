@@ -37,26 +37,21 @@ def names_of(content):
     return tf_names(TrainConfig.from_dict({"bidirectional": False, **content}))
 
 
-def restored(folder):
-    """A trainer without a text, in the state of the last checkpoint of a run."""
+def restored(folder, values=None):
+    """A trainer without a text, in the state of the last checkpoint of a run, which is equal to the variables given."""
     config = TrainConfig.from_file(folder / "options.json")
     vocabulary = Vocabulary(folder / "vocab.txt", validate_file=True)
     trainer = Trainer(LanguageModel(config, initial_weights(config, 9)), [], vocabulary, Replicas(torch.device("cpu")))
     trainer.restore(checkpoint.read(checkpoint.choose(folder)))
+    for name, tf_name in tf_names(config).items() if values else ():
+        assert np.array_equal(trainer.model.weights()[name], values[tf_name]), name
+        assert np.array_equal(accumulators(trainer)[name], values[f"{tf_name}/Adagrad"]), name
     return trainer
 
 
 def accumulators(trainer):
     return {name: trainer.updater.optimizer.state[parameter]["sum"].numpy()
             for name, parameter in trainer.model.by_name().items()}
-
-
-def update(trainer, batch):
-    """The losses of a batch from zero states, and the gradient's norm of the update by it."""
-    training = trainer.config
-    losses, _, used = trainer.model.losses(batch, trainer.model.zero_state(training.batch_size), None)
-    (losses.mean() * training.unroll_steps).backward()
-    return losses.detach().numpy(), float(trainer.updater.step(used, training.learning_rate))
 
 
 def made_up(content=OPTIONS, seed=0, **changes):
@@ -71,12 +66,6 @@ def made_up(content=OPTIONS, seed=0, **changes):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def checkpoint_of(values):
-    """In this context a dictionary is read in place of any checkpoint."""
-    arrays = {name: np.asarray(value) for name, value in values.items()}
-    return mock.patch.object(import_tf, "open_checkpoint", lambda prefix: nullcontext(Variables(prefix, arrays)))
-
-
 def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.ckpt-7"\n'):
     """bilm-tf's directory with an empty checkpoint, and beside it a text (pattern) and its vocabulary."""
     folder.mkdir()
@@ -87,9 +76,15 @@ def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.c
     return folder, *write_corpus(folder.parent / "text")
 
 
+def import_values(values, source, output, **arguments):
+    """Import variables in place of what the checkpoint at `source` holds."""
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    with mock.patch.object(import_tf, "open_checkpoint", lambda prefix: nullcontext(Variables(prefix, arrays))):
+        return import_checkpoint(source, output, **arguments)
+
+
 def imported(tmp_path, values, content=OPTIONS, **arguments):
     """Import variables as the run `tmp_path / "run"`; returns that, what the import returned, and a text's pattern."""
     folder, pattern, vocabulary = write_folder(tmp_path / "tf", content)
-    with checkpoint_of(values):
-        done = import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, **arguments)
-    return tmp_path / "run", done, pattern
+    run = tmp_path / "run"
+    return run, import_values(values, folder, run, vocab_file=vocabulary, **arguments), pattern

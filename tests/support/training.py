@@ -1,5 +1,6 @@
 """Small corpora, configurations, models and runs for the tests of the trainer."""
 
+import itertools
 import json
 
 import numpy as np
@@ -9,8 +10,9 @@ from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import read_log
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.corpus import Order, make_vocabulary, read_shards
-from elmo_fast.train.data import BatchStream, Numbering, load_batches
+from elmo_fast.train.data import BatchStream
 from elmo_fast.train.model import LanguageModel, initial_weights
+from tests.support.files import run
 
 WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru")
          for ending in ("", "ta", "né", "s", "x")]
@@ -57,17 +59,23 @@ def model(config=None, seed=0, scale=2.0):
     return LanguageModel(config, weights)
 
 
-def write_batches(config, folder, count=3):
-    """The first batches of a corpus written into `folder`, and its vocabulary."""
-    pattern, vocabulary_file = write_corpus(folder)
-    vocabulary = Vocabulary(vocabulary_file, validate_file=True)
-    cnn, training = config.model.char_cnn, config.training
-    numbering = Numbering(vocabulary, cnn and cnn.max_characters_per_token,
-                          training.n_negative_samples_batch if training.sample_softmax else None, training.seed)
-    orders = [Order(5, False), Order(5, True)][: 2 if config.bidirectional else 1]
+def write_batches(model, folder, count=3):
+    """The first batches of a corpus written into `folder`, for a language model."""
+    pattern, vocabulary = write_corpus(folder)
+    training = model.config.training
+    numbering = model.numbering(Vocabulary(vocabulary, validate_file=True),
+                                training.n_negative_samples_batch if training.sample_softmax else None)
+    orders = [Order(5, False), Order(5, True)][: model.directions]
     stream = BatchStream(read_shards(pattern, "train"), numbering, orders, training.batch_size, training.unroll_steps)
-    batches = load_batches(stream, 0, False)
-    return [next(batches) for _ in range(count)]
+    return list(itertools.islice(stream, count))
+
+
+def update(model, updater, batch, drop=None):
+    """Train on a batch from zero states; returns its losses and the gradient's norm."""
+    training = model.config.training
+    losses, _, used = model.losses(batch, model.zero_state(training.batch_size), drop)
+    (losses.mean() * training.unroll_steps).backward()
+    return losses.detach().numpy(), float(updater.step(used, training.learning_rate))
 
 
 def write_options(path, content=None, **changes):
@@ -89,6 +97,13 @@ def command_arguments(corpus, tmp_path, **changes):
     given = {"train": corpus["train"][0], "vocab": corpus["vocab"], "options-file": corpus["options_file"], **changes}
     return ["train", tmp_path / "new", "--quiet", *(part for name, value in given.items() if value is not None
                                                    for part in (f"--{name}", value))]
+
+
+def check_refusals(capsys, *rows):
+    """Rows of the command's arguments that it refuses, in a line, and a part of that line."""
+    for arguments, message in rows:
+        status, _, errors = run(capsys, *arguments)
+        assert status == 2 and message in errors and errors.count("\n") == 1, errors
 
 
 def final(folder):
