@@ -1,7 +1,6 @@
 """Checkpoints of bilm-tf's training, imported as runs. Their variables are made up; TensorFlow is not needed."""
 
 import json
-import resource
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from tests.support.tf_checkpoints import (
     restored,
     write_folder,
 )
-from tests.support.training import check_refusals, final, with_lstm, write_batches
+from tests.support.training import check_refusals, final, full_disk, with_lstm, write_batches
 
 
 def test_the_names_are_those_that_bilm_tf_saves():
@@ -210,11 +209,6 @@ def test_what_is_missing_is_named_in_a_line(tmp_path, capsys):
 
 
 def test_a_full_disk_leaves_nothing(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            imported(tmp_path, made_up())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        imported(tmp_path, made_up())
     assert names(tmp_path) == ["text", "tf"]

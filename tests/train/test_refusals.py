@@ -7,8 +7,14 @@ import pytest
 from elmo_fast.train import checkpoint
 from elmo_fast.train.corpus import read_shards
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import run
-from tests.support.training import QUIET, command_arguments, corpus_arguments, with_lstm, write_options
+from tests.support.training import (
+    QUIET,
+    check_refusals,
+    command_arguments,
+    corpus_arguments,
+    with_lstm,
+    write_options,
+)
 
 
 @pytest.fixture
@@ -17,7 +23,7 @@ def corpus(tmp_path):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"train": "absent/*.txt"}, "absent/*.txt"),
+    ({"train": "absent/*.txt"}, "train: expected files of text, found none at"),
     ({"train": None}, "--train: expected files for a new run, got none"),
     ({"vocab": None}, "--vocab: expected files for a new run, got none"),
     ({"vocab": "absent.txt"}, "absent.txt"),
@@ -31,15 +37,14 @@ def corpus(tmp_path):
     ({"from-model": "absent"}, "model: expected one of"),
 ])
 def test_bad_arguments(tmp_path, corpus, capsys, changes, message):
-    status, _, errors = run(capsys, *command_arguments(corpus, tmp_path, **changes))
-    assert status == 2 and message in errors and errors.count("\n") == 1
+    check_refusals(capsys, (command_arguments(corpus, tmp_path, **changes), message))
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("argument, content, message", [
-    ("train", b"", "found no token in"),
+    ("train", b"", "train: expected sentences in every file, found no token in"),
     ("train", b"\n\n", "found no token in"),
-    ("train", b"a\n\xff\xfe\n", "bad.txt, line 2: expected UTF-8 text"),
+    ("train", b"a\nb c\n\xff\xfe\n", "bad.txt, line 3: expected UTF-8 text, got undecodable bytes"),
     ("vocab", b"</S>\n<UNK>\na\n", "missing <S>"),
     ("heldout", b"a b\n" * 4, "--evaluate-batch-size: expected at most the 4 sentences"),
     ("options-file", {"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),
@@ -56,36 +61,30 @@ def test_bad_files(tmp_path, corpus, capsys, argument, content, message):
         write_options(path, **content)
     else:
         path.write_bytes(content)
-    status, _, errors = run(capsys, *command_arguments(corpus, tmp_path, **{argument: path}))
-    assert status == 2 and message in errors, errors
+    check_refusals(capsys, (command_arguments(corpus, tmp_path, **{argument: path}), message))
     assert not (tmp_path / "new").exists()
 
 
 def test_what_cannot_be_resumed(tmp_path, corpus, capsys):
-    folder = tmp_path / "run"
-
-    def refusal(*arguments):
-        status, _, errors = run(capsys, "train", folder, *arguments)
-        assert status == 2 and errors.count("\n") == 1
-        return errors
-
-    assert "expected a run to resume, found no options.json" in refusal("--resume")
+    folder = tmp_path / "new"
+    resume = ["train", folder, "--resume"]
+    more = [*resume, "--max-steps", "5"]
+    check_refusals(capsys, (resume, "expected a run to resume, found no options.json"))
     start_or_resume(folder, **corpus, **QUIET, max_steps=4)
-    assert "expected a new directory, found checkpoints" in refusal(*command_arguments(corpus, tmp_path)[2:])
-    assert "--batch-size: expected no such argument beside --resume" in refusal("--resume", "--batch-size", "4")
-    more = "--resume", "--max-steps", "5"
-    last = checkpoint.in_order(folder)[-1]
+    check_refusals(capsys, (command_arguments(corpus, tmp_path), "expected a new directory, found checkpoints"),
+                   ([*resume, "--batch-size", "4"], "--batch-size: expected no such argument beside --resume"))
+    last, options = checkpoint.in_order(folder)[-1], json.loads((folder / "options.json").read_text())
     complete = last.read_bytes()
     last.write_bytes(complete[: len(complete) // 2])
-    assert "got another or a truncated file" in refusal(*more)
+    check_refusals(capsys, (more, "got another or a truncated file"))
     last.write_bytes(complete)
-    options = json.loads((folder / "options.json").read_text())
     for change, message in ((with_lstm(dim=13), "expected shape"),
                             ({"batch_size": 4}, "checkpoint: expected states of shapes"),
-                            ({"accumulate": 2}, "checkpoint: expected 2 streams")):
+                            ({"accumulate": 2}, "checkpoint: expected 2 streams"),
+                            ({"n_tokens_vocab": 29}, "vocab.txt: expected 29 words, got 28")):
         write_options(folder / "options.json", {**options, **change})
-        assert message in refusal(*more)
+        check_refusals(capsys, (more, message))
     write_options(folder / "options.json", options)
     with open(read_shards(corpus["train"], "train")[0].path, "a") as file:
         file.write("one more\n")
-    assert "expected the 3 files that the run began with, unchanged" in refusal(*more)
+    check_refusals(capsys, (more, "expected the 3 files that the run began with, unchanged"))
