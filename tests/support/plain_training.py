@@ -83,6 +83,13 @@ def run_layers(x, states, direction, weights, config, counts, masks=None):
     return x, after
 
 
+def token_vector(i, weights, config):
+    """ids int [C] of a token, or its word id -> [P]."""
+    if config.model.char_cnn is None:
+        return weights["embedding"][i - 1].astype(np.float64)
+    return plain.token_vector(i, weights, config.model)
+
+
 def losses(weights, config, batch, states, masks=None):
     """Mean loss of every direction and the states of every row after the batch, position by position."""
     count, steps, size = config.training.batch_size, config.training.unroll_steps, config.model.lstm.projection_dim
@@ -92,8 +99,7 @@ def losses(weights, config, batch, states, masks=None):
         for row in range(count):
             positions = np.arange(steps) * count + row
             ids = batch.tokens[numbers[positions]].numpy()
-            x = np.array([weights["embedding"][i - 1].astype(np.float64) if config.model.char_cnn is None else
-                          plain.token_vector(i, weights, config.model) for i in ids])
+            x = np.array([token_vector(i, weights, config) for i in ids])
             half = slice(k * size, (k + 1) * size)
             of_layers = masks and [masks[layer][positions][:, half] for layer in range(n_layers)]
             x, end = run_layers(x, states[k][row], k, weights, config, counts, of_layers)
