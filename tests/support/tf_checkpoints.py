@@ -14,23 +14,13 @@ from elmo_fast.train.import_tf import Variables, import_checkpoint, tf_names
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas
-from tests.support.training import TINY, VOCABULARY, with_lstm, write_corpus
+from tests.support import training
+from tests.support.training import TINY, VOCABULARY, write_corpus
 
-OPTIONS = {**TINY, "bidirectional": True, "n_tokens_vocab": VOCABULARY, "dropout": 0.0, "learning_rate": 0.2,
-           "all_clip_norm_val": 0.5, "n_epochs": 3, "n_train_tokens": 1000}
-WORD_OPTIONS = {key: value for key, value in OPTIONS.items() if key != "char_cnn"}
-KINDS = {name: {**content, "sample_softmax": False} for name, content in {
-    "characters": OPTIONS,
-    "words": WORD_OPTIONS,
-    "one layer": with_lstm(OPTIONS, n_layers=1),
-    "one layer of words": with_lstm(WORD_OPTIONS, n_layers=1),
-    "no projection": with_lstm(OPTIONS, dim=5),
-    "three layers, no skip": with_lstm(OPTIONS, n_layers=3, use_skip_connections=False),
-    "one direction": {**OPTIONS, "bidirectional": False},
-    "one direction, one layer": {**with_lstm(WORD_OPTIONS, n_layers=1), "bidirectional": False},
-    "shared table": {**WORD_OPTIONS, "share_embedding_softmax": True},
-    "tanh": {**OPTIONS, "char_cnn": {**OPTIONS["char_cnn"], "activation": "tanh", "n_highway": 2}},
-}.items()}
+_OF_BILM_TF = {"bidirectional": True, "n_tokens_vocab": VOCABULARY, "dropout": 0.0, "learning_rate": 0.2,
+               "all_clip_norm_val": 0.5, "n_epochs": 3, "n_train_tokens": 1000}
+OPTIONS = {**_OF_BILM_TF, **TINY}
+KINDS = {name: {**_OF_BILM_TF, **content, "sample_softmax": False} for name, content in training.KINDS.items()}
 
 
 def names_of(content):

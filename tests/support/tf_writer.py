@@ -2,11 +2,11 @@
 
     python tf_writer.py FOLDER ...
 
-A folder has bilm-tf's `options.json` and `batches.npz`: `ids{n}` [D, T, B] word ids or [D, T, B, C] character ids from
-0, and `targets{n}` [D, T, B]. Two steps are trained and saved as `model.ckpt-2` in the folder, by TensorFlow's Saver
-under the variable names of bilm-tf's graph; then two more, which are not saved. `truth.npz` gets `saved/NAME` of every
-variable in the checkpoint, `loss{n}` of every step before its update, and `after/NAME` of every variable at the end.
-The softmax is full and there is no dropout: nothing is random.
+A folder has bilm-tf's `options.json` and `batches.npz`: the initial weights by TensorFlow's names, `ids{n}` [D, T, B]
+word ids or [D, T, B, C] character ids from 0, and `targets{n}` [D, T, B]. Two steps are trained and saved as
+`model.ckpt-2` in the folder, by TensorFlow's Saver under the variable names of bilm-tf's graph; two more are not saved.
+`truth.npz` gets `saved/NAME` of every variable in the checkpoint, `loss{n}` of every step before its update,
+and `after/NAME` of every variable at the end. The softmax is full and there is no dropout: nothing is random.
 """
 
 import json
@@ -17,51 +17,45 @@ import numpy as np
 import tensorflow
 
 tf = tensorflow.compat.v1
+INITIAL = {}  # weights of the model that is built
 
 
-def variable(name, *shape):
-    generator = np.random.default_rng([*shape, *name.encode()])
-    spread = 0.5 if len(shape) > 1 else 0.2
-    return tf.get_variable(name, initializer=generator.normal(0, spread, shape).astype(np.float32))
+def variable(name):
+    return tf.get_variable(name, initializer=INITIAL[f"{tf.get_variable_scope().name}/{name}"])
 
 
-def affine(x, w, b, size):
-    """x [B, N] -> [B, size] by the variables named."""
-    return x @ variable(w, int(x.shape[1]), size) + variable(b, size)
+def affine(x, w, b):
+    """x [B, N] -> [B, M] by the variables named."""
+    return x @ variable(w) + variable(b)
 
 
 def characters(ids, options):
     """ids [B, C] -> [B, P]."""
-    cnn, size = options["char_cnn"], options["lstm"]["projection_dim"]
+    cnn, parts = options["char_cnn"], []
     activation = {"relu": tf.nn.relu, "tanh": tf.nn.tanh}[cnn["activation"]]
-    dim = cnn["embedding"]["dim"]
-    x = tf.nn.embedding_lookup(variable("char_embed", cnn["n_characters"], dim), ids)[:, None]  # [B, 1, C, E]
-    parts = []
+    x = tf.nn.embedding_lookup(variable("char_embed"), ids)[:, None]  # [B, 1, C, E]
     with tf.variable_scope("CNN"):
-        for i, (width, count) in enumerate(cnn["filters"]):
-            windows = tf.nn.conv2d(x, variable(f"W_cnn_{i}", 1, width, dim, count), [1, 1, 1, 1], "VALID")
-            parts.append(activation(tf.reduce_max(windows, axis=[1, 2]) + variable(f"b_cnn_{i}", count)))
-    y, total = tf.concat(parts, 1), sum(count for _, count in cnn["filters"])
+        for i in range(len(cnn["filters"])):
+            windows = tf.nn.conv2d(x, variable(f"W_cnn_{i}"), [1, 1, 1, 1], "VALID")
+            parts.append(activation(tf.reduce_max(windows, axis=[1, 2]) + variable(f"b_cnn_{i}")))
+    y = tf.concat(parts, 1)
     for k in range(cnn["n_highway"]):
         with tf.variable_scope(f"CNN_high_{k}"):
-            gate = tf.sigmoid(affine(y, "W_carry", "b_carry", total))
-            y = gate * tf.nn.relu(affine(y, "W_transform", "b_transform", total)) + (1 - gate) * y
-    if total == size:
-        return y
+            gate = tf.sigmoid(affine(y, "W_carry", "b_carry"))
+            y = gate * tf.nn.relu(affine(y, "W_transform", "b_transform")) + (1 - gate) * y
     with tf.variable_scope("CNN_proj"):
-        return affine(y, "W_proj", "b_proj", size)
+        return affine(y, "W_proj", "b_proj")
 
 
 def cell(x, state, options):
     """One step of a layer: x [B, P] -> h [B, P], and c [B, D]."""
     lstm, (h, c) = options["lstm"], state
-    dim, size = lstm["dim"], lstm["projection_dim"]
-    i, j, f, o = tf.split(affine(tf.concat([x, h], 1), "kernel", "bias", 4 * dim), 4, axis=1)
+    i, j, f, o = tf.split(affine(tf.concat([x, h], 1), "kernel", "bias"), 4, axis=1)
     c = tf.clip_by_value(tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(j), -lstm["cell_clip"], lstm["cell_clip"])
     h = tf.sigmoid(o) * tf.tanh(c)
-    if size < dim:
+    if lstm["projection_dim"] < lstm["dim"]:
         with tf.variable_scope("projection"):
-            h = tf.clip_by_value(h @ variable("kernel", dim, size), -lstm["proj_clip"], lstm["proj_clip"])
+            h = tf.clip_by_value(h @ variable("kernel"), -lstm["proj_clip"], lstm["proj_clip"])
     return h, c
 
 
@@ -83,18 +77,17 @@ def direction(x, options, scope):
 def loss_of(ids, targets, options):
     """Mean cross entropy of both directions of ids [D, T, B, ...] and targets [D, T, B]."""
     flat = tf.reshape(ids, [-1, *ids.shape[3:]])
-    words, size = options["n_tokens_vocab"], options["lstm"]["projection_dim"]
     if "char_cnn" in options:
         vectors = characters(flat, options)
     else:
-        table = variable("embedding", words, size)
+        table = variable("embedding")
         vectors = tf.nn.embedding_lookup(table, flat)
-    vectors = tf.reshape(vectors, [*ids.shape[:3], size])
+    vectors = tf.reshape(vectors, [*ids.shape[:3], -1])
     scopes = ["RNN_0/rnn/", "RNN_1/rnn/"] if options["bidirectional"] else ["rnn/"]
     tops = [direction(tf.unstack(vectors[k]), options, scope) for k, scope in enumerate(scopes)]
     with tf.variable_scope("softmax"):
-        w = table if options.get("share_embedding_softmax") else variable("W", words, size)
-        b = variable("b", words)
+        w = table if options.get("share_embedding_softmax") else variable("W")
+        b = variable("b")
     losses = [tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
         labels=tf.reshape(targets[k], [-1]), logits=top @ tf.transpose(w) + b)) for k, top in enumerate(tops)]
     return tf.add_n(losses) / len(losses)
@@ -104,6 +97,7 @@ def write(folder):
     tf.reset_default_graph()
     options = json.loads((folder / "options.json").read_text())
     batches = np.load(folder / "batches.npz")
+    INITIAL.update({name: batches[name] for name in batches.files if name.startswith("lm/")})
     ids, targets = (tf.placeholder(tf.int64, batches[f"{name}0"].shape) for name in ("ids", "targets"))
     step = tf.get_variable("global_step", initializer=0.0, trainable=False)
     tf.get_variable("train_perplexity", initializer=0.0, trainable=False)

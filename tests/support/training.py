@@ -35,6 +35,23 @@ def with_lstm(content=TINY, **changes):
     return {**content, "lstm": {**content["lstm"], **changes}}
 
 
+KINDS = {
+    "characters": TINY,
+    "words": WORD_INPUT,
+    "one direction": {**TINY, "bidirectional": False},
+    "one direction, even rows": {**TINY, "bidirectional": False, "batch_size": 4},
+    "one direction, one row": {**WORD_INPUT, "bidirectional": False, "batch_size": 1},
+    "one direction, one layer": {**with_lstm(WORD_INPUT, n_layers=1), "bidirectional": False},
+    "full softmax": {**TINY, "sample_softmax": False},
+    "shared table": {**WORD_INPUT, "share_embedding_softmax": True},
+    "one layer": with_lstm(n_layers=1),
+    "one layer of words": with_lstm(WORD_INPUT, n_layers=1),
+    "three layers, no skip": with_lstm(n_layers=3, use_skip_connections=False),
+    "no projection": with_lstm(dim=5),
+    "tanh": {**TINY, "char_cnn": {**TINY["char_cnn"], "activation": "tanh", "n_highway": 2}},
+}
+
+
 def write_corpus(folder, shards=3, sentences=25, seed=0):
     """Write shards of random sentences, some empty, and their vocabulary; returns (glob, vocabulary file)."""
     generator = np.random.default_rng(seed)

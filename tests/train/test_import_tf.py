@@ -10,13 +10,10 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.train.checkpoint import weights_of_run
 from elmo_fast.train.import_tf import find_checkpoint
 from elmo_fast.train.setup import start_or_resume
-from tests.support import plain_training as plain
 from tests.support.files import names, run
 from tests.support.tf_checkpoints import (
     KINDS,
     OPTIONS,
-    WORD_OPTIONS,
-    accumulators,
     import_values,
     imported,
     made_up,
@@ -24,7 +21,7 @@ from tests.support.tf_checkpoints import (
     restored,
     write_folder,
 )
-from tests.support.training import check_refusals, final, full_disk, with_lstm, write_batches
+from tests.support.training import VOCABULARY, check_refusals, final, full_disk, with_lstm
 
 
 def test_the_names_are_those_that_bilm_tf_saves():
@@ -55,24 +52,6 @@ def test_every_variable_and_its_accumulator_arrive(kind, tmp_path):
     trainer, (_, weights) = restored(folder, values), weights_of_run(folder)
     assert weights.keys() == names_of(KINDS[kind]).keys() and trainer.step_number == 7
     assert all(np.array_equal(weights[name], value) for name, value in trainer.model.weights().items())
-
-
-@pytest.mark.parametrize("content", [OPTIONS, WORD_OPTIONS], ids=["characters", "words"])
-def test_the_next_updates_are_adagrads_from_its_accumulators(content, tmp_path):
-    """Sampled softmax: the loss in NumPy, and the update in float64 from gradients of the reference."""
-    content = with_lstm(content, cell_clip=0.2, proj_clip=0.05)
-    trainer = restored(imported(tmp_path, made_up(content), content)[0])
-    model, config = trainer.model, trainer.model.config
-    batches = write_batches(model, tmp_path / "more", count=2)
-    losses, _, _ = model.losses(batches[0], model.zero_state(config.training.batch_size), None)
-    expected, _ = plain.losses(model.weights(), config, batches[0], plain.zero_states(config))
-    np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=3e-6)
-    sums = {name: value.astype(np.float64) for name, value in accumulators(trainer).items()}
-    weights, sums, steps = plain.adagrad(model, trainer.updater, batches, sums)
-    assert all(norm > 0.5 for _, norm in steps)
-    for name, value in model.weights().items():
-        np.testing.assert_allclose(value, weights[name], atol=3e-6, err_msg=name)
-        np.testing.assert_allclose(accumulators(trainer)[name], sums[name], rtol=3e-6, err_msg=name)
 
 
 def test_training_continues_and_resumes_exactly(tmp_path, capsys, caplog):
@@ -120,8 +99,7 @@ def test_a_run_without_a_text_is_evaluated_and_exported_and_needs_one_to_train(t
 
 def test_options_have_bilm_tfs_defaults(tmp_path):
     """One direction, no skip connections, no clips, one layer where the options are silent."""
-    content = {**{key: value for key, value in WORD_OPTIONS.items() if key not in ("bidirectional", "learning_rate")},
-               "lstm": {"dim": 12, "projection_dim": 5}}
+    content = {"lstm": {"dim": 12, "projection_dim": 5}, "n_tokens_vocab": VOCABULARY}
     values = made_up(with_lstm(content, n_layers=1, use_skip_connections=False))
     config, weights = weights_of_run(imported(tmp_path, values, content)[0])
     assert not config.bidirectional and not config.model.lstm.use_skip_connections and config.model.lstm.n_layers == 1

@@ -79,8 +79,11 @@ def tensorflow_python():
 
 
 def write_tf_batches(folder, content):
-    """Four batches of a text, for TensorFlow; returns them."""
-    batches, arrays = write_batches(model(make_config(content)), folder / "text", count=4), {}
+    """Weights and four batches of a text, for TensorFlow; returns the batches."""
+    batches = write_batches(model(make_config(content)), folder / "text", count=4)
+    generator = np.random.default_rng(0)
+    arrays = {name: generator.normal(0, 0.5 if value.ndim > 1 else 0.2, value.shape).astype(np.float32)
+              for name, value in made_up(content).items() if value.ndim and not name.endswith("/Adagrad")}
     for n, batch in enumerate(batches):
         ids = batch.tokens[batch.rows].numpy() - 1
         shape = len(ids), content["unroll_steps"], content["batch_size"]
