@@ -4,11 +4,10 @@ import copy
 from typing import Any
 
 from elmo_fast.model.options import Options
-from elmo_fast.train import config
-from elmo_fast.train.config import FILTERS
 
+FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 # LSTM cells, projection and highway layers of the published models, and of one for dry runs.
-SIZES = {"tiny": (32, 16, 1), **config.SIZES}
+SIZES = {"tiny": (32, 16, 1), "small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 TINY = {
     "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3,
              "proj_clip": 3},
@@ -21,8 +20,14 @@ def standard_options(size: str, **lstm) -> dict[str, Any]:
     """Content of a published model's `options.json`; keyword arguments replace entries of `lstm`."""
     if size not in SIZES:
         raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {size!r}")
-    content = config.options_of_size(*SIZES[size], [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS)
-    return {**content, "lstm": {**content["lstm"], **lstm}}
+    cells, projection, highways = SIZES[size]
+    return {
+        "lstm": {"use_skip_connections": True, "n_layers": 2, "dim": cells, "projection_dim": projection,
+                 "cell_clip": 3, "proj_clip": 3, **lstm},
+        "char_cnn": {"activation": "relu", "filters": [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS,
+                     "n_highway": highways, "embedding": {"dim": 16}, "n_characters": 262,
+                     "max_characters_per_token": 50},
+    }
 
 
 def tiny(**changes) -> dict[str, Any]:

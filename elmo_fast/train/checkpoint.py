@@ -39,22 +39,17 @@ def in_order(run: str | os.PathLike) -> list[Path]:
 
 def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Path:
     """`checkpoint` if given, else the run's best, else its last."""
-    if checkpoint is not None:
-        return Path(checkpoint)
-    best = Path(run) / BEST
-    found = [best] if best.is_file() else in_order(run)[-1:]
-    if not found:
+    found = checkpoint or next(filter(Path.is_file, [Path(run) / BEST, *in_order(run)[::-1]]), None)
+    if found is None:
         raise FileNotFoundError(f"run {run}: expected a checkpoint, found none in {folder(run)}")
-    return found[0]
+    return Path(found)
 
 
-def save(run: str | os.PathLike, step: int, content: dict[str, Any], keep: int) -> Path:
+def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
     """Write the checkpoint of a step, then remove all but the last `keep`."""
-    path = folder(run) / f"step-{step:08d}.pt"
-    write(path, content)
+    write(folder(run) / f"step-{content['step']:08d}.pt", content)
     for old in in_order(run)[:-keep]:
         old.unlink(missing_ok=True)
-    return path
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -103,9 +98,6 @@ def copy_vocabulary(source: str, run: Path) -> None:
             shutil.copyfileobj(words, copy)
 
 
-# ---- the trained model ---------------------------------------------------------------------
-
-
 def weights_of_run(run: str | os.PathLike,
                    checkpoint: str | os.PathLike | None = None) -> tuple[TrainConfig, dict[str, np.ndarray]]:
     """Configuration and weights by dataset name, softmax included, of the checkpoint that `choose` returns."""
@@ -119,11 +111,10 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
                         vocab_file: str | os.PathLike | None = None) -> tuple[LanguageModel, Vocabulary]:
     """The model of a run's directory, or of exported files with their softmax, and its vocabulary."""
     if folder(model).is_dir():
-        config, weights = weights_of_run(model, checkpoint)
-        default = Path(model) / VOCABULARY_FILE
+        (config, weights), beside = weights_of_run(model, checkpoint), Path(model) / VOCABULARY_FILE
     else:
-        config, weights, default = _weights_of_files(model, softmax_file)
-    vocab_file = vocab_file or default
+        config, weights, beside = _weights_of_files(model, softmax_file)
+    vocab_file = vocab_file or beside
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
     vocabulary = Vocabulary(vocab_file, validate_file=True)
@@ -143,9 +134,6 @@ def _weights_of_files(model, softmax_file) -> tuple[TrainConfig, dict[str, np.nd
     softmax = read_softmax(softmax_file, options.lstm.projection_dim)
     config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
     return config, {**read_weights(files.weight_file, options), **softmax}, files.vocab_file
-
-
-# ---- the log -------------------------------------------------------------------------------
 
 
 class TrainLog:

@@ -1,21 +1,20 @@
 """Configuration of a training run: bilm-tf's keys of `options.json`, keys this trainer adds, settings of the run."""
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.options import ConfigurationError, Options, read_json
 
 DECAYS = ("constant", "linear", "cosine")
 _DEFAULTS = {"adagrad": {}, "adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}}
 OPTIMIZERS = tuple(_DEFAULTS)
 # The published models: LSTM cells, projection, highway layers.
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
-FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
+_FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
 
 def _checked(default: Any, expected: str, accepts) -> Any:
@@ -148,23 +147,12 @@ class RunConfig:
         return cls(**{name: values.pop(name) for name in names if name in values})
 
 
-def options_of_size(dim: int, projection_dim: int, n_highway: int, filters=FILTERS) -> dict[str, Any]:
-    """The `lstm` and `char_cnn` sections of the published models, in a size of `SIZES` or another."""
+def published_size(name: str) -> dict[str, Any]:
+    """The `lstm` and `char_cnn` sections of a published model's size."""
+    dim, projection, highways = SIZES[name]
     return {
-        "lstm": {"dim": dim, "projection_dim": projection_dim, "n_layers": 2, "use_skip_connections": True,
+        "lstm": {"dim": dim, "projection_dim": projection, "n_layers": 2, "use_skip_connections": True,
                  "cell_clip": 3, "proj_clip": 3},
-        "char_cnn": {"embedding": {"dim": 16}, "filters": filters, "n_highway": n_highway, "activation": "relu",
+        "char_cnn": {"embedding": {"dim": 16}, "filters": _FILTERS, "n_highway": highways, "activation": "relu",
                      "max_characters_per_token": 50, "n_characters": 262},
     }
-
-
-def read_json(path: str | os.PathLike) -> dict[str, Any]:
-    """The object in a JSON file; `ConfigurationError` for anything else."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            content = json.load(file)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigurationError(f"options_file {path}: expected JSON, got something else ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"options_file {path}: expected a JSON object, got {content!r:.80}")
-    return content

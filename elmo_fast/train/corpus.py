@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,7 @@ _GROUP_FILES = 256
 Location = tuple[int, int, int]  # epoch, group of shards and sentence, numbered in that epoch's order
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """One file: its size in bytes, lines and whitespace-separated tokens."""
 
     path: str
@@ -147,9 +147,6 @@ def _decode(text: bytes, path: str, start: int) -> str:
             line = file.read(start + error.start).count(b"\n") + 1
         raise ValueError(f"{path}, line {line}: expected UTF-8 text, got undecodable bytes ({error.reason} at byte "
                          f"{start + error.start})") from None
-
-
-# ---- sentences in an order -----------------------------------------------------------------
 
 
 class Lines:

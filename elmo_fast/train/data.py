@@ -61,9 +61,6 @@ class Rows:
         return inputs, targets
 
 
-# ---- sampled words -------------------------------------------------------------------------
-
-
 class Samples(NamedTuple):
     """Words for a sampled softmax in D directions. `words` are vocabulary numbers, all other fields index `words`.
 
@@ -127,9 +124,6 @@ def probabilities(words: np.ndarray, size: int) -> np.ndarray:
 def log_expected_count(words: np.ndarray, size: int, draws: int) -> np.ndarray:
     """Log of the probability that a word is among the different words of `draws` draws: float32."""
     return np.log(-np.expm1(draws * np.log1p(-probabilities(words, size)))).astype(np.float32)
-
-
-# ---- ids -----------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):

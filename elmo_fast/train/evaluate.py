@@ -4,8 +4,8 @@ import heapq
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from elmo_fast.train.model import LanguageModel, chunked_full_cross_entropy
 _STEPS = 16
 
 
-@dataclass(frozen=True)
-class Perplexity:
+class Perplexity(NamedTuple):
     """`total` is bilm-tf's figure, `by_direction` those of the directions, over `batches` of `rows` tokens."""
 
     total: float

@@ -9,20 +9,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from elmo_fast.model.atomic_file import atomic_path
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import expected_shapes, lstm_name
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
-from elmo_fast.train.config import TrainConfig, read_json
+from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Replicas, Updater
@@ -67,8 +67,7 @@ with open(os.path.join(folder, "names.json"), "w") as file:
 """
 
 
-@dataclass(frozen=True)
-class Variables:
+class Variables(NamedTuple):
     """The variables of a checkpoint by name. `prefix` is the checkpoint's path without the extensions of its files."""
 
     prefix: Path
@@ -102,8 +101,7 @@ class Variables:
         return int(number[1]) if number else 0
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(NamedTuple):
     """The imported checkpoint, its steps of training, the model's variables, and how many lacked an accumulator."""
 
     checkpoint: Path
@@ -122,8 +120,7 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `ConfigurationError` for
     variables that do not fit the options; nothing is left at `output` then.
     """
-    output = Path(output)
-    _check_new(output)
+    output = _new(output)
     prefix = find_checkpoint(source)
     config = _config(options_file or prefix.parent / OPTIONS_FILE)
     vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
@@ -142,6 +139,12 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
 
 
+def _new(output: str | os.PathLike) -> Path:
+    if os.path.lexists(output):
+        raise ConfigurationError(f"output: expected a new directory, found {output} there already")
+    return Path(output)
+
+
 def _config(options_file: str | os.PathLike) -> TrainConfig:
     """bilm-tf's options, with bilm-tf's defaults where they differ from ours, and its optimizer."""
     if not os.path.isfile(options_file):
@@ -152,11 +155,6 @@ def _config(options_file: str | os.PathLike) -> TrainConfig:
     if isinstance(content.get("lstm"), dict):
         content["lstm"] = {"use_skip_connections": False, **content["lstm"]}
     return TrainConfig.from_dict({"bidirectional": False, **content, "optimizer": "adagrad"}, source)
-
-
-def _check_new(output: Path) -> None:
-    if os.path.lexists(output):
-        raise ConfigurationError(f"output: expected a new directory, found {output} there already")
 
 
 def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
@@ -172,18 +170,14 @@ def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
 
 def _write_run(output: Path, trainer: Trainer, vocab_file: str) -> None:
     """Write the run; the directory has its name once it is complete."""
-    _check_new(output)
     content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
     output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(output) as partial:
+    with atomic_path(_new(output)) as partial:
         partial.mkdir()
         copy_vocabulary(vocab_file, partial)
         checkpoint.write_json(partial / OPTIONS_FILE, trainer.model.config.to_dict())
         checkpoint.write_json(partial / RUN_FILE, {})
-        checkpoint.save(partial, trainer.step_number, content, keep=1)
-
-
-# ---- names and shapes ----------------------------------------------------------------------
+        checkpoint.save(partial, content, keep=1)
 
 
 def tf_names(config: TrainConfig) -> dict[str, str]:
@@ -240,9 +234,6 @@ def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulato
 def _summary(names: Iterable[str]) -> str:
     first, *more = sorted(names) or ["no variable"]
     return f"{first} and {len(more)} more" if more else first
-
-
-# ---- TensorFlow's files --------------------------------------------------------------------
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:

@@ -125,7 +125,7 @@ class Trainer:
             "weights": self.weights(),
             "optimizer": self.updater.optimizer.state_dict(),
             "streams": [stream for streams in by_rank for stream in streams],
-            "shards": [[shard.path, shard.size, shard.sentences, shard.tokens] for shard in self.shards],
+            "shards": [list(shard) for shard in self.shards],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -157,9 +157,6 @@ def _to_device(value, device: torch.device):
         moved = [_to_device(part, device) for part in value]
         return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
     return value
-
-
-# ---- a run ---------------------------------------------------------------------------------
 
 
 class Interrupted(KeyboardInterrupt):
@@ -262,8 +259,7 @@ class Run:
 
     def _stops_early(self) -> bool:
         """Whether the last `patience` held-out perplexities brought no new best."""
-        values = [evaluation["perplexity"] for evaluation in self._evaluations]
-        patience = self._config.patience
+        values, patience = [found["perplexity"] for found in self._evaluations], self._config.patience
         return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 
     def _save(self) -> None:
@@ -271,15 +267,13 @@ class Run:
             return
         state = self._trainer.state()
         if state is not None:
-            state["evaluations"] = self._evaluations
-            checkpoint.save(self._folder, self._trainer.step_number, state, self._config.keep)
+            checkpoint.save(self._folder, {**state, "evaluations": self._evaluations}, self._config.keep)
         self._saved = self._trainer.step_number
 
     def _end(self, why: str) -> None:
         if self._is_first:
             self._log.write("end", self._trainer.step_number, why=why)
-            no_plot = plot_losses(self._folder)
-            if no_plot:
+            if no_plot := plot_losses(self._folder):
                 self._log.write("note", self._trainer.step_number, text=no_plot)
 
 

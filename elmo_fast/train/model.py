@@ -161,9 +161,6 @@ def initial_weights(config: TrainConfig, seed: int) -> dict[str, np.ndarray]:
     return {**weights, **dict(zip(SOFTMAX, (w.astype(np.float32), np.zeros(size, dtype=np.float32))))}
 
 
-# ---- the loss ------------------------------------------------------------------------------
-
-
 class _SampledCrossEntropy(torch.autograd.Function):
     """Mean over positions of the cross entropy of the target among itself and the drawn words.
 

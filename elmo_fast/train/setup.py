@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import read_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
-from elmo_fast.train.config import SIZES, RunConfig, TrainConfig, options_of_size, read_json
+from elmo_fast.train.config import RunConfig, TrainConfig, published_size
 from elmo_fast.train.corpus import Shard, read_shards
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
@@ -62,9 +62,6 @@ def _device(name: str | None) -> torch.device:
 
 def _default_precision(device: torch.device) -> str:
     return "medium" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "highest"
-
-
-# ---- a new run -----------------------------------------------------------------------------
 
 
 def _start(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
@@ -118,7 +115,7 @@ def _config_and_weights(given: dict[str, Any], vocabulary: Vocabulary) -> tuple[
     if options_file:
         config = TrainConfig.from_file(options_file, **given)
     else:
-        config = TrainConfig.from_dict({**options_of_size(*SIZES[size or "original"]), **given})
+        config = TrainConfig.from_dict({**published_size(size or "original"), **given})
     return config, initial_weights(config, config.training.seed)
 
 
@@ -152,9 +149,6 @@ def _trainer(config: TrainConfig, weights, precision: str, shards: list[Shard], 
                          f"{available:,} tokens with their sentences' ends in {training.batch_size} rows of "
                          f"{trainer.streams} streams, got {training.unroll_steps}")
     return trainer
-
-
-# ---- a resumed run -------------------------------------------------------------------------
 
 
 def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
@@ -206,8 +200,7 @@ def _first_data(data: dict[str, Any], given: dict[str, Any], replicas: Replicas)
 
 
 def _check_shards(before: list[list], now: list[Shard]) -> None:
-    found = [[os.path.basename(shard.path), shard.size, shard.sentences, shard.tokens] for shard in now]
-    expected = [[os.path.basename(path), *rest] for path, *rest in before]
+    expected, found = ([[os.path.basename(path), *rest] for path, *rest in shards] for shards in (before, now))
     if found != expected:
         changed = next((old for old, new in zip(expected, found) if old != new), ["their number"])
         raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "

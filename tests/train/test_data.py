@@ -82,9 +82,6 @@ def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
     assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
 
 
-# ---- files ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["one", "one\n", "\none\n\n two  three\r\n\n", "a\u2028b\x85c\u00a0d\n"])
 def test_lines_are_those_of_the_file(tmp_path, text):
     path = tmp_path / "t.txt"
@@ -161,9 +158,6 @@ def test_processes_that_count_end_with_a_killed_parent(tmp_path):
     assert parent.stdout.readline().startswith("counting")  # two processes may write into one line
     parent.kill()
     parent.communicate(timeout=30)  # ends when no process holds the pipe
-
-
-# ---- sampled words -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])

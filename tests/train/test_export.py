@@ -129,9 +129,6 @@ def test_fine_tuning_starts_from_the_files(tmp_path):
     assert config.model.lstm.dim == 12
 
 
-# ---- refusals ------------------------------------------------------------------------------
-
-
 def test_bad_exports_are_refused(tmp_path, capsys):
     folder, out = write_model(tmp_path / "model"), tmp_path / "new"
     torch.save({"weight": torch.zeros(2)}, tmp_path / "m.pt")

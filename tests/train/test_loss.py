@@ -88,9 +88,6 @@ def test_packed_weights_follow_an_update(optimizer, tmp_path):
     assert relative_error(tops(language_model), tops(fresh)) < 1e-6 < 1e-3 < relative_error(tops(fresh), before)
 
 
-# ---- cross entropy -------------------------------------------------------------------------
-
-
 def test_sampled_cross_entropy_has_the_gradients_of_its_definition():
     generator = torch.Generator().manual_seed(0)
     s, p, r, k = 6, 4, 9, 5
@@ -118,9 +115,6 @@ def test_chunked_losses(max_scores, monkeypatch):
     expected = full_cross_entropy(states.double(), table.double(), bias.double(), targets)
     monkeypatch.setattr(training, "_MAX_SCORES", max_scores)
     assert relative_error(chunked_full_cross_entropy(states, table, bias, targets), expected) < 1e-6
-
-
-# ---- perplexity by bilm-tf's protocol: a token of every row at a time -----------------------
 
 
 def single_step_losses(language_model, vocabulary, folder, rows):

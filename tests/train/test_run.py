@@ -208,9 +208,6 @@ def test_extras_are_optional_and_nothing_is_warned_of(tmp_path, corpus, monkeypa
         start_or_resume(tmp_path / "other", **corpus, **QUIET, max_steps=3, tensorboard=True)
 
 
-# ---- two processes over gloo on this machine -----------------------------------------------
-
-
 def torchrun(folder, *arguments, processes=2):
     """Run `torchrun -m elmo_fast.train` on the loopback device; returns its stderr if it failed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
@@ -256,9 +253,6 @@ def test_two_processes_resume_exactly_and_only_as_two(tmp_path, corpus):
     assert "checkpoint: expected 1 streams (processes times accumulate), got 2" in errors
 
 
-# ---- the command ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("content", [TINY, WORD_INPUT], ids=["characters", "words"])
 def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
     options = write_options(tmp_path / "o.json", content)
@@ -270,9 +264,6 @@ def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
     status, out, _ = run(capsys, "perplexity", tmp_path / "new", corpus["heldout"][0], "--batch-size", 4, "--quiet")
     assert status == 0 and out.startswith("perplexity ") and "forward" in out
     assert json.loads((tmp_path / "new" / "options.json").read_text())["sample_softmax"] is False
-
-
-# ---- refusals, before anything is written ---------------------------------------------------
 
 
 @pytest.mark.parametrize("changes, message", [

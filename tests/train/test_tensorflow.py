@@ -64,9 +64,6 @@ def test_the_process_reads_every_variable(tmp_path, monkeypatch):
         import_checkpoint(folder, tmp_path / "other", vocab_file=vocabulary)
 
 
-# ---- beside TensorFlow ---------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
 def tensorflow_python():
     """A Python that has TensorFlow: this Python, or ELMO_FAST_TEST_TENSORFLOW_PYTHON."""
