@@ -12,7 +12,7 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.cpu.linear import drop_highway, drop_linear
-from elmo_fast.ops.cuda.operands import fits_fp16
+from elmo_fast.ops.cuda.encoder import fits_fp16
 from elmo_fast.ops.highway import highway
 from elmo_fast.ops.linear import linear
 from elmo_fast.ops.precision import active_precision, full_precision
