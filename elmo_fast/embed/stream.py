@@ -75,7 +75,9 @@ class SlotStream:
         while (pieces := self._plan()) or queued or self._finished:
             if pieces:
                 with torch.no_grad():
-                    chunk, state = self._advance(pieces, state)
+                    in_flight = itertools.chain(*self._queues, (piece.sentence for piece in pieces))
+                    table = self._tokens.update(list(in_flight))
+                    chunk, state = self._advance(pieces, table, state)
                 queued.append(chunk)
             while len(queued) > (self._chunks_ahead if pieces else 0):
                 self._collect(queued.popleft())
@@ -127,9 +129,9 @@ class SlotStream:
                 self._queues[position if self._carried else slot].append(sentence)
         return True
 
-    def _advance(self, pieces: list[_Piece], state: RunState | None) -> tuple[_Chunk, RunState]:
+    def _advance(self, pieces: list[_Piece], table: TokenEmbeddings,
+                 state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
-        table = self._tokens.update([*itertools.chain(*self._queues), *(piece.sentence for piece in pieces)])
         schedule, rows = _schedule(pieces, len(self._queues))
         layers, state = self._bilm.run(table, torch.from_numpy(schedule.tokens), schedule, state)
         tokens = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
