@@ -16,48 +16,25 @@ from benchmarks import common
 from benchmarks.gpu import ceilings, checks, lstm, predict, run, stage
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
-BROKEN = "ceilings"
-
-
-@pytest.fixture(scope="module")
-def dry_run(tmp_path_factory):
-    """A dry run one of whose stages raises: its exit status, what it printed, and the folder it wrote to."""
-    folder = tmp_path_factory.mktemp("gpu")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ceilings, "work", lambda stage: stage.add(case="first", value=1) and 1 / 0)
-        return run.main(["--dry-run", "--out", str(folder)]), folder / "dry-run"
-
-
-def dry_stage() -> stage.Stage:
-    return stage.Stage(20, dry_run=True)
 
 
 @pytest.mark.long
-def test_a_broken_stage_leaves_the_results_of_the_others(dry_run):
-    status, folder = dry_run
-    stages = json.loads((folder / "run.json").read_text())["stages"]
-    assert status == 1 and list(stages) == list(run.STAGES)
-    assert stages[BROKEN]["status"] == "failed" and stages[BROKEN]["results"] == [{"case": "first", "value": 1}]
-    assert stages[BROKEN]["error"] == "ZeroDivisionError: division by zero"
-    for name in stages.keys() - {BROKEN}:
-        assert stages[name]["status"] == "complete" and stages[name]["results"], (name, stages[name])
-
-
-@pytest.mark.long
-def test_a_run_names_its_machine_and_no_path(dry_run):
-    _, folder = dry_run
-    document = json.loads((folder / "run.json").read_text())
+def test_a_run_with_a_broken_stage(tmp_path, monkeypatch):
+    """It leaves the results of the other stages, in which every timing stands behind a check, and no path."""
+    monkeypatch.setattr(ceilings, "work", lambda stage: stage.add(case="first", value=1) and 1 / 0)
+    assert run.main(["--dry-run", "--out", str(tmp_path)]) == 1
+    assert [file.name for file in (tmp_path / "dry-run").iterdir()] == ["run.json"]
+    document = json.loads((tmp_path / "dry-run" / "run.json").read_text())
     assert document["machine"]["cpu"]["model"] and document["machine"]["torch"]
     assert document["date"].endswith("Z") and document["schema"] == common.SCHEMA
-    for path in (common.ROOT, Path.home(), folder, sys.prefix):
+    for path in (common.ROOT, Path.home(), tmp_path, sys.prefix):
         assert f"{path}/" not in json.dumps(document)
-    assert [file.name for file in folder.iterdir()] == ["run.json"]
-
-
-@pytest.mark.long
-def test_every_timing_stands_behind_a_check(dry_run):
-    _, folder = dry_run
-    stages = json.loads((folder / "run.json").read_text())["stages"]
+    stages = document["stages"]
+    assert list(stages) == list(run.STAGES)
+    broken = stages.pop("ceilings")
+    assert broken["status"] == "failed" and broken["results"] == [{"case": "first", "value": 1}]
+    assert broken["error"] == "ZeroDivisionError: division by zero"
+    assert all(found["status"] == "complete" and found["results"] for found in stages.values()), stages
     for name, key in (("lstm", ("path", "precision")), ("text", ("precision",)), ("encoder", ("backend", "precision"))):
         cases = [case for case in stages[name]["results"]
                  if case.get("variant") != "reference" and "skipped" not in case]
@@ -76,7 +53,7 @@ def test_a_path_that_is_wrong_is_not_timed(capsys, monkeypatch):
     monkeypatch.setattr(lstm, "run", lambda x, rows, schedule, state, weights, **settings: (
         torch.zeros(rows.shape[1], 2 * x.shape[1]), state))
     monkeypatch.setattr(lstm, "why_not", lambda device, path: None)
-    dry = dry_stage()
+    dry = stage.Stage(20, dry_run=True)
     assert dry.run(lstm.work) == 1
     assert {(case["path"], case["precision"]) for case in dry.results} == {
         ("graph", "highest"), ("graph", "high"), ("graph", "medium"), ("persistent", "medium")}
@@ -127,12 +104,15 @@ def test_a_stage_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
     assert found["stages"]["lstm"]["exit"] == 1 and found["stages"]["lstm"]["log"]
 
 
-def test_a_case_that_raises_is_recorded_and_the_next_one_runs(capsys):
-    dry = dry_stage()
+def test_cases_that_raise_or_cannot_be_measured_are_recorded(capsys):
+    dry = stage.Stage(20, dry_run=True)
     dry.attempt(lambda: 1 / 0, case="bad")
     dry.attempt(lambda: {"value": 1.23456789}, case="good")
     assert run.result(0, capsys.readouterr().out.splitlines())["results"] == dry.results == [
         {"case": "bad", "failed": "ZeroDivisionError: division by zero"}, {"case": "good", "value": 1.2346}]
+    ceilings.work(dry)
+    cases = {case["case"]: case for case in dry.results}
+    assert cases["gemm fp32"]["tflop_per_s"] > 0 and "skipped" in cases["probes"]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -170,6 +150,7 @@ def test_a_prediction_adds_up():
     assert predict.predict(replace(counts, z_bytes=10**6), chip)["inputs"] == pytest.approx(1e-6)
     assert predict.predicted_us("NVIDIA H100 80GB HBM3", 1) > 0 and predict.predicted_us("NVIDIA H100", 3) is None
     assert predict.predicted_us("NVIDIA A100", 1) is None
+    assert predict.table(predict.stored()) in (common.ROOT / "docs" / "gpu.md").read_text()
 
 
 def test_counts_of_a_step_are_told_apart_by_opcode():
@@ -187,17 +168,6 @@ def test_counts_of_a_step_are_told_apart_by_opcode():
     assert predict.classified(opcodes, blocks=2, z_bytes=100, rounds=4, cluster_rounds=1) == predict.Counts(
         blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=15, input_sectors=3, z_bytes=100,
         cluster_bytes=512, barriers=2, rounds=4, cluster_rounds=1)
-
-
-def test_the_predictions_in_the_docs_are_those_of_the_counts():
-    assert predict.table(predict.stored()) in (common.ROOT / "docs" / "gpu.md").read_text()
-
-
-def test_ceilings_name_what_a_cpu_cannot_measure():
-    dry = dry_stage()
-    ceilings.work(dry)
-    cases = {case["case"]: case for case in dry.results}
-    assert cases["gemm fp32"]["tflop_per_s"] > 0 and "skipped" in cases["probes"]
 
 
 @pytest.mark.long
