@@ -13,8 +13,6 @@ from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 
-logger = logging.getLogger(__name__)
-
 _FILES = "--model", "--options-file", "--weight-file"
 _NUMERICS = "--precision", "--backend"
 
@@ -112,7 +110,7 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
     if unknown and not token_table:
         raise ConfigurationError(f"--unknown: expected --token-table beside it, got {unknown} alone")
     if vocab_path is not None:
-        logger.warning("--vocab-path: not used, neither here nor by AllenNLP 0.9")
+        logging.getLogger(__name__).warning("--vocab-path: not used, neither here nor by AllenNLP 0.9")
     if include_package:
         from elmo_fast.compat.allennlp.registry import import_submodules
 

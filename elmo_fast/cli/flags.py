@@ -24,10 +24,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 
 def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | str, summary: str, *shared: str,
                 **defaults: Any) -> argparse.ArgumentParser:
-    """Add a subcommand with some of the shared flags; `defaults` replace theirs.
-
-    `run`, a function or `module:function`, takes the arguments by name and may return lines to print.
-    """
+    """Add a subcommand with shared flags; `defaults` replace theirs. `run` or `module:function` may return lines."""
     parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     for flag in shared:
         parser.add_argument(flag, **_SHARED[flag])

@@ -4,14 +4,13 @@ import signal
 import sys
 import time
 
-import h5py
 import numpy as np
 import pytest
 
 import elmo_fast
 from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
 from elmo_fast.ops.backend import OPS
-from tests.support.files import names, paths, run, start, tiny, write_model
+from tests.support.files import names, paths, read_hdf5, run, start, tiny, write_model
 
 SENTENCES = ["The cat sat .", "It rained", "caf\u00e9 \u732b"]
 
@@ -28,11 +27,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     (tmp_path / "in.txt").write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
     return tmp_path
-
-
-def arrays(path):
-    with h5py.File(path) as file:
-        return {key: file[key][...] for key in file if key != "sentence_to_index"}
 
 
 def assert_refused(result, message, status=2):
@@ -55,8 +49,9 @@ def test_further_flags_of_allennlp(capsys, folder, model, monkeypatch):
     lines = err.splitlines()
     assert lines[:3] == ["imported 1", "imported 2", "imported 3"]
     assert lines[3].startswith("0%|") and lines[-1].startswith("100%|") and "3/3" in lines[-1]
-    for key, expected in arrays("plain.hdf5").items():
-        np.testing.assert_array_equal(arrays("out.hdf5")[key], expected)
+    found = read_hdf5("out.hdf5")
+    for key, expected in read_hdf5("plain.hdf5").items():
+        np.testing.assert_array_equal(found[key], expected)
     assert run(capsys, "embed", "in.txt", "out.hdf5", "--top", "--model", model, "--file-friendly-logging",
                "--quiet") == (0, "", "")
     (folder / "out.hdf5").unlink()
@@ -80,10 +75,10 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
         embedder = ElmoEmbedder(*paths(model), state=state)
         embedder.embed_file(file, "expected.hdf5", layers, progress=False, **options)
     assert run(capsys, "embed", "in.txt", "out.hdf5", f"--{layers}", *more) == (0, "", "")
-    with h5py.File("out.hdf5") as ours, h5py.File("expected.hdf5") as theirs:
-        assert list(ours) == list(theirs) and len(ours) >= 4
-        for key in ours:
-            np.testing.assert_array_equal(ours[key], theirs[key])
+    ours, theirs = read_hdf5("out.hdf5"), read_hdf5("expected.hdf5")
+    assert list(ours) == list(theirs) and len(ours) >= 4
+    for key, values in theirs.items():
+        np.testing.assert_array_equal(ours[key], values)
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -228,7 +223,7 @@ def finish(process, text=None):
 def test_stdin(model, tmp_path):
     result = finish(start_embedding(model, tmp_path, "--vocab-path", "none.txt"), "\n".join(SENTENCES))
     assert result == (0, "", "WARNING: --vocab-path: not used, neither here nor by AllenNLP 0.9\n")
-    found = arrays(tmp_path / "out.hdf5")
+    found = read_hdf5(tmp_path / "out.hdf5")
     for key, values in enumerate(ElmoEmbedder(*paths(model)).embed_sentences([line.split() for line in SENTENCES])):
         np.testing.assert_array_equal(found[str(key)], values)
 

@@ -4,7 +4,6 @@ import io
 import json
 import os
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from elmo_fast import BiLm, ElmoEmbedder, Options, batch_to_ids, random_weights, remove_boundaries
 from elmo_fast.embed import stream
 from elmo_fast.testing import SAME_MODEL
-from tests.support.files import names
+from tests.support.files import names, read_hdf5
 from tests.support.models import SENTENCES, bilm, files, options
 
 BACKENDS = ["reference", "torch", "auto"]
@@ -66,10 +65,9 @@ def embed(tmp_path):
         arguments = {"batch_size": 2, "progress": False, **arguments}
         (ours or embedder()).embed_file(file, tmp_path / "o.hdf5", **arguments)
         assert file.closed
-        with h5py.File(tmp_path / "o.hdf5") as written:
-            index = written.get("sentence_to_index")
-            return ({key: written[key][...] for key in written if key != "sentence_to_index"},
-                    None if index is None else json.loads(index[0]))
+        arrays = read_hdf5(tmp_path / "o.hdf5")
+        index = arrays.pop("sentence_to_index", None)
+        return arrays, None if index is None else json.loads(index[0])
     return into
 
 
