@@ -74,7 +74,7 @@ def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
              (clipped, "highest", 0, starting()), (FIRING, "medium", 0, starting())]
     plain, _, replayed = ([check(of, precision, *text(FIRING, seed, 3), weights=layers[number], **more)
                            for of, precision, number, more in cases] for seed in (0, 1, 0))
-    assert len(graphs) == 2 and all(each.replayed for each in graphs)
+    assert len(graphs) == 2 and all(capture.replayed for capture in graphs)
     for (one, state), (other, other_state) in zip(plain, replayed):
         assert all(map(torch.equal, (one, *state), (other, *other_state)))
 
@@ -203,7 +203,7 @@ def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
         return [{len(bucket.graphs) for bucket in arena._buckets.values()} for arena in arenas.kept.values()]
 
     one, two = (layer(number=number) for number in (0, 1))
-    alone = [run(FIRING, "highest", *text(), weights=each)[0] for each in (one, two)]
+    alone = [run(FIRING, "highest", *text(), weights=weights)[0] for weights in (one, two)]
     assert not torch.equal(*alone)
     assert torch.equal(run(FIRING, "highest", *text(), weights=one)[0], alone[0])
     assert layers_with_graphs() == [{2}]
@@ -252,7 +252,7 @@ def test_inference_mode_leaves_nothing_behind(precision, graphs):
     operands_before, weights = text(), layer()
     with torch.inference_mode():
         own = text(), layer()
-        inside = [run(FIRING, precision, *some, weights=each)[0] for some, each in ((operands_before, weights), own)]
+        inside = [run(FIRING, precision, *some, weights=mine)[0] for some, mine in ((operands_before, weights), own)]
     outside = run(FIRING, precision, *operands_before, weights=weights)[0]
     assert torch.equal(inside[0], outside) and torch.equal(inside[1], outside)
     outside.add_(1)
