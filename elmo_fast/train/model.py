@@ -12,7 +12,7 @@ from elmo_fast.model.encoder import CharacterEncoder, WordEmbedder
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import DIRECTIONS, lstm_name, random_weights
+from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule
