@@ -15,8 +15,6 @@ LIMITS = {"highest": AGAINST_FLOAT64["highest"], "high": AGAINST_FLOAT64["high-t
           "medium": AGAINST_FLOAT64["medium-fp16"]}
 BF16_LIMIT = AGAINST_FLOAT64["medium-bf16"]
 FIRING = SHAPES["clips that fire"]
-CLIPS = {"cell_clip": 0.3, "proj_clip": 0.05}  # of FIRING
-SLOTS = np.array([0, 1, 1, 0, 2, 1, 0])  # of the sentences: four start within slots
 
 
 def layer(of=FIRING, number=0, **more):
@@ -29,17 +27,19 @@ def text(of=FIRING, seed=0, slots=None):
     return inputs, index, tuple(part[:slots] for part in state)
 
 
-def many_slots(slots, of=FIRING, seed=0):
+def ragged(slots, of=FIRING, seed=0):
     """`text` of ragged slots, in which sequences start, and three empty ones; with the settings of the call."""
     lengths, sizes = [0, 0, *(3 + number % 3 for number in range(slots)), 0] * 2, (of.lstm.projection_dim, of.lstm.dim)
     generator = torch.Generator().manual_seed(seed)
     state = tuple(torch.randn(slots + 3, 2 * size, generator=generator) / 4 for size in sizes)
     return ((text(of, seed)[0], torch.arange(sum(lengths)) % 6, state),
-            {"lengths": lengths, "slots": [*range(slots + 3)] * 2, "initial_state": initial_of(of)})
+            {"lengths": lengths, **starting(of, [*range(slots + 3)] * 2)})
 
 
-def initial_of(of=FIRING):
-    return tuple(torch.linspace(-0.2, 0.2, 2 * size) for size in (of.lstm.projection_dim, of.lstm.dim))
+def starting(of=FIRING, slots=(0, 1, 1, 0, 2, 1, 0)):
+    """Settings of sequences that start within slots, four of the text's sentences, and the state they start from."""
+    sizes = 2 * of.lstm.projection_dim, 2 * of.lstm.dim
+    return {"slots": np.array(slots), "initial_state": tuple(torch.linspace(-0.2, 0.2, size) for size in sizes)}
 
 
 def moved(tree, *to):

@@ -262,10 +262,10 @@ class Bucket:
 
 
 class Arenas:
-    """Arenas by key, at most `most`; the one unused for longest goes first, and those go whose weights are all gone."""
+    """A few arenas by key: the one unused for longest goes first, and those go whose weights are all gone."""
 
-    def __init__(self, most: int = _MOST_ARENAS):
-        self._most, self._lock = most, threading.RLock()
+    def __init__(self):
+        self._lock = threading.RLock()
         self.kept: weakref.WeakValueDictionary[Hashable, Arena] = weakref.WeakValueDictionary()  # used last: at the end
         self._of_weight = WeakTensorKeyDictionary()  # weight -> {key: arena}, which keeps the arena
 
@@ -274,7 +274,7 @@ class Arenas:
         with self._lock:
             arena = self.kept.pop(key, None) or make()
             self.kept[key] = self._of_weight.setdefault(weight, {})[key] = arena
-            while len(self.kept) > self._most:
+            while len(self.kept) > _MOST_ARENAS:
                 oldest = next(iter(self.kept))
                 del self.kept[oldest]
                 for arenas in self._of_weight.values():

@@ -19,7 +19,7 @@ from elmo_fast.ops.cuda import graphs as captures_module
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall
 from tests.support import fake_graphs
-from tests.support.gpu_lstm import FIRING, SLOTS, check, initial_of, layer, run, text
+from tests.support.gpu_lstm import FIRING, check, layer, run, starting, text
 from tests.support.models import SHAPES, options
 
 DEVICE = torch.device("cuda", 0)
@@ -69,12 +69,12 @@ def test_few_slots_move_to_a_smaller_bucket_where_enough_steps_are_left():
 def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
     """Clips, starts, weights and inputs in turn on an arena of each operand type, until all of it is replayed."""
     layers, clipped = [layer(SHAPES["two layers"], number) for number in (0, 1)], options({"cell_clip": 0.3})
-    starts = {"initial_state": initial_of()}
-    cases = [(options(), "highest", 0, {}), (options(), "highest", 1, {}), (options(), "medium", 1, {}),
-             (clipped, "highest", 0, starts), (FIRING, "medium", 0, starts)]
-    plain, _, replayed = ([check(of, precision, *text(FIRING, seed, 3), slots=SLOTS, weights=layers[number], **more)
+    slots = {"slots": starting()["slots"]}
+    cases = [(options(), "highest", 0, slots), (options(), "highest", 1, slots), (options(), "medium", 1, slots),
+             (clipped, "highest", 0, starting()), (FIRING, "medium", 0, starting())]
+    plain, _, replayed = ([check(of, precision, *text(FIRING, seed, 3), weights=layers[number], **more)
                            for of, precision, number, more in cases] for seed in (0, 1, 0))
-    assert len(graphs) == 2 and all(each.replayed for each in graphs)
+    assert len(graphs) == 2 and all(capture.replayed for capture in graphs)
     for (one, state), (other, other_state) in zip(plain, replayed):
         assert all(map(torch.equal, (one, *state), (other, *other_state)))
 
@@ -203,7 +203,7 @@ def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
         return [{len(bucket.graphs) for bucket in arena._buckets.values()} for arena in arenas.kept.values()]
 
     one, two = (layer(number=number) for number in (0, 1))
-    alone = [run(FIRING, "highest", *text(), weights=each)[0] for each in (one, two)]
+    alone = [run(FIRING, "highest", *text(), weights=weights)[0] for weights in (one, two)]
     assert not torch.equal(*alone)
     assert torch.equal(run(FIRING, "highest", *text(), weights=one)[0], alone[0])
     assert layers_with_graphs() == [{2}]
@@ -231,7 +231,8 @@ def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
     class Kept:
         pass
 
-    few, weight = blocks.Arenas(most=2), torch.ones(1)
+    few, weight = blocks.Arenas(), torch.ones(1)
+    monkeypatch.setattr(blocks, "_MOST_ARENAS", 2)
     made = [few.get(key, weight, Kept) for key in "abacba"]
     assert made[2] is made[0] and made[4] is not made[1] and made[5] is not made[0]
     assert list(few.kept) == ["b", "a"]
@@ -251,7 +252,7 @@ def test_inference_mode_leaves_nothing_behind(precision, graphs):
     operands_before, weights = text(), layer()
     with torch.inference_mode():
         own = text(), layer()
-        inside = [run(FIRING, precision, *some, weights=each)[0] for some, each in ((operands_before, weights), own)]
+        inside = [run(FIRING, precision, *some, weights=mine)[0] for some, mine in ((operands_before, weights), own)]
     outside = run(FIRING, precision, *operands_before, weights=weights)[0]
     assert torch.equal(inside[0], outside) and torch.equal(inside[1], outside)
     outside.add_(1)

@@ -68,8 +68,8 @@ def test_clusters_and_residency(cluster, slots):
         if plan["reason"] is None:
             plans.append(plan)
             check(module, case)
-    assert {each["cluster"] for each in plans} == {cluster}
-    assert len({each["shared_steps"] for each in plans}) > 1 and any(each["streamed_bytes"] for each in plans)
+    assert {plan["cluster"] for plan in plans} == {cluster}
+    assert len({plan["shared_steps"] for plan in plans}) > 1 and any(plan["streamed_bytes"] for plan in plans)
 
 
 def test_bits_of_a_slot_depend_on_the_slot_alone(native):
@@ -213,8 +213,8 @@ def shapes(module, generation, slots):
         plan = module.cuda_lstm_plan(dim, 400, (processors, most, *clusters), slots)
         if plan["reason"]:
             continue
-        least = next(each for each in range(4096, most, 2048)
-                     if not module.cuda_lstm_plan(dim, 400, (processors, each, *clusters), slots)["reason"])
+        least = next(size for size in range(4096, most, 2048)
+                     if not module.cuda_lstm_plan(dim, 400, (processors, size, *clusters), slots)["reason"])
         for steps in range(4):  # about so many k-steps of weights in shared memory: loops end in every remainder
             yield dim, 400, (processors, least + steps * 4096 * plan["units_per_block"], *clusters), {}
         yield dim, 400, (processors, most, *clusters), {"cell_clip": 0.3}

@@ -13,20 +13,7 @@ from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing import relative_error
 from tests.ops.cuda.conftest import WAYS
 from tests.support import cuda_ops, fake_graphs
-from tests.support.gpu_lstm import (
-    BF16_LIMIT,
-    CLIPS,
-    FIRING,
-    LIMITS,
-    SLOTS,
-    assert_close,
-    check,
-    initial_of,
-    layer,
-    many_slots,
-    run,
-    text,
-)
+from tests.support.gpu_lstm import BF16_LIMIT, FIRING, LIMITS, assert_close, check, layer, ragged, run, starting, text
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.op_cases import LENGTHS, text_order
 
@@ -44,13 +31,13 @@ def test_the_graph_path_agrees_with_float64(shape, precision, operands_of):
     of, (inputs, index, state) = SHAPES[shape], operands_of(SHAPES[shape])
     limit = BF16_LIMIT if (shape, precision) == ("no clips", "medium") else LIMITS[precision]
     check(of, precision, inputs, index, state, limit=limit)
-    check(of, precision, inputs, index, lost(state), limit=limit, slots=SLOTS, initial_state=initial_of(of))
+    check(of, precision, inputs, index, lost(state), limit=limit, **starting(of))
 
 
 @pytest.mark.parametrize("native, operands_of", list(zip((90, 80, 80, 90), WAYS)), indirect=True)
 def test_the_persistent_path_agrees_with_float64(native, operands_of):
     inputs, index, state = operands_of()
-    check(FIRING, "medium", inputs, index, lost(state), slots=SLOTS, initial_state=initial_of())
+    check(FIRING, "medium", inputs, index, lost(state), **starting())
     assert all(call["operand"] == 0 and call["scale"] and call["initial_h"] for call in native.calls)
     check(SHAPES["no clips"], "medium", inputs, index, state, limit=BF16_LIMIT)
     assert (native.calls[-1]["operand"], native.calls[-1]["scale"], native.calls[-1]["initial_c"]) == (1, 0, 0)
@@ -68,7 +55,7 @@ def test_each_direction_reads_its_half_in_blocks(precision, bounded, operands_of
     (90, 200, [64, 64, 64, 8])], indirect=["native"])
 def test_any_number_of_slots(native, slots, launches, arenas):
     """Ragged, sequences that start within slots, and empty slots, which keep their state; then with new weights."""
-    operands, more = many_slots(slots)
+    operands, more = ragged(slots)
     inputs, _, state = operands
     weights, lengths = layer(), more["lengths"][: slots + 3]
     check(FIRING, "medium", *operands, **more, weights=weights)
@@ -174,7 +161,8 @@ def test_registered_as_one_op(starts):
     inputs, index, state = text()
     schedule = make_schedule(LENGTHS)
     rows = index[torch.from_numpy(schedule.tokens).long()]
-    given = LstmCall(inputs, rows, schedule, state, layer(), 3.0, None, initial_of() if starts else None).arguments()
+    initial = starting()["initial_state"] if starts else None
+    given = LstmCall(inputs, rows, schedule, state, layer(), 3.0, None, initial).arguments()
     with cuda_ops.registered_on_cpu():
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, given)
         compiled = torch.compile(lambda x: torch.ops.elmo_fast.projected_lstm(x * 2, *given[1:]), fullgraph=True,
@@ -186,14 +174,14 @@ def test_registered_as_one_op(starts):
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 def test_a_padded_batch_waits_for_nothing(precision, monkeypatch):
     x, lengths, state = torch.randn(3, 20, 11), torch.tensor([20, 0, 7]), (torch.randn(3, 22), torch.randn(3, 74))
-    weights, schedule = layer(), make_schedule(lengths.tolist())
+    weights, schedule, clips = layer(), make_schedule(lengths.tolist()), {"cell_clip": 0.3, "proj_clip": 0.05}
     rows = torch.from_numpy(schedule.tokens + 20 * (schedule.tokens >= 20))  # past the empty sentence
-    expected = reference.projected_lstm(x.flatten(0, 1), rows, schedule, state, weights, **CLIPS)
+    expected = reference.projected_lstm(x.flatten(0, 1), rows, schedule, state, weights, **clips)
     blocks.operands(flat_weights(weights), precision, 0.05)
     for most in (1024, 2):
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", most)
         with fake_graphs.Watch(None):  # the buffers are the call's own: only waiting is looked for
-            found, final = lstm.padded_lstm(x, lengths, state, weights, precision=precision, **CLIPS)
+            found, final = lstm.padded_lstm(x, lengths, state, weights, precision=precision, **clips)
         assert (found[1] == 0).all() and (found[2, 7:] == 0).all() and torch.equal(final[1][1], state[1][1])
         real = torch.cat([found[0], found[2, :7]])
         order = torch.from_numpy(schedule.tokens).long()

@@ -45,7 +45,7 @@ class Case:
 
     def run(self, name=None, tensors=None):
         """The op in the precision of that name, in fp32 tensors, or exactly."""
-        given = tensors or [each.float() if name else each for each in self.tensors]
+        given = tensors or [tensor.float() if name else tensor for tensor in self.tensors]
         if self.op == "char_cnn":
             given = self.ids, given[0], list(zip(given[1::2], given[2::2])), self.activation
         return getattr(cuda_ops, self.op)(*given, *PRECISIONS[name]) if name else EXACT[self.op](*given)
@@ -108,7 +108,7 @@ def test_learned_padding_batch_mates_and_edits(name):
     assert torch.equal(Case("char_cnn", case.tensors, case.ids.flip(0)).check(name).flip(0), together)
     outside, inside = case.ids.clone(), case.ids.clone()
     outside[:3, 1], inside[:3, 1] = torch.tensor([-5, 262, 2**40]), torch.tensor([0, 261, 261])
-    given = [each.float() for each in case.tensors]
+    given = [tensor.float() for tensor in case.tensors]
     runs = [Case("char_cnn", [], ids).run(name, given) for ids in (outside, inside)]
     assert torch.equal(*runs)
     given[1].mul_(2)
@@ -116,11 +116,11 @@ def test_learned_padding_batch_mates_and_edits(name):
 
 
 def gradients(case, name, kinds):
-    leaves = [each.to(kind).clone().requires_grad_() for each, kind in zip(case.tensors, kinds)]
+    leaves = [tensor.to(kind).clone().requires_grad_() for tensor, kind in zip(case.tensors, kinds)]
     out = case.run(name, leaves).float() if name else case.run(None, leaves)
     out = out.sin() if case.op != "char_cnn" else out
     (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
-    return [each.grad for each in leaves]
+    return [tensor.grad for tensor in leaves]
 
 
 @pytest.mark.parametrize("how", ["as it is", "ties", "in pieces", "tanh", "bf16", "highway ieee", "highway bf16",
@@ -129,7 +129,7 @@ def test_gradients_agree_with_the_reference(how, monkeypatch):
     case, kinds = conv(None, [[1, 3], [3, 4], [6, 5]]), [torch.float32] * 7
     name, limit = "ieee", GRADIENT_AGAINST_FLOAT64
     if how in ("tanh", "bf16"):  # its slope where it saturates, 1 - tanh(x)^2, is all rounding in fp32
-        case.activation, case.tensors[1::2] = "tanh", [each / 8 for each in case.tensors[1::2]]
+        case.activation, case.tensors[1::2] = "tanh", [tensor / 8 for tensor in case.tensors[1::2]]
     if how == "ties":  # some filters see no difference between windows, or see only one value of a character
         case.tensors[0], case.tensors[1] = (case.tensors[0] > 0).double(), case.tensors[1].sign()
         case.tensors[3][..., :2], case.tensors[4][:2] = 0, 0.5
@@ -137,7 +137,7 @@ def test_gradients_agree_with_the_reference(how, monkeypatch):
         monkeypatch.setattr(torch_char_cnn, "_WINDOWS_AT_ONCE", 60)
     elif how == "bf16":
         kinds[0] = kinds[3] = torch.bfloat16
-        case.tensors, name, limit = [each.bfloat16().double() for each in case.tensors], "bf16", LIMITS["bf16"]
+        case.tensors, name, limit = [tensor.bfloat16().double() for tensor in case.tensors], "bf16", LIMITS["bf16"]
     elif " " in how and how[0] in "hl":
         op, name = how.split()
         case, limit = layer(op, 9, 33, None if op == "highway" else 5), {"ieee": 1e-5, "tf32": 2e-3, "bf16": 2e-2}[name]
@@ -148,7 +148,7 @@ def test_gradients_agree_with_the_reference(how, monkeypatch):
 @pytest.mark.parametrize("operands", ["ieee", "bf16"])
 def test_the_ops_are_registered_well(operands):
     parts = conv(None, [[1, 3], [3, 4]]).tensors, layer("highway", 5, 7).tensors
-    (embed, *filters), row = ([each.float().requires_grad_() for each in part] for part in parts)
+    (embed, *filters), row = ([tensor.float().requires_grad_() for tensor in part] for part in parts)
     settings = PRECISIONS[operands]
     for op, arguments in (("char_cnn", (words()[:2], embed, filters[::2], filters[1::2], "relu", *settings, False)),
                           ("highway", (row[0], row[1:], None, *settings)),
@@ -158,7 +158,7 @@ def test_the_ops_are_registered_well(operands):
 
 def test_compile_sees_one_op():
     case, graphs = conv(), []
-    given = [each.float() for each in case.tensors]
+    given = [tensor.float() for tensor in case.tensors]
     compiled = torch.compile(lambda: case.run("ieee", given), fullgraph=True,
                              backend=lambda graph, _: graphs.append(graph) or graph.forward)
     assert torch.equal(compiled(), case.run("ieee", given))
