@@ -20,8 +20,6 @@ from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import Batch, Numbering
 
-Dropout = Callable[[torch.Tensor], torch.Tensor]
-
 _MAX_SCORES = 1 << 22  # in memory at a time
 
 
@@ -93,7 +91,7 @@ class LanguageModel(nn.Module):
         return self.lstm.zero_state(rows if self.config.bidirectional else (rows + 1) // 2, self.softmax_b)
 
     def outputs(self, tokens: torch.Tensor, rows: torch.Tensor, steps: int, state: State,
-                drop: Dropout | None = None) -> tuple[list[torch.Tensor], State]:
+                drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
         """Top-layer outputs of the op's two directions [S, P], and the state after the last step.
 
         `tokens` are ids of unique tokens, `rows` int [D, S] their numbers at S = steps * rows positions, step after
@@ -107,7 +105,7 @@ class LanguageModel(nn.Module):
                                       self.backend, self.precision, drop=drop)
         return list(layers[-1].chunk(2, dim=1)), state
 
-    def losses(self, batch: Batch, state: State, drop: Dropout | None) -> tuple[torch.Tensor, State, list[UsedRows]]:
+    def losses(self, batch: Batch, state: State, drop: Callable | None) -> tuple[torch.Tensor, State, list[UsedRows]]:
         """Mean loss of every direction [D], the state after the batch (detached), and the table rows it used."""
         steps, device = self.config.training.unroll_steps, self.softmax_b.device
         with numerics(self.precision, device):
