@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support import cuda_ops, op_cases
 from tests.support.models import SHAPES
 from tests.support.op_cases import LENGTHS, draw, text_order

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast.testing.tolerances import relative_error
+from elmo_fast.testing import relative_error
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import evaluate
 from elmo_fast.train import model as training

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from elmo_fast.choices import cache_directory
 from elmo_fast.ops.cuda.blocks import Operands
 from elmo_fast.ops.device import is_capturing
-from elmo_fast.ops.user_cache import cache_directory
 
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"
 VARIABLE = "ELMO_FAST_CUDA_LSTM"

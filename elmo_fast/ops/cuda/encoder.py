@@ -35,9 +35,9 @@ def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, s
 def char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded, needed):
     """Recomputed in torch: the kernel saves no windows."""
     with _autograd_enabled():
-        found = iter(torch_char_cnn.gradients(ids, char_embed, list(zip(weights, biases)), activation, grad, needed,
-                                              lambda: gradient_numerics(precision, ids.device)))
-    return [next(found) if wanted else no_gradient(grad) for wanted in needed]
+        found = torch_char_cnn.gradients(ids, [char_embed, *weights, *biases], activation, grad, needed,
+                                         lambda: gradient_numerics(precision, ids.device))
+    return [no_gradient(grad) if each is None else each for each in found]
 
 
 def highway(x, weights, packed, precision, bounded):

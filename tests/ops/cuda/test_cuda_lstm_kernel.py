@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64
+from elmo_fast.testing import AGAINST_FLOAT64
 from tests.support.lstm_kernel_case import A100, BF16, FP16, H100, SMALL, TYPES, errors, make, oracle, run
 from tests.support.ptx_machine import coverage, machine
 

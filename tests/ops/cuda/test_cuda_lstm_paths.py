@@ -10,7 +10,7 @@ from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import blocks, lstm, steps
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
-from elmo_fast.testing.tolerances import relative_error
+from elmo_fast.testing import relative_error
 from tests.ops.cuda.conftest import WAYS
 from tests.support import cuda_ops, fake_graphs
 from tests.support.gpu_lstm import (
