@@ -46,8 +46,6 @@ class LanguageModel(nn.Module):
         lstm = {name: value for name, value in weights.items() if name.startswith("RNN_")}
         tokens = {name: value for name, value in weights.items() if name not in SOFTMAX and name not in lstm}
         self.token_source = source(config.model, tokens, True)
-        if not config.bidirectional:
-            lstm |= {name.replace("RNN_0", "RNN_1"): value for name, value in lstm.items() if name.startswith("RNN_0")}
         self.lstm = LstmStack(config.model, lstm, True, "zero")
         for name, parameter in list(self.lstm.named_parameters()):
             dataset, direction, layer = name.rsplit("_", 2)
