@@ -10,8 +10,8 @@ from typing import Any
 from elmo_fast.model.options import ConfigurationError, Options, read_json
 
 DECAYS = ("constant", "linear", "cosine")
-_DEFAULTS = {"adagrad": {}, "adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}}
-OPTIMIZERS = tuple(_DEFAULTS)
+_DEFAULTS = {"adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}}  # other than the fields'
+OPTIMIZERS = ("adagrad", "adamw")
 # The published models: LSTM cells, projection, highway layers.
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 _FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
@@ -74,7 +74,7 @@ class OptimizerConfig:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], source: str) -> "OptimizerConfig":
         """Check the keys of `options.json` that are fields; absent keys and nulls get the optimizer's default."""
-        defaults = _DEFAULTS.get(content.get("optimizer", "adagrad"), {})
+        defaults = _DEFAULTS.get(content.get("optimizer"), {})
         values = {}
         for field in dataclasses.fields(cls):
             value = content.get(field.name)

@@ -198,9 +198,3 @@ class BatchStream(torch.utils.data.IterableDataset):
                 position = np.stack([reader.position() for reader in readers])
                 yield self._numbering.batch(texts, self._rows, position, self._orders[0].stream,
                                             self._first_step + number)
-
-
-def load_batches(stream: BatchStream, workers: int, pinned: bool) -> Iterator[Batch]:
-    """The batches, prepared by `workers` processes (0: in this process, on demand), in pinned memory for a GPU."""
-    return iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=workers, pin_memory=pinned,
-                                            prefetch_factor=4 if workers else None))

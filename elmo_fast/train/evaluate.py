@@ -3,7 +3,7 @@
 import heapq
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -68,6 +68,7 @@ class OneStepRows:
         return taken
 
 
+@torch.no_grad()
 def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, batch_size: int = 256,
                progress: bool = False) -> Perplexity:
     """Exp of the mean of both directions' mean losses over batches of a single step.
@@ -80,33 +81,25 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
     if sentences < batch_size:
         raise ValueError(f"batch_size: expected at most the {sentences} sentences of the held-out text, got "
                          f"{batch_size}")
-    with torch.no_grad():
-        losses = torch.cat(list(_losses(model, shards, vocabulary, batch_size, progress)), dim=1)  # [D, batches]
-    means = losses.mean(1)
-    return Perplexity(math.exp(means.mean()), tuple(map(math.exp, means.tolist())), losses.shape[1], batch_size)
-
-
-def _losses(model: LanguageModel, shards, vocabulary, rows: int, progress: bool) -> Iterator[torch.Tensor]:
-    """Mean losses of batches of a single step: float64 [D, steps], some steps at a time."""
-    numbering = model.numbering(vocabulary)
-    readers = [OneStepRows(Sentences(shards, Order(reverse=reverse)), rows)
+    readers = [OneStepRows(Sentences(shards, Order(reverse=reverse)), batch_size)
                for reverse in (False, True)[: model.directions]]
-    device, state = model.softmax_b.device, model.zero_state(rows)
+    numbering, device, state = model.numbering(vocabulary), model.softmax_b.device, model.zero_state(batch_size)
+    losses = []  # of batches of a single step: float64 [D, steps], some steps at a time
     with tqdm(total=sum(shard.predictions for shard in shards), unit="tok", unit_scale=True, disable=not progress,
               desc="perplexity", leave=False) as bar:
-        while True:
-            texts = [reader.next(_STEPS) for reader in readers]
-            if not texts[0][0]:
-                return
-            batch = numbering.batch(texts, rows, np.zeros(0))
-            steps = batch.targets.shape[1] // rows
+        while (texts := [reader.next(_STEPS) for reader in readers])[0][0]:
+            batch = numbering.batch(texts, batch_size, np.zeros(0))
+            steps = batch.targets.shape[1] // batch_size
             with numerics(model.precision, device):
                 tops, state = model.outputs(batch.tokens.to(device), batch.rows.to(device), steps, state)
             tops = model.by_direction(tops, steps, batch.rows.shape[1])
-            yield torch.stack([
+            losses.append(torch.stack([
                 chunked_full_cross_entropy(full_precision(top), model.softmax_w, model.softmax_b, targets.to(device))
-                .double().view(steps, rows).mean(1).cpu() for top, targets in zip(tops, batch.targets)])
-            bar.update(steps * rows)
+                .double().view(steps, batch_size).mean(1).cpu() for top, targets in zip(tops, batch.targets)]))
+            bar.update(steps * batch_size)
+    by_batch = torch.cat(losses, dim=1)
+    means = by_batch.mean(1)
+    return Perplexity(math.exp(means.mean()), tuple(map(math.exp, means.tolist())), by_batch.shape[1], batch_size)
 
 
 def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkpoint: str | os.PathLike | None = None,

@@ -63,18 +63,20 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
     options = Options.from_file(options_file)
-    tensors = _state_dict(path)
+    content = load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
+    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
     found = [name.removesuffix(marker) for name in tensors for marker in _MARKERS if name.endswith(marker)]
     if len(found) != 1:
         raise ConfigurationError(f"--from-module {path}: expected the state_dict of a module with one biLM in it, "
                                  f"found {len(found)} among {len(tensors)} tensors")
-    own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(found[0])}
-    own = {name: value for name, value in own.items() if name.startswith(("_token_embedder.", "_elmo_lstm."))}
+    parts = tuple(found[0] + part for part in ("_token_embedder.", "_elmo_lstm."))
+    own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(parts)}
     weights = random_weights(options)
     if "_token_embedder._projection.weight" in own and "CNN_proj/W_proj" not in weights:
-        size = options.lstm.projection_dim
-        shapes = {"CNN_proj/W_proj": (size, size), "CNN_proj/b_proj": (size,)}
-        weights.update({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+        zeros = np.zeros((options.lstm.projection_dim,) * 2, np.float32)
+        weights.update({"CNN_proj/W_proj": zeros, "CNN_proj/b_proj": zeros[0]})
     bilm = BiLm(options, weights)
     try:
         bilm.load_state_dict(own)
@@ -82,13 +84,6 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
         raise ConfigurationError(f"--from-module {path}: expected the weights of {options_file}, got others: "
                                  f"{error}") from error
     export_module(bilm, output, float16)
-
-
-def _state_dict(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    content = load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
-    return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
 
 
 def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:

@@ -21,7 +21,7 @@ from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import TrainLog, plot_losses
 from elmo_fast.train.config import RunConfig
 from elmo_fast.train.corpus import Order, Shard
-from elmo_fast.train.data import Batch, BatchStream, load_batches
+from elmo_fast.train.data import Batch, BatchStream
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Replicas, Updater
@@ -38,8 +38,8 @@ class Step(NamedTuple):
 class Trainer:
     """Trains a model on shards. All random numbers depend only on the seed, the stream and the step.
 
-    `streams` are those of all processes; every step uses a batch of every stream. `positions_per_step` tokens are then
-    predicted in a direction. `steps_per_epoch` are complete steps in a pass over the text.
+    A step of all processes uses a batch of each of `streams`, and predicts `positions_per_step` tokens in a direction.
+    Batches are prepared by `workers` processes; 0: in this process, on demand.
     """
 
     def __init__(self, model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, replicas: Replicas,
@@ -50,7 +50,7 @@ class Trainer:
         self.step_number = 0
         self.streams = replicas.world * config.accumulate
         self.positions_per_step = config.batch_size * config.unroll_steps * self.streams
-        self.steps_per_epoch = sum(shard.predictions for shard in shards) // self.positions_per_step
+        self.steps_per_epoch = sum(shard.predictions for shard in shards) // self.positions_per_step  # complete steps
         self.total_steps = config.max_steps or max(1, int(config.n_epochs * self.steps_per_epoch))
         negatives = config.n_negative_samples_batch if config.sample_softmax else None
         self._numbering = model.numbering(vocabulary, negatives)
@@ -82,7 +82,9 @@ class Trainer:
                   for reverse in (False, True)[: self.model.directions]]
         stream = BatchStream(self.shards, self._numbering, orders, self.config.batch_size,
                              self.config.unroll_steps, self.step_number, position)
-        return load_batches(stream, self._workers, self.replicas.device.type == "cuda")
+        return iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=self._workers,
+                                                pin_memory=self.replicas.device.type == "cuda",
+                                                prefetch_factor=4 if self._workers else None))
 
     def _backward(self, k: int, batch: Batch):
         numbers = [11, self.config.seed, self._numbers[k], self.step_number]

@@ -20,8 +20,6 @@ from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import Batch, Numbering
 
-Dropout = Callable[[torch.Tensor], torch.Tensor]
-
 _MAX_SCORES = 1 << 22  # in memory at a time
 
 
@@ -48,8 +46,6 @@ class LanguageModel(nn.Module):
         lstm = {name: value for name, value in weights.items() if name.startswith("RNN_")}
         tokens = {name: value for name, value in weights.items() if name not in SOFTMAX and name not in lstm}
         self.token_source = source(config.model, tokens, True)
-        if not config.bidirectional:
-            lstm |= {name.replace("RNN_0", "RNN_1"): value for name, value in lstm.items() if name.startswith("RNN_0")}
         self.lstm = LstmStack(config.model, lstm, True, "zero")
         for name, parameter in list(self.lstm.named_parameters()):
             dataset, direction, layer = name.rsplit("_", 2)
@@ -93,7 +89,7 @@ class LanguageModel(nn.Module):
         return self.lstm.zero_state(rows if self.config.bidirectional else (rows + 1) // 2, self.softmax_b)
 
     def outputs(self, tokens: torch.Tensor, rows: torch.Tensor, steps: int, state: State,
-                drop: Dropout | None = None) -> tuple[list[torch.Tensor], State]:
+                drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
         """Top-layer outputs of the op's two directions [S, P], and the state after the last step.
 
         `tokens` are ids of unique tokens, `rows` int [D, S] their numbers at S = steps * rows positions, step after
@@ -107,7 +103,7 @@ class LanguageModel(nn.Module):
                                       self.backend, self.precision, drop=drop)
         return list(layers[-1].chunk(2, dim=1)), state
 
-    def losses(self, batch: Batch, state: State, drop: Dropout | None) -> tuple[torch.Tensor, State, list[UsedRows]]:
+    def losses(self, batch: Batch, state: State, drop: Callable | None) -> tuple[torch.Tensor, State, list[UsedRows]]:
         """Mean loss of every direction [D], the state after the batch (detached), and the table rows it used."""
         steps, device = self.config.training.unroll_steps, self.softmax_b.device
         with numerics(self.precision, device):

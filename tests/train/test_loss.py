@@ -35,6 +35,8 @@ def test_losses_over_carried_batches(kind, drops, tmp_path):
         expected, plain_state = plain.losses(weights, config, batch, plain_state, drop and drop.drawn)
         np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=2e-6)
         assert not drops or len(drop.drawn) == config.model.lstm.n_layers + 2
+    if batches[0].samples is not None:  # they are drawn anew for every batch
+        assert len({tuple(samples.words[samples.drawn[0]].tolist()) for *_, samples, _ in batches}) == len(batches)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tanh"])  # there all cells are clipped: no gradient

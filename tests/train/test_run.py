@@ -266,31 +266,24 @@ def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
     assert json.loads((tmp_path / "new" / "options.json").read_text())["sample_softmax"] is False
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"train": "absent/*.txt"}, "train: expected files of text, found none at"),
-    ({"train": None}, "--train: expected files for a new run, got none"),
-    ({"vocab": None}, "--vocab: expected files for a new run, got none"),
-    ({"vocab": "absent.txt"}, "absent.txt"),
-    ({"options-file": "absent.json"}, "absent.json"),
-    ({"unroll-steps": "100000"}, "unroll_steps: expected at most"),
-    ({"negatives": "29"}, "n_negative_samples_batch: expected at most the 28 words of the vocabulary, got 29"),
-    ({"patience": "2"}, "--patience: expected --heldout beside it"),
-    ({"size": "small"}, "--size: expected none beside --options-file"),
-    ({"device": "nowhere"}, "device: expected an available device, got 'nowhere'"),
-    ({"dropout": "1"}, "dropout: expected a number from 0 to 1, got 1"),
-    ({"from-model": "absent"}, "model: expected one of"),
-])
-def test_bad_arguments(tmp_path, corpus, capsys, changes, message):
-    check_refusals(capsys, (command_arguments(corpus, tmp_path, **changes), message))
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("argument, content, message", [
+@pytest.mark.parametrize("argument, value, message", [
+    ("train", "absent/*.txt", "train: expected files of text, found none at"),
+    ("train", None, "--train: expected files for a new run, got none"),
     ("train", b"", "train: expected sentences in every file, found no token in"),
     ("train", b"\n\n", "found no token in"),
     ("train", b"a\nb c\n\xff\xfe\n", "bad.txt, line 3: expected UTF-8 text, got undecodable bytes"),
+    ("vocab", None, "--vocab: expected files for a new run, got none"),
+    ("vocab", "absent.txt", "absent.txt"),
     ("vocab", b"</S>\n<UNK>\na\n", "missing <S>"),
     ("heldout", b"a b\n" * 4, "--evaluate-batch-size: expected at most the 4 sentences"),
+    ("unroll-steps", "100000", "unroll_steps: expected at most"),
+    ("negatives", "29", "n_negative_samples_batch: expected at most the 28 words of the vocabulary, got 29"),
+    ("patience", "2", "--patience: expected --heldout beside it"),
+    ("size", "small", "--size: expected none beside --options-file"),
+    ("device", "nowhere", "device: expected an available device, got 'nowhere'"),
+    ("dropout", "1", "dropout: expected a number from 0 to 1, got 1"),
+    ("from-model", "absent", "model: expected one of"),
+    ("options-file", "absent.json", "absent.json"),
     ("options-file", {"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),
     ("options-file", {"optimizer": "sgd"}, "optimizer: expected adagrad or adamw, got 'sgd'"),
     ("options-file", {"dropout": "a"}, "dropout: expected a number from 0 to 1, got 'a'"),
@@ -299,13 +292,15 @@ def test_bad_arguments(tmp_path, corpus, capsys, changes, message):
     ("options-file", {"share_embedding_softmax": True}, "share_embedding_softmax: expected false"),
     ("options-file", {"lstm": {}}, "the key dim is missing"),
 ])
-def test_bad_files(tmp_path, corpus, capsys, argument, content, message):
+def test_bad_arguments(tmp_path, corpus, capsys, argument, value, message):
+    """Bytes and dictionaries are the contents of files."""
     path = tmp_path / "bad.txt"
-    if isinstance(content, dict):
-        write_options(path, **content)
-    else:
-        path.write_bytes(content)
-    check_refusals(capsys, (command_arguments(corpus, tmp_path, **{argument: path}), message))
+    if isinstance(value, dict):
+        write_options(path, **value)
+    elif isinstance(value, bytes):
+        path.write_bytes(value)
+    given = {argument: path if path.exists() else value}
+    check_refusals(capsys, (command_arguments(corpus, tmp_path, **given), message))
     assert not (tmp_path / "new").exists()
 
 
