@@ -12,10 +12,9 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import fingerprint
 from elmo_fast.ops.char_cnn import char_cnn
-from elmo_fast.ops.cpu.linear import drop_highway, drop_linear
-from elmo_fast.ops.cuda.operands import fits_fp16
-from elmo_fast.ops.highway import highway
-from elmo_fast.ops.linear import linear
+from elmo_fast.ops.cpu.linear import drop_product
+from elmo_fast.ops.cuda.encoder import fits_fp16
+from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.text import characters
@@ -87,10 +86,10 @@ class CharacterEncoder(AllenNlpStateDict):
         self._dropped_digest = self.digest()
         for k in range(self.options.n_highway):
             names = [f"W_carry_{k}", f"b_carry_{k}", f"W_transform_{k}", f"b_transform_{k}"]
-            for name, value in zip(names, drop_highway(*(getattr(self, name) for name in names), precision)):
+            for name, value in zip(names, drop_product([getattr(self, name) for name in names], precision)):
                 setattr(self, name, value)
         if self.has_projection:
-            self.W_proj, self.b_proj = drop_linear(self.W_proj, self.b_proj, precision)
+            self.W_proj, self.b_proj = drop_product([self.W_proj, self.b_proj], precision)
 
     def conversions(self) -> Iterator[Conversion]:
         yield Conversion(["char_embed"], ["_char_embedding_weights"], lambda rows: (with_zero_row(rows),),

@@ -85,13 +85,7 @@ class Options:
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> "Options":
         """Read and check an `options.json`."""
-        name = os.fspath(path)
-        try:
-            with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
-                content = json.load(file)
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ConfigurationError(f"options_file {name}: expected JSON, got something else ({error})") from error
-        return cls.from_dict(content, source=f"options_file {name}")
+        return cls.from_dict(read_json(path), source=f"options_file {os.fspath(path)}")
 
     def to_dict(self) -> dict[str, Any]:
         """The content of an `options.json` that gives these options."""
@@ -105,6 +99,19 @@ class Options:
                     "filters": [list(pair) for pair in self.char_cnn.filters]}
             content["char_cnn"] = content.get("char_cnn", {}) | own
         return content
+
+
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """The object in a JSON file; `ConfigurationError` for anything else."""
+    name = os.fspath(path)
+    try:
+        with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
+            content = json.load(file)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigurationError(f"options_file {name}: expected JSON, got something else ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"options_file {name}: expected a JSON object, got {content!r:.80}")
+    return content
 
 
 def _lstm_options(section: "_Section") -> LstmOptions:

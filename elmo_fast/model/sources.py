@@ -10,9 +10,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from elmo_fast.choices import cache_directory
 from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.ops.user_cache import cache_directory
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
 NAMED_MODELS = {

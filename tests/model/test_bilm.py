@@ -7,7 +7,7 @@ import torch
 from elmo_fast import BiLm, ConfigurationError, Options, batch_to_ids, random_weights
 from elmo_fast.model import batch_layout
 from elmo_fast.model.batch_layout import unique_rows
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, weights
 
 IDS = batch_to_ids(SENTENCES)

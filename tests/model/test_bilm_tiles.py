@@ -7,10 +7,10 @@ import torch
 from elmo_fast import ElmoEmbedder, TokenTable, batch_to_ids, build_token_table, write_token_table
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
+from tests.support.engines import TILE_ISAS, isa
 from tests.support.files import names, run, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm, options
-from tests.support.native_lstm import TILE_ISAS, isa
 
 LIMITS = {"high": AGAINST_FLOAT64["high-amx"], "medium": AGAINST_FLOAT64["medium-bf16"]}
 LARGER = options({"dim": 96, "projection_dim": 40, "cell_clip": 0.3, "proj_clip": 0.05},

@@ -14,10 +14,10 @@ from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph
 from elmo_fast.model import encoder as encoder_module
 from elmo_fast.ops import char_cnn
-from elmo_fast.ops.cuda import blocks, lstm, operands
+from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support import cuda_ops
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
@@ -26,7 +26,7 @@ from tests.support.models import SENTENCES, SHAPES, bilm, options
 def capture(monkeypatch):
     """Makes calls believe that they are captured; native kernels, which are the CPU's here, stand back."""
     def begin():
-        for module in (bilm_module, char_cnn, operands):
+        for module in (bilm_module, char_cnn, blocks):
             monkeypatch.setattr(module, "is_capturing", lambda device: True)
 
     def encode(*tensors, backend, **how):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from elmo_fast import Elmo, batch_to_ids, remove_boundaries
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, bilm, options
 from tests.support.models import files as model_files
 

@@ -19,7 +19,7 @@ from elmo_fast import (
     remove_boundaries,
 )
 from elmo_fast.cli import main
-from elmo_fast.testing.tolerances import AGAINST_TENSORFLOW
+from elmo_fast.testing import AGAINST_TENSORFLOW
 
 SENTENCES = {"allennlp": "sentences.json", "bilm-tf": "lm_embeddings_sentences.json"}
 BACKENDS = ["reference", "torch", "auto"]

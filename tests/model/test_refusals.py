@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, Elmo, Options, ScalarMix, TokenTable, batch_to_ids, random_weights
-from elmo_fast.testing.models import tiny
+from elmo_fast.testing import tiny
 from tests.support.models import SENTENCES, bilm, options, weights
 
 IDS = batch_to_ids(SENTENCES)

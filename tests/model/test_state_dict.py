@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from elmo_fast import Elmo, batch_to_ids
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, SHAPES, bilm, options, weights
 
 CHARACTERS = "_elmo_lstm._token_embedder"

@@ -7,7 +7,7 @@ import torch
 
 from elmo_fast import batch_to_ids
 from elmo_fast.model.bilm import WARM_TEXT
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, SHAPES, bilm, layers
 
 WORDS = [f"word{number}" for number in range(40)]

@@ -9,7 +9,7 @@ import torch
 
 from elmo_fast import ConfigurationError, Elmo, ElmoEmbedder, TokenTable, batch_to_ids, build_token_table
 from elmo_fast.model.token_table import lookup
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
 
 KNOWN = sorted({word for sentence in SENTENCES[:3] for word in sentence})

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from elmo_fast import BiLm, Options, batch_to_ids, random_weights, write_weights
-from elmo_fast.testing.models import SHAPES, options
+from elmo_fast.testing import SHAPES, options
 
 __all__ = ["SENTENCES", "SHAPES", "bilm", "files", "layers", "options", "weights"]
 
