@@ -183,16 +183,14 @@ class BiLm(nn.Module):
         device, precision, backend or state have changed. There are as many carried states as the largest batch so far
         had sentences; `batch_size` adds more of them, which start from zeros.
         """
-        if self._device.type != "cuda":
-            return
-        if cuda_graph.why_no_capture(self.token_encoder, self._elmo_lstm):
-            with torch.no_grad(), numerics(self._precision, self._device):
-                self._token_embedder.warmup(self.backend)
-        else:
+        if self._device.type == "cuda":
             self._prepare_capture(batch_size)
 
     def _prepare_capture(self, batch_size: int) -> None:
         with torch.no_grad(), numerics(self._precision, self._device):
+            if cuda_graph.why_no_capture(self.token_encoder, self._elmo_lstm):
+                self._token_embedder.warmup(self.backend)
+                return
             self._initial_state()
             self._prepared = cuda_graph.prepare(self.token_encoder, self._elmo_lstm, self._capture_key(), batch_size)
 

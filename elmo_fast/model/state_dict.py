@@ -18,7 +18,7 @@ def _unchanged(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class Conversion(NamedTuple):
-    """Names of own parameters and of AllenNLP's, and the functions from the ones' values to the others'."""
+    """Names of own parameters and of AllenNLP's tensors, and the functions that convert their values."""
 
     own: list[str]
     theirs: list[str]

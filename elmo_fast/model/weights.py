@@ -169,8 +169,7 @@ def fingerprint(weights: Weights, options: Options | None = None) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     if options is not None:
-        sections = options.lstm, options.char_cnn
-        network = [None if section is None else dataclasses.asdict(section) for section in sections]
+        network = [section and dataclasses.asdict(section) for section in (options.lstm, options.char_cnn)]
         digest.update(json.dumps(network, sort_keys=True).encode())
     for name in sorted(weights):
         values = np.ascontiguousarray(weights[name], dtype="<f4")
