@@ -57,11 +57,9 @@ def _processor() -> list[str]:
     features = [name for name, there in module.cpu_features().items() if there]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}",
             f"features     {', '.join(features) or 'none that matter'}",
-            "precision    " + "; ".join(f"{name} runs as {_runs_as(name)}" for name in PRECISIONS)]
-
-
-def _runs_as(precision: str) -> str:
-    return precision if runs_precision(precision) else "highest (16-bit products need AMX)"
+            "precision    " + "; ".join(
+                f"{name} runs as {name if runs_precision(name) else 'highest (16-bit products need AMX)'}"
+                for name in PRECISIONS)]
 
 
 def _gpus() -> list[str]:

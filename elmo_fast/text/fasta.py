@@ -6,8 +6,6 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
-
 
 class FastaRecord(NamedTuple):
     """A header without its `>` and outer whitespace, and a sequence without any whitespace."""
@@ -31,7 +29,7 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
                 yield record
     except UnicodeDecodeError as error:
         raise ValueError(f"FASTA file: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
-    except _DAMAGE as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"FASTA file: expected a complete gzip file, got {name} ({error})") from error
     if not found:
         raise ValueError(f"FASTA file: expected at least one record, got none in {name}")
