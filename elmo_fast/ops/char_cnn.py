@@ -17,7 +17,7 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
 
     `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
-    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.operands.fits_fp16`), else bf16. The other
+    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.encoder.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
 
     On the CPU `native` computes in fp32 at every precision; it has no second derivatives.
