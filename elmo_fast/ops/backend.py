@@ -92,13 +92,10 @@ def native_module():
     try:
         module = importlib.import_module("elmo_fast._native")
     except ImportError as error:
-        return None, _build_record() or f"the native module cannot be loaded ({error})"
+        try:
+            skipped = importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
+        except (ImportError, AttributeError):
+            skipped = None
+        return None, skipped or f"the native module cannot be loaded ({error})"
     module.use_openmp_threads()
     return module, None
-
-
-def _build_record() -> str | None:
-    try:
-        return importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
-    except (ImportError, AttributeError):
-        return None

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 import threading
+from collections.abc import Callable
 
 import torch
 
@@ -73,28 +74,23 @@ class _MatmulFlags:
 
     @contextlib.contextmanager
     def held(self, wanted: str):
-        with self._lock:
-            if not self._holders:
-                self._before = {flag: fp32_precision(*flag) for flag in FP32_FLAGS}
-            self._holders.append(wanted)
-            self._apply()
+        self._change(self._holders.append, wanted)
         try:
             yield
         finally:
-            with self._lock:
-                self._holders.remove(wanted)
-                self._apply()
+            self._change(self._holders.remove, wanted)
 
-    def _apply(self) -> None:
-        for flag, before in self._before.items():
+    def _change(self, edit: Callable[[str], None], wanted: str) -> None:
+        with self._lock:
             if not self._holders:
-                value = before
-            elif "ieee" not in self._holders and flag[0] == "cuda":
-                value = "tf32"
-            else:
-                value = before if before == "none" else "ieee"
-            if fp32_precision(*flag) != value:
-                set_fp32_precision(*flag, value)
+                self._before = {flag: fp32_precision(*flag) for flag in FP32_FLAGS}
+            edit(wanted)
+            for flag, before in self._before.items():
+                value = before if not self._holders or before == "none" else "ieee"
+                if self._holders and "ieee" not in self._holders and flag[0] == "cuda":
+                    value = "tf32"
+                if fp32_precision(*flag) != value:
+                    set_fp32_precision(*flag, value)
 
 
 _flags = _MatmulFlags()

@@ -47,6 +47,11 @@ def no_gradient(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(0)
 
 
+def _memory(tensors, needed) -> list[torch.Tensor]:
+    return [tensor.new_empty(tensor.shape) if wanted else no_gradient(tensor)
+            for tensor, wanted in zip(tensors, needed)]
+
+
 def _wanted(gradients, needed) -> list[torch.Tensor | None]:
     return [gradient if wanted else None for gradient, wanted in zip(gradients, needed)]
 
@@ -60,10 +65,8 @@ def _fake_char_cnn(ids, char_embed, weights, biases, activation, precision, boun
     return values, ids.new_empty(shape if save else 0, dtype=torch.int32)
 
 
-def _fake_char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded,
-                            needed):
-    return [torch.empty_like(tensor) if wanted else no_gradient(tensor)
-            for tensor, wanted in zip((char_embed, *weights, *biases), needed)]
+def _fake_char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, *settings_and_needed):
+    return _memory((char_embed, *weights, *biases), settings_and_needed[-1])
 
 
 def _save_char_cnn(ctx, inputs, output):
@@ -185,8 +188,7 @@ def _fake_lstm_backward(grad_out, grad_h, grad_c, saved, inputs, rows, slots, ba
 
 def lstm_gradients(inputs, h, c, weights, initial_h, initial_c, needed) -> list[torch.Tensor]:
     """Memory for the gradients in their order; [0] for those of inputs and weights that are not needed."""
-    of_inputs, *of_weights = (tensor.new_empty(tensor.shape) if wanted else no_gradient(tensor)
-                              for tensor, wanted in zip((inputs, *weights), (needed[0], *needed[3:-2])))
+    of_inputs, *of_weights = _memory((inputs, *weights), (needed[0], *needed[3:-2]))
     of_h, of_c, *of_initial = (h.new_empty(0 if tensor is None else tensor.shape)
                                for tensor in (h, c, initial_h, initial_c))
     return [of_inputs, of_h, of_c, *of_weights, *of_initial]

@@ -68,6 +68,17 @@ def test_float64_and_gradients_of_other_types_go_elsewhere():
         assert torch.equal(linear(x, weight, bias, backend="native"), torch.full((2, 4), 3.0))
 
 
+@pytest.mark.parametrize("shapes, message", [
+    ([(2, 3), (3,), (4,)], r"weight: expected a matrix, got shape \(3,\)"),
+    ([(2, 4), (3, 4), (4,)], r"x: expected shape \(2, 3\), got \(2, 4\)"),
+    ([(2, 3), (3, 4), (3,)], r"bias: expected shape \(4,\), got \(3,\)"),
+])
+def test_products_that_do_not_fit_are_refused(shapes, message):
+    for op, more in ((linear, []), (highway, [torch.zeros(3, 4), torch.zeros(4)])):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            op(*map(torch.zeros, shapes), *more)
+
+
 # ---- the native product, through its own arguments -------------------------------------------------------------------
 
 

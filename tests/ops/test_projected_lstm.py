@@ -252,6 +252,15 @@ def test_refuses(name, change, message, backend):
         op.projected_lstm(**good | {name: change(good.get(name))}, backend=backend)
 
 
+def test_the_native_engine_names_what_it_lacks():
+    case = lstm_case((5, 8, 8))
+    square = case.leaves() | {f"p_{d}": torch.zeros(8, 8) for d in (0, 1)}
+    for leaves, more, message in ((square, {}, "a projection to as many values as there are cells"),
+                                  (case.leaves(), {"precomputed": True}, "gradients of precomputed inputs")):
+        with pytest.raises(RuntimeError, match=f"'native' was asked .* the native kernels do not support {message}"):
+            case.call(leaves, "native", **more)
+
+
 def test_precomputed_inputs_need_rows():
     case = lstm_case(gathered=False)
     operands = case.operands | {"inputs": normal(sum(LENGTHS), 8 * 37)}

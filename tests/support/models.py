@@ -1,12 +1,11 @@
 """Models for the tests, from this project's own initializer."""
 
-import json
-
 import numpy as np
 import torch
 
 from elmo_fast import BiLm, Options, batch_to_ids, random_weights, write_weights
 from elmo_fast.testing import SHAPES, options
+from tests.support.files import paths, write_model
 
 __all__ = ["SENTENCES", "SHAPES", "bilm", "files", "layers", "options", "weights"]
 
@@ -45,8 +44,5 @@ def layers(model: BiLm, batch) -> torch.Tensor:
 
 def files(folder, of: Options, seed: int = 0):
     """A model as two files in a folder: the paths of its options and of its weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "options.json", folder / "weights.hdf5"
-    paths[0].write_text(json.dumps(of.to_dict()), encoding="utf-8")
-    write_weights(paths[1], weights(of, seed))
-    return paths
+    write_weights(write_model(folder, of.to_dict()) / "weights.hdf5", weights(of, seed))
+    return paths(folder)

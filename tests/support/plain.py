@@ -14,13 +14,11 @@ def token_vector(ids, weights, options: Options):
     table = np.vstack([np.zeros_like(weights["char_embed"][:1]), weights["char_embed"]]).astype(np.float64)
     characters = table[ids]  # [C, E]
     values = []
-    for index, (width, count) in enumerate(options.char_cnn.filters):
-        kernel, bias = weights[f"CNN/W_cnn_{index}"][0].astype(np.float64), weights[f"CNN/b_cnn_{index}"]
-        for number in range(count):
-            windows = [(characters[at : at + width] * kernel[:, :, number]).sum()
-                       for at in range(len(ids) - width + 1)]
-            values.append(max(windows) + bias[number])
-    x = np.array(values)
+    for index, (width, _) in enumerate(options.char_cnn.filters):
+        kernel = weights[f"CNN/W_cnn_{index}"][0].astype(np.float64)  # [width, E, count]
+        windows = [(characters[at : at + width, :, None] * kernel).sum((0, 1)) for at in range(len(ids) - width + 1)]
+        values.append(np.max(windows, axis=0) + weights[f"CNN/b_cnn_{index}"])
+    x = np.concatenate(values)
     x = np.maximum(x, 0) if options.char_cnn.activation == "relu" else np.tanh(x)
     for layer in range(options.char_cnn.n_highway):
         part = {name: weights[f"CNN_high_{layer}/{name}"].astype(np.float64)
@@ -41,21 +39,17 @@ class Counts:
 
 def run_direction(sequence, state, w, b, w_p, options: Options, counts: Counts):
     """sequence [T, I], state (h [P], c [D]) -> outputs [T, P] and the final state."""
-    h, c = state
-    lstm = options.lstm
-    outputs = []
+    (h, c), outputs = state, []
+    cell_clip, proj_clip = (limit or np.inf for limit in (options.lstm.cell_clip, options.lstm.proj_clip))
     for x in sequence:
         i, j, f, o = np.split(np.concatenate([x, h]) @ w + b, 4)
         c = sigmoid(f + 1) * c + sigmoid(i) * np.tanh(j)
-        if lstm.cell_clip is not None:
-            counts.cell += (abs(c) > lstm.cell_clip).sum()
-            c = np.clip(c, -lstm.cell_clip, lstm.cell_clip)
+        counts.cell += (abs(c) > cell_clip).sum()
+        c = np.clip(c, -cell_clip, cell_clip)
         h = sigmoid(o) * np.tanh(c)
         if w_p is not None:
-            h = h @ w_p
-            if lstm.proj_clip is not None:
-                counts.projection += (abs(h) > lstm.proj_clip).sum()
-                h = np.clip(h, -lstm.proj_clip, lstm.proj_clip)
+            counts.projection += (abs(h @ w_p) > proj_clip).sum()
+            h = np.clip(h @ w_p, -proj_clip, proj_clip)
         outputs.append(h)
     return np.array(outputs).reshape(len(sequence), -1), (h, c)
 
