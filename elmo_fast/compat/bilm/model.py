@@ -12,9 +12,8 @@ from tqdm import tqdm
 
 from elmo_fast.choices import check_count
 from elmo_fast.compat.bilm.elmo import Variables
-from elmo_fast.embed.readers import read_lines, scan
+from elmo_fast.embed.files import hdf5_file, read_lines, scan
 from elmo_fast.embed.stream import SlotStream
-from elmo_fast.embed.writers import hdf5_file
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm

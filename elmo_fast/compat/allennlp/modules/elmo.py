@@ -20,6 +20,7 @@ from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
+from elmo_fast.model.token_table.lookup import checked_mask
 from elmo_fast.model.weights import read_weights
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision, numerics
@@ -80,12 +81,7 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         if inputs.dim() != 3 or inputs.shape[2:] != self.row_shape or inputs.is_floating_point():
             raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
                              f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        self.check_ids(inputs)
-        mask = (inputs > 0).any(2)
-        if (mask[:, 1:] & ~mask[:, :-1]).any():
-            raise ValueError("inputs: expected every sentence's tokens before its padding, "
-                             "got a position without a token in front of one with a token")
-        return mask
+        return checked_mask(inputs, self, "inputs")
 
 
 class _ElmoBiLm(BiLm):
