@@ -24,7 +24,6 @@ OPTIONS, WEIGHTS = (f"https://allennlp.s3.amazonaws.com/models/elmo/2x4096_512_2
 
 
 def check_same(found, expected):
-    """The masks of two results, and their layers within the tolerance."""
     assert torch.equal(found["mask"], expected["mask"])
     for one, other in zip(found["activations"], expected["activations"], strict=True):
         assert torch.allclose(one, other, atol=SAME_MODEL)
