@@ -61,9 +61,7 @@ def test_indexer():
     assert indexer.as_padded_tensor(ids, {"characters": 1}, {})["characters"].tolist() == ids["characters"][:1]
     assert indexer.as_padded_tensor({"none": []}, {"none": 2}, {})["none"].tolist() == [[0] * 50] * 2
     assert indexer.as_padded_tensor_dict(ids, {"characters": 3})["characters"].equal(three)
-    counter = {"words": {}}
-    indexer.count_vocab_items(tokens[0], counter)
-    assert counter == {"words": {}}
+    assert indexer.count_vocab_items(tokens[0], counter := {"words": {}}) is None and counter == {"words": {}}
     assert empty.get_token_min_padding_length() == 4 and empty.get_padding_lengths([259, 260]) == {}
     for count, length in ((3, 4), (6, 6)):
         assert empty.get_padding_lengths({"elmo_tokens": [[1]] * count}) == {"elmo_tokens": length}

@@ -1,6 +1,7 @@
 """AllenNLP's `ElmoLstm`, `ElmoTokenEmbedder`, `Highway`, `ScalarMix`, and its functions for sentence boundaries."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,12 +181,10 @@ def test_dropout_and_mix(files):
 
 
 def test_from_params(files):
-    class Vocabulary:
-        def get_token_to_index_vocabulary(self, namespace):
-            return {"tokens": {"@@PADDING@@": 0, "@@UNKNOWN@@": 1, "The": 2}}[namespace]
-
+    namespaces = {"tokens": {"@@PADDING@@": 0, "@@UNKNOWN@@": 1, "The": 2}}
+    vocabulary = SimpleNamespace(get_token_to_index_vocabulary=namespaces.get)
     model = {"options_file": files[0], "weight_file": files[1]}
-    embedder = ElmoTokenEmbedder.from_params(vocab=Vocabulary(), params={
+    embedder = ElmoTokenEmbedder.from_params(vocab=vocabulary, params={
         **model, "projection_dim": "5", "dropout": "0.0", "namespace_to_cache": "tokens"})
     assert embedder.get_output_dim() == 5 and len(embedder._elmo._elmo_lstm._word_embedding.weight) == 3
     without = ElmoTokenEmbedder.from_params(None, model)

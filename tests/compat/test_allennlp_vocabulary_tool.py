@@ -13,14 +13,10 @@ from tests.support.files import names, start
 WORDS = ["@@UNKNOWN@@", "the", "naïve", "x" * 60, "東京", "."]
 
 
-@pytest.fixture
-def vocabulary(tmp_path):
-    """Writes a vocabulary and returns its path."""
-    def write(words=WORDS):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / "tokens.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-        return tmp_path / "in" / "tokens.txt"
-    return write
+def vocabulary(folder, words=WORDS):
+    (folder / "in").mkdir()
+    (folder / "in" / "tokens.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    return folder / "in" / "tokens.txt"
 
 
 def written(folder):
@@ -34,8 +30,8 @@ def written(folder):
 
 @pytest.mark.parametrize("count", [3, 48, 98, 100, 148, 202])  # with <S> and </S> around and on multiples of 50 and 100
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
-def test_files(files, tmp_path, vocabulary, count, batch_size):
-    path = vocabulary([*WORDS, *(f"word{number}" for number in range(200))][:count])
+def test_files(files, tmp_path, count, batch_size):
+    path = vocabulary(tmp_path, [*WORDS, *(f"word{number}" for number in range(200))][:count])
     out = tmp_path / "new" / "out"
     create_elmo_embeddings_from_vocab(path, *files, out, batch_size, -1)
     words, values = written(out)
@@ -47,8 +43,9 @@ def test_files(files, tmp_path, vocabulary, count, batch_size):
     assert (values == values.astype(str).astype(np.float32)).all() and len(np.unique(values)) > 20
 
 
-def test_boundaries_move_behind_the_unknown_word(files, tmp_path, vocabulary):
-    create_elmo_embeddings_from_vocab(vocabulary(["@@UNKNOWN@@", "a", "</S>", "<S>", "b"]), *files, tmp_path / "out")
+def test_boundaries_move_behind_the_unknown_word(files, tmp_path):
+    path = vocabulary(tmp_path, ["@@UNKNOWN@@", "a", "</S>", "<S>", "b"])
+    create_elmo_embeddings_from_vocab(path, *files, tmp_path / "out")
     assert written(tmp_path / "out")[0] == ["@@UNKNOWN@@", "<S>", "</S>", "a", "b"]
 
 
@@ -61,27 +58,27 @@ def test_boundaries_move_behind_the_unknown_word(files, tmp_path, vocabulary):
     (b"<unk>\na\n", "out", {}, "vocab_path: expected @@UNKNOWN@@ on the first line, got '<unk>'"),
     (b"@@UNKNOWN@@\n", "in", {}, "output_dir: expected another folder"),
 ])
-def test_refuses(files, tmp_path, vocabulary, text, out, arguments, named):
-    path = vocabulary()
+def test_refuses(files, tmp_path, text, out, arguments, named):
+    path = vocabulary(tmp_path)
     path.write_bytes(text)
     with pytest.raises(ConfigurationError, match=f"^{named}"):
         create_elmo_embeddings_from_vocab(path, *files, tmp_path / out, **arguments)
     assert names(tmp_path) == ["in"] and names(tmp_path / "in") == ["tokens.txt"] and path.read_bytes() == text
 
 
-def test_nothing_is_left_of_a_run_that_fails(files, tmp_path, vocabulary, monkeypatch):
+def test_nothing_is_left_of_a_run_that_fails(files, tmp_path, monkeypatch):
     monkeypatch.setattr(tool, "_write_vectors", lambda file, *_: file.write("a 0 0 0 0\n") / 0)
     with pytest.raises(ZeroDivisionError):
-        create_elmo_embeddings_from_vocab(vocabulary(), *files, tmp_path / "out")
+        create_elmo_embeddings_from_vocab(vocabulary(tmp_path), *files, tmp_path / "out")
     assert names(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize("more, status", [
     ([], 2), (["--use_custom_oov_token", "False"], 2), (["--use_custom_oov_token", "perhaps"], 2),
     *((["--use_custom_oov_token", *more], 0) for more in ([], ["True"], ["true"]))])
-def test_command(files, tmp_path, vocabulary, capsys, more, status):
-    flags = ["--vocab_path", str(vocabulary(["<unk>", "a"])), "--elmo_config", files[0], "--elmo_weights", files[1],
-             "--output_dir", str(tmp_path / "out"), *more]
+def test_command(files, tmp_path, capsys, more, status):
+    flags = ["--vocab_path", str(vocabulary(tmp_path, ["<unk>", "a"])), "--elmo_config", files[0],
+             "--elmo_weights", files[1], "--output_dir", str(tmp_path / "out"), *more]
     if "perhaps" in more:
         with pytest.raises(SystemExit, match="2"):
             tool.run(flags)
@@ -91,9 +88,9 @@ def test_command(files, tmp_path, vocabulary, capsys, more, status):
         assert written(tmp_path / "out")[0] == ["<unk>", "<S>", "</S>", "a"]
 
 
-def test_module_runs(files, tmp_path, vocabulary):
-    flags = ["--vocab_path", str(vocabulary()), "--elmo_config", files[0], "--elmo_weights", files[1], "--output_dir",
-             str(tmp_path / "out"), "--batch_size", "3", "--device", "-1"]
+def test_module_runs(files, tmp_path):
+    flags = ["--vocab_path", str(vocabulary(tmp_path)), "--elmo_config", files[0], "--elmo_weights", files[1],
+             "--output_dir", str(tmp_path / "out"), "--batch_size", "3", "--device", "-1"]
     process = start(f"import sys, runpy; sys.argv[1:] = {flags!r}; runpy.run_module({tool.__name__!r}, "
                     "run_name='__main__', alter_sys=True)")
     _, err = process.communicate(timeout=120)

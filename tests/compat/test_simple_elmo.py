@@ -56,11 +56,11 @@ def test_sizes_no_sentences_and_a_zip(full, tmp_path):
 
 def test_model_hdf5_comes_before_other_weights_and_else_the_first(folder, tmp_path):
     other = write_model(tmp_path / "other", tiny(lstm__dim=12), seed=1)
+    (folder / "weights.hdf5").rename(folder / "b.hdf5")
     (other / "weights.hdf5").rename(folder / "model.hdf5")
     (folder / "vocab.txt.gz").write_bytes(gzip.compress(b"the\n"))
     second = loaded(folder).get_elmo_vectors(TEXTS)
     (folder / "model.hdf5").rename(folder / "a.hdf5")
-    (folder / "weights.hdf5").rename(folder / "b.hdf5")
     model = loaded(folder)
     np.testing.assert_array_equal(model.get_elmo_vectors(TEXTS), second)
     assert model.vocab.size == 1

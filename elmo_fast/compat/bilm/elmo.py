@@ -16,10 +16,7 @@ from elmo_fast.model.scalar_mix import masked_layer_norm
 
 
 class WeightedLayers(dict):
-    """What `weight_layers` returns: `weighted_op` [n, T, 2 P] and `regularization_op`, a scalar.
-
-    `weights` is the module with the trained parameters: call it on the next batch.
-    """
+    """`weighted_op` [n, T, 2 P] and `regularization_op`, a scalar; `weights` is the module to call on other batches."""
 
     weights: "LayerWeights"
 

@@ -69,19 +69,16 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         """
         if inputs.dim() == 2:
             return super().forward(inputs, backend or self.backend)
-        bounded, mask = add_boundaries(inputs, self._mask(inputs), *self.boundary_ids())
+        if inputs.dim() != 3 or inputs.shape[2:] != self.row_shape or inputs.is_floating_point():
+            raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
+                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        bounded, mask = add_boundaries(inputs, checked_mask(inputs, self, "inputs"), *self.boundary_ids())
         rows, index = unique_rows(bounded[mask])
         with numerics(self.precision, inputs.device):
             vectors = super().forward(rows, backend or self.backend)[index].to(self.char_embed.dtype)  # [N, P]
         padded = vectors.new_zeros(*mask.shape, self.output_dim)
         padded[mask] = vectors
         return {"mask": mask.long(), "token_embedding": padded}
-
-    def _mask(self, inputs: torch.Tensor) -> torch.Tensor:
-        if inputs.dim() != 3 or inputs.shape[2:] != self.row_shape or inputs.is_floating_point():
-            raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
-                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        return checked_mask(inputs, self, "inputs")
 
 
 class _ElmoBiLm(BiLm):

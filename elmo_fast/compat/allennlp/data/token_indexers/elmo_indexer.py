@@ -22,7 +22,6 @@ class ELMoCharacterMapper:
     """
 
     max_word_length = characters.MAX_CHARACTERS_PER_TOKEN
-
     beginning_of_sentence_character = characters.BEGIN_SENTENCE
     end_of_sentence_character = characters.END_SENTENCE
     beginning_of_word_character = characters.BEGIN_WORD
