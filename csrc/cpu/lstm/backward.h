@@ -87,39 +87,43 @@ class BackwardLoop : BackwardMemory<Vec> {
     clear_floats(to + count, width - count);
   }
 
+  // [slots, width] of a panel or tile: columns [first, first + count) of `rows` [slots, stride], then zeros.
+  void load(float* to, int64_t width, const float* rows, int64_t stride, int64_t first, int64_t count) const {
+    for (int64_t slot = 0; slot < plan_.slots; ++slot)
+      padded_copy(to + slot * width, width, rows + slot * stride + first, count);
+  }
+
+  void store(const float* from, int64_t width, float* rows, int64_t stride, int64_t first, int64_t count) const {
+    for (int64_t slot = 0; slot < plan_.slots; ++slot)
+      copy_floats(rows + slot * stride + first, from + slot * width, count);
+  }
+
   void load_states() const {
-    const int64_t p = 2 * shape_.projection, dim = 2 * shape_.dim;
     for (int64_t panel = my_p_.begin; panel < my_p_.end; ++panel) {
-      clear_floats(floats(scratch_.initial_dh) + panel * panel_width, panel_width);
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        padded_copy(dh(panel) + slot * panel_width, panel_width, d_.grad_h + slot * p + panel * panel_width,
-                    columns_of(panel));
+      const int64_t first = panel * panel_width;
+      clear_floats(floats(scratch_.initial_dh) + first, panel_width);
+      load(dh(panel), panel_width, d_.grad_h, 2 * shape_.projection, first, columns_of(panel));
     }
     for (int64_t tile = my_tiles_.begin; tile < my_tiles_.end; ++tile) {
-      const int64_t cell = tile * Vec::width;
+      const int64_t cell = tile * Vec::width, count = cells_of(tile);
       clear_floats(floats(scratch_.initial_dc) + cell, Vec::width);
       clear_floats(floats(scratch_.initial_c) + cell, Vec::width);
-      if (d_.initial_c) copy_floats(floats(scratch_.initial_c) + cell, d_.initial_c + cell, cells_of(tile));
-      for (int64_t slot = 0; slot < plan_.slots; ++slot) {
-        padded_copy(dc(tile) + slot * Vec::width, Vec::width, d_.grad_c + slot * dim + cell, cells_of(tile));
-        padded_copy(first_c(tile) + slot * Vec::width, Vec::width, d_.c + slot * dim + cell, cells_of(tile));
-      }
+      if (d_.initial_c) copy_floats(floats(scratch_.initial_c) + cell, d_.initial_c + cell, count);
+      load(dc(tile), Vec::width, d_.grad_c, 2 * shape_.dim, cell, count);
+      load(first_c(tile), Vec::width, d_.c, 2 * shape_.dim, cell, count);
     }
   }
 
   void store_states() const {
-    const int64_t p = 2 * shape_.projection, dim = 2 * shape_.dim;
     for (int64_t panel = my_p_.begin; panel < my_p_.end; ++panel) {
       const int64_t first = panel * panel_width, count = columns_of(panel);
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        copy_floats(d_.grad_h + slot * p + first, dh(panel) + slot * panel_width, count);
+      store(dh(panel), panel_width, d_.grad_h, 2 * shape_.projection, first, count);
       if (d_.grad_initial_h) copy_floats(d_.grad_initial_h + first, floats(scratch_.initial_dh) + first, count);
     }
     for (int64_t tile = my_tiles_.begin; tile < my_tiles_.end; ++tile) {
-      const int64_t cell = tile * Vec::width;
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        copy_floats(d_.grad_c + slot * dim + cell, dc(tile) + slot * Vec::width, cells_of(tile));
-      if (d_.grad_initial_c) copy_floats(d_.grad_initial_c + cell, floats(scratch_.initial_dc) + cell, cells_of(tile));
+      const int64_t cell = tile * Vec::width, count = cells_of(tile);
+      store(dc(tile), Vec::width, d_.grad_c, 2 * shape_.dim, cell, count);
+      if (d_.grad_initial_c) copy_floats(d_.grad_initial_c + cell, floats(scratch_.initial_dc) + cell, count);
     }
   }
 
