@@ -60,10 +60,6 @@ struct LstmBackward : LstmDirection {
   float* grad_projections;
   float* grad_initial_h;
   float* grad_initial_c;
-  bool clips_cells;          // false: there is no such clip
-  bool clips_projection;
-  float above_cell_clip;     // the smallest number above the limit: x < it exactly where x <= the limit
-  float above_proj_clip;
 };
 
 struct LinearPlan {

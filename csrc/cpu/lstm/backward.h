@@ -5,6 +5,8 @@
 // where it wrote them. What needs no recurrence follows in weight_gradients.h.
 #pragma once
 
+#include <math.h>
+
 #include "../gemm/fp32.h"
 #include "layout.h"
 
@@ -63,8 +65,8 @@ class BackwardLoop : BackwardMemory<Vec> {
   BackwardLoop(const LstmPlan& plan, const LstmBackward& direction, Team team)
       : Base(plan, direction, team), tiles_(weights_.gate_panels / 2), my_p_(weights_.p_panels, team.rank, team.size),
         my_cells_(weights_.d_panels, team.rank, team.size), my_tiles_(tiles_of(my_cells_.begin, my_cells_.end)),
-        above_cell_clip_(Vec::set1(direction.above_cell_clip)), above_proj_clip_(Vec::set1(direction.above_proj_clip)) {
-  }
+        above_cell_clip_(Vec::set1(nextafterf(plan.cell_clip, INFINITY))),
+        above_proj_clip_(Vec::set1(nextafterf(plan.proj_clip, INFINITY))) {}
 
   void run() {
     load_states();
@@ -146,7 +148,7 @@ class BackwardLoop : BackwardMemory<Vec> {
       padded_copy(to, panel_width, d_.grad_output + (begin + slot) * p + panel * panel_width, columns_of(panel));
       for (int v = 0; v < panel_width; v += Vec::width) {
         F g = Vec::add(Vec::load(to + v), Vec::load(dh(panel) + slot * panel_width + v));
-        if (d_.clips_projection && projected_) {
+        if (clips_projection_) {
           const float* raw = saved_.projected + (panel * plan_.packed_rows + begin + slot) * panel_width;
           g = through_clip(g, Vec::load(raw + v), above_proj_clip_);
         }
@@ -187,7 +189,7 @@ class BackwardLoop : BackwardMemory<Vec> {
     float* carried = dc(tile) + slot * Vec::width;
     Vec::store(paneled(scratch_.m, tile / 2, row) + tile % 2 * Vec::width, Vec::mul(o, squashed));
     F grad = Vec::fma(Vec::mul(dm, o), Vec::fnma(squashed, squashed, one), Vec::load(carried));
-    if (d_.clips_cells) grad = through_clip(grad, Vec::add(Vec::mul(f, before), Vec::mul(i, j)), above_cell_clip_);
+    if (clips_cells_) grad = through_clip(grad, Vec::add(Vec::mul(f, before), Vec::mul(i, j)), above_cell_clip_);
     carry_cell(tile, carried, Vec::mul(grad, f), starts_sequence(row));
     float* dz = paneled(scratch_.dz, 2 * tile, row);
     Vec::store(dz, Vec::mul(Vec::mul(grad, j), Vec::mul(i, Vec::sub(one, i))));
@@ -220,7 +222,8 @@ class BackwardLoop : BackwardMemory<Vec> {
 
   const int64_t tiles_;
   const Partition my_p_, my_cells_, my_tiles_;
-  const F above_cell_clip_, above_proj_clip_;
+  const bool clips_cells_ = plan_.cell_clip < INFINITY, clips_projection_ = projected_ && plan_.proj_clip < INFINITY;
+  const F above_cell_clip_, above_proj_clip_;  // the smallest number above: x < it exactly where x <= the limit
 };
 
 }  // namespace elmo_fast::cpu
