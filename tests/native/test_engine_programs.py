@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.native_lstm import native
+from tests.support.engines import native
 from tests.support.native_program import compiles, engine_program
 
 FOLDER = Path(__file__).parent

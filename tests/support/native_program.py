@@ -45,19 +45,20 @@ def engine_program(name: str, sources: Sequence[Path], flags: Sequence[str], wit
              for (name, made_of), isa_flags in ENGINES.items()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(lambda job: _object(job[0], [*flags, *job[1]]), jobs))
-    program = BUILD / f"{name}-{_digest(objects)}"
-    return _made(program, [COMPILER, *flags, *objects, "-lpthread"])
+    program = BUILD / f"{name}-{digest(objects)}"
+    return made(program, [COMPILER, *flags, *objects, "-lpthread"])
 
 
 def _object(source: Path, flags: Sequence[str]) -> Path:
     command = [COMPILER, *FLAGS, *flags]
-    key = _digest([command, source, source.read_text(), _headers(ROOT / "csrc"), _headers(ROOT / "tests" / "native")])
-    return _made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
+    key = digest([command, source, source.read_text(), headers(ROOT / "csrc"), headers(ROOT / "tests" / "native")])
+    return made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
 
 
-def _made(target: Path, command: list) -> Path:
+def made(target: Path, command: list) -> Path:
+    """`target`, which `command` makes where it is not there."""
     if not target.exists():
-        BUILD.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{os.getpid()}-{target.name}")
         run = subprocess.run([*command, "-o", partial], capture_output=True, text=True)
         assert run.returncode == 0, run.stderr[-3000:]
@@ -65,10 +66,10 @@ def _made(target: Path, command: list) -> Path:
     return target
 
 
-def _digest(parts) -> str:
+def digest(parts) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 @functools.cache
-def _headers(folder: Path) -> str:
-    return _digest([path.read_text() for path in sorted(folder.rglob("*.h"))])
+def headers(folder: Path) -> str:
+    return digest([path.read_text() for path in sorted(folder.rglob("*.*h"))])

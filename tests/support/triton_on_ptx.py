@@ -4,6 +4,7 @@ import functools
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,21 +22,17 @@ NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that one block may ask for
 LIMIT = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-TENSOR_CORES = ("HMMA", "HGMMA", "QGMMA")
 
 
 @functools.cache
-def resources(cubin: bytes) -> dict[str, int]:
-    """Registers a thread, bytes of spills; tensor-core products, fp32 FMAs, local accesses in the machine code."""
+def machine_code(cubin: bytes) -> Counter:
+    """How often the machine code has each opcode, and its use of registers (REG) and of memory for spills."""
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(cubin)
         command = [read_sass.tool("cuobjdump"), "-res-usage", "-sass", file.name]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
-    names = [name.split(".")[0] for *_, name, _ in read_sass.LINE.findall(said)]
-    return {"registers": found["REG"], "spills": found["STACK"] + found["LOCAL"],
-            "tensor": sum(map(names.count, TENSOR_CORES)), "fp32": names.count("FFMA"),
-            "local": names.count("LDL") + names.count("STL")}
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
+    return Counter(name.split(".")[0] for *_, name, _ in read_sass.LINE.findall(said)) + Counter(usage)
 
 
 class OnPtx:
@@ -54,50 +51,50 @@ class OnPtx:
         self.text = self.ran = None  # what runs, if not what Triton writes; what ran last
 
     def __getitem__(self, grid):
-        return lambda *arguments, **named: self.launch(grid, arguments, named)
+        return functools.partial(self.launch, grid)
 
-    def launch(self, grid, arguments, named):
+    def launch(self, grid, *arguments, **named):
         options = {name: named.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in named}
         given = dict(zip(self.kernel.arg_names, arguments)) | named
-        if self.tile:
-            given |= {"BM": self.tile.bm, "BN": self.tile.bn, "BK": self.tile.bk}
-            options |= {"num_warps": self.tile.warps, "num_stages": self.tile.stages}
+        if tile := self.tile:
+            given |= {"BM": tile.bm, "BN": tile.bn, "BK": tile.bk}
+            options |= {"num_warps": tile.warps, "num_stages": tile.stages}
         given |= {name: rule(given) for name, rule in self.rules.items()}
-        compiled = self.compiled(given, options)
+        compiled, constants = self.compiled(given, options)
         if given.get("EVEN", True):
             self.check(compiled, given.get("PRECISION"))
         grid = grid(given) if callable(grid) else grid
         self.ran = self.text or compiled.asm["ptx"]
         program = Program(self.ran)
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-        passed = [given[name] for name in self.kernel.arg_names if name not in self.constants]
+        passed = [given[name] for name in self.kernel.arg_names if name not in constants]
         with device_memory(program.module, tensors):
             program.launch(*passed, None, None, grid=(*grid, 1, 1)[:3], block=(32 * compiled.metadata.num_warps, 1, 1),
                            shared=compiled.metadata.shared)
-        program.module.unload(program.source)
+        program.unload()
 
     def compiled(self, given, options):
-        signature, attributes, self.constants = {}, {}, {}
+        signature, attributes, constants = {}, {}, {}
         for at, parameter in enumerate(self.kernel.params):
             value, special = given[parameter.name], not parameter.do_not_specialize
             if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
-                signature[parameter.name], self.constants[parameter.name] = "constexpr", value
+                signature[parameter.name], constants[parameter.name] = "constexpr", value
                 continue
             pointer = isinstance(value, torch.Tensor)
             signature[parameter.name] = NAMES[value.dtype] if pointer else "fp32" if isinstance(value, float) else "i32"
             number = value.data_ptr() if pointer else value
             if type(number) is int and number % 16 == 0 and special and not parameter.do_not_specialize_on_alignment:
                 attributes[at,] = [["tt.divisibility", 16]]
-        source = triton.compiler.ASTSource(self.kernel, signature, self.constants, attributes)
+        source = triton.compiler.ASTSource(self.kernel, signature, constants, attributes)
         target = triton.backends.compiler.GPUTarget("cuda", self.generation, 32)
-        return triton.compile(source, target=target, options=options)
+        return triton.compile(source, target=target, options=options), constants
 
     def check(self, compiled, precision):
-        found, shared = resources(compiled.asm["cubin"]), compiled.metadata.shared
-        assert found["spills"] == found["local"] == 0, (self.tile, found)
-        assert found["registers"] <= self.registers and shared <= SHARED_LIMIT[self.generation], (self.tile, found)
-        if precision:
-            assert (found["tensor"] == 0 < found["fp32"]) if precision == "ieee" else found["tensor"] > 0, found
+        found, shared = machine_code(compiled.asm["cubin"]), compiled.metadata.shared
+        assert not any(map(found.get, ("STACK", "LOCAL", "LDL", "STL"))), (self.tile, found)
+        assert found["REG"] <= self.registers and shared <= SHARED_LIMIT[self.generation], (self.tile, found)
+        products = found["HMMA"] + found["HGMMA"] + found["QGMMA"]
+        assert not precision or (products == 0 < found["FFMA"] if precision == "ieee" else products > 0), found
 
 
 def encoder_on_ptx(monkeypatch, generation, tile=None):

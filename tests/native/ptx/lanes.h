@@ -1,6 +1,7 @@
 // Operands as C++ values, thread by thread.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -8,7 +9,6 @@
 #include <type_traits>
 
 #include "machine.h"
-#include "program.h"
 
 namespace ptx {
 
@@ -27,18 +27,14 @@ inline uint16_t to_bfloat(float value) {
   const uint32_t b = bits<uint32_t>(value);
   return std::isnan(value) ? 0x7fff : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
-inline float from_tf32(uint32_t pattern) { return bits<float>(pattern & ~0x1fffu); }  // with 10 bits of mantissa
 
 template <class T>
-constexpr int width_of = std::is_same_v<T, bool> ? 0
-                         : sizeof(T) == 8        ? 8
-                                                 : 4;
+constexpr int width_of = std::is_same_v<T, bool> ? 0 : std::max<int>(4, sizeof(T));
 
 // A register over the threads. Values of less than 32 bits take the low bits of a slot.
 template <class T>
 struct Lanes {
   char* slots;
-  Lanes(const Warp& warp, const Operand& o) : slots(warp.lanes<char>(o)) {}
   T get(int lane) const {
     T value;
     if constexpr (std::is_same_v<T, bool>) value = *reinterpret_cast<const Mask*>(slots) >> lane & 1;
@@ -47,6 +43,15 @@ struct Lanes {
   }
   void set(int lane, T value) const { memcpy(slots + lane * width_of<T>, &value, sizeof value); }
 };
+
+// A register of 4 or 8 bytes in one thread.
+inline uint64_t value_of(const Warp& warp, const Operand& o, int lane) {
+  return o.width == 8 ? warp.lanes<uint64_t>(o)[lane] : warp.lanes<uint32_t>(o)[lane];
+}
+inline void set(const Warp& warp, const Operand& o, int lane, uint64_t value) {
+  if (o.width == 8) warp.lanes<uint64_t>(o)[lane] = value;
+  else if (o.width == 4) warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
+}
 
 template <class F>
 inline void for_threads(Mask mask, const F& f) {
@@ -64,13 +69,12 @@ Binder lanes(F f) {
   return [f](Parser& s) {
     size_t i = 1;
     const Operand d = s.write(0, width_of<D>);
-    const std::array<Operand, sizeof...(S)> from = {s.read(i++, width_of<S>)...};
-    s.in.run = [f, d, from](Warp& warp, Mask mask) {
-      const auto sources = std::apply([&](auto... o) { return std::tuple(Lanes<S>(warp, o)...); }, from);
+    s.in.run = [f, d, from = std::array<Operand, sizeof...(S)>{s.read(i++, width_of<S>)...}](Warp& warp, Mask mask) {
+      const auto sources = std::apply([&](auto... o) { return std::tuple(Lanes<S>{warp.lanes<char>(o)}...); }, from);
       const auto value = [&](int lane) {
         return D(std::apply([&](const auto&... source) { return f(source.get(lane)...); }, sources));
       };
-      const Lanes<D> to(warp, d);
+      const Lanes<D> to = {warp.lanes<char>(d)};
       if constexpr (std::is_same_v<D, bool>) {
         Mask result = 0;
         for (int lane = 0; lane < warp_threads; ++lane) result |= Mask(value(lane)) << lane;

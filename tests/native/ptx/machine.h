@@ -1,4 +1,4 @@
-// The machine: warps, blocks and clusters, and which warp runs next.
+// The machine: memory, and the warps, blocks and clusters that access it.
 #pragma once
 
 #include <array>
@@ -7,12 +7,74 @@
 #include <unordered_map>
 #include <utility>
 
-#include "memory.h"
+#include "program.h"
 
 namespace ptx {
 
 struct Block;
 struct Machine;
+
+// Memory as the checks see it. A shadow remembers of every 4 bytes which of them were ever written, who wrote them last
+// and who has read them since; vector clocks say which of these accesses the synchronisation has put in order.
+using Clock = uint32_t;
+using Clocks = std::vector<Clock>;  // what one warp has seen of every warp that runs with it
+void join(Clocks& to, const Clocks& from);
+
+struct Epoch {
+  uint32_t warp = 0;
+  Clock clock = 0;
+};
+
+// `same`: writes the bytes that are there. Several warps may do so without order between them, as Triton's do.
+// From `starts` to `ends` nobody may touch what cp.async writes, nor write what the tensor cores read.
+enum class Use { plain, atomic, same, starts, ends };
+
+struct Shadow {
+  struct Word {
+    Epoch written, read;
+    uint16_t operands = 0;                    // wgmmas that read it
+    uint8_t defined = 0, last = 0, seen = 0;  // bytes: ever written, last written, read since
+    bool copies = false;
+    std::vector<Epoch> others;  // that have read since, in no order with `read`
+  };
+  std::vector<Word> words;
+
+  // These throw a Trap for bytes that were never written, are still being copied or race.
+  void read(size_t at, size_t bytes, const Warp& warp, Use use = Use::plain);
+  void write(size_t at, size_t bytes, const Warp& warp, Use use);
+  void define(size_t at, size_t bytes);
+};
+
+// Memory that a thread accesses; `shadow`: null where no order is checked.
+struct Place {
+  char* at = nullptr;
+  Shadow* shadow = nullptr;
+  size_t offset = 0;  // in the shadow
+
+  void read(size_t bytes, const Warp& warp, Use use = Use::plain) const {
+    if (shadow) shadow->read(offset, bytes, warp, use);
+  }
+  void write(size_t bytes, const Warp& warp, Use use) const {
+    if (shadow) shadow->write(offset, bytes, warp, use);
+  }
+};
+
+// Global memory is the host's. Where nothing is registered, any address is taken as valid.
+class GlobalMemory {
+ public:
+  void add(uintptr_t begin, size_t bytes, const std::string& name, bool written);
+  void clear() { regions_.clear(), last_ = nullptr; }
+  Place find(uintptr_t begin, size_t bytes, bool checks);  // throws if no region has all of it
+  void written(uintptr_t begin, size_t bytes);             // by the host
+
+ private:
+  struct Region {
+    uintptr_t begin, end;
+    std::unique_ptr<Shadow> shadow;
+  };
+  std::map<uintptr_t, Region> regions_;
+  Region* last_ = nullptr;
+};
 
 // Copies or products under way, by groups: what completes them.
 struct Pending {
@@ -26,35 +88,31 @@ struct Pending {
   }
 };
 
-// What registers are to the wgmmas that are not complete.
-struct ProductRegisters {
-  std::vector<uint16_t> accumulating, reading;  // how many write it, read it
-  std::vector<uint8_t> unfenced;                // written by another instruction since the last wgmma.fence
-  std::vector<char> values;                     // what accumulators will be
-};
-
 struct Warp {
   enum State : uint8_t { ready, waiting, done } state = ready;
   bool yields = false, spins = false;  // spins: has found nothing new since its last effect on others
   Machine* machine = nullptr;
   Block* block = nullptr;
-  uint32_t index = 0, number = 0;      // among the warps that run together; within its block
-  char* banks[2] = {};                 // as Operand::Bank
+  uint32_t index = 0, number = 0;  // among the warps that run together; within its block
+  char* banks[2] = {};             // as Operand::Bank
   Instruction* current = nullptr;
-  uint32_t pc = 0, meets = ~0u;        // of the next instruction; the next pc where others stand
+  uint32_t pc = 0, meets = ~0u;  // of the next instruction; the next pc where others stand
   Mask active = 0, alive = 0;
-  std::map<uint32_t, Mask> others;     // by pc: threads that stand elsewhere
-  Clocks clocks, fenced, proxied, pending;  // as of the last fence of a kind; pending: what a fence will acquire
-  int64_t cluster_round = -1;          // of the barrier of the cluster, where it has arrived
+  std::map<uint32_t, Mask> others;      // by pc: threads that stand elsewhere
+  Clocks clocks, proxied;               // proxied: as of the last fence.proxy.async
+  int64_t cluster_round = -1;           // of the barrier of the cluster, where it has arrived
   std::map<uint32_t, uint64_t> polled;  // by pc: what the last load found
   Pending copies, products;
-  ProductRegisters product_registers;  // in kernels with wgmma
+  // By register, in kernels with wgmma: how many products that are not complete write it, and whether another
+  // instruction has written it since the last wgmma.fence.
+  std::vector<uint16_t> accumulating;
+  std::vector<uint8_t> unfenced;
 
   template <class T>
   T* lanes(const Operand& o) const {
     return reinterpret_cast<T*>(banks[o.bank] + o.at);
   }
-  Clock clock() const { return clocks.of.empty() ? 0 : clocks.of[index]; }
+  Clock clock() const { return clocks.empty() ? 0 : clocks[index]; }
   void publish(Clocks& to);  // what comes after is no part of it
 };
 
@@ -63,79 +121,67 @@ struct Barrier {
   Clocks arriving, released;                       // released: of the last round
   std::vector<Warp*> waiting;
 
-  void arrive(Warp& warp);
-  void wait(Warp& warp);
+  uint32_t arrive(Warp& warp, uint32_t alive);  // the round
+  void wait(Warp& warp, uint32_t round);
   void complete(uint32_t alive);  // the round, if all have arrived
 };
 
-struct Cluster {
-  std::vector<Block*> blocks;
-  uint32_t alive = 0;  // warps
-  Barrier barrier;
-};
-
 struct Block {
-  Cluster* cluster = nullptr;
+  Block* leader = nullptr;                             // rank 0 of the cluster
   uint32_t index = 0, rank = 0, first = 0, alive = 0;  // first: of its warps; alive: warps
   std::vector<char> shared;
   Shadow shadow;
   Barrier barriers[16];
+  Barrier cluster_barrier;             // in use of the leader alone, as
+  uint32_t cluster_alive = 0;          // these warps
   std::map<uint32_t, Clock> visitors;  // last accesses of warps of other blocks
 };
 
 struct Launch {
   std::array<uint32_t, 3> grid, block;
-  uint32_t shared = 0, cluster = 1, seed = 0;
+  uint32_t shared = 0, cluster = 1;
   bool together = false;  // cooperative
+  std::vector<char> parameters;
 };
 
 struct Settings {
   bool checks = true;    // of order: races, copies and products that are not complete; bounds are always checked
   bool traffic = false;  // sectors and bank conflicts are counted
-  uint32_t seed = 0;
+  uint32_t seed = 0;     // of the order in which warps run; 0: by turns
 };
 
-// Memory that a thread accesses; `shadow`: null where no order is checked.
-struct Place {
-  char* at = nullptr;
-  Shadow* shadow = nullptr;
-  size_t offset = 0;  // in the shadow
-};
-
+// The blocks that run together: a cluster, or all of a cooperative launch.
 struct Machine {
-  Machine(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings);
-  void run(const char* parameters);
+  Machine(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings, uint32_t first_block);
+  void run();
 
   void next(Warp& warp);  // chooses the threads that run
   Place place(Warp& warp, Space space, uint64_t address, size_t bytes);
   bool ordered(const Epoch& before, const Warp& warp) const {
-    return before.clock <= base || warp.clocks.of[before.warp] >= before.clock;
+    return before.clock <= base || warp.clocks[before.warp] >= before.clock;
   }
 
   Kernel& kernel;
-  const Launch launch;
+  const Launch& launch;
   const Settings settings;
   GlobalMemory& global;
-  const char* parameters = nullptr;
-  std::mt19937 random;
-  std::vector<Warp> warps;  // that run together, by blocks
+  const Clock base;         // of everything before
+  std::vector<Warp> warps;  // by blocks
   std::vector<Block> blocks;
-  std::vector<Cluster> clusters;
   std::unordered_map<const char*, Clocks> released;  // by address
-  uint64_t nanoseconds = 0;
-  Clock base = 0;  // of everything before this wave
 
  private:
-  void start(uint32_t first_block);
-  void start(Warp& warp);
-  void schedule();
+  void start(Warp& warp, Block& block, uint32_t number);
   bool turn(Warp& warp, uint64_t instructions);  // whether it came further
   std::string where(const Warp& warp) const;
+
+  std::mt19937 random;
+  uint64_t nanoseconds = 0;
 };
 
-// For instructions.
+void run(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings);
+
 Place place_of(Warp& warp, const Address& a, int lane);
 void count(Warp& warp, const Address& a, Mask mask);
-void check_registers(Warp& warp, const Instruction& in);  // in kernels with wgmma
 
 }  // namespace ptx

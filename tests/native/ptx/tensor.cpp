@@ -1,5 +1,5 @@
-// Matrix instructions: mma.sync, ldmatrix and wgmma. A wgmma is computed at once, but its accumulators hold NaN until
-// the wait that completes it, and nobody may touch them or overwrite its operands before.
+// Matrix instructions: mma.sync, ldmatrix and wgmma. A wgmma is computed at once, but nobody may touch its accumulators
+// or overwrite its operands before the wait that completes it.
 #include <algorithm>
 
 #include "lanes.h"
@@ -24,7 +24,7 @@ void widen(const uint32_t* words, Format format, Tile to) {
     return;
   }
 #endif
-  for (int i = 0; i < 32 && format == Format::tf32; ++i) to[i] = from_tf32(words[i]);
+  for (int i = 0; i < 32 && format == Format::tf32; ++i) to[i] = bits<float>(words[i] & ~0x1fffu);
   for (int i = 0; i < 64 && format != Format::tf32; ++i) {
     const uint32_t half = words[i / 2] >> 16 * (i % 2) & 0xffff;
     to[i] = format == Format::f16 ? from_half(uint16_t(half)) : bits<float>(half << 16);
@@ -45,10 +45,6 @@ void multiply(const Tile* a, const Tile* b, float (*c)[8]) {
         for (int n = 0; n < 8; ++n) c[row][n] += from[k] * transposed[k][n];
     }
   }
-}
-
-void multiply(Format format, const Tile* a, const Tile* b, float (*c)[8]) {
-  (format == Format::tf32 ? multiply<4> : multiply<8>)(a, b, c);
 }
 
 // What thread t has in register i of the four that hold [16, 8].
@@ -75,7 +71,7 @@ Binder mma(Format format) {
       alignas(64) float sum[16][8];
       for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(all[4 + i]), format, tiles[i]);
       for (size_t i = 0; i < 4; ++i) gather(warp.lanes<float>(all[10 + i]), i, sum);
-      multiply(format, tiles, tiles + 4, sum);
+      (format == Format::tf32 ? multiply<4> : multiply<8>)(tiles, tiles + 4, sum);
       for (size_t i = 0; i < 4; ++i) scatter(sum, i, warp.lanes<float>(all[i]));
     };
   };
@@ -87,17 +83,15 @@ Binder load_matrices(bool transposes) {
     s.in.convergent = true;
     s.in.run = [=, to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
       count(warp, from, mask);
-      uint16_t matrices[4][8][8];
+      uint16_t rows[32][8];
       for (int lane = 0; lane < warp_threads; ++lane) {
         const Place place = place_of(warp, from, lane);
-        if (place.shadow) place.shadow->read(place.offset, 16, warp);
-        memcpy(matrices[lane / 8][lane % 8], place.at, 16);
+        place.read(16, warp);
+        memcpy(rows[lane], place.at, 16);
       }
-      for (size_t m = 0; m < 4; ++m) {
-        for (int i = 0; i < 64 && transposes; ++i)
-          if (i / 8 < i % 8) std::swap(matrices[m][i / 8][i % 8], matrices[m][i % 8][i / 8]);
-        memcpy(warp.lanes<char>(to.at(m)), matrices[m], sizeof matrices[m]);
-      }
+      for (int i = 0; i < 256; ++i)
+        warp.lanes<uint16_t>(to.at(size_t(i) / 64))[i % 64] =
+            transposes ? rows[i / 64 * 8 + i % 8][i / 8 % 8] : rows[i / 8][i % 8];
     };
   };
 }
@@ -113,118 +107,65 @@ uint32_t described(uint64_t descriptor, uint32_t row, uint32_t byte) {
   return at ^ ((at >> 7 & (width / 16 - 1)) << 4);
 }
 
-size_t register_of(const Operand& o) { return o.at / slot_bytes; }
-
-// What an accumulator will be.
-float* coming(Warp& warp, const Operand& o) {
-  return reinterpret_cast<float*>(warp.product_registers.values.data() + o.at);
+// 8 rows of a matrix in shared memory, which nobody may write before the product is complete.
+void read_tile(Warp& warp, uint64_t descriptor, uint32_t row, uint32_t half, Format format, Tile to,
+               std::vector<Place>& operands) {
+  uint32_t words[32];
+  for (uint32_t r = 0; r < 8; ++r) {
+    operands.push_back(warp.machine->place(warp, Space::shared, described(descriptor, row + r, 16 * half), 16));
+    operands.back().read(16, warp, Use::starts);
+    memcpy(words + 4 * r, operands.back().at, 16);
+  }
+  widen(words, format, to);
 }
 
-// wgmma m64: "d[columns / 2], a[4] or descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
-struct Product {
-  Format format;
-  std::vector<Operand> d, a;
-  Operand b, adds;
-
-  void run(Warp& warp) const {
-    ProductRegisters& registers = warp.product_registers;
-    auto operands = std::make_shared<std::vector<Place>>();
-    alignas(64) Tile left[4], right[2];
-    for (const auto* list : {&d, &a})
-      for (const Operand& o : *list)
-        if (o.width == 4 && registers.unfenced[register_of(o)])
-          throw Trap("registers of a wgmma written with no wgmma.fence since");
-    for (uint32_t i = 0; i < 4; ++i) {
-      if (a.size() == 1) {
-        read_tile(warp, a[0], warp.number % 4 * 16 + i % 2 * 8, i / 2, left[i], *operands);
-        continue;
+// wgmma m64: "d[columns / 2], descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
+Binder product(Format format, size_t columns) {
+  return [=](Parser& s) {
+    const std::vector<Operand> d = s.vector(0, 4, true);
+    if (d.size() != columns / 2) throw Trap("fragments of another size");
+    for (size_t i = 4; i < s.arguments.size(); ++i)
+      if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
+    s.in.convergent = true;
+    s.in.writes.clear();  // products in order may share accumulators
+    s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3, 0)](Warp& warp, Mask) {
+      const uint64_t left_at = *warp.lanes<uint64_t>(a), right_at = *warp.lanes<uint64_t>(b);
+      std::vector<Place> operands;
+      alignas(64) Tile left[4], right[2];
+      for (uint32_t i = 0; i < 4; ++i)
+        read_tile(warp, left_at, warp.number % 4 * 16 + i % 2 * 8, i / 2, format, left[i], operands);
+      for (uint32_t column = 0; column < columns; column += 8) {
+        alignas(64) float sum[16][8] = {};
+        for (uint32_t i = 0; i < 2; ++i) read_tile(warp, right_at, column, i, format, right[i], operands);
+        for (size_t i = 0; i < 4 && *warp.lanes<Mask>(adds) & 1; ++i)
+          gather(warp.lanes<float>(d[column / 2 + i]), i, sum);
+        (format == Format::tf32 ? multiply<4> : multiply<8>)(left, right, sum);
+        for (size_t i = 0; i < 4; ++i) scatter(sum, i, warp.lanes<float>(d[column / 2 + i]));
       }
-      if (registers.accumulating[register_of(a[i])]) throw Trap("an operand that another wgmma has not completed");
-      ++registers.reading[register_of(a[i])];
-      widen(warp.lanes<uint32_t>(a[i]), format, left[i]);
-    }
-    for (uint32_t column = 0; column < 2 * d.size(); column += 8) {
-      alignas(64) float sum[16][8] = {};
-      for (uint32_t half = 0; half < 2; ++half) read_tile(warp, b, column, half, right[half], *operands);
-      for (size_t i = 0; i < 4; ++i) {
-        const Operand& o = d[column / 2 + i];
-        const bool under_way = registers.accumulating[register_of(o)]++;
-        if (*warp.lanes<Mask>(adds) & 1) gather(under_way ? coming(warp, o) : warp.lanes<float>(o), i, sum);
+      for (const Operand& o : d) {
+        ++warp.accumulating[o.at / slot_bytes];
+        if (warp.unfenced[o.at / slot_bytes]) throw Trap("registers of a wgmma written with no wgmma.fence since");
       }
-      multiply(format, left, right, sum);
-      for (size_t i = 0; i < 4; ++i) {
-        const Operand& o = d[column / 2 + i];
-        scatter(sum, i, coming(warp, o));
-        memset(warp.lanes<char>(o), 0xff, slot_bytes);
-      }
-    }
-    warp.products.open.push_back([this, operands, &warp] { complete(warp, *operands); });
-  }
-
-  // 8 rows of a matrix in shared memory, which nobody may write before the product is complete.
-  void read_tile(Warp& warp, const Operand& matrix, uint32_t row, uint32_t half, Tile to,
-                 std::vector<Place>& operands) const {
-    uint32_t words[32];
-    for (uint32_t r = 0; r < 8; ++r) {
-      const uint32_t at = described(*warp.lanes<uint64_t>(matrix), row + r, 16 * half);
-      const Place place = warp.machine->place(warp, Space::shared, at, 16);
-      if (place.shadow) place.shadow->read(place.offset, 16, warp, Use::starts);
-      if (place.shadow) operands.push_back(place);
-      memcpy(words + 4 * r, place.at, 16);
-    }
-    widen(words, format, to);
-  }
-
-  void complete(Warp& warp, const std::vector<Place>& operands) const {
-    ProductRegisters& registers = warp.product_registers;
-    for (const Operand& o : d)
-      if (!--registers.accumulating[register_of(o)]) memcpy(warp.lanes<char>(o), coming(warp, o), slot_bytes);
-    for (size_t i = 0; i < a.size() && a.size() > 1; ++i) --registers.reading[register_of(a[i])];
-    for (const Place& place : operands) place.shadow->read(place.offset, 16, warp, Use::ends);
-  }
-};
-
-void bind_product(Parser& s, Format format, size_t columns) {
-  auto p = std::make_shared<Product>(
-      Product{format, s.vector(0, 4, true), s.vector(1, -1, false), s.read(2, 8), s.read(3, 0)});
-  s.in.convergent = true;
-  s.in.writes.clear();  // the accumulators are looked after here
-  if (p->d.size() != columns / 2 || p->a.size() % 4 > 1) throw Trap("fragments of another size");
-  for (size_t i = 4; i < s.arguments.size(); ++i)
-    if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
-  s.in.run = [p](Warp& warp, Mask) { p->run(warp); };
-}
-
-void fence_products(Warp& warp, Mask) {
-  std::fill(warp.product_registers.unfenced.begin(), warp.product_registers.unfenced.end(), uint8_t(0));
+      warp.products.open.push_back([d, operands, &warp] {
+        for (const Operand& o : d) --warp.accumulating[o.at / slot_bytes];
+        for (const Place& place : operands) place.read(16, warp, Use::ends);
+      });
+    };
+  };
 }
 
 }  // namespace
-
-void check_registers(Warp& warp, const Instruction& in) {
-  ProductRegisters& registers = warp.product_registers;
-  for (uint32_t at : in.reads)
-    if (registers.accumulating[at / slot_bytes]) throw Trap("reading an accumulator of a wgmma that is not complete");
-  for (uint32_t at : in.writes) {
-    const size_t i = at / slot_bytes;
-    if (registers.accumulating[i] || registers.reading[i])
-      throw Trap("writing a register of a wgmma that is not complete");
-    registers.unfenced[i] = 1;
-  }
-}
 
 void add_tensor(Table& t) {
   for (const auto& [name, format] : {std::pair("f16", Format::f16), {"bf16", Format::bf16}, {"tf32", Format::tf32}}) {
     const std::string inner = format == Format::tf32 ? "k8" : "k16", types = std::string(".") + name + "." + name;
     t["mma.sync.m16n8" + inner + ".row.col.f32" + types + ".f32"] = mma(format);
     for (size_t n = 8; n <= 256; n += 8)
-      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = [format = format, n](Parser& s) {
-        bind_product(s, format, n);
-      };
+      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = product(format, n);
   }
   t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
   t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);
-  t["wgmma.fence.sync"] = action(fence_products);
+  t["wgmma.fence.sync"] = action([](Warp& warp, Mask) { warp.unfenced.assign(warp.unfenced.size(), 0); });
   t["wgmma.commit_group.sync"] = action([](Warp& warp, Mask) { warp.products.commit(); });
   t["wgmma.wait_group.sync"] = wait_for(&Warp::products);
 }

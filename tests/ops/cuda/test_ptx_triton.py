@@ -11,39 +11,33 @@ import torch
 
 from elmo_fast.kernels import char_cnn, configs, lstm_pointwise
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-from elmo_fast.testing.tolerances import relative_error
+from elmo_fast.testing import relative_error
 from tests.support.ptx_machine import machine
 from tests.support.triton_on_ptx import LIMIT, OnPtx, encoder_on_ptx, products
 
+# (rows, inner, outputs) of products that a tile divides unevenly, and evenly
+SHAPES = {"highway": lambda tile: [(3 * tile.bm - 5, 256, 256)],
+          "linear": lambda tile: [(tile.bm + 3, 208, tile.bn + 16), (tile.bm + 3, 256, 2 * tile.bn)]}
 
-def grid_of(form):
-    """[(generation, operands, tile) of all shipped configurations]: a few for the default run, the rest long."""
-    kernel, seen, result = "highway" if form == "linear" else form, set(), []
+
+def grid_of(kernel, *first):
+    """[(*first, generation, operands, tile) of shipped configurations]: a few for the default run, the rest long."""
+    result = {}
     for generation, operands, amount in itertools.product(configs.GENERATIONS, configs.OPERANDS, ("many", "few")):
-        for tile in configs.tiles(kernel, generation, operands, amount):
-            if (generation, operands, tile) in seen:
-                continue
-            seen.add((generation, operands, tile))
-            first = tile == configs.tiles(kernel, generation, operands, amount)[0]
-            quick = operands == "fp16" and amount == "many" and first
+        for at, tile in enumerate(configs.tiles(kernel, generation, operands, amount)):
+            quick = operands == "fp16" and amount == "many" and at == 0
             name = f"sm_{generation}-{operands}-{tile.bm}x{tile.bn}x{tile.bk}-{tile.warps}-{tile.stages}"
-            result.append(pytest.param(generation, operands, tile, marks=() if quick else pytest.mark.long, id=name))
-    return result
+            result.setdefault(name, pytest.param(*first, generation, operands, tile, id="-".join((*first, name)),
+                                                 marks=() if quick else pytest.mark.long))
+    return [*result.values()]
 
 
-@pytest.mark.parametrize("generation,operands,tile", grid_of("highway"))
-def test_highway(monkeypatch, generation, operands, tile):
+@pytest.mark.parametrize("form,generation,operands,tile", [row for form in SHAPES for row in grid_of("highway", form)])
+def test_products(monkeypatch, form, generation, operands, tile):
     torch.manual_seed(0)
     encoder_on_ptx(monkeypatch, generation, tile)
-    assert relative_error(*products("highway", operands, 3 * tile.bm - 5, 256, 256)) < LIMIT[operands]
-
-
-@pytest.mark.parametrize("generation,operands,tile", grid_of("linear"))
-def test_linear(monkeypatch, generation, operands, tile):
-    torch.manual_seed(0)
-    encoder_on_ptx(monkeypatch, generation, tile)
-    for inner, outputs in ((208, tile.bn + 16), (256, 2 * tile.bn)):
-        assert relative_error(*products("linear", operands, tile.bm + 3, inner, outputs)) < LIMIT[operands]
+    for shape in SHAPES[form](tile):
+        assert relative_error(*products(form, operands, *shape)) < LIMIT[operands]
 
 
 @pytest.mark.parametrize("generation,operands,tile", grid_of("char_cnn"))
