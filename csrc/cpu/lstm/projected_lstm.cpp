@@ -123,7 +123,7 @@ LstmPlan make_plan(const LstmCall& call, const LstmSchedule& schedule, size_t pa
   LstmPlan plan = {};
   static_cast<LstmCall&>(plan) = call;
   plan.input_stride = call.precomputed ? 8 * call.shape.dim : call.shape.input * (call.split_input ? 2 : 1);
-  plan.steps = schedule.steps;
+  plan.steps = int64_t(schedule.row_begin.size());
   plan.slots = call.batch_sizes[0];
   plan.row_begin = schedule.row_begin.data();
   plan.max_unique = std::max(schedule.direction[0].max_unique, schedule.direction[1].max_unique);
