@@ -6,17 +6,11 @@
 #include <stdexcept>
 
 namespace elmo_fast::cpu {
-bool find_isa(Precision precision, Isa* isa) {
-  *isa = cpu_isa();
-  if (precision != Precision::highest) return *isa >= Isa::amx;
-  if (*isa > Isa::avx512) *isa = Isa::avx512;
-  return true;
-}
-
 Isa isa_for(Precision precision) {
   require(precision >= Precision::highest && precision <= Precision::medium, "precision: expected 0, 1 or 2");
-  Isa isa;
-  require(find_isa(precision, &isa), "precision: high and medium need AMX, which is not available here");
+  const Isa isa = cpu_isa();
+  if (precision == Precision::highest) return std::min(isa, Isa::avx512);
+  require(isa >= Isa::amx, "precision: high and medium need AMX, which is not available here");
   return isa;
 }
 

@@ -204,8 +204,7 @@ void clear_gradients(const LstmBackwardCall& call) {
 }  // namespace
 
 std::string lstm_isa(Precision precision) {
-  Isa isa;
-  return find_isa(precision, &isa) ? isa_name(isa) : "";
+  return precision == Precision::highest || cpu_isa() >= Isa::amx ? isa_name(isa_for(precision)) : "";
 }
 
 size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
