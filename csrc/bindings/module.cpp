@@ -1,8 +1,7 @@
 // The native module: one bind_* function for each contract header, then what the CPU and the build are.
 #include <pybind11/pybind11.h>
 
-#include "cpu/isa.h"
-#include "cpu/threads.h"
+#include "cpu/engine.h"
 
 namespace py = pybind11;
 

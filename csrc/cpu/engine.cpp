@@ -6,32 +6,11 @@
 #include <stdexcept>
 
 namespace elmo_fast::cpu {
-namespace {
-
-// The engines of `high` and `medium`, or null where only fp32 was compiled.
-const AmxEngine* bf16_engines([[maybe_unused]] Isa isa) {
-#ifdef ELMO_FAST_HAS_AMX
-  if (isa == Isa::amx) return &amx_engine();
-#endif
-#ifdef ELMO_FAST_HAS_AVX512
-  return &amx_emulated_engine();
-#endif
-  return nullptr;
-}
-
-}  // namespace
-
-bool find_isa(Precision precision, Isa* isa) {
-  *isa = cpu_isa();
-  if (precision != Precision::highest) return *isa >= Isa::amx;
-  if (*isa > Isa::avx512) *isa = Isa::avx512;
-  return true;
-}
-
 Isa isa_for(Precision precision) {
   require(precision >= Precision::highest && precision <= Precision::medium, "precision: expected 0, 1 or 2");
-  Isa isa;
-  require(find_isa(precision, &isa), "precision: high and medium need AMX, which is not available here");
+  const Isa isa = cpu_isa();
+  if (precision == Precision::highest) return std::min(isa, Isa::avx512);
+  require(isa >= Isa::amx, "precision: high and medium need AMX, which is not available here");
   return isa;
 }
 
@@ -45,10 +24,15 @@ const Fp32Engine& fp32_engine([[maybe_unused]] Isa isa) {
   return generic_engine();
 }
 
-const Engine& engine_for(Precision precision, Isa isa) {
-  if (precision == Precision::highest) return fp32_engine(isa);
-  const AmxEngine& engines = *bf16_engines(isa);
-  return precision == Precision::high ? engines.high : engines.medium;
+const Engine& engine_for([[maybe_unused]] Precision precision, Isa isa) {
+#ifdef ELMO_FAST_HAS_AVX512
+  const AmxEngine* bf16 = &amx_emulated_engine();
+#ifdef ELMO_FAST_HAS_AMX
+  if (isa == Isa::amx) bf16 = &amx_engine();
+#endif
+  if (precision != Precision::highest) return precision == Precision::high ? bf16->high : bf16->medium;
+#endif
+  return fp32_engine(isa);
 }
 
 Label::Label(const char* op, Isa isa, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {

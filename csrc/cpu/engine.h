@@ -1,13 +1,34 @@
 // What one instruction set offers to the entry points: plain structs and function pointers, nothing inline.
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "../char_cnn.h"
 #include "../linear.h"
 #include "../projected_lstm.h"
-#include "isa.h"
 #include "threads.h"
 
-namespace elmo_fast::cpu {
+namespace elmo_fast {
+
+// In ascending order: each level includes the ones before it. amx_emulated is AVX-512 code that computes what AMX
+// would, bit for bit; tests ask for it, detection never finds it.
+enum class Isa : int32_t { generic = 0, avx2 = 1, avx512 = 2, amx = 3, amx_emulated = 4 };
+
+// Name and presence of each feature; present means that the operating system keeps its registers too.
+std::vector<std::pair<std::string, bool>> cpu_features();
+
+// Whether this process may use AMX tile data. Linux requires a request, which the first call makes.
+bool amx_permitted();
+
+// The best usable level, at most the one that the environment variable ELMO_FAST_CPU_ISA names.
+// Throws std::invalid_argument when it names none.
+Isa cpu_isa();
+
+const char* isa_name(Isa isa);
+
+namespace cpu {
 
 // A thread's rank among those that share a direction (or a product).
 struct Team {
@@ -60,10 +81,6 @@ struct LstmBackward : LstmDirection {
   float* grad_projections;
   float* grad_initial_h;
   float* grad_initial_c;
-  bool clips_cells;          // false: there is no such clip
-  bool clips_projection;
-  float above_cell_clip;     // the smallest number above the limit: x < it exactly where x <= the limit
-  float above_proj_clip;
 };
 
 struct LinearPlan {
@@ -154,10 +171,8 @@ const Fp32Engine& avx512_engine();
 const AmxEngine& amx_engine();
 const AmxEngine& amx_emulated_engine();
 
-// The instruction set that runs `precision`: fp32 has no use for AMX. False when there is none.
-bool find_isa(Precision precision, Isa* isa);
-
-// The same, or std::invalid_argument when there is none or no such precision.
+// The instruction set that runs `precision`: fp32 has no use for AMX. std::invalid_argument when there is none or no
+// such precision.
 Isa isa_for(Precision precision);
 
 const Fp32Engine& fp32_engine(Isa isa);
@@ -184,4 +199,5 @@ void check_buffer(const void* packed, size_t size, size_t payload);
 // check_buffer, and the buffer begins with `label`.
 void check_packed(const void* packed, size_t size, size_t payload, const Label& label);
 
-}  // namespace elmo_fast::cpu
+}  // namespace cpu
+}  // namespace elmo_fast

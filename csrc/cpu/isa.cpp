@@ -1,11 +1,11 @@
-#include "isa.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
 #include <iterator>
 #include <stdexcept>
+
+#include "engine.h"
 
 #if defined(__x86_64__) || defined(__i386__)
 #define ELMO_FAST_X86

@@ -1,6 +1,6 @@
 // The AMX engine, instruction for instruction, against its AVX-512 emulation: the same bits at both precisions, for
 // any number of rows and threads, clips firing. Stands in for csrc/cpu/isa.cpp.
-#include "../../csrc/cpu/isa.h"
+#include "../../csrc/cpu/engine.h"
 #include "cases.h"
 #include "tile_trap.h"
 

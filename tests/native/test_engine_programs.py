@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engines import native
+from tests.support.engines import native, needs_native
 from tests.support.native_program import compiles, engine_program
 
+pytestmark = [pytest.mark.long, needs_native]
 FOLDER = Path(__file__).parent
 SANITIZERS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
               "thread": ("-fsanitize=thread",)}
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", SANITIZERS)
 def test_the_engine_is_clean(name):
     flags = SANITIZERS[name]
@@ -31,7 +31,6 @@ def test_the_engine_is_clean(name):
         assert "precision 0 on " in run.stdout
 
 
-@pytest.mark.long
 def test_the_tile_instructions_give_the_bits_of_the_emulation():
     features = native.cpu_features()
     if features["amx_tile"]:

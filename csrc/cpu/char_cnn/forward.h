@@ -43,28 +43,6 @@ class CharVectors {
   float* data_;
 };
 
-// sum [R, 2 vectors] = windows a, which begin `step` floats apart, x b [k, 2 vectors]. Step 0: known at run time.
-template <class Vec, int R, int Step>
-inline __attribute__((always_inline)) void window_sums(const float* a, int64_t step, const float* b, int64_t k,
-                                                       typename Vec::F (&sum)[R][2]) {
-  const int64_t apart = Step ? Step : step;
-  clear_sums<Vec>(sum);
-  for (; k > 0; --k, ++a, b += 2 * Vec::width) add_products<Vec>(a, apart, b, sum);
-}
-
-// c [R, 2 vectors] += the sums.
-template <class Vec, int Step>
-struct WindowTile {
-  using Function = void(const float*, int64_t, const float*, int64_t, float*);
-
-  template <int R>
-  static void run(const float* a, int64_t step, const float* b, int64_t k, float* c) {
-    typename Vec::F sum[R][2];
-    window_sums<Vec, R, Step>(a, step, b, k, sum);
-    store_sums<Vec>(sum, {c, 2 * Vec::width}, c, 2 * Vec::width);
-  }
-};
-
 // The largest of several vectors of products. NaN stays NaN.
 template <class Vec>
 struct Maximum {
@@ -94,18 +72,24 @@ struct FirstMaximum : Maximum<Vec> {
   }
 };
 
-// The sums go no further than the maximum of each column.
-template <class Vec, int Step>
-struct MaximumTile {
-  using Function = void(const float*, int64_t, const float*, int64_t, Maximum<Vec>*);
+// Sums [R, 2 vectors] of windows a, which begin `step` floats apart, x b [k, 2 vectors]: added to floats [R, 2
+// vectors], or they go no further than the maximum of each column. Step 0: known at run time.
+template <class Vec, int Step, class To>
+struct WindowTile {
+  using Function = void(const float*, int64_t, const float*, int64_t, To*);
 
   template <int R>
-  static void run(const float* a, int64_t step, const float* b, int64_t k, Maximum<Vec>* largest) {
+  static void run(const float* a, int64_t step, const float* b, int64_t k, To* to) {
     typename Vec::F sum[R][2];
-    window_sums<Vec, R, Step>(a, step, b, k, sum);
-    ELMO_FAST_UNROLL
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < 2; ++v) largest[v].add(sum[r][v], 0.0f, 1.0f);
+    clear_sums<Vec>(sum);
+    for (; k > 0; --k, ++a, b += 2 * Vec::width) add_products<Vec>(a, Step ? Step : step, b, sum);
+    if constexpr (std::is_same_v<To, float>) {
+      store_sums<Vec>(sum, {to, 2 * Vec::width}, to, 2 * Vec::width);
+    } else {
+      ELMO_FAST_UNROLL
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < 2; ++v) to[v].add(sum[r][v], 0.0f, 1.0f);
+    }
   }
 };
 
@@ -134,13 +118,13 @@ class WindowGemm {
 
   template <int Step>
   void fill() {
-    fill_tiles<WindowTile<Vec, Step>, Vec::rows>(table_);
-    fill_tiles<MaximumTile<Vec, Step>, Vec::rows>(maxima_);
+    fill_tiles<WindowTile<Vec, Step, float>, Vec::rows>(table_);
+    fill_tiles<WindowTile<Vec, Step, Maximum<Vec>>, Vec::rows>(maxima_);
   }
 
   const int64_t dim_;
-  typename WindowTile<Vec, 0>::Function* table_[Vec::rows + 1];
-  typename MaximumTile<Vec, 0>::Function* maxima_[Vec::rows + 1];
+  typename WindowTile<Vec, 0, float>::Function* table_[Vec::rows + 1];
+  typename WindowTile<Vec, 0, Maximum<Vec>>::Function* maxima_[Vec::rows + 1];
 };
 
 // Offsets in floats into the scratch of a forward: filters [panels, width * dim, panel_width] of each bank, their

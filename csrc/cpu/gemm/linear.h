@@ -57,7 +57,7 @@ class LinearLoop {
       : call_(plan.call), packed_(plan.packed), shape_(plan.call.shape), layout_(shape_), left_{scratch, shape_.input},
         sums_(reinterpret_cast<float*>(
             scratch + left_bytes<Gemm>(Gemm::buffer_rows(smaller(call_.rows, Gemm::cached_rows)), shape_.input))) {
-    // Columns beyond K, which put_left never writes, multiply zero rows of weights.
+    // Columns beyond K, which put_left need not write, multiply zero rows of weights.
     if (Gemm::padded(1) > 1) std::memset(scratch, 0, static_cast<size_t>(reinterpret_cast<char*>(sums_) - scratch));
   }
 
@@ -65,7 +65,7 @@ class LinearLoop {
     for (int64_t row = rows.begin; row < rows.end; row += Gemm::cached_rows) {
       const int64_t count = smaller(Gemm::cached_rows, rows.end - row);
       const Blocks blocks = Gemm::blocks(count);
-      gather(row, blocks);
+      left_.gather(blocks, Partition(0, blocks.count), [&](int64_t r) { return call_.x + (row + r) * call_.x_stride; });
       gemm_.begin(count);
       for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
         multiply_panel(gemm_, left_, blocks, packed_ + panel * panel_bytes<Gemm>(shape_.input), {bias(panel), 0}, sums_,
@@ -77,13 +77,6 @@ class LinearLoop {
   }
 
  private:
-  void gather(int64_t row, const Blocks& blocks) {
-    for (int64_t b = 0; b < blocks.count; ++b)
-      for (int r = 0; r < blocks.size(b); ++r)
-        Gemm::put_left(left_.block(blocks, b), left_.k, blocks.size(b), r, 0, left_.k,
-                       call_.x + (row + blocks.begin(b) + r) * call_.x_stride);
-  }
-
   const float* bias(int64_t panel) const {
     return reinterpret_cast<const float*>(packed_ + layout_.bias) + panel * panel_width;
   }

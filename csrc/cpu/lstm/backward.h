@@ -5,6 +5,8 @@
 // where it wrote them. What needs no recurrence follows in weight_gradients.h.
 #pragma once
 
+#include <math.h>
+
 #include "../gemm/fp32.h"
 #include "layout.h"
 
@@ -63,8 +65,8 @@ class BackwardLoop : BackwardMemory<Vec> {
   BackwardLoop(const LstmPlan& plan, const LstmBackward& direction, Team team)
       : Base(plan, direction, team), tiles_(weights_.gate_panels / 2), my_p_(weights_.p_panels, team.rank, team.size),
         my_cells_(weights_.d_panels, team.rank, team.size), my_tiles_(tiles_of(my_cells_.begin, my_cells_.end)),
-        above_cell_clip_(Vec::set1(direction.above_cell_clip)), above_proj_clip_(Vec::set1(direction.above_proj_clip)) {
-  }
+        above_cell_clip_(Vec::set1(nextafterf(plan.cell_clip, INFINITY))),
+        above_proj_clip_(Vec::set1(nextafterf(plan.proj_clip, INFINITY))) {}
 
   void run() {
     load_states();
@@ -87,39 +89,43 @@ class BackwardLoop : BackwardMemory<Vec> {
     clear_floats(to + count, width - count);
   }
 
+  // [slots, width] of a panel or tile: columns [first, first + count) of `rows` [slots, stride], then zeros.
+  void load(float* to, int64_t width, const float* rows, int64_t stride, int64_t first, int64_t count) const {
+    for (int64_t slot = 0; slot < plan_.slots; ++slot)
+      padded_copy(to + slot * width, width, rows + slot * stride + first, count);
+  }
+
+  void store(const float* from, int64_t width, float* rows, int64_t stride, int64_t first, int64_t count) const {
+    for (int64_t slot = 0; slot < plan_.slots; ++slot)
+      copy_floats(rows + slot * stride + first, from + slot * width, count);
+  }
+
   void load_states() const {
-    const int64_t p = 2 * shape_.projection, dim = 2 * shape_.dim;
     for (int64_t panel = my_p_.begin; panel < my_p_.end; ++panel) {
-      clear_floats(floats(scratch_.initial_dh) + panel * panel_width, panel_width);
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        padded_copy(dh(panel) + slot * panel_width, panel_width, d_.grad_h + slot * p + panel * panel_width,
-                    columns_of(panel));
+      const int64_t first = panel * panel_width;
+      clear_floats(floats(scratch_.initial_dh) + first, panel_width);
+      load(dh(panel), panel_width, d_.grad_h, 2 * shape_.projection, first, columns_of(panel));
     }
     for (int64_t tile = my_tiles_.begin; tile < my_tiles_.end; ++tile) {
-      const int64_t cell = tile * Vec::width;
+      const int64_t cell = tile * Vec::width, count = cells_of(tile);
       clear_floats(floats(scratch_.initial_dc) + cell, Vec::width);
       clear_floats(floats(scratch_.initial_c) + cell, Vec::width);
-      if (d_.initial_c) copy_floats(floats(scratch_.initial_c) + cell, d_.initial_c + cell, cells_of(tile));
-      for (int64_t slot = 0; slot < plan_.slots; ++slot) {
-        padded_copy(dc(tile) + slot * Vec::width, Vec::width, d_.grad_c + slot * dim + cell, cells_of(tile));
-        padded_copy(first_c(tile) + slot * Vec::width, Vec::width, d_.c + slot * dim + cell, cells_of(tile));
-      }
+      if (d_.initial_c) copy_floats(floats(scratch_.initial_c) + cell, d_.initial_c + cell, count);
+      load(dc(tile), Vec::width, d_.grad_c, 2 * shape_.dim, cell, count);
+      load(first_c(tile), Vec::width, d_.c, 2 * shape_.dim, cell, count);
     }
   }
 
   void store_states() const {
-    const int64_t p = 2 * shape_.projection, dim = 2 * shape_.dim;
     for (int64_t panel = my_p_.begin; panel < my_p_.end; ++panel) {
       const int64_t first = panel * panel_width, count = columns_of(panel);
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        copy_floats(d_.grad_h + slot * p + first, dh(panel) + slot * panel_width, count);
+      store(dh(panel), panel_width, d_.grad_h, 2 * shape_.projection, first, count);
       if (d_.grad_initial_h) copy_floats(d_.grad_initial_h + first, floats(scratch_.initial_dh) + first, count);
     }
     for (int64_t tile = my_tiles_.begin; tile < my_tiles_.end; ++tile) {
-      const int64_t cell = tile * Vec::width;
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        copy_floats(d_.grad_c + slot * dim + cell, dc(tile) + slot * Vec::width, cells_of(tile));
-      if (d_.grad_initial_c) copy_floats(d_.grad_initial_c + cell, floats(scratch_.initial_dc) + cell, cells_of(tile));
+      const int64_t cell = tile * Vec::width, count = cells_of(tile);
+      store(dc(tile), Vec::width, d_.grad_c, 2 * shape_.dim, cell, count);
+      if (d_.grad_initial_c) copy_floats(d_.grad_initial_c + cell, floats(scratch_.initial_dc) + cell, count);
     }
   }
 
@@ -142,7 +148,7 @@ class BackwardLoop : BackwardMemory<Vec> {
       padded_copy(to, panel_width, d_.grad_output + (begin + slot) * p + panel * panel_width, columns_of(panel));
       for (int v = 0; v < panel_width; v += Vec::width) {
         F g = Vec::add(Vec::load(to + v), Vec::load(dh(panel) + slot * panel_width + v));
-        if (d_.clips_projection && projected_) {
+        if (clips_projection_) {
           const float* raw = saved_.projected + (panel * plan_.packed_rows + begin + slot) * panel_width;
           g = through_clip(g, Vec::load(raw + v), above_proj_clip_);
         }
@@ -183,7 +189,7 @@ class BackwardLoop : BackwardMemory<Vec> {
     float* carried = dc(tile) + slot * Vec::width;
     Vec::store(paneled(scratch_.m, tile / 2, row) + tile % 2 * Vec::width, Vec::mul(o, squashed));
     F grad = Vec::fma(Vec::mul(dm, o), Vec::fnma(squashed, squashed, one), Vec::load(carried));
-    if (d_.clips_cells) grad = through_clip(grad, Vec::add(Vec::mul(f, before), Vec::mul(i, j)), above_cell_clip_);
+    if (clips_cells_) grad = through_clip(grad, Vec::add(Vec::mul(f, before), Vec::mul(i, j)), above_cell_clip_);
     carry_cell(tile, carried, Vec::mul(grad, f), starts_sequence(row));
     float* dz = paneled(scratch_.dz, 2 * tile, row);
     Vec::store(dz, Vec::mul(Vec::mul(grad, j), Vec::mul(i, Vec::sub(one, i))));
@@ -216,7 +222,8 @@ class BackwardLoop : BackwardMemory<Vec> {
 
   const int64_t tiles_;
   const Partition my_p_, my_cells_, my_tiles_;
-  const F above_cell_clip_, above_proj_clip_;
+  const bool clips_cells_ = plan_.cell_clip < INFINITY, clips_projection_ = projected_ && plan_.proj_clip < INFINITY;
+  const F above_cell_clip_, above_proj_clip_;  // the smallest number above: x < it exactly where x <= the limit
 };
 
 }  // namespace elmo_fast::cpu

@@ -30,7 +30,8 @@ class LstmLoop : InputGemm<Gemm> {
     for_each_cell([this](float* cells, float* c, int64_t count) { put_cells(cells, c, count); });
     if (team_.rank == 0) {
       clear_padding();
-      first_h();
+      for (int64_t slot = 0; slot < plan_.batch_sizes[0]; ++slot)
+        put_h(0, slot, 0, shape_.projection, d_.h + slot * 2 * shape_.projection);
     }
     meet();
     for (int64_t k = 0; k < d_.chunk_count; ++k) {
@@ -86,35 +87,23 @@ class LstmLoop : InputGemm<Gemm> {
       put_cells(cells(tile, slot), d_.initial_c ? d_.initial_c + tile * Vec::width : nullptr, cell_count(tile));
   }
 
-  // Columns beyond k of left operands, which put_left never writes, multiply zero rows of weights.
+  // Columns beyond k of left operands, which put_left need not write, multiply zero rows of weights.
   void clear_padding() const {
     if (Gemm::padded(1) == 1) return;
     std::memset(d_.scratch + scratch_.x, 0, scratch_.projections - scratch_.x);
     std::memset(d_.scratch + scratch_.h[0], 0, scratch_.c - scratch_.h[0]);
   }
 
-  // The h operand of step 0; the others see it after the first barrier.
-  void first_h() {
-    for (int64_t slot = 0; slot < plan_.batch_sizes[0]; ++slot)
-      put_next_h(0, slot, 0, shape_.projection, d_.h + slot * 2 * shape_.projection);
-  }
-
   // Columns [begin, begin + count) of slot's h go to step t's operand, or the initial state's do.
-  void put_next_h(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
+  void put_h(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
     const Blocks blocks = Gemm::blocks(plan_.batch_sizes[t]);
-    put_h_in(t, blocks, blocks.find(slot), slot, begin, count, h);
-  }
-
-  void put_h_in(int64_t t, const Blocks& blocks, int64_t b, int64_t slot, int64_t begin, int64_t count,
-                const float* h) {
     const Left<Gemm> left = h_operand(t);
+    const int64_t b = blocks.find(slot);
     const float zeros[panel_width] = {};
-    const int r = static_cast<int>(slot - blocks.begin(b));
-    if (!starts_sequence(t, slot))
-      return Gemm::put_left(left.block(blocks, b), left.k, blocks.size(b), r, begin, count, h);
+    if (!starts_sequence(t, slot)) return left.put(blocks, b, slot, begin, count, h);
     for (int64_t k = 0; k < count; k += panel_width)
-      Gemm::put_left(left.block(blocks, b), left.k, blocks.size(b), r, begin + k, smaller(panel_width, count - k),
-                     d_.initial_h ? d_.initial_h + begin + k : zeros);
+      left.put(blocks, b, slot, begin + k, smaller(panel_width, count - k),
+               d_.initial_h ? d_.initial_h + begin + k : zeros);
   }
 
   void step(int64_t t) {
@@ -191,9 +180,7 @@ class LstmLoop : InputGemm<Gemm> {
   // m [vector] of a slot in block b: to the projection's operand, or as h.
   void take_m(int64_t t, int64_t tile, const Blocks& blocks, int64_t b, int64_t slot, const float* m) {
     const int64_t cell = tile * Vec::width;
-    if (weights_.panels)
-      Gemm::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(slot - blocks.begin(b)),
-                     cell, cell_count(tile), m);
+    if (weights_.panels) m_operand().put(blocks, b, slot, cell, cell_count(tile), m);
     else emit(t, slot, cell, cell_count(tile), m);
   }
 
@@ -256,7 +243,7 @@ class LstmLoop : InputGemm<Gemm> {
     copy_floats(d_.h + slot * 2 * shape_.projection + begin, h, count);
     const int64_t row = d_.out_rows[packed_row(t, slot)];
     if (row >= 0) copy_floats(d_.output + row * 2 * shape_.projection + begin, h, count);
-    if (t + 1 < plan_.steps && slot < plan_.batch_sizes[t + 1]) put_next_h(t + 1, slot, begin, count, h);
+    if (t + 1 < plan_.steps && slot < plan_.batch_sizes[t + 1]) put_h(t + 1, slot, begin, count, h);
   }
 
   // h = clip(m W_P) for this thread's columns, units of D outermost so that a unit of weights serves all rows.
@@ -266,12 +253,12 @@ class LstmLoop : InputGemm<Gemm> {
     const float zeros[panel_width] = {};
     float* sums = floats(scratch_.projected);
     const char* right = d_.packed + weights_.projection;
-    for (int64_t u = 0; u * Gemm::unit < shape_.dim; ++u) {
-      const int64_t bytes = unit_bytes<Gemm>(shape_.dim, u);
+    for (int64_t k0 = 0; k0 < shape_.dim; k0 += Gemm::unit) {
+      const int64_t bytes = panel_bytes<Gemm>(smaller(Gemm::unit, shape_.dim - k0));
       for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
         float* const of_panel = sums + panel * panel_floats;
-        multiply_unit(gemm_, m, blocks, u * Gemm::unit, right + panel * bytes,
-                      u ? Start{of_panel, panel_width} : Start{zeros, 0}, of_panel, panel_width);
+        multiply_unit(gemm_, m, blocks, k0, right + panel * bytes, k0 ? Start{of_panel, panel_width} : Start{zeros, 0},
+                      of_panel, panel_width);
       }
       right += bytes * weights_.panels;
     }

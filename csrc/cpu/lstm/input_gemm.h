@@ -51,32 +51,23 @@ class InputGemm {
   Value* projections(int64_t tile) const {
     return reinterpret_cast<Value*>(d_.scratch + scratch_.projections) + tile * scratch_.unique * gate_width;
   }
-  const float* bias(int64_t tile) const {
-    return reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
-  }
 
   void multiply(const Chunk& chunk) const {
     const Left<Gemm> x = {d_.scratch + scratch_.x, shape_.input};
     const Blocks blocks = Gemm::blocks(chunk.unique_count);
-    const Partition mine(blocks.count, team_.rank, team_.size);
-    for (int64_t b = mine.begin; b < mine.end; ++b) gather_block(chunk, x.block(blocks, b), blocks, b);
+    x.gather(blocks, Partition(blocks.count, team_.rank, team_.size),
+             [&](int64_t row) { return d_.inputs + d_.unique_rows[chunk.unique_begin + row] * plan_.input_stride; });
     team_.barrier->wait();
     gemm_.begin(chunk.unique_count);
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       const char* right = d_.packed + weights_.input + tile * weights_.input_tile;
+      const float* bias = reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
       for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.input)) {
-        const Start start = {bias(tile) + first, 0};
+        const Start start = {bias + first, 0};
         if constexpr (std::is_same_v<Value, float>)
           multiply_panel(gemm_, x, blocks, right, start, projections(tile) + first, gate_width);
         else multiply_rounded(x, blocks, right, start, projections(tile) + first);
       }
-    }
-  }
-
-  void gather_block(const Chunk& chunk, char* block, const Blocks& blocks, int64_t b) const {
-    for (int r = 0; r < blocks.size(b); ++r) {
-      const int64_t row = d_.unique_rows[chunk.unique_begin + blocks.begin(b) + r];
-      Gemm::put_left(block, shape_.input, blocks.size(b), r, 0, shape_.input, d_.inputs + row * plan_.input_stride);
     }
   }
 

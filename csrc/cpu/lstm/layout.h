@@ -82,8 +82,9 @@ void pack_projection(const LstmShape& s, const float* projection, int64_t panels
   for (int64_t k0 = 0; k0 < s.dim; k0 += Gemm::unit)
     for (int64_t panel = 0; panel < panels; ++panel) {
       const PanelSource source = plain_panel<typename Gemm::Vec>(projection, s.projection, panel);
-      Gemm::pack_right(source, k0, smaller(Gemm::unit, s.dim - k0), packed);
-      packed += unit_bytes<Gemm>(s.dim, k0 / Gemm::unit);
+      const int64_t count = smaller(Gemm::unit, s.dim - k0);
+      Gemm::pack_right(source, k0, count, packed);
+      packed += panel_bytes<Gemm>(count);
     }
 }
 

@@ -1,8 +1,6 @@
 // The entry points of projected_lstm.h: check, plan, split the work between threads.
 #include "../../projected_lstm.h"
 
-#include <cfloat>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -97,12 +95,6 @@ void pack_both(const Engine& engine, const Label& label, const LstmShape& shape,
   }
 }
 
-float* saved_of(const LstmCall& call, int direction, const void* saved) {
-  const size_t of_direction = training_engine().saved_size(call.shape, call.packed_rows);
-  const char* from = static_cast<const char*>(saved) + sizeof(Label) + static_cast<size_t>(direction) * of_direction;
-  return reinterpret_cast<float*>(const_cast<char*>(from));
-}
-
 template <class T>
 T* half(T* both, int64_t offset) {
   return both ? both + offset : nullptr;
@@ -131,7 +123,7 @@ LstmPlan make_plan(const LstmCall& call, const LstmSchedule& schedule, size_t pa
   LstmPlan plan = {};
   static_cast<LstmCall&>(plan) = call;
   plan.input_stride = call.precomputed ? 8 * call.shape.dim : call.shape.input * (call.split_input ? 2 : 1);
-  plan.steps = schedule.steps;
+  plan.steps = int64_t(schedule.row_begin.size());
   plan.slots = call.batch_sizes[0];
   plan.row_begin = schedule.row_begin.data();
   plan.max_unique = std::max(schedule.direction[0].max_unique, schedule.direction[1].max_unique);
@@ -142,11 +134,13 @@ LstmPlan make_plan(const LstmCall& call, const LstmSchedule& schedule, size_t pa
 // An even number of threads makes two teams of one direction each; an odd one works on both in turn.
 int teams_of(int threads) { return threads % 2 == 0 ? 2 : 1; }
 
-// `scratch` has `size` bytes for each team.
+// `scratch` has `size` bytes for each team, `saved` comes after a label, or is null.
 void give_memory(LstmPlan& plan, void* scratch, size_t size, const void* saved) {
-  for (int d = 0; d < 2; ++d) {
-    plan.direction[d].scratch = static_cast<char*>(scratch) + (teams_of(plan.threads) == 2 ? size_t(d) * size : 0);
-    if (saved) plan.direction[d].saved = saved_of(plan, d, saved);
+  const size_t of_direction = training_engine().saved_size(plan.shape, plan.packed_rows);
+  for (size_t d = 0; d < 2; ++d) {
+    plan.direction[d].scratch = static_cast<char*>(scratch) + (teams_of(plan.threads) == 2 ? d * size : 0);
+    char* const begin = const_cast<char*>(static_cast<const char*>(saved)) + sizeof(Label) + d * of_direction;
+    plan.direction[d].saved = saved ? reinterpret_cast<float*>(begin) : nullptr;
   }
 }
 
@@ -168,18 +162,12 @@ void run_directions(int threads, const Run& run) {
 // A checked call, on the engine's `run` or `run_saving`.
 void run_forward(const LstmCall& call, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
   if (call.packed_rows == 0) return;
-  const LstmSchedule schedule(call);
+  const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows);
   LstmPlan plan = make_plan(call, schedule, engine.packed_size(call.shape));
   const int teams = teams_of(call.threads);
   const size_t scratch_size = engine.scratch_size(plan, call.threads / teams);
   give_memory(plan, thread_scratch(scratch_size * size_t(teams)), scratch_size, saved);
   run_directions(call.threads, [&](int d, Team team) { run(plan, plan.direction[d], team); });
-}
-
-// One chunk of everything: its unique rows are the call's.
-LstmSchedule schedule_in_one_chunk(LstmCall call) {
-  call.chunk_rows = INT64_MAX;
-  return LstmSchedule(call);
 }
 
 LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirection& forward) {
@@ -195,10 +183,6 @@ LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirect
   to.grad_projections = call.grad_projections[d];
   to.grad_initial_h = half(call.grad_initial_h, d * p);
   to.grad_initial_c = half(call.grad_initial_c, d * dim);
-  to.clips_cells = call.forward.cell_clip <= FLT_MAX;
-  to.clips_projection = call.forward.proj_clip <= FLT_MAX && p != dim;
-  to.above_cell_clip = std::nextafter(call.forward.cell_clip, INFINITY);
-  to.above_proj_clip = std::nextafter(call.forward.proj_clip, INFINITY);
   return to;
 }
 
@@ -220,8 +204,7 @@ void clear_gradients(const LstmBackwardCall& call) {
 }  // namespace
 
 std::string lstm_isa(Precision precision) {
-  Isa isa;
-  return find_isa(precision, &isa) ? isa_name(isa) : "";
+  return precision == Precision::highest || cpu_isa() >= Isa::amx ? isa_name(isa_for(precision)) : "";
 }
 
 size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
@@ -274,7 +257,7 @@ size_t lstm_backward_scratch_size(const LstmCall& forward) {
   check_trainable(forward);
   check_inputs(forward);
   if (forward.packed_rows == 0) return 0;
-  const LstmSchedule schedule = schedule_in_one_chunk(forward);
+  const LstmSchedule schedule(forward, INT64_MAX);
   const int teams = teams_of(forward.threads);
   return size_t(teams) * training_engine().scratch_size(make_plan(forward, schedule, 0), forward.threads / teams);
 }
@@ -290,7 +273,7 @@ void lstm_backward(const LstmBackwardCall& call) {
                saved_label(forward.shape, forward.packed_rows));
   if (forward.packed_rows == 0) return clear_gradients(call);
   require(call.grad_output && call.grad_h && call.grad_c, "grad_output, grad_h, grad_c: expected pointers");
-  const LstmSchedule schedule = schedule_in_one_chunk(forward);
+  const LstmSchedule schedule(forward, INT64_MAX);
   LstmPlan plan = make_plan(forward, schedule, engine.packed_size(forward.shape));
   const int teams = teams_of(forward.threads);
   const size_t scratch_size = engine.scratch_size(plan, forward.threads / teams);

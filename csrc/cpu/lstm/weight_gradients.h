@@ -24,10 +24,11 @@ class WeightGradients : BackwardMemory<Vec> {
   void run() const {
     pack_left_operands();
     team_.barrier->wait();
-    if (d_.grad_weights || d_.grad_biases) recurrent_weights();
+    if (d_.grad_weights || d_.grad_biases)
+      gate_weights(scratch_.left_h, shape_.projection + 1, plan_.packed_rows, shape_.input);
     if (d_.grad_projections) projection();
     add_up_repeated_rows();
-    if (d_.grad_weights) input_weights();
+    if (d_.grad_weights) gate_weights(scratch_.left_x, shape_.input, unique_, 0);
     team_.barrier->wait();
     if (d_.grad_inputs) inputs();
   }
@@ -115,12 +116,14 @@ class WeightGradients : BackwardMemory<Vec> {
                   smaller(Vec::width, shape_.dim - cell));
   }
 
-  void recurrent_weights() const {
+  // Rows of dW from `first` on, as many as `left` has columns but for one of ones, which gives dB.
+  void gate_weights(size_t left, int64_t columns, int64_t rows, int64_t first) const {
+    const int64_t biases = shape_.input + shape_.projection;
     for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
-      sum_over_rows(scratch_.left_h, shape_.projection + 1, plan_.packed_rows, paneled(scratch_.dz, panel, 0));
-      for (int64_t k = 0; d_.grad_weights && k < shape_.projection; ++k)
-        store_gates(panel, k, d_.grad_weights + (shape_.input + k) * 4 * shape_.dim);
-      if (d_.grad_biases) store_gates(panel, shape_.projection, d_.grad_biases);
+      sum_over_rows(left, columns, rows, paneled(scratch_.dz, panel, 0));
+      for (int64_t k = 0; d_.grad_weights && k < smaller(columns, biases - first); ++k)
+        store_gates(panel, k, d_.grad_weights + (first + k) * 4 * shape_.dim);
+      if (d_.grad_biases && first + columns > biases) store_gates(panel, columns - 1, d_.grad_biases);
     }
   }
 
@@ -151,13 +154,6 @@ class WeightGradients : BackwardMemory<Vec> {
         for (int v = 0; v < panel_width; v += Vec::width)
           Vec::store(to + v, first ? Vec::load(from + v) : Vec::add(Vec::load(to + v), Vec::load(from + v)));
       }
-    }
-  }
-
-  void input_weights() const {
-    for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
-      sum_over_rows(scratch_.left_x, shape_.input, unique_, paneled(scratch_.dz, panel, 0));
-      for (int64_t k = 0; k < shape_.input; ++k) store_gates(panel, k, d_.grad_weights + k * 4 * shape_.dim);
     }
   }
 
