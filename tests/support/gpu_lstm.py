@@ -116,11 +116,10 @@ def _many_rows(of=FIRING):
 def triton_as_ptx(monkeypatch):
     """The small kernels of a step, run from their PTX."""
     from elmo_fast.kernels import lstm_pointwise
-    from tests.support import triton_on_ptx
-    from tests.support.ptx_machine import machine
+    from tests.support import ptx_machine, triton_on_ptx
 
-    machine()
-    monkeypatch.setattr(triton_on_ptx, "device_memory", lambda *tensors: contextlib.nullcontext())  # views overlap
+    ptx_machine.machine()
+    monkeypatch.setattr(ptx_machine, "device_memory", lambda *args, **memory: contextlib.nullcontext())  # views overlap
     for name in ("_gates", "_hidden"):
         monkeypatch.setattr(lstm_pointwise, name, triton_on_ptx.OnPtx(getattr(lstm_pointwise, name), 90))
     monkeypatch.setattr(steps, "pointwise_of", lambda device: lstm_pointwise)
