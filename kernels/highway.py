@@ -37,12 +37,9 @@ def _run(x, first, b_first, second, b_second, operands: str, out, gated: bool) -
         return
     outputs = out.shape[1]
     kernel = choose("highway", _highway, operands, rows, x.device)
-
-    def grid(meta):
-        return (triton.cdiv(rows, meta["BM"]) * triton.cdiv(outputs, meta["BN"]),)
-
-    kernel[grid](x, first, b_first, second, b_second, out, rows, outputs, inner, first.stride(0), first.stride(1),
-                 GROUP=GROUP, GATED=gated, PRECISION="ieee" if operands == "ieee" else "tf32", enable_fp_fusion=True)
+    kernel[lambda meta: (triton.cdiv(rows, meta["BM"]) * triton.cdiv(outputs, meta["BN"]),)](
+        x, first, b_first, second, b_second, out, rows, outputs, inner, first.stride(0), first.stride(1), GROUP=GROUP,
+        GATED=gated, PRECISION="ieee" if operands == "ieee" else "tf32", enable_fp_fusion=True)
 
 
 @triton.jit

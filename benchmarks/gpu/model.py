@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import agreement, common, floor, models, peers
 from benchmarks.gpu.lstm import LIMITS
-from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.stage import Stage, say
 from elmo_fast.ops.precision import numerics
 
 TEXT_LIMITS = {**LIMITS, "medium": "medium-bf16"}  # a model whose operands are not bounded takes bf16
@@ -67,11 +67,11 @@ def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
     def arrays(embedder):
         return run(embedder, lambda: [array for group in groups for array in embedder.embed_batch(group)])
 
-    def on_device(bilm, precision):
-        bilm.precision = precision
+    def on_device(precision):
+        ours.precision = precision
         with torch.no_grad():
-            for each in ids:
-                bilm(each)
+            for group in ids:
+                ours(group)
 
     found = {("reference", "highest", "arrays"): arrays(models.Embedder(models.build(size).to(stage.device)))}
     if stage.allennlp:
@@ -84,7 +84,7 @@ def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
         found["ours", precision, "arrays"] = arrays(embedder)
         in_slots = functools.partial(embedder.embed_sentences, sentences, batch)
         found["ours", precision, "stream"] = run(embedder, in_slots)
-        found["ours", precision, "device"] = run(ours, functools.partial(on_device, ours, precision))
+        found["ours", precision, "device"] = run(ours, functools.partial(on_device, precision))
     return found
 
 
@@ -95,15 +95,16 @@ def text(stage: Stage) -> None:
     with tempfile.TemporaryDirectory() as folder:
         functions = passes(stage, sentences, batch, Path(folder))
         truth, base = functions["reference", "highest", "arrays"](), next(iter(functions))
-        stage.document["settings"] |= {**facts, "times_as_fast_as": base[0]}
-        for variant, precision, part in list(functions):
+        say(settings=facts, times_as_fast_as=base[0])
+        wrong = set()  # of these nothing is timed
+        for (variant, precision, part), function in functions.items():
             if part != "device" and variant != "reference":
-                error = max(agreement.by_layer(functions[variant, precision, part](), truth))
+                error = max(agreement.by_layer(function(), truth))
                 limit = agreement.TABLE[TEXT_LIMITS[precision]] + agreement.TABLE["highest"]
-                right = stage.add(variant=variant, precision=precision, part=part, error=error, limit=limit,
-                                  passed=error <= limit)["passed"]
-                functions = {key: each for key, each in functions.items()  # of what is wrong nothing is timed
-                             if right or key == base or key[:2] != (variant, precision)}
+                stage.add(variant=variant, precision=precision, part=part, error=error, limit=limit,
+                          passed=error <= limit)
+                wrong |= set() if error <= limit else {(variant, precision)}
+        functions = {key: function for key, function in functions.items() if key == base or key[:2] not in wrong}
         once = sum(stage.seconds_of(function) for function in functions.values())
         timings = common.interleave(functions, int(max(1, min(ROUNDS, 0.8 * stage.left() / once - 1))))
     for (variant, precision, part), timing in timings.items():

@@ -56,35 +56,17 @@ class Counts:
     cluster_rounds: int
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Seconds."""
-
-    products: float
-    shared: float
-    weights: float
-    exchange: float
-    inputs: float
-    waits: float
-
-    @property
-    def work(self) -> float:
-        return max(self.products, self.shared, self.weights) + self.exchange + self.inputs
-
-    @property
-    def step(self) -> float:
-        return max(self.work, self.waits + self.work / 2)
-
-
-def predict(counts: Counts, chip: Chip) -> Prediction:
-    latencies = counts.rounds * chip.l2_latency + counts.cluster_rounds * chip.cluster_latency
-    return Prediction(
-        products=counts.mma * 2 * 16 * 8 * 16 / chip.mma,
-        shared=counts.wavefronts / counts.blocks * 128 / chip.shared,
-        weights=counts.weight_sectors * 32 / chip.l2,
-        exchange=(counts.exchange_sectors * 32 + counts.cluster_bytes) / chip.l2,
-        inputs=max(counts.input_sectors * 32 / chip.l2, counts.z_bytes / chip.hbm),
-        waits=counts.barriers * chip.barrier + latencies)
+def predict(counts: Counts, chip: Chip) -> dict[str, float]:
+    """Seconds by term, and the `work` and the `step` that they add up to."""
+    terms = {"products": counts.mma * 2 * 16 * 8 * 16 / chip.mma,
+             "shared": counts.wavefronts / counts.blocks * 128 / chip.shared,
+             "weights": counts.weight_sectors * 32 / chip.l2,
+             "exchange": (counts.exchange_sectors * 32 + counts.cluster_bytes) / chip.l2,
+             "inputs": max(counts.input_sectors * 32 / chip.l2, counts.z_bytes / chip.hbm),
+             "waits": counts.barriers * chip.barrier + counts.rounds * chip.l2_latency
+             + counts.cluster_rounds * chip.cluster_latency}
+    work = max(terms["products"], terms["shared"], terms["weights"]) + terms["exchange"] + terms["inputs"]
+    return {**terms, "work": work, "step": max(work, terms["waits"] + work / 2)}
 
 
 def stored() -> dict[int, Counts]:
@@ -94,7 +76,7 @@ def stored() -> dict[int, Counts]:
 def predicted_us(gpu: str, slots: int) -> float | None:
     """Of the original model's layer on a GPU of that name ('NVIDIA H100 80GB HBM3'); None for other chips and slots."""
     chip, counts = next((chip for chip in CHIPS if chip.name in gpu), None), stored().get(slots)
-    return predict(counts, chip).step * 1e6 if chip and counts else None
+    return predict(counts, chip)["step"] * 1e6 if chip and counts else None
 
 
 def table(counts: dict[int, Counts]) -> str:
@@ -102,10 +84,10 @@ def table(counts: dict[int, Counts]) -> str:
     lines = ["| slots | products | shared memory | weights | exchange | z | waits | nothing hidden | **predicted:** "
              + " | ".join(chip.name for chip in CHIPS) + " |", "|---" * (8 + len(CHIPS)) + "|"]
     for slots, of_step in counts.items():
-        found = [predict(of_step, chip) for chip in CHIPS]
-        terms = [*asdict(found[0]).values(), found[0].work + found[0].waits]
-        lines.append(f"| {slots} | " + " | ".join(f"{each * 1e6:.1f}" for each in terms)
-                     + " | " + " | ".join(f"**{each.step * 1e6:.1f}**" for each in found) + " |")
+        first, *others = (predict(of_step, chip) for chip in CHIPS)
+        terms = [*list(first.values())[:6], first["work"] + first["waits"]]
+        steps = [f"**{found['step'] * 1e6:.1f}**" for found in (first, *others)]
+        lines.append(f"| {slots} | {' | '.join([*(f'{term * 1e6:.1f}' for term in terms), *steps])} |")
     return "\n".join(lines)
 
 
@@ -155,7 +137,7 @@ def count_all() -> None:
 
     (linted,) = [kernel for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0]))
                  if "Fp16ELi8E" in kernel.name]
-    remote = [each.remote for each in linted.rounds(linted.time_loop)]
+    remote = [found.remote for found in linted.rounds(linted.time_loop)]
     rounds = remote.count(False), remote.count(True)
     lines = ",\n".join(f'"{slots}": {json.dumps(asdict(count(slots, *rounds)))}' for slots in SLOTS)
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")

@@ -1,5 +1,6 @@
 """What the stages of run.sh share: results that survive a failure, a time budget, and a clock."""
 
+import json
 import re
 import sys
 import tempfile
@@ -16,45 +17,39 @@ SHORTEST = 200e-6  # seconds: shorter calls are timed in groups, or the events' 
 
 
 class Stage:
-    """One stage, written after every case, so that a time-out loses at most the case it hit."""
+    """One stage. It prints JSON, a line for a case that is done, so that a time-out loses at most the case it hit."""
 
-    def __init__(self, name: str, out: Path, seconds: float, dry_run: bool, allennlp: Path | None = None):
-        self.out, self.seconds, self.dry_run, self.allennlp = out, seconds, dry_run, allennlp
+    def __init__(self, seconds: float, dry_run: bool, allennlp: Path | None = None):
+        self.seconds, self.dry_run, self.allennlp, self.results = seconds, dry_run, allennlp, []
         self.began, self.device = time.monotonic(), "cpu" if dry_run else "cuda"
-        self.document = common.document(f"gpu {name}", {"dry_run": dry_run, "budget_seconds": seconds}, [])
-        self.write("running")
 
     def run(self, work) -> int:
         """The exit status: 1 when the work raised or a case of it failed."""
+        say(**common.document("gpu", {"dry_run": self.dry_run, "budget_seconds": self.seconds}, []))
+        error = None
         try:
             if self.dry_run:
                 torch.set_num_threads(1)  # tiny work: threads that share busy cores would only wait for each other
             elif not torch.cuda.is_available():
                 raise RuntimeError("torch sees no CUDA device; --dry-run runs without one")
-            work()
-        except Exception as error:
+            work(self)
+            if failed := sum("failed" in case or case.get("passed") is False for case in self.results):
+                error = f"{failed} of {len(self.results)} cases failed"
+        except Exception as raised:
             traceback.print_exc()
-            self.write("failed", error=describe(error))
-            return 1
-        cases = self.document["results"]
-        failed = sum("failed" in case or case.get("passed") is False for case in cases)
-        if failed:
-            self.write("failed", error=f"{failed} of {len(cases)} cases failed")
-        else:
-            self.write("complete")
-        return int(failed > 0)
+            error = describe(raised)
+        say(seconds=round(time.monotonic() - self.began, 1), **({"error": error} if error else {}))
+        return int(error is not None)
 
     def left(self) -> float:
         """Seconds of the budget that remain."""
         return self.seconds - (time.monotonic() - self.began)
 
     def add(self, **case) -> dict:
-        """Records one case and prints it."""
-        case = common.rounded(case)
-        self.document["results"].append(case)
-        self.write("running")
-        print("  " + "  ".join(f"{key}={value}" for key, value in case.items()), flush=True)
-        return case
+        """Records one case."""
+        self.results.append(common.rounded(case))
+        say(case=self.results[-1])
+        return self.results[-1]
 
     def attempt(self, work, needs: float = 1.0, **case) -> dict:
         """Records `case` with what `work()` returns, or with the error it raises, or why there is no time for it."""
@@ -64,10 +59,6 @@ class Stage:
             return self.add(**case, **work())
         except Exception as error:
             return self.add(**case, failed=describe(error))
-
-    def write(self, status: str, **more) -> None:
-        self.document.update(more, status=status, seconds=round(time.monotonic() - self.began, 1))
-        common.write_json(self.out, self.document)
 
     def seconds_of(self, call, calls: int = 1) -> float:
         """Seconds per call for so many in a row: between two events on a GPU."""
@@ -91,6 +82,10 @@ class Stage:
         calls = max(1, round(SHORTEST / max(once, 1e-9)))
         rounds = int(max(1, min(most, (seconds - cold - once) / (once * calls))))
         return Timing.of([self.seconds_of(call, calls) for _ in range(rounds)], calls)
+
+
+def say(**what) -> None:
+    print(json.dumps(what), flush=True)
 
 
 def describe(error: BaseException) -> str:

@@ -36,9 +36,7 @@ void forward(const py::kwargs& keywords) {
   float* values;
   uint32_t* picks;
   given.read("values", values, "picks", picks);
-  given.finish();
-  const py::gil_scoped_release released;
-  char_cnn_forward(call, values, picks);
+  given.finish([&] { char_cnn_forward(call, values, picks); });
 }
 
 void backward(const py::kwargs& keywords) {
@@ -49,9 +47,7 @@ void backward(const py::kwargs& keywords) {
   const uint32_t* picks;
   float* grad_table;
   given.read("grad_values", grad_values, "picks", picks, "grad_table", grad_table);
-  given.finish();
-  const py::gil_scoped_release released;
-  char_cnn_backward(call, grad_values, picks, grad_table);
+  given.finish([&] { char_cnn_backward(call, grad_values, picks, grad_table); });
 }
 
 }  // namespace

@@ -27,9 +27,7 @@ void forward(const py::kwargs& keywords) {
   given.read("precision", call.shape.precision, "packed", call.packed, "packed_size", call.packed_size);
   given.read("x", call.x, "rows", call.rows, "x_stride", call.x_stride, "y", call.y, "y_stride", call.y_stride);
   given.read("threads", call.threads);
-  given.finish();
-  const py::gil_scoped_release released;
-  linear_forward(call);
+  given.finish([&] { linear_forward(call); });
 }
 
 template <void (*Function)(const float*, float*, int64_t, Precision)>
@@ -41,13 +39,11 @@ void map_activation(Address x, Address y, int64_t count, int precision) {
 
 void bind_linear(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
-  const py::arg input("input"), output("output"), epilogue("epilogue"), precision("precision"), x("x"), y("y");
-  m.def("linear_packed_size", packed_size_of, release(), input, output, epilogue, precision);
-  m.def("linear_pack", pack, release(), input, output, epilogue, precision, py::arg("weight"), py::arg("bias"),
-        py::arg("transform_weight"), py::arg("transform_bias"), py::arg("packed"), py::arg("packed_size"));
+  m.def("linear_packed_size", packed_size_of, release());
+  m.def("linear_pack", pack, release());
   m.def("linear_forward", forward);
-  m.def("sigmoid", map_activation<sigmoid_forward>, release(), x, y, py::arg("count"), precision);
-  m.def("tanh", map_activation<tanh_forward>, release(), x, y, py::arg("count"), precision);
+  m.def("sigmoid", map_activation<sigmoid_forward>, release());
+  m.def("tanh", map_activation<tanh_forward>, release());
 }
 
 }  // namespace elmo_fast

@@ -6,6 +6,18 @@
 namespace elmo_fast {
 namespace {
 
+size_t packed_size_of(int64_t input, int64_t dim, int64_t projection, int precision) {
+  return lstm_packed_size({input, dim, projection}, static_cast<Precision>(precision));
+}
+
+size_t saved_size_of(int64_t input, int64_t dim, int64_t projection, int64_t packed_rows) {
+  return lstm_saved_size({input, dim, projection}, packed_rows);
+}
+
+size_t backward_packed_size_of(int64_t input, int64_t dim, int64_t projection) {
+  return lstm_backward_packed_size({input, dim, projection});
+}
+
 void pack(int64_t input, int64_t dim, int64_t projection, int precision, const Pair& weights, const Pair& biases,
           const Pair& projections, Address packed, size_t packed_size) {
   lstm_pack({input, dim, projection}, static_cast<Precision>(precision), Pointers<const float>(weights).of,
@@ -37,33 +49,27 @@ void forward(const py::kwargs& keywords) {
   given.read("precision", call.precision, "out_rows", call.out_rows);
   given.read("output", call.output, "output_rows", call.output_rows);
   given.read_optional("chunk_rows", call.chunk_rows, "precomputed", call.precomputed);
-  given.finish();
-  const py::gil_scoped_release released;
-  lstm_forward(call);
+  given.finish([&] { lstm_forward(call); });
 }
 
 void forward_saving(const py::dict& call, const py::kwargs& keywords) {
-  Arguments given("lstm_forward_saving", call, keywords);
+  Arguments given("lstm_forward_saving", keywords, call);
   LstmCall forward = common_call(given);
   void* saved;
   size_t saved_size;
   given.read("output", forward.output, "out_rows", forward.out_rows, "saved", saved, "saved_size", saved_size);
-  given.finish();
   forward.output_rows = forward.packed_rows;
-  const py::gil_scoped_release released;
-  lstm_forward_saving(forward, saved, saved_size);
+  given.finish([&] { lstm_forward_saving(forward, saved, saved_size); });
 }
 
 size_t backward_scratch_size(const py::dict& call) {
   Arguments given("lstm_backward_scratch_size", call);
   const LstmCall forward = common_call(given);
-  given.finish();
-  const py::gil_scoped_release released;
-  return lstm_backward_scratch_size(forward);
+  return given.finish([&] { return lstm_backward_scratch_size(forward); });
 }
 
 void backward(const py::dict& call, const py::kwargs& keywords) {
-  Arguments given("lstm_backward", call, keywords);
+  Arguments given("lstm_backward", keywords, call);
   LstmBackwardCall to = {};
   to.forward = common_call(given);
   given.read("saved", to.saved, "saved_size", to.saved_size);
@@ -72,45 +78,23 @@ void backward(const py::dict& call, const py::kwargs& keywords) {
   given.read("grad_projections", to.grad_projections);
   given.read("grad_initial_h", to.grad_initial_h, "grad_initial_c", to.grad_initial_c);
   given.read("scratch", to.scratch, "scratch_size", to.scratch_size);
-  given.finish();
-  const py::gil_scoped_release released;
-  lstm_backward(to);
+  given.finish([&] { lstm_backward(to); });
 }
 
 }  // namespace
 
 void bind_projected_lstm(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
-  const py::arg input("input"), dim("dim"), projection("projection"), packed("packed"), packed_size("packed_size");
-  m.def(
-      "lstm_isa", [](int precision) { return lstm_isa(static_cast<Precision>(precision)); }, release(),
-      py::arg("precision"));
-  m.def(
-      "lstm_packed_size",
-      [](int64_t input, int64_t dim, int64_t projection, int precision) {
-        return lstm_packed_size({input, dim, projection}, static_cast<Precision>(precision));
-      },
-      release(), input, dim, projection, py::arg("precision"));
-  m.def("lstm_pack", pack, release(), input, dim, projection, py::arg("precision"), py::arg("weights"),
-        py::arg("biases"), py::arg("projections"), packed, packed_size);
+  m.def("lstm_isa", [](int precision) { return lstm_isa(static_cast<Precision>(precision)); }, release());
+  m.def("lstm_packed_size", packed_size_of, release());
+  m.def("lstm_pack", pack, release());
   m.def("lstm_forward", forward);
-  m.def(
-      "lstm_saved_size",
-      [](int64_t input, int64_t dim, int64_t projection, int64_t packed_rows) {
-        return lstm_saved_size({input, dim, projection}, packed_rows);
-      },
-      release(), input, dim, projection, py::arg("packed_rows"));
-  m.def("lstm_forward_saving", forward_saving, py::arg("call"));
-  m.def(
-      "lstm_backward_packed_size",
-      [](int64_t input, int64_t dim, int64_t projection) {
-        return lstm_backward_packed_size({input, dim, projection});
-      },
-      release(), input, dim, projection);
-  m.def("lstm_backward_pack", backward_pack, release(), input, dim, projection, py::arg("weights"),
-        py::arg("projections"), packed, packed_size);
-  m.def("lstm_backward_scratch_size", backward_scratch_size, py::arg("call"));
-  m.def("lstm_backward", backward, py::arg("call"));
+  m.def("lstm_saved_size", saved_size_of, release());
+  m.def("lstm_forward_saving", forward_saving);
+  m.def("lstm_backward_packed_size", backward_packed_size_of, release());
+  m.def("lstm_backward_pack", backward_pack, release());
+  m.def("lstm_backward_scratch_size", backward_scratch_size);
+  m.def("lstm_backward", backward);
 }
 
 }  // namespace elmo_fast

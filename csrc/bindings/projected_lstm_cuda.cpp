@@ -20,11 +20,9 @@ cuda::Device device_of(const DeviceTuple& d) {
 }
 
 py::dict plan_lstm(int32_t dim, int32_t projection, const DeviceTuple& device, int32_t slots) {
-  const cuda::Plan plan = cuda::plan_persistent({dim, projection}, device_of(device), slots);
+  const cuda::Plan plan = cuda::plan_persistent(dim, projection, device_of(device), slots);
   return py::dict("units_per_block"_a = plan.units_per_block, "blocks"_a = plan.blocks, "cluster"_a = plan.cluster,
-                  "row_tiles"_a = plan.row_tiles, "threads"_a = plan.threads, "k_steps"_a = plan.k_steps,
-                  "register_steps"_a = plan.register_steps, "shared_steps"_a = plan.shared_steps,
-                  "projection_resident"_a = plan.projection_resident, "shared_bytes"_a = plan.shared_bytes,
+                  "shared_steps"_a = plan.shared_steps, "shared_bytes"_a = plan.shared_bytes,
                   "scratch_bytes"_a = plan.scratch_bytes, "resident_bytes"_a = plan.resident_bytes,
                   "streamed_bytes"_a = plan.streamed_bytes, "reason"_a = plan.reason);
 }
@@ -39,7 +37,7 @@ void run_lstm(const py::kwargs& given) {
     if constexpr (std::is_pointer_v<Field>) field = reinterpret_cast<Field>(given[name].cast<uintptr_t>());
     else field = given[name].cast<Field>();
   };
-  set("dim", call.shape.dim), set("projection", call.shape.projection);
+  set("dim", call.dim), set("projection", call.projection);
   call.device = device_of(given["device"].cast<DeviceTuple>());
   call.operand = static_cast<cuda::Operand>(given["operand"].cast<int32_t>());
   set("packed", call.packed), set("z", call.z), set("scale", call.scale);

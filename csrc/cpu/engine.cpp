@@ -29,11 +29,9 @@ bool find_isa(Precision precision, Isa* isa) {
 }
 
 Isa isa_for(Precision precision) {
-  const auto number = static_cast<int32_t>(precision);
-  if (number < 0 || number > 2) throw std::invalid_argument("precision: expected 0, 1 or 2");
+  require(precision >= Precision::highest && precision <= Precision::medium, "precision: expected 0, 1 or 2");
   Isa isa;
-  if (!find_isa(precision, &isa))
-    throw std::invalid_argument("precision: high and medium need AMX, which is not available here");
+  require(find_isa(precision, &isa), "precision: high and medium need AMX, which is not available here");
   return isa;
 }
 
@@ -59,9 +57,21 @@ Label::Label(const char* op, Isa isa, Precision precision, int64_t first, int64_
                 static_cast<long long>(third));
 }
 
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+void check_threads(int threads) { require(threads >= 1 && threads <= 1024, "threads: expected 1 to 1024"); }
+
+void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* name) {
+  for (int64_t k = 0; k < count; ++k)
+    if (values[k] < low || values[k] >= high)
+      throw std::invalid_argument(std::string(name) + ": expected " + std::to_string(low) + " to " +
+                                  std::to_string(high - 1) + ", got " + std::to_string(values[k]));
+}
+
 void check_buffer(const void* packed, size_t size, size_t payload) {
-  if (packed == nullptr || reinterpret_cast<uintptr_t>(packed) % 4 != 0)
-    throw std::invalid_argument("packed: expected a buffer aligned to 4 bytes");
+  require(packed && reinterpret_cast<uintptr_t>(packed) % 4 == 0, "packed: expected a buffer aligned to 4 bytes");
   if (size < sizeof(Label) + payload)
     throw std::invalid_argument("packed: expected " + std::to_string(sizeof(Label) + payload) + " bytes, got " +
                                 std::to_string(size));

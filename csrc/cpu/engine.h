@@ -5,12 +5,9 @@
 #include "../linear.h"
 #include "../projected_lstm.h"
 #include "isa.h"
+#include "threads.h"
 
 namespace elmo_fast::cpu {
-
-class Barrier;  // threads.h
-
-void barrier_wait(Barrier& barrier);
 
 // A thread's rank among those that share a direction (or a product).
 struct Team {
@@ -52,9 +49,8 @@ struct LstmPlan : LstmCall {
   LstmDirection direction[2];
 };
 
-// One direction of the gradients; the members of LstmDirection that it reads are those of the forward.
-struct LstmBackward {
-  LstmDirection forward;     // packed for the gradients; one chunk with all unique rows; h and c read only
+// One direction of the gradients: packed for them, one chunk with all unique rows, h and c read only.
+struct LstmBackward : LstmDirection {
   const float* grad_output;  // this direction's half, row stride 2P
   float* grad_h;             // likewise
   float* grad_c;             // this direction's half, row stride 2D
@@ -79,7 +75,6 @@ struct LinearPlan {
 
 struct CharCnnPlan {
   CharCnnCall call;
-  int64_t widest;
   const int32_t* lengths;          // [tokens] one past the last character that is no padding
   const int64_t* character_begin;  // [tokens + 1] characters before each token's, of those that windows see
   float* values;                   // forward
@@ -175,7 +170,15 @@ struct Label {
   Label(const char* op, Isa isa, Precision precision, int64_t first, int64_t second, int64_t third);
 };
 
-// Throws std::invalid_argument unless `packed` is aligned to 4 bytes and holds a label and `payload` bytes.
+// std::invalid_argument unless it `holds`.
+void require(bool holds, const char* what);
+
+void check_threads(int threads);
+
+// The same unless all values lie in [low, high).
+void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* name);
+
+// The same unless `packed` is aligned to 4 bytes and holds a label and `payload` bytes.
 void check_buffer(const void* packed, size_t size, size_t payload);
 
 // check_buffer, and the buffer begins with `label`.

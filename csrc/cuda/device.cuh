@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "layout.h"
+#include "plan.h"
 
 namespace elmo_fast {
 namespace cuda {
@@ -21,15 +21,14 @@ struct Bf16 {
   static __device__ __forceinline__ float to(uint16_t x) { return __uint_as_float(uint32_t(x) << 16); }
 };
 
-struct TileA {
-  uint32_t r[4];
-};  // registers of one thread
-struct TileB {
-  uint32_t r[2];
+// Registers of one thread.
+template <class T, int count>
+struct Tile {
+  T r[count];
 };
-struct TileC {
-  float r[4];
-};
+using TileA = Tile<uint32_t, 4>;
+using TileB = Tile<uint32_t, 2>;
+using TileC = Tile<float, 4>;
 
 // c += a b on tensor cores, m16n8k16.
 #define ELMO_MMA(type, name)                                                             \

@@ -58,7 +58,7 @@ class Team {
   }
   __device__ __forceinline__ int register_steps() const { return smaller(R, p_.layout.k_steps()); }
   __device__ __forceinline__ char* shared_gates() const {
-    return shared_ + p_.at.gates + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16;
+    return shared_ + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16;
   }
   __device__ __forceinline__ uint16_t* halves(int offset) const {
     return reinterpret_cast<uint16_t*>(shared_ + offset);

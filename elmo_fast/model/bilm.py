@@ -10,11 +10,10 @@ from torch import nn
 from elmo_fast.model import cuda_graph
 from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
-from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.lstm import LstmStack, RunState
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.state_dict import require_data
-from elmo_fast.model.states import WARM_TEXT, RunState, Text
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import LastResult, check_weights, fingerprint, read_weights, version_keys
@@ -24,6 +23,14 @@ from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.text.batching import BOUNDARIES, number_tokens
+
+# The text whose final state, run from zeros, is the initial state of `warm`.
+WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
+    "The committee will meet again on Tuesday to discuss the report .",
+    "She opened the window and looked out over the quiet street .",
+    "Prices rose by about two per cent in the last quarter , the bank said .",
+    "\" I do not think so , \" he answered , \" but we shall see . \"",
+))
 
 
 class BiLm(nn.Module):
@@ -50,7 +57,7 @@ class BiLm(nn.Module):
         precision: str = "highest",
         backend: str = "auto",
         requires_grad: bool = False,
-        warm_text: Text = WARM_TEXT,
+        warm_text: Sequence[Sequence[str]] = WARM_TEXT,
         keep_fp32: bool = True,
         token_table: TokenTable | str | os.PathLike | None = None,
     ):
@@ -253,8 +260,8 @@ class BiLm(nn.Module):
         if state is None:
             state = stack.begin(schedule.slots.size, self._initial_state(), full_precision(stack.B_0_0))
         with numerics(self._precision, tokens.vectors.device):
-            projections = self.token_encoder.input_projections(tokens, stack.layer_weights(0))
-            layers, last = stack.run(tokens.vectors, rows, schedule, *state, self.backend, self._precision, projections)
+            inputs, rows, precomputed = self.token_encoder.inputs(tokens, rows, stack.layer_weights(0))
+            layers, last = stack.run(inputs, rows, schedule, *state, self.backend, self._precision, precomputed)
         return layers, RunState(last, state.initial)
 
     def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray) -> list[torch.Tensor]:

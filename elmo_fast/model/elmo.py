@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_count
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
@@ -61,7 +62,7 @@ class Elmo(nn.Module):
         if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
             self._elmo_lstm.cache_words(vocab_to_cache)
         self._dropout = nn.Dropout(p=dropout)
-        self._mixes = _check_count(num_output_representations)
+        self._mixes = check_count("num_output_representations", num_output_representations, ConfigurationError)
         for k in range(self._mixes):
             mix = ScalarMix(self._elmo_lstm.num_layers, do_layer_norm, scalar_mix_parameters,
                             trainable=scalar_mix_parameters is None)
@@ -84,7 +85,10 @@ class Elmo(nn.Module):
             logger.warning("word_inputs were passed, but no vocabulary is cached: the characters are read")
         words = word_inputs if takes_words else None
         leading = inputs.shape[:-2] if words is None else words.shape[:-1]
-        activations, mask = self._run(_flat(inputs, 3), _flat(words, 2))
+        inputs, words = _flat(inputs, 3), _flat(words, 2)
+        ours = isinstance(self._elmo_lstm, BiLm)
+        output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
+        activations, mask = output["activations"], output["mask"]
         representations = [self._dropout(self._mixed(k, activations, mask)) for k in range(self._mixes)]
         if not self._keep_sentence_boundaries:
             mask = remove_boundaries(activations[0][..., :0], mask)[1]
@@ -93,11 +97,6 @@ class Elmo(nn.Module):
             "elmo_representations": [mixed.view(*shape, mixed.shape[-1]) for mixed in representations],
             "mask": mask.long().view(shape),
         }
-
-    def _run(self, inputs: torch.Tensor, words: torch.Tensor | None):
-        ours = isinstance(self._elmo_lstm, BiLm)
-        output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
-        return output["activations"], output["mask"]
 
     def _mixed(self, k: int, activations, mask) -> torch.Tensor:
         mixed = getattr(self, f"scalar_mix_{k}")(activations, mask)
@@ -113,12 +112,6 @@ def _check_module(module: nn.Module, options_file, weight_file, token_table) -> 
         raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
                                  f"got {options_file!r} and {weight_file!r}")
     return module
-
-
-def _check_count(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigurationError(f"num_output_representations: expected an integer of at least 1, got {count!r}")
-    return count
 
 
 def _flat(ids: torch.Tensor | None, dims: int) -> torch.Tensor | None:

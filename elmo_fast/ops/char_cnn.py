@@ -1,7 +1,5 @@
 """Characters of unique tokens to filter values: chooses the backend."""
 
-from collections.abc import Sequence
-
 import torch
 
 import elmo_fast.ops.cpu.char_cnn
@@ -10,16 +8,16 @@ from elmo_fast.ops import reference
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import active_precision, full_precision
+from elmo_fast.ops.reference import Filters
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 
 
-def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
-             activation: str, *, backend: str = "auto", precision: str | None = None,
-             bounded: bool = False) -> torch.Tensor:
+def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, activation: str, *, backend: str = "auto",
+             precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
 
     `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
-    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.operands.fits_fp16`), else bf16. The other
+    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.encoder.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
 
     On the CPU `native` computes in fp32 at every precision; it has no second derivatives.

@@ -2,11 +2,12 @@
 
 import contextlib
 import contextvars
+import functools
 import threading
 
 import torch
 
-from elmo_fast.choices import PRECISIONS
+from elmo_fast.choices import PRECISIONS, check_choice
 
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
@@ -22,14 +23,8 @@ else:  # before torch 2.9 one word held for every library
         torch.set_float32_matmul_precision(_WORDS[value])
 
 
+check_precision = functools.partial(check_choice, "precision", choices=PRECISIONS)
 _active = contextvars.ContextVar("precision", default="highest")
-
-
-def check_precision(precision: str) -> str:
-    """The argument itself, or `ValueError` when it is none of `PRECISIONS`."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
-    return precision
 
 
 def lowest(*precisions: str) -> str:

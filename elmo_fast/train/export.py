@@ -25,6 +25,7 @@ from elmo_fast.train.checkpoint import (
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
 _MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
+_DTYPES = {False: np.float32, True: np.float16}  # by `float16`
 
 
 def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint: str | os.PathLike | None = None,
@@ -40,7 +41,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
     encoder = {name: values for name, values in weights.items() if name not in SOFTMAX}
     _write(Path(output), {"bidirectional": True, **config.model.to_dict()}, encoder, float16)
     if softmax:
-        write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_dtype(float16))
+        write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_DTYPES[float16])
     copy_vocabulary(os.fspath(Path(run) / VOCABULARY_FILE), Path(output))
 
 
@@ -92,9 +93,5 @@ def _state_dict(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    write_weights(output / WEIGHTS_FILE, weights, dtype=_dtype(float16))
+    write_weights(output / WEIGHTS_FILE, weights, dtype=_DTYPES[float16])
     write_json(output / OPTIONS_FILE, {name: value for name, value in content.items() if name in _MODEL_KEYS})
-
-
-def _dtype(float16: bool) -> type:
-    return np.float16 if float16 else np.float32

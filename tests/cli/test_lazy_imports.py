@@ -1,7 +1,5 @@
 """torch takes seconds to import: neither `import elmo_fast` nor the help of the command may do it."""
 
-import pickle
-
 import pytest
 
 import elmo_fast
@@ -25,9 +23,3 @@ def test_every_public_name_is_found_where_the_package_says():
         assert getattr(elmo_fast, name).__module__.startswith("elmo_fast.")
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = elmo_fast.Nothing
-
-
-def test_options_are_pickled_by_their_own_module():
-    options = elmo_fast.Options.from_dict({"lstm": {"dim": 2, "projection_dim": 2, "use_skip_connections": True},
-                                           "n_tokens_vocab": 3})
-    assert pickle.loads(pickle.dumps(options)) == options

@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from elmo_fast import batch_to_ids
-from elmo_fast.model.batch_layout import in_text_order
-from elmo_fast.model.states import WARM_TEXT
-from elmo_fast.model.token_table.lookup import TokenEmbeddings
-from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing.tolerances import SAME_MODEL
-from tests.support.models import SENTENCES, SHAPES, bilm
+from elmo_fast.model.bilm import WARM_TEXT
+from elmo_fast.testing import SAME_MODEL
+from tests.support.models import SENTENCES, SHAPES, bilm, layers
 
 WORDS = [f"word{number}" for number in range(40)]
+ANOTHER = [["Another", "text"]]
 
 
 def texts(*sizes, seed=0):
@@ -21,10 +19,6 @@ def texts(*sizes, seed=0):
     for size in sizes:
         lengths = torch.randint(0, 9, (size,), generator=generator).tolist()
         yield [[WORDS[k] for k in torch.randint(0, 40, (length,), generator=generator)] for length in lengths]
-
-
-def layers(model, batch):
-    return torch.stack(model(batch_to_ids(batch)).activations).detach()
 
 
 @pytest.mark.parametrize("shape, backend", [
@@ -67,12 +61,11 @@ def test_a_direction_in_two_halves_equals_the_sentence(backend, direction):
 def test_zero_and_warm_do_not_depend_on_order_or_batch(state, backend):
     model = bilm(state=state, backend=backend)
     batch = next(texts(6, seed=4))
-    together = layers(model, batch)
-    turned = layers(model, batch[::-1]).flip(1)
-    assert (together - turned).abs().max() < SAME_MODEL
+    names, together = set(model.state_dict()), layers(model, batch)
+    assert (together - layers(model, batch[::-1]).flip(1)).abs().max() < SAME_MODEL
     for row, sentence in enumerate(batch):
         assert (layers(model, [sentence])[:, 0] - together[:, row, : len(sentence) + 2]).abs().max() < SAME_MODEL
-    assert model._elmo_lstm._states is None
+    assert model._elmo_lstm._states is None and set(model.state_dict()) == names
 
 
 def test_zero_is_a_carried_run_that_was_reset():
@@ -83,30 +76,20 @@ def test_zero_is_a_carried_run_that_was_reset():
 
 
 def test_warm_starts_where_the_warm_text_ends():
-    warm, carried = bilm(state="warm"), bilm()
-    for sentence in WARM_TEXT:
-        layers(carried, [sentence])
-    expected = layers(carried, [WORDS[:5]])
-    assert (layers(warm, [WORDS[:5]]) - expected).abs().max() < SAME_MODEL
-    assert (layers(bilm(state="zero"), [WORDS[:5]]) - expected).abs().max() > 100 * SAME_MODEL
-
-
-def test_warm_text_may_be_set():
-    model = bilm(state="warm")
-    before = layers(model, [WORDS[:5]])
-    model.warm_text = [["Another", "text"]]
-    after = layers(model, [WORDS[:5]])
-    assert (before - after).abs().max() > 100 * SAME_MODEL
-    carried = bilm()
-    layers(carried, [["Another", "text"]])
-    assert (layers(carried, [WORDS[:5]]) - after).abs().max() < SAME_MODEL
+    warm, zero = bilm(state="warm"), layers(bilm(state="zero"), [WORDS[:5]])
+    for text in (WARM_TEXT, ANOTHER):
+        warm.warm_text, carried = text, bilm()
+        for sentence in text:
+            layers(carried, [sentence])
+        expected = layers(carried, [WORDS[:5]])
+        assert (layers(warm, [WORDS[:5]]) - expected).abs().max() < SAME_MODEL
+        assert (zero - expected).abs().max() > 100 * SAME_MODEL
 
 
 @pytest.mark.parametrize("edit", ["in place", "load_state_dict", "double"])
 def test_warm_state_follows_the_weights(edit):
-    model = bilm(state="warm")
+    model, other = bilm(state="warm"), bilm(seed=5, state="warm")
     before = layers(model, [WORDS[:5]])
-    other = bilm(seed=5, state="warm")
     if edit == "in place":
         with torch.no_grad():
             for mine, theirs in zip(model.parameters(), other.parameters()):
@@ -118,31 +101,6 @@ def test_warm_state_follows_the_weights(edit):
     after = layers(model, [WORDS[:5]])
     assert (after - layers(other, [WORDS[:5]])).abs().max() < SAME_MODEL
     assert (after.float() - before).abs().max() > 100 * SAME_MODEL
-
-
-def test_states_are_not_in_the_state_dict():
-    model = bilm(state="warm")
-    names = set(model.state_dict())
-    layers(model, SENTENCES)
-    assert set(model.state_dict()) == names
-
-
-def test_a_slot_runs_its_sentences_one_after_the_other():
-    batches = list(texts(3, 3, 3, seed=2))
-    model, slots = bilm(), bilm()
-    expected = [together[:, row, : len(sentence) + 2] for batch in batches for together in [layers(model, batch)]
-                for row, sentence in enumerate(batch)]
-    sentences = [sentence for batch in batches for sentence in batch]
-    source = slots.token_source
-    bounded = [["<S>", *sentence, "</S>"] for sentence in sentences]
-    vectors = source(source.token_ids([token for sentence in bounded for token in sentence]), "torch")
-    lengths = torch.tensor([len(sentence) for sentence in bounded]).numpy()
-    schedule = make_schedule(lengths, torch.arange(9).numpy() % 3)
-    order = torch.from_numpy(schedule.tokens).long()
-    found, _ = slots.run(TokenEmbeddings(vectors, None), order, schedule)
-    layers_of = torch.stack([in_text_order(layer, order) for layer in found])
-    for one, other in zip(layers_of.split(lengths.tolist(), dim=1), expected):
-        assert (one - other[1:]).abs().max() < SAME_MODEL
 
 
 def test_private_handles():
@@ -158,22 +116,17 @@ def test_private_handles():
     assert not lstm._states[0][:, 0].any() and lstm._states[0][:, 1].any()
     with pytest.raises(ValueError, match="mask: expected shape .2,."):
         lstm.reset_states(torch.tensor([1, 0, 0]))
-    lstm.reset_states()
-    assert lstm._states is None
-    lstm.stateful = False
-    assert model.state == "zero"
-    layers(model, SENTENCES)
-    assert lstm._states is None
-    lstm.stateful = True
-    assert model.state == "carry"
     with pytest.raises(ValueError, match="_states: expected .h .2, rows, 22., c .2, rows, 74.., got"):
         lstm._states = kept[0][:1], kept[1]
-
-
-def test_stateful_leaves_warm_alone():
-    model = bilm(state="warm")
-    model._elmo_lstm.stateful = False
-    assert model.state == "warm"
+    lstm.reset_states()
+    lstm.stateful = False
+    layers(model, SENTENCES)
+    assert model.state == "zero" and lstm._states is None
+    lstm.stateful = True
+    assert model.state == "carry"
+    warm = bilm(state="warm")
+    warm._elmo_lstm.stateful = False  # it is not
+    assert warm.state == "warm"
 
 
 def test_rows_without_a_token_keep_their_state():
@@ -191,6 +144,4 @@ def test_carried_states_hold_no_graph():
     model = bilm(requires_grad=True)
     for _ in range(2):
         sum(layer.sum() for layer in model(batch_to_ids(SENTENCES)).activations).backward()
-    assert all(not each.requires_grad for each in model._elmo_lstm._states)
-
-
+    assert all(not state.requires_grad for state in model._elmo_lstm._states)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from tests.support.engines import native, needs_native
 from tests.support.files import ROOT
-from tests.support.native_lstm import native
 
 PROGRAM = """
 import sys, threading
@@ -42,6 +42,7 @@ print("agrees", native_module()[0].threads_are_openmp())
 """
 
 
+@needs_native
 @pytest.mark.parametrize("threads, variables", [
     ("openmp", {}), ("own", {}), ("openmp", {"OMP_THREAD_LIMIT": "1"}), ("openmp", {"OMP_DYNAMIC": "true"}),
 ], ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])

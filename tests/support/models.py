@@ -3,11 +3,12 @@
 import json
 
 import numpy as np
+import torch
 
-from elmo_fast import BiLm, Options, random_weights, write_weights
-from elmo_fast.testing.models import SHAPES, options
+from elmo_fast import BiLm, Options, batch_to_ids, random_weights, write_weights
+from elmo_fast.testing import SHAPES, options
 
-__all__ = ["SENTENCES", "SHAPES", "bilm", "files", "options", "weights"]
+__all__ = ["SENTENCES", "SHAPES", "bilm", "files", "layers", "options", "weights"]
 
 SENTENCES = [
     "The children play in the garden behind the old house .".split(),
@@ -34,6 +35,12 @@ def bilm(of: Options | None = None, seed: int = 0, **arguments) -> BiLm:
     """A random model."""
     of = of or options()
     return BiLm(of, weights(of, seed), **arguments)
+
+
+def layers(model: BiLm, batch) -> torch.Tensor:
+    """Layers of tokenized sentences, with boundaries: [L, B, T + 2, 2 P]."""
+    ids = batch_to_ids(batch, *model.token_source.row_shape)
+    return torch.stack(model(ids)["activations"]).detach()
 
 
 def files(folder, of: Options, seed: int = 0):

@@ -62,17 +62,23 @@ def run_direction(sequence, state, w, b, w_p, options: Options, counts: Counts):
 
 def layers(ids, weights, options: Options, states=None, counts=None):
     """One sentence, ids int [T, C] with its boundaries -> [L + 1, T, 2 P] and the states of its two directions."""
+    tokens = np.array([token_vector(row, weights, options) for row in ids])
+    outputs, finals = lstm_layers(tokens, weights, options, states, counts)
+    return np.concatenate([np.tile(tokens, 2)[None], outputs]), finals
+
+
+def lstm_layers(vectors, weights, options: Options, states=None, counts=None):
+    """The LSTM layers over vectors [T, I] -> [L, T, 2 P] and the states of the two directions."""
     counts = counts or Counts()
     lstm = options.lstm
-    tokens = np.array([token_vector(row, weights, options) for row in ids])
     halves, finals = [], []
     for direction in (0, 1):
-        x = tokens if direction == 0 else tokens[::-1]
-        half, final = [tokens], []
+        x = vectors if direction == 0 else vectors[::-1]
+        half, final = [], []
         for layer in range(lstm.n_layers):
             name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-            w, b = weights[f"{name}/W_0"].astype(np.float64), weights[f"{name}/B"].astype(np.float64)
-            w_p = weights[f"{name}/W_P_0"].astype(np.float64) if lstm.is_projected else None
+            w, b, w_p = (weights[f"{name}/{part}"].astype(np.float64) if f"{name}/{part}" in weights else None
+                         for part in ("W_0", "B", "W_P_0"))
             start = states[direction][layer] if states else (np.zeros(lstm.projection_dim), np.zeros(lstm.dim))
             out, end = run_direction(x, start, w, b, w_p, options, counts)
             x = out + x if layer and lstm.use_skip_connections else out

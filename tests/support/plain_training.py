@@ -7,6 +7,7 @@ import torch
 
 from elmo_fast.model.softmax_head import SOFTMAX
 from tests.support import plain
+from tests.support.training import update
 
 
 def sentences(folder, reverse=False):
@@ -82,6 +83,13 @@ def run_layers(x, states, direction, weights, config, counts, masks=None):
     return x, after
 
 
+def token_vector(i, weights, config):
+    """ids int [C] of a token, or its word id -> [P]."""
+    if config.model.char_cnn is None:
+        return weights["embedding"][i - 1].astype(np.float64)
+    return plain.token_vector(i, weights, config.model)
+
+
 def losses(weights, config, batch, states, masks=None):
     """Mean loss of every direction and the states of every row after the batch, position by position."""
     count, steps, size = config.training.batch_size, config.training.unroll_steps, config.model.lstm.projection_dim
@@ -91,8 +99,7 @@ def losses(weights, config, batch, states, masks=None):
         for row in range(count):
             positions = np.arange(steps) * count + row
             ids = batch.tokens[numbers[positions]].numpy()
-            x = np.array([weights["embedding"][i - 1].astype(np.float64) if config.model.char_cnn is None else
-                          plain.token_vector(i, weights, config.model) for i in ids])
+            x = np.array([token_vector(i, weights, config) for i in ids])
             half = slice(k * size, (k + 1) * size)
             of_layers = masks and [masks[layer][positions][:, half] for layer in range(n_layers)]
             x, end = run_layers(x, states[k][row], k, weights, config, counts, of_layers)
@@ -107,8 +114,28 @@ def losses(weights, config, batch, states, masks=None):
     return np.array(means), after
 
 
-def gradients(language_model, batch, drop=lambda x: x):
+def adagrad(model, updater, batches, sums, masks=lambda: None):
+    """Train on batches from zero states, with dropout by `masks()`; returns what Adagrad's weights and `sums` then are
+    in float64, by the gradients of the reference, and the gradients and their norm in every step."""
+    training, steps = model.config.training, []
+    weights = {name: value.astype(np.float64) for name, value in model.weights().items()}
+    for batch in batches:
+        found = gradients(model, batch, masks())
+        if training.share_embedding_softmax:
+            found.pop("embedding")  # the same tensor as the softmax's W
+        norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
+        assert abs(update(model, updater, batch, masks())[1] / norm - 1) < 1e-5
+        for name, gradient in found.items():
+            found[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
+            sums[name] = sums[name] + gradient**2
+            weights[name] -= training.learning_rate * gradient / np.sqrt(sums[name])
+        steps.append((found, norm))
+    return weights, sums, steps
+
+
+def gradients(language_model, batch, drop=None):
     """Gradients of the loss times the steps: autograd in float64, reference ops, a softmax over complete tables."""
+    drop = drop or (lambda x: x)
     twin = copy.deepcopy(language_model).double()
     twin.backend = "reference"
     training = twin.config.training

@@ -4,54 +4,39 @@
 // columns of Wt. Many rows are split over the threads, few rows leave the columns to be split; neither changes bits.
 #pragma once
 
-#include "../activations.h"
 #include "../engine.h"
-#include "packing.h"
+#include "fp32.h"
 
 namespace elmo_fast::cpu {
 
 template <class Gemm>
-struct LinearLayout {
-  using Vec = typename Gemm::Vec;
+struct LinearLayout : Offsets {
+  const LinearShape s;
+  const int64_t columns_per_panel = s.epilogue == Epilogue::highway ? Gemm::Vec::width : Gemm::panel_width;
+  const int64_t panels = divided_up(s.output, columns_per_panel);
+  const size_t weights = take(panels * panel_bytes<Gemm>(s.input));
+  const size_t bias = take_floats(panels * Gemm::panel_width);
 
-  int64_t columns_per_panel, panels;
-  size_t bias, size;
-  explicit LinearLayout(const LinearShape& s)
-      : columns_per_panel(s.epilogue == Epilogue::highway ? Vec::width : Gemm::panel_width),
-        panels(divided_up(s.output, columns_per_panel)), bias(aligned64(panels * panel_bytes<Gemm>(s.input))),
-        size(bias + aligned64(panels * Gemm::panel_width * static_cast<int64_t>(sizeof(float)))) {}
+  explicit LinearLayout(const LinearShape& shape) : s(shape) {}
 };
 
 // The two vectors of columns of one panel; weight[1] is the transform of a highway layer.
 template <class Vec>
-PanelSource linear_panel(const LinearShape& s, const float* const weight[2], int64_t stride, int64_t panel) {
-  if (s.epilogue != Epilogue::highway) {
-    PanelSource source = plain_panel<Vec>(weight[0], s.output, panel);
-    source.stride = stride;
-    return source;
-  }
+PanelSource linear_panel(const LinearShape& s, const float* const weight[2], int64_t panel) {
+  if (s.epilogue != Epilogue::highway) return plain_panel<Vec>(weight[0], s.output, panel);
   const int64_t first = panel * Vec::width, columns = smaller(Vec::width, s.output - first);
-  return {{weight[0] + first, weight[1] + first}, {columns, columns}, stride};
-}
-
-// The two vectors of one panel's bias, unused columns zero.
-template <class Vec>
-void pack_linear_bias(const PanelSource& from, bool there, char* packed) {
-  std::memset(packed, 0, 2 * Vec::width * sizeof(float));
-  for (int v = 0; there && v < 2; ++v)
-    for (int64_t col = 0; col < from.columns[v]; ++col)
-      std::memcpy(packed + (v * Vec::width + col) * int64_t(sizeof(float)), from.start[v] + col, sizeof(float));
+  return {{weight[0] + first, weight[1] + first}, {columns, columns}, s.output};
 }
 
 template <class Gemm>
 void linear_pack_all(const LinearShape& s, const LinearWeights& from, char* packed) {
   using Vec = typename Gemm::Vec;
   const LinearLayout<Gemm> layout(s);
-  for (int64_t panel = 0; panel < layout.panels; ++panel) {
-    pack_panel<Gemm>(linear_panel<Vec>(s, from.weight, s.output, panel), s.input,
-                     packed + panel * panel_bytes<Gemm>(s.input));
-    char* bias = packed + layout.bias + panel * Gemm::panel_width * static_cast<int64_t>(sizeof(float));
-    pack_linear_bias<Vec>(linear_panel<Vec>(s, from.bias, s.output, panel), from.bias[0] != nullptr, bias);
+  char* bias = packed + layout.bias;
+  std::memset(bias, 0, float_bytes(layout.panels * Gemm::panel_width));
+  for (int64_t panel = 0; panel < layout.panels; ++panel, bias += float_bytes(Gemm::panel_width)) {
+    pack_panel<Gemm>(linear_panel<Vec>(s, from.weight, panel), s.input, packed + panel * panel_bytes<Gemm>(s.input));
+    if (from.bias[0]) Fp32Gemm<Vec>::pack_right(linear_panel<Vec>(s, from.bias, panel), 0, 1, bias);
   }
 }
 
@@ -108,7 +93,7 @@ class LinearLoop {
     const int64_t count = smaller(layout_.columns_per_panel, shape_.output - first);
     if (shape_.epilogue == Epilogue::relu) relu(z);
     if (shape_.epilogue == Epilogue::highway) highway(z, call_.x + row * call_.x_stride + first, count);
-    std::memcpy(call_.y + row * call_.y_stride + first, z, sizeof(float) * static_cast<size_t>(count));
+    copy_floats(call_.y + row * call_.y_stride + first, z, count);
   }
 
   static void relu(float* z) {
@@ -119,7 +104,7 @@ class LinearLoop {
   // z holds a vector of x Wc + bc and one of x Wt + bt; the first becomes y.
   static void highway(float* z, const float* x, int64_t count) {
     float input[Vec::width] = {};
-    std::memcpy(input, x, sizeof(float) * static_cast<size_t>(count));
+    copy_floats(input, x, count);
     const F gate = Gemm::Activations::sigmoid(Vec::load(z));
     const F transformed = Vec::at_least(Vec::set1(0.0f), Vec::load(z + Vec::width));
     const F rest = Vec::mul(Vec::sub(Vec::set1(1.0f), gate), Vec::load(input));

@@ -20,14 +20,29 @@ namespace elmo_fast::cpu {
 namespace {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline size_t float_bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
+inline void copy_floats(float* to, const float* from, int64_t count) { std::memcpy(to, from, float_bytes(count)); }
+inline void clear_floats(float* to, int64_t count) { std::memset(to, 0, float_bytes(count)); }
 inline size_t aligned64(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
+
+// Buffers one after the other, each from a cache line on: offsets in bytes.
+struct Offsets {
+  size_t size = 0;
+  size_t take(int64_t bytes) {
+    const size_t begin = size;
+    size += aligned64(bytes);
+    return begin;
+  }
+  size_t take_floats(int64_t count) { return take(count * int64_t(sizeof(float))); }
+};
 
 // Partition `rank` of `size` of [0, count).
 struct Partition {
   int64_t begin, end;
-  Partition(int64_t count, int rank, int size) : begin(count * rank / size), end(count * (rank + 1) / size) {}
+  Partition(int64_t begin_, int64_t end_) : begin(begin_), end(end_) {}
+  Partition(int64_t count, int rank, int size) : Partition(count * rank / size, count * (rank + 1) / size) {}
 };
 
 // Where sums begin: rows of 2 vectors, `stride` floats apart; with 0 one row that all begin from.

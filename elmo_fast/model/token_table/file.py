@@ -12,8 +12,8 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -32,8 +32,7 @@ _ROWS_AT_ONCE = 1 << 14
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class TableFile:
+class TableFile(NamedTuple):
     """Content of a file: `vectors` [V, P], and `words` and `fingerprint` unless bilm-tf wrote it.
 
     `precision` is what the vectors were computed in; bilm-tf's files do not record it and are fp32.
@@ -52,11 +51,35 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
     float16, has another number of words than of vectors, or a later format version.
     """
     name = os.fspath(path)
+
+    def require(fits: bool, message: str) -> None:
+        if not fits:
+            raise ConfigurationError(f"token table {name}: {message}")
+
     with open_hdf5(path, "token table") as file:
-        dataset = _embedding(file, name)
-        words = _words(file, len(dataset), name)
-        precision = check_precision(str(file.attrs.get("precision", "highest")))
-        return TableFile(_vectors(dataset, name, device), words, _fingerprint(file, name), precision)
+        dataset, words, attributes = file.get("embedding"), None, file.attrs
+        require(isinstance(dataset, h5py.Dataset), f"expected the dataset embedding, found {sorted(file)}")
+        require(dataset.ndim == 2 and 0 not in dataset.shape and dataset.dtype.name in STORAGES,
+                f"embedding: expected float32 or float16 of shape [words, values], found {dataset.dtype} of shape "
+                f"{dataset.shape}")
+        if "vocabulary" in file:
+            words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
+            require(len(words) == len(dataset),
+                    f"expected a word for each of {len(dataset)} vectors, found {len(words)}")
+        fingerprint, version = attributes.get("fingerprint"), int(attributes.get("format_version", 0))
+        require(fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
+                f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
+        return TableFile(_vectors(dataset, name, device), words, None if fingerprint is None else str(fingerprint),
+                         check_precision(str(attributes.get("precision", "highest"))))
+
+
+def _vectors(dataset: h5py.Dataset, name: str, device: torch.device | None) -> torch.Tensor:
+    offset = dataset.id.get_offset()
+    if device is None and offset is not None and dataset.dtype.isnative:
+        # Copy on write: torch requires writable memory, and the file must not change.
+        return torch.from_numpy(np.memmap(name, dataset.dtype, "c", offset, dataset.shape))
+    values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(values).to(device or "cpu")
 
 
 def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[str] | None,
@@ -115,13 +138,6 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
     return words + [word for word in boundaries if word not in known]
 
 
-def check_storage(storage: str) -> str:
-    """The argument itself, or `ValueError` when it is none of `STORAGES`."""
-    if storage not in STORAGES:
-        raise ValueError(f"storage: expected one of {', '.join(STORAGES)}, got {storage!r}")
-    return storage
-
-
 class ResumableWriter:
     """Writes a table block by block into `TARGET.part`, from which a run goes on where a killed one ended.
 
@@ -134,7 +150,7 @@ class ResumableWriter:
                  precision: str):
         self._target = Path(os.path.realpath(target))
         self._path = self._target.with_name(f"{self._target.name}.part")
-        self._words, self._fingerprint, self._precision = words, fingerprint, precision
+        self._description = list(words), fingerprint, precision
         self._shape, self._dtype = (len(words), dim), np.dtype(storage)
         self._file = None
         self.done = 0
@@ -192,7 +208,7 @@ class ResumableWriter:
             h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
                             h5py.h5s.create_simple(self._shape), dcpl=properties)
             file["done"] = np.zeros(1, dtype=np.int64)
-            describe(file, self._words, self._fingerprint, self._precision)
+            describe(file, *self._description)
 
     def _resume(self) -> bool:
         """Read offsets and `done` of the open file; False when it is not a partial file of this table."""
@@ -201,12 +217,9 @@ class ResumableWriter:
                 embedding, done = file["embedding"], file["done"]
                 self._first_offset, self._done_offset = embedding.id.get_offset(), done.id.get_offset()
                 self.done = int(done[0])
-                text, ends = joined(self._words)
+                words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
                 return (embedding.shape == self._shape and embedding.dtype == self._dtype
-                        and file.attrs["fingerprint"] == self._fingerprint
-                        and file.attrs["precision"] == self._precision
-                        and np.array_equal(file["vocabulary"][...], text)
-                        and np.array_equal(file["vocabulary_ends"][...], ends)
+                        and (words, file.attrs["fingerprint"], file.attrs["precision"]) == self._description
                         and 0 <= self.done <= self._shape[0] and None not in (self._first_offset, self._done_offset))
         except HDF5_ERRORS:
             return False
@@ -222,41 +235,3 @@ def _checked(word: str) -> str:
     if not isinstance(word, str):
         raise ValueError(f"vocabulary: expected strings, got {type(word).__name__} ({word!r:.60})")
     return word
-
-
-def _embedding(file: h5py.File, name: str) -> h5py.Dataset:
-    dataset = file.get("embedding")
-    if not isinstance(dataset, h5py.Dataset):
-        raise ConfigurationError(f"token table {name}: expected the dataset embedding, found {sorted(file)}")
-    if dataset.ndim != 2 or 0 in dataset.shape or dataset.dtype.name not in STORAGES:
-        raise ConfigurationError(f"token table {name}: embedding: expected float32 or float16 of shape "
-                                 f"[words, values], found {dataset.dtype} of shape {dataset.shape}")
-    return dataset
-
-
-def _words(file: h5py.File, count: int, name: str) -> list[str] | None:
-    if "vocabulary" not in file:
-        return None
-    words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
-    if len(words) != count:
-        raise ConfigurationError(f"token table {name}: expected a word for each of {count} vectors, found {len(words)}")
-    return words
-
-
-def _fingerprint(file: h5py.File, name: str) -> str | None:
-    if "fingerprint" not in file.attrs:
-        return None
-    version = int(file.attrs.get("format_version", 0))
-    if not 1 <= version <= FORMAT_VERSION:
-        raise ConfigurationError(f"token table {name}: expected format version 1 to {FORMAT_VERSION}, found {version}; "
-                                 "a newer elmo-fast may read it")
-    return str(file.attrs["fingerprint"])
-
-
-def _vectors(dataset: h5py.Dataset, name: str, device: torch.device | None) -> torch.Tensor:
-    offset = dataset.id.get_offset()
-    if device is None and offset is not None and dataset.dtype.isnative:
-        # Copy on write: torch requires writable memory, and the file must not change.
-        return torch.from_numpy(np.memmap(name, dataset.dtype, "c", offset, dataset.shape))
-    values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(values).to(device or "cpu")

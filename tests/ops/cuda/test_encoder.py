@@ -8,7 +8,7 @@ import torch
 from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import encoder
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64, relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support import cuda_ops
 from tests.support.triton_on_ptx import encoder_on_ptx

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from elmo_fast.testing.tolerances import relative_error
+from elmo_fast.testing import relative_error
 from tests.support.lstm_kernel_case import errors, make, oracle, run
 from tests.support.ptx_machine import coverage, machine
 from tests.support.triton_on_ptx import LIMIT, OnPtx, configs, highway, products

@@ -11,7 +11,7 @@ import torch
 
 from elmo_fast.kernels import configs, lstm_pointwise
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-from elmo_fast.testing.tolerances import relative_error
+from elmo_fast.testing import relative_error
 from tests.support.ptx_machine import machine
 from tests.support.triton_on_ptx import LIMIT, OnPtx, encoder_on_ptx, products
 

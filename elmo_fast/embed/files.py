@@ -1,4 +1,4 @@
-"""Arrays to files: HDF5 in AllenNLP's layout, and `.h5`, `.npz` and `.npy` by name. All are written atomically."""
+"""Sentences from text files; arrays to files, written atomically: HDF5 as AllenNLP's, and `.h5`, `.npz`, `.npy`."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import h5py
 import numpy as np
@@ -14,7 +15,69 @@ from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_ta
 from elmo_fast.model.options import ConfigurationError
 
 SUFFIXES = (".h5", ".npz", ".npy")
-INDEX_KEY = "sentence_to_index"
+
+
+class Line(NamedTuple):
+    """A line without its outer whitespace, and its tokens."""
+
+    text: str
+    tokens: list[str]
+
+
+def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
+    """Lines of a file, split on whitespace; refuses a file without lines and, unless allowed, blank lines."""
+    number = -1
+    for number, line in enumerate(_decoded(file)):
+        text = line.strip()
+        if not text and not allow_blank:
+            raise ConfigurationError(f"input file: expected a sentence on every line, got a blank line at index "
+                                     f"{number}; remove it, or allow blank lines")
+        yield Line(text, text.split())
+    if number < 0:
+        raise ConfigurationError("input file: expected one tokenized sentence a line, got an empty file")
+
+
+def scan(file: IO[str], allow_blank: bool = False) -> int | None:
+    """The number of lines, before they are read; None for a file that cannot be rewound. Refuses as `read_lines`."""
+    if not file.seekable():
+        return None
+    start = file.tell()
+    blank, count = [], 0
+    for count, line in enumerate(read_lines(file, allow_blank=True), start=1):
+        if not line.text:
+            blank.append(count - 1)
+    file.seek(start)
+    if blank and not allow_blank:
+        shown = ", ".join(map(str, blank[:10])) + (", ..." if len(blank) > 10 else "")
+        raise ConfigurationError(f"input file: expected a sentence on every line, got blank lines at indexes {shown}; "
+                                 "remove them, or allow blank lines")
+    return count
+
+
+def _decoded(file: IO[str]) -> Iterator[str]:
+    try:
+        for number, line in enumerate(iter(file.readline, "")):
+            if not isinstance(line, str):
+                raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
+                                         f"opened for {type(line).__name__}")
+            # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word.
+            yield line if number else line.removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_position(file)} "
+                                 f"({error})") from error
+
+
+def _position(file: IO[str]) -> str:
+    """The first undecodable line: the decoder reads whole blocks, and its error does not say which line it was."""
+    if not file.seekable() or not hasattr(file, "buffer"):
+        return ""
+    file.buffer.seek(0)
+    for number, line in enumerate(file.buffer):
+        try:
+            line.decode(file.encoding)
+        except UnicodeDecodeError:
+            return f" at line index {number}"
+    return ""
 
 
 class Hdf5Writer:
@@ -26,28 +89,25 @@ class Hdf5Writer:
 
     def write(self, key: str, vectors: np.ndarray) -> None:
         """Add one sentence's vectors; `ConfigurationError` when the key is taken or cannot be a name in HDF5."""
-        if "\0" in key or key.rpartition("/")[2] in ("", "."):
-            raise self._refusal(key)
-        if key in self._file:
+        accepted = "\0" not in key and key.rpartition("/")[2] not in ("", ".")
+        if accepted and key in self._file:
             raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or as a "
                                      f"part of another's path) in {self._disk.target}; line numbers always work")
         try:
+            if not accepted:
+                raise ValueError("HDF5 would cut the name or take it for a group's")
             with deferred_signals():
                 self._file.create_dataset(key, data=vectors, dtype="float32")
         except (ValueError, TypeError) as error:
-            raise self._refusal(key) from error
+            raise ConfigurationError("use_sentence_keys: expected sentences that HDF5 takes as names, got "
+                                     f"{key!r:.80}; line numbers always work") from error
         self._disk.check()
 
     def write_index(self, sentence_to_index: dict[str, str]) -> None:
         """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
         with deferred_signals():
-            index = self._file.create_dataset(INDEX_KEY, (1,), dtype=h5py.string_dtype())
+            index = self._file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
             index[0] = json.dumps(sentence_to_index)
-
-    @staticmethod
-    def _refusal(key: str) -> ConfigurationError:
-        return ConfigurationError(f"use_sentence_keys: expected sentences that HDF5 takes as names, got {key!r:.80}; "
-                                  "line numbers always work")
 
 
 @contextlib.contextmanager
@@ -96,11 +156,8 @@ def _write_npz(path, arrays) -> None:
 
 
 def _write_npy(path, arrays) -> None:
-    names, vectors = [], []
-    for name, values in arrays:
-        names.append(name)
-        vectors.append(values)
+    named = list(arrays)
     with atomic_path(Path(path).with_suffix(".json")) as names_part, atomic_path(path) as part:
-        names_part.write_text(json.dumps(names), encoding="utf-8")
+        names_part.write_text(json.dumps([name for name, _ in named]), encoding="utf-8")
         with open(part, "wb") as file:
-            np.save(file, np.asarray(vectors), allow_pickle=False)
+            np.save(file, np.asarray([values for _, values in named]), allow_pickle=False)
