@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
-#include <forward_list>
 #include <random>
 #include <tuple>
 #include <type_traits>
@@ -40,7 +39,7 @@ struct Word {
   uint16_t operands = 0;                    // wgmmas that read it
   uint8_t defined = 0, last = 0, seen = 0;  // bytes: ever written, last written, read since
   bool copies = false;
-  std::forward_list<Epoch> others;  // that have read since, in no order with `read`
+  std::vector<Epoch> others;  // that have read since, in no order with `read`
 };
 using Shadow = std::vector<Word>;
 

@@ -21,9 +21,9 @@ bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) {
 // Calls f(word, the access's bytes in it as a mask).
 template <class F>
 void for_words(const Place& place, size_t bytes, const F& f) {
-  size_t at = place.offset;
-  for (const size_t end = at + bytes; place.shadow && at < end; at = (at | 3) + 1)
-    f((*place.shadow)[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
+  Word* words = place.shadow ? place.shadow->data() : nullptr;
+  for (size_t at = place.offset, end = at + bytes; words && at < end; at = (at | 3) + 1)
+    f(words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
 }
 
 void end_reads(Word& word, const Warp& warp) {
@@ -39,7 +39,7 @@ void add_reader(Word& word, const Epoch& reader, const Warp& warp) {
   for (Epoch& other : word.others)
     if (other.warp == reader.warp) place = &other;
   if (place) *place = reader;
-  else word.others.push_front(reader);
+  else word.others.push_back(reader);
 }
 
 }  // namespace
