@@ -64,46 +64,44 @@ def _object(command: list, source: Path) -> Path:
 
 @contextmanager
 def device_memory(module, checked=(), unwritten=()):
-    """Accesses of kernels must lie in these tensors, given as {name: tensor}.
+    """Accesses of kernels must lie in these tensors, given as {name: tensor} or as a list.
 
     What `unwritten` holds may not be read before it is written, and races in it are traps as well.
     """
     for tensors, written in ((checked, True), (unwritten, False)):
-        for name, tensor in dict(tensors).items():
+        for name, tensor in tensors.items() if isinstance(tensors, dict) else enumerate(tensors):
             if tensor is not None:
                 tensor = torch.as_tensor(tensor)
                 size = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
-                module.register_memory(tensor.data_ptr(), size, name, written)
+                module.register_memory(tensor.data_ptr(), size, str(name), written)
     try:
         yield
     finally:
         module.forget_memory()
 
 
-class Program:
-    """PTX text loaded into a machine; `launch` takes tensors, integers, floats and None (a null pointer)."""
+def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, then=None, **memory):
+    """Runs the one kernel of a PTX text in some `device_memory`, and `then`(module, source).
 
-    def __init__(self, text: str):
-        self.module = machine()
-        self.source = self.module.load(text)
-
-    def launch(self, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1):
-        (kernel, places), = self.module.kernels(self.source).items()
-        parameters = bytearray()
-        for value, (at, size) in zip(arguments, places, strict=True):
-            parameters += bytes(at - len(parameters)) + _packed(value, size)
-        self.module.launch(self.source, kernel, grid, block, shared, cluster, bytes(parameters))
-
-    def unload(self):
-        self.module.replace(self.source, "")
+    Arguments are tensors, integers, floats and None (a null pointer).
+    """
+    module = machine()
+    source = module.load(text)
+    try:
+        with device_memory(module, **memory):
+            module.launch(source, grid, block, shared, cluster, [*map(_bits, arguments)])
+        if then:
+            then(module, source)
+    finally:
+        module.replace(source, "")
 
 
-def _packed(value, size: int) -> bytes:
+def _bits(value) -> int:
     if isinstance(value, float):
-        return struct.pack("f", value)
-    if not isinstance(value, int):
-        value = 0 if value is None else torch.as_tensor(value).data_ptr()
-    return (value % 256**size).to_bytes(size, "little")
+        return struct.unpack("I", struct.pack("f", value))[0]
+    if value is None or isinstance(value, int):
+        return (value or 0) % 2**64
+    return torch.as_tensor(value).data_ptr()
 
 
 def counters(module, source: int) -> dict:

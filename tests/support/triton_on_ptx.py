@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import read_sass
-from tests.support.ptx_machine import Program, device_memory, machine
+from elmo_fast.ops import reference
+from tests.support import ptx_machine
 
 triton = pytest.importorskip("triton")
 
@@ -65,13 +66,10 @@ class OnPtx:
             self.check(compiled, given.get("PRECISION"))
         grid = grid(given) if callable(grid) else grid
         self.ran = self.text or compiled.asm["ptx"]
-        program = Program(self.ran)
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         passed = [given[name] for name in self.kernel.arg_names if name not in constants]
-        with device_memory(program.module, tensors):
-            program.launch(*passed, None, None, grid=(*grid, 1, 1)[:3], block=(32 * compiled.metadata.num_warps, 1, 1),
-                           shared=compiled.metadata.shared)
-        program.unload()
+        ptx_machine.launch(self.ran, *passed, None, None, grid=(*grid, 1, 1)[:3], shared=compiled.metadata.shared,
+                           block=(32 * compiled.metadata.num_warps, 1, 1), checked=tensors)
 
     def compiled(self, given, options):
         signature, attributes, constants = {}, {}, {}
@@ -102,19 +100,21 @@ def encoder_on_ptx(monkeypatch, generation, tile=None):
     def choose(name, kernel, operands, tokens, device):
         return OnPtx(kernel, generation, tile or configs.tiles(name, generation, operands, "few")[0])
 
-    machine()
+    ptx_machine.machine()
     for module in (char_cnn, highway):
         monkeypatch.setattr(module, "choose", choose)
     monkeypatch.setattr(char_cnn, "_token_lengths", OnPtx(char_cnn._token_lengths, generation))
 
 
 def products(form, operands, rows, inner, outputs):
-    """(found, expected) of a highway layer or a product."""
+    """(found, expected) of a highway layer, a product, or convolutions over `inner` characters."""
     dtype = DTYPES.get(operands, torch.float32)
+    if form == "char_cnn":
+        return convolutions(operands, rows, inner, outputs)
     x = torch.randn(rows, inner).to(dtype)
-    weights = [highway.pack_product(torch.randn(inner, outputs) / inner**0.5, operands, dtype) for _ in range(2)]
     biases = [torch.randn(outputs), torch.randn(outputs)]
     out = torch.full((rows, outputs), float("nan")).to(dtype)
+    weights = [highway.pack_product(torch.randn(inner, outputs) / inner**0.5, operands, dtype) for _ in range(2)]
     first, second = (x.double() @ weight.double() + bias for weight, bias in zip(weights, biases))
     if form == "linear":
         highway.linear(x, weights[0], biases[0], operands, out)
@@ -122,3 +122,17 @@ def products(form, operands, rows, inner, outputs):
     highway.highway(x, weights[0], biases[0], weights[1], biases[1], operands, out)
     gate = torch.sigmoid(first)
     return out, gate * torch.relu(second) + (1 - gate) * x.double()
+
+
+def convolutions(operands, tokens, characters, outputs, vocabulary=50):
+    """(found, expected) of the character CNN, its widest filters `outputs`."""
+    spec = [(1, 16), (2, 32), (3, 64), (7, outputs)]
+    weights = [torch.randn(1, width, 16, count) * 0.3 for width, count in spec]
+    biases = [torch.randn(count) * 0.1 for _, count in spec]
+    packed = char_cnn.PackedFilters(torch.randn(vocabulary, 16) * 0.5, weights, biases, operands)
+    ids = torch.randint(1, vocabulary + 1, (tokens, characters))
+    ids[torch.arange(characters) >= torch.randint(1, characters + 1, (tokens, 1))] = 0
+    out = torch.full((tokens, sum(packed.counts)), float("nan"), dtype=packed.table.dtype)
+    char_cnn.char_cnn(ids, packed, "relu", 0, out)
+    rounded = [(weight.to(out.dtype).double(), bias.double()) for weight, bias in zip(weights, biases)]
+    return out, reference.char_cnn(ids, packed.table[1:].double(), rounded, "relu")

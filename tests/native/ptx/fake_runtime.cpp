@@ -24,16 +24,11 @@ struct Device {
   std::vector<int> clusters;  // processors of each part that a cluster lies in
 };
 
-struct Source {
-  std::string text;
-  Module kernels;  // empty: not parsed yet
-};
-
 struct Runtime {
   Device device;
   Settings settings;
   GlobalMemory memory;
-  std::vector<Source> sources;
+  std::vector<std::pair<std::string, Module>> sources;  // texts; kernels: none until they are asked for
   std::vector<size_t> embedded;  // sources that fat binaries brought
   std::map<const void*, std::string> names;
   std::map<std::string, int> allowed_shared;
@@ -45,9 +40,9 @@ struct Runtime {
   }
 
   Module& kernels(size_t source) {
-    Source& from = sources.at(source);
-    if (from.kernels.empty()) from.kernels = Parser().parse(from.text);
-    return from.kernels;
+    auto& [text, kernels] = sources.at(source);
+    if (kernels.empty()) kernels = Parser().parse(text);
+    return kernels;
   }
 
   Kernel& find(const std::vector<size_t>& in, const std::string& name) {
@@ -57,8 +52,12 @@ struct Runtime {
     throw Trap("no kernel " + name);
   }
 
-  void launch(Kernel& kernel, const Launch& launch) {
+  Kernel& find(const void* function) { return find(embedded, names.at(function)); }
+
+  void launch(Kernel& kernel, Launch launch, const void* const* arguments) {
     const Settings now = settings;
+    launch.parameters.resize(kernel.parameter_bytes);
+    for (const auto& [at, size] : kernel.parameters) memcpy(launch.parameters.data() + at, *arguments++, size);
     settings.seed += settings.seed > 0;
     run(kernel, launch, memory, now);
   }
@@ -74,11 +73,6 @@ cudaError_t call(const F& f) {
     Runtime::get().error = trap.what();
     return cudaErrorUnknown;
   }
-}
-
-Kernel& kernel_of(const void* function) {
-  Runtime& runtime = Runtime::get();
-  return runtime.find(runtime.embedded, runtime.names.at(function));
 }
 
 int blocks_per_processor(const Kernel& kernel, int threads, size_t shared) {
@@ -99,20 +93,12 @@ std::pair<unsigned, bool> attributes_of(const cudaLaunchConfig_t& config) {
   return found;
 }
 
-// The first PTX in a fat binary: a header of 16 bytes, then entries of their own header and their text.
+// The PTX in a fat binary, which is not compressed: a header of 16 bytes, that of the text, and the text.
 std::string ptx_of(const char* fat) {
-  struct {
-    uint16_t kind, version;
-    uint32_t header;
-    uint64_t length;
-  } entry;
   uint64_t size;
   memcpy(&size, fat + 8, sizeof size);
-  for (const char *at = fat + 16, *end = at + size; at < end; at += entry.header + entry.length) {
-    memcpy(&entry, at, sizeof entry);
-    if (entry.kind == 1) return std::string(at + entry.header, strnlen(at + entry.header, entry.length));
-  }
-  return "";
+  const std::string all(fat, 16 + size);
+  return all.c_str() + std::min(all.find(".version"), all.size());
 }
 
 }  // namespace
@@ -140,7 +126,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStr
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
   return call([&](Runtime& runtime) {
-    Kernel& kernel = kernel_of(function);
+    Kernel& kernel = runtime.find(function);
     const auto [cluster, cooperative] = attributes_of(*config);
     const dim3 grid = config->gridDim, block = config->blockDim;
     const uint32_t shared = uint32_t(config->dynamicSmemBytes);
@@ -150,13 +136,9 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
     const int resident = blocks_per_processor(kernel, threads, shared) * runtime.device.processors;
     if (cooperative && int(grid.x * grid.y * grid.z) > resident)
       throw Trap(std::to_string(resident) + " blocks of a cooperative launch fit");
-    if (cluster > 1 && runtime.device.capability.first < 9) throw Trap("clusters on a device that has none");
-    if (cluster > 8) throw Trap("a cluster of more than 8 blocks");
-    std::vector<char> parameters(kernel.parameter_bytes);
-    for (size_t i = 0; i < kernel.parameters.size(); ++i)
-      memcpy(parameters.data() + kernel.parameters[i].first, arguments[i], kernel.parameters[i].second);
-    runtime.launch(kernel,
-                   {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, cluster, cooperative, parameters});
+    if (cluster > (runtime.device.capability.first < 9 ? 1 : 8)) throw Trap("a cluster that the device cannot hold");
+    const std::array<uint32_t, 3> blocks = {grid.x, grid.y, grid.z}, threads_of = {block.x, block.y, block.z};
+    runtime.launch(kernel, {blocks, threads_of, shared, cluster, cooperative, {}}, arguments);
   });
 }
 
@@ -172,7 +154,7 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return;
     if (value < 0 || value > runtime.device.shared)
       throw Trap("more shared memory than the device has: " + std::to_string(value));
-    runtime.allowed_shared[kernel_of(function).name] = value;
+    runtime.allowed_shared[runtime.find(function).name] = value;
   });
 }
 
@@ -196,7 +178,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, const cudaLaunchConfig_t* config) {
   return call([&](Runtime& runtime) {
     if (runtime.device.capability.first < 9) throw Trap("clusters on a device that has none");
-    const int blocks = blocks_per_processor(kernel_of(function), int(config->blockDim.x), config->dynamicSmemBytes);
+    const int blocks = blocks_per_processor(runtime.find(function), int(config->blockDim.x), config->dynamicSmemBytes);
     *count = 0;
     for (int processors : runtime.device.clusters) *count += processors * blocks / int(attributes_of(*config).first);
   });
@@ -214,17 +196,16 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     return runtime.sources.size() - 1;
   });
   m.def("replace", [](size_t source, const std::string& text) { runtime.sources.at(source) = {text, {}}; });
-  m.def("source", [](size_t source) { return runtime.sources.at(source).text; });
+  m.def("source", [](size_t source) { return runtime.sources.at(source).first; });
   m.def("embedded", [] { return runtime.embedded; });
-  m.def("kernels", [](size_t source) {  // {name: offsets and sizes of the parameters}
-    py::dict result;
-    for (const auto& kernel : runtime.kernels(source)) result[py::str(kernel->name)] = kernel->parameters;
-    return result;
-  });
   using Three = std::array<uint32_t, 3>;
-  m.def("launch", [](size_t source, const std::string& name, Three grid, Three block, uint32_t shared, uint32_t cluster,
-                     const std::string& bytes) {
-    runtime.launch(runtime.find({source}, name), {grid, block, shared, cluster, false, {bytes.begin(), bytes.end()}});
+  m.def("launch", [](size_t source, Three grid, Three block, uint32_t shared, uint32_t cluster,
+                     const std::vector<uint64_t>& arguments) {  // of the first kernel; their low bytes count
+    Kernel& kernel = *runtime.kernels(source).at(0);
+    if (arguments.size() != kernel.parameters.size()) throw Trap("another number of arguments than of parameters");
+    std::vector<const void*> places;
+    for (const uint64_t& argument : arguments) places.push_back(&argument);
+    runtime.launch(kernel, {grid, block, shared, cluster, false, {}}, places.data());
   });
   m.def("executed", [](size_t source) {  // of each instruction: kernel, line, mnemonic, text, and its counts
     py::list result;

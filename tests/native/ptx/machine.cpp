@@ -1,7 +1,5 @@
 // Which warp and which of its threads run next, and the instructions that decide it: branches, barriers, exchanges.
-#include <algorithm>
-
-#include "lanes.h"
+#include "machine.h"
 
 namespace ptx {
 namespace {
@@ -52,7 +50,7 @@ Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, const Settings& s,
     block.index = first_block + i, block.rank = i % launch.cluster;
     block.first = i * per_block, block.alive = per_block;
     block.shared.assign(launch.shared, char(0xff));  // NaN
-    if (settings.checks) block.shadow.words.resize((launch.shared + 3) / 4);
+    if (settings.checks) block.shadow.resize((launch.shared + 3) / 4);
     for (uint32_t n = 0; n < per_block; ++n) start(warps[block.first + n], block, n);
   }
 }

@@ -1,8 +1,7 @@
 // Memory: its checks, and the instructions that read and write it.
-#include <algorithm>
 #include <set>
 
-#include "lanes.h"
+#include "machine.h"
 
 namespace ptx {
 namespace {
@@ -21,12 +20,13 @@ bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) {
 
 // Calls f(word, the access's bytes in it as a mask).
 template <class F>
-void for_words(Shadow& shadow, size_t at, size_t bytes, const F& f) {
-  for (const size_t end = at + bytes; at < end; at = (at | 3) + 1)
-    f(shadow.words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
+void for_words(const Place& place, size_t bytes, const F& f) {
+  Word* words = place.shadow ? place.shadow->data() : nullptr;
+  for (size_t at = place.offset, end = at + bytes; words && at < end; at = (at | 3) + 1)
+    f(words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
 }
 
-void end_reads(Shadow::Word& word, const Warp& warp) {
+void end_reads(Word& word, const Warp& warp) {
   demand_order(word.read, warp, "writing what is read");
   for (const Epoch& reader : word.others) demand_order(reader, warp, "writing what is read");
   word.read = Epoch();
@@ -34,7 +34,7 @@ void end_reads(Shadow::Word& word, const Warp& warp) {
   word.seen = 0;
 }
 
-void add_reader(Shadow::Word& word, const Epoch& reader, const Warp& warp) {
+void add_reader(Word& word, const Epoch& reader, const Warp& warp) {
   Epoch* place = warp.machine->ordered(word.read, warp) ? &word.read : nullptr;
   for (Epoch& other : word.others)
     if (other.warp == reader.warp) place = &other;
@@ -49,12 +49,8 @@ void join(Clocks& to, const Clocks& from) {
   for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
 }
 
-void Shadow::define(size_t at, size_t bytes) {
-  for_words(*this, at, bytes, [](Word& word, uint8_t mine) { word.defined |= mine; });
-}
-
-void Shadow::read(size_t at, size_t bytes, const Warp& warp, Use use) {
-  for_words(*this, at, bytes, [&](Word& word, uint8_t mine) {
+void Place::read(size_t bytes, const Warp& warp, Use use) const {
+  for_words(*this, bytes, [&](Word& word, uint8_t mine) {
     if (~word.defined & mine) throw Trap("reading bytes that were never written");
     if (use == Use::atomic) return;
     if (word.copies) throw Trap("reading bytes that cp.async still copies");
@@ -68,8 +64,8 @@ void Shadow::read(size_t at, size_t bytes, const Warp& warp, Use use) {
   });
 }
 
-void Shadow::write(size_t at, size_t bytes, const Warp& warp, Use use) {
-  for_words(*this, at, bytes, [&](Word& word, uint8_t mine) {
+void Place::write(size_t bytes, const Warp& warp, Use use) const {
+  for_words(*this, bytes, [&](Word& word, uint8_t mine) {
     word.defined |= mine;
     if (use == Use::atomic) return;
     if (word.copies && use != Use::ends) throw Trap("writing bytes that cp.async still copies");
@@ -86,8 +82,7 @@ void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, b
   const auto after = regions_.upper_bound(begin);
   if (after != regions_.begin() && std::prev(after)->second.end > begin && std::prev(after)->first != begin)
     throw Trap("memory " + name + " overlaps what is registered");
-  Region& region = regions_[begin] = {begin, begin + bytes, written ? nullptr : std::make_unique<Shadow>()};
-  if (!written) region.shadow->words.resize((bytes + 3) / 4);
+  regions_[begin] = {begin, begin + bytes, written ? nullptr : std::make_unique<Shadow>((bytes + 3) / 4)};
   last_ = nullptr;
 }
 
@@ -104,8 +99,7 @@ Place GlobalMemory::find(uintptr_t begin, size_t bytes, bool checks) {
 }
 
 void GlobalMemory::written(uintptr_t begin, size_t bytes) {
-  const Place place = bytes ? find(begin, bytes, true) : Place();
-  if (place.shadow) place.shadow->define(place.offset, bytes);
+  if (bytes) for_words(find(begin, bytes, true), bytes, [](Word& word, uint8_t mine) { word.defined |= mine; });
 }
 
 static constexpr const char* space_names[] = {"param", "global", "shared", "shared::cluster"};  // by Space

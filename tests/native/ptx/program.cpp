@@ -14,7 +14,7 @@ const std::set<std::string> without_meaning = {"rn", "approx", "full", "uni", "a
 
 Table complete() {
   Table table;
-  for (auto add : {add_arithmetic, add_access, add_tensor, add_control}) add(table);
+  for (auto add : {add_arithmetic, add_access, add_control}) add(table);
   return table;
 }
 
@@ -199,7 +199,9 @@ Address Parser::address(size_t i, Space space, size_t bytes) {
   const std::string& s = argument(i);
   if (s.size() < 2 || s.front() != '[' || s.back() != ']') throw Trap("expected an address, got '" + s + "'");
   const std::vector<std::string> parts = split(s.substr(1, s.size() - 2), " +");
-  return {operand(parts.at(0), -1, false), int64_t(parts.size() > 1 ? parse_number(parts[1]) : 0), space, bytes};
+  Address result = {operand(parts.at(0), -1, false), 0, space, bytes};
+  for (size_t part = 1; part < parts.size(); ++part) result.offset += int64_t(parse_number(parts[part]));
+  return result;
 }
 
 const std::string& Parser::argument(size_t i) {

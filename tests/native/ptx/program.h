@@ -114,7 +114,6 @@ using Binder = std::function<void(Parser&)>;
 using Table = std::map<std::string, Binder>;
 void add_arithmetic(Table& table);
 void add_access(Table& table);
-void add_tensor(Table& table);
 void add_control(Table& table);
 
 }  // namespace ptx

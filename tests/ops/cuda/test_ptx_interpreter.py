@@ -12,7 +12,7 @@ import torch
 
 from tests.support.lstm_kernel_case import make
 from tests.support.lstm_kernel_case import run as run_lstm
-from tests.support.ptx_machine import DEVICES, Program, counters, coverage, device_memory, machine
+from tests.support.ptx_machine import DEVICES, counters, coverage, launch, machine
 
 U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32
 TYPES = {"H": U16, "I": U32, "i": np.int32, "Q": np.uint64, "q": np.int64, "e": F16, "f": F32}
@@ -30,19 +30,17 @@ setp.eq.s32 %p, %w, 0;
 """
 
 
-def run(body, *sources, data=None, threads=THREADS, grid=1, cluster=1, seed=0):
-    """`data` (what [%g] is) after a kernel of `body`; it may access nothing else in global memory but `sources`."""
-    data, program = np.arange(64, dtype=U32) if data is None else data, Program(HEAD + body + "\nret;\n}\n")
-    given = {"data": data} | dict(zip("abc", sources))
-    program.module.set(seed=seed, traffic=True)
+def run(body, *sources, data=None, threads=THREADS, grid=1, cluster=1, seed=0, then=None, memory=None):
+    """`data` (what [%g] is) after a kernel of `body`."""
+    data = np.arange(64, dtype=U32) if data is None else data
+    given = [data, *sources]
+    machine().set(seed=seed, traffic=True)
     try:
-        with device_memory(program.module, given):
-            program.launch(*given.values(), *[None] * (4 - len(given)), grid=(grid, 1, 1), block=(threads, 1, 1),
-                           cluster=cluster, shared=2048)
-        return data, counters(program.module, program.source), coverage(program.module, program.source)
+        launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1),
+               block=(threads, 1, 1), cluster=cluster, shared=2048, then=then, **(memory or {"checked": given}))
     finally:
-        program.module.set()
-        program.unload()
+        machine().set()
+    return data
 
 
 def values(kind, rng):
@@ -146,7 +144,7 @@ def test_against_numpy(kinds, text, model, each):
     if "%" not in text:
         body += " %d, %a, %b, %c"[: 4 * len(kinds) - 5] + ";"
     found = run(body + move.format(dtype().itemsize, "%g", "st", 8 * dtype().itemsize, "[%at], %d"), *given,
-                data=np.zeros(THREADS, dtype))[0]
+                data=np.zeros(THREADS, dtype))
     expected = expected.astype(dtype)
     np.testing.assert_allclose(found, expected, rtol=2e-7 if "approx" in text else 0, atol=0)
     if kinds[0] in SPECIAL:
@@ -223,7 +221,7 @@ def test_traps(message):
 def test_what_is_in_order_is_no_trap(name):
     body, options = ORDERED[name]
     for seed in range(10):
-        assert run(body, seed=seed, **options)[0][0] == 5
+        assert run(body, seed=seed, **options)[0] == 5
 
 
 def test_the_device_refuses_more_blocks_than_it_has_room_for():
@@ -237,18 +235,20 @@ def test_the_device_refuses_more_blocks_than_it_has_room_for():
 
 
 def test_global_memory_that_nobody_wrote():
+    data = np.zeros(64, U32)
     with pytest.raises(RuntimeError, match="never written"):
-        program, data = Program(HEAD + "ld.global.u32 %x, [%g]; ret;\n}\n"), np.zeros(64, U32)
-        with device_memory(program.module, unwritten={"data": data}):
-            program.launch(data, None, None, None, shared=2048)
+        run("ld.global.u32 %x, [%g];", data=data, memory={"unwritten": [data]})
 
 
 def test_counts_and_coverage():
+    def check(module, source):
+        counts = counters(module, source)["test"]
+        assert counts["ld.global.u32"] == dict(executed=1, threads=32, bytes=128, sectors=4, wavefronts=0, ideal=0)
+        assert (counts["st.shared.u32"]["wavefronts"], counts["st.shared.u32"]["ideal"]) == (8, 1)
+        assert [line for line, _ in coverage(module, source)["test"][1]] == [11]
+
     memory = np.zeros(72, U32)
-    _, counts, covered = run("""mad.wide.u32 %at, %t, 4, %g; ld.global.u32 %x, [%at]; shl.b32 %y, %t, 7;
+    run("""mad.wide.u32 %at, %t, 4, %g; ld.global.u32 %x, [%at]; shl.b32 %y, %t, 7;
 and.b32 %y, %y, 1023; mov.b32 %z, s; add.s32 %y, %y, %z; st.shared.u32 [%y], 0; @%p bra past;
 mov.u32 %x, 7;
-past:""", threads=32, data=memory[-memory.ctypes.data % 32 // 4 :])
-    assert counts["test"]["ld.global.u32"] == dict(executed=1, threads=32, bytes=128, sectors=4, wavefronts=0, ideal=0)
-    assert (counts["test"]["st.shared.u32"]["wavefronts"], counts["test"]["st.shared.u32"]["ideal"]) == (8, 1)
-    assert [line for line, _ in covered["test"][1]] == [11]
+past:""", threads=32, data=memory[-memory.ctypes.data % 32 // 4 :], then=check)
