@@ -16,7 +16,7 @@ from tests.support import ptx_machine
 
 triton = pytest.importorskip("triton")
 
-from elmo_fast.kernels import char_cnn, configs, highway  # noqa: E402
+from elmo_fast.kernels import char_cnn, configs, highway, lstm_pointwise  # noqa: E402, F401
 
 NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
          torch.int64: "*i64"}

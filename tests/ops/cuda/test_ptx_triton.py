@@ -9,11 +9,10 @@ import itertools
 import pytest
 import torch
 
-from elmo_fast.kernels import configs, lstm_pointwise
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import relative_error
 from tests.support.ptx_machine import machine
-from tests.support.triton_on_ptx import LIMIT, OnPtx, encoder_on_ptx, products
+from tests.support.triton_on_ptx import LIMIT, OnPtx, configs, encoder_on_ptx, lstm_pointwise, products
 
 SHAPES = {"highway": lambda tile: [(3 * tile.bm - 5, 256, 256)],
           "linear": lambda tile: [(tile.bm + 3, 208, tile.bn + 16), (tile.bm + 3, 256, 2 * tile.bn)],
