@@ -26,6 +26,10 @@ def compiled() -> Path:
     """An object file, kept until something in csrc changes; no compiler may warn."""
     if NVCC is None:
         pytest.skip("needs nvcc")
+    try:
+        read_sass.tool("cuobjdump")
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
     key = hashlib.sha256(" ".join([str(NVCC), *FLAGS]).encode())
     for path in sorted((ROOT / "csrc").rglob("*.[hc]*")):
         key.update(path.read_bytes())

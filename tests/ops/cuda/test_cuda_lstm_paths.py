@@ -72,6 +72,7 @@ def test_any_number_of_slots(native, slots, launches, arenas):
 
 def triton_as_ptx(monkeypatch):
     """The small kernels of a step, run from their PTX."""
+    pytest.importorskip("triton")
     from elmo_fast.kernels import lstm_pointwise
     from tests.support import ptx_machine, triton_on_ptx
 
