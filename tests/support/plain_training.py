@@ -69,20 +69,6 @@ def softmax_loss(h, target, weights, samples=None, direction=0, position=0):
     return np.log(np.exp(scores).sum()) - scores[0]
 
 
-def run_layers(x, states, direction, weights, config, counts, masks=None):
-    """x [T, P] through a direction's layers -> [T, P] and the final states; `masks` [T, P] of the layers' inputs."""
-    lstm, after = config.model.lstm, []
-    for layer, state in enumerate(states):
-        x = x if masks is None else x * masks[layer]
-        name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-        w, b, w_p = (weights[f"{name}/{leaf}"].astype(np.float64) if leaf != "W_P_0" or lstm.is_projected else None
-                     for leaf in ("W_0", "B", "W_P_0"))
-        out, state = plain.run_direction(x, state, w, b, w_p, config.model, counts)
-        x = out + x if layer and lstm.use_skip_connections else out
-        after.append(state)
-    return x, after
-
-
 def token_vector(i, weights, config):
     """ids int [C] of a token, or its word id -> [P]."""
     if config.model.char_cnn is None:
@@ -102,7 +88,7 @@ def losses(weights, config, batch, states, masks=None):
             x = np.array([token_vector(i, weights, config) for i in ids])
             half = slice(k * size, (k + 1) * size)
             of_layers = masks and [masks[layer][positions][:, half] for layer in range(n_layers)]
-            x, end = run_layers(x, states[k][row], k, weights, config, counts, of_layers)
+            (*_, x), end = plain.run_layers(x, states[k][row], k, weights, config.model, counts, of_layers)
             x = x if masks is None else x * masks[n_layers + k][positions]
             for h, position in zip(x, positions):
                 target = int(batch.targets[k][position])
