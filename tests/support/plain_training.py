@@ -100,23 +100,20 @@ def losses(weights, config, batch, states, masks=None):
     return np.array(means), after
 
 
-def adagrad(model, updater, batches, sums, masks=lambda: None):
-    """Train on batches from zero states, with dropout by `masks()`; returns what Adagrad's weights and `sums` then are
-    in float64, by the gradients of the reference, and the gradients and their norm in every step."""
-    training, steps = model.config.training, []
+def adagrad(model, updater, batch, sums):
+    """Train on a batch from zero states, with dropout; returns what Adagrad's weights and `sums` then are in float64,
+    by the gradients of the reference, and these gradients and their norm."""
+    training, found = model.config.training, gradients(model, batch, Masks())
     weights = {name: value.astype(np.float64) for name, value in model.weights().items()}
-    for batch in batches:
-        found = gradients(model, batch, masks())
-        if training.share_embedding_softmax:
-            found.pop("embedding")  # the same tensor as the softmax's W
-        norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
-        assert abs(update(model, updater, batch, masks())[1] / norm - 1) < 1e-5
-        for name, gradient in found.items():
-            found[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
-            sums[name] = sums[name] + gradient**2
-            weights[name] -= training.learning_rate * gradient / np.sqrt(sums[name])
-        steps.append((found, norm))
-    return weights, sums, steps
+    if training.share_embedding_softmax:
+        found.pop("embedding")  # the same tensor as the softmax's W
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
+    assert abs(update(model, updater, batch, Masks())[1] / norm - 1) < 1e-5
+    for name, gradient in found.items():
+        found[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
+        sums[name] = sums[name] + gradient**2
+        weights[name] -= training.learning_rate * gradient / np.sqrt(sums[name])
+    return weights, sums, found, norm
 
 
 def gradients(language_model, batch, drop=None):
