@@ -53,13 +53,9 @@ def test_one_operand_alone(case, wanted):
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_gradient_of_one_result_alone(which):
     case = lstm_case()
-    grads = []
-    for engine in (REFERENCE, NATIVE):
-        leaves = case.leaves(engine.dtype)
-        case.backward([case.call(leaves, engine.backend)[which]])
-        grads.append(leaves)
-    for name, each in grads[0].items():
-        assert relative_error(grads[1][name].grad, each.grad) < GRADIENT_AGAINST_FLOAT64
+    expected, found = (case.gradients(engine, of=slice(which, which + 1)) for engine in (REFERENCE, NATIVE))
+    for name in case.operands:
+        assert relative_error(found[name], expected[name]) < GRADIENT_AGAINST_FLOAT64
 
 
 def test_two_backwards_through_one_graph_add_up():
@@ -142,9 +138,8 @@ def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip):
     limit = float(results[2 if clip == "cell_clip" else 0].abs().max())
     for value, passes in ((limit, True), (float(np.nextafter(np.float32(limit), np.float32(0))), False)):
         limited = dataclasses.replace(case, operands=operands, clips={clip: value})
-        leaves = limited.leaves()
-        limited.backward(limited.call(leaves, "native")[: 3 if clip == "cell_clip" else 2])  # c goes around h's clip
-        assert bool(leaves["b_0"].grad[:6].any()) == passes
+        found = limited.gradients(NATIVE, of=slice(3 if clip == "cell_clip" else 2))  # c goes around h's clip
+        assert bool(found["b_0"][:6].any()) == passes
 
 
 @pytest.mark.parametrize("engine", [REFERENCE, TORCH], ids=str)
