@@ -1,10 +1,6 @@
 // sigmoid and tanh on vectors: to 2 ulp for `highest`, and cheaper ones for gates that were summed from 16-bit
-// operands. tests/ops/test_linear_native.py holds them to their errors.
+// operands. tests/ops/test_projected_lstm.py holds them to their errors.
 #pragma once
-
-#include <cstring>
-
-#include "engine.h"
 
 namespace elmo_fast::cpu {
 
@@ -113,22 +109,5 @@ struct ApproximateActivations {
     return {Vec::mul(f, Refined ? polynomial<Vec>(five, f) : polynomial<Vec>(four, f)), whole};
   }
 };
-
-// y[k] = f(x[k]) through a padded copy of the last vector.
-template <class Vec, typename Vec::F (*Function)(typename Vec::F)>
-void map_floats(const float* x, float* y, int64_t count) {
-  for (int64_t k = 0; k < count; k += Vec::width) {
-    const size_t bytes = sizeof(float) * static_cast<size_t>(count - k < Vec::width ? count - k : Vec::width);
-    float vector[Vec::width] = {};
-    std::memcpy(vector, x + k, bytes);
-    Vec::store(vector, Function(Vec::load(vector)));
-    std::memcpy(y + k, vector, bytes);
-  }
-}
-
-template <class Vec, class Activations>
-ActivationEngine activation_engine() {
-  return {map_floats<Vec, Activations::sigmoid>, map_floats<Vec, Activations::tanh>};
-}
 
 }  // namespace elmo_fast::cpu

@@ -83,13 +83,6 @@ struct LstmBackward : LstmDirection {
   float* grad_initial_c;
 };
 
-struct LinearPlan {
-  LinearCall call;
-  const char* packed;
-  char* scratch;             // [threads] pieces of scratch_size
-  size_t scratch_size;
-};
-
 struct CharCnnPlan {
   CharCnnCall call;
   const int32_t* lengths;          // [tokens] one past the last character that is no padding
@@ -139,20 +132,13 @@ struct LinearEngine {
   size_t (*packed_size)(const LinearShape&);
   void (*pack)(const LinearShape&, const LinearWeights&, char* packed);
   size_t (*scratch_size)(const LinearCall&);  // of one thread
-  void (*run)(const LinearPlan&, int rank, int size);
-};
-
-// Element by element, for tests: y[k] = f(x[k]).
-struct ActivationEngine {
-  void (*sigmoid)(const float* x, float* y, int64_t count);
-  void (*tanh)(const float* x, float* y, int64_t count);
+  void (*run)(const LinearCall&, char* scratch, int rank);
 };
 
 // A precision on an instruction set.
 struct Engine {
   LstmEngine lstm;
   LinearEngine linear;
-  ActivationEngine activation;
 };
 
 struct Fp32Engine : Engine {

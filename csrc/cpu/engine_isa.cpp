@@ -15,8 +15,7 @@ namespace {
 
 template <class Gemm>
 Engine make_engine() {
-  return {lstm_engine<Gemm>(), linear_engine<Gemm>(),
-          activation_engine<typename Gemm::Vec, typename Gemm::Activations>()};
+  return {lstm_engine<Gemm>(), linear_engine<Gemm>()};
 }
 
 }  // namespace

@@ -42,9 +42,22 @@ void back_off(int turn) {
 
 using Task = std::function<void(int rank)>;
 
+// In IEEE arithmetic: no flushing of denormals, rounding to nearest.
 void run_task(const Task& task, int rank) {
-  const IeeeScope ieee;
+#if defined(__x86_64__) || defined(__i386__)
+  const unsigned saved = _mm_getcsr();
+  _mm_setcsr(0x1f80);
   task(rank);
+  _mm_setcsr(saved);
+#elif defined(__aarch64__)
+  uint64_t saved;
+  asm volatile("mrs %0, fpcr" : "=r"(saved));
+  asm volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+  task(rank);
+  asm volatile("msr fpcr, %0" ::"r"(saved));
+#else
+  task(rank);
+#endif
 }
 
 struct Job {
@@ -174,11 +187,6 @@ bool run_on_openmp(int, const Task&) { return false; }
 
 }  // namespace
 
-void Barrier::reset(int size) {
-  size_ = size;
-  waiting_.store(0, std::memory_order_relaxed);
-}
-
 void Barrier::wait() {
   if (size_ == 1) return;
   const uint32_t round = round_.load(std::memory_order_relaxed);
@@ -224,12 +232,8 @@ bool threads_are_openmp() {
   const OpenMp* openmp = in_use.load(std::memory_order_acquire);
   return openmp && openmp->owner == getpid();
 }
-
-void use_own_threads() { in_use.store(nullptr, std::memory_order_release); }
-
 #else
 bool use_openmp_threads() { return false; }
-void use_own_threads() {}
 bool threads_are_openmp() { return false; }
 #endif
 
@@ -246,19 +250,5 @@ char* thread_scratch(size_t bytes) {
   }
   return static_cast<char*>(memory.get());
 }
-
-#if defined(__x86_64__) || defined(__i386__)
-IeeeScope::IeeeScope() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-IeeeScope::~IeeeScope() { _mm_setcsr(static_cast<unsigned>(saved_)); }
-#elif defined(__aarch64__)
-IeeeScope::IeeeScope() {
-  asm volatile("mrs %0, fpcr" : "=r"(saved_));
-  asm volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
-}
-IeeeScope::~IeeeScope() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
-#else
-IeeeScope::IeeeScope() : saved_(0) {}
-IeeeScope::~IeeeScope() {}
-#endif
 
 }  // namespace elmo_fast::cpu

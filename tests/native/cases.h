@@ -1,5 +1,5 @@
-// Calls of the CPU engine on random data, and their comparison to the bit, for the native test programs. Every buffer
-// has its exact size, so that a stray access is seen; outputs are poisoned.
+// Calls of the CPU engine on random data, and their comparison to the bit. Every buffer has its exact size, so that a
+// stray access is seen; outputs are poisoned.
 #pragma once
 
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "../../csrc/char_cnn.h"
@@ -35,8 +36,12 @@ inline bool same(const Floats& a, const Floats& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+inline size_t digest = 0;  // of everything that was written
+
 inline const Floats& written(const Floats& values) {
   for (float value : values) require(std::isfinite(value), "every output is written");
+  const std::string_view bytes(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+  digest = digest * 31 + std::hash<std::string_view>{}(bytes);
   return values;
 }
 
@@ -169,7 +174,7 @@ struct LstmData {
 
 inline std::vector<LinearShape> linear_shapes(Precision precision) {
   return {
-      {7, 3, Epilogue::none, precision}, {300, 37, Epilogue::relu, precision}, {40, 40, Epilogue::highway, precision}};
+      {7, 3, Epilogue::none, precision}, {300, 37, Epilogue::none, precision}, {40, 40, Epilogue::highway, precision}};
 }
 
 struct LinearData {
@@ -191,7 +196,6 @@ struct LinearData {
   Floats run(int threads) const {
     Floats y(size_t(rows * shape.output), NAN);
     linear_forward({shape, packed.data(), packed.size(), x.data(), rows, shape.input, y.data(), shape.output, threads});
-    for (float value : y) require(!std::isnan(value), "linear: every output is written");
     return y;
   }
 };

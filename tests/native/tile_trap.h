@@ -26,7 +26,7 @@ struct Tile {
 
 thread_local Tile tiles[kTiles];
 thread_local bool configured = false;
-std::atomic<long> configurations{0}, loads{0}, stores{0}, products{0};  // carried out so far, by all threads
+std::atomic<long> loads{0}, stores{0}, products{0};  // carried out so far, by all threads
 std::atomic<long> in_use{0};  // threads that have configured their tiles and not released them
 
 [[noreturn]] void fault(const char* why) {
@@ -121,7 +121,6 @@ void configure(const unsigned char* memory) {
   }
   if (!configured) ++in_use;
   configured = true;
-  ++configurations;
 }
 
 Tile& tile(int number) {

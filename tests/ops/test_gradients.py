@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.optim import SGD, Adagrad, AdamW
 from torch.utils._pytree import tree_map_only
 
 from elmo_fast import Elmo, batch_to_ids
@@ -13,19 +14,11 @@ from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support.engines import HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, isa
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
-from tests.support.op_cases import (
-    SLOTS,
-    TIGHT,
-    Case,
-    RecordedOps,
-    char_cnn_case,
-    lstm_case,
-    normal,
-    on_threads,
-)
+from tests.support.op_cases import SLOTS, TIGHT, Case, RecordedOps, char_cnn_case, lstm_case, normal, on_threads
 
 WIDE = options(char_cnn={"filters": [[1, 33], [2, 4], [6, 47], [7, 3]]})
 LSTM, CHAR_CNN = lstm_case(starts=True, clips=TIGHT), char_cnn_case(WIDE)
+LINEAR = Case({"x": normal(9, 11), "weight": normal(11, 5), "bias": normal(5)}, linear)
 
 
 @pytest.mark.parametrize("case", [
@@ -60,13 +53,9 @@ def test_one_operand_alone(case, wanted):
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_gradient_of_one_result_alone(which):
     case = lstm_case()
-    grads = []
-    for engine in (REFERENCE, NATIVE):
-        leaves = case.leaves(engine.dtype)
-        case.backward([case.call(leaves, engine.backend)[which]])
-        grads.append(leaves)
-    for name, each in grads[0].items():
-        assert relative_error(grads[1][name].grad, each.grad) < GRADIENT_AGAINST_FLOAT64
+    expected, found = (case.gradients(engine, of=slice(which, which + 1)) for engine in (REFERENCE, NATIVE))
+    for name in case.operands:
+        assert relative_error(found[name], expected[name]) < GRADIENT_AGAINST_FLOAT64
 
 
 def test_two_backwards_through_one_graph_add_up():
@@ -78,27 +67,30 @@ def test_two_backwards_through_one_graph_add_up():
     assert all(torch.equal(each.grad, 2 * once[name]) for name, each in leaves.items())
 
 
-@pytest.mark.parametrize("how", ["in place", "fused", "foreach"])
-def test_edits_between_calls_are_seen(how):
+@pytest.mark.parametrize("case", [LSTM, LINEAR])
+@pytest.mark.parametrize("how, optimizer", [
+    ("in place", AdamW), ("foreach", AdamW), ("fused", AdamW), ("fused", SGD), ("fused", Adagrad)])
+def test_edits_between_calls_are_seen(how, optimizer, case):
     """Fused optimizers do not count as edits: inference after a step must not run on what was packed before."""
-    leaves = LSTM.leaves()
-    optimizer = torch.optim.AdamW(leaves.values(), lr=0.05, **({} if how == "in place" else {how: True}))
+    leaves = case.leaves()
+    steps = optimizer(leaves.values(), lr=0.05, **({} if how == "in place" else {how: True}))
     for _ in range(3):
-        optimizer.zero_grad()
-        LSTM.backward(LSTM.call(leaves, "native"))
+        steps.zero_grad()
+        case.backward(case.call(leaves, "native"))
         if how == "in place":
             with torch.no_grad():
                 for each in leaves.values():
                     each.mul_(1.125)
         else:
-            optimizer.step()
+            steps.step()
         with torch.no_grad():
-            found = LSTM.call(leaves, "native")
-        optimizer.zero_grad()
-        LSTM.backward(LSTM.call(leaves, "native"))
-        fresh = dataclasses.replace(LSTM, operands=leaves).gradients(NATIVE)
-        assert all(torch.equal(each, fresh[k]) for k, each in enumerate(found))
-        assert all(torch.equal(each.grad, fresh[name]) for name, each in leaves.items())
+            found = case.call(leaves, "native")
+        steps.zero_grad()
+        case.backward(case.call(leaves, "native"))
+        fresh = dataclasses.replace(case, operands=leaves)
+        assert all(map(torch.equal, found, fresh.run(NATIVE)))
+        gradients = fresh.gradients(NATIVE)
+        assert all(torch.equal(each.grad, gradients[name]) for name, each in leaves.items())
 
 
 @pytest.mark.parametrize("case, name", [(LSTM, "inputs"), (LSTM, "w_1"), (LSTM, "p_0"), (CHAR_CNN, "w_0")])
@@ -146,9 +138,8 @@ def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip):
     limit = float(results[2 if clip == "cell_clip" else 0].abs().max())
     for value, passes in ((limit, True), (float(np.nextafter(np.float32(limit), np.float32(0))), False)):
         limited = dataclasses.replace(case, operands=operands, clips={clip: value})
-        leaves = limited.leaves()
-        limited.backward(limited.call(leaves, "native")[: 3 if clip == "cell_clip" else 2])  # c goes around h's clip
-        assert bool(leaves["b_0"].grad[:6].any()) == passes
+        found = limited.gradients(NATIVE, of=slice(3 if clip == "cell_clip" else 2))  # c goes around h's clip
+        assert bool(found["b_0"][:6].any()) == passes
 
 
 @pytest.mark.parametrize("engine", [REFERENCE, TORCH], ids=str)
@@ -160,7 +151,7 @@ def test_gradcheck_of_what_the_native_gradients_are_held_to(engine):
 
 @pytest.mark.parametrize("case, op", [
     (LSTM, "projected_lstm"), (lstm_case(gathered=False, slots=SLOTS), "projected_lstm"), (CHAR_CNN, "char_cnn"),
-    (Case({"x": normal(9, 11), "weight": normal(11, 5), "bias": normal(5)}, linear), "linear")])
+    (LINEAR, "linear")])
 def test_registered_ops(case, op):
     with RecordedOps() as ran:
         case.run(NATIVE)

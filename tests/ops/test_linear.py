@@ -1,21 +1,18 @@
-"""Products with a bias, highway layers and activations of every engine here, against float64."""
+"""Products with a bias and highway layers of every engine here, against float64."""
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
-from elmo_fast.ops.cpu.linear import pack
 from elmo_fast.ops.linear import highway, linear
-from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.testing import relative_error
-from tests.support.engines import HIGHEST, NATIVE, REFERENCE, TILES, Engine, isa, native, needs_native
+from tests.support.engines import HIGHEST, NATIVE, REFERENCE, TILES, Engine, altered, native, needs_native
 from tests.support.grid import grid
 from tests.support.models import options
-from tests.support.op_cases import Case, char_cnn_case, lstm_case, normal
+from tests.support.op_cases import Case, char_cnn_case, lstm_case, normal, on_threads
 
-NONE, RELU, HIGHWAY = 0, 1, 2  # epilogues
+HIGHWAY = 2  # epilogue
 ENGINES = [*HIGHEST, *TILES]
 
 
@@ -24,21 +21,40 @@ def linear_case(rows, inputs, outputs):
     return Case({name: normal(*size, seed=len(name)) + 0.5 for name, size in sizes.items()}, linear)
 
 
-def highway_case(rows=9, size=33):
+def highway_case(rows=9, size=33, _=None):
     sizes = {"x": (rows, size), "w_carry": (size, size), "b_carry": (size,), "w_transform": (size, size),
              "b_transform": (size,)}
     return Case({name: normal(*shape, seed=len(name), scale=0.25) for name, shape in sizes.items()}, highway)
 
 
-@pytest.mark.parametrize("case", [
-    highway_case(), *(linear_case(*sizes) for sizes in [(1, 1, 1), (9, 33, 17), (70, 300, 37), (300, 16, 64)])])
-def test_ops_agree_with_float64(case):
-    expected, = case.run(REFERENCE)
-    for engine in (Engine("torch"), Engine("auto"), *ENGINES):
-        assert relative_error(case.run(engine)[0], expected) < engine.limits[0], engine
-    case.check(Engine("torch"), NATIVE)
-    none = dataclasses.replace(case, operands=case.operands | {"x": case.operands["x"][:0]})
-    none.check(Engine("torch"), NATIVE)
+def with_x(case, x):
+    return dataclasses.replace(case, operands=case.operands | {"x": x})
+
+
+@pytest.mark.parametrize("engine, make, size, rows", grid(
+    [Engine("torch"), Engine("auto"), *ENGINES], [linear_case, highway_case],
+    [(1, 1), (16, 32), (33, 17), (37, 11), (700, 70), (512, 512)], [1, 5, 14, 15, 100, 1000]))
+def test_agrees_with_float64(engine, make, size, rows):
+    if engine in TILES and rows * max(size) ** 2 > 1e7:
+        rows = rows // 10 + 3  # an emulation of tiles is slow
+    case = make(rows, *size)
+    found, = case.run(engine)
+    assert relative_error(found, case.run(REFERENCE)[0]) <= limit(engine)
+    if engine in ENGINES:
+        for threads in (2, 3, 5):
+            assert torch.equal(on_threads(threads, case.run, engine)[0], found)
+        for k in (0, rows // 2, rows - 1):
+            assert torch.equal(with_x(case, case.operands["x"][k : k + 1]).run(engine)[0][0], found[k])
+
+
+def limit(engine):
+    return 1e-6 if engine.precision == "highest" else engine.limits[0]
+
+
+@pytest.mark.parametrize("case", [highway_case(), linear_case(9, 33, 17)])
+def test_gradients_agree_with_float64(case):
+    for each in (case, with_x(case, case.operands["x"][:0])):
+        each.check(Engine("torch"), NATIVE)
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
@@ -79,84 +95,37 @@ def test_products_that_do_not_fit_are_refused(shapes, message):
             op(*map(torch.zeros, shapes), *more)
 
 
-# ---- the native product, through its own arguments -------------------------------------------------------------------
-
-
-def draw(inputs, outputs, epilogue, seed=0):
-    """W [K, M], b [M] and, for a highway layer, Wt and bt."""
-    return [normal(*shape, seed=seed + k).float() for k, shape in
-            enumerate([(inputs, outputs), (outputs,)] * (2 if epilogue == HIGHWAY else 1))]
-
-
-def product(engine, tensors, epilogue, x, pad=0, **changes):
-    """[rows, M]; `pad` floats beyond each row must stay NaN."""
-    with isa(engine.isa):
-        (inputs, outputs), packed = tensors[0].shape, pack(tensors, epilogue, engine.precision)
-        y = torch.full((changes.get("rows", len(x)), outputs + pad), torch.nan)
-        native.linear_forward(**dict(
-            input=inputs, output=outputs, epilogue=epilogue, precision=PRECISIONS.index(engine.precision),
-            packed=packed.data_ptr(), packed_size=packed.numel(), x=x.data_ptr(), rows=len(x), x_stride=inputs,
-            y=y.data_ptr(), y_stride=outputs + pad, threads=1) | changes)
-    assert y[:, outputs:].isnan().all()
-    return y[:, :outputs]
-
-
-def exact(tensors, epilogue, x):
-    w, b, *transform = (0 if each is None else each.double() for each in tensors)
-    z, x = x.double() @ w + b, x.double()
-    if epilogue == HIGHWAY:
-        gate = z.sigmoid()
-        return gate * (x @ transform[0] + transform[1]).relu() + (1 - gate) * x
-    return z.relu() if epilogue == RELU else z
-
-
-def limit(engine):
-    return 1e-6 if engine.precision == "highest" else engine.limits[0]
-
-
-@pytest.mark.parametrize("engine, epilogue, size, rows", grid(
-    ENGINES, [NONE, RELU, HIGHWAY], [(1, 1), (16, 32), (37, 11), (700, 70), (512, 512)], [1, 5, 14, 15, 100, 1000]))
-def test_product(engine, epilogue, size, rows):
-    inputs, outputs = size if epilogue != HIGHWAY else (size[0], size[0])
-    if engine in TILES and rows * inputs * outputs > 1e7:
-        rows = rows // 10 + 3  # an emulation of tiles is slow
-    x, tensors = normal(rows, inputs, seed=9).float(), draw(inputs, outputs, epilogue)
-    found = product(engine, tensors, epilogue, x, pad=3)
-    assert relative_error(found, exact(tensors, epilogue, x)) <= limit(engine)
-    for threads in (2, 3, 5):
-        assert torch.equal(product(engine, tensors, epilogue, x, threads=threads), found)
-    for k in (0, rows // 2, rows - 1):
-        assert torch.equal(product(engine, tensors, epilogue, x[k : k + 1])[0], found[k])
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_rows_may_overlap_and_lie_apart(engine):
+    """A sliding window; what lies between the rows of the result is left alone."""
+    x, y = normal(16 * 50), torch.full((48, 23), torch.nan)
+    case = with_x(linear_case(1, 48, 20), x.unfold(0, 48, 16))
+    values = x.float()
+    with altered("linear_forward", x=values, x_stride=16, y=y, y_stride=23):
+        case.run(engine)
+    assert y[:, 20:].isnan().all() and relative_error(y[:, :20], case.run(REFERENCE)[0]) <= limit(engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_sliding_window_and_no_bias(engine):
-    x, tensors = normal(16 * 50).float(), [draw(48, 20, NONE)[0], None]
-    windows = x.unfold(0, 48, 16)
-    found = product(engine, tensors, NONE, x, rows=len(windows), x_stride=16, threads=2)
-    assert relative_error(found, exact(tensors, NONE, windows)) <= limit(engine)
-    assert product(engine, draw(4, 3, RELU), RELU, torch.zeros(0, 4)).shape == (0, 3)
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
-@pytest.mark.parametrize("epilogue", [NONE, HIGHWAY])
+@pytest.mark.parametrize("make", [linear_case, highway_case])
 @pytest.mark.parametrize("size", [6, 40])  # values put one by one, and sixteen at a time
-def test_nan_and_infinity_pass(engine, epilogue, size):
-    x, tensors = normal(5, size, seed=8).float(), draw(size, size, epilogue)
+def test_nan_and_infinity_pass(engine, make, size):
+    case = make(5, size, size)
+    x = case.operands["x"]
     x[1, 2], x[2, 3], x[3, 4] = torch.nan, torch.inf, -torch.inf
-    if engine.precision != "medium" and epilogue == NONE:  # the largest bf16 is smaller
+    if engine.precision != "medium" and make is linear_case:  # the largest bf16 is smaller
         x[4, 5] = 3.4e38
-    found, expected = product(engine, tensors, epilogue, x), exact(tensors, epilogue, x).float()
+    found, expected = case.run(engine)[0], case.run(REFERENCE)[0].float()
     assert found[1].isnan().all() and torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.isinf(), expected.isinf())
+    assert torch.equal(found.isinf(), expected.isinf()) and expected.isinf().any()
     assert torch.equal(found[expected.isinf()], expected[expected.isinf()])
 
 
 @pytest.mark.parametrize("engine", HIGHEST, ids=str)
 def test_denormals_follow_ieee(engine):
-    tiny = torch.full((1, 3), 1e-42)
-    found = product(engine, [torch.ones(3, 2), torch.zeros(2)], NONE, tiny)
-    assert torch.equal(found, tiny.double().sum(1, keepdim=True).float().expand(1, 2))
+    operands = {"x": torch.full((1, 3), 1e-42), "weight": torch.ones(3, 2), "bias": torch.zeros(2)}
+    found, = Case(operands, linear).run(engine)
+    assert torch.equal(found, operands["x"].double().sum(1, keepdim=True).float().expand(1, 2))
 
 
 @needs_native
@@ -167,57 +136,14 @@ def test_denormals_follow_ieee(engine):
     ({"row": 1}, TypeError, r"linear_forward\(\) has no argument 'row'"),
 ])
 def test_wrong_arguments_are_refused(change, error, message):
-    with pytest.raises(error, match=message):
-        product(NATIVE, draw(4, 3, NONE), NONE, torch.zeros(2, 4), **change)
+    with altered("linear_forward", **change), pytest.raises(error, match=message):
+        linear_case(2, 4, 3).run(NATIVE)
 
 
 @needs_native
 def test_what_cannot_be_packed_or_called_is_refused():
-    with pytest.raises(ValueError, match="shape"):
-        native.linear_packed_size(4, 3, HIGHWAY, 0)
-    with pytest.raises(ValueError, match="epilogue"):
-        native.linear_packed_size(4, 3, 3, 0)
+    for epilogue, message in ((HIGHWAY, "shape"), (1, "epilogue"), (3, "epilogue")):
+        with pytest.raises(ValueError, match=message):
+            native.linear_packed_size(4, 3, epilogue, 0)
     with pytest.raises(TypeError, match=r"linear_forward\(\) misses the argument 'input'"):
         native.linear_forward()
-
-
-# ---- activations -----------------------------------------------------------------------------------------------------
-
-
-def ulp_error(got, expected):
-    return np.max(np.abs(got - expected) / np.spacing(np.abs(expected).astype(np.float32)).astype(np.float64))
-
-
-def activation(name, engine, x):
-    """(what `name` computes, the same in float64)"""
-    y, wide = np.empty_like(x), x.astype(np.float64)
-    with isa(engine.isa):
-        getattr(native, name)(x.ctypes.data, y.ctypes.data, x.size, PRECISIONS.index(engine.precision))
-    small = np.exp(-np.abs(wide))
-    return y, np.tanh(wide) if name == "tanh" else np.where(wide < 0, small, 1) / (1 + small)
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
-@pytest.mark.parametrize("name", ["sigmoid", "tanh"])
-@pytest.mark.parametrize("stride", [8191, pytest.param(61, marks=pytest.mark.long)])
-def test_activations(engine, name, stride):
-    """Within 2 ulp; for 16-bit products a small relative error. On every `stride`-th float and the range in use."""
-    patterns = np.arange(0, 2**32, stride, np.uint64).astype(np.uint32).view(np.float32)
-    inputs = np.array_split(patterns[np.isfinite(patterns)], -(-len(patterns) // 2**20))
-    for x in (*inputs, np.linspace(-105, 105, 400001, dtype=np.float32)):
-        y, expected = activation(name, engine, x)
-        if engine in HIGHEST:
-            assert ulp_error(y, expected) <= 2
-            continue
-        tiny = np.abs(expected) < 2.0**-126
-        relative = np.abs(y - expected)[~tiny] / np.abs(expected[~tiny])
-        assert np.max(relative, initial=0) <= {"high": 2e-6, "medium": 6e-5}[engine.precision]
-        assert np.max(np.abs(y - expected)[tiny], initial=0) <= 2.0**-126
-    assert engine in HIGHEST or ulp_error(y[~tiny], expected[~tiny]) > 2  # cheaper forms than those of `highest`
-
-
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
-@pytest.mark.parametrize("name, at_infinity", [("sigmoid", (1, 0)), ("tanh", (1, -1))])
-def test_activations_at_the_ends(engine, name, at_infinity):
-    y, _ = activation(name, engine, np.array([np.inf, -np.inf, np.nan], np.float32))
-    assert tuple(y[:2]) == at_infinity and np.isnan(y[2])

@@ -16,7 +16,7 @@ from elmo_fast.testing import relative_error
 from tests.support.engines import FAST, FIXED, HIGHEST, NATIVE, REFERENCE, TILES, TORCH, altered, isa, native
 from tests.support.grid import grid
 from tests.support.models import SHAPES
-from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, draw, layer, lstm_case, normal, on_threads
+from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, draw, layer, lstm_case, on_threads
 
 SIZES = [(11, 37, 11), (16, 24, 24), (16, 64, 64), (5, 40, 33), (11, 37, 37), (64, 128, 64), (512, 128, 512),
          (32, 256, 48), (1, 1, 1), (7, 5, 2), (33, 70, 45)]  # I, D, P
@@ -59,14 +59,6 @@ def test_clips_that_fire_at_the_original_size(engine):
         assert 0.1 < (values.abs() == limit).double().mean() < 0.99
 
 
-@pytest.mark.parametrize("engine", FIXED, ids=str)
-def test_each_direction_reads_its_half(engine):
-    case = lstm_case(clips=TIGHT)
-    halves = case.operands | {"inputs": case.operands["inputs"][case.index].repeat(1, 2)}
-    for found, expected in zip(dataclasses.replace(case, operands=halves, index=None).run(engine), case.run(engine)):
-        assert engine.same(found, expected)
-
-
 @pytest.mark.parametrize("engine", [*FIXED, *TILES], ids=str)
 @pytest.mark.parametrize("sizes", [(11, 37, 11), (270, 520, 24)], ids=str)
 def test_slots_equal_sentences_run_one_by_one(engine, sizes):
@@ -83,23 +75,16 @@ def test_slots_equal_sentences_run_one_by_one(engine, sizes):
 
 
 @pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
-@pytest.mark.parametrize("sizes", [(70, 600, 40), (300, 48, 48)], ids=str)
-def test_same_bits_in_any_batch(engine, sizes):
-    case = lstm_case(sizes, [1 + k % 7 for k in range(35)], clips=TIGHT)
-    out, h, c = case.run(engine)
-    for numbers in (*([k] for k in range(35)), *(list(range(n)) for n in (2, 16, 20))):
+@pytest.mark.parametrize("sizes", [(300, 96, 40), (300, 48, 48), (70, 600, 40)], ids=str)
+def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
+    case = lstm_case(sizes, [1 + k % 11 for k in range(37)], starts=True, clips=TIGHT)
+    expected = out, h, c = case.run(engine)
+    for numbers in (*([k] for k in range(37)), *(list(range(n)) for n in (2, 16, 20))):
         part, tokens = case.part(numbers)
         assert all(torch.equal(*pair) for pair in zip(part.run(engine), (out[tokens], h[numbers], c[numbers])))
-
-
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
-@pytest.mark.parametrize("sizes", [(300, 96, 40), (300, 48, 48), (70, 600, 40)], ids=str)
-def test_same_bits_for_threads_and_chunks(engine, sizes):
-    case = lstm_case(sizes, [1 + k % 11 for k in range(37)], starts=True, clips=TIGHT)
-    expected = case.run(engine)
     for threads, chunk in [(1, 1), (1, 17), (2, 0), (2, 40), (3, 1), (4, 50), (6, 40), (6, 0)]:
         with altered("lstm_forward", threads=threads, chunk_rows=chunk):
-            assert all(torch.equal(*pair) for pair in zip(case.run(engine), expected))
+            assert all(map(torch.equal, case.run(engine), expected))
 
 
 @pytest.mark.parametrize("engine", FIXED, ids=str)
@@ -191,6 +176,47 @@ def test_packed_size_is_within_a_tenth():
         plain = (2 if engine.precision == "medium" else 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
         with isa(engine.isa):
             assert native.lstm_packed_size(512, 4096, 512, number) <= 1.1 * plain
+            assert native.linear_packed_size(128, 128, 2, number) <= 1.1 * 8 * (128 * 128 + 128)
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------
+
+
+def to_bf16(x):
+    return (x.view(torch.int32) & -0x10000).view(torch.float32)
+
+
+def activations(engine, x):
+    """Sigmoid and tanh of fp32 [N], in the cells of one step: sigmoid(i) tanh(j), where the other factor is 1.
+
+    x comes in bf16 parts, which are exact at every precision, and so are their sums in this order.
+    """
+    case, high = lstm_case((1, len(x), 3), [1]), to_bf16(x)
+    middle = to_bf16(x - high)
+    operands = {name: each * 0 for name, each in case.operands.items()} | {"h": case.operands["h"] * 0 + 1}
+    for d in (0, 1):
+        operands[f"w_{d}"].view(4, 4, -1)[1:, d] = torch.stack([middle, high, x - high - middle])
+        operands[f"b_{d}"].view(4, -1)[1 - d] = 100
+    return dataclasses.replace(case, operands=operands).run(engine)[2][0].chunk(2)
+
+
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+@pytest.mark.parametrize("stride", [8191, pytest.param(251, marks=pytest.mark.long)])
+def test_activations(engine, stride):
+    """Within 2 ulp; for 16-bit products a small relative error. On every `stride`-th float and the range in use."""
+    patterns = np.arange(0, 2**32, stride, np.uint64).astype(np.uint32).view(np.float32)
+    values = np.concatenate([patterns[np.isfinite(patterns)], np.linspace(-105, 105, 400001, dtype=np.float32)])
+    if engine in TILES:
+        values = values[np.abs(values) > 2.0**-100]  # parts of smaller numbers are flushed
+    beyond = 0
+    for x in torch.from_numpy(values).split(1 << 18):
+        for y, expected in zip(activations(engine, x), (x.double().sigmoid(), x.double().tanh())):
+            error, size = (y - expected).abs().numpy(), expected.abs().numpy()
+            beyond += (error > 2 * np.spacing(size.astype(np.float32)).astype(np.float64)).sum()
+            if engine in TILES:
+                limit = {"high": 2e-6, "medium": 6e-5}[engine.precision]
+                assert (error <= np.where(size < 2.0**-126, 2.0**-126, limit * size)).all()
+    assert (beyond > 0) == (engine in TILES)  # tiles have cheaper forms
 
 
 # ---- inputs that are already multiplied by W -------------------------------------------------------------------------
@@ -242,14 +268,18 @@ def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
     ("weights", lambda x: (x[0], (x[1][0], x[1][1][1:], x[1][2])), r"weights\[1\] B: expected"),
     ("weights", lambda x: (x[0], (*x[1][:2], None)), "weights: expected W_P"),
     ("precomputed", lambda x: True, r"inputs: expected shape \(6, 296\), got \(6, 11\)"),
+    ("rows", lambda x: None, "rows: expected the row of inputs .*, since inputs are precomputed; got None"),
 ])
 def test_refuses(name, change, message, backend):
     inputs, index, state = draw(SHAPES["two layers"], torch.float32)
     schedule = make_schedule(LENGTHS)
     good = {"inputs": inputs, "rows": index[torch.from_numpy(schedule.tokens).long()], "schedule": schedule,
             "state": state, "weights": layer(SHAPES["two layers"], torch.float32)}
+    changes = {name: change(good.get(name))}
+    if "precomputed" in message:
+        changes |= {"inputs": torch.zeros(sum(LENGTHS), 8 * 37), "precomputed": True}
     with pytest.raises(ValueError, match=f"^{message}"):
-        op.projected_lstm(**good | {name: change(good.get(name))}, backend=backend)
+        op.projected_lstm(**good | changes, backend=backend)
 
 
 def test_the_native_engine_names_what_it_lacks():
@@ -259,12 +289,3 @@ def test_the_native_engine_names_what_it_lacks():
                                   (case.leaves(), {"precomputed": True}, "gradients of precomputed inputs")):
         with pytest.raises(RuntimeError, match=f"'native' was asked .* the native kernels do not support {message}"):
             case.call(leaves, "native", **more)
-
-
-def test_precomputed_inputs_need_rows():
-    case = lstm_case(gathered=False)
-    operands = case.operands | {"inputs": normal(sum(LENGTHS), 8 * 37)}
-    expected = "rows: expected the row of inputs that each packed row reads, since inputs are precomputed; got None"
-    with pytest.raises(ValueError, match=expected):
-        op.projected_lstm(operands["inputs"], None, make_schedule(LENGTHS), (operands["h"], operands["c"]),
-                          layer(SHAPES["two layers"]), precomputed=True)

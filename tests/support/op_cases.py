@@ -55,12 +55,12 @@ class Case:
         if results:
             torch.autograd.backward(results, [normal(*each.shape, seed=9).to(each.dtype) for each in results])
 
-    def gradients(self, engine, wanted=None):
-        """Results by number, and by name the gradients of the operands in `wanted`, or of all."""
+    def gradients(self, engine, wanted=None, of=slice(None)):
+        """Results by number, and by name the gradients, of the results in `of`, of operands in `wanted` or all."""
         with isa(engine.isa):
             leaves = self.leaves(engine.dtype, wanted)
             results = self.call(leaves, engine.backend)
-            self.backward(results)
+            self.backward(results[of])
         return dict(enumerate(each.detach() for each in results)) | {
             name: each.new_zeros(each.shape) if each.grad is None else each.grad
             for name, each in leaves.items() if each.requires_grad}

@@ -63,21 +63,24 @@ def layers(ids, weights, options: Options, states=None, counts=None):
 
 def lstm_layers(vectors, weights, options: Options, states=None, counts=None):
     """The LSTM layers over vectors [T, I] -> [L, T, 2 P] and the states of the two directions."""
-    counts = counts or Counts()
-    lstm = options.lstm
-    halves, finals = [], []
-    for direction in (0, 1):
-        x = vectors if direction == 0 else vectors[::-1]
-        half, final = [], []
-        for layer in range(lstm.n_layers):
-            name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-            w, b, w_p = (weights[f"{name}/{part}"].astype(np.float64) if f"{name}/{part}" in weights else None
-                         for part in ("W_0", "B", "W_P_0"))
-            start = states[direction][layer] if states else (np.zeros(lstm.projection_dim), np.zeros(lstm.dim))
-            out, end = run_direction(x, start, w, b, w_p, options, counts)
-            x = out + x if layer and lstm.use_skip_connections else out
-            half.append(x if direction == 0 else x[::-1])
-            final.append(end)
-        halves.append(half)
-        finals.append(final)
-    return np.stack([np.concatenate(pair, axis=1) for pair in zip(*halves)]), finals
+    counts, lstm = counts or Counts(), options.lstm
+    zero = [(np.zeros(lstm.projection_dim), np.zeros(lstm.dim))] * lstm.n_layers
+    (forward, *ends), (backward, *others) = (
+        run_layers(vectors[::step], states[k] if states else zero, k, weights, options, counts)
+        for k, step in enumerate((1, -1)))
+    return np.concatenate([forward, backward[:, ::-1]], axis=2), ends + others
+
+
+def run_layers(x, states, direction, weights, options: Options, counts: Counts, masks=None):
+    """x [T, I] through a direction's layers -> [L, T, P] and the final states; `masks` [T, I] of the layers' inputs."""
+    outputs, after = [], []
+    for layer, state in enumerate(states):
+        x = x if masks is None else x * masks[layer]
+        name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+        w, b, w_p = (weights[f"{name}/{part}"].astype(np.float64) if f"{name}/{part}" in weights else None
+                     for part in ("W_0", "B", "W_P_0"))
+        out, state = run_direction(x, state, w, b, w_p, options, counts)
+        x = out + x if layer and options.lstm.use_skip_connections else out
+        outputs.append(x)
+        after.append(state)
+    return np.stack(outputs), after

@@ -69,20 +69,6 @@ def softmax_loss(h, target, weights, samples=None, direction=0, position=0):
     return np.log(np.exp(scores).sum()) - scores[0]
 
 
-def run_layers(x, states, direction, weights, config, counts, masks=None):
-    """x [T, P] through a direction's layers -> [T, P] and the final states; `masks` [T, P] of the layers' inputs."""
-    lstm, after = config.model.lstm, []
-    for layer, state in enumerate(states):
-        x = x if masks is None else x * masks[layer]
-        name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-        w, b, w_p = (weights[f"{name}/{leaf}"].astype(np.float64) if leaf != "W_P_0" or lstm.is_projected else None
-                     for leaf in ("W_0", "B", "W_P_0"))
-        out, state = plain.run_direction(x, state, w, b, w_p, config.model, counts)
-        x = out + x if layer and lstm.use_skip_connections else out
-        after.append(state)
-    return x, after
-
-
 def token_vector(i, weights, config):
     """ids int [C] of a token, or its word id -> [P]."""
     if config.model.char_cnn is None:
@@ -102,7 +88,7 @@ def losses(weights, config, batch, states, masks=None):
             x = np.array([token_vector(i, weights, config) for i in ids])
             half = slice(k * size, (k + 1) * size)
             of_layers = masks and [masks[layer][positions][:, half] for layer in range(n_layers)]
-            x, end = run_layers(x, states[k][row], k, weights, config, counts, of_layers)
+            (*_, x), end = plain.run_layers(x, states[k][row], k, weights, config.model, counts, of_layers)
             x = x if masks is None else x * masks[n_layers + k][positions]
             for h, position in zip(x, positions):
                 target = int(batch.targets[k][position])
@@ -114,23 +100,20 @@ def losses(weights, config, batch, states, masks=None):
     return np.array(means), after
 
 
-def adagrad(model, updater, batches, sums, masks=lambda: None):
-    """Train on batches from zero states, with dropout by `masks()`; returns what Adagrad's weights and `sums` then are
-    in float64, by the gradients of the reference, and the gradients and their norm in every step."""
-    training, steps = model.config.training, []
+def adagrad(model, updater, batch, sums):
+    """Train on a batch from zero states, with dropout; returns what Adagrad's weights and `sums` then are in float64,
+    by the gradients of the reference, and these gradients and their norm."""
+    training, found = model.config.training, gradients(model, batch, Masks())
     weights = {name: value.astype(np.float64) for name, value in model.weights().items()}
-    for batch in batches:
-        found = gradients(model, batch, masks())
-        if training.share_embedding_softmax:
-            found.pop("embedding")  # the same tensor as the softmax's W
-        norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
-        assert abs(update(model, updater, batch, masks())[1] / norm - 1) < 1e-5
-        for name, gradient in found.items():
-            found[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
-            sums[name] = sums[name] + gradient**2
-            weights[name] -= training.learning_rate * gradient / np.sqrt(sums[name])
-        steps.append((found, norm))
-    return weights, sums, steps
+    if training.share_embedding_softmax:
+        found.pop("embedding")  # the same tensor as the softmax's W
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
+    assert abs(update(model, updater, batch, Masks())[1] / norm - 1) < 1e-5
+    for name, gradient in found.items():
+        found[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
+        sums[name] = sums[name] + gradient**2
+        weights[name] -= training.learning_rate * gradient / np.sqrt(sums[name])
+    return weights, sums, found, norm
 
 
 def gradients(language_model, batch, drop=None):

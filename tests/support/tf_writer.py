@@ -17,79 +17,58 @@ import numpy as np
 import tensorflow
 
 tf = tensorflow.compat.v1
-INITIAL = {}  # weights of the model that is built
 
 
-def variable(name):
-    return tf.get_variable(name, initializer=INITIAL[f"{tf.get_variable_scope().name}/{name}"])
-
-
-def affine(x, w, b):
-    """x [B, N] -> [B, M] by the variables named."""
-    return x @ variable(w) + variable(b)
-
-
-def characters(ids, options):
-    """ids [B, C] -> [B, P]."""
-    cnn, parts = options["char_cnn"], []
-    activation = {"relu": tf.nn.relu, "tanh": tf.nn.tanh}[cnn["activation"]]
-    x = tf.nn.embedding_lookup(variable("char_embed"), ids)[:, None]  # [B, 1, C, E]
-    with tf.variable_scope("CNN"):
-        for i in range(len(cnn["filters"])):
-            windows = tf.nn.conv2d(x, variable(f"W_cnn_{i}"), [1, 1, 1, 1], "VALID")
-            parts.append(activation(tf.reduce_max(windows, axis=[1, 2]) + variable(f"b_cnn_{i}")))
+def characters(ids, v, cnn):
+    """ids [B, C] -> [B, P]; `v` has the variables by their names without `lm/`."""
+    activation, parts = {"relu": tf.nn.relu, "tanh": tf.nn.tanh}[cnn["activation"]], []
+    x = tf.nn.embedding_lookup(v["char_embed"], ids)[:, None]  # [B, 1, C, E]
+    for i in range(len(cnn["filters"])):
+        windows = tf.nn.conv2d(x, v[f"CNN/W_cnn_{i}"], [1, 1, 1, 1], "VALID")
+        parts.append(activation(tf.reduce_max(windows, axis=[1, 2]) + v[f"CNN/b_cnn_{i}"]))
     y = tf.concat(parts, 1)
     for k in range(cnn["n_highway"]):
-        with tf.variable_scope(f"CNN_high_{k}"):
-            gate = tf.sigmoid(affine(y, "W_carry", "b_carry"))
-            y = gate * tf.nn.relu(affine(y, "W_transform", "b_transform")) + (1 - gate) * y
-    with tf.variable_scope("CNN_proj"):
-        return affine(y, "W_proj", "b_proj")
+        gate = tf.sigmoid(y @ v[f"CNN_high_{k}/W_carry"] + v[f"CNN_high_{k}/b_carry"])
+        transformed = tf.nn.relu(y @ v[f"CNN_high_{k}/W_transform"] + v[f"CNN_high_{k}/b_transform"])
+        y = gate * transformed + (1 - gate) * y
+    return y @ v["CNN_proj/W_proj"] + v["CNN_proj/b_proj"]
 
 
-def cell(x, state, options):
-    """One step of a layer: x [B, P] -> h [B, P], and c [B, D]."""
-    lstm, (h, c) = options["lstm"], state
-    i, j, f, o = tf.split(affine(tf.concat([x, h], 1), "kernel", "bias"), 4, axis=1)
-    c = tf.clip_by_value(tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(j), -lstm["cell_clip"], lstm["cell_clip"])
-    h = tf.sigmoid(o) * tf.tanh(c)
-    if lstm["projection_dim"] < lstm["dim"]:
-        with tf.variable_scope("projection"):
-            h = tf.clip_by_value(h @ variable("kernel"), -lstm["proj_clip"], lstm["proj_clip"])
-    return h, c
+def layer(x, v, name, lstm):
+    """x, a list of [B, P] -> the same of one layer's outputs."""
+    h, c, outputs = tf.zeros_like(x[0]), tf.zeros([x[0].shape[0], lstm["dim"]]), []
+    for step in x:
+        i, j, f, o = tf.split(tf.concat([step, h], 1) @ v[f"{name}/kernel"] + v[f"{name}/bias"], 4, axis=1)
+        c = tf.clip_by_value(tf.sigmoid(f + 1) * c + tf.sigmoid(i) * tf.tanh(j), -lstm["cell_clip"], lstm["cell_clip"])
+        h = tf.sigmoid(o) * tf.tanh(c)
+        if lstm["projection_dim"] < lstm["dim"]:
+            h = tf.clip_by_value(h @ v[f"{name}/projection/kernel"], -lstm["proj_clip"], lstm["proj_clip"])
+        outputs.append(h)
+    return outputs
 
 
-def direction(x, options, scope):
+def direction(x, v, scope, lstm):
     """x, a list of [B, P] -> [T * B, P]."""
-    lstm = options["lstm"]
-    for layer in range(lstm["n_layers"]):
-        name = f"{scope}multi_rnn_cell/cell_{layer}" if lstm["n_layers"] > 1 else scope.rstrip("/")
-        state = tf.zeros_like(x[0]), tf.zeros([x[0].shape[0], lstm["dim"]])
-        outputs = []
-        for step in x:
-            with tf.variable_scope(f"{name}/lstm_cell", reuse=bool(outputs)):
-                state = cell(step, state, options)
-            outputs.append(state[0] + step if layer and lstm["use_skip_connections"] else state[0])
-        x = outputs
+    for number in range(lstm["n_layers"]):
+        cell = f"multi_rnn_cell/cell_{number}/" if lstm["n_layers"] > 1 else ""
+        outputs = layer(x, v, f"{scope}/{cell}lstm_cell", lstm)
+        x = [out + step for out, step in zip(outputs, x)] if number and lstm["use_skip_connections"] else outputs
     return tf.concat(x, 0)
 
 
-def loss_of(ids, targets, options):
+def loss_of(ids, targets, v, options):
     """Mean cross entropy of both directions of ids [D, T, B, ...] and targets [D, T, B]."""
     flat = tf.reshape(ids, [-1, *ids.shape[3:]])
-    if "char_cnn" in options:
-        vectors = characters(flat, options)
-    else:
-        table = variable("embedding")
-        vectors = tf.nn.embedding_lookup(table, flat)
+    vectors = (characters(flat, v, options["char_cnn"]) if "char_cnn" in options else
+               tf.nn.embedding_lookup(v["embedding"], flat))
     vectors = tf.reshape(vectors, [*ids.shape[:3], -1])
-    scopes = ["RNN_0/rnn/", "RNN_1/rnn/"] if options["bidirectional"] else ["rnn/"]
-    tops = [direction(tf.unstack(vectors[k]), options, scope) for k, scope in enumerate(scopes)]
-    with tf.variable_scope("softmax"):
-        w = table if options.get("share_embedding_softmax") else variable("W")
-        b = variable("b")
-    losses = [tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
-        labels=tf.reshape(targets[k], [-1]), logits=top @ tf.transpose(w) + b)) for k, top in enumerate(tops)]
+    scopes = ["RNN_0/rnn", "RNN_1/rnn"] if options["bidirectional"] else ["rnn"]
+    w = v["embedding" if options.get("share_embedding_softmax") else "softmax/W"]
+    losses = []
+    for k, scope in enumerate(scopes):
+        logits = direction(tf.unstack(vectors[k]), v, scope, options["lstm"]) @ tf.transpose(w) + v["softmax/b"]
+        losses.append(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=tf.reshape(targets[k], [-1]), logits=logits)))
     return tf.add_n(losses) / len(losses)
 
 
@@ -97,12 +76,12 @@ def write(folder):
     tf.reset_default_graph()
     options = json.loads((folder / "options.json").read_text())
     batches = np.load(folder / "batches.npz")
-    INITIAL.update({name: batches[name] for name in batches.files if name.startswith("lm/")})
+    v = {name.removeprefix("lm/"): tf.get_variable(name, initializer=batches[name])
+         for name in batches.files if name.startswith("lm/")}
     ids, targets = (tf.placeholder(tf.int64, batches[f"{name}0"].shape) for name in ("ids", "targets"))
     step = tf.get_variable("global_step", initializer=0.0, trainable=False)
     tf.get_variable("train_perplexity", initializer=0.0, trainable=False)
-    with tf.variable_scope("lm"):
-        loss = loss_of(ids, targets, options)
+    loss = loss_of(ids, targets, v, options)
     optimizer = tf.train.AdagradOptimizer(options["learning_rate"], initial_accumulator_value=1.0)
     gradients, variables = zip(*optimizer.compute_gradients(loss * options["unroll_steps"]))
     # Rows that occurred twice are summed before the norm.

@@ -59,8 +59,7 @@ void run(CharCnnPlan plan, decltype(CharCnnEngine::forward) engine_run,
   plan.lengths = tokens.lengths.data();
   plan.character_begin = tokens.character_begin.data();
   plan.scratch = reinterpret_cast<float*>(thread_scratch(floats(plan) * sizeof(float)));
-  Barrier barrier;
-  barrier.reset(plan.call.threads);
+  Barrier barrier(plan.call.threads);
   run_together(plan.call.threads, [&](int rank) { engine_run(plan, {rank, plan.call.threads, &barrier}); });
 }
 

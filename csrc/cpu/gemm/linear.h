@@ -33,10 +33,9 @@ void linear_pack_all(const LinearShape& s, const LinearWeights& from, char* pack
   using Vec = typename Gemm::Vec;
   const LinearLayout<Gemm> layout(s);
   char* bias = packed + layout.bias;
-  std::memset(bias, 0, float_bytes(layout.panels * Gemm::panel_width));
   for (int64_t panel = 0; panel < layout.panels; ++panel, bias += float_bytes(Gemm::panel_width)) {
     pack_panel<Gemm>(linear_panel<Vec>(s, from.weight, panel), s.input, packed + panel * panel_bytes<Gemm>(s.input));
-    if (from.bias[0]) Fp32Gemm<Vec>::pack_right(linear_panel<Vec>(s, from.bias, panel), 0, 1, bias);
+    Fp32Gemm<Vec>::pack_right(linear_panel<Vec>(s, from.bias, panel), 0, 1, bias);
   }
 }
 
@@ -53,8 +52,9 @@ class LinearLoop {
   static constexpr int panel_width = Gemm::panel_width;
 
  public:
-  LinearLoop(const LinearPlan& plan, char* scratch)
-      : call_(plan.call), packed_(plan.packed), shape_(plan.call.shape), layout_(shape_), left_{scratch, shape_.input},
+  LinearLoop(const LinearCall& call, char* scratch)
+      : call_(call), packed_(static_cast<const char*>(call.packed) + sizeof(Label)), shape_(call.shape),
+        layout_(shape_), left_{scratch, shape_.input},
         sums_(reinterpret_cast<float*>(
             scratch + left_bytes<Gemm>(Gemm::buffer_rows(smaller(call_.rows, Gemm::cached_rows)), shape_.input))) {
     // Columns beyond K, which put_left need not write, multiply zero rows of weights.
@@ -84,14 +84,8 @@ class LinearLoop {
   void finish_row(int64_t row, int64_t panel, float* z) const {
     const int64_t first = panel * layout_.columns_per_panel;
     const int64_t count = smaller(layout_.columns_per_panel, shape_.output - first);
-    if (shape_.epilogue == Epilogue::relu) relu(z);
     if (shape_.epilogue == Epilogue::highway) highway(z, call_.x + row * call_.x_stride + first, count);
     copy_floats(call_.y + row * call_.y_stride + first, z, count);
-  }
-
-  static void relu(float* z) {
-    Vec::store(z, Vec::at_least(Vec::set1(0.0f), Vec::load(z)));
-    Vec::store(z + Vec::width, Vec::at_least(Vec::set1(0.0f), Vec::load(z + Vec::width)));
   }
 
   // z holds a vector of x Wc + bc and one of x Wt + bt; the first becomes y.
@@ -114,11 +108,12 @@ class LinearLoop {
 };
 
 template <class Gemm>
-void linear_run(const LinearPlan& plan, int rank, int size) {
-  const int64_t rows = plan.call.rows, panels = LinearLayout<Gemm>(plan.call.shape).panels;
-  LinearLoop<Gemm> loop(plan, plan.scratch + plan.scratch_size * static_cast<size_t>(rank));
-  if (rows >= 2 * Gemm::block_rows * size) loop.run(Partition(rows, rank, size), Partition(panels, 0, 1));
-  else loop.run(Partition(rows, 0, 1), Partition(panels, rank, size));
+void linear_run(const LinearCall& call, char* scratch, int rank) {
+  const int64_t panels = LinearLayout<Gemm>(call.shape).panels;
+  LinearLoop<Gemm> loop(call, scratch);
+  if (call.rows >= 2 * Gemm::block_rows * call.threads)
+    loop.run(Partition(call.rows, rank, call.threads), Partition(panels, 0, 1));
+  else loop.run(Partition(call.rows, 0, 1), Partition(panels, rank, call.threads));
 }
 
 template <class Gemm>
