@@ -56,37 +56,32 @@ def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
     """Functions that run all of the text, by (variant, precision, part); the yardstick first."""
     groups, size = common.batches(sentences, batch), "tiny" if stage.dry_run else "original"
 
-    def run(owner, work):
-        def once():
-            owner.reset_states()
-            found = work()
-            if stage.device == "cuda":
-                torch.cuda.synchronize()
-            return found
-        return once
-
     def arrays(embedder):
-        return run(embedder, lambda: [array for group in groups for array in embedder.embed_batch(group)])
+        embedder.reset_states()
+        return [array for group in groups for array in embedder.embed_batch(group)]
 
-    def on_device(precision):
-        ours.precision = precision
+    def stream(embedder):
+        embedder.reset_states()
+        return embedder.embed_sentences(sentences, batch)
+
+    def device(embedder):
+        embedder.reset_states()
+        ours.precision = embedder.precision
         with torch.no_grad():
             for group in ids:
                 ours(group)
+        if stage.device == "cuda":
+            torch.cuda.synchronize()
 
-    found = {("reference", "highest", "arrays"): arrays(models.Embedder(models.build(size).to(stage.device)))}
+    yardsticks = {"reference": models.Embedder(models.build(size).to(stage.device))}
     if stage.allennlp:
         peer = peers.AllenNlp(stage.allennlp, *models.write_files(folder, size), cuda_device=-stage.dry_run)
-        found = {("allennlp", "highest", "arrays"): arrays(peer), **found}
+        yardsticks = {"allennlp": peer, **yardsticks}
     ours = models.build(size, backend="auto").to(stage.device)
     ids = [models.device_ids(group, stage.device) for group in groups]
-    for precision in TEXT_LIMITS:
-        embedder = models.Embedder(ours, precision)
-        found["ours", precision, "arrays"] = arrays(embedder)
-        in_slots = functools.partial(embedder.embed_sentences, sentences, batch)
-        found["ours", precision, "stream"] = run(embedder, in_slots)
-        found["ours", precision, "device"] = run(ours, functools.partial(on_device, precision))
-    return found
+    return {(name, "highest", "arrays"): functools.partial(arrays, of) for name, of in yardsticks.items()} | {
+        ("ours", precision, part.__name__): functools.partial(part, models.Embedder(ours, precision))
+        for precision in TEXT_LIMITS for part in (arrays, stream, device)}
 
 
 def text(stage: Stage) -> None:
