@@ -40,7 +40,7 @@ struct Call {
   float cell_clip, proj_clip;  // > 0, +inf: none
   char* scratch;  // Plan::scratch_bytes, aligned to 256; free once the stream has passed the call
   int64_t scratch_size;
-  int32_t* aborts;  // [1] grows by one when a launch gives up; not 0: this one gives up at once
+  uint32_t* aborts;  // [1] grows by one when a launch gives up; not 0: this one gives up at once
   int64_t timeout_ns;  // longest wait at a barrier; 0: the launch gives up at once
   void* stream;  // cudaStream_t
 };

@@ -32,9 +32,8 @@ def char_cnn(ids: torch.Tensor, packed, activation: str, padding: int, out: torc
     count, characters = ids.shape
     if not count:
         return
-    lengths, order = torch.empty(count, dtype=torch.int32, device=ids.device), packed.unsorted[:count]
-    _token_lengths[(triton.cdiv(count, 32),)](ids, lengths, count, characters, padding, BM=32,
-                                              BC=triton.next_power_of_2(characters), enable_fp_fusion=True)
+    positions = torch.arange(1, characters + 1, device=ids.device)
+    lengths, order = ((ids != padding) * positions).amax(1).int(), packed.unsorted[:count]
     if count > UNSORTED:
         lengths, order = lengths.sort(descending=True)
     kernel = choose("char_cnn", _char_cnn, packed.operands, count, out.device)
@@ -47,17 +46,6 @@ def char_cnn(ids: torch.Tensor, packed, activation: str, padding: int, out: torc
                  characters, out.shape[1], len(packed.table) - 1, len(packed.counts), EP=packed.table.shape[1],
                  KINDS=packed.kinds, STEP=packed.step, TANH=activation == "tanh", PRECISION=packed.precision,
                  enable_fp_fusion=True)
-
-
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
-def _token_lengths(ids, lengths, count, characters, padding, BM: tl.constexpr, BC: tl.constexpr):
-    """One past the last id of each token that is not padding: ids int [N, C] -> int32 [N]."""
-    token = tl.program_id(0) * BM + tl.arange(0, BM)
-    position = tl.arange(0, BC)
-    inside = (token < count)[:, None] & (position < characters)[None, :]
-    values = tl.load(ids + token.to(tl.int64)[:, None] * characters + position[None, :], mask=inside, other=0)
-    real = inside & (values != padding)
-    tl.store(lengths + token, tl.max(tl.where(real, position[None, :] + 1, 0), axis=1), mask=token < count)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])

@@ -1,13 +1,10 @@
 """Tile sizes of the kernels by GPU generation, kind of operand and amount of work: what is tuned, and between what.
 
-Each entry compiles for its generation without spilled registers and within its shared memory, which
-`tests/ops/cuda/test_ptx_triton.py` demands. `few` is for so few tokens that the grid would not fill the chip with
-larger tiles. Where an entry has several configurations, Triton times them at the first call on a machine, for
-`TUNING_MS` at a time, and keeps the choice on disk.
-
-What Triton compiles and loads for a kernel depends on the types of its tensors, the model's sizes, the tile and
-nothing else of a call, so that a CUDA graph of any batch needs two variants of each kernel, `few` and `many`. Integers
-that vary with the batch are therefore named in `do_not_specialize`.
+Each entry compiles for its generation without spilled registers and within its shared memory, as tests demand. `few`
+is for so few tokens that the grid would not fill the chip with larger tiles. Of several configurations Triton takes the
+fastest at the first call on a machine, and keeps the choice on disk. What it compiles depends on types, the model's
+sizes and the tile alone, so that a CUDA graph of any batch needs two variants of each kernel: integers that vary with
+the batch are named in `do_not_specialize`.
 """
 
 import functools

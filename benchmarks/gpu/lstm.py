@@ -5,15 +5,17 @@ predict.py expects of the persistent kernel alone on this chip.
 `python -m benchmarks.gpu.lstm PATH` runs small checks of a path, for compute-sanitizer to watch.
 """
 
+import functools
 import itertools
 import os
 import sys
 
 import torch
+from torch.utils._pytree import tree_map
 
 from benchmarks import agreement, common
 from benchmarks.gpu import predict
-from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.run import Stage
 from elmo_fast.ops import reference
 from elmo_fast.ops.schedule import make_schedule
 
@@ -26,19 +28,11 @@ LENGTHS = 9, 1, 17, 4, 0, 30, 12, 3, 5, 1  # ragged, in slots by turns: sequence
 
 def draw(dim: int, projection: int, unique: int, slots: int) -> tuple:
     """Random inputs, state, weights (of a scale that leaves the gates' linear part), and initial state, in float64."""
-    generator, sizes = torch.Generator().manual_seed(dim), (2 * projection, 2 * dim)
+    normal = functools.partial(torch.randn, generator=torch.Generator().manual_seed(dim), dtype=torch.float64)
     shapes = (2 * projection, 4 * dim), (4 * dim,), (dim, projection)
-
-    def normal(*shape):
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    weights = tuple(tuple(normal(*shape) / shape[0] ** 0.5 for shape in shapes) for _ in range(2))
-    state, initial = (tuple(normal(*rows, size) / 10 for size in sizes) for rows in ((slots,), ()))
+    weights = tuple(tuple(normal(shape) / shape[0] ** 0.5 for shape in shapes) for _ in range(2))
+    state, initial = (tuple(normal(*rows, 2 * size) / 10 for size in (projection, dim)) for rows in ((slots,), ()))
     return normal(unique, projection), state, weights, initial
-
-
-def moved(tree, *to):
-    return tree.to(*to) if isinstance(tree, torch.Tensor) else tuple(moved(part, *to) for part in tree)
 
 
 def run(inputs, rows, schedule, state, weights, **settings):
@@ -57,13 +51,11 @@ def check(device: str, dim: int, projection: int, precision: str) -> dict:
     rows = torch.randint(0, 7, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
     out, (h, c) = reference.projected_lstm(x, rows, schedule, state, weights, cell_clip=CLIP, proj_clip=CLIP,
                                              initial_state=initial)
-    x, state, weights, initial = moved(exact, device, torch.float32)
-    error = 0.0
-    for _ in range(3):
-        found = run(x, rows, schedule, state, weights, cell_clip=CLIP, proj_clip=CLIP, initial_state=initial,
-                    precision=precision)
-        error = max(error, *(agreement.relative_error([ours.cpu()], [theirs])
-                             for ours, theirs in zip((found[0], *found[1]), (out, h, c))))
+    x, state, weights, initial = tree_map(lambda part: part.to(device, torch.float32), exact)
+    found = [run(x, rows, schedule, state, weights, cell_clip=CLIP, proj_clip=CLIP, initial_state=initial,
+                 precision=precision) for _ in range(3)]
+    error = max(agreement.relative_error([ours.cpu()], [theirs])
+                for outputs, final in found for ours, theirs in zip((outputs, *final), (out, h, c)))
     limit, clipped = agreement.TABLE[LIMITS[precision]], float((c.abs() >= CLIP).double().mean())
     return {"error": error, "limit": limit, "clipped_c": clipped, "passed": error <= limit and clipped > 0}
 
@@ -100,7 +92,8 @@ def work(stage: Stage) -> None:
             checked = stage.attempt(lambda: check(stage.device, *shape, precision), needs=3, part="check", **facts)
             if not checked.get("passed"):
                 continue
-            operands = moved(draw(*shape, max(SLOTS) * max(STEPS) // 3, max(SLOTS)), stage.device, torch.float32)
+            operands = tree_map(lambda part: part.to(stage.device, torch.float32),
+                                draw(*shape, max(SLOTS) * max(STEPS) // 3, max(SLOTS)))
             for steps, slots in [(3, 2)] if stage.dry_run else itertools.product(STEPS, SLOTS):
                 stage.attempt(lambda: measure(stage, operands, path, precision, slots, steps), part="time", slots=slots,
                               steps=steps, **facts)

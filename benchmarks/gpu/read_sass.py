@@ -54,8 +54,6 @@ class Instruction:
     def _width(self, index: int) -> int:
         if self.name == "HMMA":
             return 2 if index == 2 else 4
-        if self.name == "LDSM":
-            return int(self.op[-1]) if index == 0 and self.op[-1] in "24" else 1
         if self.name in ("IMAD", "UIMAD") and index in (1, 2):
             return 1
         return 4 if ".128" in self.op else 2 if ".64" in self.op or "WIDE" in self.op or self.op == "CS2R" else 1

@@ -52,18 +52,18 @@ __device__ __forceinline__ TileA load_weights(const char* from) {
   return a;
 }
 
+#define ELMO_LOAD(type, name, instruction, constraint, ...)                               \
+  __device__ __forceinline__ type name(const type* from) {                                \
+    type value;                                                                           \
+    asm volatile(instruction " %0, [%1];" : constraint(value) : "l"(from) : __VA_ARGS__); \
+    return value;                                                                         \
+  }
 // Volatile as well: all of a step's inputs are on their way before the first is waited for.
-__device__ __forceinline__ uint16_t load_input(const uint16_t* from) {
-  uint16_t value;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(from));
-  return value;
-}
-
-__device__ __forceinline__ int load_index(const int32_t* from) {
-  int value;
-  asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(from));
-  return value;
-}
+ELMO_LOAD(uint16_t, load_input, "ld.global.nc.u16", "=h")
+ELMO_LOAD(int32_t, load_index, "ld.global.nc.s32", "=r")
+ELMO_LOAD(uint32_t, load_acquire, "ld.acquire.gpu.global.u32", "=r", "memory")
+ELMO_LOAD(uint32_t, load_relaxed, "ld.relaxed.gpu.global.u32", "=r", "memory")
+#undef ELMO_LOAD
 
 __device__ __forceinline__ TileA load_shared_weights(const char* from) {
   const uint4 words = *reinterpret_cast<const uint4*>(from);
@@ -98,16 +98,6 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
 
 __device__ __forceinline__ void add_release(uint32_t* to) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
-}
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ __forceinline__ uint32_t load_relaxed(const void* from) {
-  uint32_t value;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
 }
 __device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");

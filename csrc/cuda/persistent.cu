@@ -129,8 +129,8 @@ void run_persistent(const Call& call) {
   attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
   attributes[config.numAttrs++].val.cooperative = 1;
   check(cudaLaunchKernelEx(&config, kernel_for(call.operand, plan.instance), launch), "launch");
-  const unsigned tiles = unsigned(divided_up(call.slots, tile_slots));
-  config = config_of(dim3(tiles, 2), replay_threads, ReplayShared(plan.layout).size, stream, attributes, 1);
+  config = config_of(dim3(unsigned(call.slots), 2), replay_threads, int64_t(replay_shared(plan.layout)), stream,
+                     attributes, 1);
   check(cudaLaunchKernelEx(&config, kernel_for(call.operand, instance_count), launch), "replay");
 }
 

@@ -180,7 +180,7 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
     ("bf16", "carry", ODD), ("bf16", "zero", EVEN), ("fp16", "zero", ODD), ("fp16", "carry", EVEN)])
 def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, driver, monkeypatch):
     launched, tuned = capture_every_batch(driver, monkeypatch, of, setting, state)
-    assert launched == {"_token_lengths", "_char_cnn", "_highway", "_gates", "_hidden"}
+    assert launched == {"_char_cnn", "_highway", "_gates", "_hidden"}
     assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
     assert len(driver.loaded) < 2 * tuned  # the second time the choices came from the disk
     gc.collect()
@@ -189,19 +189,18 @@ def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, drive
 
 @pytest.mark.long
 @pytest.mark.parametrize("mutant, kernel", [
-    ("rows", "_highway"), ("count", "_char_cnn"), ("alignment", "_token_lengths"), ("activation", "_char_cnn"),
+    ("rows", "_highway"), ("count", "_char_cnn"), ("alignment", "_char_cnn"), ("activation", "_char_cnn"),
     ("scale", "_gates"), ("warm-up of few tokens alone", "_highway|_char_cnn")])
 def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, capture, driver, monkeypatch):
     from triton import jit
 
     from elmo_fast.kernels import char_cnn, highway
 
-    layer, lengths = highway._highway, char_cnn._token_lengths
-    encode, gates = char_cnn.char_cnn, torch_lstm_pointwise.gates
+    layer, encode, gates = highway._highway, char_cnn.char_cnn, torch_lstm_pointwise.gates
     monkeypatch.setattr(*{
         "rows": (layer, "fn", jit(layer.fn.fn)),
         "count": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize_on_alignment=["ids"])),
-        "alignment": (char_cnn, "_token_lengths", jit(lengths.fn, do_not_specialize=["count"])),
+        "alignment": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize=["count"])),
         "activation": (char_cnn, "char_cnn", lambda ids, packed, activation, *more:
                        encode(ids, packed, "tanh" if len(ids) > 32 else "relu", *more)),
         "scale": (torch_lstm_pointwise, "gates", lambda zh, z, scale, *more:

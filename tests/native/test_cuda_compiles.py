@@ -1,7 +1,5 @@
 """Every CUDA kernel, compiled for each target: no spills, registers and shared memory within the chip's; the lint."""
 
-import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -10,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import read_sass
+from tests.support.native_program import ROOT, digest, headers, made
 
-ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "csrc" / "cuda" / "persistent.cu"
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-gencode",
-         "arch=compute_80,code=sm_80"]
+         "arch=compute_80,code=sm_80", "-Werror", "all-warnings", "-Xptxas", "-Werror", "-Xcompiler", "-Werror"]
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 INSTANCES = {"persistent_kernel": 14, "replay_kernel": 2}
 SYSTEM_SHARED = {"sm_90a": "1024", "sm_80": "0"}  # bytes that CUDA takes; the plans' own have tests of their own
@@ -23,25 +21,16 @@ USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:
 
 @pytest.fixture(scope="module")
 def compiled() -> Path:
-    """An object file, kept until something in csrc changes; no compiler may warn."""
+    """An object file; no compiler may warn."""
     if NVCC is None:
         pytest.skip("needs nvcc")
     try:
         read_sass.tool("cuobjdump")
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    key = hashlib.sha256(" ".join([str(NVCC), *FLAGS]).encode())
-    for path in sorted((ROOT / "csrc").rglob("*.[hc]*")):
-        key.update(path.read_bytes())
-    binary = ROOT / "build" / "cuda-compiled" / f"{key.hexdigest()[:16]}.o"
-    if not binary.exists():
-        binary.parent.mkdir(parents=True, exist_ok=True)
-        part = binary.with_name(f"{os.getpid()}.o")
-        done = subprocess.run([NVCC, *FLAGS, "-c", SOURCE, "-o", part], capture_output=True, text=True)
-        said = done.stdout + done.stderr
-        assert done.returncode == 0 and "warning" not in said.lower(), said[-3000:]
-        os.replace(part, binary)
-    return binary
+    command = [NVCC, *FLAGS, "-c", SOURCE]
+    key = digest([command, SOURCE.read_text(), headers(ROOT / "csrc")])
+    return made(ROOT / "build" / "cuda-compiled" / f"{key}.o", command)
 
 
 def test_kernels_fit_the_chip(compiled):

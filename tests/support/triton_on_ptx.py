@@ -103,7 +103,6 @@ def encoder_on_ptx(monkeypatch, generation, tile=None):
     ptx_machine.machine()
     for module in (char_cnn, highway):
         monkeypatch.setattr(module, "choose", choose)
-    monkeypatch.setattr(char_cnn, "_token_lengths", OnPtx(char_cnn._token_lengths, generation))
 
 
 def products(form, operands, rows, inner, outputs):
@@ -117,9 +116,9 @@ def products(form, operands, rows, inner, outputs):
     weights = [highway.pack_product(torch.randn(inner, outputs) / inner**0.5, operands, dtype) for _ in range(2)]
     first, second = (x.double() @ weight.double() + bias for weight, bias in zip(weights, biases))
     if form == "linear":
-        highway.linear(x, weights[0], biases[0], operands, out)
+        highway.product(x, (weights[0], biases[0]), operands, out)
         return out, first
-    highway.highway(x, weights[0], biases[0], weights[1], biases[1], operands, out)
+    highway.product(x, (weights[0], biases[0], weights[1], biases[1]), operands, out)
     gate = torch.sigmoid(first)
     return out, gate * torch.relu(second) + (1 - gate) * x.double()
 

@@ -1,8 +1,4 @@
-"""The char encoder on an NVIDIA GPU: Triton kernels, their packed weights and operand types.
-
-`operands_of` names what products run on: `ieee` is fp32 throughout, `tf32` lets the tensor cores round fp32 operands,
-`fp16` and `bf16` are the types of operands and results. Sums are fp32 always.
-"""
+"""The char encoder on an NVIDIA GPU: Triton kernels, their packed weights and operand types. Sums are fp32 always."""
 
 import contextlib
 from collections.abc import Sequence
@@ -42,7 +38,7 @@ def char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, act
 
 def highway(x, weights, packed, precision, bounded):
     operands = operands_of(precision, bounded)
-    return _product("highway", x, weights, operands, x.new_empty(x.shape, dtype=RESULTS[operands]))
+    return _product(x, weights, operands, x.new_empty(x.shape, dtype=RESULTS[operands]))
 
 
 def linear(x, weights, packed, outputs, precision, bounded):
@@ -50,18 +46,17 @@ def linear(x, weights, packed, outputs, precision, bounded):
     if operands == "ieee":  # PyTorch's own fp32 product is the fastest there is
         with numerics("highest", x.device):
             return torch.addmm(bias.float(), x.float(), weight.float())
-    return _product("linear", x, weights, operands, x.new_empty(len(x), outputs, dtype=torch.float32))
+    return _product(x, weights, operands, x.new_empty(len(x), outputs, dtype=torch.float32))
 
 
-def _product(kernel: str, x: torch.Tensor, weights, operands: str, out: torch.Tensor) -> torch.Tensor:
-    from elmo_fast.kernels import highway as kernels
+def _product(x: torch.Tensor, weights, operands: str, out: torch.Tensor) -> torch.Tensor:
+    from elmo_fast.kernels.highway import pack_product, product
 
-    def pack(tensors):
-        return kernels.pack_product(tensors[0], operands, RESULTS[operands])
-
-    parts = [cached((part,), f"product {operands}", pack) if part.dim() == 2 else part.float() for part in weights]
+    dtype = RESULTS[operands]
+    parts = [cached((part,), f"product {operands}", lambda tensors: pack_product(tensors[0], operands, dtype))
+             if part.dim() == 2 else part.float() for part in weights]
     with _on(x.device):
-        getattr(kernels, kernel)(x.to(RESULTS[operands]).contiguous(), *parts, operands, out)
+        product(x.to(dtype).contiguous(), parts, operands, out)
     return out
 
 

@@ -99,18 +99,15 @@ class Captures:
         key = device, torch.cuda.current_stream(device).cuda_stream
         with self._lock:
             if key not in self._made:
-                stream = self._unused_stream(device) if len(self._made) < self._most else None
+                taken = {capture.stream.cuda_stream for capture in self._made.values()}
+                # PyTorch hands out a few, round and round
+                drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most if len(taken) < self._most else 0))
+                stream = next((stream for stream in drawn if stream.cuda_stream not in taken), None)
                 if stream is None:
                     logger.warning("LSTM steps run without CUDA graphs on this stream: %d others do", len(self._made))
                     return None
                 self._made[key] = CudaCapture(device, stream, self._thread)
             return self._made[key]
-
-    def _unused_stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        """A stream that serves nobody here: PyTorch hands out a few, round and round."""
-        taken = {capture.stream.cuda_stream for capture in self._made.values()}
-        drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most))
-        return next((stream for stream in drawn if stream.cuda_stream not in taken), None)
 
 
 capture_on = Captures().on
