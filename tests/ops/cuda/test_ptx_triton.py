@@ -91,7 +91,8 @@ def test_gradients_agree_with_the_reference(how, monkeypatch):
         monkeypatch.setattr(torch_char_cnn, "_WINDOWS_AT_ONCE", 60)
     elif how == "bf16":
         kinds[0] = kinds[3] = torch.bfloat16
-        case.tensors, name, limit = [tensor.bfloat16().double() for tensor in case.tensors], "bf16", triton_on_ptx.LIMITS["bf16"]
+        case.tensors = [tensor.bfloat16().double() for tensor in case.tensors]
+        name, limit = "bf16", triton_on_ptx.LIMITS["bf16"]
     elif " " in how and how[0] in "hl":
         op, name = how.split()
         case, limit = layer(op, 9, 33, None if op == "highway" else 5), {"ieee": 1e-5, "tf32": 2e-3, "bf16": 2e-2}[name]
