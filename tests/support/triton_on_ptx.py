@@ -1,10 +1,14 @@
-"""Triton kernels on CPU tensors: compiled ahead of time as Triton would specialise them, run by tests/native/ptx."""
+"""Triton kernels on CPU tensors: compiled ahead of time as Triton would specialise them, run by tests/native/ptx.
+
+Also the char encoder's ops over them, and calls to compare with float64.
+"""
 
 import functools
 import re
 import subprocess
 import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,10 @@ import torch
 
 from benchmarks.gpu import read_sass
 from elmo_fast.ops import reference
-from tests.support import ptx_machine
+from elmo_fast.ops.cuda import encoder
+from elmo_fast.testing import relative_error
+from elmo_fast.text.characters import encode_tokens, to_model_ids
+from tests.support import cuda_ops, ptx_machine
 
 triton = pytest.importorskip("triton")
 
@@ -21,8 +28,10 @@ from elmo_fast.kernels import char_cnn, configs, highway, lstm_pointwise  # noqa
 NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
          torch.int64: "*i64"}
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that one block may ask for
-LIMIT = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+# name: precision and whether fp16 is known to fit
+PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
+LIMITS = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
+EXACT = {"char_cnn": reference.char_cnn, "highway": reference.highway, "linear": lambda x, w, b: x @ w + b}
 
 
 @functools.cache
@@ -105,33 +114,50 @@ def encoder_on_ptx(monkeypatch, generation, tile=None):
         monkeypatch.setattr(module, "choose", choose)
 
 
-def products(form, operands, rows, inner, outputs):
-    """(found, expected) of a highway layer, a product, or convolutions over `inner` characters."""
-    dtype = DTYPES.get(operands, torch.float32)
-    if form == "char_cnn":
-        return convolutions(operands, rows, inner, outputs)
-    x = torch.randn(rows, inner).to(dtype)
-    biases = [torch.randn(outputs), torch.randn(outputs)]
-    out = torch.full((rows, outputs), float("nan")).to(dtype)
-    weights = [highway.pack_product(torch.randn(inner, outputs) / inner**0.5, operands, dtype) for _ in range(2)]
-    first, second = (x.double() @ weight.double() + bias for weight, bias in zip(weights, biases))
-    if form == "linear":
-        highway.product(x, (weights[0], biases[0]), operands, out)
-        return out, first
-    highway.product(x, (weights[0], biases[0], weights[1], biases[1]), operands, out)
-    gate = torch.sigmoid(first)
-    return out, gate * torch.relu(second) + (1 - gate) * x.double()
+def words(characters=18, tokens=("a", "naïve", "<S>", "of", "other", *("x" * n for n in (9, 11, 15, 16, 40)))):
+    return torch.from_numpy(to_model_ids(encode_tokens(tokens, characters))).long()
 
 
-def convolutions(operands, tokens, characters, outputs, vocabulary=50):
-    """(found, expected) of the character CNN, its widest filters `outputs`."""
-    spec = [(1, 16), (2, 32), (3, 64), (7, outputs)]
-    weights = [torch.randn(1, width, 16, count) * 0.3 for width, count in spec]
-    biases = [torch.randn(count) * 0.1 for _, count in spec]
-    packed = char_cnn.PackedFilters(torch.randn(vocabulary, 16) * 0.5, weights, biases, operands)
-    ids = torch.randint(1, vocabulary + 1, (tokens, characters))
-    ids[torch.arange(characters) >= torch.randint(1, characters + 1, (tokens, 1))] = 0
-    out = torch.full((tokens, sum(packed.counts)), float("nan"), dtype=packed.table.dtype)
-    char_cnn.char_cnn(ids, packed, "relu", 0, out)
-    rounded = [(weight.to(out.dtype).double(), bias.double()) for weight, bias in zip(weights, biases)]
-    return out, reference.char_cnn(ids, packed.table[1:].double(), rounded, "relu")
+def draw(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).double()
+
+
+def assert_close(found, expected, limit):
+    """NaN and infinity in the same places, and the rest within the limit."""
+    assert found.shape == expected.shape and torch.equal(found.isnan(), expected.isnan())
+    finite = expected.isfinite()
+    assert torch.equal(found.isfinite(), finite)
+    assert not found.numel() or relative_error(found[finite], expected[finite]) < limit
+
+
+@dataclass
+class Case:
+    """An op on `tensors`, float64: char_embed (for char_cnn) or x, then weights and biases by turns."""
+
+    op: str
+    tensors: list[torch.Tensor]
+    ids: torch.Tensor | None = None
+    activation: str = "relu"
+
+    def run(self, name=None, tensors=None):
+        """The op in the precision of that name, in fp32 tensors, or exactly."""
+        given = tensors or [tensor.float() if name else tensor for tensor in self.tensors]
+        if self.op == "char_cnn":
+            given = self.ids, given[0], list(zip(given[1::2], given[2::2])), self.activation
+        return getattr(cuda_ops, self.op)(*given, *PRECISIONS[name]) if name else EXACT[self.op](*given)
+
+    def check(self, name):
+        found, expected = self.run(name), self.run()
+        assert found.dtype == (torch.float32 if self.op == "linear" else encoder.RESULTS[name])
+        assert_close(found, expected, LIMITS[name])
+        return found
+
+
+def conv(ids=None, filters=((1, 4), (3, 5)), dim=16, activation="relu"):
+    drawn = (part for width, n in filters for part in (draw(1, width, dim, n) / width, draw(n)))
+    return Case("char_cnn", [draw(261, dim), *drawn], words() if ids is None else ids, activation)
+
+
+def layer(op, rows, size, outputs=None):
+    drawn = [draw(size, outputs or size, seed=k) / size**0.5 if k % 2 else draw(outputs or size) for k in (1, 2, 3, 4)]
+    return Case(op, [draw(rows, size), *drawn[: 4 if op == "highway" else 2]])

@@ -1,6 +1,5 @@
 """Both paths of the CUDA LSTM on the CPU: the graph path without graphs, the persistent one over its kernels' PTX."""
 
-import contextlib
 import itertools
 
 import pytest
@@ -17,30 +16,24 @@ from tests.support.gpu_lstm import BF16_LIMIT, FIRING, LIMITS, assert_close, che
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.op_cases import LENGTHS, text_order
 
-BY_WAYS = [(("two layers", "no projection", "no clips", "clips that fire")[number % 4], precision, way)
+BY_WAYS = [(None, ("two layers", "no projection", "no clips", "clips that fire")[number % 4], precision, way)
            for number, (way, precision) in enumerate(itertools.product(WAYS, LIMITS))]
+ON_PTX = [(generation, shape, "medium", way) for generation, way in zip((90, 80, 80, 90), WAYS)
+          for shape in ("clips that fire", "no clips")]
 
 
-def lost(state):
-    """NaN in three slots, which the sequences' starts replace."""
-    return tuple(part[:3] * torch.nan for part in state)
-
-
-@pytest.mark.parametrize("shape, precision, operands_of", BY_WAYS, indirect=["operands_of"])
-def test_the_graph_path_agrees_with_float64(shape, precision, operands_of):
+@pytest.mark.parametrize("native, shape, precision, operands_of", BY_WAYS + ON_PTX, indirect=["native", "operands_of"])
+def test_both_paths_agree_with_float64(native, shape, precision, operands_of):
+    """Then with NaN in three slots' states, which the sequences' starts replace."""
     of, (inputs, index, state) = SHAPES[shape], operands_of(SHAPES[shape])
-    limit = BF16_LIMIT if (shape, precision) == ("no clips", "medium") else LIMITS[precision]
+    bf16 = (shape, precision) == ("no clips", "medium")
+    limit = BF16_LIMIT if bf16 else LIMITS[precision]
     check(of, precision, inputs, index, state, limit=limit)
-    check(of, precision, inputs, index, lost(state), limit=limit, **starting(of))
-
-
-@pytest.mark.parametrize("native, operands_of", list(zip((90, 80, 80, 90), WAYS)), indirect=True)
-def test_the_persistent_path_agrees_with_float64(native, operands_of):
-    inputs, index, state = operands_of()
-    check(FIRING, "medium", inputs, index, lost(state), **starting())
-    assert all(call["operand"] == 0 and call["scale"] and call["initial_h"] for call in native.calls)
-    check(SHAPES["no clips"], "medium", inputs, index, state, limit=BF16_LIMIT)
-    assert (native.calls[-1]["operand"], native.calls[-1]["scale"], native.calls[-1]["initial_c"]) == (1, 0, 0)
+    lost = tuple(part[:3] * torch.nan for part in state)
+    check(of, precision, inputs, index, lost, limit=limit, **starting(of))
+    if native:
+        assert all((call["operand"], bool(call["scale"])) == (bf16, not bf16) for call in native.calls)
+        assert not native.calls[0]["initial_c"] and native.calls[-1]["initial_h"]
 
 
 @pytest.mark.parametrize("precision, bounded, operands_of", [
@@ -70,31 +63,19 @@ def test_any_number_of_slots(native, slots, launches, arenas):
     assert len(arena._scratch) == max(call["scratch_size"] for call in native.calls)
 
 
-def triton_as_ptx(monkeypatch):
-    """The small kernels of a step, run from their PTX."""
-    pytest.importorskip("triton")
-    from elmo_fast.kernels import lstm_pointwise
-    from tests.support import ptx_machine, triton_on_ptx
-
-    ptx_machine.machine()
-    monkeypatch.setattr(ptx_machine, "device_memory", lambda *args, **memory: contextlib.nullcontext())  # views overlap
-    for name in ("_gates", "_hidden"):
-        monkeypatch.setattr(lstm_pointwise, name, triton_on_ptx.OnPtx(getattr(lstm_pointwise, name), 90))
-    monkeypatch.setattr(steps, "pointwise_of", lambda device: lstm_pointwise)
-
-
-@pytest.mark.parametrize("kernels, precision", [("torch", "medium"), ("triton", "highest"), ("triton", "medium")])
-def test_nan_and_infinity_stay_in_their_sentence(kernels, precision, monkeypatch):
-    if kernels == "triton":
-        triton_as_ptx(monkeypatch)
+@pytest.mark.parametrize("native, precision", [(None, "highest"), (None, "medium"), (90, "medium"), (80, "medium")],
+                         indirect=["native"])
+def test_nan_and_infinity_stay_in_their_sentence_and_direction(native, precision):
     inputs, index, state = text()
+    inputs = torch.cat([inputs, torch.zeros_like(inputs[:2])])
     expected, _ = check(FIRING, precision, inputs, index, state)
-    poisoned, index = torch.cat([inputs, torch.full_like(inputs[:2], torch.inf)]), index.clone()
-    poisoned[-1] = torch.nan
-    index[5:7] = torch.arange(len(inputs), len(poisoned))  # tokens two and three of the sentence of tokens 4 to 10
-    found, _ = run(FIRING, precision, poisoned, index, state)
-    others = [*range(4), *range(11, len(index))]
-    assert found[4:11].isnan().any() and torch.allclose(found[others], expected[others], rtol=1e-5, atol=1e-6)
+    inputs[-2], inputs[-1], state[0][4, 11:] = torch.inf, torch.nan, torch.inf
+    index[5:7] = torch.tensor([6, 7])  # tokens two and three of the sentence of tokens 4 to 10
+    found, _ = run(FIRING, precision, inputs, index, state)
+    kept = torch.ones_like(found, dtype=torch.bool)
+    kept[4:11] = kept[11:15, 11:] = False
+    assert torch.equal(found[kept], expected[kept]) and found[11:15, 11:].isnan().any()
+    assert found[6:11, :11].isnan().all() and found[4:7, 11:].isnan().all()
 
 
 @pytest.mark.parametrize("native, shape, state, precision", [
