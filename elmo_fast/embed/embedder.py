@@ -70,8 +70,7 @@ class ElmoEmbedder:
 
     def embed_sentence(self, sentence: Sequence[str]) -> np.ndarray:
         """Vectors of one tokenized sentence: float32 [layers, tokens, 2 P]."""
-        check_sentence(sentence)
-        return self.embed_batch([sentence])[0]
+        return self.embed_batch([check_sentence(sentence)])[0]
 
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """Vectors of the sentences of a batch, float32 [layers, tokens, 2 P] a sentence; an empty one has no tokens.
@@ -104,7 +103,8 @@ class ElmoEmbedder:
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
-        return self.stream((_checked(sentence, number) for number, sentence in enumerate(sentences)), batch_size)
+        checked = (check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
+        return self.stream(checked, batch_size)
 
     def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         """As `embed_sentences`, of sentences that were checked before."""
@@ -141,11 +141,6 @@ class ElmoEmbedder:
                     index[line.text] = key
             if index is not None:
                 writer.write_index(index)
-
-
-def _checked(sentence: Sequence[str], number: int) -> Sequence[str]:
-    check_sentence(sentence, f"sentences[{number}]")
-    return sentence
 
 
 def mix_layers(vectors: np.ndarray, layers: str) -> np.ndarray:

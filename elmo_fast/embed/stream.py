@@ -192,7 +192,10 @@ class _TokenVectors:
         known = len(self._table.vectors) if self._table else 0
         if known < len(self._rows):
             new = self._bilm.token_encoder.strings(list(self._rows)[known:])
-            self._table = _joined(self._table, new) if self._table else new
+            if self._table:
+                rows = None if new.rows is None or self._table.rows is None else [self._table.rows, new.rows]
+                new = TokenEmbeddings(torch.cat([self._table.vectors, new.vectors]), rows and np.concatenate(rows))
+            self._table = new
         if len(self._rows) > _TABLE_ROWS:
             rows = np.concatenate([sentence.rows for sentence in in_flight])
             kept, renumbered = np.unique(rows, return_inverse=True)
@@ -204,8 +207,3 @@ class _TokenVectors:
             for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
                 sentence.rows = rows
         return self._table
-
-
-def _joined(table: TokenEmbeddings, new: TokenEmbeddings) -> TokenEmbeddings:
-    rows = None if table.rows is None or new.rows is None else np.concatenate([table.rows, new.rows])
-    return TokenEmbeddings(torch.cat([table.vectors, new.vectors]), rows)

@@ -16,7 +16,7 @@ from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.state_dict import require_data
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import LastResult, check_weights, fingerprint, read_weights, version_keys
+from elmo_fast.model.weights import LastResult, check_weights, fingerprint, read_model, version_keys
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
@@ -48,19 +48,10 @@ class BiLm(nn.Module):
     stay in memory only as the native engine packs them: for inference on the CPU, not to be saved, moved or trained.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        weights: Mapping[str, np.ndarray],
-        *,
-        state: str = "carry",
-        precision: str = "highest",
-        backend: str = "auto",
-        requires_grad: bool = False,
-        warm_text: Sequence[Sequence[str]] = WARM_TEXT,
-        keep_fp32: bool = True,
-        token_table: TokenTable | str | os.PathLike | None = None,
-    ):
+    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
+                 precision: str = "highest", backend: str = "auto", requires_grad: bool = False,
+                 warm_text: Sequence[Sequence[str]] = WARM_TEXT, keep_fp32: bool = True,
+                 token_table: TokenTable | str | os.PathLike | None = None):
         super().__init__()
         check_weights(weights, options)
         self.options = options
@@ -81,7 +72,7 @@ class BiLm(nn.Module):
     @classmethod
     def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
         """Read a model from two paths or URLs; `arguments` are those of `BiLm`."""
-        return cls._read(find_model(options_file=options_file, weight_file=weight_file), **arguments)
+        return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), **arguments)
 
     @classmethod
     def from_model(cls, model: str | os.PathLike | ModelFiles, **arguments) -> "BiLm":
@@ -90,8 +81,7 @@ class BiLm(nn.Module):
 
     @classmethod
     def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
-        options = Options.from_file(files.options_file)
-        return cls(options, read_weights(files.weight_file, options), **arguments)
+        return cls(*read_model(files), **arguments)
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder

@@ -18,6 +18,7 @@ from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.text import characters
+from elmo_fast.text.batching import BOUNDARIES
 
 _WARMUP_TOKENS = 4096
 
@@ -41,8 +42,7 @@ class CharacterEncoder(AllenNlpStateDict):
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids of `<S>` and of `</S>`, each [*row_shape]."""
-        first, last = self.token_ids([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
-        return first, last
+        return tuple(self.token_ids(BOUNDARIES))
 
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
         """Ids of tokens: int64 [len(tokens), *row_shape]."""

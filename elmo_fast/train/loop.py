@@ -14,8 +14,8 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import State
+from elmo_fast.ops.schemas import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import TrainLog, plot_losses
@@ -92,7 +92,7 @@ class Trainer:
         state = self._zero_some_rows(self._states[k])
         losses, self._states[k], used = self.model.losses(batch, state, self._drop if self.config.dropout else None)
         loss = losses.mean()
-        with numerics(self.model.softmax_precision, self.replicas.device):
+        with gradient_numerics(self.model.precision, self.replicas.device):
             (loss * (self.config.unroll_steps / self.streams)).backward()
         return loss.detach(), used
 
@@ -192,7 +192,10 @@ class Run:
                 self._bar.update()
                 self._after_step(trainer.step_number, self._is_stopped(stop))
             self._save()
-            self._end("early stop" if self._stops_early() else "done")
+            if self._is_first:
+                self._log.write("end", trainer.step_number, why="early stop" if self._stops_early() else "done")
+                if no_plot := plot_losses(self._folder):
+                    self._log.write("note", trainer.step_number, text=no_plot)
 
     def _after_step(self, number: int, is_stopped: bool) -> None:
         if number % self._config.log_every == 0 or number == self._steps:
@@ -271,12 +274,6 @@ class Run:
         if state is not None:
             checkpoint.save(self._folder, {**state, "evaluations": self._evaluations}, self._config.keep)
         self._saved = self._trainer.step_number
-
-    def _end(self, why: str) -> None:
-        if self._is_first:
-            self._log.write("end", self._trainer.step_number, why=why)
-            if no_plot := plot_losses(self._folder):
-                self._log.write("note", self._trainer.step_number, text=no_plot)
 
 
 @contextlib.contextmanager

@@ -17,11 +17,11 @@ from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import describe, read_table
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import read_weights
+from elmo_fast.model.weights import read_model
 from elmo_fast.ops.reference import State
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
@@ -181,9 +181,7 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
 
 
 def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, **arguments: Any) -> BiLm:
-    files = find_model(options_file=options_file, weight_file=weight_file)
-    options = Options.from_file(files.options_file)
-    weights = read_weights(files.weight_file, options)
+    options, weights = read_model(find_model(options_file=options_file, weight_file=weight_file))
     if embedding_weight_file is None:
         if options.char_cnn is None:
             raise ConfigurationError("use_character_inputs: expected False for a model that reads word ids, got True")

@@ -23,7 +23,7 @@ from elmo_fast.choices import STORAGES
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_hdf5, check_target, open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import check_precision
-from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
+from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
 FORMAT_VERSION = 1
@@ -126,16 +126,15 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
 
     Where an iterable lacks the two they are put at its end: the numbers of its words stay.
     """
-    boundaries = BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
     if isinstance(vocabulary, (str, os.PathLike)):
         read = Vocabulary(vocabulary)
-        read.require(*boundaries)
+        read.require(*BOUNDARIES)
         return list(read.words)
     if not isinstance(vocabulary, Iterable):
         raise ValueError(f"vocabulary: expected a file or words, got {type(vocabulary).__name__}")
     words = list(map(_checked, vocabulary))
     known = set(words)
-    return words + [word for word in boundaries if word not in known]
+    return words + [word for word in BOUNDARIES if word not in known]
 
 
 class ResumableWriter:

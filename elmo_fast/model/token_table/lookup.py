@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_choice
 from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError
@@ -21,8 +22,9 @@ from elmo_fast.ops.projected_lstm import accepts_input_projections, input_projec
 from elmo_fast.ops.reference import LstmWeights
 from elmo_fast.ops.weight_cache import version_key
 from elmo_fast.text import characters
+from elmo_fast.text.batching import BOUNDARIES
 
-BOUNDARIES = ("add", "present")
+BOUNDARY_CHOICES = ("add", "present")
 PROJECTION_BYTES = 1 << 27  # 1,024 words in the original size, 4,096 in the small one; 25 amino acids take 3 MB
 SAMPLE = 64
 
@@ -85,12 +87,11 @@ class TableLookup:
         return len(self.table)
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self.table.rows([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
+        rows = self.table.rows(BOUNDARIES)
         if (rows < 0).any():
             raise ConfigurationError("boundaries: expected 'present' for word ids of a token table without <S> and "
                                      "</S>, got 'add'")
-        first, last = torch.from_numpy(rows + 1)
-        return first, last
+        return tuple(torch.from_numpy(rows + 1))
 
     def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of words by id, int [N], 1 to V."""
@@ -302,8 +303,7 @@ class TokenEncoder:
 
 def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableLookup) -> None:
     """Raise `ValueError` unless ids are integers of the shape that `source` reads."""
-    if boundaries not in BOUNDARIES:
-        raise ValueError(f"boundaries: expected one of {', '.join(BOUNDARIES)}, got {boundaries!r}")
+    check_choice("boundaries", boundaries, BOUNDARY_CHOICES)
     row_shape = source.row_shape
     expected = f"integers of shape [batch, tokens{''.join(f', {size}' for size in row_shape)}]"
     if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
