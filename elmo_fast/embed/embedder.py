@@ -29,10 +29,8 @@ DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
 class ElmoEmbedder:
     """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
-    In `state="carry"`, AllenNLP's way, sentence k of a batch starts where sentence k of the last batch ended, so
-    a sentence embedded twice gives two results; with `zero` and `warm` it gives the same (see `BiLm`).
-    `options_file` and `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. `keep_fp32=False` halves the
-    memory there (see `BiLm`). `token_table` is a `TokenTable` or its file, from which tokens have their vectors.
+    With `state="carry"`, as in AllenNLP, a sentence embedded twice gives two results. `options_file` and `weight_file`
+    are paths or URLs; `cuda_device` -1 is the CPU, where `keep_fp32=False` halves the memory. All else as in `BiLm`.
     """
 
     _bilm: type[BiLm] = BiLm

@@ -79,18 +79,14 @@ class Elmo(nn.Module):
         ours = isinstance(self._elmo_lstm, BiLm)
         output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
         activations, mask = output["activations"], output["mask"]
-        representations = [self._dropout(self._mixed(k, activations, mask)) for k in range(self._mixes)]
-        if not self._keep_sentence_boundaries:
-            mask = remove_boundaries(activations[0][..., :0], mask)[1]
+        mixed = [getattr(self, f"scalar_mix_{k}")(activations, mask) for k in range(self._mixes)]
+        if self._keep_sentence_boundaries:  # layer norm leaves an offset past the end
+            mixed = [torch.where(mask[..., None] > 0, values, values.new_zeros(())) for values in mixed]
+        else:
+            mixed, (mask, *_) = zip(*(remove_boundaries(values, mask) for values in mixed))
         shape = (*leading, mask.shape[1])
-        return {"elmo_representations": [mixed.view(*shape, mixed.shape[-1]) for mixed in representations],
+        return {"elmo_representations": [self._dropout(values).view(*shape, values.shape[-1]) for values in mixed],
                 "mask": mask.long().view(shape)}
-
-    def _mixed(self, k: int, activations, mask) -> torch.Tensor:
-        mixed = getattr(self, f"scalar_mix_{k}")(activations, mask)
-        if not self._keep_sentence_boundaries:
-            return remove_boundaries(mixed, mask)[0]
-        return torch.where(mask[..., None] > 0, mixed, mixed.new_zeros(()))  # layer norm leaves an offset past the end
 
 
 def _flat(ids: torch.Tensor | None, dims: int) -> torch.Tensor | None:

@@ -116,14 +116,9 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
 
 def _lstm_options(section: "_Section") -> LstmOptions:
     options = LstmOptions(
-        dim=section.count("dim"),
-        projection_dim=section.count("projection_dim"),
-        n_layers=section.count("n_layers", default=1),
-        use_skip_connections=section.value("use_skip_connections", "true or false",
-                                           lambda value: isinstance(value, bool)),
-        cell_clip=section.clip("cell_clip"),
-        proj_clip=section.clip("proj_clip"),
-    )
+        section.count("dim"), section.count("projection_dim"), section.count("n_layers", default=1),
+        section.value("use_skip_connections", "true or false", lambda value: isinstance(value, bool)),
+        section.clip("cell_clip"), section.clip("proj_clip"))
     if options.projection_dim > options.dim:
         raise section.error("projection_dim", f"at most dim ({options.dim})", options.projection_dim)
     return options
@@ -133,12 +128,8 @@ def _char_cnn_options(section: "_Section") -> CharCnnOptions:
     max_characters = section.count("max_characters_per_token", least=3)
     section.one_of("n_characters", N_CHARACTERS, default=N_CHARACTERS[1])
     return CharCnnOptions(
-        embedding_dim=section.section("embedding").count("dim"),
-        filters=section.filters("filters", max_characters),
-        max_characters_per_token=max_characters,
-        activation=section.one_of("activation", ACTIVATIONS),
-        n_highway=section.count("n_highway", default=0, least=0),
-    )
+        section.section("embedding").count("dim"), section.filters("filters", max_characters), max_characters,
+        section.one_of("activation", ACTIVATIONS), section.count("n_highway", default=0, least=0))
 
 
 _REQUIRED = object()

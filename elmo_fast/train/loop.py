@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from elmo_fast.model.options import ConfigurationError
@@ -153,12 +154,7 @@ class Trainer:
 
 def _to_device(value, device: torch.device):
     """Tensors in nested tuples, on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple):
-        moved = [_to_device(part, device) for part in value]
-        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
-    return value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 class Interrupted(KeyboardInterrupt):

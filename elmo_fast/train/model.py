@@ -45,10 +45,8 @@ class LanguageModel(nn.Module):
         self.config, self.backend, self.precision = config, "auto", precision
         self.directions = 2 if config.bidirectional else 1
         source = WordEmbedder if config.model.char_cnn is None else CharacterEncoder
-        lstm = {name: value for name, value in weights.items() if name.startswith("RNN_")}
-        tokens = {name: value for name, value in weights.items() if name not in SOFTMAX and name not in lstm}
-        self.token_source = source(config.model, tokens, True)
-        self.lstm = LstmStack(config.model, lstm, True, "zero")
+        self.token_source = source(config.model, {name: weights[name] for name in weights if name not in SOFTMAX}, True)
+        self.lstm = LstmStack(config.model, weights, True, "zero")
         for name, parameter in list(self.lstm.named_parameters()):
             dataset, direction, layer = name.rsplit("_", 2)
             if not config.bidirectional and direction == "0":

@@ -129,12 +129,11 @@ class TableLookup:
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
-        if (key := version_keys(self._encoder)) != self._key:
-            if (digest := self._encoder.digest()) != self._digest:
-                raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
-                                         f"after it was set (fingerprint of the weights now {digest}, then "
-                                         f"{self._digest}); build the table again")
-            self._key = key
+        if (key := version_keys(self._encoder)) != self._key and (digest := self._encoder.digest()) != self._digest:
+            raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
+                                     f"after it was set (fingerprint of the weights now {digest}, then "
+                                     f"{self._digest}); build the table again")
+        self._key = key
 
     def __getstate__(self) -> dict:
         """Version keys of weights are invalid in a copy."""
@@ -331,7 +330,6 @@ def _check_numbers(words: torch.Tensor, ids: torch.Tensor | None) -> None:
     if ids is not None and ids.shape[:2] != words.shape:
         raise ValueError(f"word_inputs: expected a number for each token of ids {tuple(ids.shape[:2])}, "
                          f"got shape {tuple(words.shape)}")
-    present = words > 0
-    if (present[:, 1:] & ~present[:, :-1]).any():
+    if ((words[:, 1:] > 0) & (words[:, :-1] == 0)).any():
         raise ValueError("word_inputs: expected every sentence's words before its padding (number 0), "
                          "got a 0 in front of a word")

@@ -1,5 +1,6 @@
 """`allennlp.modules.elmo_lstm`: the stack of LSTM layers by itself, over padded vectors and a mask."""
 
+import itertools
 import math
 import os
 from collections.abc import Mapping
@@ -131,14 +132,12 @@ def _check(fits: bool, name: str, expected: str, value) -> None:
 
 def _random_weights(lstm: LstmOptions, input_size: int) -> dict[str, np.ndarray]:
     """Weights by dataset name: orthogonal blocks for each gate, uniform projections, zero biases."""
-    weights = {}
-    for direction in DIRECTIONS:
-        for layer in range(lstm.n_layers):
-            widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
-            rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, lstm.dim)) for _ in range(4)], dim=1)
-                    for width in widths]
-            limit = 1 / math.sqrt(lstm.dim)
-            values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
-                      "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
-            weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
+    weights, limit = {}, 1 / math.sqrt(lstm.dim)
+    for direction, layer in itertools.product(DIRECTIONS, range(lstm.n_layers)):
+        widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
+        rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, lstm.dim)) for _ in range(4)], dim=1)
+                for width in widths]
+        values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
+                  "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
+        weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
     return weights
