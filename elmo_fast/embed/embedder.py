@@ -132,7 +132,11 @@ class ElmoEmbedder:
             lines, running = itertools.tee(read_lines(input_file, allow_blank))
             arrays = self.stream((line.tokens for line in running), batch_size)
             index: dict[str, str] | None = None if forget_sentences or use_sentence_keys else {}
-            for number, (vectors, line) in enumerate(zip(_progress(arrays, count, progress), lines)):
+            if progress:
+                as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False}
+                arrays = iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None,
+                                              **(as_lines if progress == "lines" else {})}))
+            for number, (vectors, line) in enumerate(zip(arrays, lines)):
                 key = line.text if use_sentence_keys else str(number)
                 writer.write(key, mix_layers(vectors, output_format))
                 if index is not None:
@@ -146,13 +150,6 @@ def mix_layers(vectors: np.ndarray, layers: str) -> np.ndarray:
     if layers == "all":
         return vectors
     return vectors[-1] if layers == "top" else vectors.mean(axis=0)
-
-
-def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool | str) -> Iterator[np.ndarray]:
-    if not wanted:
-        return arrays
-    as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False} if wanted == "lines" else {}
-    return iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None, **as_lines}))
 
 
 class _Lines(io.TextIOBase):

@@ -129,8 +129,7 @@ class SlotStream:
                 self._queues[position if self._carried else slot].append(sentence)
         return True
 
-    def _advance(self, pieces: list[_Piece], table: TokenEmbeddings,
-                 state: RunState | None) -> tuple[_Chunk, RunState]:
+    def _advance(self, pieces: list[_Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
         schedule, rows = _schedule(pieces, len(self._queues))
         layers, state = self._bilm.run(table, torch.from_numpy(schedule.tokens), schedule, state)

@@ -27,8 +27,8 @@ class CharacterEncoder(AllenNlpStateDict):
     """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
 
     Parameters have the names and shapes of bilm-tf's datasets. Where the filters already have the projection's
-    size and the weights hold no `CNN_proj`, there is none. `row_shape` is the shape of a token's ids, (C,), and
-    `largest` the largest id.
+    size and the weights hold no `CNN_proj`, there is none. `row_shape` is the shape of a token's ids, (C,),
+    `largest` the largest id, `dim` is P.
     """
 
     largest = int(characters.to_model_ids(characters.PADDING))
@@ -36,7 +36,7 @@ class CharacterEncoder(AllenNlpStateDict):
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__({_own_name(name): name for name in weights if not name.startswith("RNN_")}, weights,
                          requires_grad)
-        self.options = options.char_cnn
+        self.options, self.dim = options.char_cnn, options.lstm.projection_dim
         self.row_shape = (self.options.max_characters_per_token,)
         self.has_projection = "CNN_proj/W_proj" in weights
 
@@ -62,11 +62,6 @@ class CharacterEncoder(AllenNlpStateDict):
         for weights in highways:
             x = highway(x, *weights, **how)
         return full_precision(x) if projection is None else linear(x, *projection, **how)
-
-    @property
-    def dim(self) -> int:
-        """Values of a token's vector."""
-        return len(self.b_proj) if self.has_projection else self.options.n_filters
 
     def digest(self) -> str:
         """A fingerprint of the weights as they are now, or as they were when they were dropped."""

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.ops.reference import State
 from elmo_fast.ops.schemas import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
@@ -90,20 +89,16 @@ class Trainer:
     def _backward(self, k: int, batch: Batch):
         numbers = [11, self.config.seed, self._numbers[k], self.step_number]
         self._random.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1))
-        state = self._zero_some_rows(self._states[k])
+        state = self._states[k]
+        if self.config.reset_states:
+            drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
+            unchanged = (drawn >= self.config.reset_states)[None, :, None]
+            state = tuple(torch.where(unchanged, part, torch.zeros_like(part)) for part in state)
         losses, self._states[k], used = self.model.losses(batch, state, self._drop if self.config.dropout else None)
         loss = losses.mean()
         with gradient_numerics(self.model.precision, self.replicas.device):
             (loss * (self.config.unroll_steps / self.streams)).backward()
         return loss.detach(), used
-
-    def _zero_some_rows(self, state: State) -> State:
-        """h [L, rows, 2 P] and c [L, rows, 2 D] with zeros in randomly drawn rows."""
-        if not self.config.reset_states:
-            return state
-        drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
-        unchanged = (drawn >= self.config.reset_states)[None, :, None]
-        return tuple(torch.where(unchanged, part, torch.zeros_like(part)) for part in state)
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         keep = 1 - self.config.dropout

@@ -71,7 +71,14 @@ class ElmoLstm(LstmStack):
 
         Zero where the mask is zero. The carried state of a row whose mask is all zero does not change.
         """
-        present = self._present(inputs, mask)
+        if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
+            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {self.input_size}], "
+                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        if mask.shape != inputs.shape[:2]:
+            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
+        present = mask > 0
+        if (present[:, 1:] & ~present[:, :-1]).any():
+            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
         with numerics(self.precision, inputs.device):
             if self.training and self.recurrent_dropout_probability:
                 return self._run_dropping(inputs, present)
@@ -84,17 +91,6 @@ class ElmoLstm(LstmStack):
         positions = present.flatten().nonzero().squeeze(1)
         values = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
         return padded.index_copy(1, positions, values).view(len(layers), *mask.shape, -1)
-
-    def _present(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
-            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {self.input_size}], "
-                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        if mask.shape != inputs.shape[:2]:
-            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
-        present = mask > 0
-        if (present[:, 1:] & ~present[:, :-1]).any():
-            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
-        return present
 
     def _run_dropping(self, inputs: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         """As `forward`, with recurrent dropout: every direction of every layer has its own mask."""
