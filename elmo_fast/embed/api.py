@@ -88,7 +88,14 @@ class LoadedElmo:
     def _run(self, texts: list[Text], layers: Layers, pool: str | None, batch_size: int) -> Iterator[np.ndarray]:
         """The stream with its layers mixed and tokens pooled: a `map`, which adds no frame above the stream's."""
         sentences = check_batch(map(_tokens, texts), "sentences")
-        factors = self._factors(layers)
+        count = self.bilm.num_layers
+        named = {"all": None, "top": np.eye(count, dtype=np.float32)[-1],
+                 "average": np.full(count, 1 / count, np.float32)}
+        if isinstance(layers, str) and layers not in named:
+            raise ValueError(f"layers: expected one of {', '.join(named)} or {count} numbers, got {layers!r}")
+        factors = named[layers] if isinstance(layers, str) else np.asarray(layers, dtype=np.float32)
+        if factors is not None and factors.shape != (count,):
+            raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
         if pool not in (None, *POOLS):
             raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {pool!r}")
         empty = next((number for number, tokens in enumerate(sentences) if not len(tokens)), None)
@@ -100,19 +107,6 @@ class LoadedElmo:
             return POOLS[pool](vectors) if pool else vectors
 
         return map(finish, self._embedder.stream(sentences, batch_size))
-
-    def _factors(self, layers: Layers) -> np.ndarray | None:
-        count = self.bilm.num_layers
-        named = {"all": None, "top": np.eye(count, dtype=np.float32)[-1],
-                 "average": np.full(count, 1 / count, np.float32)}
-        if isinstance(layers, str):
-            if layers not in named:
-                raise ValueError(f"layers: expected one of {', '.join(named)} or {count} numbers, got {layers!r}")
-            return named[layers]
-        factors = np.asarray(layers, dtype=np.float32)
-        if factors.shape != (count,):
-            raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
-        return factors
 
 
 def _first_last(vectors: np.ndarray) -> np.ndarray:

@@ -83,7 +83,8 @@ class Elmo(nn.Module):
         if self._keep_sentence_boundaries:  # layer norm leaves an offset past the end
             mixed = [torch.where(mask[..., None] > 0, values, values.new_zeros(())) for values in mixed]
         else:
-            mixed, (mask, *_) = zip(*(remove_boundaries(values, mask) for values in mixed))
+            inner = [remove_boundaries(values, mask) for values in mixed]
+            mixed, mask = [values for values, _ in inner], inner[0][1]
         shape = (*leading, mask.shape[1])
         return {"elmo_representations": [self._dropout(values).view(*shape, values.shape[-1]) for values in mixed],
                 "mask": mask.long().view(shape)}
