@@ -74,8 +74,10 @@ class LoadedElmo:
         """
         check_array_file(path, pool is not None and layers != "all")
         texts = _listed(sentences)
+        heads = [text.header.split()[:1] if isinstance(text, FastaRecord) else [] for text in texts]
+        names = (head[0] if head else str(number) for number, head in enumerate(heads))
         with self._in_state(state):
-            write_arrays(path, zip(_names(texts), self._run(texts, layers, pool, batch_size)))
+            write_arrays(path, zip(names, self._run(texts, layers, pool, batch_size)))
 
     @contextlib.contextmanager
     def _in_state(self, state: str) -> Iterator[None]:
@@ -129,9 +131,3 @@ def _tokens(text: Text) -> Sequence[str]:
     if isinstance(text, FastaRecord):
         return list(text.sequence)
     return text.split() if isinstance(text, str) else text
-
-
-def _names(texts: list[Text]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        words = text.header.split() if isinstance(text, FastaRecord) else []
-        yield words[0] if words else str(number)
