@@ -16,6 +16,8 @@ UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own v
 STORAGES = ("float32", "float16")  # of the vectors in a token table
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
 SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
+# LSTM cells, projection and highway layers of the published models.
+SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 
 DEFAULT_BATCH_SIZE = 64  # sentences
 SEQVEC_BATCH_SIZE = 15000  # residues

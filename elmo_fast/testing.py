@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from elmo_fast import choices
 from elmo_fast.model.options import Options
+from elmo_fast.train.config import FILTERS
 
 # Relative Frobenius error of a layer against the float64 reference, by precision and hardware path.
 AGAINST_FLOAT64 = {"highest": 2e-6, "high-amx": 4e-5, "high-tf32": 2.5e-3, "medium-fp16": 3e-3, "medium-bf16": 3e-2}
@@ -16,9 +18,7 @@ GRADIENT_AGAINST_FLOAT64 = 2e-5  # the same of a gradient in fp32, against the r
 AGAINST_TENSORFLOW = 1e-5  # largest absolute error against embeddings that TensorFlow wrote
 SAME_MODEL = 2e-6  # the same between two runs of one model in fp32 whose sums may be ordered differently
 
-FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
-# LSTM cells, projection and highway layers of the published models, and of one for dry runs.
-SIZES = {"tiny": (32, 16, 1), "small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
+SIZES = {"tiny": (32, 16, 1), **choices.SIZES}  # the first is for dry runs
 TINY = {
     "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3,
              "proj_clip": 3},
@@ -40,9 +40,7 @@ def _content(lstm: dict[str, Any], char_cnn: dict[str, Any]) -> dict[str, Any]:
 
 def standard_options(size: str, **lstm) -> dict[str, Any]:
     """Content of a published model's `options.json`; keyword arguments replace entries of `lstm`."""
-    if size not in SIZES:
-        raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {size!r}")
-    cells, projection, highways = SIZES[size]
+    cells, projection, highways = SIZES[choices.check_choice("size", size, tuple(SIZES))]
     filters = [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS
     return _content({"dim": cells, "projection_dim": projection, **lstm},
                     {"embedding": {"dim": 16}, "filters": filters, "n_highway": highways})

@@ -17,7 +17,13 @@ _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryErro
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; 0 when done, 2 for bad usage or input, 1 for any other failure, with one line on stderr."""
-    parsed = vars(_parser().parse_args(arguments))
+    parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
+    parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in (embed.add_commands, train.add_commands, embed.add_seqvec):
+        add(commands)
+    parsed = vars(parser.parse_args(arguments))
     run, verbose = parsed.pop("run"), parsed.pop("verbose")
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -48,13 +54,3 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         self.exit(REFUSED, f"elmo-fast: error: {message} (see {self.prog} --help)\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
-    parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
-    parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (embed.add_commands, train.add_commands, embed.add_seqvec):
-        add(commands)
-    return parser

@@ -3,9 +3,9 @@
 import argparse
 import math
 
-from elmo_fast.choices import PRECISIONS
+from elmo_fast.choices import PRECISIONS, SIZES
 from elmo_fast.cli.flags import add_command, at_least, value_of
-from elmo_fast.train.config import DECAYS, OPTIMIZERS, SIZES
+from elmo_fast.train.config import DECAYS, OPTIMIZERS
 
 _TEXT = "files or globs of UTF-8 text, one tokenized sentence a line"
 _FRACTION = value_of(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)

@@ -41,7 +41,16 @@ class ElmoModel:
         is encoded once anyway. `full=True` is for `get_elmo_substitutes`.
         """
         check_count("max_batch_size", max_batch_size)
-        files = _files(directory)
+        folder = Path(directory)
+        weights = sorted(path for path in folder.glob("*.hdf5") if path.name != SOFTMAX_FILE) if folder.is_dir() else []
+        if len(weights) < 2:
+            files = find_model(directory)
+        elif not (folder / "options.json").is_file():
+            raise ConfigurationError(f"model {folder}: expected a file options.json, found none")
+        else:
+            named = folder / "model.hdf5"
+            vocabulary = next(filter(Path.is_file, (folder / "vocab.txt", folder / "vocab.txt.gz")), None)
+            files = ModelFiles(folder / "options.json", named if named in weights else weights[0], vocabulary)
         softmax = files.weight_file.parent / SOFTMAX_FILE
         if full and not (softmax.is_file() and files.vocab_file):
             raise FileNotFoundError(f"full: expected {SOFTMAX_FILE} and vocab.txt beside {files.weight_file.name}, as "
@@ -132,16 +141,3 @@ class ElmoModel:
         if self._embedder is None:
             raise RuntimeError("ElmoModel: expected load() to be called first")
         return self._embedder
-
-
-def _files(directory: str | os.PathLike) -> ModelFiles:
-    """As `find_model`; of several weight files `model.hdf5`, or else the first in alphabetical order."""
-    folder = Path(directory)
-    weights = sorted(path for path in folder.glob("*.hdf5") if path.name != SOFTMAX_FILE) if folder.is_dir() else []
-    if len(weights) < 2:
-        return find_model(directory)
-    if not (folder / "options.json").is_file():
-        raise ConfigurationError(f"model {folder}: expected a file options.json, found none")
-    named = folder / "model.hdf5"
-    vocabulary = next(filter(Path.is_file, (folder / "vocab.txt", folder / "vocab.txt.gz")), None)
-    return ModelFiles(folder / "options.json", named if named in weights else weights[0], vocabulary)

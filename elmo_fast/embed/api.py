@@ -74,8 +74,10 @@ class LoadedElmo:
         """
         check_array_file(path, pool is not None and layers != "all")
         texts = _listed(sentences)
+        heads = [text.header.split()[:1] if isinstance(text, FastaRecord) else [] for text in texts]
+        names = (head[0] if head else str(number) for number, head in enumerate(heads))
         with self._in_state(state):
-            write_arrays(path, zip(_names(texts), self._run(texts, layers, pool, batch_size)))
+            write_arrays(path, zip(names, self._run(texts, layers, pool, batch_size)))
 
     @contextlib.contextmanager
     def _in_state(self, state: str) -> Iterator[None]:
@@ -88,7 +90,14 @@ class LoadedElmo:
     def _run(self, texts: list[Text], layers: Layers, pool: str | None, batch_size: int) -> Iterator[np.ndarray]:
         """The stream with its layers mixed and tokens pooled: a `map`, which adds no frame above the stream's."""
         sentences = check_batch(map(_tokens, texts), "sentences")
-        factors = self._factors(layers)
+        count = self.bilm.num_layers
+        named = {"all": None, "top": np.eye(count, dtype=np.float32)[-1],
+                 "average": np.full(count, 1 / count, np.float32)}
+        if isinstance(layers, str) and layers not in named:
+            raise ValueError(f"layers: expected one of {', '.join(named)} or {count} numbers, got {layers!r}")
+        factors = named[layers] if isinstance(layers, str) else np.asarray(layers, dtype=np.float32)
+        if factors is not None and factors.shape != (count,):
+            raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
         if pool not in (None, *POOLS):
             raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {pool!r}")
         empty = next((number for number, tokens in enumerate(sentences) if not len(tokens)), None)
@@ -100,19 +109,6 @@ class LoadedElmo:
             return POOLS[pool](vectors) if pool else vectors
 
         return map(finish, self._embedder.stream(sentences, batch_size))
-
-    def _factors(self, layers: Layers) -> np.ndarray | None:
-        count = self.bilm.num_layers
-        named = {"all": None, "top": np.eye(count, dtype=np.float32)[-1],
-                 "average": np.full(count, 1 / count, np.float32)}
-        if isinstance(layers, str):
-            if layers not in named:
-                raise ValueError(f"layers: expected one of {', '.join(named)} or {count} numbers, got {layers!r}")
-            return named[layers]
-        factors = np.asarray(layers, dtype=np.float32)
-        if factors.shape != (count,):
-            raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
-        return factors
 
 
 def _first_last(vectors: np.ndarray) -> np.ndarray:
@@ -135,9 +131,3 @@ def _tokens(text: Text) -> Sequence[str]:
     if isinstance(text, FastaRecord):
         return list(text.sequence)
     return text.split() if isinstance(text, str) else text
-
-
-def _names(texts: list[Text]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        words = text.header.split() if isinstance(text, FastaRecord) else []
-        yield words[0] if words else str(number)

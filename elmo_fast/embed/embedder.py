@@ -29,10 +29,8 @@ DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
 class ElmoEmbedder:
     """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
-    In `state="carry"`, AllenNLP's way, sentence k of a batch starts where sentence k of the last batch ended, so
-    a sentence embedded twice gives two results; with `zero` and `warm` it gives the same (see `BiLm`).
-    `options_file` and `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. `keep_fp32=False` halves the
-    memory there (see `BiLm`). `token_table` is a `TokenTable` or its file, from which tokens have their vectors.
+    With `state="carry"`, as in AllenNLP, a sentence embedded twice gives two results. `options_file` and `weight_file`
+    are paths or URLs; `cuda_device` -1 is the CPU, where `keep_fp32=False` halves the memory. All else as in `BiLm`.
     """
 
     _bilm: type[BiLm] = BiLm
@@ -70,8 +68,7 @@ class ElmoEmbedder:
 
     def embed_sentence(self, sentence: Sequence[str]) -> np.ndarray:
         """Vectors of one tokenized sentence: float32 [layers, tokens, 2 P]."""
-        check_sentence(sentence)
-        return self.embed_batch([sentence])[0]
+        return self.embed_batch([check_sentence(sentence)])[0]
 
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """Vectors of the sentences of a batch, float32 [layers, tokens, 2 P] a sentence; an empty one has no tokens.
@@ -104,7 +101,8 @@ class ElmoEmbedder:
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
-        return self.stream((_checked(sentence, number) for number, sentence in enumerate(sentences)), batch_size)
+        checked = (check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
+        return self.stream(checked, batch_size)
 
     def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         """As `embed_sentences`, of sentences that were checked before."""
@@ -134,7 +132,11 @@ class ElmoEmbedder:
             lines, running = itertools.tee(read_lines(input_file, allow_blank))
             arrays = self.stream((line.tokens for line in running), batch_size)
             index: dict[str, str] | None = None if forget_sentences or use_sentence_keys else {}
-            for number, (vectors, line) in enumerate(zip(_progress(arrays, count, progress), lines)):
+            if progress:
+                as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False}
+                arrays = iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None,
+                                              **(as_lines if progress == "lines" else {})}))
+            for number, (vectors, line) in enumerate(zip(arrays, lines)):
                 key = line.text if use_sentence_keys else str(number)
                 writer.write(key, mix_layers(vectors, output_format))
                 if index is not None:
@@ -143,23 +145,11 @@ class ElmoEmbedder:
                 writer.write_index(index)
 
 
-def _checked(sentence: Sequence[str], number: int) -> Sequence[str]:
-    check_sentence(sentence, f"sentences[{number}]")
-    return sentence
-
-
 def mix_layers(vectors: np.ndarray, layers: str) -> np.ndarray:
     """[layers, ...] as it is for `all`; the last layer for `top` and the mean for `average`, [...]."""
     if layers == "all":
         return vectors
     return vectors[-1] if layers == "top" else vectors.mean(axis=0)
-
-
-def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool | str) -> Iterator[np.ndarray]:
-    if not wanted:
-        return arrays
-    as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False} if wanted == "lines" else {}
-    return iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None, **as_lines}))
 
 
 class _Lines(io.TextIOBase):

@@ -14,8 +14,6 @@ import numpy as np
 from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_target, deferred_signals
 from elmo_fast.model.options import ConfigurationError
 
-SUFFIXES = (".h5", ".npz", ".npy")
-
 
 class Line(NamedTuple):
     """A line without its outer whitespace, and its tokens."""
@@ -121,8 +119,8 @@ def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
 def check_array_file(path: str | os.PathLike, equal_shapes: bool) -> None:
     """Raise `ConfigurationError` or `OSError` when `write_arrays` could not write there; `.npy` needs equal shapes."""
     suffix = Path(path).suffix
-    if suffix not in SUFFIXES:
-        raise ConfigurationError(f"output: expected a file that ends in {', '.join(SUFFIXES)}, got {os.fspath(path)}")
+    if suffix not in _WRITERS:
+        raise ConfigurationError(f"output: expected a file that ends in {', '.join(_WRITERS)}, got {os.fspath(path)}")
     if suffix == ".npy" and not equal_shapes:
         raise ConfigurationError("output: expected .h5 or .npz for arrays of different lengths, got .npy, which is for "
                                  "a single vector a text (pooled; --protein)")
@@ -133,7 +131,7 @@ def check_array_file(path: str | os.PathLike, equal_shapes: bool) -> None:
 
 def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
-    {".h5": _write_h5, ".npz": _write_npz, ".npy": _write_npy}[Path(path).suffix](path, arrays)
+    _WRITERS[Path(path).suffix](path, arrays)
 
 
 def _write_h5(path, arrays) -> None:
@@ -161,3 +159,6 @@ def _write_npy(path, arrays) -> None:
         names_part.write_text(json.dumps([name for name, _ in named]), encoding="utf-8")
         with open(part, "wb") as file:
             np.save(file, np.asarray([values for _, values in named]), allow_pickle=False)
+
+
+_WRITERS = {".h5": _write_h5, ".npz": _write_npz, ".npy": _write_npy}

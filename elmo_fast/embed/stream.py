@@ -13,7 +13,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
-from elmo_fast.ops.schedule import Schedule, make_schedule
+from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
 _ROWS_PER_CHUNK = 4096
@@ -129,13 +129,20 @@ class SlotStream:
                 self._queues[position if self._carried else slot].append(sentence)
         return True
 
-    def _advance(self, pieces: list[_Piece], table: TokenEmbeddings,
-                 state: RunState | None) -> tuple[_Chunk, RunState]:
+    def _advance(self, pieces: list[_Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
-        schedule, rows = _schedule(pieces, len(self._queues))
-        layers, state = self._bilm.run(table, torch.from_numpy(schedule.tokens), schedule, state)
-        tokens = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
-        return (pieces, rows, HostCopy([each.float() for each in (tokens, *layers)], self._copies)), state
+        counts = [piece.end - piece.begin for piece in pieces]
+        schedule = make_schedule(counts, [piece.slot for piece in pieces], len(self._queues))
+        forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
+        backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
+        tokens = np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])  # rows of token vectors
+        packed_rows = np.split(np.argsort(schedule.tokens[0]), np.cumsum(counts)[:-1])
+        starts = schedule.sequence_starts.copy()
+        starts[[rows[0] for piece, rows in zip(pieces, packed_rows) if piece.begin > 0]] = False
+        schedule = replace(schedule, tokens=tokens, sequence_starts=starts)
+        layers, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state)
+        vectors = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
+        return (pieces, packed_rows, HostCopy([each.float() for each in (vectors, *layers)], self._copies)), state
 
     def _collect(self, chunk: _Chunk) -> None:
         """Copy a chunk's outputs to its sentences, without those of BOS and EOS."""
@@ -161,19 +168,6 @@ class SlotStream:
         return np.empty((self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()), dtype=np.float32)
 
 
-def _schedule(pieces: list[_Piece], slots: int) -> tuple[Schedule, list[np.ndarray]]:
-    """The schedule of a chunk, whose tokens are rows of token vectors, and the packed rows of each piece."""
-    counts = [piece.end - piece.begin for piece in pieces]
-    schedule = make_schedule(counts, [piece.slot for piece in pieces], slots)
-    forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
-    backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
-    tokens = np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])
-    packed_rows = np.split(np.argsort(schedule.tokens[0]), np.cumsum(counts)[:-1])
-    starts = schedule.sequence_starts.copy()
-    starts[[rows[0] for piece, rows in zip(pieces, packed_rows) if piece.begin > 0]] = False
-    return replace(schedule, tokens=tokens, sequence_starts=starts), packed_rows
-
-
 class _TokenVectors:
     """A bounded table of token vectors: each unique token is encoded once, until it is dropped from a full table."""
 
@@ -192,7 +186,10 @@ class _TokenVectors:
         known = len(self._table.vectors) if self._table else 0
         if known < len(self._rows):
             new = self._bilm.token_encoder.strings(list(self._rows)[known:])
-            self._table = _joined(self._table, new) if self._table else new
+            if self._table:
+                rows = None if new.rows is None or self._table.rows is None else [self._table.rows, new.rows]
+                new = TokenEmbeddings(torch.cat([self._table.vectors, new.vectors]), rows and np.concatenate(rows))
+            self._table = new
         if len(self._rows) > _TABLE_ROWS:
             rows = np.concatenate([sentence.rows for sentence in in_flight])
             kept, renumbered = np.unique(rows, return_inverse=True)
@@ -204,8 +201,3 @@ class _TokenVectors:
             for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
                 sentence.rows = rows
         return self._table
-
-
-def _joined(table: TokenEmbeddings, new: TokenEmbeddings) -> TokenEmbeddings:
-    rows = None if table.rows is None or new.rows is None else np.concatenate([table.rows, new.rows])
-    return TokenEmbeddings(torch.cat([table.vectors, new.vectors]), rows)

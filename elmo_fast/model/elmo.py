@@ -32,31 +32,22 @@ class Elmo(nn.Module):
 
     _bilm: type[BiLm] = BiLm
 
-    def __init__(
-        self,
-        options_file: str | os.PathLike | None,
-        weight_file: str | os.PathLike | None,
-        num_output_representations: int,
-        requires_grad: bool = False,
-        do_layer_norm: bool = False,
-        dropout: float = 0.5,
-        vocab_to_cache: Sequence[str] | None = None,
-        keep_sentence_boundaries: bool = False,
-        scalar_mix_parameters: Sequence[float] | None = None,
-        module: nn.Module | None = None,
-        *,
-        state: str = "carry",
-        precision: str = "highest",
-        backend: str = "auto",
-        token_table: TokenTable | str | os.PathLike | None = None,
-    ):
+    def __init__(self, options_file: str | os.PathLike | None, weight_file: str | os.PathLike | None,
+                 num_output_representations: int, requires_grad: bool = False, do_layer_norm: bool = False,
+                 dropout: float = 0.5, vocab_to_cache: Sequence[str] | None = None,
+                 keep_sentence_boundaries: bool = False, scalar_mix_parameters: Sequence[float] | None = None,
+                 module: nn.Module | None = None, *, state: str = "carry", precision: str = "highest",
+                 backend: str = "auto", token_table: TokenTable | str | os.PathLike | None = None):
         super().__init__()
-        if module is not None:
-            self._elmo_lstm = _check_module(module, options_file, weight_file, token_table)
-        else:
-            self._elmo_lstm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision,
-                                                    backend=backend, requires_grad=requires_grad,
-                                                    token_table=token_table)
+        if module is None:
+            module = self._bilm.from_files(options_file, weight_file, state=state, precision=precision,
+                                           backend=backend, requires_grad=requires_grad, token_table=token_table)
+        elif token_table is not None:
+            raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
+        elif options_file is not None or weight_file is not None:
+            raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
+                                     f"got {options_file!r} and {weight_file!r}")
+        self._elmo_lstm = module
         self._keep_sentence_boundaries = keep_sentence_boundaries
         self._has_cached_vocab = bool(vocab_to_cache)
         if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
@@ -64,9 +55,8 @@ class Elmo(nn.Module):
         self._dropout = nn.Dropout(p=dropout)
         self._mixes = check_count("num_output_representations", num_output_representations, ConfigurationError)
         for k in range(self._mixes):
-            mix = ScalarMix(self._elmo_lstm.num_layers, do_layer_norm, scalar_mix_parameters,
-                            trainable=scalar_mix_parameters is None)
-            self.add_module(f"scalar_mix_{k}", mix)
+            self.add_module(f"scalar_mix_{k}", ScalarMix(self._elmo_lstm.num_layers, do_layer_norm,
+                                                         scalar_mix_parameters, scalar_mix_parameters is None))
 
     def get_output_dim(self) -> int:
         """Values of one token in one representation: 2 P."""
@@ -89,29 +79,15 @@ class Elmo(nn.Module):
         ours = isinstance(self._elmo_lstm, BiLm)
         output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
         activations, mask = output["activations"], output["mask"]
-        representations = [self._dropout(self._mixed(k, activations, mask)) for k in range(self._mixes)]
-        if not self._keep_sentence_boundaries:
-            mask = remove_boundaries(activations[0][..., :0], mask)[1]
+        mixed = [getattr(self, f"scalar_mix_{k}")(activations, mask) for k in range(self._mixes)]
+        if self._keep_sentence_boundaries:  # layer norm leaves an offset past the end
+            mixed = [torch.where(mask[..., None] > 0, values, values.new_zeros(())) for values in mixed]
+        else:
+            inner = [remove_boundaries(values, mask) for values in mixed]
+            mixed, mask = [values for values, _ in inner], inner[0][1]
         shape = (*leading, mask.shape[1])
-        return {
-            "elmo_representations": [mixed.view(*shape, mixed.shape[-1]) for mixed in representations],
-            "mask": mask.long().view(shape),
-        }
-
-    def _mixed(self, k: int, activations, mask) -> torch.Tensor:
-        mixed = getattr(self, f"scalar_mix_{k}")(activations, mask)
-        if not self._keep_sentence_boundaries:
-            return remove_boundaries(mixed, mask)[0]
-        return torch.where(mask[..., None] > 0, mixed, mixed.new_zeros(()))  # layer norm leaves an offset past the end
-
-
-def _check_module(module: nn.Module, options_file, weight_file, token_table) -> nn.Module:
-    if token_table is not None:
-        raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
-    if options_file is not None or weight_file is not None:
-        raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
-                                 f"got {options_file!r} and {weight_file!r}")
-    return module
+        return {"elmo_representations": [self._dropout(values).view(*shape, values.shape[-1]) for values in mixed],
+                "mask": mask.long().view(shape)}
 
 
 def _flat(ids: torch.Tensor | None, dims: int) -> torch.Tensor | None:

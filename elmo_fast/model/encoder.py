@@ -18,6 +18,7 @@ from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.text import characters
+from elmo_fast.text.batching import BOUNDARIES
 
 _WARMUP_TOKENS = 4096
 
@@ -26,8 +27,8 @@ class CharacterEncoder(AllenNlpStateDict):
     """Char-CNN, highway layers and projection: character ids [N, C] -> token vectors [N, P].
 
     Parameters have the names and shapes of bilm-tf's datasets. Where the filters already have the projection's
-    size and the weights hold no `CNN_proj`, there is none. `row_shape` is the shape of a token's ids, (C,), and
-    `largest` the largest id.
+    size and the weights hold no `CNN_proj`, there is none. `row_shape` is the shape of a token's ids, (C,),
+    `largest` the largest id, `dim` is P.
     """
 
     largest = int(characters.to_model_ids(characters.PADDING))
@@ -35,14 +36,13 @@ class CharacterEncoder(AllenNlpStateDict):
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__({_own_name(name): name for name in weights if not name.startswith("RNN_")}, weights,
                          requires_grad)
-        self.options = options.char_cnn
+        self.options, self.dim = options.char_cnn, options.lstm.projection_dim
         self.row_shape = (self.options.max_characters_per_token,)
         self.has_projection = "CNN_proj/W_proj" in weights
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids of `<S>` and of `</S>`, each [*row_shape]."""
-        first, last = self.token_ids([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
-        return first, last
+        return tuple(self.token_ids(BOUNDARIES))
 
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
         """Ids of tokens: int64 [len(tokens), *row_shape]."""
@@ -62,11 +62,6 @@ class CharacterEncoder(AllenNlpStateDict):
         for weights in highways:
             x = highway(x, *weights, **how)
         return full_precision(x) if projection is None else linear(x, *projection, **how)
-
-    @property
-    def dim(self) -> int:
-        """Values of a token's vector."""
-        return len(self.b_proj) if self.has_projection else self.options.n_filters
 
     def digest(self) -> str:
         """A fingerprint of the weights as they are now, or as they were when they were dropped."""

@@ -198,8 +198,8 @@ class LstmStack(AllenNlpStateDict):
         zeros = self.zero_state(rows, like)
         if self._carried is None:
             return zeros
-        known = [old[:, :rows].to(like) for old in self._carried]
-        return tuple(torch.cat([old, zero[:, old.shape[1] :]], dim=1) for old, zero in zip(known, zeros))
+        return tuple(torch.cat([old[:, :rows].to(like), zero[:, old.shape[1] :]], dim=1)
+                     for old, zero in zip(self._carried, zeros))
 
     def _carried_rows(self) -> int:
         return 0 if self._carried is None else self._carried[0].shape[1]

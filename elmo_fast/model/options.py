@@ -74,8 +74,20 @@ class Options:
         """Check the content of an `options.json`; raises `ConfigurationError` naming `source` and the key."""
         top = _Section(options, source)
         top.value("bidirectional", "true (a two-direction model)", lambda value: value is True, default=True)
-        lstm = _lstm_options(top.section("lstm"))
-        char_cnn = _char_cnn_options(top.section("char_cnn")) if "char_cnn" in options else None
+        section, char_cnn = top.section("lstm"), None
+        lstm = LstmOptions(
+            section.count("dim"), section.count("projection_dim"), section.count("n_layers", default=1),
+            section.value("use_skip_connections", "true or false", lambda value: isinstance(value, bool)),
+            section.clip("cell_clip"), section.clip("proj_clip"))
+        if lstm.projection_dim > lstm.dim:
+            raise section.error("projection_dim", f"at most dim ({lstm.dim})", lstm.projection_dim)
+        if "char_cnn" in options:
+            section = top.section("char_cnn")
+            max_characters = section.count("max_characters_per_token", least=3)
+            section.one_of("n_characters", N_CHARACTERS, default=N_CHARACTERS[1])
+            char_cnn = CharCnnOptions(
+                section.section("embedding").count("dim"), section.filters("filters", max_characters), max_characters,
+                section.one_of("activation", ACTIVATIONS), section.count("n_highway", default=0, least=0))
         words = top.count("n_tokens_vocab", default=None)
         if char_cnn is None and words is None:
             raise ConfigurationError(f"{source}: expected the section char_cnn, or n_tokens_vocab for a model that "
@@ -112,33 +124,6 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigurationError(f"options_file {name}: expected a JSON object, got {content!r:.80}")
     return content
-
-
-def _lstm_options(section: "_Section") -> LstmOptions:
-    options = LstmOptions(
-        dim=section.count("dim"),
-        projection_dim=section.count("projection_dim"),
-        n_layers=section.count("n_layers", default=1),
-        use_skip_connections=section.value("use_skip_connections", "true or false",
-                                           lambda value: isinstance(value, bool)),
-        cell_clip=section.clip("cell_clip"),
-        proj_clip=section.clip("proj_clip"),
-    )
-    if options.projection_dim > options.dim:
-        raise section.error("projection_dim", f"at most dim ({options.dim})", options.projection_dim)
-    return options
-
-
-def _char_cnn_options(section: "_Section") -> CharCnnOptions:
-    max_characters = section.count("max_characters_per_token", least=3)
-    section.one_of("n_characters", N_CHARACTERS, default=N_CHARACTERS[1])
-    return CharCnnOptions(
-        embedding_dim=section.section("embedding").count("dim"),
-        filters=section.filters("filters", max_characters),
-        max_characters_per_token=max_characters,
-        activation=section.one_of("activation", ACTIVATIONS),
-        n_highway=section.count("n_highway", default=0, least=0),
-    )
 
 
 _REQUIRED = object()

@@ -17,12 +17,10 @@ from elmo_fast.model.atomic_file import open_hdf5
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.linear import linear
-from elmo_fast.text import characters
 from elmo_fast.text.batching import check_batch
-from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
+from elmo_fast.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
 SOFTMAX = ("softmax/W", "softmax/b")
-_SPECIAL = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
 _AT_ONCE = 1 << 24  # scores in memory at a time
 
 
@@ -77,12 +75,12 @@ class SoftmaxHead:
     def __init__(self, bilm: BiLm, w: np.ndarray, b: np.ndarray, vocabulary: Vocabulary):
         if vocabulary.size != len(w):
             raise ConfigurationError(f"vocabulary: expected the {len(w)} words of the softmax, got {vocabulary.size}")
-        vocabulary.require(*_SPECIAL)
+        vocabulary.require(*SPECIAL_WORDS)
         self.bilm, self.vocabulary = bilm, vocabulary
         device = next(bilm.parameters()).device
         self._w = torch.from_numpy(np.ascontiguousarray(w.T)).to(device)  # [P, V]
         self._b = torch.from_numpy(b).to(device)
-        self._marks = torch.tensor([vocabulary.word_to_id(word) for word in _SPECIAL], device=device)
+        self._marks = torch.tensor([vocabulary.word_to_id(word) for word in SPECIAL_WORDS], device=device)
 
     @classmethod
     def from_files(cls, bilm: BiLm, softmax_file: str | os.PathLike, vocab_file: str | os.PathLike) -> "SoftmaxHead":
@@ -120,7 +118,7 @@ class SoftmaxHead:
             if not 0 <= position < len(sentence):
                 raise ValueError(f"positions: expected 0 to {len(sentence) - 1}, got {position}")
         check_choice("direction", direction, DIRECTIONS)
-        k = min(check_count("k", k), self.vocabulary.size - len(_SPECIAL))
+        k = min(check_count("k", k), self.vocabulary.size - len(SPECIAL_WORDS))
         if not len(positions):
             return []
         (forward, backward), _ = self._states([sentence])

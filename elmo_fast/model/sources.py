@@ -39,12 +39,8 @@ class ModelFiles:
     vocab_file: Path | None = None
 
 
-def find_model(
-    model: str | os.PathLike | None = None,
-    *,
-    options_file: str | os.PathLike | None = None,
-    weight_file: str | os.PathLike | None = None,
-) -> ModelFiles:
+def find_model(model: str | os.PathLike | None = None, *, options_file: str | os.PathLike | None = None,
+               weight_file: str | os.PathLike | None = None) -> ModelFiles:
     """Local files of a model, fetched into the cache where they are remote.
 
     Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory

@@ -55,11 +55,9 @@ class AllenNlpStateDict(nn.Module):
         shapes = {prefix + name: value.shape for name, value in self._to_allennlp(own).items()}
         theirs = {name: state_dict.pop(name) for name in shapes if name in state_dict}
         missing = [name for name in shapes if name not in theirs]
-        wrong = [
-            f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from checkpoint, "
-            f"the shape in current model is {tuple(shapes[name])}."
-            for name, value in theirs.items() if value.shape != shapes[name]
-        ]
+        wrong = [f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from checkpoint, "
+                 f"the shape in current model is {tuple(shapes[name])}."
+                 for name, value in theirs.items() if value.shape != shapes[name]]
         error_msgs.extend(wrong)
         if missing or wrong:
             missing_keys.extend(missing)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target, open_hdf5
-from elmo_fast.model.options import N_CHARACTERS, CharCnnOptions, ConfigurationError, Options
+from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.ops.weight_cache import version_key
 
@@ -36,28 +37,25 @@ def expected_shapes(options: Options, has_projection: bool = False) -> dict[str,
     if cnn is None:
         shapes: dict[str, tuple[int, ...]] = {"embedding": (options.n_tokens_vocab, projection)}
     else:
-        shapes = _char_cnn_shapes(cnn)
-        if cnn.n_filters != projection or has_projection:
-            shapes |= {"CNN_proj/W_proj": (cnn.n_filters, projection), "CNN_proj/b_proj": (projection,)}
+        total = cnn.n_filters
+        shapes = {"char_embed": (N_CHARACTERS[0], cnn.embedding_dim)}
+        for index, (width, count) in enumerate(cnn.filters):
+            shapes |= {f"CNN/W_cnn_{index}": (1, width, cnn.embedding_dim, count), f"CNN/b_cnn_{index}": (count,)}
+        for layer, gate in itertools.product(range(cnn.n_highway), ("carry", "transform")):
+            shapes |= {f"CNN_high_{layer}/W_{gate}": (total, total), f"CNN_high_{layer}/b_{gate}": (total,)}
+        if total != projection or has_projection:
+            shapes |= {"CNN_proj/W_proj": (total, projection), "CNN_proj/b_proj": (projection,)}
     lstm_shapes = (2 * projection, 4 * options.lstm.dim), (4 * options.lstm.dim,), (options.lstm.dim, projection)
-    for direction in DIRECTIONS:
-        for layer in range(options.lstm.n_layers):
-            for dataset, shape in zip(LSTM_DATASETS[: 2 + options.lstm.is_projected], lstm_shapes):
-                shapes[lstm_name(direction, layer, dataset)] = shape
+    for direction, layer in itertools.product(DIRECTIONS, range(options.lstm.n_layers)):
+        for dataset, shape in zip(LSTM_DATASETS[: 2 + options.lstm.is_projected], lstm_shapes):
+            shapes[lstm_name(direction, layer, dataset)] = shape
     return shapes
 
 
-def _char_cnn_shapes(char_cnn: CharCnnOptions) -> dict[str, tuple[int, ...]]:
-    total = char_cnn.n_filters
-    shapes: dict[str, tuple[int, ...]] = {"char_embed": (N_CHARACTERS[0], char_cnn.embedding_dim)}
-    for index, (width, count) in enumerate(char_cnn.filters):
-        shapes[f"CNN/W_cnn_{index}"] = (1, width, char_cnn.embedding_dim, count)
-        shapes[f"CNN/b_cnn_{index}"] = (count,)
-    for layer in range(char_cnn.n_highway):
-        for gate in ("carry", "transform"):
-            shapes[f"CNN_high_{layer}/W_{gate}"] = (total, total)
-            shapes[f"CNN_high_{layer}/b_{gate}"] = (total,)
-    return shapes
+def read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
+    """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`."""
+    options = Options.from_file(files.options_file)
+    return options, read_weights(files.weight_file, options)
 
 
 def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndarray]:
@@ -73,9 +71,9 @@ def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndar
         # Datasets of the network that the options do not mention mean a file of another model.
         surplus = sorted(name for name in found if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
         if surplus:
-            raise ConfigurationError(
-                f"weight_file {os.fspath(path)}: expected the weights of the options ({options.lstm.n_layers} LSTM "
-                f"layers), found {surplus[0]} and {len(surplus) - 1} more beside them")
+            raise ConfigurationError(f"weight_file {os.fspath(path)}: expected the weights of the options "
+                                     f"({options.lstm.n_layers} LSTM layers), found {surplus[0]} and "
+                                     f"{len(surplus) - 1} more beside them")
         return weights
 
 
@@ -88,11 +86,10 @@ def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]
 def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
     found: dict[str, h5py.Dataset] = {}
     file.visititems(lambda name, item: found.__setitem__(name, item) if isinstance(item, h5py.Dataset) else None)
-    for direction in DIRECTIONS:
-        for dataset in LSTM_DATASETS:
-            short = f"RNN_{direction}/RNN/LSTMCell/{dataset}"
-            if short in found:
-                found.setdefault(lstm_name(direction, 0, dataset), found.pop(short))
+    for direction, dataset in itertools.product(DIRECTIONS, LSTM_DATASETS):
+        short = f"RNN_{direction}/RNN/LSTMCell/{dataset}"
+        if short in found:
+            found.setdefault(lstm_name(direction, 0, dataset), found.pop(short))
     return found
 
 
@@ -139,27 +136,23 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
     Characters uniform in ±1, words and LSTM uniform by fan-in and fan-out (Glorot); convolutions uniform in ±0.05 for
     relu (Kim et al. 2015), else normal by fan-in; highway and projection normal by fan-in, carry bias -2.
     """
-    generator = np.random.default_rng(seed)
-    return {
-        name: _initial(generator, name, shape, options).astype(np.float32)
-        for name, shape in expected_shapes(options).items()
-    }
-
-
-def _initial(generator: np.random.Generator, name: str, shape: tuple[int, ...], options: Options) -> np.ndarray:
-    leaf = name.rsplit("/", 1)[-1]
-    if leaf == "char_embed":
-        return generator.uniform(-1, 1, shape)
-    if leaf == "b_carry":
-        return np.full(shape, -2.0)
-    if len(shape) == 1:
-        return np.zeros(shape)
-    if leaf.startswith("W_cnn_") and options.char_cnn.activation == "relu":
-        return generator.uniform(-0.05, 0.05, shape)
-    if leaf in ("embedding", "W_0", "W_P_0"):
-        limit = np.sqrt(6 / sum(shape))
-        return generator.uniform(-limit, limit, shape)
-    return generator.normal(0, np.sqrt(1 / np.prod(shape[:-1])), shape)
+    generator, weights = np.random.default_rng(seed), {}
+    for name, shape in expected_shapes(options).items():
+        leaf, limit = name.rsplit("/", 1)[-1], None
+        if leaf == "char_embed":
+            limit = 1
+        elif leaf.startswith("W_cnn_") and options.char_cnn.activation == "relu":
+            limit = 0.05
+        elif leaf in ("embedding", "W_0", "W_P_0"):
+            limit = np.sqrt(6 / sum(shape))
+        if len(shape) == 1:
+            values = np.full(shape, -2.0 if leaf == "b_carry" else 0.0)
+        elif limit:
+            values = generator.uniform(-limit, limit, shape)
+        else:
+            values = generator.normal(0, np.sqrt(1 / np.prod(shape[:-1])), shape)
+        weights[name] = values.astype(np.float32)
+    return weights
 
 
 def fingerprint(weights: Weights, options: Options | None = None) -> str:
@@ -180,8 +173,7 @@ def fingerprint(weights: Weights, options: Options | None = None) -> str:
 
 def describe(files: ModelFiles) -> dict[str, str]:
     """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
-    options = Options.from_file(files.options_file)
-    weights = read_weights(files.weight_file, options)
+    options, weights = read_model(files)
     lstm, cnn = options.lstm, options.char_cnn
     described = {
         "options file": str(files.options_file),

@@ -22,11 +22,17 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
 
     On the CPU `native` computes in fp32 at every precision; it has no second derivatives.
     """
-    _check_ids(ids, filters)
+    widest = max(weight.shape[1] for weight, _ in filters)
+    if ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < widest:
+        raise ValueError(f"ids: expected integers [tokens, characters], at least {widest} characters, "
+                         f"got {ids.dtype} of shape {tuple(ids.shape)}")
     operands = char_embed, *(part for pair in filters for part in pair)
     chosen, precision = resolve("char_cnn", backend, *operands), precision or active_precision()
     if chosen == "native" and char_embed.device.type == "cuda":
-        _check_range(ids, len(char_embed))
+        largest = len(char_embed)  # ids on a GPU are not waited for
+        if ids.device.type == "cpu" and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) <= largest):
+            raise ValueError(f"ids: expected character ids from 0 to {largest}, got {int(ids.min())} to "
+                             f"{int(ids.max())}")
         ids = ids.to(char_embed.device)
     else:
         char_embed, precision = full_precision(char_embed), "highest"
@@ -38,17 +44,3 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, acti
     # the torch path sorts tokens by length and reads the lengths back, which a captured graph cannot
     in_full = chosen == "reference" or is_capturing(ids.device)
     return (reference if in_full else torch_char_cnn).char_cnn(ids, char_embed, filters, activation)
-
-
-def _check_ids(ids: torch.Tensor, filters) -> None:
-    """Raise `ValueError` unless `ids` are integers [N, C] with room for the widest filter."""
-    widest = max(weight.shape[1] for weight, _ in filters)
-    if ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < widest:
-        raise ValueError(f"ids: expected integers [tokens, characters], at least {widest} characters, "
-                         f"got {ids.dtype} of shape {tuple(ids.shape)}")
-
-
-def _check_range(ids: torch.Tensor, largest: int) -> None:
-    """Raise `ValueError` for ids on the CPU that are no characters; those on a GPU are not waited for."""
-    if ids.device.type == "cpu" and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) <= largest):
-        raise ValueError(f"ids: expected character ids from 0 to {largest}, got {int(ids.min())} to {int(ids.max())}")

@@ -5,6 +5,7 @@ import platform
 
 import torch
 
+from elmo_fast.choices import SIZES
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_not
 from elmo_fast.ops.cpu import runs_precision
 from elmo_fast.ops.cuda import choice, persistent
@@ -12,7 +13,6 @@ from elmo_fast.ops.cuda.steps import why_no_triton
 from elmo_fast.ops.precision import PRECISIONS
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
-_PUBLISHED = ((1024, 128), (2048, 256), (4096, 512))  # cells and projected values of the published models
 
 
 def report() -> list[str]:
@@ -41,7 +41,7 @@ def lstm_lines(device: torch.device) -> list[str]:
 def _persistent(device: torch.device) -> str:
     if reason := persistent.lacks(device):
         return f"not there: {reason}"
-    unfit = [f"{dim} cells: {reason}" for dim, projection in _PUBLISHED
+    unfit = [f"{dim} cells: {reason}" for dim, projection, _ in SIZES.values()
              if (reason := persistent.does_not_fit(device, dim, projection, persistent.MOST_SLOTS))]
     return "runs in 'medium' where it is measured to be faster" + "".join(f"; not for {each}" for each in unfit)
 

@@ -26,19 +26,17 @@ def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Seq
     """The sentences of `batch` as a list, also those of a generator; `ValueError` unless all are lists of tokens."""
     if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable):
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
-    sentences = list(batch)
-    for index, sentence in enumerate(sentences):
-        check_sentence(sentence, f"{name}[{index}]")
-    return sentences
+    return [check_sentence(sentence, f"{name}[{index}]") for index, sentence in enumerate(batch)]
 
 
-def check_sentence(sentence: Sequence[str], name: str = "sentence") -> None:
-    """Raise `ValueError` unless `sentence` is a list of tokens; a plain string is refused with the remedy."""
+def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[str]:
+    """The sentence itself; `ValueError` unless it is a list of tokens. A plain string is refused with the remedy."""
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {sentence!r:.60}; "
                          "split it first (.split() for words, list() for letters)")
     if not isinstance(sentence, Collection):
         raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
+    return sentence
 
 
 def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -35,7 +35,10 @@ def encode_tokens(tokens: Sequence[str], max_characters_per_token: int = MAX_CHA
     Raises `ValueError` when a token is not a string.
     """
     limit = check_max_characters(max_characters_per_token) - 2
-    encoded = [_utf8(token)[:limit] for token in tokens]
+    for token in tokens:
+        if not isinstance(token, str):
+            raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
+    encoded = [token.encode("utf-8", "ignore")[:limit] for token in tokens]
     count = len(encoded)
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=count)
     ids = np.full((count, max_characters_per_token), PADDING, dtype=np.int32)  # [N, C]
@@ -69,12 +72,6 @@ def check_max_characters(max_characters_per_token: int) -> int:
         raise ValueError("max_characters_per_token: expected an integer of at least 3 (begin-word, one character, "
                          f"end-word), got {max_characters_per_token!r}")
     return int(max_characters_per_token)
-
-
-def _utf8(token: str) -> bytes:
-    if not isinstance(token, str):
-        raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
-    return token.encode("utf-8", "ignore")
 
 
 def _decode(inner: np.ndarray) -> str | None:

@@ -10,7 +10,8 @@ import numpy as np
 from elmo_fast.text import characters
 
 UNKNOWN_TOKEN = "<UNK>"
-_SKIPPED_LINE = "!!!MAXTERMID"
+SPECIAL_WORDS = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
+SKIPPED_LINE = "!!!MAXTERMID"
 
 
 class Vocabulary:
@@ -21,14 +22,22 @@ class Vocabulary:
     """
 
     def __init__(self, filename: str | os.PathLike, validate_file: bool = False):
-        self._filename = os.fspath(filename)
-        self.words: Sequence[str] = _read_words(self._filename)  # in file order
+        self._filename = filename = os.fspath(filename)
+        opener = gzip.open if filename.endswith(".gz") else open
+        try:
+            with opener(filename, "rt", encoding="utf-8") as lines:
+                words = [line.strip() for line in lines]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"vocabulary {filename}: expected gzip-compressed text, since the name ends in .gz, "
+                             f"got something else or a file cut short ({error})") from error
+        self.words: Sequence[str] = [word for word in words if word != SKIPPED_LINE]  # in file order
         self.size = len(self.words)
         self._word_to_id = {word: index for index, word in enumerate(self.words)}
-        specials = characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN
-        self.bos, self.eos, self.unk = (self._word_to_id.get(word, -1) for word in specials)
+        self.bos, self.eos, self.unk = (self._word_to_id.get(word, -1) for word in SPECIAL_WORDS)
         if validate_file:
-            self.require(*specials)
+            self.require(*SPECIAL_WORDS)
 
     def __len__(self) -> int:
         return self.size
@@ -81,7 +90,7 @@ class UnicodeCharsVocabulary(Vocabulary):
 
     def __init__(self, filename: str | os.PathLike, max_word_length: int, **kwargs):
         super().__init__(filename, **kwargs)
-        self.require(characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
+        self.require(*SPECIAL_WORDS[:2])
         self.max_word_length = characters.check_max_characters(max_word_length)
         self.bos_chars = characters.mark_ids(self.bos_char, max_word_length)
         self.eos_chars = characters.mark_ids(self.eos_char, max_word_length)
@@ -99,16 +108,3 @@ class UnicodeCharsVocabulary(Vocabulary):
         first, last = (self.eos_chars, self.bos_chars) if reverse else (self.bos_chars, self.eos_chars)
         words = characters.encode_tokens(list(tokens), self.max_word_length)
         return np.concatenate([first[None], words, last[None]])
-
-
-def _read_words(filename: str) -> list[str]:
-    opener = gzip.open if filename.endswith(".gz") else open
-    try:
-        with opener(filename, "rt", encoding="utf-8") as lines:
-            words = [line.strip() for line in lines]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"vocabulary {filename}: expected gzip-compressed text, since the name ends in .gz, "
-                         f"got something else or a file cut short ({error})") from error
-    return [word for word in words if word != _SKIPPED_LINE]

@@ -113,7 +113,15 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
     if folder(model).is_dir():
         (config, weights), beside = weights_of_run(model, checkpoint), Path(model) / VOCABULARY_FILE
     else:
-        config, weights, beside = _weights_of_files(model, softmax_file)
+        files = find_model(model)
+        options, beside = Options.from_file(files.options_file), files.vocab_file
+        softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
+        if not os.path.isfile(softmax_file):
+            raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "
+                                    f"nothing at {softmax_file}")
+        softmax = read_softmax(softmax_file, options.lstm.projection_dim)
+        config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
+        weights = {**read_weights(files.weight_file, options), **softmax}
     vocab_file = vocab_file or beside
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
@@ -122,18 +130,6 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         raise ConfigurationError(f"vocabulary {vocab_file}: expected the {len(weights[SOFTMAX[0]])} words of the "
                                  f"softmax, got {vocabulary.size}")
     return LanguageModel(config, weights), vocabulary
-
-
-def _weights_of_files(model, softmax_file) -> tuple[TrainConfig, dict[str, np.ndarray], Path | None]:
-    files = find_model(model)
-    options = Options.from_file(files.options_file)
-    softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
-    if not os.path.isfile(softmax_file):
-        raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found nothing "
-                                f"at {softmax_file}")
-    softmax = read_softmax(softmax_file, options.lstm.projection_dim)
-    config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
-    return config, {**read_weights(files.weight_file, options), **softmax}, files.vocab_file
 
 
 class TrainLog:

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elmo_fast.choices import SIZES
 from elmo_fast.model.options import ConfigurationError, Options, read_json
 
 DECAYS = ("constant", "linear", "cosine")
 _DEFAULTS = {"adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}}  # other than the fields'
 OPTIMIZERS = ("adagrad", "adamw")
-# The published models: LSTM cells, projection, highway layers.
-SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
-_FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
+FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
 
 def _checked(default: Any, expected: str, accepts) -> Any:
@@ -153,6 +152,6 @@ def published_size(name: str) -> dict[str, Any]:
     return {
         "lstm": {"dim": dim, "projection_dim": projection, "n_layers": 2, "use_skip_connections": True,
                  "cell_clip": 3, "proj_clip": 3},
-        "char_cnn": {"embedding": {"dim": 16}, "filters": _FILTERS, "n_highway": highways, "activation": "relu",
+        "char_cnn": {"embedding": {"dim": 16}, "filters": FILTERS, "n_highway": highways, "activation": "relu",
                      "max_characters_per_token": 50, "n_characters": 262},
     }

@@ -15,10 +15,8 @@ import numpy as np
 
 from elmo_fast.model.atomic_file import atomic_path, check_target
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
-from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
+from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
-SPECIAL_WORDS = (BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
-_SKIPPED_BY_READERS = "!!!MAXTERMID"
 _CHUNK = 32 << 20  # bytes that a process counts at a time
 _NEWLINE = ord("\n")
 _GROUP_SENTENCES = 1 << 22  # shuffled together; 16 bytes each in memory
@@ -87,7 +85,7 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     total = counts.total()
     if not total:
         raise ValueError("inputs: expected words, found none")
-    for word in (*SPECIAL_WORDS, _SKIPPED_BY_READERS):
+    for word in (*SPECIAL_WORDS, SKIPPED_LINE):
         counts.pop(word, None)
     by_count = sorted((-count, word) for word, count in counts.items() if count >= min_count)
     words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]

@@ -13,14 +13,7 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE
 from elmo_fast.model.weights import random_weights, write_weights
-from elmo_fast.train.checkpoint import (
-    OPTIONS_FILE,
-    VOCABULARY_FILE,
-    copy_vocabulary,
-    load_tensors,
-    weights_of_run,
-    write_json,
-)
+from elmo_fast.train import checkpoint as runs
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
@@ -34,7 +27,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
 
     With `softmax`, its W and b go into a file of their own. A model of one direction is refused.
     """
-    config, weights = weights_of_run(run, checkpoint)
+    config, weights = runs.weights_of_run(run, checkpoint)
     if not config.bidirectional:
         raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP and "
                                  "bilm-tf support no other; got a forward model")
@@ -42,7 +35,7 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
     _write(Path(output), {"bidirectional": True, **config.model.to_dict()}, encoder, float16)
     if softmax:
         write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_DTYPES[float16])
-    copy_vocabulary(os.fspath(Path(run) / VOCABULARY_FILE), Path(output))
+    runs.copy_vocabulary(os.fspath(Path(run) / runs.VOCABULARY_FILE), Path(output))
 
 
 def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False) -> None:
@@ -63,7 +56,7 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
     options = Options.from_file(options_file)
-    content = load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
+    content = runs.load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
     if not isinstance(content, dict):
         raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
@@ -89,4 +82,4 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
 def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:
     output.mkdir(parents=True, exist_ok=True)
     write_weights(output / WEIGHTS_FILE, weights, dtype=_DTYPES[float16])
-    write_json(output / OPTIONS_FILE, {name: value for name, value in content.items() if name in _MODEL_KEYS})
+    runs.write_json(output / runs.OPTIONS_FILE, {name: content[name] for name in content if name in _MODEL_KEYS})

@@ -135,7 +135,14 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
             if names[name] not in without:
                 sums = trainer.updater.optimizer.state[parameter]["sum"]
                 sums.copy_(variables.read_accumulator(names[name]))
-    _write_run(output, trainer, vocab_file)
+    content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(_new(output)) as partial:  # the directory has its name once it is complete
+        partial.mkdir()
+        copy_vocabulary(vocab_file, partial)
+        checkpoint.write_json(partial / OPTIONS_FILE, config.to_dict())
+        checkpoint.write_json(partial / RUN_FILE, {})
+        checkpoint.save(partial, content, keep=1)
     return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
 
 
@@ -166,18 +173,6 @@ def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
         raise ConfigurationError(f"vocabulary {vocab_file}: expected the {config.model.n_tokens_vocab} words of the "
                                  f"softmax, got {vocabulary.size}: give the vocabulary that the model was trained with")
     return vocabulary
-
-
-def _write_run(output: Path, trainer: Trainer, vocab_file: str) -> None:
-    """Write the run; the directory has its name once it is complete."""
-    content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(_new(output)) as partial:
-        partial.mkdir()
-        copy_vocabulary(vocab_file, partial)
-        checkpoint.write_json(partial / OPTIONS_FILE, trainer.model.config.to_dict())
-        checkpoint.write_json(partial / RUN_FILE, {})
-        checkpoint.save(partial, content, keep=1)
 
 
 def tf_names(config: TrainConfig) -> dict[str, str]:
@@ -283,19 +278,16 @@ def open_checkpoint(prefix: Path) -> Iterator[Variables]:
                                   capture_output=True, env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
         except OSError as error:
             raise ConfigurationError(f"{PYTHON_VARIABLE}: expected a Python, got {python!r} ({error})") from error
+        reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
+        if done.returncode == _NO_TENSORFLOW:
+            raise ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): install "
+                              f"elmo-fast[tensorflow], or name a Python that has TensorFlow in {PYTHON_VARIABLE}")
+        if done.returncode == _UNREADABLE:
+            raise ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a "
+                                     f"truncated or a damaged file ({reason})")
         if done.returncode:
-            raise _reader_error(done, prefix, python)
+            raise RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} "
+                               f"({reason})")
         names = json.loads(Path(folder, "names.json").read_bytes())
         yield Variables(prefix, {name: np.load(Path(folder, f"{number}.npy"), mmap_mode="r")
                                  for number, name in enumerate(names)})
-
-
-def _reader_error(done: subprocess.CompletedProcess, prefix: Path, python: str) -> Exception:
-    reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
-    if done.returncode == _NO_TENSORFLOW:
-        return ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): install "
-                           f"elmo-fast[tensorflow], or name a Python that has TensorFlow in {PYTHON_VARIABLE}")
-    if done.returncode == _UNREADABLE:
-        return ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a truncated "
-                                  f"or a damaged file ({reason})")
-    return RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} ({reason})")

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.ops.precision import numerics
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.schemas import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import TrainLog, plot_losses
@@ -89,20 +89,16 @@ class Trainer:
     def _backward(self, k: int, batch: Batch):
         numbers = [11, self.config.seed, self._numbers[k], self.step_number]
         self._random.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1))
-        state = self._zero_some_rows(self._states[k])
+        state = self._states[k]
+        if self.config.reset_states:
+            drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
+            unchanged = (drawn >= self.config.reset_states)[None, :, None]
+            state = tuple(torch.where(unchanged, part, torch.zeros_like(part)) for part in state)
         losses, self._states[k], used = self.model.losses(batch, state, self._drop if self.config.dropout else None)
         loss = losses.mean()
-        with numerics(self.model.softmax_precision, self.replicas.device):
+        with gradient_numerics(self.model.precision, self.replicas.device):
             (loss * (self.config.unroll_steps / self.streams)).backward()
         return loss.detach(), used
-
-    def _zero_some_rows(self, state: State) -> State:
-        """h [L, rows, 2 P] and c [L, rows, 2 D] with zeros in randomly drawn rows."""
-        if not self.config.reset_states:
-            return state
-        drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
-        unchanged = (drawn >= self.config.reset_states)[None, :, None]
-        return tuple(torch.where(unchanged, part, torch.zeros_like(part)) for part in state)
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         keep = 1 - self.config.dropout
@@ -153,12 +149,7 @@ class Trainer:
 
 def _to_device(value, device: torch.device):
     """Tensors in nested tuples, on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple):
-        moved = [_to_device(part, device) for part in value]
-        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
-    return value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -192,7 +183,10 @@ class Run:
                 self._bar.update()
                 self._after_step(trainer.step_number, self._is_stopped(stop))
             self._save()
-            self._end("early stop" if self._stops_early() else "done")
+            if self._is_first:
+                self._log.write("end", trainer.step_number, why="early stop" if self._stops_early() else "done")
+                if no_plot := plot_losses(self._folder):
+                    self._log.write("note", trainer.step_number, text=no_plot)
 
     def _after_step(self, number: int, is_stopped: bool) -> None:
         if number % self._config.log_every == 0 or number == self._steps:
@@ -271,12 +265,6 @@ class Run:
         if state is not None:
             checkpoint.save(self._folder, {**state, "evaluations": self._evaluations}, self._config.keep)
         self._saved = self._trainer.step_number
-
-    def _end(self, why: str) -> None:
-        if self._is_first:
-            self._log.write("end", self._trainer.step_number, why=why)
-            if no_plot := plot_losses(self._folder):
-                self._log.write("note", self._trainer.step_number, text=no_plot)
 
 
 @contextlib.contextmanager

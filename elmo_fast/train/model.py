@@ -16,6 +16,7 @@ from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.schemas import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.data import Batch, Numbering
@@ -42,11 +43,10 @@ class LanguageModel(nn.Module):
         """`weights` by dataset name, with those of `SOFTMAX`."""
         super().__init__()
         self.config, self.backend, self.precision = config, "auto", precision
+        self.directions = 2 if config.bidirectional else 1
         source = WordEmbedder if config.model.char_cnn is None else CharacterEncoder
-        lstm = {name: value for name, value in weights.items() if name.startswith("RNN_")}
-        tokens = {name: value for name, value in weights.items() if name not in SOFTMAX and name not in lstm}
-        self.token_source = source(config.model, tokens, True)
-        self.lstm = LstmStack(config.model, lstm, True, "zero")
+        self.token_source = source(config.model, {name: weights[name] for name in weights if name not in SOFTMAX}, True)
+        self.lstm = LstmStack(config.model, weights, True, "zero")
         for name, parameter in list(self.lstm.named_parameters()):
             dataset, direction, layer = name.rsplit("_", 2)
             if not config.bidirectional and direction == "0":
@@ -54,10 +54,6 @@ class LanguageModel(nn.Module):
         w, b = (torch.tensor(weights[name]) for name in SOFTMAX)
         self.softmax_w = self.token_source.embedding if config.training.share_embedding_softmax else nn.Parameter(w)
         self.softmax_b = nn.Parameter(b)
-
-    @property
-    def directions(self) -> int:
-        return 2 if self.config.bidirectional else 1
 
     def numbering(self, vocabulary: Vocabulary, negatives: int | None = None) -> Numbering:
         """The ids of this model's inputs and targets, with `negatives` sampled words."""
@@ -112,15 +108,10 @@ class LanguageModel(nn.Module):
         used = [] if batch.samples is None else [
             UsedRows(table, batch.samples.words, table.detach()[batch.samples.words].requires_grad_())
             for table in (self.softmax_w, self.softmax_b)]
-        with numerics(self.softmax_precision, device):
+        with gradient_numerics(self.precision, device):  # 16-bit scores would be too coarse
             losses = torch.stack([self._loss(top if drop is None else drop(top), batch, number, used)
                                   for number, top in enumerate(tops)])
         return losses, tuple(full_precision(part.detach()) for part in state), used
-
-    @property
-    def softmax_precision(self) -> str:
-        """Precision of scores and of gradients of fp32 operands: 16-bit scores would be too coarse."""
-        return "highest" if self.precision == "highest" else "high"
 
     def by_direction(self, tops: list[torch.Tensor], steps: int, positions: int) -> list[torch.Tensor]:
         """Outputs of the op's two directions [S', P] as outputs of the model's directions [S, P]."""

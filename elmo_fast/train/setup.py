@@ -34,7 +34,17 @@ _WITH_FIRST_RESUME = (
 def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, device: str | None = None,
                     workers: int | None = None, **given: Any) -> None:
     """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
-    replicas = Replicas(_device(device))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        available = torch.zeros(1, device=torch.device(device)).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: expected an available device, got {device!r} ({error})") from error
+    if available.type == "cuda":
+        torch.cuda.set_device(available)
+    replicas = Replicas(available)
     try:
         if replicas.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
@@ -43,21 +53,6 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, d
         set_up(Path(run_directory), replicas, workers, given).train()
     finally:
         replicas.close()
-
-
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: expected an available device, got {name!r} ({error})") from error
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
 
 
 def _default_precision(device: torch.device) -> str:

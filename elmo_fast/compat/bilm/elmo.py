@@ -37,8 +37,7 @@ class LayerWeights(nn.Module):
     """`gamma * sum_k softmax(W + 1/n)_k h_k` over n layers, with trainable `W` [n], zeros at first, and `gamma` [1].
 
     `W` is None with `use_top_only`, where the top layer is scaled by `gamma` alone, neither normed nor regularized.
-    With `do_layer_norm`, each layer is first centred and scaled by one mean and one variance over the unmasked
-    elements of the whole batch. Called on `bilm_ops`, it returns `WeightedLayers`. From bilm-tf's `weight_layers`.
+    `do_layer_norm` as in `ScalarMix`. Called on `bilm_ops` it returns `WeightedLayers`. From bilm-tf's `weight_layers`.
     """
 
     def __init__(self, n_layers: int, l2_coef: float | None = None, use_top_only: bool = False,

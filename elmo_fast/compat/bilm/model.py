@@ -17,11 +17,11 @@ from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import describe, read_table
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import read_weights
+from elmo_fast.model.weights import read_model
 from elmo_fast.ops.reference import State
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
@@ -77,9 +77,9 @@ class BidirectionalLanguageModel(nn.Module):
             raise ValueError(f"ids: expected <S> and </S> in every sentence, got {int(lengths[row]) + 2} positions in "
                              f"row {row}; token_embeddings(ids) takes tokens without them")
         if len(ids):
-            self._lstm._states = self._streams.get(stream)
+            self.bilm.lstm._states = self._streams.get(stream)
             layers = self.bilm(ids, boundaries="present").activations
-            self._streams[stream] = self._lstm._states
+            self._streams[stream] = self.bilm.lstm._states
         else:
             layers = [self._zeros(*ids.shape[:2], self.bilm.get_output_dim())] * self.bilm.num_layers
         inner = [remove_boundaries(layer, mask)[0] for layer in layers]
@@ -101,7 +101,7 @@ class BidirectionalLanguageModel(nn.Module):
 
         c [max_batch_size, D], h [max_batch_size, P]; rows that never ran are zero.
         """
-        layers, h_dim, c_dim = self._lstm.state_sizes
+        layers, h_dim, c_dim = self.bilm.lstm.state_sizes
         carried = self._streams.get(stream) or (self._zeros(layers, 0, h_dim), self._zeros(layers, 0, c_dim))
         h, c = (nn.functional.pad(values, (0, 0, 0, self.max_batch_size - values.shape[1])).chunk(2, dim=2)
                 for values in carried)
@@ -113,12 +113,8 @@ class BidirectionalLanguageModel(nn.Module):
         for stream in streams or list(self._streams):
             self._streams.pop(stream, None)
 
-    @property
-    def _lstm(self) -> nn.Module:
-        return self.bilm._elmo_lstm
-
     def _zeros(self, *shape: int) -> torch.Tensor:
-        return self._lstm.B_0_0.new_zeros(shape)
+        return self.bilm.lstm.B_0_0.new_zeros(shape)
 
     def _checked(self, ids: np.ndarray | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids on the model's device, and where they are tokens, bool [n, T]."""
@@ -130,7 +126,7 @@ class BidirectionalLanguageModel(nn.Module):
         axes = ["sentences", "tokens", *["characters"] * self.use_character_inputs]
         if ids.dim() != len(axes):
             raise ValueError(f"ids: expected integers of shape [{', '.join(axes)}], got shape {tuple(ids.shape)}")
-        ids = ids.to(self._lstm.B_0_0.device)
+        ids = ids.to(self.bilm.lstm.B_0_0.device)
         return ids, (ids > 0).any(2) if self.use_character_inputs else ids > 0
 
 
@@ -181,9 +177,7 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
 
 
 def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, **arguments: Any) -> BiLm:
-    files = find_model(options_file=options_file, weight_file=weight_file)
-    options = Options.from_file(files.options_file)
-    weights = read_weights(files.weight_file, options)
+    options, weights = read_model(find_model(options_file=options_file, weight_file=weight_file))
     if embedding_weight_file is None:
         if options.char_cnn is None:
             raise ConfigurationError("use_character_inputs: expected False for a model that reads word ids, got True")

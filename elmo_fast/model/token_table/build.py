@@ -18,7 +18,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.file import ResumableWriter, words_of
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.precision import numerics
-from elmo_fast.text import characters
+from elmo_fast.text.batching import BOUNDARIES
 
 _WORDS_A_BLOCK = 1 << 13  # between two writes
 _WORDS_AT_ONCE = 1 << 10  # in one call of the encoder, whose values then stay in the processor's caches
@@ -64,9 +64,8 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
 
 def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
     """`<S>`, `</S>` and every word of tokenized sentences, the most frequent first: a vocabulary for a table."""
-    boundaries = [characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN]
     counts = collections.Counter(itertools.chain.from_iterable(sentences))
-    return boundaries + [word for word, _ in counts.most_common() if word not in boundaries]
+    return [*BOUNDARIES, *(word for word, _ in counts.most_common() if word not in BOUNDARIES)]
 
 
 def _encoder(bilm: BiLm) -> CharacterEncoder:

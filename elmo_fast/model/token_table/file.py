@@ -1,11 +1,6 @@
 """Files of token tables: bilm-tf's HDF5 with the dataset `embedding`, and what identifies its words and its model.
 
-    embedding          float32 or float16 [V, P]: row k is the vector of word k, no row for padding
-    vocabulary         uint8: the words in UTF-8, end to end
-    vocabulary_ends    int64 [V]: where each word ends
-    format_version, fingerprint, precision    attributes of the file
-
-A file that bilm-tf wrote has `embedding` alone; that of a resumable writer has also `done`, its number of vectors.
+docs/token_tables.md has the layout. A resumable writer's file has also `done`, its number of vectors.
 """
 
 import itertools
@@ -23,7 +18,7 @@ from elmo_fast.choices import STORAGES
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_hdf5, check_target, open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import check_precision
-from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
+from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
 FORMAT_VERSION = 1
@@ -69,17 +64,14 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
         fingerprint, version = attributes.get("fingerprint"), int(attributes.get("format_version", 0))
         require(fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
                 f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
-        return TableFile(_vectors(dataset, name, device), words, None if fingerprint is None else str(fingerprint),
-                         check_precision(str(attributes.get("precision", "highest"))))
-
-
-def _vectors(dataset: h5py.Dataset, name: str, device: torch.device | None) -> torch.Tensor:
-    offset = dataset.id.get_offset()
-    if device is None and offset is not None and dataset.dtype.isnative:
-        # Copy on write: torch requires writable memory, and the file must not change.
-        return torch.from_numpy(np.memmap(name, dataset.dtype, "c", offset, dataset.shape))
-    values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(values).to(device or "cpu")
+        precision, offset = check_precision(str(attributes.get("precision", "highest"))), dataset.id.get_offset()
+        if device is None and offset is not None and dataset.dtype.isnative:
+            # Copy on write: torch requires writable memory, and the file must not change.
+            values = np.memmap(name, dataset.dtype, "c", offset, dataset.shape)
+        else:
+            values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
+        return TableFile(torch.from_numpy(values).to(device or "cpu"), words,
+                         None if fingerprint is None else str(fingerprint), precision)
 
 
 def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[str] | None,
@@ -87,8 +79,8 @@ def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[
     """Write a table atomically."""
     check_target(path, "token table")
     with atomic_hdf5(path) as (file, disk):
-        numpy_type = np.float16 if vectors.dtype == torch.float16 else np.float32
-        dataset = file.create_dataset("embedding", tuple(vectors.shape), dtype=numpy_type)
+        dtype = str(vectors.dtype).removeprefix("torch.")
+        dataset = file.create_dataset("embedding", tuple(vectors.shape), dtype=dtype)
         for first in range(0, len(vectors), _ROWS_AT_ONCE):
             dataset[first : first + _ROWS_AT_ONCE] = vectors[first : first + _ROWS_AT_ONCE].cpu().numpy()
             disk.check()
@@ -126,16 +118,15 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
 
     Where an iterable lacks the two they are put at its end: the numbers of its words stay.
     """
-    boundaries = BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
     if isinstance(vocabulary, (str, os.PathLike)):
         read = Vocabulary(vocabulary)
-        read.require(*boundaries)
+        read.require(*BOUNDARIES)
         return list(read.words)
     if not isinstance(vocabulary, Iterable):
         raise ValueError(f"vocabulary: expected a file or words, got {type(vocabulary).__name__}")
     words = list(map(_checked, vocabulary))
     known = set(words)
-    return words + [word for word in boundaries if word not in known]
+    return words + [word for word in BOUNDARIES if word not in known]
 
 
 class ResumableWriter:
@@ -163,7 +154,14 @@ class ResumableWriter:
             logger.info("%s: starts over, since %s is of another vocabulary, model, precision or storage, or damaged",
                         self._target.name, self._path.name)
             self._file.close()
-        self._create()
+        with atomic_hdf5(self._path) as (file, _):  # everything but the vectors; contiguous, as in bilm-tf's files
+            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
+                            h5py.h5s.create_simple(self._shape), dcpl=properties)
+            file["done"] = np.zeros(1, dtype=np.int64)
+            describe(file, *self._description)
         self._open()
         self._resume()
         return self
@@ -198,17 +196,6 @@ class ResumableWriter:
             self._file.close()
             raise ConfigurationError(f"token table {self._target}: expected no other process to write it, "
                                      f"found one that writes {self._path.name}") from None
-
-    def _create(self) -> None:
-        """A file with everything but the vectors; `embedding` is contiguous, as in bilm-tf's files."""
-        with atomic_hdf5(self._path) as (file, _):
-            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
-                            h5py.h5s.create_simple(self._shape), dcpl=properties)
-            file["done"] = np.zeros(1, dtype=np.int64)
-            describe(file, *self._description)
 
     def _resume(self) -> bool:
         """Read offsets and `done` of the open file; False when it is not a partial file of this table."""

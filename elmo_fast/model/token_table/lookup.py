@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_choice
 from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError
@@ -21,8 +22,9 @@ from elmo_fast.ops.projected_lstm import accepts_input_projections, input_projec
 from elmo_fast.ops.reference import LstmWeights
 from elmo_fast.ops.weight_cache import version_key
 from elmo_fast.text import characters
+from elmo_fast.text.batching import BOUNDARIES
 
-BOUNDARIES = ("add", "present")
+BOUNDARY_CHOICES = ("add", "present")
 PROJECTION_BYTES = 1 << 27  # 1,024 words in the original size, 4,096 in the small one; 25 amino acids take 3 MB
 SAMPLE = 64
 
@@ -85,12 +87,11 @@ class TableLookup:
         return len(self.table)
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self.table.rows([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
+        rows = self.table.rows(BOUNDARIES)
         if (rows < 0).any():
             raise ConfigurationError("boundaries: expected 'present' for word ids of a token table without <S> and "
                                      "</S>, got 'add'")
-        first, last = torch.from_numpy(rows + 1)
-        return first, last
+        return tuple(torch.from_numpy(rows + 1))
 
     def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of words by id, int [N], 1 to V."""
@@ -128,12 +129,11 @@ class TableLookup:
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
-        if (key := version_keys(self._encoder)) != self._key:
-            if (digest := self._encoder.digest()) != self._digest:
-                raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
-                                         f"after it was set (fingerprint of the weights now {digest}, then "
-                                         f"{self._digest}); build the table again")
-            self._key = key
+        if (key := version_keys(self._encoder)) != self._key and (digest := self._encoder.digest()) != self._digest:
+            raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
+                                     f"after it was set (fingerprint of the weights now {digest}, then "
+                                     f"{self._digest}); build the table again")
+        self._key = key
 
     def __getstate__(self) -> dict:
         """Version keys of weights are invalid in a copy."""
@@ -302,8 +302,7 @@ class TokenEncoder:
 
 def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableLookup) -> None:
     """Raise `ValueError` unless ids are integers of the shape that `source` reads."""
-    if boundaries not in BOUNDARIES:
-        raise ValueError(f"boundaries: expected one of {', '.join(BOUNDARIES)}, got {boundaries!r}")
+    check_choice("boundaries", boundaries, BOUNDARY_CHOICES)
     row_shape = source.row_shape
     expected = f"integers of shape [batch, tokens{''.join(f', {size}' for size in row_shape)}]"
     if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -331,7 +330,6 @@ def _check_numbers(words: torch.Tensor, ids: torch.Tensor | None) -> None:
     if ids is not None and ids.shape[:2] != words.shape:
         raise ValueError(f"word_inputs: expected a number for each token of ids {tuple(ids.shape[:2])}, "
                          f"got shape {tuple(words.shape)}")
-    present = words > 0
-    if (present[:, 1:] & ~present[:, :-1]).any():
+    if ((words[:, 1:] > 0) & (words[:, :-1] == 0)).any():
         raise ValueError("word_inputs: expected every sentence's words before its padding (number 0), "
                          "got a 0 in front of a word")

@@ -32,8 +32,13 @@ def forward(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, in
 def backward(grad_out, grad_h, grad_c, saved, inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights,
              initial_h, initial_c, width, cell_clip, proj_clip, needed):
     module, sizes = native_module()[0], (width, c.shape[1] // 2, h.shape[1] // 2)
-    operands = _Operands(inputs, rows, slots, batch_sizes, sequence_starts, h, c, initial_h, initial_c,
-                         _packed_for_gradients(weights, *sizes))
+    parts, contiguous = len(weights) // 2, [weight.contiguous() for weight in weights]
+    # as gradients read the weights; not cached, since an optimizer edits them before the next call
+    packed = aligned_bytes(module.lstm_backward_packed_size(*sizes))
+    matrices, _, *projections = ([pointer(weight) for weight in contiguous[k::parts]] for k in range(parts))
+    module.lstm_backward_pack(*sizes, matrices, projections[0] if projections else [0, 0], packed.data_ptr(),
+                              packed.numel())
+    operands = _Operands(inputs, rows, slots, batch_sizes, sequence_starts, h, c, initial_h, initial_c, packed)
     call = operands.arguments(*sizes, cell_clip, proj_clip)
     grads = lstm_gradients(inputs, h, c, weights, initial_h, initial_c, needed)
     for k, given in ((1, grad_h), (2, grad_c)):
@@ -42,7 +47,6 @@ def backward(grad_out, grad_h, grad_c, saved, inputs, rows, slots, batch_sizes, 
     by_direction = inputs.new_zeros(2, *inputs.shape) if rows is not None and needed[0] else grads[0]
     half = 4 * (inputs.shape[1] // 2 if rows is None else inputs.numel())  # bytes from one direction to the other
     of_inputs, of_weights = pointer(by_direction), [pointer(grad) for grad in grads[3:-2]]
-    parts = len(weights) // 2
     pairs = [of_weights[k::parts] for k in range(parts)] + [[0, 0]] * (3 - parts)
     scratch = torch.empty(module.lstm_backward_scratch_size(call), dtype=torch.uint8)
     module.lstm_backward(
@@ -107,16 +111,6 @@ def pack(tensors: Tensors, precision: str) -> torch.Tensor:
     packed = aligned_bytes(module.lstm_packed_size(*shape))
     pairs = [[pointer(tensor) for tensor in tensors[k::3]] for k in range(3)]
     module.lstm_pack(*shape, *pairs, packed.data_ptr(), packed.numel())
-    return packed
-
-
-def _packed_for_gradients(weights: list[torch.Tensor], *sizes: int) -> torch.Tensor:
-    """The weights as gradients read them; not cached, since an optimizer edits them before the next call."""
-    module, parts, contiguous = native_module()[0], len(weights) // 2, [weight.contiguous() for weight in weights]
-    packed = aligned_bytes(module.lstm_backward_packed_size(*sizes))
-    matrices, _, *projections = ([pointer(weight) for weight in contiguous[k::parts]] for k in range(parts))
-    module.lstm_backward_pack(*sizes, matrices, projections[0] if projections else [0, 0], packed.data_ptr(),
-                              packed.numel())
     return packed
 
 

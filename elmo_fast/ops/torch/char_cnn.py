@@ -12,8 +12,7 @@ from elmo_fast.ops.reference import ACTIVATIONS, Filters, with_zero_row
 
 PADDING_ID = 261
 # On a CPU the windows and their products then stay in its caches, and in memory that is not new to the process.
-_TOKENS_AT_ONCE = {"cpu": 128}
-_TOKENS_AT_ONCE_ELSEWHERE = 1024
+_TOKENS_AT_ONCE, _TOKENS_AT_ONCE_ELSEWHERE = 128, 1024
 _WINDOWS_AT_ONCE = 32768  # in a gradient, which keeps every window's values
 
 
@@ -65,7 +64,7 @@ def _by_length(ids: torch.Tensor, windows: int | None = None) -> Iterator[tuple[
     lengths = token_lengths(ids)
     order = lengths.argsort()
     ends = lengths[order].tolist()
-    at_once = _TOKENS_AT_ONCE.get(ids.device.type, _TOKENS_AT_ONCE_ELSEWHERE)
+    at_once = _TOKENS_AT_ONCE if ids.device.type == "cpu" else _TOKENS_AT_ONCE_ELSEWHERE
     first = 0
     while first < len(ends):
         last = first + at_once

@@ -14,7 +14,10 @@ def projected_lstm(call: LstmCall) -> tuple[torch.Tensor, State]:
     """As `reference.projected_lstm`."""
     def step(direction, z, h, c):
         w, _, w_p = call.weights[direction]
-        return _cell(z, h, c, w[call.width :], w_p, call.cell_clip, call.proj_clip)
+        i, j, f, o = torch.addmm(z, h, w[call.width :]).chunk(4, dim=1)  # [n, 4 D]
+        c = clip(torch.addcmul(torch.sigmoid(f + 1) * c, torch.sigmoid(i), torch.tanh(j)), call.cell_clip)
+        m = torch.sigmoid(o) * torch.tanh(c)
+        return (m if w_p is None else clip(m @ w_p, call.proj_clip)), c
 
     return time_loop(lambda direction: _input_projections(call, direction), step, call.schedule, call.state,
                      call.initial_state)
@@ -40,11 +43,3 @@ def _input_projections(call: LstmCall, direction: int) -> Iterator[torch.Tensor]
             z = torch.addmm(b, x[unique], w[: call.width])[number]
         yield from z.split(sizes[:count])
         first, sizes = chunk.stop, sizes[count:]
-
-
-def _cell(z, h, c, w_h, w_p, cell_clip, proj_clip) -> State:
-    """One step of n rows: z [n, 4 D] = x W + b, h [n, P], c [n, D] -> the next h and c."""
-    i, j, f, o = torch.addmm(z, h, w_h).chunk(4, dim=1)
-    c = clip(torch.addcmul(torch.sigmoid(f + 1) * c, torch.sigmoid(i), torch.tanh(j)), cell_clip)
-    m = torch.sigmoid(o) * torch.tanh(c)
-    return (m if w_p is None else clip(m @ w_p, proj_clip)), c

@@ -21,7 +21,7 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.token_table.lookup import checked_mask
-from elmo_fast.model.weights import read_weights
+from elmo_fast.model.weights import read_model
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision, numerics
 from elmo_fast.text.batching import batch_to_ids
@@ -36,9 +36,14 @@ logger = logging.getLogger(__name__)
 class _ElmoCharacterEncoder(CharacterEncoder):
     """Token vectors without context, of a model's files or URLs. From AllenNLP's `_ElmoCharacterEncoder`."""
 
+    # Character ids of `<S>` and `</S>`, int64 [C].
+    _beginning_of_sentence_characters = property(lambda self: self.boundary_ids()[0])
+    _end_of_sentence_characters = property(lambda self: self.boundary_ids()[1])
+
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
                  precision: str = "highest", backend: str = "auto"):
-        self._build(*_read_model(options_file, weight_file), requires_grad, precision, backend)
+        files = find_model(options_file=options_file, weight_file=weight_file)
+        self._build(*read_model(files), requires_grad, precision, backend)
 
     def _build(self, options: Options, weights, requires_grad: bool, precision: str, backend: str) -> None:
         if options.char_cnn is None:
@@ -47,16 +52,6 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         super().__init__(options, weights, requires_grad)
         self.output_dim, self.requires_grad = options.lstm.projection_dim, requires_grad
         self.precision, self.backend = check_precision(precision), check_backend(backend)
-
-    @property
-    def _beginning_of_sentence_characters(self) -> torch.Tensor:
-        """Character ids of `<S>`, int64 [C]."""
-        return self.boundary_ids()[0]
-
-    @property
-    def _end_of_sentence_characters(self) -> torch.Tensor:
-        """Character ids of `</S>`, int64 [C]."""
-        return self.boundary_ids()[1]
 
     def get_output_dim(self) -> int:
         """Values of one token, P."""
@@ -87,9 +82,14 @@ class _ElmoBiLm(BiLm):
     `word_inputs` are indices into `vocab_to_cache`, where index 0 is padding. `arguments` are those of `BiLm`.
     """
 
+    # Cached vectors of `<S>` and `</S>`, [P], or None.
+    _bos_embedding = property(lambda self: self._word_embedding and self._word_embedding.boundaries[0])
+    _eos_embedding = property(lambda self: self._word_embedding and self._word_embedding.boundaries[1])
+
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
                  vocab_to_cache: Sequence[str] | None = None, **arguments):
-        super().__init__(*_read_model(options_file, weight_file), requires_grad=requires_grad, **arguments)
+        files = find_model(options_file=options_file, weight_file=weight_file)
+        super().__init__(*read_model(files), requires_grad=requires_grad, **arguments)
         if vocab_to_cache:
             self.cache_words(vocab_to_cache)
 
@@ -108,16 +108,6 @@ class _ElmoBiLm(BiLm):
         stack = ElmoLstm.__new__(ElmoLstm)
         stack._build(self.options, weights, requires_grad, state, self.precision, self.backend)
         return stack
-
-    @property
-    def _bos_embedding(self) -> torch.Tensor | None:
-        """Cached vector of `<S>`, [P]."""
-        return None if self._word_embedding is None else self._word_embedding.boundaries[0]
-
-    @property
-    def _eos_embedding(self) -> torch.Tensor | None:
-        """Cached vector of `</S>`, [P]."""
-        return None if self._word_embedding is None else self._word_embedding.boundaries[1]
 
     def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
         """Layers of sentences given as character ids int [B, T, C], zero past a sentence's end, without boundaries.
@@ -158,9 +148,3 @@ class Elmo(elmo.Elmo):
     def _scalar_mixes(self) -> list[ScalarMix]:
         """`scalar_mix_0`, `scalar_mix_1`, ..."""
         return [getattr(self, f"scalar_mix_{k}") for k in range(self._mixes)]
-
-
-def _read_model(options_file, weight_file) -> tuple[Options, dict[str, np.ndarray]]:
-    files = find_model(options_file=options_file, weight_file=weight_file)
-    options = Options.from_file(files.options_file)
-    return options, read_weights(files.weight_file, options)

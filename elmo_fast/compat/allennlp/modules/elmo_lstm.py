@@ -1,5 +1,6 @@
 """`allennlp.modules.elmo_lstm`: the stack of LSTM layers by itself, over padded vectors and a mask."""
 
+import itertools
 import math
 import os
 from collections.abc import Mapping
@@ -70,7 +71,14 @@ class ElmoLstm(LstmStack):
 
         Zero where the mask is zero. The carried state of a row whose mask is all zero does not change.
         """
-        present = self._present(inputs, mask)
+        if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
+            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {self.input_size}], "
+                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        if mask.shape != inputs.shape[:2]:
+            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
+        present = mask > 0
+        if (present[:, 1:] & ~present[:, :-1]).any():
+            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
         with numerics(self.precision, inputs.device):
             if self.training and self.recurrent_dropout_probability:
                 return self._run_dropping(inputs, present)
@@ -83,17 +91,6 @@ class ElmoLstm(LstmStack):
         positions = present.flatten().nonzero().squeeze(1)
         values = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
         return padded.index_copy(1, positions, values).view(len(layers), *mask.shape, -1)
-
-    def _present(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
-            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {self.input_size}], "
-                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        if mask.shape != inputs.shape[:2]:
-            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
-        present = mask > 0
-        if (present[:, 1:] & ~present[:, :-1]).any():
-            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
-        return present
 
     def _run_dropping(self, inputs: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         """As `forward`, with recurrent dropout: every direction of every layer has its own mask."""
@@ -131,14 +128,12 @@ def _check(fits: bool, name: str, expected: str, value) -> None:
 
 def _random_weights(lstm: LstmOptions, input_size: int) -> dict[str, np.ndarray]:
     """Weights by dataset name: orthogonal blocks for each gate, uniform projections, zero biases."""
-    weights = {}
-    for direction in DIRECTIONS:
-        for layer in range(lstm.n_layers):
-            widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
-            rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, lstm.dim)) for _ in range(4)], dim=1)
-                    for width in widths]
-            limit = 1 / math.sqrt(lstm.dim)
-            values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
-                      "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
-            weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
+    weights, limit = {}, 1 / math.sqrt(lstm.dim)
+    for direction, layer in itertools.product(DIRECTIONS, range(lstm.n_layers)):
+        widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
+        rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, lstm.dim)) for _ in range(4)], dim=1)
+                for width in widths]
+        values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
+                  "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
+        weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
     return weights

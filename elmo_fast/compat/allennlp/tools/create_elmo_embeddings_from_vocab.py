@@ -55,7 +55,17 @@ main = create_elmo_embeddings_from_vocab  # the name that AllenNLP's tool has fo
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; 0 when done, 2 for bad usage or input, with one line on stderr."""
-    parsed = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="create_elmo_embeddings_from_vocab",
+                                     description="Write vectors without context for the words of a vocabulary.")
+    parser.add_argument("--vocab_path", required=True, help="vocabulary, UTF-8, a word a line, the unknown word first")
+    parser.add_argument("--elmo_config", required=True, help="options.json, a path or URL")
+    parser.add_argument("--elmo_weights", required=True, help="HDF5 weights, a path or URL")
+    parser.add_argument("--output_dir", required=True, help="folder for elmo_embeddings.txt.gz and the new vocabulary")
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences of 50 words at a time (default: 64)")
+    parser.add_argument("--device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
+    parser.add_argument("--use_custom_oov_token", nargs="?", type=_boolean, const=True, default=False,
+                        metavar="true|false", help="the first word is the unknown word, whatever it is")
+    parsed = parser.parse_args(arguments)
     try:
         create_elmo_embeddings_from_vocab(parsed.vocab_path, parsed.elmo_config, parsed.elmo_weights, parsed.output_dir,
                                           parsed.batch_size, parsed.device, parsed.use_custom_oov_token)
@@ -87,20 +97,6 @@ def _write_vectors(file: IO[str], words: list[str], bilm: BiLm, batch_size: int)
         with torch.no_grad():
             vectors = bilm.encode(batch).cpu().numpy()  # float32 [words, P]
         file.writelines(" ".join([word, *map(str, vector)]) + "\n" for word, vector in zip(batch, vectors))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="create_elmo_embeddings_from_vocab",
-                                     description="Write vectors without context for the words of a vocabulary.")
-    parser.add_argument("--vocab_path", required=True, help="vocabulary, UTF-8, a word a line, the unknown word first")
-    parser.add_argument("--elmo_config", required=True, help="options.json, a path or URL")
-    parser.add_argument("--elmo_weights", required=True, help="HDF5 weights, a path or URL")
-    parser.add_argument("--output_dir", required=True, help="folder for elmo_embeddings.txt.gz and the new vocabulary")
-    parser.add_argument("--batch_size", type=int, default=64, help="sentences of 50 words at a time (default: 64)")
-    parser.add_argument("--device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
-    parser.add_argument("--use_custom_oov_token", nargs="?", type=_boolean, const=True, default=False,
-                        metavar="true|false", help="the first word is the unknown word, whatever it is")
-    return parser
 
 
 def _boolean(text: str) -> bool:
