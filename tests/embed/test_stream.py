@@ -103,6 +103,20 @@ def test_reading_ahead_is_bounded(monkeypatch):
     assert len(taken) < 100
 
 
+def test_token_vectors_that_no_later_sentence_needs_are_dropped(monkeypatch):
+    bound(monkeypatch, table=25)
+    kept, update = [], slot_stream._TokenVectors.update
+
+    def counted(store, in_flight):
+        table = update(store, in_flight)
+        kept.append(max(len(table.vectors), len(store._rows)))
+        return table
+
+    monkeypatch.setattr(slot_stream._TokenVectors, "update", counted)
+    check([[[f"word{number}"] for number in range(500)]], 2)
+    assert max(kept) < 60
+
+
 def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
     bound(monkeypatch, tokens=1 << 15, chunks_ahead=1)
     order = []

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ConfigurationError, Elmo, Options, ScalarMix, TokenTable, batch_to_ids, random_weights
+from elmo_fast.model.token_table.build import build_token_table
 from elmo_fast.testing import tiny
 from tests.support.models import SENTENCES, bilm, options, weights
 
@@ -66,6 +67,7 @@ def test_value_error(call, message):
     (lambda: table(1, 5, words=["a"], unknown="unk"), "unknown: expected a token table with the word <UNK>"),
     (lambda: word_model(token_table=table(3, 4, words=["a", "b", "c"])),
      "token_table: expected None for a model that reads word ids"),
+    (lambda: build_token_table(word_model(), ["a"]), "token table: expected a model that reads characters"),
 ])
 def test_configuration_error(call, message):
     with pytest.raises(ConfigurationError, match=f"^{message}"):
