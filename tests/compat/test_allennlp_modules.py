@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import elmo_fast
-from elmo_fast import ConfigurationError, Options, batch_to_ids
+from elmo_fast import ConfigurationError, batch_to_ids
 from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import Elmo, ElmoEmbedder, ElmoTokenEmbedder, _ElmoBiLm, _ElmoCharacterEncoder
 from elmo_fast.testing import SAME_MODEL
@@ -162,10 +162,8 @@ def test_refuses(files, call, named):
 
 
 def test_word_id_models_say_what_they_are(tmp_path):
-    of = Options.from_dict({"lstm": {"dim": 8, "projection_dim": 4, "n_layers": 1, "use_skip_connections": True},
-                            "n_tokens_vocab": 9})
     with pytest.raises(ConfigurationError, match="options_file: expected a model with the section char_cnn"):
-        _ElmoCharacterEncoder(*models.files(tmp_path, of))
+        _ElmoCharacterEncoder(*models.files(tmp_path, models.WORD_IDS))
 
 
 class Flair:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, Options, random_weights
+from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
 from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.embed import stream
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
-from tests.support.files import ROOT, names, paths, read_hdf5, tiny, write_model
+from tests.support.files import ROOT, names, read_hdf5
 
 BATCHES = [
     [["the", "sea"], ["grey", "and", "old", "salt"], []],
@@ -92,16 +92,15 @@ def test_a_batch_of_no_sentences(model):
 
 
 def test_a_model_trained_on_word_ids(tmp_path):
-    content = tiny(n_tokens_vocab=9)
-    del content["char_cnn"]
-    files, drawn = paths(write_model(tmp_path / "model", content)), random_weights(Options.from_dict(content), 0)
+    files = models.files(tmp_path, models.WORD_IDS)
     model = BidirectionalLanguageModel(*files, use_character_inputs=False, embedding_weight_file=files[1])
     ids = np.array([[1, 9, 3, 2], [1, 2, 0, 0]])
     ops = model(ids)
-    table = np.vstack([np.zeros((1, 4)), drawn["embedding"]])
+    bilm = BiLm.from_files(*files)
+    table = np.vstack([np.zeros((1, 4)), bilm.weights()["embedding"]])
     assert np.abs(ops["token_embeddings"].numpy() - table[ids]).max() < 1e-7
     assert torch.equal(model.token_embeddings(ids), ops["token_embeddings"])
-    expected = BiLm(Options.from_dict(content), drawn)(torch.from_numpy(ids), boundaries="present").activations[-1]
+    expected = bilm(torch.from_numpy(ids), boundaries="present").activations[-1]
     assert torch.allclose(ops["lm_embeddings"][0, -1], expected[0, 1:3], atol=SAME_MODEL)
     with pytest.raises(ConfigurationError, match="use_character_inputs: expected False"):
         BidirectionalLanguageModel(*files)
@@ -204,9 +203,7 @@ def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
 def test_dumps_refuse(tmp_path, inputs, change, named):
     (tmp_path / "bare.txt").write_text("sea\nsalt\n", encoding="utf-8")
     (tmp_path / "empty.txt").write_text("")
-    content = tiny(n_tokens_vocab=9)
-    del content["char_cnn"]
-    write_model(tmp_path / "words", content)
+    models.files(tmp_path / "words", models.WORD_IDS)
     size = {"batch_size": change["batch_size"]} if "batch_size" in change else {}
     paths = [tmp_path / change.get(number, path) for number, path in enumerate([*inputs, "out.hdf5"])]
     error = FileNotFoundError if "directory" in named else ValueError

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
+from elmo_fast import ElmoEmbedder
 from elmo_fast.embed import stream
 from tests.support.files import names, read_hdf5
-from tests.support.models import bilm, files, options
+from tests.support.models import bilm, files, options, word_bilm
 
 BACKENDS = ["reference", "torch", "auto"]
 LINES = ["The cat sat .", "", "The cat sat .", "caf\u00e9 \u732b", "x" * 60 + " </S>", " \t "]
@@ -128,12 +128,6 @@ def test_a_failure_in_the_middle_leaves_things_as_they_were(embed, tmp_path, mon
     assert not old or (tmp_path / "o.hdf5").read_bytes() == old
 
 
-def word_model():
-    of = Options.from_dict({"lstm": {"dim": 8, "projection_dim": 4, "n_layers": 1, "use_skip_connections": True},
-                            "n_tokens_vocab": 9})
-    return ElmoEmbedder.from_bilm(BiLm(of, random_weights(of)))
-
-
 @pytest.mark.parametrize("call, named", [
     (lambda e: e.embed_sentence("a string"), "sentence: expected a list of tokens"),
     (lambda e: e.embed_batch("text"), "batch: expected a list"),
@@ -143,7 +137,7 @@ def word_model():
     (lambda e: e.embed_sentences([["a"]], batch_size=0), "batch_size: expected an integer of at least 1, got 0"),
     (lambda e: e.embed_file("text.txt", "o.hdf5"), "input_file: expected a file opened as text, got 'text.txt'"),
     (lambda _: ElmoEmbedder("o.json", "w.hdf5", cuda_device=-2), "cuda_device: expected -1 for the CPU"),
-    (lambda _: word_model().embed_sentence(["a"]), "tokens: expected word ids"),
+    (lambda _: ElmoEmbedder.from_bilm(word_bilm()).embed_sentence(["a"]), "tokens: expected word ids"),
 ])
 def test_refuses(call, named):
     with pytest.raises(ValueError, match=f"^{named}"):

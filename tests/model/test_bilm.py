@@ -4,12 +4,12 @@ import itertools
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, Options, batch_to_ids, random_weights
+from elmo_fast import BiLm, ConfigurationError, batch_to_ids
 from elmo_fast.model import batch_layout
 from elmo_fast.model.batch_layout import unique_rows
 from elmo_fast.model.bilm import WARM_TEXT
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
-from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, weights
+from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, weights, word_bilm
 
 IDS = batch_to_ids(SENTENCES)
 WORDS = [f"word{number}" for number in range(40)]
@@ -63,20 +63,16 @@ def test_weights_come_back_byte_for_byte():
 
 
 def test_word_ids():
-    of = Options.from_dict({"lstm": {"dim": 20, "projection_dim": 8, "n_layers": 1, "use_skip_connections": True},
-                            "n_tokens_vocab": 30})
-    drawn = random_weights(of, 3)
-    model = BiLm(of, drawn)
-    ids = torch.tensor([[1, 5, 30, 2], [1, 2, 0, 0]])
+    model, ids = word_bilm(), torch.tensor([[1, 5, 9, 2], [1, 2, 0, 0]])
     activations, mask = model(ids, boundaries="present")
-    table = torch.from_numpy(drawn["embedding"])
+    table = torch.from_numpy(model.weights()["embedding"])
     expected = torch.cat([table[ids - 1]] * 2, dim=-1) * mask[..., None]
     assert torch.equal(activations[0].detach(), expected)
     assert mask.tolist() == [[True] * 4, [True, True, False, False]]
     assert activations[1][mask].abs().sum() > 0
     with pytest.raises(ConfigurationError, match="boundaries: expected 'present'"):
         model(ids)
-    with pytest.raises(ValueError, match="word ids from 0 to 30, got 1 to 31"):
+    with pytest.raises(ValueError, match="word ids from 0 to 9, got 1 to 10"):
         model(ids + 1, boundaries="present")
 
 
