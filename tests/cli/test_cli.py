@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import sys
@@ -85,44 +84,42 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
     ({0: "no.txt"}, "[Errno 2] No such file or directory: 'no.txt'"),
     ({0: "."}, "[Errno 21] Is a directory: '.'"),
     ({0: "blank.txt"}, "input file: expected a sentence on every line, got blank lines at indexes 1"),
-    ({0: "empty.txt"}, "input file: expected one tokenized sentence a line, got an empty file"),
-    ({0: "latin.txt"}, "input file: expected UTF-8 text, got undecodable bytes at line index 0"),
     ({0: "-"}, "input file: expected text on stdin, which is closed"),
     ({1: "."}, "output file: expected a file's path, got the directory ."),
-    ({1: os.devnull}, "output file: expected an ordinary file"),
     ({1: "in.txt"}, "output file: expected a file other than the inputs, got in.txt"),
     ({1: "model/weights.hdf5"}, "output file: expected a file other than the inputs"),
     ({2: ()}, "one of the arguments --all --top --average is required (see elmo-fast embed --help)"),
     ({2: "--bottom"}, "one of the arguments --all --top --average is required"),
     ({2: ("--all", "--top")}, "argument --top: not allowed with argument --all"),
     ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, a directory"),
-    ({3: ("--model", "in.txt")}, "model: expected a directory or a ZIP with options.json and *.hdf5, got in.txt"),
     ({3: ("--model", "model", "--options-file", "x")}, "model: expected either model or options_file and weight_file"),
     ({3: ("--options-file", "model/options.json")}, "weight_file: expected a path or URL, got None"),
-    ({3: ("--weight-file", "model/weights.hdf5")}, "options_file: expected a path or URL, got None"),
     ({4: ("--batch-size", "0")}, "argument --batch-size: expected an integer of at least 1, got '0'"),
-    ({4: ("--batch-size", "x")}, "argument --batch-size: expected an integer of at least 1, got 'x'"),
     ({4: ("--cuda-device", "-2")}, "cuda_device: expected -1 for the CPU or the number of a GPU, got -2"),
-    ({4: ("--cuda-device", "x")}, "argument --cuda-device: invalid int value: 'x'"),
     ({4: ("--state", "cold")}, "argument --state: invalid choice: 'cold'"),
     ({4: ("--precision", "low")}, "argument --precision: invalid choice: 'low'"),
     ({4: ("--backend", "tpu")}, "argument --backend: invalid choice: 'tpu'"),
     ({4: "--frobnicate"}, "unrecognized arguments: --frobnicate"),
-    ({4: "more.txt"}, "unrecognized arguments: more.txt"),
     ([], "the following arguments are required: COMMAND (see elmo-fast --help)"),
     (["fly"], "argument COMMAND: invalid choice: 'fly'"),
     (["embed"], "the following arguments are required: INPUT, OUTPUT"),
     (["info"], "model: expected MODEL, or --options-file and --weight-file; got neither"),
-    (["info", "nope"], "model: expected one of bundled, small, medium, original, original_5.5b, a directory"),
-    (["info", "m", "--weight-file", "w"], "model: expected either model or options_file and weight_file, got both"),
     (["doctor", "who"], "unrecognized arguments: who"),
+    *(([*text.split(), "--model", "model"], message) for text, message in (
+        ("cache in.txt t.hdf5", "vocabulary in.txt: expected a line for each of <S>, </S>; missing <S>, </S>"),
+        ("cache vocab.txt no/t.hdf5", "output file: expected an existing directory"),
+        ("cache vocab.txt vocab.txt", "output file: expected a file other than the inputs, got vocab.txt"),
+        ("cache vocab.txt model/weights.hdf5", "output file: expected a file other than the inputs"),
+        ("cache vocab.txt t.hdf5 --cuda-device 99", "cuda_device: expected -1"),
+        ("embed in.txt o.hdf5 --top --unknown unk", "--unknown: expected --token-table beside it, got unk alone"),
+        ("embed in.txt o.hdf5 --top --token-table none", "token table: expected an HDF5 file, found nothing at none"))),
 ])
 def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, changes, message):
     """`changes` are all arguments, or some by their place in a call of embed."""
     monkeypatch.setattr(sys, "stdin", None)
     write_model(folder / "model")
-    for name, content in (("empty.txt", b""), ("latin.txt", b"caf\xe9\n"), ("blank.txt", b"a\n\nb\n")):
-        (folder / name).write_bytes(content)
+    (folder / "blank.txt").write_text("a\n\nb\n")
+    (folder / "vocab.txt").write_text("<S>\n</S>\nThe\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     arguments = changes
     if isinstance(changes, dict):
@@ -139,11 +136,6 @@ def raising(error):
     return lambda _, patch: patch.setattr(BiLm, "run", failing)
 
 
-def write_deeper(model, _):
-    write_model(model.parent / "deep", tiny(lstm__n_layers=3))
-    (model.parent / "deep" / "weights.hdf5").rename(model / "weights.hdf5")
-
-
 @pytest.mark.parametrize("fault, status, message", [
     (raising(RuntimeError("out of\nluck")), 1, "error: out of luck"),
     (raising(MemoryError()), 1, "error: MemoryError"),
@@ -156,10 +148,6 @@ def write_deeper(model, _):
      "error: tokens: expected word ids (this model reads no characters), got strings"),
     (lambda model, _: os.truncate(model / "weights.hdf5", 3000), 2,
      "expected an HDF5 file, got something else or a file cut short"),
-    (write_deeper, 2, "expected the weights of the options (2 LSTM layers), "),
-    (lambda model, _: (model / "options.json").write_text(json.dumps(tiny(lstm__cell_clip=0))), 2,
-     "lstm: cell_clip: expected a number above 0, or null for no clipping, got 0"),
-    (lambda model, _: (model / "options.json").unlink(), 2, "expected one file options.json, found none"),
 ])
 def test_a_failure_is_told_in_one_line_and_leaves_nothing(capsys, folder, monkeypatch, fault, status, message):
     fault(write_model(folder / "model"), monkeypatch)
@@ -228,12 +216,6 @@ def test_stdin(model, tmp_path):
         np.testing.assert_array_equal(found[str(key)], values)
 
 
-def test_an_empty_stdin_leaves_nothing(model, tmp_path):
-    result = finish(start_embedding(model, tmp_path), "")
-    assert_refused(result, "input file: expected one tokenized sentence a line, got an")
-    assert names(tmp_path) == []
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_leaves_nothing(model, tmp_path, number):
     process = start_embedding(model, tmp_path, "--batch-size", "1")
@@ -244,3 +226,24 @@ def test_a_signal_in_the_middle_leaves_nothing(model, tmp_path, number):
     process.send_signal(number)
     assert_refused(finish(process), "interrupted; no output was left behind", status=1)
     assert names(tmp_path) == []
+
+
+HELP = "from elmo_fast.cli import main\ntry:\n    main({!r})\nexcept SystemExit as stop:\n    assert not stop.code"
+
+
+@pytest.mark.parametrize("code", [
+    "import elmo_fast\nelmo_fast.__version__, dir(elmo_fast)\nfrom elmo_fast import Options, read_fasta",
+    *map(HELP.format, (["--help"], ["embed", "--help"], ["train", "--help"], ["seqvec", "--help"], ["--version"])),
+])
+def test_torch_is_not_imported_before_it_is_needed(code):
+    """It takes seconds."""
+    process = start(f"import sys\n{code}\nassert 'torch' not in sys.modules")
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+
+
+def test_every_public_name_is_found_where_the_package_says():
+    assert set(elmo_fast.__all__) == set(elmo_fast._MODULES) <= set(dir(elmo_fast))
+    for name in elmo_fast.__all__:
+        assert getattr(elmo_fast, name).__module__.startswith("elmo_fast.")
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = elmo_fast.Nothing

@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, Options, random_weights
+from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
 from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.embed import stream
 from elmo_fast.testing import SAME_MODEL
-from elmo_fast.text.characters import encode_tokens, to_model_ids
-from tests.support import models, plain
-from tests.support.files import ROOT, names, paths, read_hdf5, tiny, write_model
-from tests.support.models import options, weights
+from tests.support import models
+from tests.support.files import ROOT, names, read_hdf5
 
 BATCHES = [
     [["the", "sea"], ["grey", "and", "old", "salt"], []],
@@ -47,39 +45,23 @@ def ids(vocab):
     return Batcher(vocab, 50).batch_sentences(BATCHES[0])
 
 
-@pytest.mark.parametrize("name", ["two layers", "four layers", "one layer", "no projection", "clips that fire",
-                                  "no skip connections", "short tokens", "tanh"])
-def test_numbers_and_states_of_batches_of_many_sizes(tmp_path, vocab, name):
-    """Every row of a batch runs on its own, from the state that its row is in."""
-    options, states = models.SHAPES[name], {}
-    size, drawn = options.lstm.projection_dim, models.weights(options)
-    model = BidirectionalLanguageModel(*models.files(tmp_path / "model", options), max_batch_size=5)
+def test_results_and_states(files, vocab):
+    model, bilm = BidirectionalLanguageModel(*files, max_batch_size=5), BiLm.from_files(*files)
     for batch in BATCHES:
-        ids = Batcher(vocab, options.char_cnn.max_characters_per_token).batch_sentences(batch)
-        ops, longest = model(ids), max(map(len, batch))
-        assert ops["lm_embeddings"].shape == (len(batch), options.n_layers, longest, 2 * size)
-        assert ops["token_embeddings"].shape == (len(batch), longest + 2, size)
-        assert ops["lengths"].tolist() == [len(sentence) for sentence in batch]
+        ids, longest = Batcher(vocab, 50).batch_sentences(batch), max(map(len, batch))
+        ops, (tokens, *_) = model(ids), bilm(torch.from_numpy(ids), boundaries="present").activations
+        assert ops["lm_embeddings"].shape == (len(batch), 3, longest, 22) and ops["lengths"].dtype == torch.int64
         assert ops["mask"].dtype == torch.bool and ops["mask"].shape == (len(batch), longest)
+        assert (ops["token_embeddings"] - tokens[..., :11]).abs().max() < SAME_MODEL
         assert not any(value.requires_grad for value in (*ops.values(), *model.parameters()))
         alone = model.token_embeddings(np.concatenate([ids, 0 * ids])[:, 1:])  # above max_batch_size, without <S>
         assert (alone[: len(ids)] - ops["token_embeddings"][:, 1:]).abs().max() < SAME_MODEL
-        assert alone.shape == (2 * len(ids), longest + 1, size) and not alone[len(ids) :].any()
-        for row, sentence in enumerate(batch):
-            length = len(sentence)
-            expected, states[row] = plain.layers(ids[row, : length + 2], drawn, options, states.get(row))
-            assert ops["mask"][row].tolist() == [True] * length + [False] * (longest - length)
-            found, tokens = ops["lm_embeddings"][row].numpy(), ops["token_embeddings"][row].numpy()
-            assert np.abs(found[:, :length] - expected[:, 1:-1]).max(initial=0) < 5e-6
-            assert np.abs(tokens[: length + 2] - expected[0, :, :size]).max() < 5e-6
-            assert not found[:, length:].any() and not tokens[length + 2 :].any()
-        for number, direction in enumerate(("forward", "backward")):
-            for layer, (c, h) in enumerate(model.lstm_init_states()[direction]):
-                assert c.shape == (5, options.lstm.dim) and h.shape == (5, size)
-                for row in range(5):
-                    expected_h, expected_c = states[row][number][layer] if row in states else (0, 0)
-                    assert np.abs(h[row].numpy() - expected_h).max() < 5e-6
-                    assert np.abs(c[row].numpy() - expected_c).max() < 5e-6
+        assert alone.shape == (2 * len(ids), longest + 1, 11) and not alone[len(ids) :].any()
+    for number, direction in enumerate(("forward", "backward")):
+        for layer, pair in enumerate(model.lstm_init_states()[direction]):
+            for values, carried in zip(pair, bilm._elmo_lstm._states[::-1]):
+                expected = carried[layer].chunk(2, dim=1)[number]
+                assert (values[:4] - expected).abs().max() < SAME_MODEL and not values[4:].any() and len(values) == 5
 
 
 def test_streams_have_separate_states(model, ids):
@@ -109,34 +91,16 @@ def test_a_batch_of_no_sentences(model):
         "lm_embeddings": (0, 3, 3, 22), "lengths": (0,), "mask": (0, 3), "token_embeddings": (0, 5, 11)}
 
 
-@pytest.mark.parametrize("written_by", ["dump_token_embeddings", "bilm-tf"])
-def test_word_ids_give_what_characters_give(files, vocab, table, written_by):
-    if written_by == "bilm-tf":  # the dataset alone
-        with h5py.File(table, "r+") as file:
-            for name in list(file.attrs):
-                del file.attrs[name]
-    by_words = BidirectionalLanguageModel(*files, use_character_inputs=False, embedding_weight_file=table)
-    by_characters = BidirectionalLanguageModel(*files)
-    for batch in ([["sea", "salt"], ["the", "grey", "sea"]], [["wind"]], [["of", "<UNK>"], []]):
-        words, characters = TokenBatcher(vocab).batch_sentences(batch), Batcher(vocab, 50).batch_sentences(batch)
-        assert words.shape == characters.shape[:2]
-        found, expected = by_words(words), by_characters(characters)
-        for name, value in found.items():
-            assert torch.allclose(value.float(), expected[name].float(), rtol=0, atol=1e-6)
-        assert torch.allclose(by_words.token_embeddings(words), expected["token_embeddings"], rtol=0, atol=1e-6)
-
-
 def test_a_model_trained_on_word_ids(tmp_path):
-    content = tiny(n_tokens_vocab=9)
-    del content["char_cnn"]
-    files, drawn = paths(write_model(tmp_path / "model", content)), random_weights(Options.from_dict(content), 0)
+    files = models.files(tmp_path, models.WORD_IDS)
     model = BidirectionalLanguageModel(*files, use_character_inputs=False, embedding_weight_file=files[1])
     ids = np.array([[1, 9, 3, 2], [1, 2, 0, 0]])
     ops = model(ids)
-    table = np.vstack([np.zeros((1, 4)), drawn["embedding"]])
+    bilm = BiLm.from_files(*files)
+    table = np.vstack([np.zeros((1, 4)), bilm.weights()["embedding"]])
     assert np.abs(ops["token_embeddings"].numpy() - table[ids]).max() < 1e-7
     assert torch.equal(model.token_embeddings(ids), ops["token_embeddings"])
-    expected = BiLm(Options.from_dict(content), drawn)(torch.from_numpy(ids), boundaries="present").activations[-1]
+    expected = bilm(torch.from_numpy(ids), boundaries="present").activations[-1]
     assert torch.allclose(ops["lm_embeddings"][0, -1], expected[0, 1:3], atol=SAME_MODEL)
     with pytest.raises(ConfigurationError, match="use_character_inputs: expected False"):
         BidirectionalLanguageModel(*files)
@@ -196,39 +160,24 @@ def test_token_embeddings(tmp_path, inputs, monkeypatch, block):
     found = read_hdf5(tmp_path / "out.hdf5")
     assert list(found) == ["embedding"]
     assert found["embedding"].dtype == np.float32 and found["embedding"].shape == (len(WORDS), 11)
-    for ids, vector in zip(to_model_ids(encode_tokens(WORDS)), found["embedding"]):
-        assert np.abs(vector - plain.token_vector(ids, weights(options()), options())).max() < 5e-6
+    bilm = BiLm.from_files(*model)
+    np.testing.assert_allclose(found["embedding"], bilm.encode(WORDS).detach(), rtol=0, atol=SAME_MODEL)
     with h5py.File(tmp_path / "out.hdf5") as file:
-        assert file.attrs["fingerprint"] == BiLm.from_files(*model).fingerprint()
+        assert file.attrs["fingerprint"] == bilm.fingerprint()
 
 
-def test_token_embeddings_that_tensorflow_wrote(tmp_path, shared):
-    folder = shared / "fixtures" / "allennlp"
-    dump_token_embeddings(folder / "vocab_test.txt", folder / "options.json", folder / "lm_weights.hdf5",
-                          tmp_path / "out.hdf5", progress=False)
-    found, expected = (read_hdf5(path)["embedding"] for path in (tmp_path / "out.hdf5",
-                                                                 folder / "elmo_token_embeddings.hdf5"))
-    assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-5
-
-
-@pytest.mark.parametrize("batch_size, backend, state", [
-    (1, "auto", "carry"), (1, "reference", "carry"), (3, "reference", "carry"), (3, "torch", "carry"),
-    (1, "auto", "zero"), (4, "auto", "zero")])
-def test_bilm_embeddings_carry_the_state_from_line_to_line_unless_asked(tmp_path, inputs, batch_size, backend, state):
+def test_a_dump_carries_the_state_from_line_to_line_unless_asked(tmp_path, inputs, model):
     """A blank line too: it has no tokens, and bilm-tf runs it as <S> </S>."""
-    dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5", batch_size=batch_size, backend=backend, state=state)
+    dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5")
     found, batcher = read_hdf5(tmp_path / "out.hdf5"), Batcher(inputs[0], 50)
     assert sorted(found) == [str(number) for number in range(len(LINES))]
-    states = [None] * batch_size
     for number, line in enumerate(LINES):
-        row = number % batch_size
-        states[row] = states[row] if state == "carry" else None
-        layers, states[row] = plain.layers(batcher.batch_sentences([line.split()])[0], weights(options()), options(),
-                                           states[row])
-        vectors = found[str(number)]
-        assert vectors.dtype == np.float32 and vectors.shape == (3, len(line.split()), 22)
-        assert np.abs(vectors - layers[:, 1:-1]).max(initial=0) < 1e-5
-    assert (np.abs(found["0"] - found["6"])[1:].max() > 1e-3) == (state == "carry")
+        expected = model(batcher.batch_sentences([line.split()]))["lm_embeddings"][0]
+        np.testing.assert_allclose(found[str(number)], expected, rtol=0, atol=SAME_MODEL)
+    assert np.abs(found["0"] - found["6"])[1:].max() > 1e-3
+    dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5", batch_size=4, state="zero", progress=False)
+    found = read_hdf5(tmp_path / "out.hdf5")
+    np.testing.assert_allclose(found["0"], found["6"], rtol=0, atol=SAME_MODEL)
 
 
 def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
@@ -254,9 +203,7 @@ def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
 def test_dumps_refuse(tmp_path, inputs, change, named):
     (tmp_path / "bare.txt").write_text("sea\nsalt\n", encoding="utf-8")
     (tmp_path / "empty.txt").write_text("")
-    content = tiny(n_tokens_vocab=9)
-    del content["char_cnn"]
-    write_model(tmp_path / "words", content)
+    models.files(tmp_path / "words", models.WORD_IDS)
     size = {"batch_size": change["batch_size"]} if "batch_size" in change else {}
     paths = [tmp_path / change.get(number, path) for number, path in enumerate([*inputs, "out.hdf5"])]
     error = FileNotFoundError if "directory" in named else ValueError

@@ -90,7 +90,6 @@ def test_substitutes_of_each_direction(full, topn, nodelimiters):
 
 @pytest.mark.parametrize("call, error, words", [
     (lambda full: loaded(full).get_elmo_vectors(TEXTS, layers="last"), ValueError, "layers: expected"),
-    (lambda full: loaded(full).get_elmo_vectors("a string"), ValueError, "texts"),
     (lambda full: loaded(full).get_elmo_vectors(["a string"]), ValueError, "texts"),
     (lambda full: loaded("x", max_batch_size=0), ValueError, "max_batch_size: expected"),
     (lambda full: ElmoModel().get_elmo_vectors(TEXTS), RuntimeError, "ElmoModel: expected load"),

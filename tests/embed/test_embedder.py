@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ElmoEmbedder, Options, batch_to_ids, random_weights, remove_boundaries
+from elmo_fast import ElmoEmbedder
 from elmo_fast.embed import stream
-from elmo_fast.testing import SAME_MODEL
 from tests.support.files import names, read_hdf5
-from tests.support.models import SENTENCES, bilm, files, options
+from tests.support.models import bilm, files, options, word_bilm
 
 BACKENDS = ["reference", "torch", "auto"]
 LINES = ["The cat sat .", "", "The cat sat .", "caf\u00e9 \u732b", "x" * 60 + " </S>", " \t "]
@@ -22,21 +21,9 @@ def embedder(**arguments):
     return ElmoEmbedder.from_bilm(bilm(**arguments))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batches_equal_the_biLM(backend):
-    ours, padded, model = embedder(backend=backend), embedder(backend=backend), bilm()
-    for _ in range(2):
-        activations, mask = model(batch_to_ids(SENTENCES))
-        inner = torch.stack([remove_boundaries(layer, mask)[0] for layer in activations], dim=1).detach()
-        for one, other, sentence in zip(ours.embed_batch(SENTENCES), inner.numpy(), SENTENCES, strict=True):
-            assert one.dtype == np.float32 and one.shape == (3, len(sentence), 22)
-            np.testing.assert_allclose(one, other[:, : len(sentence)], atol=SAME_MODEL)
-        embeddings, mask = padded.batch_to_embeddings(SENTENCES)
-        torch.testing.assert_close(embeddings, inner, atol=SAME_MODEL, rtol=0)
-        assert mask.dtype == torch.int64 and mask.sum(1).tolist() == [len(sentence) for sentence in SENTENCES]
-        assert not embeddings.transpose(1, 2)[mask == 0].any()
-    for dtype in (torch.float16, torch.bfloat16):
-        assert ElmoEmbedder.from_bilm(bilm().to(dtype)).embed_sentence(["a"]).dtype == np.float32
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_arrays_are_float32(dtype):
+    assert ElmoEmbedder.from_bilm(bilm().to(dtype)).embed_sentence(["a"]).dtype == np.float32
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -51,10 +38,8 @@ def test_a_lone_empty_sentence_leaves_the_states_alone(backend):
 
 
 def test_without_fp32_weights(tmp_path):
-    model = files(tmp_path, options())
-    whole, packed = (ElmoEmbedder(*model, backend="native", keep_fp32=keep) for keep in (True, False))
-    for one, other in zip(packed.embed_batch(SENTENCES), whole.embed_batch(SENTENCES)):
-        np.testing.assert_array_equal(one, other)
+    packed = ElmoEmbedder(*files(tmp_path, options()), backend="native", keep_fp32=False)
+    assert packed.elmo_bilm.token_source.W_proj.is_meta
 
 
 @pytest.fixture
@@ -106,8 +91,6 @@ def test_keys_index_and_carried_states(embed):
 
 
 @pytest.mark.parametrize("content, options, message", [
-    (b"", {}, "input file: expected one tokenized sentence a line, got an empty file"),
-    (b"a\ncaf\xe9\n", {}, "input file: expected UTF-8 text, got undecodable bytes at line index 1"),
     (b"a b\n\nc\n", {}, "input file: expected a sentence on every line, got blank lines at indexes 1"),
     *((b"a\n", {"output_format": form}, f"output_format: expected one of all, top, average, got {form!r}$")
       for form in ("bottom", 1)),
@@ -145,27 +128,16 @@ def test_a_failure_in_the_middle_leaves_things_as_they_were(embed, tmp_path, mon
     assert not old or (tmp_path / "o.hdf5").read_bytes() == old
 
 
-def word_model():
-    of = Options.from_dict({"lstm": {"dim": 8, "projection_dim": 4, "n_layers": 1, "use_skip_connections": True},
-                            "n_tokens_vocab": 9})
-    return ElmoEmbedder.from_bilm(BiLm(of, random_weights(of)))
-
-
 @pytest.mark.parametrize("call, named", [
     (lambda e: e.embed_sentence("a string"), "sentence: expected a list of tokens"),
-    (lambda e: e.embed_batch(["one", "two"]), r"batch\[0\]: expected a list of tokens"),
     (lambda e: e.embed_batch("text"), "batch: expected a list"),
     (lambda e: e.embed_batch([["a", None]]), "token: expected a string, got NoneType"),
-    (lambda e: e.embed_batch([["a", 3]]), "token: expected a string, got int"),
     (lambda e: list(e.embed_sentences("text")), "sentences: expected a list"),
     (lambda e: list(e.embed_sentences([["fine"], "not split"])), r"sentences\[1\]: expected a list of tokens"),
     (lambda e: e.embed_sentences([["a"]], batch_size=0), "batch_size: expected an integer of at least 1, got 0"),
     (lambda e: e.embed_file("text.txt", "o.hdf5"), "input_file: expected a file opened as text, got 'text.txt'"),
-    (lambda e: e.embed_file(["a b"], "o.hdf5"), r"input_file: expected a file opened as text, got \['a b'\]"),
-    (lambda e: e.embed_file(None, "o.hdf5"), "input_file: expected a file opened as text, got None"),
-    (lambda _: ElmoEmbedder("o.json", "w.hdf5", cuda_device=99), "cuda_device: expected -1"),
     (lambda _: ElmoEmbedder("o.json", "w.hdf5", cuda_device=-2), "cuda_device: expected -1 for the CPU"),
-    (lambda _: word_model().embed_sentence(["a"]), "tokens: expected word ids"),
+    (lambda _: ElmoEmbedder.from_bilm(word_bilm()).embed_sentence(["a"]), "tokens: expected word ids"),
 ])
 def test_refuses(call, named):
     with pytest.raises(ValueError, match=f"^{named}"):

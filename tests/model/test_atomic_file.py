@@ -51,7 +51,9 @@ def test_where_nothing_can_be_written_is_refused(tmp_path):
         with pytest.raises(PermissionError, match="^output: expected an ordinary file"):
             check_target(path, "output")
     for path, error, message in (("", FileNotFoundError, "expected a file's path, got an empty one"),
-                                 (tmp_path / "no" / "a", FileNotFoundError, "expected an existing directory"),
+                                 *((tmp_path / path, FileNotFoundError, "expected an existing directory")
+                                   for path in ("no/a", "pipe/a")),
+                                 (f"{tmp_path}/new/", FileNotFoundError, "expected an existing directory"),
                                  (tmp_path, IsADirectoryError, "expected a file's path, got the directory")):
         with pytest.raises(error, match=f"^output: {message}"):
             check_target(path, "output")

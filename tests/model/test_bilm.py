@@ -4,13 +4,16 @@ import itertools
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, Options, batch_to_ids, random_weights
+from elmo_fast import BiLm, ConfigurationError, batch_to_ids
 from elmo_fast.model import batch_layout
 from elmo_fast.model.batch_layout import unique_rows
+from elmo_fast.model.bilm import WARM_TEXT
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
-from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, weights
+from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, weights, word_bilm
 
 IDS = batch_to_ids(SENTENCES)
+WORDS = [f"word{number}" for number in range(40)]
+ANOTHER = [["Another", "text"]]
 
 
 @pytest.mark.parametrize("shape, backend", [*((shape, "auto") for shape in SHAPES),
@@ -29,17 +32,11 @@ def test_float32_against_float64(shape, backend):
         assert one.dtype == torch.float32 and relative_error(one, other) < AGAINST_FLOAT64["highest"]
 
 
-def test_ways_in_and_out():
+def test_results():
     output = bilm()(IDS)
     activations, mask = output
     assert output["activations"] is activations and output["mask"] is mask
     assert len(activations) == 3 and mask.dtype == torch.bool
-    assert mask.sum(1).tolist() == [len(sentence) + 2 for sentence in SENTENCES]
-    present = bilm()(batch_to_ids([["<S>", *sentence, "</S>"] for sentence in SENTENCES]), boundaries="present")
-    packed, lengths = bilm().embed_tokens(SENTENCES)
-    assert torch.equal(mask, present.mask) and lengths.tolist() == mask.sum(1).tolist()
-    for one, other, row in zip(activations, present.activations, packed):
-        assert (one - other).abs().max() < SAME_MODEL and (row - one[mask]).abs().max() < SAME_MODEL
 
 
 def test_no_tokens_at_all():
@@ -66,20 +63,16 @@ def test_weights_come_back_byte_for_byte():
 
 
 def test_word_ids():
-    of = Options.from_dict({"lstm": {"dim": 20, "projection_dim": 8, "n_layers": 1, "use_skip_connections": True},
-                            "n_tokens_vocab": 30})
-    drawn = random_weights(of, 3)
-    model = BiLm(of, drawn)
-    ids = torch.tensor([[1, 5, 30, 2], [1, 2, 0, 0]])
+    model, ids = word_bilm(), torch.tensor([[1, 5, 9, 2], [1, 2, 0, 0]])
     activations, mask = model(ids, boundaries="present")
-    table = torch.from_numpy(drawn["embedding"])
+    table = torch.from_numpy(model.weights()["embedding"])
     expected = torch.cat([table[ids - 1]] * 2, dim=-1) * mask[..., None]
     assert torch.equal(activations[0].detach(), expected)
     assert mask.tolist() == [[True] * 4, [True, True, False, False]]
     assert activations[1][mask].abs().sum() > 0
     with pytest.raises(ConfigurationError, match="boundaries: expected 'present'"):
         model(ids)
-    with pytest.raises(ValueError, match="word ids from 0 to 30, got 1 to 31"):
+    with pytest.raises(ValueError, match="word ids from 0 to 9, got 1 to 10"):
         model(ids + 1, boundaries="present")
 
 
@@ -91,17 +84,6 @@ def test_16_bit_parameters_compute_in_full_precision(dtype):
     for one, other in zip(model(IDS).activations, expected.activations):
         assert one.dtype == dtype and torch.equal(one, other.to(dtype))
     assert all(state.dtype == torch.float32 for state in model._elmo_lstm._states)
-
-
-def test_gradients_reach_every_weight():
-    grads = []
-    for backend in ("reference", "torch"):
-        model = bilm(SHAPES["clips that fire"], backend=backend, requires_grad=True).double()
-        sum(layer.sin().sum() for layer in model(IDS).activations).backward()
-        grads.append({name: value.grad for name, value in model.named_parameters()})
-    for name, expected in grads[0].items():
-        assert expected.abs().sum() > 0, name
-        assert torch.allclose(grads[1][name], expected, rtol=1e-8, atol=1e-10), name
 
 
 @pytest.mark.parametrize("share_a_hash", [False, True])
@@ -122,3 +104,99 @@ def test_without_fp32_weights_the_numbers_stay():
     for call in (packed.weights, packed.state_dict, lambda: copy.deepcopy(packed)(IDS)):
         with pytest.raises(RuntimeError, match="weights: expected fp32 weights"):
             call()
+
+
+# ---- states: where a sentence starts ----
+
+
+def texts(*sizes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for size in sizes:
+        lengths = torch.randint(0, 9, (size,), generator=generator).tolist()
+        yield [[WORDS[k] for k in torch.randint(0, 40, (length,), generator=generator)] for length in lengths]
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+def test_carried_over_batches_of_other_sizes(backend):
+    model, alone = bilm(backend=backend), [bilm(backend="reference") for _ in range(7)]
+    for batch in texts(3, 5, 1, 7):
+        together = layers(model, batch)
+        for row, sentence in enumerate(batch):
+            expected = layers(alone[row], [sentence])
+            assert (together[:, row : row + 1, : len(sentence) + 2] - expected).abs().max() < SAME_MODEL
+    for number, found in enumerate(model._elmo_lstm._states):
+        expected = torch.cat([single._elmo_lstm._states[number] for single in alone], dim=1)
+        torch.testing.assert_close(found, expected, atol=SAME_MODEL, rtol=0)
+
+
+@pytest.mark.parametrize("state", ["zero", "warm"])
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+def test_zero_and_warm_do_not_depend_on_order_or_batch(state, backend):
+    model = bilm(state=state, backend=backend)
+    batch = next(texts(6, seed=4))
+    names, together = set(model.state_dict()), layers(model, batch)
+    assert (together - layers(model, batch[::-1]).flip(1)).abs().max() < SAME_MODEL
+    for row, sentence in enumerate(batch):
+        assert (layers(model, [sentence])[:, 0] - together[:, row, : len(sentence) + 2]).abs().max() < SAME_MODEL
+    assert model._elmo_lstm._states is None and set(model.state_dict()) == names
+
+
+def test_zero_is_a_carried_run_that_was_reset():
+    carried, zero = bilm(), bilm(state="zero")
+    layers(carried, SENTENCES)
+    carried.reset_states()
+    assert torch.equal(layers(carried, SENTENCES), layers(zero, SENTENCES))
+
+
+def test_warm_starts_where_the_warm_text_ends():
+    warm, zero = bilm(state="warm"), layers(bilm(state="zero"), [WORDS[:5]])
+    for text in (WARM_TEXT, ANOTHER):
+        warm.warm_text, carried = text, bilm()
+        for sentence in text:
+            layers(carried, [sentence])
+        expected = layers(carried, [WORDS[:5]])
+        assert (layers(warm, [WORDS[:5]]) - expected).abs().max() < SAME_MODEL
+        assert (zero - expected).abs().max() > 100 * SAME_MODEL
+
+
+@pytest.mark.parametrize("edit", ["in place", "load_state_dict", "double"])
+def test_warm_state_follows_the_weights(edit):
+    model, other = bilm(state="warm"), bilm(seed=5, state="warm")
+    before = layers(model, [WORDS[:5]])
+    if edit == "in place":
+        with torch.no_grad():
+            for mine, theirs in zip(model.parameters(), other.parameters()):
+                mine.copy_(theirs)
+    elif edit == "load_state_dict":
+        model.load_state_dict(other.state_dict())
+    else:
+        model, other = other.double(), bilm(seed=5, state="warm").double()
+    after = layers(model, [WORDS[:5]])
+    assert (after - layers(other, [WORDS[:5]])).abs().max() < SAME_MODEL
+    assert (after.float() - before).abs().max() > 100 * SAME_MODEL
+
+
+def test_private_handles():
+    model = bilm()
+    lstm = model._elmo_lstm
+    assert lstm.stateful is True and lstm._states is None
+    layers(model, SENTENCES[:2])
+    kept = copy.deepcopy(lstm._states)
+    first = layers(model, SENTENCES[:2])
+    lstm._states = kept
+    assert torch.equal(layers(model, SENTENCES[:2]), first)
+    lstm.reset_states(torch.tensor([1, 0]))
+    assert not lstm._states[0][:, 0].any() and lstm._states[0][:, 1].any()
+    with pytest.raises(ValueError, match="mask: expected shape .2,."):
+        lstm.reset_states(torch.tensor([1, 0, 0]))
+    with pytest.raises(ValueError, match="_states: expected .h .2, rows, 22., c .2, rows, 74.., got"):
+        lstm._states = kept[0][:1], kept[1]
+    lstm.reset_states()
+    lstm.stateful = False
+    layers(model, SENTENCES)
+    assert model.state == "zero" and lstm._states is None
+    lstm.stateful = True
+    assert model.state == "carry"
+    warm = bilm(state="warm")
+    warm._elmo_lstm.stateful = False  # it is not
+    assert warm.state == "warm"

@@ -8,12 +8,13 @@ import sys
 import pytest
 import torch
 
-from elmo_fast import Elmo, batch_to_ids, remove_boundaries
+from elmo_fast import Elmo, ScalarMix, batch_to_ids, remove_boundaries
 from elmo_fast.testing import SAME_MODEL
 from tests.support.models import SENTENCES, bilm, options
 from tests.support.models import files as model_files
 
 IDS = batch_to_ids(SENTENCES)
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
 WORDS = ["", "The", "children", "rained", "."]
 
 
@@ -67,21 +68,11 @@ def test_dropout_comes_after_the_mix(files):
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_gradients(files, requires_grad):
     elmo = Elmo(*files, 2, requires_grad=requires_grad, dropout=0)
-    optimizer = torch.optim.SGD(elmo.parameters(), lr=0.1)
-    losses = []
-    for _ in range(4):
-        elmo._elmo_lstm.reset_states()
-        loss = sum(found.square().mean() for found in elmo(IDS)["elmo_representations"])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-        for name, value in elmo.named_parameters():
-            if name.startswith("scalar_mix") or requires_grad:
-                assert value.grad is not None and value.grad.abs().sum() > 0, name
-            else:
-                assert value.grad is None and not value.requires_grad, name
-    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.99 * losses[0]
+    for _ in range(2):  # a second step must not run into a graph that is gone
+        sum(found.square().mean() for found in elmo(IDS)["elmo_representations"]).backward()
+    for name, value in elmo.named_parameters():
+        assert value.requires_grad == (name.startswith("scalar_mix") or requires_grad), name
+        assert value.grad is None if not value.requires_grad else value.grad.any(), name
 
 
 def test_given_module(files):
@@ -89,11 +80,13 @@ def test_given_module(files):
         num_layers = 3
 
         def forward(self, inputs, word_inputs):
-            assert word_inputs is None
+            assert word_inputs is words
             mask = torch.ones(inputs.shape[0], inputs.shape[1] + 2, dtype=torch.int64)
             return {"activations": [torch.full((*mask.shape, 4), float(k)) for k in range(3)], "mask": mask}
 
-    assert torch.equal(first(Elmo(None, None, 1, dropout=0, module=Doubled()), IDS[:1, :2])[0], torch.ones(1, 2, 4))
+    for words, cached in ((None, None), (torch.tensor([[1, 2]]), ["a", "b"])):
+        elmo = Elmo(None, None, 1, dropout=0, module=Doubled(), vocab_to_cache=cached)
+        assert torch.equal(first(elmo, IDS[:1, :2], words)[0], torch.ones(1, 2, 4))
     assert torch.equal(first(Elmo(None, None, 1, dropout=0, module=bilm()), IDS)[0],
                        first(Elmo(*files, 1, dropout=0), IDS)[0])
 
@@ -131,6 +124,55 @@ def test_copies_pickles_and_moves(files):
     for dtype in (torch.float64, torch.float16, torch.bfloat16):
         found, _ = first(copy.deepcopy(twins[0]).to("cpu", dtype), IDS)
         assert found.dtype == dtype and torch.isfinite(found).all()
+
+
+def drawn(count=3):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 3, 4, generator=generator) for _ in range(count)]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_mixture(norm):
+    """Layer norm has one mean and one deviation for the unmasked elements of all sentences."""
+    mix, tensors = ScalarMix(3, do_layer_norm=norm and "scalar_norm_reg"), drawn()
+    with torch.no_grad():
+        for parameter, value in zip(mix.parameters(), [0.5, 0.1, -0.2, 0.7]):
+            parameter.fill_(value)
+    assert mix.gamma == 0.5
+    shares = torch.softmax(torch.tensor([0.1, -0.2, 0.7]), 0)
+    real = [tensor[MASK.bool()].double() for tensor in tensors]
+    normed = [(tensor - one.mean()) / (one.var(unbiased=False) + 1e-12).sqrt() for tensor, one in zip(tensors, real)]
+    expected = 0.5 * sum(share * tensor for share, tensor in zip(shares, normed if norm else tensors))
+    for mask in (MASK, MASK.bool(), MASK.int(), MASK.float(), *[None] * (not norm)):
+        assert torch.allclose(mix(tensors, mask), expected.float(), atol=1e-6 if norm else 1e-8)
+
+
+def test_layer_norm_in_half_precision_counts_in_full():
+    mix = ScalarMix(1, do_layer_norm=True).half()
+    tensor = torch.randn(64, 50, 100, generator=torch.Generator().manual_seed(0)).half()
+    found = mix([tensor], torch.ones(64, 50))
+    expected = ((tensor.float() - tensor.float().mean()) / tensor.float().std()).half()
+    assert found.dtype == torch.float16
+    assert (found - expected).abs().max() < 5e-3
+
+
+def test_fixed_parameters_pick_a_layer():
+    mix, tensors = ScalarMix(3, initial_scalar_parameters=[-9e10, 1, -9e10], trainable=False), drawn()
+    assert torch.equal(mix(tensors), tensors[1])
+    assert not any(value.requires_grad for value in mix.parameters())
+
+
+def test_names_and_gradients():
+    mix = ScalarMix(3)
+    names = [name for name, _ in mix.named_parameters()]
+    assert sorted(names) == ["gamma", "scalar_parameters.0", "scalar_parameters.1", "scalar_parameters.2"]
+    mix(drawn()).sum().backward()
+    assert all(value.grad.abs() > 0 for value in mix.parameters())
+    twin = copy.deepcopy(mix)
+    assert len(twin.scalar_parameters) == 3
+    assert twin.scalar_parameters[-1] is list(twin.scalar_parameters)[2]
+    normed, tensors = ScalarMix(2, do_layer_norm=True).double(), [one.double().requires_grad_() for one in drawn(2)]
+    assert torch.autograd.gradcheck(lambda *tensors: normed(tensors, MASK), tensors)
 
 
 DISTRIBUTED = """

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError, Elmo, Options, ScalarMix, TokenTable, batch_to_ids, random_weights
-from elmo_fast.testing import tiny
-from tests.support.models import SENTENCES, bilm, options, weights
+from elmo_fast import BiLm, ConfigurationError, Elmo, ScalarMix, TokenTable, batch_to_ids, build_token_table
+from tests.support.models import SENTENCES, bilm, options, weights, word_bilm
 
 IDS = batch_to_ids(SENTENCES)
 NUMBERS = (IDS > 0).any(2).long()
@@ -17,11 +16,6 @@ def elmo(count=1, **arguments):
 
 def table(*shape, words=None, dtype=torch.float32, **arguments):
     return TokenTable(torch.zeros(shape, dtype=dtype), words, **arguments)
-
-
-def word_model(**arguments):
-    of = Options.from_dict({"lstm": tiny()["lstm"], "n_tokens_vocab": 7})
-    return BiLm(of, random_weights(of), **arguments)
 
 
 @pytest.mark.parametrize("call, message", [
@@ -64,8 +58,9 @@ def test_value_error(call, message):
     (lambda: Elmo("nowhere.json", None, 1), "weight_file: expected a path or URL, got None"),
     (lambda: elmo(token_table="t.hdf5"), "token_table: expected None beside module"),
     (lambda: table(1, 5, words=["a"], unknown="unk"), "unknown: expected a token table with the word <UNK>"),
-    (lambda: word_model(token_table=table(3, 4, words=["a", "b", "c"])),
+    (lambda: word_bilm(token_table=table(3, 4, words=["a", "b", "c"])),
      "token_table: expected None for a model that reads word ids"),
+    (lambda: build_token_table(word_bilm(), ["a"]), "token table: expected a model that reads characters"),
 ])
 def test_configuration_error(call, message):
     with pytest.raises(ConfigurationError, match=f"^{message}"):

@@ -49,14 +49,19 @@ def count_encoded(model):
     return calls
 
 
-@pytest.mark.parametrize("shape, backend", [
-    ("two layers", "reference"), ("short tokens", "reference"), ("no projection", "torch"),
-    ("clips that fire", "torch"),
-    ("no projection", "native"), ("clips that fire", "native"), ("short tokens", "native"), ("no highway", "native")])
-def test_characters_and_strings(shape, backend):
+@pytest.mark.parametrize("shape, backend, state", [
+    ("two layers", "reference", "zero"), ("short tokens", "reference", "carry"), ("no projection", "torch", "warm"),
+    ("clips that fire", "torch", "carry"), ("no projection", "native", "carry"), ("clips that fire", "native", "zero"),
+    ("short tokens", "native", "warm"), ("no highway", "native", "carry")])
+def test_characters_strings_and_streams(shape, backend, state):
     plain, tabled = pair(SHAPES[shape], backend=backend)
-    for _ in range(2):  # states are carried
+    plain.state = tabled.state = state
+    for _ in range(2):
         assert_same_layers(tabled, plain, SENTENCES, backend=backend)
+    one, other = (ElmoEmbedder.from_bilm(model) for model in (tabled, plain))
+    sentences = SENTENCES * 3 + [["never", "seen"], ["The", "never"]]
+    assert_same(list(one.embed_sentences(sentences, 4)), list(other.embed_sentences(sentences, 4)), backend)
+    assert_same(one.embed_batch(sentences), other.embed_batch(sentences), backend)
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch", "native"])
@@ -72,17 +77,6 @@ def test_token_ids(backend):
         assert_same(found.activations, expected.activations, backend)
     with pytest.raises(ValueError, match=f"ids: expected word ids from 0 to {len(KNOWN) + 3}, got 0 to 99"):
         tabled(torch.tensor([[99, 0]]))
-
-
-@pytest.mark.parametrize("state, backend", [("zero", "reference"), ("warm", "torch"), ("carry", "torch"),
-                                            ("carry", "native"), ("zero", "native"), ("warm", "native")])
-def test_streams_and_batches(backend, state):
-    plain, tabled = pair(backend=backend)
-    one, other = (ElmoEmbedder.from_bilm(model) for model in (tabled, plain))
-    plain.state = tabled.state = state
-    sentences = SENTENCES * 3 + [["never", "seen"], ["The", "never"]]
-    assert_same(list(one.embed_sentences(sentences, 4)), list(other.embed_sentences(sentences, 4)), backend)
-    assert_same(one.embed_batch(sentences), other.embed_batch(sentences), backend)
 
 
 def test_the_first_layer_is_tabled_for_small_vocabularies(monkeypatch):

@@ -101,6 +101,7 @@ def test_a_missing_or_misshapen_dataset_is_named(weight_file, name, shape):
 
 
 @pytest.mark.parametrize("content, surplus", [
+    (tiny(lstm__n_layers=1), "expected the weights of the options (1 LSTM layers), "),
     (tiny(lstm__n_layers=1), "RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B and 5 more"),
     (tiny(char_cnn__n_highway=0), "CNN_high_0/W_carry and 3 more"),
     (tiny(char_cnn__filters=[[1, 4]]), "dataset CNN_high_0/W_carry: expected shape (4, 4), found (10, 10)"),

@@ -4,10 +4,12 @@ import numpy as np
 import torch
 
 from elmo_fast import BiLm, Options, batch_to_ids, random_weights, write_weights
-from elmo_fast.testing import SHAPES, options
+from elmo_fast.testing import SHAPES, TINY, options
 from tests.support.files import paths, write_model
 
-__all__ = ["SENTENCES", "SHAPES", "bilm", "files", "layers", "options", "weights"]
+__all__ = ["SENTENCES", "SHAPES", "WORD_IDS", "bilm", "files", "layers", "options", "weights", "word_bilm"]
+
+WORD_IDS = Options.from_dict({"lstm": TINY["lstm"], "n_tokens_vocab": 9})
 
 SENTENCES = [
     "The children play in the garden behind the old house .".split(),
@@ -34,6 +36,11 @@ def bilm(of: Options | None = None, seed: int = 0, **arguments) -> BiLm:
     """A random model."""
     of = of or options()
     return BiLm(of, weights(of, seed), **arguments)
+
+
+def word_bilm(**arguments) -> BiLm:
+    """A random model that reads word ids."""
+    return BiLm(WORD_IDS, random_weights(WORD_IDS), **arguments)
 
 
 def layers(model: BiLm, batch) -> torch.Tensor:

@@ -59,27 +59,13 @@ def test_a_batch_may_be_an_array():
     ("the cat", "batch: expected a list of tokenized sentences, got str"),
     (["the cat"], r"batch\[0\]: expected a list of tokens, got the str 'the cat'; split it first"),
     ([["a"], b"the"], r"batch\[1\]: expected a list of tokens, got the bytes"),
-    (7, "batch: expected a list of tokenized sentences, got int"),
-    ([7], r"batch\[0\]: expected a list of tokens, got int"),
     ([None], r"batch\[0\]: expected a list of tokens, got NoneType"),
     ([[None]], "token: expected a string, got NoneType"),
-    ([[b"a"]], "token: expected a string, got bytes"),
     ([[["a"]]], "token: expected a string, got one of another type"),
 ])
 def test_what_is_no_batch_is_refused(batch, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         batch_to_ids(batch)
-
-
-@pytest.mark.parametrize("sentences, message", [
-    ([], "sentences: expected at least one sentence"),
-    (["the cat"], r"sentences\[0\]: expected a list of tokens"),
-    ("the cat", "sentences: expected a list of tokenized"),
-])
-def test_batchers_refuse_what_is_no_batch(vocab_file, sentences, message):
-    for batcher in (Batcher(vocab_file, 50), TokenBatcher(vocab_file)):
-        with pytest.raises(ValueError, match=f"^{message}"):
-            batcher.batch_sentences(sentences)
 
 
 def test_a_vocabulary_without_special_words_is_refused(tmp_path):
@@ -90,6 +76,9 @@ def test_a_vocabulary_without_special_words_is_refused(tmp_path):
             with pytest.raises(ValueError, match=f"missing {missing}$"):
                 make()
     path.write_text("<S>\n</S>\nthe", encoding="utf-8")
+    for batcher in (Batcher(path, 50), TokenBatcher(path)):
+        with pytest.raises(ValueError, match="^sentences: expected at least one sentence"):
+            batcher.batch_sentences([])
     assert TokenBatcher(path).batch_sentences([["the"]]).tolist() == [[1, 3, 2]]
     with pytest.raises(ValueError, match="sentences: the word 'dog' is outside the vocabulary"):
         TokenBatcher(path).batch_sentences([["the", "dog"]])

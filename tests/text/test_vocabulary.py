@@ -15,16 +15,6 @@ def write(folder, words, name="vocab.txt"):
     return folder / name
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "vocab.txt.gz"])
-def test_words_have_the_ids_of_their_lines(tmp_path, name):
-    vocabulary = Vocabulary(write(tmp_path, WORDS, name), validate_file=True)
-    assert [vocabulary.word_to_id(word) for word in WORDS] == [0, 1, 2, 3, 4, 5]
-    assert [vocabulary.id_to_word(k) for k in range(6)] == WORDS
-    assert (vocabulary.size, len(vocabulary), vocabulary.bos, vocabulary.eos, vocabulary.unk) == (6, 6, 3, 4, 5)
-    assert "the" in vocabulary and "cat" not in vocabulary
-    assert vocabulary.decode([0, 1]) == "the ."
-
-
 @pytest.mark.parametrize("sentence, options, expected", [
     ("the cat .", {}, [3, 0, 5, 1, 4]),
     (". cat the", {"reverse": True}, [4, 1, 5, 0, 3]),
@@ -36,18 +26,23 @@ def test_encode(tmp_path, sentence, options, expected):
     assert ids.tolist() == expected and ids.dtype == np.int32
 
 
+@pytest.mark.parametrize("name", ["vocab.txt", "vocab.txt.gz"])
 @pytest.mark.parametrize("lines, words, specials", [
+    (WORDS, WORDS, (3, 4, 5)),
     (["<S>", "a", "</S>", "a", "<S>"], ["<S>", "a", "</S>", "a", "<S>"], (4, 2, -1)),  # the last of equal lines
     (["<S>", "!!!MAXTERMID", "</S>", "a"], ["<S>", "</S>", "a"], (0, 1, -1)),  # takes no id
     (["  <S>\t", "", "a\r"], ["<S>", "", "a"], (0, -1, -1)),  # outer whitespace goes, blank lines count
     (["a"], ["a"], (-1, -1, -1)),
 ])
-def test_lines_and_their_ids(tmp_path, lines, words, specials):
-    vocabulary = Vocabulary(write(tmp_path, lines))
+def test_lines_and_their_ids(tmp_path, name, lines, words, specials):
+    vocabulary = Vocabulary(write(tmp_path, lines, name), validate_file=lines is WORDS)
     assert [vocabulary.id_to_word(k) for k in range(vocabulary.size)] == words
-    assert (vocabulary.bos, vocabulary.eos, vocabulary.unk) == specials
+    assert (len(vocabulary), vocabulary.bos, vocabulary.eos, vocabulary.unk) == (len(words), *specials)
     last = {word: number for number, word in enumerate(words)}
-    assert vocabulary.encode("a b").tolist() == [specials[0], last["a"], -1, specials[1]]
+    assert {word: vocabulary.word_to_id(word) for word in words} == last
+    assert words[0] in vocabulary and "cat" not in vocabulary and vocabulary.decode([0]) == words[0]
+    unknown = specials[2]
+    assert vocabulary.encode("a b").tolist() == [specials[0], last.get("a", unknown), unknown, specials[1]]
 
 
 @pytest.mark.parametrize("missing", ["<S>", "</S>", "<UNK>"])

@@ -13,8 +13,9 @@ from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support import cuda_ops, triton_on_ptx
-from tests.support.triton_on_ptx import (
-    PRECISIONS, Case, OnPtx, assert_close, configs, conv, encoder_on_ptx, layer, lstm_pointwise, words)
+from tests.support.triton_on_ptx import PRECISIONS, Case, OnPtx, assert_close, conv, encoder_on_ptx, layer, words
+
+configs, lstm_pointwise = triton_on_ptx.configs, triton_on_ptx.lstm_pointwise
 
 
 @pytest.fixture(autouse=True)
