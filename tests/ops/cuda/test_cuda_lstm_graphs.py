@@ -216,8 +216,9 @@ def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
     assert layers_with_graphs() == []
 
 
-@pytest.mark.parametrize("part, precision", [(0, "highest"), (1, "medium"), (2, "medium")])
-def test_an_edit_in_place_is_noticed(part, precision):
+@pytest.mark.parametrize("native, part, precision", [
+    (None, 0, "highest"), (None, 1, "medium"), (None, 2, "medium"), (90, 2, "medium")], indirect=["native"])
+def test_an_edit_in_place_is_noticed(native, part, precision):
     weights = layer()
     before = run(FIRING, precision, *text(), weights=weights)
     weights[1][part].mul_(0.5)
