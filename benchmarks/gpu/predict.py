@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common
+from elmo_fast.testing import options
 
 COUNTS = Path(__file__).with_name("counts.json")
 SLOTS = (1, 8, 16, 32, 64)
@@ -105,7 +106,7 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     from tests.support import gpu_lstm, lstm_on_ptx, ptx_machine
 
     (dim, projection, _), runs = common.SIZES["original"], []
-    of = gpu_lstm.options({"dim": dim, "projection_dim": projection, "n_layers": 1})
+    of = options({"dim": dim, "projection_dim": projection, "n_layers": 1})
     with lstm_on_ptx.lstm_on_ptx(90) as native:
         native.device(*lstm_on_ptx.H100)
         native.machine.set(checks=False, traffic=True, seed=0)
