@@ -6,7 +6,7 @@ import ctypes
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import choice, persistent
+from elmo_fast.ops.cuda import choice, lstm, persistent
 from tests.support import gpu_lstm
 from tests.support.ptx_machine import DEVICES, machine
 
@@ -33,6 +33,9 @@ class NativeOnPtx:
     def cuda_lstm_run(self, **call):
         call |= self.changes
         self.calls.append(call)
+        scratch, = (arena._scratch for arena in lstm._arenas.kept.values()
+                    if arena._scratch.data_ptr() == call["scratch"])
+        assert len(scratch) >= call["scratch_size"]
         for name, size in memory_of(call, self.plan(call["dim"], call["projection"], call["slots"])).items():
             if call[name]:
                 self.machine.register_memory(call[name], size, name, name not in ("h", "c", "output", "scratch"))
