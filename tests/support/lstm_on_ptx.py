@@ -36,10 +36,11 @@ class NativeOnPtx:
         scratch, = (arena._scratch for arena in lstm._arenas.kept.values()
                     if arena._scratch.data_ptr() == call["scratch"])
         assert len(scratch) >= call["scratch_size"]
-        for name, size in memory_of(call, self.plan(call["dim"], call["projection"], call["slots"])).items():
-            if call[name]:
-                self.machine.register_memory(call[name], size, name, name not in ("h", "c", "output", "scratch"))
+        memory = memory_of(call, self.plan(call["dim"], call["projection"], call["slots"]))
         try:
+            for name, size in memory.items():
+                if call[name]:
+                    self.machine.register_memory(call[name], size, name, name not in ("h", "c", "output", "scratch"))
             self.machine.cuda_lstm_run(**call)
         except RuntimeError as error:
             if "cooperative launch" in str(error):
