@@ -78,10 +78,11 @@ ELMO_DEVICE TileB right_tile(const uint16_t* from, int stride, int lane) {
   return {{words.x, words.y}};
 }
 
+ELMO_DEVICE uint32_t shared_address(const void* local) { return uint32_t(__cvta_generic_to_shared(local)); }
+
 // 16 bytes from L2 to shared memory, or zeros.
 ELMO_DEVICE void copy_async(void* to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from),
-               "r"(there ? 16 : 0)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
                : "memory");
 }
 ELMO_DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -110,42 +111,40 @@ ELMO_DEVICE int64_t nanoseconds_now() {
   return now;
 }
 
-// ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory ----------
+// ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory. To be
+// called where `has_clusters` is true: older targets then drop them
 
 #if __CUDA_ARCH__ >= 900
 constexpr bool has_clusters = true;
-#define ELMO_SM90(...) __VA_ARGS__
 #else
 constexpr bool has_clusters = false;
-#define ELMO_SM90(...)
 #endif
 
 ELMO_DEVICE uint32_t remote_address(const void* local, int rank) {
-  uint32_t address = 0;
-  ELMO_SM90(asm volatile(
-                "mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(uint32_t(__cvta_generic_to_shared(local))),
-                "r"(rank));)
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(local)), "r"(rank));
   return address;
 }
 ELMO_DEVICE uint4 load_remote(uint32_t address) {
-  uint4 words = {};
-  ELMO_SM90(asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y),
-                         "=r"(words.z), "=r"(words.w) : "r"(address) : "memory");)
+  uint4 words;
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(address)
+               : "memory");
   return words;
 }
 ELMO_DEVICE void store_flag(uint32_t address, uint32_t value) {
-  ELMO_SM90(asm volatile("st.release.cluster.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");)
+  asm volatile("st.release.cluster.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 ELMO_DEVICE uint32_t load_flag(const uint32_t* from) {
-  uint32_t value = 0;
-  ELMO_SM90(asm volatile("ld.acquire.cluster.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(
-      uint32_t(__cvta_generic_to_shared(from))) : "memory");)
+  uint32_t value;
+  asm volatile("ld.acquire.cluster.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(shared_address(from)) : "memory");
   return value;
 }
 // All threads of all blocks of the cluster.
 ELMO_DEVICE void sync_cluster() {
-  ELMO_SM90(asm volatile("barrier.cluster.arrive.release;" :: : "memory");
-            asm volatile("barrier.cluster.wait.acquire;" :: : "memory");)
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 }
 
 // ---- cells ----------------------------------------------------------------------------------------------------------

@@ -268,19 +268,15 @@ class Team {
         for (int n = 0; n < NT; ++n)
           mma(sums[n], a, right_tile(m + n * tile_slots * stride + unit * unit_cells, stride, lane_), O());
       }
-      store_partials(now, 16 * (first + tile), sums);
+      float* to = partials(index_ / p_.cluster) + 16 * (first + tile) + lane_ / 4;
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int slot = slot_of(n, r % 2, lane_);
+          if (slot < now.size) to[size_t(slot) * size_t(p_.layout.h_width()) + r / 2 * 8] = sums[n].r[r];
+        }
     }
-  }
-
-  ELMO_DEVICE void store_partials(const Step& now, int first_row, const TileC (&sums)[NT]) {
-    float* to = partials(index_ / p_.cluster) + first_row + lane_ / 4;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int slot = slot_of(n, r % 2, lane_);
-        if (slot < now.size) to[size_t(slot) * size_t(p_.layout.h_width()) + r / 2 * 8] = sums[n].r[r];
-      }
   }
 
   // h = clip(sum of the clusters' partial sums, in order): a pair of columns of a slot.
