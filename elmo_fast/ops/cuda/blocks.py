@@ -23,7 +23,6 @@ _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller on
 _PROJECTION_BYTES = 1 << 28
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
 _MOST_ARENAS = 8
-_ALIGNMENT = 256  # bytes, of scratch memory
 _LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp16 holds
 
 
@@ -195,7 +194,6 @@ class Arena:
     def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
         self.device, self.capture, self.lock, rows = device, capture, threading.RLock(), rows_held(layer)
         self._buckets: dict[int, Bucket] = {}  # few, since `bucket_of` rounds
-        self._scratch = torch.empty(0, dtype=torch.uint8)
         self.z = torch.empty(rows, 2, 4 * layer.dim, device=device, dtype=layer.dtype)
         self.scale = torch.empty(rows, 2, device=device) if layer.dtype == torch.float16 else None
         self.initial_h = torch.empty(2, layer.projection, device=device)
@@ -206,13 +204,6 @@ class Arena:
         if slots not in self._buckets:
             self._buckets[slots] = Bucket(self.device, slots, layer)
         return self._buckets[slots]
-
-    def scratch(self, size: int) -> torch.Tensor:
-        """`size` bytes, aligned; what they hold lasts until the next call's work."""
-        if len(self._scratch) < size:
-            made = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=self.device)
-            self._scratch = made[-made.data_ptr() % _ALIGNMENT :][:size]
-        return self._scratch
 
 
 class Bucket:
