@@ -178,6 +178,7 @@ __global__ void __launch_bounds__(replay_threads, 1) replay_kernel(const __grid_
   const char* weights = direction_weights(p, d);
   uint16_t* h = reinterpret_cast<uint16_t*>(shared);
   uint16_t* m = h + width;
+#pragma unroll 1
   for (int column = thread; column < width; column += replay_threads) h[column] = first_operand<O>(p, d, slot, column);
   for (int t = 0; t < p.steps && slot < p.batch_sizes[t]; ++t) {
     const Step now = {d, t, p.batch_sizes[t], t + 1 < p.steps ? p.batch_sizes[t + 1] : 0};
