@@ -6,7 +6,7 @@ import ctypes
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import choice, lstm, persistent
+from elmo_fast.ops.cuda import choice, persistent
 from tests.support import gpu_lstm
 from tests.support.ptx_machine import DEVICES, machine
 
@@ -33,9 +33,6 @@ class NativeOnPtx:
     def cuda_lstm_run(self, **call):
         call |= self.changes
         self.calls.append(call)
-        scratch, = (arena._scratch for arena in lstm._arenas.kept.values()
-                    if arena._scratch.data_ptr() == call["scratch"])
-        assert len(scratch) >= call["scratch_size"]
         memory = memory_of(call, self.plan(call["dim"], call["projection"], call["slots"]))
         try:
             for name, size in memory.items():
