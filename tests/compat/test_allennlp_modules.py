@@ -103,13 +103,6 @@ def test_parts_of_the_bilm_by_allennlps_paths(files):
                output)
 
 
-def test_numbers_of_cached_words(files):
-    """Without a cache numbers are not looked at, nor with one the characters of cached words."""
-    plain, cached = (_ElmoBiLm(*files, vocab_to_cache=words) for words in (None, WORDS))
-    ids, numbers = batch_to_ids([["The", "children", "."], ["rained"]]), torch.tensor([[2, 3, 5], [4, 0, 0]])
-    check_same(cached(torch.zeros_like(ids), numbers), plain(ids, numbers))
-
-
 def test_table_of_cached_words(files):
     cached = _ElmoBiLm(*files)
     assert cached._word_embedding is None and cached._bos_embedding is None and cached._eos_embedding is None
