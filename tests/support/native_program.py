@@ -39,7 +39,8 @@ def native_module(name: str, *definitions: str) -> Path:
     """elmo_fast._native without CUDA, built by CMake in a folder of its own with more `definitions`."""
     folder = BUILD / f"module-{name}"
     for command in ([CMAKE, "-S", ROOT, "-B", folder, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
-                     f"-DPython_EXECUTABLE={sys.executable}", "-DELMO_FAST_CUDA=OFF", *definitions],
+                     f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DPython_EXECUTABLE={sys.executable}",
+                     "-DELMO_FAST_CUDA=OFF", *definitions],
                     [CMAKE, "--build", folder]):
         run = subprocess.run(command, capture_output=True, text=True)
         assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
