@@ -12,7 +12,8 @@ import torch
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_cache
 from elmo_fast.ops.cpu import linear, projected_lstm
-from tests.support.engines import HIGHEST, ISAS, NATIVE, altered, isa, native, needs_native
+from elmo_fast.ops.precision import PRECISIONS
+from tests.support.engines import HIGHEST, ISAS, NATIVE, TILES, altered, isa, native, needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import lstm_case, on_threads
 
@@ -101,6 +102,15 @@ def test_16_bit_products_need_tiles():
         assert native.lstm_isa(1) == native.lstm_isa(2) == ""
         with pytest.raises(ValueError, match="AMX"):
             native.lstm_packed_size(4, 8, 2, 2)
+
+
+def test_packed_size_is_within_a_tenth():
+    for engine in (*HIGHEST, *TILES):
+        number = PRECISIONS.index(engine.precision)
+        plain = (2 if engine.precision == "medium" else 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
+        with isa(engine.isa):
+            assert native.lstm_packed_size(512, 4096, 512, number) <= 1.1 * plain
+            assert native.linear_packed_size(128, 128, 2, number) <= 1.1 * 8 * (128 * 128 + 128)
 
 
 def four_threads():
