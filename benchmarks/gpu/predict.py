@@ -103,11 +103,13 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
 
 def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     """A step of the original size in fp16, on an H100's plan; the numbers of the run are checked."""
+    import pytest
+
     from tests.support import gpu_lstm, lstm_on_ptx, ptx_machine
 
     (dim, projection, _), runs = common.SIZES["original"], []
     of = options({"dim": dim, "projection_dim": projection, "n_layers": 1})
-    with lstm_on_ptx.lstm_on_ptx(90) as native:
+    with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx(90, patch) as native:
         native.device(*lstm_on_ptx.H100)
         native.machine.set(checks=False, traffic=True, seed=0)
         (source,) = native.machine.embedded()

@@ -70,10 +70,13 @@ def memory_of(call: dict, plan: dict) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def lstm_on_ptx(generation: int):
-    """In the body the persistent path is there, forced, and on PTX; nothing is remembered before and after."""
+def lstm_on_ptx(generation: int, patch: pytest.MonkeyPatch):
+    """From here on the persistent path is there, forced, and on PTX; nothing is remembered before and after the body.
+
+    `patch` is the test's own, so that what it changes besides is undone first.
+    """
     native = NativeOnPtx(generation)
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as after:
+    with contextlib.ExitStack() as after:
         for cached in _CACHED:
             cached.cache_clear()
             after.callback(cached.cache_clear)

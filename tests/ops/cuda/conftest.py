@@ -61,7 +61,7 @@ def graphs(monkeypatch, arenas):
 
 
 @pytest.fixture(params=[90])
-def native(request):
+def native(request, monkeypatch):
     """`NativeOnPtx` of a generation in place of the native module, and that path forced; None: neither."""
-    with lstm_on_ptx(request.param) if request.param else contextlib.nullcontext() as module:
+    with lstm_on_ptx(request.param, monkeypatch) if request.param else contextlib.nullcontext() as module:
         yield module

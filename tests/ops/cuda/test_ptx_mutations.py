@@ -74,7 +74,7 @@ def test_the_persistent_lstm(kind):
                 return False
         return True
 
-    with lstm_on_ptx.lstm_on_ptx(90) as native:
+    with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx(90, patch) as native:
         native.changes = {"timeout_ns": 10**6}
         (source,) = native.machine.embedded()
         text = native.machine.source(source)
