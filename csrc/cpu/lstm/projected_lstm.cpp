@@ -86,8 +86,7 @@ template <class Engine>
 void pack_both(const Engine& engine, const Label& label, const LstmShape& shape, const float* const weights[2],
                const float* const biases[2], const float* const projections[2], void* packed, size_t packed_size) {
   const size_t of_direction = engine.packed_size(shape);
-  check_buffer(packed, packed_size, 2 * of_direction);
-  std::memcpy(packed, &label, sizeof label);
+  begin_packed(packed, packed_size, 2 * of_direction, label);
   for (int d = 0; d < 2; ++d) {
     const bool projected = shape.dim != shape.projection;
     require(weights[d] && (!biases || biases[d]) && projected == (projections[d] != nullptr),
