@@ -96,7 +96,8 @@ void pack_both(const Engine& engine, const Label& label, const LstmShape& shape,
   }
 }
 
-constexpr int64_t default_chunk_rows = 448;
+// Unique rows of an input GEMM: all of seven steps of 64 rows, or of two steps of 256.
+int64_t default_chunk_rows(int64_t slots) { return slots > 224 ? 512 : 448; }
 
 struct DirectionSchedule {
   std::vector<int32_t> unique_rows;   // rows of `inputs`, chunk by chunk, in order of first use
@@ -221,7 +222,7 @@ void run_directions(int threads, const Run& run) {
 // A checked call, on the engine's `run` or `run_saving`.
 void run_forward(const LstmCall& call, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
   if (call.packed_rows == 0) return;
-  const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows);
+  const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows(call.batch_sizes[0]));
   LstmPlan plan = make_plan(call, schedule, engine.packed_size(call.shape));
   const int teams = teams_of(call.threads);
   const size_t scratch_size = engine.scratch_size(plan, call.threads / teams);
