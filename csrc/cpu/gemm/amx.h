@@ -34,12 +34,11 @@ struct HalfRows {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
   static void put(__m512 x, __m512 y, uint16_t* to) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to),
-                        _mm512_inserti64x4(_mm512_castsi256_si512(rounded(x)), rounded(y), 1));
+    const __m256i low = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i high = _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT);
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), both);
   }
-
- private:
-  static __m256i rounded(__m512 x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
 };
 
 // The same in fp32.

@@ -83,13 +83,15 @@ struct Blocks {
 template <int Number>
 using Quarter = std::integral_constant<int, Number>;
 
-// Rows of a tile's sums whose quarters run between the dots of the next tile's product, which has `steps` in a panel.
+// Rows of a tile's sums [rows, gate_width] whose quarters run between the dots of the next tile's product.
+template <class Gemm>
 struct RowsBetween {
-  const int64_t rows, at_once;  // rows of a step
-  int64_t row = rows;  // the next one
-  RowsBetween(const Blocks& blocks, int64_t steps)
-      : rows(blocks.rows), at_once(divided_up(rows, 2 * blocks.count * steps)) {}
+  using Vec = typename Gemm::Vec;
+  static constexpr int64_t gate_width = 2 * Gemm::panel_width;
+  int64_t at_once = 0, rows = 0, row = 0;  // at_once: rows of a step
+  const float* sums = nullptr;
   bool active() const { return row < rows; }
+  typename Vec::F sum(int64_t gate) const { return Vec::load(Gemm::sum_at(sums, gate_width, row, gate)); }
 };
 
 struct Nothing {
@@ -187,13 +189,17 @@ template <class Gemm, class Rows>
 void multiply_tiles(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, const char* right,
                     const Partition& tiles, float* sums, Rows& rows) {
   constexpr int64_t gate_width = 2 * Gemm::panel_width;
+  rows.at_once = divided_up(blocks.rows, 2 * blocks.count * Gemm::padded(left.k) / Gemm::padded(1));
   for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
     float* const z = sums + (tile & 1) * Gemm::buffer_rows(blocks.rows) * gate_width;
     for (int64_t panel = 0; panel < 2; ++panel)
       multiply_panel(gemm, left, blocks, right + (2 * tile + panel) * panel_bytes<Gemm>(left.k), {},
                      Gemm::sum_at(z, gate_width, 0, 2 * panel), gate_width, rows);
     while (rows.active()) run_quarters(rows);
-    rows.begin(tile, z);
+    rows.rows = blocks.rows;
+    rows.row = 0;
+    rows.sums = z;
+    rows.begin(tile);
   }
   while (rows.active()) run_quarters(rows);
 }

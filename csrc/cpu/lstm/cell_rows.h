@@ -8,22 +8,20 @@ namespace elmo_fast::cpu {
 // h W_h of a tile, to which x W + B is added in registers -> c, m. The last quarter takes m of the row before, whose c
 // is there long since: with tanh(c) right behind c a row's chain of operations would be longer than its dots.
 template <class Gemm, class Loop>
-class CellRows : public RowsBetween {
+class CellRows : public RowsBetween<Gemm> {
+  using Base = RowsBetween<Gemm>;
   using Vec = typename Gemm::Vec;
   using F = typename Vec::F;
   using Activations = typename Gemm::Activations;
   using Inputs = typename Gemm::InputRows;
-  static constexpr int64_t gate_width = 2 * Gemm::panel_width;
 
  public:
-  CellRows(Loop& loop, int64_t t, const Blocks& blocks)
-      : RowsBetween(blocks, Gemm::padded(loop.shape_.projection) / Gemm::padded(1)), loop_(loop), t_(t),
-        unique_index_(loop.d_.unique_index + loop.plan_.row_begin[t]) {}
+  using Base::gate_width, Base::row, Base::rows;
 
-  void begin(int64_t tile, const float* sums) {
+  CellRows(Loop& loop, int64_t t) : loop_(loop), t_(t), unique_index_(loop.d_.unique_index + loop.plan_.row_begin[t]) {}
+
+  void begin(int64_t tile) {
     tile_ = tile;
-    sums_ = sums;
-    row = 0;
     inputs_ = loop_.projections(tile);
     cells_ = loop_.cells(tile, 0);
     count_ = loop_.cell_count(tile);
@@ -34,7 +32,6 @@ class CellRows : public RowsBetween {
   void operator()(Quarter<0>) {
     const int64_t index = unique_index_[row];
     x_ = inputs_ + index * gate_width;
-    z_ = Gemm::sum_at(sums_, gate_width, row, 0);
     loop_.prefetch_projections(tile_ + 1, index);
     added_ = Vec::mul(Activations::sigmoid(gate(0)), Activations::tanh(gate(1)));
   }
@@ -57,9 +54,7 @@ class CellRows : public RowsBetween {
   }
 
  private:
-  F gate(int64_t number) const {
-    return Vec::add(Vec::load(Gemm::sum_at(z_, gate_width, 0, number)), Inputs::get(x_ + number * Vec::width));
-  }
+  F gate(int64_t number) const { return Vec::add(this->sum(number), Inputs::get(x_ + number * Vec::width)); }
 
   void take_m(int64_t of_row) {
     const F m = Vec::mul(last_out_, Activations::tanh(last_c_));
@@ -75,7 +70,6 @@ class CellRows : public RowsBetween {
   const int32_t* const unique_index_;
   int64_t tile_ = 0, count_ = 0, m_column_ = 0;
   Left<Gemm> m_operand_ = {};
-  const float *sums_ = nullptr, *z_ = nullptr;
   const typename Inputs::Value *inputs_ = nullptr, *x_ = nullptr;  // x W + B of the tile, of the row
   float* cells_ = nullptr;
   F added_ = {}, c_ = {}, out_ = {}, last_c_ = {}, last_out_ = {};

@@ -139,7 +139,7 @@ class LstmLoop : InputGemm<Gemm> {
   void make_cells_between(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
     static_assert(!Save, "CellRows saves nothing");
     for (int64_t slot = 0; slot < blocks.rows; ++slot) this->prefetch_projections(tiles_.begin, unique_index(t, slot));
-    CellRows<Gemm, LstmLoop> rows(*this, t, blocks);
+    CellRows<Gemm, LstmLoop> rows(*this, t);
     multiply_tiles(gemm_, h, blocks, d_.packed + weights_.recurrent, tiles_, own_sums(), rows);
   }
 

@@ -61,7 +61,7 @@ class InputGemm {
     team_.barrier->wait();
     gemm_.begin(chunk.unique_count);
     if constexpr (Gemm::interleaves) {
-      RoundedRows rows(*this, blocks);
+      RoundedRows rows(*this);
       multiply_tiles(gemm_, x, blocks, d_.packed + weights_.input, tiles_, own_sums(), rows);
     } else {
       const char* right = d_.packed + weights_.input + tiles_.begin * weights_.input_tile;
@@ -72,33 +72,24 @@ class InputGemm {
   }
 
   // The sums x W of one tile -> x W + B.
-  class RoundedRows : public RowsBetween {
-   public:
-    RoundedRows(const InputGemm& gemm, const Blocks& blocks)
-        : RowsBetween(blocks, Gemm::padded(gemm.shape_.input) / Gemm::padded(1)), gemm_(gemm) {}
+  struct RoundedRows : RowsBetween<Gemm> {
+    const InputGemm& gemm;
+    const float* bias = nullptr;
+    Value* to = nullptr;
+    explicit RoundedRows(const InputGemm& gemm_) : gemm(gemm_) {}
 
-    void begin(int64_t tile, const float* sums) {
-      bias_ = gemm_.bias(tile);
-      to_ = gemm_.projections(tile);
-      sums_ = sums;
-      row = 0;
+    void begin(int64_t tile) {
+      bias = gemm.bias(tile);
+      to = gemm.projections(tile);
     }
 
     template <int Number>
     void operator()(Quarter<Number>) {
-      Value* const to = to_ + row * gate_width + Number * Vec::width;
-      if constexpr (Number % 2 == 0) Rows::put(sum(Number), sum(Number + 1), to);
-      if constexpr (Number == 3) ++row;
+      const auto gate = [this](int64_t k) { return Vec::add(this->sum(k), Vec::load(bias + k * Vec::width)); };
+      if constexpr (Number % 2 == 0)
+        Rows::put(gate(Number), gate(Number + 1), to + this->row * gate_width + Number * Vec::width);
+      if constexpr (Number == 3) ++this->row;
     }
-
-   private:
-    typename Vec::F sum(int64_t gate) const {
-      return Vec::add(Vec::load(Gemm::sum_at(sums_, gate_width, row, gate)), Vec::load(bias_ + gate * Vec::width));
-    }
-
-    const InputGemm& gemm_;
-    const float *bias_ = nullptr, *sums_ = nullptr;
-    Value* to_ = nullptr;
   };
 
   // Projections that the caller computed, gate by gate, to this thread's tiles; the unused cells of the last tile zero.
