@@ -2,8 +2,10 @@
 
 import copy
 import ctypes
+import mmap
 import multiprocessing
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +48,36 @@ def test_packed_weights_may_lie_anywhere(engine, offset):
     expected = case.run(engine)
     with altered("lstm_forward", packed=move):
         assert all(torch.equal(*pair) for pair in zip(case.run(engine), expected))
+
+
+def page_flags(address):
+    """Of the mapping that holds an address."""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            begin, end = (int(number, 16) for number in name.split("-"))
+        elif name == "VmFlags:" and begin <= address < end:
+            return rest
+    return []
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages on this system")
+def test_packed_weights_in_huge_and_in_small_pages_give_the_same_bits():
+    sizes = 64, 1024, 128
+    case, size = lstm_case(sizes), native.lstm_packed_size(*sizes, 0)
+    small = mmap.mmap(-1, size)
+    small.madvise(mmap.MADV_NOHUGEPAGE)
+
+    def move(address):
+        assert "hg" in page_flags(address + size // 2)
+        small[:] = packed_at(address, sizes).tobytes()
+        moved = ctypes.addressof(ctypes.c_char.from_buffer(small))
+        assert "hg" not in page_flags(moved)
+        return moved
+
+    expected = case.run(NATIVE)
+    with altered("lstm_forward", packed=move):
+        assert all(torch.equal(*pair) for pair in zip(case.run(NATIVE), expected))
 
 
 @pytest.mark.parametrize("engine", HIGHEST, ids=str)
