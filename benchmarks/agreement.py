@@ -1,11 +1,11 @@
-"""How far a fast path may be from what it is timed against: the limits of elmo_fast/testing/tolerances.py."""
+"""How far a fast path may be from what it is timed against: the limits of elmo_fast/testing.py."""
 
 import numpy as np
 
-from elmo_fast.testing import tolerances
+from elmo_fast import testing
 
-TABLE = tolerances.AGAINST_FLOAT64
-GRADIENT_LIMIT = tolerances.GRADIENT_AGAINST_FLOAT64
+TABLE = testing.AGAINST_FLOAT64
+GRADIENT_LIMIT = testing.GRADIENT_AGAINST_FLOAT64
 _PATHS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import common, op_cases
-from elmo_fast.ops.highway import highway
+from elmo_fast.ops.linear import highway
 
 
 @functools.lru_cache(maxsize=1)

@@ -29,7 +29,7 @@ from elmo_fast.train.corpus import Shard, make_vocabulary, read_shards
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
-from elmo_fast.train.replicas import Replicas
+from elmo_fast.train.optimizer import Replicas
 
 # dim, projection, filters, highway layers, batch, negatives, words; `issue` is what the 3x is asked for
 SIZES = {

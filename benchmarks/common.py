@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.testing.models import FILTERS, SIZES, standard_options  # noqa: F401 (for every benchmark)
+from elmo_fast.testing import FILTERS, SIZES, standard_options  # noqa: F401 (for every benchmark)
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -20,7 +20,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.loss import chunked_full_cross_entropy
+from elmo_fast.train.model import chunked_full_cross_entropy
 
 POLICIES = ("zero", "warm", "carry")
 

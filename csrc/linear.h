@@ -13,7 +13,7 @@ namespace elmo_fast {
 enum class Precision : int32_t { highest = 0, high = 1, medium = 2 };
 
 // y = epilogue(x W + b). highway: y = g * relu(x Wt + bt) + (1 - g) * x with g = sigmoid(x Wc + bc), K == M.
-enum class Epilogue : int32_t { none = 0, relu = 1, highway = 2 };
+enum class Epilogue : int32_t { none = 0, highway = 2 };
 
 struct LinearShape {
   int64_t input;   // K
@@ -24,7 +24,7 @@ struct LinearShape {
 
 size_t linear_packed_size(const LinearShape& shape);
 
-// weight [K, M], bias [M] (null: zeros). highway: weight, bias hold Wc, bc and transform_weight [K, K],
+// weight [K, M], bias [M]. highway: weight, bias hold Wc, bc and transform_weight [K, K],
 // transform_bias [K] hold Wt, bt; null otherwise. packed as for lstm_pack.
 void linear_pack(const LinearShape& shape, const float* weight, const float* bias, const float* transform_weight,
                  const float* transform_bias, void* packed, size_t packed_size);
@@ -44,9 +44,5 @@ struct LinearCall {
 // Throws std::invalid_argument on sizes or packed weights that do not fit together. An output row has the same bits
 // whatever else is in the call and whatever the thread count.
 void linear_forward(const LinearCall& call);
-
-// The activations of a precision, element by element, for tests: y[k] = f(x[k]).
-void sigmoid_forward(const float* x, float* y, int64_t count, Precision precision);
-void tanh_forward(const float* x, float* y, int64_t count, Precision precision);
 
 }  // namespace elmo_fast

@@ -1,6 +1,5 @@
-// The projected LSTM of projected_lstm.h on NVIDIA GPUs as one persistent kernel: both directions of a layer and all
-// time steps in one cooperative launch. 16-bit operands, fp32 sums and cell state. This header is the contract;
-// csrc/cuda implements it.
+// The contract of csrc/cuda: the projected LSTM of projected_lstm.h on NVIDIA GPUs as one persistent kernel, both
+// directions of a layer and all time steps in one cooperative launch. 16-bit operands, fp32 sums and cell state.
 //
 // A block owns some cells of both directions; its warps form two teams, one for each direction, so that one direction's
 // wait at the grid barrier is hidden by the other's products. A fraction of the weights stays in registers and shared
@@ -8,8 +7,7 @@
 // device alone: a slot's result has the same bits whatever its batch mates are. Nothing waits on the host.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "cuda/plan.h"
 
 namespace elmo_fast {
 namespace cuda {
@@ -17,44 +15,12 @@ namespace cuda {
 // Type of weights, h and m in products.
 enum class Operand : int32_t { fp16 = 0, bf16 = 1 };
 
-struct Shape {
-  int32_t dim;  // D
-  int32_t projection;  // P
-};
-
-struct Device {
-  int32_t processors;  // streaming multiprocessors
-  int64_t shared;  // bytes of shared memory that one block may have
-  int32_t clusters[3];  // most clusters of 8, 4 and 2 blocks that run at once; 0: no clusters
-};
-
-// How a layer is spread over the device. `reason` is null, or says why it cannot run.
-struct Plan {
-  int32_t units_per_block;  // of 16 cells, of each direction
-  int32_t blocks;
-  int32_t cluster;  // blocks that exchange m through distributed shared memory; divides `blocks`
-  int32_t instance;  // of the kernel, a number in csrc/cuda/layout.h
-  int32_t row_tiles;  // of 8 slots
-  int32_t threads;  // of a block
-  int32_t k_steps;  // of 16 columns of h: one direction's gates take that many products
-  int32_t register_steps;  // k-steps whose weights stay in registers
-  int32_t shared_steps;  // k-steps after those whose weights stay in shared memory; the rest is streamed
-  bool projection_resident;  // whether W_P stays in shared memory
-  int64_t shared_bytes;  // of dynamic shared memory of a block
-  int64_t scratch_bytes;  // of device memory for a call
-  int64_t resident_bytes;  // of weights, both directions
-  int64_t streamed_bytes;  // of weights, both directions, in a step
-  const char* reason;
-};
-
-Plan plan_persistent(const Shape& shape, const Device& device, int32_t slots);
-
 // Pointers are to device memory; outputs (`h`, `c`, `output`, `aborts`) alias nothing else.
 struct Call {
-  Shape shape;
+  int32_t dim, projection;
   Device device;
   Operand operand;
-  const char* packed;  // weights in the order of csrc/cuda/layout.h, aligned to 16 bytes
+  const char* packed;  // weights in the order of csrc/cuda/plan.h, aligned to 16 bytes
   const uint16_t* z;  // [rows, 2, 4D] of the operand type: input projections without the bias
   const float* scale;  // [rows, 2] factor of each row of z, or null
   int32_t steps, slots;  // steps >= 1, slots 1 to 64
@@ -74,7 +40,7 @@ struct Call {
   float cell_clip, proj_clip;  // > 0, +inf: none
   char* scratch;  // Plan::scratch_bytes, aligned to 256; free once the stream has passed the call
   int64_t scratch_size;
-  int32_t* aborts;  // [1] grows by one when a launch gives up; not 0: this one gives up at once
+  uint32_t* aborts;  // [1] grows by one when a launch gives up; not 0: this one gives up at once
   int64_t timeout_ns;  // longest wait at a barrier; 0: the launch gives up at once
   void* stream;  // cudaStream_t
 };

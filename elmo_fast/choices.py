@@ -1,7 +1,12 @@
-"""Accepted values and defaults of arguments, and their checks. Imports no torch: the command's help reads it."""
+"""Accepted values and defaults of arguments, and their checks; the user's cache directory.
 
+Imports no torch: the command's help reads it.
+"""
+
+import os
 from collections.abc import Sequence
 from numbers import Integral
+from pathlib import Path
 
 BACKENDS = ("auto", "reference", "torch", "native")
 PRECISIONS = ("highest", "high", "medium")
@@ -11,6 +16,8 @@ UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own v
 STORAGES = ("float32", "float16")  # of the vectors in a token table
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
 SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
+# LSTM cells, projection and highway layers of the published models.
+SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 
 DEFAULT_BATCH_SIZE = 64  # sentences
 SEQVEC_BATCH_SIZE = 15000  # residues
@@ -28,3 +35,10 @@ def check_count(name: str, value: int, error: type[ValueError] = ValueError) -> 
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise error(f"{name}: expected an integer of at least 1, got {value!r}")
     return value
+
+
+def cache_directory() -> Path:
+    """For downloaded models and GPU measurements: `ELMO_FAST_CACHE`, or `elmo-fast` in the user's cache."""
+    if chosen := os.environ.get("ELMO_FAST_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "elmo-fast"

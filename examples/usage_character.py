@@ -31,7 +31,7 @@ tokenized_question = [
 context_ids = batcher.batch_sentences(tokenized_context)
 question_ids = batcher.batch_sentences(tokenized_question)
 
-# The layers. Every stream has its own carried states, as every placeholder had.
+# The layers. States are kept separately for each stream, as bilm-tf keeps them for each placeholder.
 context_embeddings = bilm(context_ids, stream="context")
 question_embeddings = bilm(question_ids, stream="question")
 

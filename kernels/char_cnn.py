@@ -1,11 +1,10 @@
 """Characters of tokens to filter values in one kernel: embedding, convolutions of every width, maximum, activation.
 
-A program takes BM tokens and BN filters of one width. It keeps the filters on chip, walks over the positions of its
-tokens and keeps the running maximum in registers, so that a position costs one matrix product of the embedded windows
-[BM, width * E] with the filters and one maximum. Tokens come sorted by length: a program stops one position behind its
-longest token, at the first window of nothing but padding, which stands for all the later ones. Only windows that the
-convolution has are computed (a window must lie within the C characters), so the padding joins the maximum exactly where
-a window of padding exists, and a token's value has the same bits whatever tokens share its program.
+A program takes BM tokens and BN filters of one width, which it keeps on chip; a position costs one product of the
+embedded windows [BM, width * E] and one maximum. Tokens come sorted by length: a program stops one position behind its
+longest token, at the first window of nothing but padding, which stands for all the later ones. Only windows within the
+C characters are computed, so the padding joins the maximum exactly where a window of padding exists, and a token's
+value has the same bits whatever tokens share its program.
 """
 
 import math
@@ -14,14 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from elmo_fast.kernels.configs import choose
+from elmo_fast.kernels.configs import OPERANDS, choose
 from elmo_fast.kernels.lstm_pointwise import _tanh
 
 # Windows up to these many values (a power of two) are one product, with the filters kept on chip; longer windows, and
 # all of IEEE fp32, whose products run on the fp32 units, go in pieces.
 WHOLE = (32, 64, 128)
 PIECES = len(WHOLE)
-ACTIVATIONS = ("relu", "tanh")
 UNSORTED = 32  # so few tokens run in the order they came
 
 
@@ -34,7 +32,8 @@ def char_cnn(ids: torch.Tensor, packed, activation: str, padding: int, out: torc
     count, characters = ids.shape
     if not count:
         return
-    lengths, order = token_lengths(ids, padding), packed.unsorted[:count]
+    positions = torch.arange(1, characters + 1, device=ids.device)
+    lengths, order = ((ids != padding) * positions).amax(1).int(), packed.unsorted[:count]
     if count > UNSORTED:
         lengths, order = lengths.sort(descending=True)
     kernel = choose("char_cnn", _char_cnn, packed.operands, count, out.device)
@@ -47,26 +46,6 @@ def char_cnn(ids: torch.Tensor, packed, activation: str, padding: int, out: torc
                  characters, out.shape[1], len(packed.table) - 1, len(packed.counts), EP=packed.table.shape[1],
                  KINDS=packed.kinds, STEP=packed.step, TANH=activation == "tanh", PRECISION=packed.precision,
                  enable_fp_fusion=True)
-
-
-def token_lengths(ids: torch.Tensor, padding: int) -> torch.Tensor:
-    """One past the last id of each token that is not padding: ids int [N, C], contiguous -> int32 [N]."""
-    count, characters = ids.shape
-    lengths = torch.empty(count, dtype=torch.int32, device=ids.device)
-    if count:
-        _token_lengths[(triton.cdiv(count, 32),)](ids, lengths, count, characters, padding, BM=32,
-                                                  BC=triton.next_power_of_2(characters), enable_fp_fusion=True)
-    return lengths
-
-
-@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
-def _token_lengths(ids, lengths, count, characters, padding, BM: tl.constexpr, BC: tl.constexpr):
-    token = tl.program_id(0) * BM + tl.arange(0, BM)
-    position = tl.arange(0, BC)
-    inside = (token < count)[:, None] & (position < characters)[None, :]
-    values = tl.load(ids + token.to(tl.int64)[:, None] * characters + position[None, :], mask=inside, other=0)
-    real = inside & (values != padding)
-    tl.store(lengths + token, tl.max(tl.where(real, position[None, :] + 1, 0), axis=1), mask=token < count)
 
 
 @triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["ids"])
@@ -179,8 +158,7 @@ class PackedFilters:
     """
 
     def __init__(self, char_embed: torch.Tensor, weights, biases, operands: str):
-        dtype, self.precision = OPERAND_TYPES[operands]
-        self.operands = operands
+        self.operands, self.precision, dtype = operands, "ieee" if operands == "ieee" else "tf32", OPERANDS[operands]
         dim = char_embed.shape[1]
         padded = max(16, triton.next_power_of_2(dim))
         self.table = char_embed.new_zeros(len(char_embed) + 1, padded, dtype=dtype)
@@ -211,8 +189,3 @@ def _packed(weight: torch.Tensor, padded: int, dtype: torch.dtype, operands: str
     part = weight.new_zeros(count, fits[0] // padded, padded, dtype=dtype)
     part[:, :width, :dim] = weight[0].permute(2, 0, 1)
     return WHOLE.index(fits[0]), part
-
-
-# What products run on: the type of both operands, and what Triton calls the way of multiplying fp32.
-OPERAND_TYPES = {"ieee": (torch.float32, "ieee"), "tf32": (torch.float32, "tf32"), "fp16": (torch.float16, "tf32"),
-                 "bf16": (torch.bfloat16, "tf32")}

@@ -1,13 +1,10 @@
 """Tile sizes of the kernels by GPU generation, kind of operand and amount of work: what is tuned, and between what.
 
-Each entry compiles for its generation without spilled registers and within its shared memory, which
-`tests/test_ptx_triton.py` demands. `few` is for so few tokens that the grid would not fill the chip with larger tiles.
-Where an entry has several configurations, Triton times them at the first call on a machine and
-keeps the choice on disk; each is timed for `TUNING_MS`.
-
-What Triton compiles and loads for a kernel depends on the types of its tensors, the model's sizes, the tile and
-nothing else of a call, so that a CUDA graph of any batch needs two variants of each kernel, `few` and `many`. Integers
-that vary with the batch are therefore named in `do_not_specialize`.
+Each entry compiles for its generation without spilled registers and within its shared memory, as tests demand. `few`
+is for so few tokens that the grid would not fill the chip with larger tiles. Of several configurations Triton takes the
+fastest at the first call on a machine, and keeps the choice on disk. What it compiles depends on types, the model's
+sizes and the tile alone, so that a CUDA graph of any batch needs two variants of each kernel: integers that vary with
+the batch are named in `do_not_specialize`.
 """
 
 import functools
@@ -16,7 +13,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
-OPERANDS = ("ieee", "tf32", "fp16", "bf16")
+# What products run on, and its type.
+OPERANDS = {"ieee": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 GENERATIONS = (80, 90)
 FEW = 512  # tokens
 TUNING_MS = 40
@@ -31,10 +29,6 @@ class Tile:
     bk: int
     warps: int
     stages: int
-
-    def config(self) -> triton.Config:
-        sizes = {"BM": self.bm, "BN": self.bn, "BK": self.bk}
-        return triton.Config(sizes, num_warps=self.warps, num_stages=self.stages)
 
 
 _SIXTEEN_BITS = {
@@ -65,7 +59,7 @@ def tiles(kernel: str, generation: int, operands: str, amount: str) -> tuple[Til
 def generation_of(device: torch.device) -> int:
     """The newest of `GENERATIONS` that is not newer than the GPU."""
     major, minor = torch.cuda.get_device_capability(device)
-    return max(each for each in GENERATIONS if each <= 10 * major + minor)
+    return max(generation for generation in GENERATIONS if generation <= 10 * major + minor)
 
 
 def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
@@ -75,7 +69,8 @@ def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
 
 @functools.cache
 def _tuned(kernel, of: tuple[Tile, ...]):
-    configs = [tile.config() for tile in of]
+    configs = [triton.Config({"BM": tile.bm, "BN": tile.bn, "BK": tile.bk}, num_warps=tile.warps,
+                             num_stages=tile.stages) for tile in of]
     return triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel)
 
 

@@ -5,6 +5,8 @@ of x; gate, relu and mix follow on the accumulators, and the result alone is wri
 those that run together share rows of x and columns of the weights in L2.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -14,35 +16,24 @@ from elmo_fast.kernels.configs import choose
 GROUP = 8  # tiles of rows that run together
 
 
-def highway(x: torch.Tensor, carry: torch.Tensor, b_carry: torch.Tensor, transform: torch.Tensor,
-            b_transform: torch.Tensor, operands: str, out: torch.Tensor) -> None:
-    """A highway layer: x [N, D], weights [D, D] as `pack_product` gives them, biases fp32 [D] -> out [N, D]."""
-    _run(x, carry, b_carry, transform, b_transform, operands, out, gated=True)
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, operands: str, out: torch.Tensor) -> None:
-    """x [N, K], weight [K, M] as `pack_product` gives it, bias fp32 [M] -> out [N, M]."""
-    _run(x, weight, bias, weight, bias, operands, out, gated=False)
-
-
 def pack_product(weight: torch.Tensor, operands: str, dtype: torch.dtype) -> torch.Tensor:
     """A weight [K, M] as the kernel reads it best: tensor cores want the inner dimension contiguous."""
     weight = weight.to(dtype)
     return weight.contiguous() if operands == "ieee" else weight.t().contiguous().t()
 
 
-def _run(x, first, b_first, second, b_second, operands: str, out, gated: bool) -> None:
-    rows, inner = x.shape
+def product(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out: torch.Tensor) -> None:
+    """x [N, K] W + b -> out [N, M], or with W_carry, b_carry, W_transform, b_transform a highway layer.
+
+    Weights [K, M] as `pack_product` gives them, biases fp32 [M].
+    """
+    (rows, inner), outputs, gated = x.shape, out.shape[1], len(weights) == 4
     if not rows:
         return
-    outputs = out.shape[1]
     kernel = choose("highway", _highway, operands, rows, x.device)
-
-    def grid(meta):
-        return (triton.cdiv(rows, meta["BM"]) * triton.cdiv(outputs, meta["BN"]),)
-
-    kernel[grid](x, first, b_first, second, b_second, out, rows, outputs, inner, first.stride(0), first.stride(1),
-                 GROUP=GROUP, GATED=gated, PRECISION="ieee" if operands == "ieee" else "tf32", enable_fp_fusion=True)
+    kernel[lambda meta: (triton.cdiv(rows, meta["BM"]) * triton.cdiv(outputs, meta["BN"]),)](
+        x, *weights[:2], *weights[-2:], out, rows, outputs, inner, *weights[0].stride(), GROUP=GROUP, GATED=gated,
+        PRECISION="ieee" if operands == "ieee" else "tf32", enable_fp_fusion=True)
 
 
 @triton.jit

@@ -2,9 +2,12 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one takes longer
+hypothesis.settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores SIGINT, and so would the processes that the tests interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)

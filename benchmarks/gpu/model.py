@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import agreement, common, floor, models, peers
 from benchmarks.gpu.lstm import LIMITS
-from benchmarks.gpu.stage import Stage
+from benchmarks.gpu.run import Stage
 from elmo_fast.ops.precision import numerics
 
 TEXT_LIMITS = {**LIMITS, "medium": "medium-bf16"}  # a model whose operands are not bounded takes bf16
@@ -40,11 +40,12 @@ def encoder(stage: Stage) -> None:
 
         error = agreement.relative_error([call()[: len(exact)].cpu().numpy()], [exact])
         limit = agreement.TABLE[(TEXT_LIMITS if backend == "torch" else LIMITS)[precision]]
-        if not error <= limit:
-            return {"error": error, "limit": limit, "passed": False}
+        found = {"error": error, "limit": limit, "passed": error <= limit}
+        if not found["passed"]:
+            return found
         timing = stage.measure(call, 1.0)
-        return {"error": error, "limit": limit, "passed": True, **timing.as_dict(),
-                "tokens_per_s": len(ids) / timing.median, "tflop_per_s": len(ids) * flop / timing.median / 1e12}
+        return {**found, **timing.as_dict(), "tokens_per_s": len(ids) / timing.median,
+                "tflop_per_s": len(ids) * flop / timing.median / 1e12}
 
     for precision in LIMITS:
         for backend in ("native", "torch"):
@@ -55,37 +56,32 @@ def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
     """Functions that run all of the text, by (variant, precision, part); the yardstick first."""
     groups, size = common.batches(sentences, batch), "tiny" if stage.dry_run else "original"
 
-    def run(owner, work):
-        def once():
-            owner.reset_states()
-            found = work()
-            if stage.device == "cuda":
-                torch.cuda.synchronize()
-            return found
-        return once
-
     def arrays(embedder):
-        return run(embedder, lambda: [array for group in groups for array in embedder.embed_batch(group)])
+        embedder.reset_states()
+        return [array for group in groups for array in embedder.embed_batch(group)]
 
-    def on_device(bilm, precision):
-        bilm.precision = precision
+    def stream(embedder):
+        embedder.reset_states()
+        return embedder.embed_sentences(sentences, batch)
+
+    def device(embedder):
+        embedder.reset_states()
+        ours.precision = embedder.precision
         with torch.no_grad():
-            for each in ids:
-                bilm(each)
+            for group in ids:
+                ours(group)
+        if stage.device == "cuda":
+            torch.cuda.synchronize()
 
-    found = {("reference", "highest", "arrays"): arrays(models.Embedder(models.build(size).to(stage.device)))}
+    yardsticks = {"reference": models.Embedder(models.build(size).to(stage.device))}
     if stage.allennlp:
         peer = peers.AllenNlp(stage.allennlp, *models.write_files(folder, size), cuda_device=-stage.dry_run)
-        found = {("allennlp", "highest", "arrays"): arrays(peer), **found}
+        yardsticks = {"allennlp": peer, **yardsticks}
     ours = models.build(size, backend="auto").to(stage.device)
     ids = [models.device_ids(group, stage.device) for group in groups]
-    for precision in TEXT_LIMITS:
-        embedder = models.Embedder(ours, precision)
-        found["ours", precision, "arrays"] = arrays(embedder)
-        in_slots = functools.partial(embedder.embed_sentences, sentences, batch)
-        found["ours", precision, "stream"] = run(embedder, in_slots)
-        found["ours", precision, "device"] = run(ours, functools.partial(on_device, ours, precision))
-    return found
+    return {(name, "highest", "arrays"): functools.partial(arrays, of) for name, of in yardsticks.items()} | {
+        ("ours", precision, part.__name__): functools.partial(part, models.Embedder(ours, precision))
+        for precision in TEXT_LIMITS for part in (arrays, stream, device)}
 
 
 def text(stage: Stage) -> None:
@@ -95,16 +91,17 @@ def text(stage: Stage) -> None:
     with tempfile.TemporaryDirectory() as folder:
         functions = passes(stage, sentences, batch, Path(folder))
         truth, base = functions["reference", "highest", "arrays"](), next(iter(functions))
-        stage.document["settings"] |= {**facts, "times_as_fast_as": base[0]}
-        for variant, precision, part in list(functions):
+        stage.save(settings=facts, times_as_fast_as=base[0])
+        wrong = set()  # of these nothing is timed
+        for (variant, precision, part), function in functions.items():
             if part != "device" and variant != "reference":
-                error = max(agreement.by_layer(functions[variant, precision, part](), truth))
+                error = max(agreement.by_layer(function(), truth))
                 limit = agreement.TABLE[TEXT_LIMITS[precision]] + agreement.TABLE["highest"]
-                right = stage.add(variant=variant, precision=precision, part=part, error=error, limit=limit,
-                                  passed=error <= limit)["passed"]
-                functions = {key: each for key, each in functions.items()  # of what is wrong nothing is timed
-                             if right or key == base or key[:2] != (variant, precision)}
-        once = sum(stage.seconds_of(function) for function in functions.values())
+                found = stage.add(variant=variant, precision=precision, part=part, error=error, limit=limit,
+                                  passed=error <= limit)
+                wrong |= set() if found["passed"] else {(variant, precision)}
+        functions = {key: function for key, function in functions.items() if key == base or key[:2] not in wrong}
+        once = sum(common.seconds_per_call(function, 1) for function in functions.values())
         timings = common.interleave(functions, int(max(1, min(ROUNDS, 0.8 * stage.left() / once - 1))))
     for (variant, precision, part), timing in timings.items():
         stage.add(variant=variant, precision=precision, part=part, **timing.as_dict(samples=True),

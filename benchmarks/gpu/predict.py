@@ -12,7 +12,7 @@ streamed weights the largest counts, since they overlap; exchange and z are adde
 import json
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common
@@ -38,74 +38,50 @@ class Chip:
 CHIPS = (Chip("H100", 41.9e6 / 12.5e-6), Chip("H200", 4.3e12))  # 41.9 MB in 12.5 us [r]; [7]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Of a step of both directions in all blocks; barriers and rounds of one direction."""
-
-    blocks: int
-    mma: int               # m16n8k16 products of a warp
-    wavefronts: int        # passes of 128 bytes through shared memory; `ideal` without bank conflicts
-    ideal: int
-    weight_sectors: int    # of 32 bytes, streamed from L2
-    exchange_sectors: int  # h, partial sums, outputs
-    input_sectors: int     # z and what says where it lies; z_bytes of it come from HBM
-    z_bytes: int
-    cluster_bytes: int     # read from other blocks' shared memory
-    barriers: int
-    rounds: int            # of loads that a warp waits for, as read_sass counts them
-    cluster_rounds: int
+# Of a step of both directions in all blocks:
+#   mma                products m16n8k16 of a warp
+#   wavefronts, ideal  passes of 128 bytes through shared memory, and without bank conflicts
+#   weight_sectors     of 32 bytes, streamed from L2
+#   exchange_sectors   h, partial sums, outputs
+#   input_sectors      z and what says where it lies; z_bytes of it come from HBM
+#   cluster_bytes      read from other blocks' shared memory
+# and of one direction: barriers, rounds of loads that a warp waits for (read_sass counts them), cluster_rounds.
+Counts = dict[str, int]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Seconds."""
-
-    products: float
-    shared: float
-    weights: float
-    exchange: float
-    inputs: float
-    waits: float
-
-    @property
-    def work(self) -> float:
-        return max(self.products, self.shared, self.weights) + self.exchange + self.inputs
-
-    @property
-    def step(self) -> float:
-        return max(self.work, self.waits + self.work / 2)
+def predict(counts: Counts, chip: Chip) -> dict[str, float]:
+    """Seconds by term, and the `work` and the `step` that they add up to."""
+    terms = {"products": counts["mma"] * 2 * 16 * 8 * 16 / chip.mma,
+             "shared": counts["wavefronts"] / counts["blocks"] * 128 / chip.shared,
+             "weights": counts["weight_sectors"] * 32 / chip.l2,
+             "exchange": (counts["exchange_sectors"] * 32 + counts["cluster_bytes"]) / chip.l2,
+             "inputs": max(counts["input_sectors"] * 32 / chip.l2, counts["z_bytes"] / chip.hbm),
+             "waits": counts["barriers"] * chip.barrier + counts["rounds"] * chip.l2_latency
+             + counts["cluster_rounds"] * chip.cluster_latency}
+    work = max(terms["products"], terms["shared"], terms["weights"]) + terms["exchange"] + terms["inputs"]
+    return {**terms, "work": work, "step": max(work, terms["waits"] + work / 2)}
 
 
-def predict(counts: Counts, chip: Chip) -> Prediction:
-    latencies = counts.rounds * chip.l2_latency + counts.cluster_rounds * chip.cluster_latency
-    return Prediction(
-        products=counts.mma * 2 * 16 * 8 * 16 / chip.mma,
-        shared=counts.wavefronts / counts.blocks * 128 / chip.shared,
-        weights=counts.weight_sectors * 32 / chip.l2,
-        exchange=(counts.exchange_sectors * 32 + counts.cluster_bytes) / chip.l2,
-        inputs=max(counts.input_sectors * 32 / chip.l2, counts.z_bytes / chip.hbm),
-        waits=counts.barriers * chip.barrier + latencies)
-
-
-def stored() -> dict[int, Counts]:
-    return {int(slots): Counts(**counts) for slots, counts in json.loads(COUNTS.read_text())["slots"].items()}
+def stored() -> dict[str, Counts]:
+    """By slots."""
+    return json.loads(COUNTS.read_text())["slots"]
 
 
 def predicted_us(gpu: str, slots: int) -> float | None:
     """Of the original model's layer on a GPU of that name ('NVIDIA H100 80GB HBM3'); None for other chips and slots."""
-    chip, counts = next((chip for chip in CHIPS if chip.name in gpu), None), stored().get(slots)
-    return predict(counts, chip).step * 1e6 if chip and counts else None
+    chip, counts = next((chip for chip in CHIPS if chip.name in gpu), None), stored().get(str(slots))
+    return predict(counts, chip)["step"] * 1e6 if chip and counts else None
 
 
-def table(counts: dict[int, Counts]) -> str:
+def table(counts: dict[str, Counts]) -> str:
     """Markdown, microseconds; the terms are the first chip's."""
     lines = ["| slots | products | shared memory | weights | exchange | z | waits | nothing hidden | **predicted:** "
              + " | ".join(chip.name for chip in CHIPS) + " |", "|---" * (8 + len(CHIPS)) + "|"]
     for slots, of_step in counts.items():
-        found = [predict(of_step, chip) for chip in CHIPS]
-        terms = [*asdict(found[0]).values(), found[0].work + found[0].waits]
-        lines.append(f"| {slots} | " + " | ".join(f"{each * 1e6:.1f}" for each in terms)
-                     + " | " + " | ".join(f"**{each.step * 1e6:.1f}**" for each in found) + " |")
+        first, *others = (predict(of_step, chip) for chip in CHIPS)
+        terms = [*list(first.values())[:6], first["work"] + first["waits"]]
+        steps = [f"**{found['step'] * 1e6:.1f}**" for found in (first, *others)]
+        lines.append(f"| {slots} | {' | '.join([*(f'{term * 1e6:.1f}' for term in terms), *steps])} |")
     return "\n".join(lines)
 
 
@@ -114,14 +90,14 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
     def total(field: str, pattern: str) -> int:
         return sum(fields[field] for opcode, fields in opcodes.items() if re.match(pattern, opcode))
 
-    weights, inputs = r"ld\.global\.nc\..*v4", r"ld\.global\.(nc\.)?[a-z]+\d+$"
-    kinds = [total("sectors", pattern) for pattern in (r"(?!.*\.(acquire|relaxed)\.)", weights, inputs)]
     local = r"(?!ld\.shared::cluster)"
-    return Counts(mma=total("executed", r"mma\.sync"),
-                  wavefronts=total("wavefronts", local), ideal=total("ideal", local), weight_sectors=kinds[1],
-                  input_sectors=kinds[2], exchange_sectors=kinds[0] - kinds[1] - kinds[2],
-                  cluster_bytes=total("bytes", r"ld\.shared::cluster"),
-                  barriers=total("executed", r"red\.release") // (2 * known["blocks"]), **known)
+    found = {"mma": total("executed", r"mma\.sync"), "wavefronts": total("wavefronts", local),
+             "ideal": total("ideal", local), "weight_sectors": total("sectors", r"ld\.global\.nc\..*v4"),
+             "input_sectors": total("sectors", r"ld\.global\.(nc\.)?[a-z]+\d+$"),
+             "cluster_bytes": total("bytes", r"ld\.shared::cluster"),
+             "barriers": total("executed", r"red\.release") // (2 * known["blocks"])}
+    sectors = total("sectors", r"(?!.*\.(acquire|relaxed)\.)")
+    return {**known, **found, "exchange_sectors": sectors - found["weight_sectors"] - found["input_sectors"]}
 
 
 def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
@@ -145,7 +121,7 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     plan = module.cuda_lstm_plan(*size, cases.H100, slots)
     found = classified(step, blocks=plan["blocks"], z_bytes=slots * case.z[0].size * 2, rounds=rounds,
                        cluster_rounds=cluster_rounds)
-    assert found.weight_sectors * 32 == plan["streamed_bytes"], (found, plan)
+    assert found["weight_sectors"] * 32 == plan["streamed_bytes"], (found, plan)
     return found
 
 
@@ -155,9 +131,9 @@ def count_all() -> None:
 
     (linted,) = [kernel for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0]))
                  if "Fp16ELi8E" in kernel.name]
-    remote = [each.remote for each in linted.rounds(linted.time_loop)]
+    remote = [found.remote for found in linted.rounds(linted.time_loop)]
     rounds = remote.count(False), remote.count(True)
-    lines = ",\n".join(f'"{slots}": {json.dumps(asdict(count(slots, *rounds)))}' for slots in SLOTS)
+    lines = ",\n".join(f'"{slots}": {json.dumps(count(slots, *rounds))}' for slots in SLOTS)
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
     docs = common.ROOT / "docs" / "gpu.md"
     rows = table(stored()) + "\n"

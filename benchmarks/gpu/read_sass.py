@@ -35,11 +35,11 @@ class Instruction:
 
     def __init__(self, at: str, guard: str, op: str, operands: str):
         self.at, self.op, self.name = int(at, 16), op, op.split(".")[0]
-        self.operands = [each.strip() for each in operands.split(",")] if operands else []
+        self.operands = [operand.strip() for operand in operands.split(",")] if operands else []
         self.is_weight = self.name == "LDG" and ".128" in op and ".CONSTANT" in op
         self.is_load = self.name in ("LDG", "LDGSTS", "LD", "ATOMG", "ATOM") and not self.is_weight
         names = [self._registers(index) for index in range(len(self.operands))]
-        address = next((index for index, each in enumerate(self.operands) if "[" in each), 0)
+        address = next((index for index, operand in enumerate(self.operands) if "[" in operand), 0)
         self.writes = {COPIED} if self.name == "LDGSTS" else set().union(*names[:address])
         self.uses = set().union(*names, {guard.lstrip("!")}, {COPIED} if self.name == "DEPBAR" else ())
 
@@ -54,8 +54,6 @@ class Instruction:
     def _width(self, index: int) -> int:
         if self.name == "HMMA":
             return 2 if index == 2 else 4
-        if self.name == "LDSM":
-            return int(self.op[-1]) if index == 0 and self.op[-1] in "24" else 1
         if self.name in ("IMAD", "UIMAD") and index in (1, 2):
             return 1
         return 4 if ".128" in self.op else 2 if ".64" in self.op or "WIDE" in self.op or self.op == "CS2R" else 1
@@ -74,14 +72,14 @@ class Kernel:
 
     def __init__(self, name: str, body: str):
         self.name, self.code = name, [Instruction(*found) for found in LINE.findall(body)]
-        number, ends = {f"{each.at:#x}": index for index, each in enumerate(self.code)}, {}
-        for index, each in enumerate(self.code):
-            target = number.get(each.operands[-1], index) if each.name == "BRA" else index
+        number, ends = {f"{line.at:#x}": index for index, line in enumerate(self.code)}, {}
+        for index, line in enumerate(self.code):
+            target = number.get(line.operands[-1], index) if line.name == "BRA" else index
             if target < index:
                 ends[target] = index + 1
         self.loops = [range(first, end) for first, end in ends.items()]
-        acquired = {index for index, each in enumerate(self.code[:-1])
-                    if each.name in ("LDG", "LDS", "LD") and self.code[index + 1].op == "CCTL.IVALL"}
+        acquired = {index for index, line in enumerate(self.code[:-1])
+                    if line.name in ("LDG", "LDS", "LD") and self.code[index + 1].op == "CCTL.IVALL"}
         around = sorted((loop for loop in self.loops if acquired.intersection(loop)), key=len)
         self.poll_loops = [loop for loop in around if not any(within(other, loop) for other in around)]
         self.grid_barriers = sum(any(self.code[at].name == "LDG" for at in acquired.intersection(loop))
@@ -98,19 +96,19 @@ class Kernel:
         for _ in range(1 + (part in self.loops)):
             found = []
             for index in part:
-                each = self.code[index]
-                awaited = [load for load, writes in pending.items() if writes & each.uses]
-                if self.polls.intersection(awaited) or (index in self.polls and each.name == "LDS"):
+                line = self.code[index]
+                awaited = [load for load, writes in pending.items() if writes & line.uses]
+                if self.polls.intersection(awaited) or (index in self.polls and line.name == "LDS"):
                     pending, polled = {}, True
                 elif awaited:
                     if products < HIDING:
-                        found.append(Round(each.at, len(pending), all(self.code[at].name == "LD" for at in pending)))
+                        found.append(Round(line.at, len(pending), all(self.code[at].name == "LD" for at in pending)))
                     pending = {}
-                elif polled and each.name in ("BAR", "BSYNC", "WARPSYNC"):
+                elif polled and line.name in ("BAR", "BSYNC", "WARPSYNC"):
                     pending, polled = {}, False  # the rest of the block or warp has waited as well
-                if each.is_load:
-                    pending, products = pending | {index: each.writes}, 0
-                products += each.name == "HMMA"
+                if line.is_load:
+                    pending, products = pending | {index: line.writes}, 0
+                products += line.name == "HMMA"
         return found
 
     def rolled(self) -> list[range]:
@@ -120,21 +118,21 @@ class Kernel:
         return [loop for loop in found if not any(within(loop, other) for other in found)]
 
     def problems(self) -> list[str]:
-        found = [f"{each.op} at {each.at:#x}: local memory" for each in self.code if each.name in ("LDL", "STL")]
+        found = [f"{line.op} at {line.at:#x}: local memory" for line in self.code if line.name in ("LDL", "STL")]
         if HELD.search(self.name):
-            rounds = [f"{each.loads} at {each.at:#x}" for each in self.rounds(self.time_loop) if not each.remote]
+            rounds = [f"{wait.loads} at {wait.at:#x}" for wait in self.rounds(self.time_loop) if not wait.remote]
             rolled = [f"from {self.code[loop.start].at:#x}" for loop in self.rolled()]
             found += [f"{len(places)} {what}, expected at most {most}: {', '.join(places)}" for places, what, most in (
                 (rounds, "rounds of global loads a step", MOST_ROUNDS),
                 (rolled, "loops wait for loads in each pass", MOST_WAITING)) if len(places) > most]
         if self.polls:  # exchanged values are STRONG
-            found += [f"{each.op} at {each.at:#x}: a weight outside the streamed part"
-                      for each in map(self.code.__getitem__, self.time_loop)
-                      if re.fullmatch(r"LDG\.E(\.LTC\w+)?\.128", each.op)]
+            found += [f"{line.op} at {line.at:#x}: a weight outside the streamed part"
+                      for line in map(self.code.__getitem__, self.time_loop)
+                      if re.fullmatch(r"LDG\.E(\.LTC\w+)?\.128", line.op)]
         return found
 
     def summary(self) -> str:
-        loop, remote = self.time_loop, [each.remote for each in self.rounds(self.time_loop)]
+        loop, remote = self.time_loop, [found.remote for found in self.rounds(self.time_loop)]
         return (f"{len(loop)} instructions, {self.products(loop)} HMMA, {sum(self.code[at].is_weight for at in loop)} "
                 f"streamed weights, {self.grid_barriers} grid barriers, {remote.count(False)} rounds of global loads, "
                 f"{remote.count(True)} in the cluster, {len(self.rolled())} waiting loops")
@@ -176,7 +174,7 @@ def main() -> bool:
         for kernel in kernels(disassembled(path)):
             found = kernel.problems()
             wrong |= bool(found)
-            print(kernel.name, kernel.summary(), *(f"WRONG: {each}" for each in found), sep="\n  ")
+            print(kernel.name, kernel.summary(), *(f"WRONG: {problem}" for problem in found), sep="\n  ")
     return wrong
 
 

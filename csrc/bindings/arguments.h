@@ -29,12 +29,11 @@ struct Pointers {
 };
 
 // Reads the keyword arguments of a call into the fields of a struct, name by name. TypeError for a name that is missing
-// or has a value of another type, and in `finish` for a name that nothing has read.
+// or has a value of another type.
 class Arguments {
  public:
-  Arguments(const char* function, const py::dict& keywords) : function_(function), keywords_(keywords) {}
   // `call` holds arguments that several functions have in common.
-  Arguments(const char* function, const py::dict& call, const py::dict& keywords)
+  Arguments(const char* function, const py::dict& keywords, const py::dict& call = {})
       : function_(function), keywords_(keywords), call_(call) {}
 
   // Name, field, name, field and so on. A field is a number, an enumeration, a pointer or a pair of pointers.
@@ -63,13 +62,17 @@ class Arguments {
     }
   }
 
-  void finish() const {
+  // run(), without the interpreter's lock. TypeError for a name that nothing has read.
+  template <class Run>
+  auto finish(const Run& run) const {
     for (const py::dict& values : {keywords_, call_})
       for (const auto& [key, value] : values) {
-        const auto name = key.cast<std::string>();
+        const std::string name = py::str(key);
         if (std::find(known_.begin(), known_.end(), name) == known_.end())
           throw py::type_error(function_ + "() has no argument '" + name + "'");
       }
+    const py::gil_scoped_release released;
+    return run();
   }
 
  private:
@@ -89,8 +92,8 @@ class Arguments {
   }
   template <class T>
   void set(const char* name, T* (&field)[2]) {
-    const Pointers<T> pair(get<Pair>(name));
-    for (int d = 0; d < 2; ++d) field[d] = pair.of[d];
+    const auto pair = get<Pair>(name);
+    for (size_t d = 0; d < 2; ++d) field[d] = at<T>(pair[d]);
   }
 
   const std::string function_;

@@ -1,10 +1,6 @@
 // sigmoid and tanh on vectors: to 2 ulp for `highest`, and cheaper ones for gates that were summed from 16-bit
-// operands. tests/ops/test_linear_native.py holds them to their errors.
+// operands. tests/ops/test_projected_lstm.py holds them to their errors.
 #pragma once
-
-#include <cstring>
-
-#include "engine.h"
 
 namespace elmo_fast::cpu {
 
@@ -64,11 +60,11 @@ struct ExactActivations {
 
 // On AVX-512, in two thirds of the time of the exact ones, or in half of it without refinement.
 //
-// exp goes to base 2: 2^f = 1 + f q(f), |f| <= 1/2, with `Terms` coefficients of q, fitted for the relative error of
-// f q(f), so that tanh keeps its relative error near zero. Refined reciprocals have one correction of the 14-bit ones.
-// Over every fifth float, largest error relative to a result of at least 2^-126: <4, false> 5.5e-5 for sigmoid and
-// 4.4e-5 for tanh, <5, true> 1.4e-6 and 8.2e-7.
-template <class Vec, int Terms, bool Refined>
+// exp goes to base 2: 2^f = 1 + f q(f), |f| <= 1/2, with q fitted for the relative error of f q(f), so that tanh keeps
+// its relative error near zero. Refined: one more coefficient of q, and one correction of the 14-bit reciprocals.
+// Over every fifth float, largest error relative to a result of at least 2^-126: 5.5e-5 for sigmoid and 4.4e-5 for
+// tanh, refined 1.4e-6 and 8.2e-7.
+template <class Vec, bool Refined>
 struct ApproximateActivations {
   using F = typename Vec::F;
 
@@ -108,33 +104,10 @@ struct ApproximateActivations {
     const F rounder = Vec::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
     const F whole = Vec::sub(Vec::fnma(x, Vec::set1(scale), rounder), rounder);
     const F f = Vec::fnms(x, Vec::set1(scale), whole);
-    constexpr const float* q = Terms == 4 ? four : five;
-    F sum = Vec::set1(q[Terms - 1]);
-#pragma GCC unroll 4
-    for (int k = Terms - 2; k >= 0; --k) sum = Vec::fma(sum, f, Vec::set1(q[k]));
-    return {Vec::mul(f, sum), whole};
+    constexpr float four[] = {0.693136871f, 0.240232527f, 0.0558374226f, 0.00961811002f};
+    constexpr float five[] = {0.693147123f, 0.240223512f, 0.0555050038f, 0.00966626499f, 0.00133335381f};
+    return {Vec::mul(f, Refined ? polynomial<Vec>(five, f) : polynomial<Vec>(four, f)), whole};
   }
-
-  static_assert(Terms == 4 || Terms == 5, "coefficients are there for 4 and 5 terms");
-  static constexpr float four[4] = {0.693136871f, 0.240232527f, 0.0558374226f, 0.00961811002f};
-  static constexpr float five[5] = {0.693147123f, 0.240223512f, 0.0555050038f, 0.00966626499f, 0.00133335381f};
 };
-
-// y[k] = f(x[k]) through a padded copy of the last vector.
-template <class Vec, typename Vec::F (*Function)(typename Vec::F)>
-void map_floats(const float* x, float* y, int64_t count) {
-  for (int64_t k = 0; k < count; k += Vec::width) {
-    const int64_t n = count - k < Vec::width ? count - k : Vec::width;
-    float vector[Vec::width] = {};
-    std::memcpy(vector, x + k, static_cast<size_t>(n) * sizeof(float));
-    Vec::store(vector, Function(Vec::load(vector)));
-    std::memcpy(y + k, vector, static_cast<size_t>(n) * sizeof(float));
-  }
-}
-
-template <class Vec, class Activations>
-ActivationEngine activation_engine() {
-  return {map_floats<Vec, Activations::sigmoid>, map_floats<Vec, Activations::tanh>};
-}
 
 }  // namespace elmo_fast::cpu

@@ -6,34 +6,11 @@
 #include <stdexcept>
 
 namespace elmo_fast::cpu {
-namespace {
-
-// The engines of `high` and `medium`, or null where only fp32 was compiled.
-const AmxEngine* bf16_engines([[maybe_unused]] Isa isa) {
-#ifdef ELMO_FAST_HAS_AMX
-  if (isa == Isa::amx) return &amx_engine();
-#endif
-#ifdef ELMO_FAST_HAS_AVX512
-  return &amx_emulated_engine();
-#endif
-  return nullptr;
-}
-
-}  // namespace
-
-bool find_isa(Precision precision, Isa* isa) {
-  *isa = cpu_isa();
-  if (precision != Precision::highest) return *isa >= Isa::amx;
-  if (*isa > Isa::avx512) *isa = Isa::avx512;
-  return true;
-}
-
 Isa isa_for(Precision precision) {
-  const auto number = static_cast<int32_t>(precision);
-  if (number < 0 || number > 2) throw std::invalid_argument("precision: expected 0, 1 or 2");
-  Isa isa;
-  if (!find_isa(precision, &isa))
-    throw std::invalid_argument("precision: high and medium need AMX, which is not available here");
+  require(precision >= Precision::highest && precision <= Precision::medium, "precision: expected 0, 1 or 2");
+  const Isa isa = cpu_isa();
+  if (precision == Precision::highest) return std::min(isa, Isa::avx512);
+  require(isa >= Isa::amx, "precision: high and medium need AMX, which is not available here");
   return isa;
 }
 
@@ -47,10 +24,15 @@ const Fp32Engine& fp32_engine([[maybe_unused]] Isa isa) {
   return generic_engine();
 }
 
-const Engine& engine_for(Precision precision, Isa isa) {
-  if (precision == Precision::highest) return fp32_engine(isa);
-  const AmxEngine& engines = *bf16_engines(isa);
-  return precision == Precision::high ? engines.high : engines.medium;
+const Engine& engine_for([[maybe_unused]] Precision precision, Isa isa) {
+#ifdef ELMO_FAST_HAS_AVX512
+  const AmxEngine* bf16 = &amx_emulated_engine();
+#ifdef ELMO_FAST_HAS_AMX
+  if (isa == Isa::amx) bf16 = &amx_engine();
+#endif
+  if (precision != Precision::highest) return precision == Precision::high ? bf16->high : bf16->medium;
+#endif
+  return fp32_engine(isa);
 }
 
 Label::Label(const char* op, Isa isa, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {
@@ -59,9 +41,21 @@ Label::Label(const char* op, Isa isa, Precision precision, int64_t first, int64_
                 static_cast<long long>(third));
 }
 
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+void check_threads(int threads) { require(threads >= 1 && threads <= 1024, "threads: expected 1 to 1024"); }
+
+void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* name) {
+  for (int64_t k = 0; k < count; ++k)
+    if (values[k] < low || values[k] >= high)
+      throw std::invalid_argument(std::string(name) + ": expected " + std::to_string(low) + " to " +
+                                  std::to_string(high - 1) + ", got " + std::to_string(values[k]));
+}
+
 void check_buffer(const void* packed, size_t size, size_t payload) {
-  if (packed == nullptr || reinterpret_cast<uintptr_t>(packed) % 4 != 0)
-    throw std::invalid_argument("packed: expected a buffer aligned to 4 bytes");
+  require(packed && reinterpret_cast<uintptr_t>(packed) % 4 == 0, "packed: expected a buffer aligned to 4 bytes");
   if (size < sizeof(Label) + payload)
     throw std::invalid_argument("packed: expected " + std::to_string(sizeof(Label) + payload) + " bytes, got " +
                                 std::to_string(size));

@@ -1,16 +1,34 @@
 // What one instruction set offers to the entry points: plain structs and function pointers, nothing inline.
 #pragma once
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "../char_cnn.h"
 #include "../linear.h"
 #include "../projected_lstm.h"
-#include "isa.h"
+#include "threads.h"
 
-namespace elmo_fast::cpu {
+namespace elmo_fast {
 
-class Barrier;  // threads.h
+// In ascending order: each level includes the ones before it. amx_emulated is AVX-512 code that computes what AMX
+// would, bit for bit; tests ask for it, detection never finds it.
+enum class Isa : int32_t { generic = 0, avx2 = 1, avx512 = 2, amx = 3, amx_emulated = 4 };
 
-void barrier_wait(Barrier& barrier);
+// Name and presence of each feature; present means that the operating system keeps its registers too.
+std::vector<std::pair<std::string, bool>> cpu_features();
+
+// Whether this process may use AMX tile data. Linux requires a request, which the first call makes.
+bool amx_permitted();
+
+// The best usable level, at most the one that the environment variable ELMO_FAST_CPU_ISA names.
+// Throws std::invalid_argument when it names none.
+Isa cpu_isa();
+
+const char* isa_name(Isa isa);
+
+namespace cpu {
 
 // A thread's rank among those that share a direction (or a product).
 struct Team {
@@ -52,9 +70,8 @@ struct LstmPlan : LstmCall {
   LstmDirection direction[2];
 };
 
-// One direction of the gradients; the members of LstmDirection that it reads are those of the forward.
-struct LstmBackward {
-  LstmDirection forward;     // packed for the gradients; one chunk with all unique rows; h and c read only
+// One direction of the gradients: packed for them, one chunk with all unique rows, h and c read only.
+struct LstmBackward : LstmDirection {
   const float* grad_output;  // this direction's half, row stride 2P
   float* grad_h;             // likewise
   float* grad_c;             // this direction's half, row stride 2D
@@ -64,22 +81,10 @@ struct LstmBackward {
   float* grad_projections;
   float* grad_initial_h;
   float* grad_initial_c;
-  bool clips_cells;          // false: there is no such clip
-  bool clips_projection;
-  float above_cell_clip;     // the smallest number above the limit: x < it exactly where x <= the limit
-  float above_proj_clip;
-};
-
-struct LinearPlan {
-  LinearCall call;
-  const char* packed;
-  char* scratch;             // [threads] pieces of scratch_size
-  size_t scratch_size;
 };
 
 struct CharCnnPlan {
   CharCnnCall call;
-  int64_t widest;
   const int32_t* lengths;          // [tokens] one past the last character that is no padding
   const int64_t* character_begin;  // [tokens + 1] characters before each token's, of those that windows see
   float* values;                   // forward
@@ -127,20 +132,13 @@ struct LinearEngine {
   size_t (*packed_size)(const LinearShape&);
   void (*pack)(const LinearShape&, const LinearWeights&, char* packed);
   size_t (*scratch_size)(const LinearCall&);  // of one thread
-  void (*run)(const LinearPlan&, int rank, int size);
-};
-
-// Element by element, for tests: y[k] = f(x[k]).
-struct ActivationEngine {
-  void (*sigmoid)(const float* x, float* y, int64_t count);
-  void (*tanh)(const float* x, float* y, int64_t count);
+  void (*run)(const LinearCall&, char* scratch, int rank);
 };
 
 // A precision on an instruction set.
 struct Engine {
   LstmEngine lstm;
   LinearEngine linear;
-  ActivationEngine activation;
 };
 
 struct Fp32Engine : Engine {
@@ -159,10 +157,8 @@ const Fp32Engine& avx512_engine();
 const AmxEngine& amx_engine();
 const AmxEngine& amx_emulated_engine();
 
-// The instruction set that runs `precision`: fp32 has no use for AMX. False when there is none.
-bool find_isa(Precision precision, Isa* isa);
-
-// The same, or std::invalid_argument when there is none or no such precision.
+// The instruction set that runs `precision`: fp32 has no use for AMX. std::invalid_argument when there is none or no
+// such precision.
 Isa isa_for(Precision precision);
 
 const Fp32Engine& fp32_engine(Isa isa);
@@ -175,10 +171,19 @@ struct Label {
   Label(const char* op, Isa isa, Precision precision, int64_t first, int64_t second, int64_t third);
 };
 
-// Throws std::invalid_argument unless `packed` is aligned to 4 bytes and holds a label and `payload` bytes.
+// std::invalid_argument unless it `holds`.
+void require(bool holds, const char* what);
+
+void check_threads(int threads);
+
+// The same unless all values lie in [low, high).
+void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high, const char* name);
+
+// The same unless `packed` is aligned to 4 bytes and holds a label and `payload` bytes.
 void check_buffer(const void* packed, size_t size, size_t payload);
 
 // check_buffer, and the buffer begins with `label`.
 void check_packed(const void* packed, size_t size, size_t payload, const Label& label);
 
-}  // namespace elmo_fast::cpu
+}  // namespace cpu
+}  // namespace elmo_fast

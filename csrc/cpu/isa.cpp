@@ -1,10 +1,11 @@
-#include "isa.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <initializer_list>
 #include <iterator>
 #include <stdexcept>
+
+#include "engine.h"
 
 #if defined(__x86_64__) || defined(__i386__)
 #define ELMO_FAST_X86
@@ -20,72 +21,66 @@ namespace {
 
 const char* const isa_names[] = {"generic", "avx2", "avx512", "amx", "amx-emulated"};
 
-struct Features {
-  bool sse4_2 = false, avx2 = false, fma = false, f16c = false;
-  bool avx512f = false, avx512bw = false, avx512dq = false, avx512vl = false, avx512_bf16 = false;
-  bool amx_tile = false, amx_bf16 = false;
+// A feature's bit in word 0 to 3 (eax to edx) of a leaf of cpuid, and what XCR0 says where its registers are saved.
+struct Feature {
+  const char* name;
+  unsigned leaf, subleaf;
+  int word, bit;
+  uint64_t saved;
 };
 
+constexpr uint64_t ymm = 0x6, zmm = 0xe6, tiles = 0x60000;
+constexpr Feature features[] = {
+    {"sse4.2", 1, 0, 2, 20, 0},       {"avx2", 7, 0, 1, 5, ymm},       {"fma", 1, 0, 2, 12, ymm},
+    {"f16c", 1, 0, 2, 29, ymm},       {"avx512f", 7, 0, 1, 16, zmm},   {"avx512bw", 7, 0, 1, 30, zmm},
+    {"avx512dq", 7, 0, 1, 17, zmm},   {"avx512vl", 7, 0, 1, 31, zmm},  {"avx512_bf16", 7, 1, 0, 5, zmm},
+    {"amx_tile", 7, 0, 3, 24, tiles}, {"amx_bf16", 7, 0, 3, 22, tiles}};
+
+// 0 where there is no such leaf.
+uint32_t cpuid(unsigned leaf, unsigned subleaf, int word) {
+  uint32_t words[4] = {};
 #ifdef ELMO_FAST_X86
-struct Leaf {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
-
-// All zero when the CPU does not have the leaf.
-Leaf cpuid(unsigned leaf, unsigned subleaf) {
-  Leaf r;
-  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
-  return r;
+  if (subleaf == 0 || cpuid(leaf, 0, 0) >= subleaf)
+    __get_cpuid_count(leaf, subleaf, &words[0], &words[1], &words[2], &words[3]);
+#endif
+  return words[word];
 }
 
-bool bit(uint64_t word, int n) { return (word >> n) & 1; }
-
 // XCR0: which registers the operating system saves. Inline assembly, as the intrinsic would need -mxsave.
-uint64_t saved_registers(const Leaf& leaf1) {
-  if (!bit(leaf1.ecx, 27)) return 0;  // OSXSAVE
-  uint32_t low, high;
-  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+uint64_t saved_registers() {
+  uint32_t low = 0, high = 0;
+#ifdef ELMO_FAST_X86
+  if (cpuid(1, 0, 2) >> 27 & 1) __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // OSXSAVE
+#endif
   return (uint64_t{high} << 32) | low;
 }
 
-Features detect() {
-  const Leaf one = cpuid(1, 0), seven = cpuid(7, 0);
-  const Leaf seven_one = seven.eax >= 1 ? cpuid(7, 1) : Leaf{};
-  const uint64_t saved = saved_registers(one);
-  const bool ymm = (saved & 0x6) == 0x6;            // xmm, ymm
-  const bool zmm = (saved & 0xe6) == 0xe6;          // and opmask, both halves of zmm
-  const bool tiles = (saved & 0x60000) == 0x60000;  // tile configuration, tile data
-  Features f;
-  f.sse4_2 = bit(one.ecx, 20);
-  f.avx2 = ymm && bit(seven.ebx, 5);
-  f.fma = ymm && bit(one.ecx, 12);
-  f.f16c = ymm && bit(one.ecx, 29);
-  f.avx512f = zmm && bit(seven.ebx, 16);
-  f.avx512dq = zmm && bit(seven.ebx, 17);
-  f.avx512bw = zmm && bit(seven.ebx, 30);
-  f.avx512vl = zmm && bit(seven.ebx, 31);
-  f.avx512_bf16 = zmm && bit(seven_one.eax, 5);
-  f.amx_bf16 = tiles && bit(seven.edx, 22);
-  f.amx_tile = tiles && bit(seven.edx, 24);
-  return f;
-}
-#else
-Features detect() { return {}; }
-#endif
-
-const Features& features() {
-  static const Features found = detect();
-  return found;
+bool has(std::initializer_list<const char*> names) {
+  const std::vector<std::pair<std::string, bool>> found = cpu_features();
+  return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+    return std::find(found.begin(), found.end(), std::make_pair(name, true)) != found.end();
+  });
 }
 
 bool request_amx() {
 #if defined(ELMO_FAST_X86) && defined(__linux__) && defined(SYS_arch_prctl)
   constexpr long request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long tile_data = 18;
-  return features().amx_tile && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return has({"amx_tile"}) && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
   return false;
 #endif
+}
+
+Isa detect_vectors() {
+  Isa isa = Isa::generic;
+#ifdef ELMO_FAST_HAS_AVX2
+  if (has({"avx2", "fma"})) isa = Isa::avx2;
+#endif
+#ifdef ELMO_FAST_HAS_AVX512
+  if (isa == Isa::avx2 && has({"avx512f", "avx512bw", "avx512dq", "avx512vl"})) isa = Isa::avx512;
+#endif
+  return isa;
 }
 
 Isa cap() {
@@ -101,10 +96,11 @@ Isa cap() {
 }  // namespace
 
 std::vector<std::pair<std::string, bool>> cpu_features() {
-  const Features& f = features();
-  return {{"sse4.2", f.sse4_2},           {"avx2", f.avx2},         {"fma", f.fma},           {"f16c", f.f16c},
-          {"avx512f", f.avx512f},         {"avx512bw", f.avx512bw}, {"avx512dq", f.avx512dq}, {"avx512vl", f.avx512vl},
-          {"avx512_bf16", f.avx512_bf16}, {"amx_tile", f.amx_tile}, {"amx_bf16", f.amx_bf16}};
+  std::vector<std::pair<std::string, bool>> found;
+  const uint64_t saved = saved_registers();
+  for (const Feature& f : features)
+    found.emplace_back(f.name, (saved & f.saved) == f.saved && cpuid(f.leaf, f.subleaf, f.word) >> f.bit & 1);
+  return found;
 }
 
 bool amx_permitted() {
@@ -114,18 +110,12 @@ bool amx_permitted() {
 
 Isa cpu_isa() {
   const Isa highest = cap();
-  [[maybe_unused]] const Features& f = features();
-  Isa isa = Isa::generic;
-#ifdef ELMO_FAST_HAS_AVX2
-  if (f.avx2 && f.fma) isa = Isa::avx2;
-#endif
-#ifdef ELMO_FAST_HAS_AVX512
-  if (isa == Isa::avx2 && f.avx512f && f.avx512bw && f.avx512dq && f.avx512vl) isa = Isa::avx512;
-#endif
+  static const Isa vectors = detect_vectors();
+  Isa isa = vectors;
 #ifdef ELMO_FAST_HAS_AMX
-  // avx512_bf16 because those files are compiled with it. Permission last: a lower cap then never asks for it.
-  if (isa == Isa::avx512 && highest == Isa::amx && f.avx512_bf16 && f.amx_tile && f.amx_bf16 && amx_permitted())
-    isa = Isa::amx;
+  // avx512_bf16 because the engine is compiled with it. Permission last: a lower cap then never asks for it.
+  static const bool has_amx = has({"avx512_bf16", "amx_tile", "amx_bf16"});
+  if (isa == Isa::avx512 && highest == Isa::amx && has_amx && amx_permitted()) isa = Isa::amx;
 #endif
   return highest == Isa::amx_emulated && isa == Isa::avx512 ? highest : std::min(isa, highest);
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -24,9 +26,6 @@
 namespace elmo_fast::cpu {
 namespace {
 
-constexpr int spins_before_yield = 512;
-constexpr int yields_before_sleep = 256;
-
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
   _mm_pause();
@@ -36,16 +35,29 @@ void pause() {
 }
 
 void back_off(int turn) {
-  if (turn < spins_before_yield) return pause();
-  if (turn < spins_before_yield + yields_before_sleep) return std::this_thread::yield();
+  if (turn < 512) return pause();
+  if (turn < 768) return std::this_thread::yield();
   std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 using Task = std::function<void(int rank)>;
 
+// In IEEE arithmetic: no flushing of denormals, rounding to nearest.
 void run_task(const Task& task, int rank) {
-  const IeeeScope ieee;
+#if defined(__x86_64__) || defined(__i386__)
+  const unsigned saved = _mm_getcsr();
+  _mm_setcsr(0x1f80);
   task(rank);
+  _mm_setcsr(saved);
+#elif defined(__aarch64__)
+  uint64_t saved;
+  asm volatile("mrs %0, fpcr" : "=r"(saved));
+  asm volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+  task(rank);
+  asm volatile("msr fpcr, %0" ::"r"(saved));
+#else
+  task(rank);
+#endif
 }
 
 struct Job {
@@ -72,18 +84,13 @@ class Worker {
  private:
   void serve() {
     for (;;) {
-      Job* job = next();
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this] { return job_ != nullptr; });
+      Job* job = std::exchange(job_, nullptr);
+      lock.unlock();
       run_task(job->task, rank_);
       job->left.fetch_sub(1, std::memory_order_release);
     }
-  }
-
-  Job* next() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    wake_.wait(lock, [this] { return job_ != nullptr; });
-    Job* job = job_;
-    job_ = nullptr;
-    return job;
   }
 
   std::mutex mutex_;
@@ -95,19 +102,14 @@ class Worker {
 // Idle workers of one process. Never destroyed: its threads live as long as the process.
 class Pool {
  public:
-  explicit Pool(pid_t owner) : owner_(owner) {}
-  pid_t owner() const { return owner_; }
+  const pid_t owner = getpid();
 
   std::vector<Worker*> take(size_t count) {
-    std::vector<Worker*> taken;
-    taken.reserve(count);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      while (taken.size() < count && !idle_.empty()) {
-        taken.push_back(idle_.back());
-        idle_.pop_back();
-      }
-    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto begin = idle_.end() - static_cast<std::ptrdiff_t>(std::min(count, idle_.size()));
+    std::vector<Worker*> taken(begin, idle_.end());
+    idle_.erase(begin, idle_.end());
+    lock.unlock();
     while (taken.size() < count) taken.push_back(new Worker());
     return taken;
   }
@@ -118,7 +120,6 @@ class Pool {
   }
 
  private:
-  const pid_t owner_;
   std::mutex mutex_;
   std::vector<Worker*> idle_;
 };
@@ -127,10 +128,9 @@ std::atomic<Pool*> current_pool{nullptr};
 
 // In a forked child the parent's threads are gone and its locks may be held: start over.
 Pool& pool() {
-  const pid_t self = getpid();
   Pool* found = current_pool.load(std::memory_order_acquire);
-  while (found == nullptr || found->owner() != self) {
-    Pool* started = new Pool(self);
+  while (found == nullptr || found->owner != getpid()) {
+    Pool* started = new Pool;
     if (current_pool.compare_exchange_strong(found, started)) return *started;
     delete started;
   }
@@ -156,12 +156,6 @@ int remember_libgomp(dl_phdr_info* info, size_t, void* found) {
   if (path.substr(path.find_last_of('/') + 1).rfind("libgomp", 0) != 0) return 0;
   if (best.empty() || path.find("/torch/") != std::string::npos) best = path;
   return 0;
-}
-
-template <class Function>
-bool look_up(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
 }
 
 struct Region {
@@ -191,23 +185,7 @@ bool run_on_openmp(int count, const Task& task) {
 bool run_on_openmp(int, const Task&) { return false; }
 #endif
 
-constexpr size_t page = 4096;
-
-struct Free {
-  void operator()(char* p) const { std::free(p); }
-};
-
-struct Scratch {
-  std::unique_ptr<char, Free> data;
-  size_t size = 0;
-};
-
 }  // namespace
-
-void Barrier::reset(int size) {
-  size_ = size;
-  waiting_.store(0, std::memory_order_relaxed);
-}
 
 void Barrier::wait() {
   if (size_ == 1) return;
@@ -219,8 +197,6 @@ void Barrier::wait() {
   }
   for (int turn = 0; round_.load(std::memory_order_acquire) == round; ++turn) back_off(turn);
 }
-
-void barrier_wait(Barrier& barrier) { barrier.wait(); }
 
 void run_together(int count, const std::function<void(int rank)>& task) {
   if (count == 1) return run_task(task, 0);
@@ -241,11 +217,11 @@ bool use_openmp_threads() {
   if (path.empty()) return false;
   void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
   if (!library) return false;
-  OpenMp found = {};
-  found.owner = getpid();
-  if (!look_up(library, "GOMP_parallel", found.parallel) || !look_up(library, "omp_get_thread_num", found.number) ||
-      !look_up(library, "omp_get_num_threads", found.count) || !look_up(library, "omp_in_parallel", found.in_parallel))
-    return false;
+  const auto function = [library](const char* name) { return reinterpret_cast<int (*)()>(dlsym(library, name)); };
+  const OpenMp found = {reinterpret_cast<decltype(OpenMp::parallel)>(dlsym(library, "GOMP_parallel")),
+                        function("omp_get_thread_num"), function("omp_get_num_threads"), function("omp_in_parallel"),
+                        getpid()};
+  if (!found.parallel || !found.number || !found.count || !found.in_parallel) return false;
   static OpenMp openmp;
   openmp = found;
   in_use.store(&openmp, std::memory_order_release);
@@ -256,40 +232,23 @@ bool threads_are_openmp() {
   const OpenMp* openmp = in_use.load(std::memory_order_acquire);
   return openmp && openmp->owner == getpid();
 }
-
-void use_own_threads() { in_use.store(nullptr, std::memory_order_release); }
-
 #else
 bool use_openmp_threads() { return false; }
-void use_own_threads() {}
 bool threads_are_openmp() { return false; }
 #endif
 
 char* thread_scratch(size_t bytes) {
-  thread_local Scratch scratch;
-  if (scratch.size < bytes) {
-    scratch.data.reset();
-    scratch.size = 0;
-    const size_t size = (bytes + page - 1) / page * page;
-    scratch.data.reset(static_cast<char*>(std::aligned_alloc(page, size)));
-    if (!scratch.data) throw std::bad_alloc();
-    scratch.size = size;
+  constexpr size_t page = 4096;
+  thread_local std::unique_ptr<void, void (*)(void*)> memory(nullptr, std::free);
+  thread_local size_t size = 0;
+  if (size < bytes) {
+    size = 0;
+    memory.reset();
+    memory.reset(std::aligned_alloc(page, (bytes + page - 1) / page * page));
+    if (!memory) throw std::bad_alloc();
+    size = (bytes + page - 1) / page * page;
   }
-  return scratch.data.get();
+  return static_cast<char*>(memory.get());
 }
-
-#if defined(__x86_64__) || defined(__i386__)
-IeeeScope::IeeeScope() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
-IeeeScope::~IeeeScope() { _mm_setcsr(static_cast<unsigned>(saved_)); }
-#elif defined(__aarch64__)
-IeeeScope::IeeeScope() {
-  asm volatile("mrs %0, fpcr" : "=r"(saved_));
-  asm volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
-}
-IeeeScope::~IeeeScope() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
-#else
-IeeeScope::IeeeScope() : saved_(0) {}
-IeeeScope::~IeeeScope() {}
-#endif
 
 }  // namespace elmo_fast::cpu

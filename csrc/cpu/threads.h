@@ -1,5 +1,4 @@
-// The threads that a call runs on, the barrier they meet at, and what each of them borrows: memory and the
-// floating-point mode.
+// The threads that a call runs on, the barrier they meet at, and the memory that each of them borrows.
 #pragma once
 
 #include <atomic>
@@ -13,13 +12,13 @@ namespace elmo_fast::cpu {
 // Defined out of line: the translation units of different instruction sets share it.
 class Barrier {
  public:
-  void reset(int size);
+  explicit Barrier(int size) : size_(size) {}
   void wait();
 
  private:
   alignas(64) std::atomic<int> waiting_{0};
   alignas(64) std::atomic<uint32_t> round_{0};
-  int size_ = 1;
+  const int size_;
 };
 
 // Runs task(0) .. task(count - 1) at the same time in IEEE arithmetic, 0 on the calling thread, and
@@ -33,26 +32,11 @@ void run_together(int count, const std::function<void(int rank)>& task);
 // False, and nothing changes, when no such library is loaded.
 bool use_openmp_threads();
 
-// Takes that back.
-void use_own_threads();
-
 // Whether OpenMP's threads are in use: in this process, not in one it was forked to.
 bool threads_are_openmp();
 
 // At least `bytes` of memory aligned to 4 KB, the calling thread's own, valid until its next call of this function.
 // It grows to the largest request and is freed when the thread ends.
 char* thread_scratch(size_t bytes);
-
-// IEEE arithmetic (no flushing of denormals, rounding to nearest) in a scope.
-class IeeeScope {
- public:
-  IeeeScope();
-  ~IeeeScope();
-  IeeeScope(const IeeeScope&) = delete;
-  IeeeScope& operator=(const IeeeScope&) = delete;
-
- private:
-  uint64_t saved_;
-};
 
 }  // namespace elmo_fast::cpu

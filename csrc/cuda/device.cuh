@@ -6,7 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "layout.h"
+#include "plan.h"
 
 namespace elmo_fast {
 namespace cuda {
@@ -21,15 +21,14 @@ struct Bf16 {
   static __device__ __forceinline__ float to(uint16_t x) { return __uint_as_float(uint32_t(x) << 16); }
 };
 
-struct TileA {
-  uint32_t r[4];
-};  // registers of one thread
-struct TileB {
-  uint32_t r[2];
+// Registers of one thread.
+template <class T, int count>
+struct Tile {
+  T r[count];
 };
-struct TileC {
-  float r[4];
-};
+using TileA = Tile<uint32_t, 4>;
+using TileB = Tile<uint32_t, 2>;
+using TileC = Tile<float, 4>;
 
 // c += a b on tensor cores, m16n8k16.
 #define ELMO_MMA(type, name)                                                             \
@@ -53,18 +52,18 @@ __device__ __forceinline__ TileA load_weights(const char* from) {
   return a;
 }
 
+#define ELMO_LOAD(type, name, instruction, constraint, ...)                               \
+  __device__ __forceinline__ type name(const type* from) {                                \
+    type value;                                                                           \
+    asm volatile(instruction " %0, [%1];" : constraint(value) : "l"(from) : __VA_ARGS__); \
+    return value;                                                                         \
+  }
 // Volatile as well: all of a step's inputs are on their way before the first is waited for.
-__device__ __forceinline__ uint16_t load_input(const uint16_t* from) {
-  uint16_t value;
-  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(from));
-  return value;
-}
-
-__device__ __forceinline__ int load_index(const int32_t* from) {
-  int value;
-  asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(from));
-  return value;
-}
+ELMO_LOAD(uint16_t, load_input, "ld.global.nc.u16", "=h")
+ELMO_LOAD(int32_t, load_index, "ld.global.nc.s32", "=r")
+ELMO_LOAD(uint32_t, load_acquire, "ld.acquire.gpu.global.u32", "=r", "memory")
+ELMO_LOAD(uint32_t, load_relaxed, "ld.relaxed.gpu.global.u32", "=r", "memory")
+#undef ELMO_LOAD
 
 __device__ __forceinline__ TileA load_shared_weights(const char* from) {
   const uint4 words = *reinterpret_cast<const uint4*>(from);
@@ -99,16 +98,6 @@ __device__ __forceinline__ void sync_threads(int barrier, int threads) {
 
 __device__ __forceinline__ void add_release(uint32_t* to) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(to) : "memory");
-}
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
-}
-__device__ __forceinline__ uint32_t load_relaxed(const void* from) {
-  uint32_t value;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-  return value;
 }
 __device__ __forceinline__ void store_relaxed(uint32_t* to, uint32_t value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "persistent.cuh"
-#include "replay.cuh"
 
 namespace elmo_fast {
 namespace cuda {
@@ -25,17 +24,17 @@ void require(bool holds, const char* what) {
 }
 
 template <class O, size_t... at>
-std::array<Kernel, instance_count> kernels_of(std::index_sequence<at...>) {
+std::array<Kernel, instance_count + 1> kernels_of(std::index_sequence<at...>) {
   return {persistent_kernel<O, instances[at].row_tiles, instances[at].register_steps, instances[at].depth,
-                            instances[at].most_threads>...};
+                            instances[at].most_threads>...,
+          replay_kernel<O>};
 }
 
+// An instance, or the replay behind the last of them.
 Kernel kernel_for(Operand operand, int instance) {
   constexpr std::make_index_sequence<instance_count> all{};
   return (operand == Operand::fp16 ? kernels_of<Fp16>(all) : kernels_of<Bf16>(all))[size_t(instance)];
 }
-
-Kernel replay_for(Operand operand) { return operand == Operand::fp16 ? replay_kernel<Fp16> : replay_kernel<Bf16>; }
 
 int attribute(cudaDeviceAttr name) {
   int device, value;
@@ -52,48 +51,33 @@ void allow_shared_memory() {
   check(cudaGetDevice(&device), "device");
   std::call_once(once[device % 256], [] {
     const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    const auto allow = [&](Kernel kernel) {
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory");
-    };
-    for (const Operand operand : {Operand::fp16, Operand::bf16}) {
-      for (int instance = 0; instance < instance_count; ++instance) allow(kernel_for(operand, instance));
-      allow(replay_for(operand));
-    }
+    for (const Operand operand : {Operand::fp16, Operand::bf16})
+      for (int instance = 0; instance <= instance_count; ++instance)
+        check(cudaFuncSetAttribute(kernel_for(operand, instance), cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+              "shared memory");
   });
 }
 
 void check_call(const Call& call, const Plan& plan) {
-  const auto aligned = [](const void* pointer, size_t to) { return reinterpret_cast<uintptr_t>(pointer) % to == 0; };
+  const auto aligned = [](const void* pointer, size_t to) {
+    return pointer && reinterpret_cast<uintptr_t>(pointer) % to == 0;
+  };
   if (plan.reason) throw std::invalid_argument(std::string("plan: ") + plan.reason);
   require(call.operand == Operand::fp16 || call.operand == Operand::bf16, "operand: expected 0 or 1");
   require(call.steps >= 1 && int64_t(call.steps) * plan.blocks < (int64_t(1) << 29),
           "steps: expected 1 to 2^29 / blocks");
-  require(call.stride >= call.slots, "stride: expected at least one entry for each slot");
-  require(call.state_stride >= call.slots, "state_stride: expected at least one row for each slot");
+  require(call.stride >= call.slots && call.state_stride >= call.slots,
+          "stride, state_stride: expected at least one entry for each slot");
   require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
-  require(call.packed && aligned(call.packed, 16), "packed: expected a pointer aligned to 16 bytes");
-  require(call.z && call.meta && call.packed_rows && call.batch_sizes,
-          "z, meta, packed_rows, batch_sizes: expected pointers");
-  require(call.h_in && call.c_in && call.h && call.c && call.output && call.aborts,
-          "h_in, c_in, h, c, output, aborts: expected pointers");
+  require(aligned(call.packed, 16), "packed: expected a pointer aligned to 16 bytes");
+  require(call.z && call.meta && call.packed_rows && call.batch_sizes && call.h_in && call.c_in && call.h && call.c &&
+              call.output && call.aborts,
+          "z, meta, packed_rows, batch_sizes, h_in, c_in, h, c, output, aborts: expected pointers");
   require(call.timeout_ns >= 0, "timeout_ns: expected 0 or more");
-  require(call.scratch && aligned(call.scratch, 256), "scratch: expected a pointer aligned to 256 bytes");
+  require(aligned(call.scratch, 256), "scratch: expected a pointer aligned to 256 bytes");
   if (call.scratch_size < plan.scratch_bytes)
     throw std::invalid_argument("scratch: expected " + std::to_string(plan.scratch_bytes) + " bytes, got " +
                                 std::to_string(call.scratch_size));
-}
-
-Launch launch_of(const Call& call, const Plan& plan) {
-  Launch p = {call, plan};
-  p.layout = {call.shape.dim, call.shape.projection};
-  p.at = SharedLayout(p.layout, plan.units_per_block, plan.cluster, plan.row_tiles, plan.shared_steps,
-                      plan.projection_resident);
-  const Scratch at(p.layout, call.slots, plan.blocks / plan.cluster);
-  p.operands = reinterpret_cast<uint16_t*>(call.scratch + at.operands);
-  p.partials = reinterpret_cast<float*>(call.scratch + at.partials);
-  p.barriers = reinterpret_cast<Barrier*>(call.scratch + at.barriers);
-  p.abort = reinterpret_cast<uint32_t*>(call.scratch + at.abort);
-  return p;
 }
 
 cudaLaunchConfig_t config_of(dim3 grid, int threads, int64_t shared, cudaStream_t stream,
@@ -128,12 +112,16 @@ Device current_device() {
 }
 
 void run_persistent(const Call& call) {
-  const Plan plan = plan_persistent(call.shape, call.device, call.slots);
+  const Plan plan = plan_persistent(call.dim, call.projection, call.device, call.slots);
   check_call(call, plan);
   allow_shared_memory();
-  const Launch launch = launch_of(call, plan);
+  const Scratch at(plan, call.slots);
+  Launch launch = {call, plan, SharedLayout(plan)};
+  launch.barriers = reinterpret_cast<Barrier*>(call.scratch);
+  launch.abort = reinterpret_cast<uint32_t*>(call.scratch + at.abort);
+  launch.operands = reinterpret_cast<uint16_t*>(call.scratch + at.operands);
+  launch.partials = reinterpret_cast<float*>(call.scratch + at.partials);
   const cudaStream_t stream = static_cast<cudaStream_t>(call.stream);
-  const Scratch at(launch.layout, call.slots, plan.blocks / plan.cluster);
   check(cudaMemsetAsync(call.scratch, 0, at.zeroed, stream), "clear");
   cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config =
@@ -141,9 +129,9 @@ void run_persistent(const Call& call) {
   attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
   attributes[config.numAttrs++].val.cooperative = 1;
   check(cudaLaunchKernelEx(&config, kernel_for(call.operand, plan.instance), launch), "launch");
-  const unsigned tiles = unsigned(divided_up(call.slots, tile_slots));
-  config = config_of(dim3(tiles, 2), replay_threads, ReplayShared(launch.layout).size, stream, attributes, 1);
-  check(cudaLaunchKernelEx(&config, replay_for(call.operand), launch), "replay");
+  config = config_of(dim3(unsigned(call.slots), 2), replay_threads, int64_t(replay_shared(plan.layout)), stream,
+                     attributes, 1);
+  check(cudaLaunchKernelEx(&config, kernel_for(call.operand, instance_count), launch), "replay");
 }
 
 }  // namespace cuda

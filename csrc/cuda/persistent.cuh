@@ -33,7 +33,7 @@ class Team {
     if (p_.projection_resident) keep_projection();
     for (int gate = 0; gate < 4; ++gate) bias_[gate] = bias_of(p_, record_, warp_ % 2, gate, lane_);
     initial_c_ = p_.initial_c && cell_ < p_.layout.dim ? p_.initial_c[d_ * p_.layout.dim + cell_] : 0.0f;
-    first_cells<NT>(p_, d_, cell_, lane_, 0, initial_c_, c_);
+    first_cells<NT>(p_, d_, cell_, lane_, initial_c_, c_);
     if (thread_ < most_cluster) flags()[thread_] = 0;
     const int width = p_.layout.h_width();
     for (int at = index_ * threads_ + thread_; at < p_.slots * width; at += p_.blocks * threads_)
@@ -58,7 +58,7 @@ class Team {
   }
   __device__ __forceinline__ int register_steps() const { return smaller(R, p_.layout.k_steps()); }
   __device__ __forceinline__ char* shared_gates() const {
-    return shared_ + p_.at.gates + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16;
+    return shared_ + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16;
   }
   __device__ __forceinline__ uint16_t* halves(int offset) const {
     return reinterpret_cast<uint16_t*>(shared_ + offset);
@@ -113,13 +113,13 @@ class Team {
     for (int part = 0; part < (take_turns ? 1 : divided_up(k_steps, staged_steps)); ++part) stage(now, part);
     const auto scale = [&](int n, int e) { return slots().scale[slot_of(n, e, lane_)]; };
     const auto starts = [&](int n, int e) { return slots().starts[slot_of(n, e, lane_)] != 0; };
-    begin_sums<O, NT>(p_, now, cell_, bias_, lane_, 0, z, scale, sums);
+    begin_sums<O, NT>(p_, now, cell_, bias_, lane_, z, scale, sums);
 #pragma unroll
     for (int j = 0; j < depth; ++j)
       if (streamed + j < k_steps) fetch(streamed + j, ahead_[j]);
     gates(now, sums);
     uint16_t* m = halves(p_.at.m);
-    update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, 0, sums, starts, initial_c_, c_, m, p_.at.m_stride);
+    update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, sums, starts, initial_c_, c_, m, p_.at.m_stride);
     if (has_clusters && p_.cluster > 1) {
       if (!exchange(now.t)) return false;
       gather_m();

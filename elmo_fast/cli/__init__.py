@@ -3,12 +3,13 @@
 import argparse
 import logging
 import os
+import pkgutil
 import signal
 import sys
 from collections.abc import Sequence
 
 import elmo_fast
-from elmo_fast.cli import compat, embed, train
+from elmo_fast.cli import embed, train
 
 DONE, FAILED, REFUSED = 0, 1, 2
 _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -16,28 +17,31 @@ _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryErro
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; 0 when done, 2 for bad usage or input, 1 for any other failure, with one line on stderr."""
-    parsed = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO if parsed.verbose else logging.WARNING, format="%(levelname)s: %(message)s")
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
+    parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in (embed.add_commands, train.add_commands, embed.add_seqvec):
+        add(commands)
+    parsed = vars(parser.parse_args(arguments))
+    run, verbose = parsed.pop("run"), parsed.pop("verbose")
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        parsed.run(parsed)
+        run = pkgutil.resolve_name(run) if isinstance(run, str) else run
+        for line in run(**parsed) or ():
+            print(line)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as interrupt:
         return _report(str(interrupt) or "interrupted; no output was left behind", FAILED)
-    except _REFUSALS as error:
-        return _report(error, REFUSED)
-    except (OSError, ImportError, RuntimeError, MemoryError) as error:
-        return _report(error, FAILED)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        return _report(error, REFUSED if isinstance(error, _REFUSALS) else FAILED)
     finally:
         signal.signal(signal.SIGTERM, before)
     return DONE
-
-
-def _interrupt(*_) -> None:
-    raise KeyboardInterrupt
 
 
 def _report(error: BaseException | str, status: int) -> int:
@@ -50,13 +54,3 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         self.exit(REFUSED, f"elmo-fast: error: {message} (see {self.prog} --help)\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
-    parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
-    parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (embed, train, compat):
-        module.add_commands(commands)
-    return parser

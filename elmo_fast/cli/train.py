@@ -2,71 +2,82 @@
 
 import argparse
 import math
-from collections.abc import Callable
 
-from elmo_fast.choices import PRECISIONS
-from elmo_fast.cli.flags import add_command, at_least
-from elmo_fast.train.config import DECAYS, OPTIMIZERS, SIZES
+from elmo_fast.choices import PRECISIONS, SIZES
+from elmo_fast.cli.flags import add_command, at_least, value_of
+from elmo_fast.train.config import DECAYS, OPTIMIZERS
 
 _TEXT = "files or globs of UTF-8 text, one tokenized sentence a line"
+_FRACTION = value_of(float, "a number from 0 to 1", lambda value: 0 <= value <= 1)
+_POSITIVE = value_of(float, "a number from 0 to inf", lambda value: 0 <= value < math.inf)
 _CHECKPOINT = {"metavar": "FILE", "help": "a checkpoint of the run (default: the best, else the last)"}
+_COUNT = {"type": at_least(1), "metavar": "N"}
 
 
 def add_commands(commands) -> None:
     """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
-    _add_vocab(commands)
+    add = add_command(commands, "vocab", _vocab, "count the words of a tokenized text and write a vocabulary "
+                      "file").add_argument
+    add("inputs", metavar="TEXT", nargs="+", help=_TEXT)
+    add("output", metavar="OUTPUT", help="the vocabulary file, most frequent word first")
+    add("--min-count", type=at_least(1), default=1, help="leave out rarer words (default: %(default)s)")
+    add("--max-size", type=at_least(4), help="words at most, <S>, </S> and <UNK> included")
+    add("--processes", type=at_least(1), help="processes that count (default: one per core)")
     add_train_arguments(add_command(commands, "train", train, "train a model from a tokenized text, resume a run, or "
                                     "fine-tune a model"))
-    _add_perplexity(commands)
-    _add_export(commands)
-    _add_import_tf(commands)
+    add = add_command(commands, "perplexity", _perplexity, "print the perplexity of a trained model on a text",
+                      "--quiet").add_argument
+    add("model", metavar="MODEL", help="a run's directory, or an exported model with its softmax")
+    add("text", metavar="TEXT", nargs="+", help=_TEXT)
+    add("--checkpoint", **_CHECKPOINT)
+    add("--softmax", dest="softmax_file", metavar="FILE", help="of an exported model (default: softmax.hdf5 beside it)")
+    add("--vocab", dest="vocab_file", metavar="FILE", help="of an exported model (default: vocab.txt beside it)")
+    add("--batch-size", **_COUNT, default=256, help="rows (default: %(default)s)")
+    add("--device", default="cpu", metavar="NAME", help="(default: %(default)s)")
+    _add_exchange(commands)
 
 
-def _number(least: float, most: float) -> Callable[[str], float]:
-    """An argparse type: a finite number between two bounds."""
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most or value == math.inf:
-            raise argparse.ArgumentTypeError(f"expected a number from {least:g} to {most:g}, got {text!r}")
-        return value
-    return parse
-
-
-_FRACTION, _POSITIVE = _number(0, 1), _number(0, math.inf)
-
-
-def _add_vocab(commands) -> None:
-    vocab = add_command(commands, "vocab", _vocab, "count the words of a tokenized text and write a vocabulary file")
-    vocab.add_argument("inputs", metavar="TEXT", nargs="+", help=_TEXT)
-    vocab.add_argument("output", metavar="OUTPUT", help="the vocabulary file, most frequent word first")
-    vocab.add_argument("--min-count", type=at_least(1), default=1, help="leave out rarer words (default: %(default)s)")
-    vocab.add_argument("--max-size", type=at_least(4), help="words at most, <S>, </S> and <UNK> included")
-    vocab.add_argument("--processes", type=at_least(1), help="processes that count (default: one per core)")
+def _add_exchange(commands) -> None:
+    add = add_command(commands, "export", _export, "write the options.json and HDF5 weights of a trained or "
+                      "fine-tuned model").add_argument
+    add("source", metavar="RUN", nargs="?", help="a run's directory")
+    add("output", metavar="OUTPUT", help="directory for options.json, weights.hdf5 and vocab.txt")
+    add("--checkpoint", **_CHECKPOINT)
+    add("--softmax", action="store_true", help="also write softmax.hdf5")
+    add("--float16", action="store_true", help="store 16-bit numbers: half the size")
+    add("--from-module", metavar="FILE", help="in place of RUN: a checkpoint (state_dict) of a fine-tuned Elmo, or of "
+        "an AllenNLP model around it")
+    add("--options-file", metavar="FILE", help="options.json of that module")
+    parser = add_command(commands, "import-tf", _import_tf, "import a checkpoint of bilm-tf's training as a run to "
+                         "continue")
+    parser.epilog = ("TensorFlow reads the checkpoint: install elmo-fast[tensorflow], or name another environment's "
+                     "Python that has it in ELMO_FAST_TENSORFLOW_PYTHON.")
+    add = parser.add_argument
+    add("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, whose last is "
+        "imported, or a checkpoint's path such as DIR/model.ckpt-1250")
+    add("output", metavar="OUT", help="a new directory, for `train OUT --resume --train TEXT`, perplexity and export")
+    add("--vocab", dest="vocab_file", metavar="FILE", help="vocabulary it was trained with (default: vocab.txt beside "
+        "the checkpoint)")
+    add("--options-file", metavar="FILE", help="its options (default: options.json beside it)")
+    add("--fresh-accumulators", action="store_true", help="begin Adagrad's accumulators at 1 where the checkpoint has "
+        "none, in place of an error")
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `train`. An absent argument is None: the options file, the run or a default decides."""
     parser.add_argument("run_directory", metavar="RUN", help="directory of the run: options, log and checkpoints")
-    data = parser.add_argument_group("data")
-    data.add_argument("--train", metavar="TEXT", nargs="+", help=_TEXT)
-    data.add_argument("--heldout", metavar="TEXT", nargs="+", help="text to compute the perplexity of during training")
-    data.add_argument("--vocab", metavar="FILE", help="vocabulary file with <S>, </S> and <UNK>, most frequent first")
-    start = parser.add_argument_group("start")
-    start.add_argument("--resume", action="store_true", help="continue RUN exactly from its last checkpoint")
-    start.add_argument("--from-model", metavar="MODEL", help="fine-tune: a directory, ZIP, URL or name, as in embed")
-    start.add_argument("--from-options", metavar="FILE", help="fine-tune: options.json, with --from-weights")
-    start.add_argument("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
-    start.add_argument("--from-softmax", metavar="FILE", help="fine-tune: HDF5 softmax, written by export --softmax "
-                       "(default: softmax.hdf5 beside the model if it exists, else random weights)")
-    _add_model(parser.add_argument_group("model").add_argument)
-    _add_training(parser.add_argument_group("training").add_argument)
-    _add_run(parser.add_argument_group("run").add_argument)
-
-
-def _add_model(add) -> None:
+    add = parser.add_argument_group("data").add_argument
+    add("--train", metavar="TEXT", nargs="+", help=_TEXT)
+    add("--heldout", metavar="TEXT", nargs="+", help="text to compute the perplexity of during training")
+    add("--vocab", metavar="FILE", help="vocabulary file with <S>, </S> and <UNK>, most frequent first")
+    add = parser.add_argument_group("start").add_argument
+    add("--resume", action="store_true", help="continue RUN exactly from its last checkpoint")
+    add("--from-model", metavar="MODEL", help="fine-tune: a directory, ZIP, URL or name, as in embed")
+    add("--from-options", metavar="FILE", help="fine-tune: options.json, with --from-weights")
+    add("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
+    add("--from-softmax", metavar="FILE", help="fine-tune: HDF5 softmax, written by export --softmax (default: "
+        "softmax.hdf5 beside the model if it exists, else random weights)")
+    add = parser.add_argument_group("model").add_argument
     add("--options-file", metavar="FILE", help="options.json with bilm-tf's keys: lstm, char_cnn, dropout, batch_size, "
         "...; arguments given here override it")
     add("--size", choices=SIZES, help="the sizes of a published model in place of an options file")
@@ -75,19 +86,21 @@ def _add_model(add) -> None:
     add("--dropout", type=_FRACTION, metavar="P", help="(default: 0.1)")
     add("--full-softmax", dest="sample_softmax", action="store_false", default=None,
         help="no sampling: the loss over the whole vocabulary")
-    add("--negatives", dest="n_negative_samples_batch", type=at_least(1), metavar="N",
+    add("--negatives", dest="n_negative_samples_batch", **_COUNT,
         help="samples per batch and direction (default: 8192)")
+    _add_training(parser)
 
 
-def _add_training(add) -> None:
-    add("--batch-size", type=at_least(1), metavar="N", help="rows (default: 128)")
-    add("--unroll-steps", type=at_least(1), metavar="N", help="tokens per row and step (default: 20)")
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("training").add_argument
+    add("--batch-size", **_COUNT, help="rows (default: 128)")
+    add("--unroll-steps", **_COUNT, help="tokens per row and step (default: 20)")
     add("--reset-states", type=_FRACTION, metavar="P", help="fraction of rows whose state is zeroed before a batch, so "
         "that the model also learns from zero states (default: 0, as bilm-tf)")
-    add("--accumulate", type=at_least(1), metavar="N", help="batches, from separate streams, whose gradients are "
-        "averaged in a step, as by N processes (default: 1)")
+    add("--accumulate", **_COUNT, help="batches, from separate streams, whose gradients are averaged in a "
+        "step, as by N processes (default: 1)")
     add("--epochs", dest="n_epochs", type=_POSITIVE, metavar="N", help="(default: 10)")
-    add("--max-steps", type=at_least(1), metavar="N", help="in place of --epochs")
+    add("--max-steps", **_COUNT, help="in place of --epochs")
     add("--optimizer", choices=OPTIMIZERS, help="(default: adagrad)")
     add("--learning-rate", type=_POSITIVE, metavar="R", help="(default: 0.2 for adagrad, 0.001 for adamw)")
     add("--warmup-steps", type=at_least(0), metavar="N", help="steps to the full rate (default: 0 for adagrad, 500 for "
@@ -97,15 +110,12 @@ def _add_training(add) -> None:
     add("--clip-norm", dest="all_clip_norm_val", type=_POSITIVE, metavar="N",
         help="largest norm of all gradients together (default: 10)")
     add("--seed", type=at_least(0), metavar="N", help="of weights, order, dropout and samples (default: 0)")
-    add("--patience", type=at_least(1), metavar="N", help="stop after N held-out perplexities without a new best "
-        "(default: never)")
-
-
-def _add_run(add) -> None:
-    add("--evaluate-every", type=at_least(1), metavar="N", help="steps (default: ten times an epoch)")
-    add("--evaluate-batch-size", type=at_least(1), metavar="N", help="rows of the held-out text (default: 256)")
-    add("--checkpoint-every", type=at_least(1), metavar="N", help="steps (default: 500)")
-    add("--log-every", type=at_least(1), metavar="N", help="steps (default: 10)")
+    add("--patience", **_COUNT, help="stop after N held-out perplexities without a new best (default: never)")
+    add = parser.add_argument_group("run").add_argument
+    add("--evaluate-every", **_COUNT, help="steps (default: ten times an epoch)")
+    add("--evaluate-batch-size", **_COUNT, help="rows of the held-out text (default: 256)")
+    add("--checkpoint-every", **_COUNT, help="steps (default: 500)")
+    add("--log-every", **_COUNT, help="steps (default: 10)")
     add("--keep", type=at_least(1), metavar="K", help="number of checkpoints to keep (default: 2)")
     add("--workers", type=at_least(0), metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 for a "
         "GPU)")
@@ -115,93 +125,41 @@ def _add_run(add) -> None:
     add("--quiet", action="store_true", default=None, help="no progress bar")
 
 
-def _add_perplexity(commands) -> None:
-    perplexity = add_command(commands, "perplexity", _perplexity, "print the perplexity of a trained model on a text",
-                             "--quiet")
-    perplexity.add_argument("model", metavar="MODEL", help="a run's directory, or an exported model with its softmax")
-    perplexity.add_argument("text", metavar="TEXT", nargs="+", help=_TEXT)
-    perplexity.add_argument("--checkpoint", **_CHECKPOINT)
-    perplexity.add_argument("--softmax", metavar="FILE", help="of an exported model (default: softmax.hdf5 beside it)")
-    perplexity.add_argument("--vocab", metavar="FILE", help="of an exported model (default: vocab.txt beside it)")
-    perplexity.add_argument("--batch-size", type=at_least(1), default=256, metavar="N",
-                            help="rows (default: %(default)s)")
-    perplexity.add_argument("--device", default="cpu", metavar="NAME", help="(default: %(default)s)")
-
-
-def _add_export(commands) -> None:
-    export = add_command(commands, "export", _export, "write the options.json and HDF5 weights of a trained or "
-                         "fine-tuned model")
-    export.add_argument("source", metavar="RUN", nargs="?", help="a run's directory")
-    export.add_argument("output", metavar="OUTPUT", help="directory for options.json, weights.hdf5 and vocab.txt")
-    export.add_argument("--checkpoint", **_CHECKPOINT)
-    export.add_argument("--softmax", action="store_true", help="also write softmax.hdf5")
-    export.add_argument("--float16", action="store_true", help="store 16-bit numbers: half the size")
-    export.add_argument("--from-module", metavar="FILE", help="in place of RUN: a checkpoint (state_dict) of a "
-                        "fine-tuned Elmo, or of an AllenNLP model around it")
-    export.add_argument("--options-file", metavar="FILE", help="options.json of that module")
-
-
-def _add_import_tf(commands) -> None:
-    parser = add_command(commands, "import-tf", _import_tf, "import a checkpoint of bilm-tf's training as a run to "
-                         "continue")
-    parser.epilog = ("TensorFlow reads the checkpoint: install elmo-fast[tensorflow], or name another environment's "
-                     "Python that has it in ELMO_FAST_TENSORFLOW_PYTHON.")
-    parser.add_argument("source", metavar="CKPT_DIR", help="bilm-tf's directory with options.json and checkpoints, "
-                        "whose last is imported, or a checkpoint's path such as DIR/model.ckpt-1250")
-    parser.add_argument("output", metavar="OUT", help="a new directory, for `train OUT --resume --train TEXT`, "
-                        "perplexity and export")
-    parser.add_argument("--vocab", metavar="FILE", help="vocabulary it was trained with (default: vocab.txt beside the "
-                        "checkpoint)")
-    parser.add_argument("--options-file", metavar="FILE", help="its options (default: options.json beside it)")
-    parser.add_argument("--fresh-accumulators", action="store_true", help="begin Adagrad's accumulators at 1 where the "
-                        "checkpoint has none, in place of an error")
-
-
-# ---- what they run -------------------------------------------------------------------------
-
-
-def train(parsed: argparse.Namespace) -> None:
+def train(**arguments) -> None:
     """Train with the parsed arguments of `add_train_arguments`."""
     from elmo_fast.train.setup import start_or_resume
 
-    start_or_resume(**{name: value for name, value in vars(parsed).items()
-                       if value is not None and name not in ("run", "verbose", "command")})
+    start_or_resume(**{name: value for name, value in arguments.items() if value is not None})
 
 
-def _vocab(parsed: argparse.Namespace) -> None:
+def _vocab(inputs, output, **limits) -> list[str]:
     from elmo_fast.train.corpus import make_vocabulary
 
-    words, total = make_vocabulary(parsed.inputs, parsed.output, min_count=parsed.min_count,
-                                   max_size=parsed.max_size, processes=parsed.processes)
-    print(f"{words:,} words of {total:,} tokens in {parsed.output}")
+    words, total = make_vocabulary(inputs, output, **limits)
+    return [f"{words:,} words of {total:,} tokens in {output}"]
 
 
-def _perplexity(parsed: argparse.Namespace) -> None:
+def _perplexity(**arguments) -> list[str]:
     from elmo_fast.train.evaluate import perplexity_of
 
-    print(perplexity_of(parsed.model, parsed.text, checkpoint=parsed.checkpoint, softmax_file=parsed.softmax,
-                        vocab_file=parsed.vocab, batch_size=parsed.batch_size, device=parsed.device,
-                        progress=not parsed.quiet))
+    return [str(perplexity_of(**arguments))]
 
 
-def _export(parsed: argparse.Namespace) -> None:
+def _export(source, output, from_module, options_file, float16, **of_run) -> None:
     from elmo_fast.train.export import export_run, export_state_dict
 
-    if (parsed.source is None) == (parsed.from_module is None):
-        found = "neither" if parsed.source is None else "both"
-        raise ValueError(f"source: expected either RUN or --from-module, got {found}")
-    if parsed.from_module is not None:
-        export_state_dict(parsed.from_module, parsed.options_file, parsed.output, parsed.float16)
+    if (source is None) == (from_module is None):
+        raise ValueError(f"source: expected either RUN or --from-module, got {'neither' if source is None else 'both'}")
+    if from_module is not None:
+        export_state_dict(from_module, options_file, output, float16)
     else:
-        export_run(parsed.source, parsed.output, checkpoint=parsed.checkpoint, softmax=parsed.softmax,
-                   float16=parsed.float16)
+        export_run(source, output, float16=float16, **of_run)
 
 
-def _import_tf(parsed: argparse.Namespace) -> None:
+def _import_tf(output, **arguments) -> list[str]:
     from elmo_fast.train.import_tf import import_checkpoint
 
-    done = import_checkpoint(parsed.source, parsed.output, vocab_file=parsed.vocab, options_file=parsed.options_file,
-                             fresh_accumulators=parsed.fresh_accumulators)
+    done = import_checkpoint(output=output, **arguments)
     with_accumulators = done.variables - done.fresh_accumulators
-    print(f"{parsed.output}: {done.checkpoint} after {done.step:,} steps, {done.variables} variables, "
-          f"{with_accumulators} with their accumulators; continue with train {parsed.output} --resume --train TEXT")
+    return [(f"{output}: {done.checkpoint} after {done.step:,} steps, {done.variables} variables, "
+             f"{with_accumulators} with their accumulators; continue with train {output} --resume --train TEXT")]

@@ -1,7 +1,6 @@
-"""SeqVec's functions and the work of its command: protein sequences of FASTA files to embeddings.
+"""SeqVec's functions and command: protein sequences of FASTA files to embeddings. One residue is one token.
 
-After SeqVec (Heinzinger et al. 2019, BMC Bioinformatics 20:723), whose script gives the names, the flags, the batches
-and the rules for identifiers. One residue is one token.
+Names, batches and identifiers as in SeqVec's script (Heinzinger et al. 2019, BMC Bioinformatics 20:723).
 """
 
 import functools
@@ -16,7 +15,7 @@ from tqdm import tqdm
 
 from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.writers import check_array_file, write_arrays
+from elmo_fast.embed.files import check_array_file, write_arrays
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text import fasta
 
@@ -29,8 +28,7 @@ logger = logging.getLogger(__name__)
 def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> ElmoEmbedder:
     """SeqVec's embedder, from `weights.hdf5` and `options.json` of a directory; on the first GPU unless `cpu`.
 
-    Without both files the published model is fetched into the cache. `arguments` are those of `ElmoEmbedder` after the
-    device: `state`, `precision`, `backend`.
+    Without both files the published model is fetched into the cache. `arguments` are keywords of `ElmoEmbedder`.
     """
     options_file, weight_file = (os.path.join(model_dir, name) for name in ("options.json", "weights.hdf5"))
     if not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
@@ -40,17 +38,27 @@ def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> Elmo
     return ElmoEmbedder(options_file, weight_file, device, **arguments)
 
 
-def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
-    """Add a FASTA file's sequences, in upper case, to a dictionary by identifier.
+_last_model = functools.lru_cache(maxsize=1)(get_elmo_model)
 
-    The identifier is field `id_field` of the header split at `split_char`, the whole header for -1. Raises
-    `ConfigurationError` for a header without that field and for an identifier that is there already.
+
+def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
+    """Add a FASTA file's sequences, in upper case, to a dictionary by identifier, which must be new.
+
+    The identifier is field `id_field` of the header split at `split_char`, the whole header for -1.
     """
+    source = os.fspath(fasta_path)
     for header, sequence in fasta.read_fasta(fasta_path):
-        identifier = _identifier(header.replace(">", ""), split_char, id_field, fasta_path)
+        header = header.replace(">", "")
+        fields = [header] if id_field == -1 else header.split(split_char)
+        if not -len(fields) <= id_field < len(fields):
+            raise ConfigurationError(f"id: expected a field of the header split at {split_char!r}, got number "
+                                     f"{id_field} of {header!r:.60} in {source}; -1 takes the whole header")
+        identifier = fields[id_field]
+        if not identifier.strip("/. "):
+            raise ConfigurationError(f"id: expected an identifier, got {identifier!r} from {header!r:.60} in {source}")
         if identifier in sequences:
             raise ConfigurationError(f"FASTA file: expected different identifiers, got {identifier!r:.60} twice "
-                                     f"(at last in {os.fspath(fasta_path)})")
+                                     f"(at last in {source})")
         sequences[identifier] = sequence.upper()
 
 
@@ -69,10 +77,7 @@ def read_fasta_file(seq_dir: str | os.PathLike, split_char: str, id_field: int) 
 
 
 def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> np.ndarray:
-    """An array of the layers' vectors [layers, L, 2 P]: [L, 2 P] for `sum` or a layer, [L, layers * 2 P] for `all`.
-
-    `per_protein` takes the mean over residues.
-    """
+    """[layers, L, 2 P] -> [L, 2 P] for `sum` or a layer, [L, layers * 2 P] for `all`; `per_protein` the mean over L."""
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
     if layer == "sum":
         embedding = embedding.sum(axis=0)
@@ -89,49 +94,44 @@ def embed_with_fallback(batch: list[tuple[str, str]], model: ElmoEmbedder,
                         model_dir: str | os.PathLike) -> Iterator[tuple[str, np.ndarray]]:
     """Layers [layers, L, 2 P] of each (identifier, sequence): as one batch, else one by one, else on the CPU.
 
-    Each fallback is logged as an error with its reason, as SeqVec does; the last error is raised.
+    Fallbacks are logged as errors; the last error is raised.
     """
     try:
         arrays = model.embed_batch([list(sequence) for _, sequence in batch])
     except RuntimeError as error:
         logger.error("a batch of %d sequences failed, they are run one by one: %s", len(batch), error)
-        for identifier, sequence in batch:
-            yield identifier, _embed_alone(identifier, sequence, model, model_dir)
-        return
-    for (identifier, _), layers in zip(batch, arrays, strict=True):
-        yield identifier, layers
+        arrays = (_embed_alone(*item, model, model_dir) for item in batch)
+    yield from zip((identifier for identifier, _ in batch), arrays, strict=True)
 
 
-def get_embeddings(
-    seq_dir: str | os.PathLike,
-    model_dir: str | os.PathLike,
-    split_char: str = "|",
-    id_field: int = 1,
-    cpu: bool = False,
-    layer: str = "sum",
-    batchsize: int = SEQVEC_BATCH_SIZE,
-    per_protein: bool = False,
-    *,
-    progress: bool = True,
-    **arguments,
-) -> Iterator[tuple[str, np.ndarray]]:
+def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, split_char: str = "|", id_field: int = 1,
+                   cpu: bool = False, layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE,
+                   per_protein: bool = False, *, progress: bool = True,
+                   **arguments) -> Iterator[tuple[str, np.ndarray]]:
     """Identifiers and embeddings (see `process_embedding`) of every sequence, the shortest first.
 
     A batch is complete when it holds more than `batchsize` residues, or with a sequence longer than half of that.
-    `arguments` are those of `get_elmo_model`. Input and model are read at the first step of the iteration.
+    Input and model (`get_elmo_model`, with the `arguments`) are read at the first step of the iteration.
     """
     check_count("batchsize", batchsize)
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
-    return _embeddings(seq_dir, model_dir, split_char, id_field, cpu, layer, batchsize, per_protein, progress,
-                       arguments)
+
+    def embeddings():
+        ordered = sorted(read_fasta_file(seq_dir, split_char, id_field).items(), key=lambda item: len(item[1]))
+        logger.info("%d sequences", len(ordered))
+        model = get_elmo_model(model_dir, cpu, **arguments)
+        with tqdm(total=len(ordered), unit=" sequences", disable=None if progress else True) as bar:
+            for batch in _batches(ordered, batchsize):
+                for identifier, layers in embed_with_fallback(batch, model, model_dir):
+                    yield identifier, process_embedding(layers, per_protein, layer)
+                    bar.update()
+
+    return embeddings()
 
 
 def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
                         the_generator: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write (identifier, array) pairs as they come to `.h5` (a dataset a pair), `.npz` or `.npy`, atomically.
-
-    `.npy` is an array [proteins, values], for `per_protein` alone, with a `.json` of identifiers beside it.
-    """
+    """Write (identifier, array) pairs to `.h5`, `.npz` or, for `per_protein`, `.npy`, as `write_arrays`."""
     check_array_file(emb_path, per_protein)
     write_arrays(emb_path, the_generator)
 
@@ -143,17 +143,6 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
                         get_embeddings(input_path, model_dir, per_protein=per_protein, **arguments))
 
 
-def _identifier(header: str, split_char: str, id_field: int, path) -> str:
-    fields = [header] if id_field == -1 else header.split(split_char)
-    if not -len(fields) <= id_field < len(fields):
-        raise ConfigurationError(f"id: expected a field of the header split at {split_char!r}, got number {id_field} "
-                                 f"of {header!r:.60} in {os.fspath(path)}; -1 takes the whole header")
-    if not fields[id_field].strip("/. "):
-        raise ConfigurationError(f"id: expected an identifier, got {fields[id_field]!r} from {header!r:.60} "
-                                 f"in {os.fspath(path)}")
-    return fields[id_field]
-
-
 def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir) -> np.ndarray:
     try:
         return model.embed_sentence(list(sequence))
@@ -161,25 +150,8 @@ def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir)
         if model.cuda_device < 0:
             raise
         logger.error("%s, %d residues, failed and is run on the CPU: %s", identifier, len(sequence), error)
-        bilm = model.elmo_bilm
-        on_cpu = _cpu_model(os.fspath(model_dir), bilm.state, bilm.precision, bilm.backend)
-        return on_cpu.embed_sentence(list(sequence))
-
-
-@functools.lru_cache(maxsize=1)
-def _cpu_model(model_dir: str, state: str, precision: str, backend: str) -> ElmoEmbedder:
-    return get_elmo_model(model_dir, cpu=True, state=state, precision=precision, backend=backend)
-
-
-def _embeddings(seq_dir, model_dir, split_char, id_field, cpu, layer, batchsize, per_protein, progress, arguments):
-    ordered = sorted(read_fasta_file(seq_dir, split_char, id_field).items(), key=lambda item: len(item[1]))
-    logger.info("%d sequences", len(ordered))
-    model = get_elmo_model(model_dir, cpu, **arguments)
-    with tqdm(total=len(ordered), unit=" sequences", disable=None if progress else True) as bar:
-        for batch in _batches(ordered, batchsize):
-            for identifier, layers in embed_with_fallback(batch, model, model_dir):
-                yield identifier, process_embedding(layers, per_protein, layer)
-                bar.update()
+        same = {name: getattr(model.elmo_bilm, name) for name in ("state", "precision", "backend")}
+        return _last_model(os.fspath(model_dir), True, **same).embed_sentence(list(sequence))
 
 
 def _batches(ordered: list[tuple[str, str]], batchsize: int) -> Iterator[list[tuple[str, str]]]:

@@ -1,7 +1,4 @@
-"""`ElmoModel` with the calls of simple_elmo, written from its documentation (github.com/ltgoslo/simple_elmo).
-
-No TensorFlow: `session` arguments are taken and ignored.
-"""
+"""`ElmoModel` with the calls of simple_elmo, written from its documentation (github.com/ltgoslo/simple_elmo)."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,11 +18,11 @@ from elmo_fast.text.vocabulary import Vocabulary
 
 
 class ElmoModel:
-    """Contextual vectors of tokenized sentences, as padded arrays.
+    """Contextual vectors of tokenized sentences, as padded arrays. The arguments are those of `ElmoEmbedder`.
 
     As in simple_elmo, states are carried from batch to batch, and `warmup` runs every batch twice and keeps the second
-    result. With `state` `zero` or `warm` results depend on the sentence alone, and `warmup` does nothing.
-    `precision` and `backend` as in `BiLm`, `cuda_device` as in `ElmoEmbedder`.
+    result. With `state` `zero` or `warm` results depend on the sentence alone, and `warmup` does nothing. `session`, of
+    TensorFlow, is ignored.
     """
 
     def __init__(self, *, state: str = "carry", precision: str = "highest", backend: str = "auto",
@@ -40,12 +37,20 @@ class ElmoModel:
              full: bool = False) -> None:
         """Read a model from a directory or ZIP with `options.json` and `model.hdf5`, or else its first `*.hdf5`.
 
-        `max_batch_size` sentences run at a time. `limit`, the number of words of `vocab.txt` to prepare, is ignored:
-        every unique word of a batch is encoded once anyway. `full=True`, for `get_elmo_substitutes`, needs
-        `softmax.hdf5` and `vocab.txt` beside the weights, as `elmo-fast import-tf` and `export --softmax` write them.
+        `max_batch_size` sentences run at a time. `limit`, of words to prepare, is ignored: every unique word of a batch
+        is encoded once anyway. `full=True` is for `get_elmo_substitutes`.
         """
         check_count("max_batch_size", max_batch_size)
-        files = _files(directory)
+        folder = Path(directory)
+        weights = sorted(path for path in folder.glob("*.hdf5") if path.name != SOFTMAX_FILE) if folder.is_dir() else []
+        if len(weights) < 2:
+            files = find_model(directory)
+        elif not (folder / "options.json").is_file():
+            raise ConfigurationError(f"model {folder}: expected a file options.json, found none")
+        else:
+            named = folder / "model.hdf5"
+            vocabulary = next(filter(Path.is_file, (folder / "vocab.txt", folder / "vocab.txt.gz")), None)
+            files = ModelFiles(folder / "options.json", named if named in weights else weights[0], vocabulary)
         softmax = files.weight_file.parent / SOFTMAX_FILE
         if full and not (softmax.is_file() and files.vocab_file):
             raise FileNotFoundError(f"full: expected {SOFTMAX_FILE} and vocab.txt beside {files.weight_file.name}, as "
@@ -73,22 +78,18 @@ class ElmoModel:
 
         `layers` is `average` (the mean of the layers), `top`, or `all`: [sentences, layers, T, 2 P].
         """
-        texts = self._checked(texts, layers)
-        longest = max(map(len, texts), default=0)
-        padded = np.zeros((len(texts), *self._layer_axis(layers), longest, self.vector_size), np.float32)
-        for row, vectors in zip(padded, self._run(texts, warmup, layers)):
+        arrays, texts, axes = self._run(texts, warmup, layers)
+        padded = np.zeros((*axes, max(map(len, texts), default=0), self.vector_size), np.float32)
+        for row, vectors in zip(padded, arrays):
             row[..., : vectors.shape[-2], :] = vectors
         return padded
 
     def get_elmo_vector_average(self, texts: Sequence[Sequence[str]], warmup: bool = True, layers: str = "average",
                                 session=None) -> np.ndarray:
-        """One vector of length 1 a sentence, the direction of the mean of its tokens: float32 [sentences, 2 P].
-
-        `layers` as in `get_elmo_vectors`; `all` gives [sentences, layers, 2 P]. An empty sentence has zeros.
-        """
-        texts = self._checked(texts, layers)
-        averages = np.zeros((len(texts), *self._layer_axis(layers), self.vector_size), np.float32)
-        for row, vectors in zip(averages, self._run(texts, warmup, layers)):
+        """The mean of each sentence's tokens, scaled to length 1, zeros of none: float32 [sentences, (layers,) 2 P]."""
+        arrays, _, axes = self._run(texts, warmup, layers)
+        averages = np.zeros((*axes, self.vector_size), np.float32)
+        for row, vectors in zip(averages, arrays):
             total = vectors.sum(axis=-2)
             norm = np.linalg.norm(total, axis=-1, keepdims=True)
             row[...] = np.divide(total, norm, out=np.zeros_like(total), where=norm > 0)
@@ -98,21 +99,20 @@ class ElmoModel:
                              nodelimiters: bool = True) -> list[list[dict[str, Any]]]:
         """The `topn` likeliest words in place of each token of raw sentences, by the language model of each direction.
 
-        For every sentence a list with a dictionary a token: `word`, and under `forward` and `backward`
-        `candidate_ids`, `candidate_words` and `logp`, their scores before normalization (logits), the highest first.
-        `nodelimiters` leaves out `<S>` and `</S>`. Sentences are split at whitespace and run one by one.
+        A dictionary a token: `word`, and under `forward` and `backward` `candidate_ids`, `candidate_words` and `logp`,
+        their logits, the highest first. `nodelimiters` leaves out `<S>` and `</S>`. Sentences are split at whitespace.
         """
         if self._head is None:
             raise RuntimeError("get_elmo_substitutes: expected load(..., full=True) to be called first")
         if isinstance(data, (str, bytes)) or not all(isinstance(text, str) for text in data):
             raise ValueError(f"data: expected a list of sentences as strings, got {data!r:.60}")
         check_count("topn", topn)
-        return [self._substitutes(text.split(), topn, nodelimiters) for text in data]
-
-    def _substitutes(self, tokens: list[str], topn: int, nodelimiters: bool) -> list[dict[str, Any]]:
-        best = [self._best(scores, topn, nodelimiters) for scores in self._head.logits(tokens)]
-        return [{"word": word, "forward": forward, "backward": backward}
-                for word, forward, backward in zip(tokens, *best)]
+        found = []
+        for tokens in map(str.split, data):
+            best = [self._best(scores, topn, nodelimiters) for scores in self._head.logits(tokens)]
+            found.append([{"word": word, "forward": forward, "backward": backward}
+                          for word, forward, backward in zip(tokens, *best)])
+        return found
 
     def _best(self, scores: torch.Tensor, topn: int, nodelimiters: bool) -> list[dict[str, list]]:
         left_out = BOUNDARIES if nodelimiters else ()
@@ -121,38 +121,23 @@ class ElmoModel:
         return [{"candidate_ids": row, "candidate_words": [self.vocab.id_to_word(word) for word in row], "logp": logits}
                 for row, logits in zip(ids.tolist(), values.tolist())]
 
-    def _layer_axis(self, layers: str) -> tuple[int, ...]:
-        return (self.n_layers,) if layers == "all" else ()
-
-    def _run(self, texts: Sequence[Sequence[str]], warmup: bool, layers: str) -> Iterator[np.ndarray]:
-        """Vectors of each sentence in order, [T, 2 P] or [layers, T, 2 P], batch by batch."""
+    def _run(self, texts: Sequence[Sequence[str]], warmup: bool,
+             layers: str) -> tuple[Iterator[np.ndarray], list[Sequence[str]], tuple[int, ...]]:
+        """Vectors of each sentence, [T, 2 P] or [layers, T, 2 P], batch by batch; the sentences; the axes before T."""
         embedder = self._loaded()
-        for start in range(0, len(texts), self.batch_size):
-            batch = texts[start : start + self.batch_size]
-            if warmup and embedder.elmo_bilm.state == "carry":
-                embedder.embed_batch(batch)
-            yield from (mix_layers(vectors, layers) for vectors in embedder.embed_batch(batch))
-
-    def _checked(self, texts: Sequence[Sequence[str]], layers: str) -> list[Sequence[str]]:
-        self._loaded()
         check_choice("layers", layers, LAYERS)
-        return list(check_batch(texts, "texts"))
+        texts = check_batch(texts, "texts")
+
+        def arrays() -> Iterator[np.ndarray]:
+            for start in range(0, len(texts), self.batch_size):
+                batch = texts[start : start + self.batch_size]
+                if warmup and embedder.elmo_bilm.state == "carry":
+                    embedder.embed_batch(batch)
+                yield from (mix_layers(vectors, layers) for vectors in embedder.embed_batch(batch))
+
+        return arrays(), texts, (len(texts), self.n_layers) if layers == "all" else (len(texts),)
 
     def _loaded(self) -> ElmoEmbedder:
         if self._embedder is None:
             raise RuntimeError("ElmoModel: expected load() to be called first")
         return self._embedder
-
-
-def _files(directory: str | os.PathLike) -> ModelFiles:
-    """As `find_model`; of several weight files `model.hdf5`, or else the first in alphabetical order."""
-    folder = Path(directory)
-    weights = sorted(path for path in folder.glob("*.hdf5") if path.name != SOFTMAX_FILE) if folder.is_dir() else []
-    if len(weights) < 2:
-        return find_model(directory)
-    if not (folder / "options.json").is_file():
-        raise ConfigurationError(f"model {folder}: expected a file options.json, found none")
-    named = folder / "model.hdf5"
-    vocabularies = [folder / name for name in ("vocab.txt", "vocab.txt.gz") if (folder / name).is_file()]
-    return ModelFiles(folder / "options.json", named if named in weights else weights[0],
-                      vocabularies[0] if vocabularies else None)

@@ -2,14 +2,15 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.writers import check_array_file, write_arrays
+from elmo_fast.embed.files import check_array_file, write_arrays
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.text.batching import check_batch
@@ -17,7 +18,6 @@ from elmo_fast.text.fasta import FastaRecord
 
 Text = str | Sequence[str] | FastaRecord
 Layers = str | Sequence[float]
-POOLS = ("mean", "max", "first_last")
 
 
 def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device | None = None,
@@ -27,9 +27,8 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
     `model` is a name, a directory, a ZIP, or the URL of a ZIP or of a directory (`find_model`), by default the bundled
     one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return LoadedElmo(BiLm.from_model(model, state="warm", precision=precision, backend=backend).to(device))
+    bilm = BiLm.from_model(model, state="warm", precision=precision, backend=backend)
+    return LoadedElmo(bilm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
 class LoadedElmo:
@@ -52,7 +51,7 @@ class LoadedElmo:
         `batch_size` texts run at a time. A text without tokens cannot be pooled.
         """
         with self._in_state(state):
-            return list(self._run(_tokenize(_listed(sentences)), layers, pool, batch_size))
+            return list(self._run(_listed(sentences), layers, pool, batch_size))
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         """Vectors of tokens without context, as the char encoder gives them: float32 [tokens, P]."""
@@ -75,8 +74,10 @@ class LoadedElmo:
         """
         check_array_file(path, pool is not None and layers != "all")
         texts = _listed(sentences)
+        heads = [text.header.split()[:1] if isinstance(text, FastaRecord) else [] for text in texts]
+        names = (head[0] if head else str(number) for number, head in enumerate(heads))
         with self._in_state(state):
-            write_arrays(path, zip(_names(texts), self._run(_tokenize(texts), layers, pool, batch_size)))
+            write_arrays(path, zip(names, self._run(texts, layers, pool, batch_size)))
 
     @contextlib.contextmanager
     def _in_state(self, state: str) -> Iterator[None]:
@@ -86,49 +87,38 @@ class LoadedElmo:
         finally:
             self.bilm.state = before
 
-    def _run(self, sentences: list[Sequence[str]], layers: Layers, pool: str | None,
-             batch_size: int) -> Iterator[np.ndarray]:
+    def _run(self, texts: list[Text], layers: Layers, pool: str | None, batch_size: int) -> Iterator[np.ndarray]:
         """The stream with its layers mixed and tokens pooled: a `map`, which adds no frame above the stream's."""
-        factors = self._factors(layers)
-        _check_pool(pool, sentences)
+        sentences = check_batch(map(_tokens, texts), "sentences")
+        count = self.bilm.num_layers
+        named = {"all": None, "top": np.eye(count, dtype=np.float32)[-1],
+                 "average": np.full(count, 1 / count, np.float32)}
+        if isinstance(layers, str) and layers not in named:
+            raise ValueError(f"layers: expected one of {', '.join(named)} or {count} numbers, got {layers!r}")
+        factors = named[layers] if isinstance(layers, str) else np.asarray(layers, dtype=np.float32)
+        if factors is not None and factors.shape != (count,):
+            raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
+        if pool not in (None, *POOLS):
+            raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {pool!r}")
+        empty = next((number for number, tokens in enumerate(sentences) if not len(tokens)), None)
+        if pool and empty is not None:
+            raise ValueError(f"sentences[{empty}]: expected at least one token to pool, got none")
 
         def finish(vectors: np.ndarray) -> np.ndarray:
             vectors = vectors if factors is None else np.tensordot(factors, vectors, axes=1)
-            return _pooled(vectors, pool)
+            return POOLS[pool](vectors) if pool else vectors
 
         return map(finish, self._embedder.stream(sentences, batch_size))
 
-    def _factors(self, layers: Layers) -> np.ndarray | None:
-        count = self.bilm.num_layers
-        if isinstance(layers, str):
-            if layers not in LAYERS:
-                raise ValueError(f"layers: expected one of {', '.join(LAYERS)} or {count} numbers, got {layers!r}")
-            return {"all": None, "top": np.eye(count, dtype=np.float32)[-1],
-                    "average": np.full(count, 1 / count, np.float32)}[layers]
-        factors = np.asarray(layers, dtype=np.float32)
-        if factors.shape != (count,):
-            raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
-        return factors
+
+def _first_last(vectors: np.ndarray) -> np.ndarray:
+    half = vectors.shape[-1] // 2
+    return np.concatenate([vectors[..., -1, :half], vectors[..., 0, half:]], axis=-1)
 
 
-def _pooled(vectors: np.ndarray, pool: str | None) -> np.ndarray:
-    """[..., tokens, 2 P] to [..., 2 P], or unchanged."""
-    if pool is None:
-        return vectors
-    if pool == "first_last":
-        half = vectors.shape[-1] // 2
-        return np.concatenate([vectors[..., -1, :half], vectors[..., 0, half:]], axis=-1)
-    return vectors.mean(axis=-2) if pool == "mean" else vectors.max(axis=-2)
-
-
-def _check_pool(pool: str | None, sentences: list[Sequence[str]]) -> None:
-    if pool is None:
-        return
-    if pool not in POOLS:
-        raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {pool!r}")
-    empty = next((number for number, tokens in enumerate(sentences) if not len(tokens)), None)
-    if empty is not None:
-        raise ValueError(f"sentences[{empty}]: expected at least one token to pool, got none")
+# [..., tokens, 2 P] to [..., 2 P]
+POOLS: dict[str, Callable] = {"mean": partial(np.mean, axis=-2), "max": partial(np.max, axis=-2),
+                              "first_last": _first_last}
 
 
 def _listed(sentences: Iterable[Text]) -> list[Text]:
@@ -137,12 +127,7 @@ def _listed(sentences: Iterable[Text]) -> list[Text]:
     return list(sentences)
 
 
-def _tokenize(texts: list[Text]) -> list[Sequence[str]]:
-    return check_batch([list(text.sequence) if isinstance(text, FastaRecord) else
-                        text.split() if isinstance(text, str) else text for text in texts], "sentences")
-
-
-def _names(texts: list[Text]) -> Iterator[str]:
-    for number, text in enumerate(texts):
-        words = text.header.split() if isinstance(text, FastaRecord) else []
-        yield words[0] if words else str(number)
+def _tokens(text: Text) -> Sequence[str]:
+    if isinstance(text, FastaRecord):
+        return list(text.sequence)
+    return text.split() if isinstance(text, str) else text

@@ -1,5 +1,6 @@
 """`ElmoEmbedder`: tokenized sentences to NumPy arrays and HDF5 files, as AllenNLP's class of that name."""
 
+import io
 import itertools
 import os
 import sys
@@ -11,9 +12,8 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, check_choice, check_count
-from elmo_fast.embed.readers import read_lines, scan
+from elmo_fast.embed.files import hdf5_file, read_lines, scan
 from elmo_fast.embed.stream import SlotStream
-from elmo_fast.embed.writers import hdf5_file
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
@@ -29,26 +29,16 @@ DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
 class ElmoEmbedder:
     """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
-    In `state="carry"`, AllenNLP's way, sentence k of a batch starts where sentence k of the last batch ended, so
-    a sentence embedded twice gives two results; with `zero` and `warm` it gives the same (see `BiLm`).
-    `options_file` and `weight_file` are paths or URLs; `cuda_device` -1 is the CPU. `keep_fp32=False` halves the
-    memory there (see `BiLm`). `token_table` is a `TokenTable` or its file, from which tokens have their vectors.
+    With `state="carry"`, as in AllenNLP, a sentence embedded twice gives two results. `options_file` and `weight_file`
+    are paths or URLs; `cuda_device` -1 is the CPU, where `keep_fp32=False` halves the memory. All else as in `BiLm`.
     """
 
     _bilm: type[BiLm] = BiLm
 
-    def __init__(
-        self,
-        options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
-        weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE,
-        cuda_device: int = -1,
-        *,
-        state: str = "carry",
-        precision: str = "highest",
-        backend: str = "auto",
-        keep_fp32: bool = True,
-        token_table: TokenTable | str | os.PathLike | None = None,
-    ):
+    def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
+                 weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, cuda_device: int = -1, *, state: str = "carry",
+                 precision: str = "highest", backend: str = "auto", keep_fp32: bool = True,
+                 token_table: TokenTable | str | os.PathLike | None = None):
         device = torch_device(cuda_device)
         if not keep_fp32 and device.type != "cpu":
             raise ValueError(f"keep_fp32: expected True on a GPU, got False with cuda_device {cuda_device}")
@@ -78,8 +68,7 @@ class ElmoEmbedder:
 
     def embed_sentence(self, sentence: Sequence[str]) -> np.ndarray:
         """Vectors of one tokenized sentence: float32 [layers, tokens, 2 P]."""
-        check_sentence(sentence)
-        return self.embed_batch([sentence])[0]
+        return self.embed_batch([check_sentence(sentence)])[0]
 
     def embed_batch(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
         """Vectors of the sentences of a batch, float32 [layers, tokens, 2 P] a sentence; an empty one has no tokens.
@@ -93,17 +82,14 @@ class ElmoEmbedder:
         if len(batch) == 1 and not len(batch[0]):
             return [np.zeros((self.elmo_bilm.num_layers, 0, self.elmo_bilm.get_output_dim()), np.float32)]
         if self.elmo_bilm.backend == "reference":
-            return self._embed_padded(batch)
+            embeddings, mask = self.batch_to_embeddings(batch)
+            padded = to_host(embeddings.float()).numpy()
+            return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
         with torch.no_grad():
             layers, lengths = self.elmo_bilm.embed_tokens(batch)
         values = to_host(torch.stack(layers).float()).numpy()  # [layers, N, 2 P]
         ends = np.cumsum(lengths)
         return [values[:, end - length + 1 : end - 1].copy() for end, length in zip(ends, lengths)]
-
-    def _embed_padded(self, batch: Sequence[Sequence[str]]) -> list[np.ndarray]:
-        embeddings, mask = self.batch_to_embeddings(batch)
-        values = to_host(embeddings.float()).numpy()
-        return [each[:, :length].copy() for each, length in zip(values, mask.sum(1).tolist())]
 
     def embed_sentences(self, sentences: Iterable[Sequence[str]],
                         batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[np.ndarray]:
@@ -115,31 +101,21 @@ class ElmoEmbedder:
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
-        return self.stream((_checked(sentence, number) for number, sentence in enumerate(sentences)), batch_size)
+        checked = (check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
+        return self.stream(checked, batch_size)
 
     def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         """As `embed_sentences`, of sentences that were checked before."""
         check_count("batch_size", batch_size)
         if self.elmo_bilm.backend == "reference":
-            return self._embed_batches(iter(sentences), batch_size)
+            source = iter(sentences)
+            batches = iter(lambda: list(itertools.islice(source, batch_size)), [])
+            return itertools.chain.from_iterable(map(self.embed_batch, batches))
         return SlotStream(self.elmo_bilm, batch_size).run(sentences)
 
-    def _embed_batches(self, sentences: Iterator[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
-        while batch := list(itertools.islice(sentences, batch_size)):
-            yield from self.embed_batch(batch)
-
-    def embed_file(
-        self,
-        input_file: IO[str],
-        output_file_path: str | os.PathLike,
-        output_format: str = "all",
-        batch_size: int = DEFAULT_BATCH_SIZE,
-        forget_sentences: bool = False,
-        use_sentence_keys: bool = False,
-        *,
-        allow_blank: bool = False,
-        progress: bool | str = True,
-    ) -> None:
+    def embed_file(self, input_file: IO[str], output_file_path: str | os.PathLike, output_format: str = "all",
+                   batch_size: int = DEFAULT_BATCH_SIZE, forget_sentences: bool = False,
+                   use_sentence_keys: bool = False, *, allow_blank: bool = False, progress: bool | str = True) -> None:
         """Embed a text file, one tokenized sentence a line, into HDF5 datasets keyed by line index; closes the input.
 
         `output_format` is `all` ([layers, tokens, 2 P]), `top` or `average` ([tokens, 2 P]). `sentence_to_index`
@@ -156,18 +132,17 @@ class ElmoEmbedder:
             lines, running = itertools.tee(read_lines(input_file, allow_blank))
             arrays = self.stream((line.tokens for line in running), batch_size)
             index: dict[str, str] | None = None if forget_sentences or use_sentence_keys else {}
-            for number, (vectors, line) in enumerate(zip(_progress(arrays, count, progress), lines)):
+            if progress:
+                as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False}
+                arrays = iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None,
+                                              **(as_lines if progress == "lines" else {})}))
+            for number, (vectors, line) in enumerate(zip(arrays, lines)):
                 key = line.text if use_sentence_keys else str(number)
                 writer.write(key, mix_layers(vectors, output_format))
                 if index is not None:
                     index[line.text] = key
             if index is not None:
                 writer.write_index(index)
-
-
-def _checked(sentence: Sequence[str], number: int) -> Sequence[str]:
-    check_sentence(sentence, f"sentences[{number}]")
-    return sentence
 
 
 def mix_layers(vectors: np.ndarray, layers: str) -> np.ndarray:
@@ -177,22 +152,13 @@ def mix_layers(vectors: np.ndarray, layers: str) -> np.ndarray:
     return vectors[-1] if layers == "top" else vectors.mean(axis=0)
 
 
-def _progress(arrays: Iterator[np.ndarray], count: int | None, wanted: bool | str) -> Iterator[np.ndarray]:
-    if not wanted:
-        return arrays
-    as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False} if wanted == "lines" else {}
-    return iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None, **as_lines}))
-
-
-class _Lines:
+class _Lines(io.TextIOBase):
     """stderr for tqdm, each of its updates a line of its own."""
 
-    def write(self, text: str) -> None:
-        if text := text.strip():
-            print(text, file=sys.stderr)
-
-    def flush(self) -> None:
-        sys.stderr.flush()
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            print(line, file=sys.stderr, flush=True)
+        return len(text)
 
 
 def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:

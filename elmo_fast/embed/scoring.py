@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from typing import IO
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
-from elmo_fast.embed.readers import read_lines
+from elmo_fast.embed.files import read_lines
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
-from elmo_fast.model.sources import DEFAULT_MODEL, SOFTMAX_FILE, find_model
+from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 
 
-def load_head(model: str | os.PathLike = DEFAULT_MODEL, softmax_file: str | os.PathLike | None = None,
-              vocab_file: str | os.PathLike | None = None, **arguments) -> SoftmaxHead:
+def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: str | None, **arguments) -> SoftmaxHead:
     """A model with its softmax and vocabulary, from `softmax.hdf5` and `vocab.txt` beside its weights unless given.
 
     `model` as in `find_model`, `arguments` those of `BiLm`.
@@ -33,15 +32,14 @@ def load_head(model: str | os.PathLike = DEFAULT_MODEL, softmax_file: str | os.P
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file)
 
 
-def score_lines(head: SoftmaxHead, input_file: IO[str], tokens: bool = False,
-                batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[str]:
+def score_lines(head: SoftmaxHead, input_file: IO[str], tokens: bool) -> Iterator[str]:
     """Lines of tab-separated columns: forward and backward natural log-probability of each sentence, and its text.
 
     With `tokens` a line a token, `</S>` and `<S>` at the end, and a blank line after each sentence. Blank lines are
     empty sentences.
     """
     lines = read_lines(input_file, allow_blank=True)
-    while batch := list(itertools.islice(lines, batch_size)):
+    while batch := list(itertools.islice(lines, DEFAULT_BATCH_SIZE)):
         for line, score in zip(batch, head.score([line.tokens for line in batch])):
             if not tokens:
                 yield f"{score.forward_total:.6f}\t{score.backward_total:.6f}\t{line.text}"
@@ -53,8 +51,8 @@ def score_lines(head: SoftmaxHead, input_file: IO[str], tokens: bool = False,
             yield ""
 
 
-def substitute_lines(head: SoftmaxHead, input_file: IO[str], k: int = 10, direction: str = "both",
-                     words: frozenset[str] | None = None) -> Iterator[str]:
+def substitute_lines(head: SoftmaxHead, input_file: IO[str], k: int, direction: str,
+                     words: list[str] | None) -> Iterator[str]:
     """A JSON object a line for each token, or for the tokens in `words`: sentence, position, word and `substitutes`.
 
     Substitutes are pairs of a word and the natural log of its probability, the likeliest first.

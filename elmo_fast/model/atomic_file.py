@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import io
 import os
 import secrets
@@ -125,20 +124,12 @@ class Disk(io.FileIO):
         """
         if self._since_trim >= _TRIM_EVERY:
             self._since_trim = 0
-            _trim()(0)
+            with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has it
+                ctypes.CDLL(None).malloc_trim(0)
         if isinstance(self.failure, OSError):
             raise OSError(self.failure.errno, self.failure.strerror, self.target) from self.failure
         if self.failure:
             raise self.failure
-
-
-@functools.cache
-def _trim():
-    """glibc's `malloc_trim`; elsewhere nothing."""
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return lambda _: 0
 
 
 @contextlib.contextmanager
@@ -165,8 +156,8 @@ def deferred_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # handlers run in the main thread alone
         return
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    handlers = {number: handler for number in (signal.SIGINT, signal.SIGTERM)
+                if callable(handler := signal.getsignal(number))}
     arrived: list[tuple] = []
     for number in handlers:
         signal.signal(number, lambda *arguments: arrived.append(arguments))

@@ -70,17 +70,12 @@ def unique_rows(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Rows are grouped by a 64-bit hash and then compared; where two different rows share a hash, rows are sorted instead.
     """
     rows = ids.flatten(1) if ids.dim() > 1 else ids[:, None]
-    hashes = row_hashes(rows)
+    hashes = (rows.long() * _multipliers(rows.shape[1], rows.device)).sum(1)
     unique, number = torch.unique(hashes, return_inverse=True)
     first = torch.empty_like(unique).index_copy(0, number, torch.arange(len(ids), device=ids.device))
     if not torch.equal(rows[first][number], rows):
         return torch.unique(ids, dim=0, return_inverse=True)
     return ids[first], number
-
-
-def row_hashes(rows: torch.Tensor) -> torch.Tensor:
-    """A 64-bit hash of each row: int [N, C] -> int64 [N]."""
-    return (rows.long() * _multipliers(rows.shape[1], rows.device)).sum(1)
 
 
 @functools.lru_cache(maxsize=16)

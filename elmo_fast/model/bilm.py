@@ -10,20 +10,27 @@ from torch import nn
 from elmo_fast.model import cuda_graph
 from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
-from elmo_fast.model.lstm import LstmStack
+from elmo_fast.model.lstm import LstmStack, RunState
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.state_dict import require_data
-from elmo_fast.model.states import WARM_TEXT, RunState, Text
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import LastResult, check_weights, fingerprint, read_weights, version_keys
+from elmo_fast.model.weights import LastResult, check_weights, fingerprint, read_model, version_keys
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.text.batching import BOUNDARIES, number_tokens
+
+# The text whose final state, run from zeros, is the initial state of `warm`.
+WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
+    "The committee will meet again on Tuesday to discuss the report .",
+    "She opened the window and looked out over the quiet street .",
+    "Prices rose by about two per cent in the last quarter , the bank said .",
+    "\" I do not think so , \" he answered , \" but we shall see . \"",
+))
 
 
 class BiLm(nn.Module):
@@ -41,22 +48,13 @@ class BiLm(nn.Module):
     stay in memory only as the native engine packs them: for inference on the CPU, not to be saved, moved or trained.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        weights: Mapping[str, np.ndarray],
-        *,
-        state: str = "carry",
-        precision: str = "highest",
-        backend: str = "auto",
-        requires_grad: bool = False,
-        warm_text: Text = WARM_TEXT,
-        keep_fp32: bool = True,
-        token_table: TokenTable | str | os.PathLike | None = None,
-    ):
+    def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
+                 precision: str = "highest", backend: str = "auto", requires_grad: bool = False,
+                 warm_text: Sequence[Sequence[str]] = WARM_TEXT, keep_fp32: bool = True,
+                 token_table: TokenTable | str | os.PathLike | None = None):
         super().__init__()
         check_weights(weights, options)
-        self.options = options
+        self.options, self.num_layers = options, options.n_layers  # of representations, with the token layer
         self.precision = check_precision(precision)
         self.backend = check_backend(backend)
         self.warm_text = warm_text
@@ -74,7 +72,7 @@ class BiLm(nn.Module):
     @classmethod
     def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
         """Read a model from two paths or URLs; `arguments` are those of `BiLm`."""
-        return cls._read(find_model(options_file=options_file, weight_file=weight_file), **arguments)
+        return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), **arguments)
 
     @classmethod
     def from_model(cls, model: str | os.PathLike | ModelFiles, **arguments) -> "BiLm":
@@ -83,8 +81,7 @@ class BiLm(nn.Module):
 
     @classmethod
     def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
-        options = Options.from_file(files.options_file)
-        return cls(options, read_weights(files.weight_file, options), **arguments)
+        return cls(*read_model(files), **arguments)
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
@@ -92,11 +89,6 @@ class BiLm(nn.Module):
 
     def _make_lstm(self, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str) -> LstmStack:
         return LstmStack(self.options, weights, requires_grad, state)
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of representations, the token layer included."""
-        return self.options.n_layers
 
     @property
     def state(self) -> str:
@@ -176,16 +168,14 @@ class BiLm(nn.Module):
         device, precision, backend or state have changed. There are as many carried states as the largest batch so far
         had sentences; `batch_size` adds more of them, which start from zeros.
         """
-        if self._device.type != "cuda":
-            return
-        if cuda_graph.why_no_capture(self.token_encoder, self._elmo_lstm):
-            with torch.no_grad(), numerics(self._precision, self._device):
-                self._token_embedder.warmup(self.backend)
-        else:
+        if self._device.type == "cuda":
             self._prepare_capture(batch_size)
 
     def _prepare_capture(self, batch_size: int) -> None:
         with torch.no_grad(), numerics(self._precision, self._device):
+            if cuda_graph.why_no_capture(self.token_encoder, self._elmo_lstm):
+                self._token_embedder.warmup(self.backend)
+                return
             self._initial_state()
             self._prepared = cuda_graph.prepare(self.token_encoder, self._elmo_lstm, self._capture_key(), batch_size)
 
@@ -204,23 +194,20 @@ class BiLm(nn.Module):
         Ids on a GPU are copied back once, and nothing else is waited for. While a CUDA graph is captured nothing is:
         then shapes are static, every position is computed, and ids are not checked (see `warmup`, `cuda_graph`).
         """
+        encoder = self.token_encoder
         if is_capturing(self._device):
-            return self._forward_captured(ids, boundaries, word_inputs)
+            if word_inputs is not None:
+                raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
+            cuda_graph.check(encoder, self._elmo_lstm, ids, boundaries, self._prepared, self._capture_key())
+            return cuda_graph.forward(encoder, self._elmo_lstm, ids, boundaries, self._initial_state(), self._prepared)
         if word_inputs is not None:
-            tokens, index, mask = self.token_encoder.numbered_batch(word_inputs, ids)
+            tokens, index, mask = encoder.numbered_batch(word_inputs, ids)
         else:
-            tokens, index, mask = self.token_encoder.batch(ids, boundaries)
+            tokens, index, mask = encoder.batch(ids, boundaries)
         layers = self._run_batch(tokens, index, mask.sum(1).numpy())
         positions = to_device(mask.flatten().nonzero().squeeze(1), self._device)  # [N], of each token in [B * T]
         padded = [layer.new_zeros(mask.numel(), layer.shape[1]).index_copy(0, positions, layer) for layer in layers]
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in padded], to_device(mask, self._device))
-
-    def _forward_captured(self, ids: torch.Tensor, boundaries: str, word_inputs: torch.Tensor | None) -> BiLmOutput:
-        if word_inputs is not None:
-            raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
-        tokens = self.token_encoder
-        cuda_graph.check(tokens, self._elmo_lstm, ids, boundaries, self._prepared, self._capture_key())
-        return cuda_graph.forward(tokens, self._elmo_lstm, ids, boundaries, self._initial_state(), self._prepared)
 
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
@@ -253,8 +240,8 @@ class BiLm(nn.Module):
         if state is None:
             state = stack.begin(schedule.slots.size, self._initial_state(), full_precision(stack.B_0_0))
         with numerics(self._precision, tokens.vectors.device):
-            projections = self.token_encoder.input_projections(tokens, stack.layer_weights(0))
-            layers, last = stack.run(tokens.vectors, rows, schedule, *state, self.backend, self._precision, projections)
+            inputs, rows, precomputed = self.token_encoder.inputs(tokens, rows, stack.layer_weights(0))
+            layers, last = stack.run(inputs, rows, schedule, *state, self.backend, self._precision, precomputed)
         return layers, RunState(last, state.initial)
 
     def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray) -> list[torch.Tensor]:

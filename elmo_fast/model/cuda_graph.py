@@ -1,9 +1,6 @@
 """A forward whose shapes do not depend on its data, for a CUDA graph that the user captures.
 
-Every position of the padded batch is encoded and every step runs for every sentence. Lengths stay on the GPU, nothing
-is de-duplicated, checked or copied back. What a capture does not allow is done before it, by `prepare`: loading and
-tuning kernels, packing weights, copying ids of boundaries. Which kernels run does not depend on the batch (see
-`kernels.configs`): one preparation serves a batch of any shape.
+Nothing is de-duplicated, checked or copied back; `prepare` does before what a capture does not allow (docs/gpu.md).
 """
 
 from dataclasses import dataclass
@@ -41,8 +38,7 @@ def prepare(tokens: TokenEncoder, stack: LstmStack, key: tuple, rows: int) -> Pr
     """Load and tune all kernels of `forward`, pack the weights, and have `rows` carried rows."""
     source = tokens.source
     source.warmup(tokens.backend)
-    stack.warmup(tokens.precision)
-    stack.reserve_states(rows)
+    stack.prepare_capture(rows, tokens.precision)
     boundaries = source.boundary_ids() if source.row_shape else None
     return Preparation(key, boundaries and tuple(to_device(ids, tokens.device) for ids in boundaries))
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_count
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
@@ -31,41 +32,31 @@ class Elmo(nn.Module):
 
     _bilm: type[BiLm] = BiLm
 
-    def __init__(
-        self,
-        options_file: str | os.PathLike | None,
-        weight_file: str | os.PathLike | None,
-        num_output_representations: int,
-        requires_grad: bool = False,
-        do_layer_norm: bool = False,
-        dropout: float = 0.5,
-        vocab_to_cache: Sequence[str] | None = None,
-        keep_sentence_boundaries: bool = False,
-        scalar_mix_parameters: Sequence[float] | None = None,
-        module: nn.Module | None = None,
-        *,
-        state: str = "carry",
-        precision: str = "highest",
-        backend: str = "auto",
-        token_table: TokenTable | str | os.PathLike | None = None,
-    ):
+    def __init__(self, options_file: str | os.PathLike | None, weight_file: str | os.PathLike | None,
+                 num_output_representations: int, requires_grad: bool = False, do_layer_norm: bool = False,
+                 dropout: float = 0.5, vocab_to_cache: Sequence[str] | None = None,
+                 keep_sentence_boundaries: bool = False, scalar_mix_parameters: Sequence[float] | None = None,
+                 module: nn.Module | None = None, *, state: str = "carry", precision: str = "highest",
+                 backend: str = "auto", token_table: TokenTable | str | os.PathLike | None = None):
         super().__init__()
-        if module is not None:
-            self._elmo_lstm = _check_module(module, options_file, weight_file, token_table)
-        else:
-            self._elmo_lstm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision,
-                                                    backend=backend, requires_grad=requires_grad,
-                                                    token_table=token_table)
+        if module is None:
+            module = self._bilm.from_files(options_file, weight_file, state=state, precision=precision,
+                                           backend=backend, requires_grad=requires_grad, token_table=token_table)
+        elif token_table is not None:
+            raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
+        elif options_file is not None or weight_file is not None:
+            raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
+                                     f"got {options_file!r} and {weight_file!r}")
+        self._elmo_lstm = module
         self._keep_sentence_boundaries = keep_sentence_boundaries
         self._has_cached_vocab = bool(vocab_to_cache)
         if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
             self._elmo_lstm.cache_words(vocab_to_cache)
         self._dropout = nn.Dropout(p=dropout)
-        self._mixes = _check_count(num_output_representations)
+        self._mixes = check_count("num_output_representations", num_output_representations, ConfigurationError)
         for k in range(self._mixes):
-            mix = ScalarMix(self._elmo_lstm.num_layers, do_layer_norm, scalar_mix_parameters,
-                            trainable=scalar_mix_parameters is None)
-            self.add_module(f"scalar_mix_{k}", mix)
+            self.add_module(f"scalar_mix_{k}", ScalarMix(self._elmo_lstm.num_layers, do_layer_norm,
+                                                         scalar_mix_parameters, scalar_mix_parameters is None))
 
     def get_output_dim(self) -> int:
         """Values of one token in one representation: 2 P."""
@@ -84,41 +75,19 @@ class Elmo(nn.Module):
             logger.warning("word_inputs were passed, but no vocabulary is cached: the characters are read")
         words = word_inputs if takes_words else None
         leading = inputs.shape[:-2] if words is None else words.shape[:-1]
-        activations, mask = self._run(_flat(inputs, 3), _flat(words, 2))
-        representations = [self._dropout(self._mixed(k, activations, mask)) for k in range(self._mixes)]
-        if not self._keep_sentence_boundaries:
-            mask = remove_boundaries(activations[0][..., :0], mask)[1]
-        shape = (*leading, mask.shape[1])
-        return {
-            "elmo_representations": [mixed.view(*shape, mixed.shape[-1]) for mixed in representations],
-            "mask": mask.long().view(shape),
-        }
-
-    def _run(self, inputs: torch.Tensor, words: torch.Tensor | None):
+        inputs, words = _flat(inputs, 3), _flat(words, 2)
         ours = isinstance(self._elmo_lstm, BiLm)
         output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)
-        return output["activations"], output["mask"]
-
-    def _mixed(self, k: int, activations, mask) -> torch.Tensor:
-        mixed = getattr(self, f"scalar_mix_{k}")(activations, mask)
-        if not self._keep_sentence_boundaries:
-            return remove_boundaries(mixed, mask)[0]
-        return torch.where(mask[..., None] > 0, mixed, mixed.new_zeros(()))  # layer norm leaves an offset past the end
-
-
-def _check_module(module: nn.Module, options_file, weight_file, token_table) -> nn.Module:
-    if token_table is not None:
-        raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
-    if options_file is not None or weight_file is not None:
-        raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
-                                 f"got {options_file!r} and {weight_file!r}")
-    return module
-
-
-def _check_count(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ConfigurationError(f"num_output_representations: expected an integer of at least 1, got {count!r}")
-    return count
+        activations, mask = output["activations"], output["mask"]
+        mixed = [getattr(self, f"scalar_mix_{k}")(activations, mask) for k in range(self._mixes)]
+        if self._keep_sentence_boundaries:  # layer norm leaves an offset past the end
+            mixed = [torch.where(mask[..., None] > 0, values, values.new_zeros(())) for values in mixed]
+        else:
+            inner = [remove_boundaries(values, mask) for values in mixed]
+            mixed, mask = [values for values, _ in inner], inner[0][1]
+        shape = (*leading, mask.shape[1])
+        return {"elmo_representations": [self._dropout(values).view(*shape, values.shape[-1]) for values in mixed],
+                "mask": mask.long().view(shape)}
 
 
 def _flat(ids: torch.Tensor | None, dims: int) -> torch.Tensor | None:

@@ -1,16 +1,16 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
-from elmo_fast.model import state_dict, states
+from elmo_fast.choices import STATES, check_choice
+from elmo_fast.model import state_dict
 from elmo_fast.model.options import Options
-from elmo_fast.model.states import RunState
-from elmo_fast.model.weights import DIRECTIONS, lstm_name
+from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
+from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
 from elmo_fast.ops.cpu.projected_lstm import drop_lstm
 from elmo_fast.ops.cuda.lstm import padded_lstm
 from elmo_fast.ops.precision import full_precision
@@ -18,39 +18,31 @@ from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
 
-_DATASETS = ("W_0", "B", "W_P_0")
-_ALLENNLP_DIRECTIONS = ("forward", "backward")
+
+class RunState(NamedTuple):
+    """Where slots are: `last` (h [L, slots, 2 P], c [L, slots, 2 D]) after their last step.
+
+    `initial` (h [L, 2 P], c [L, 2 D]) is the state that every sentence starts from, None where states are carried.
+    """
+
+    last: State
+    initial: State | None
 
 
-class InputProjections(NamedTuple):
-    """`table` [V, 8 D]: `input_projections` of the first layer, and `rows` int64 [R]: the row of each token vector."""
-
-    table: torch.Tensor
-    rows: torch.Tensor
-
-
-class LstmStack(state_dict.AllenNlpStateDict):
+class LstmStack(AllenNlpStateDict):
     """LSTM layers with projection, clipping and skip connections, each direction on its own all the way up.
 
     Parameters have bilm-tf's layout: `W_0_{d}_{l}` [2 P, 4 D] with gates i, j, f, o, `B_{d}_{l}` [4 D] without
     the forget gate's +1, `W_P_0_{d}_{l}` [D, P]. `stateful`, `reset_states()` and `_states` are AllenNLP's.
     """
 
-    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode: packed weights would go stale
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False,
                  state: str = "carry"):
-        super().__init__()
+        names = {f"{dataset}_{direction}_{layer}": lstm_name(direction, layer, dataset) for direction in DIRECTIONS
+                 for layer in range(options.lstm.n_layers) for dataset in LSTM_DATASETS}
+        super().__init__({own: name for own, name in names.items() if name in weights}, weights, requires_grad)
         self.options = options.lstm
         self.state = state
-        self.datasets = {}
-        for direction in DIRECTIONS:
-            for layer in range(self.options.n_layers):
-                for dataset in _DATASETS:
-                    own, name = f"{dataset}_{direction}_{layer}", lstm_name(direction, layer, dataset)
-                    if name in weights:
-                        self.datasets[own] = name
-                        parameter = nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad)
-                        self.register_parameter(own, parameter)
         self._carried: State | None = None
         self._in_graph: list[State] = []  # states that captured graphs read and write
 
@@ -61,7 +53,7 @@ class LstmStack(state_dict.AllenNlpStateDict):
 
     @state.setter
     def state(self, state: str) -> None:
-        self._state = states.check_state(state)
+        self._state = check_choice("state", state, STATES)
 
     @property
     def stateful(self) -> bool:
@@ -80,32 +72,50 @@ class LstmStack(state_dict.AllenNlpStateDict):
 
     @_states.setter
     def _states(self, carried: State | None) -> None:
-        self._carried = states.check_states(carried, *self.state_sizes)
+        if carried is not None:
+            h, c = carried
+            layers, h_dim, c_dim = self.state_sizes
+            fits = h.dim() == c.dim() == 3 and h.shape[::2] == (layers, h_dim) and c.shape[::2] == (layers, c_dim)
+            if not fits or h.shape[1] != c.shape[1]:
+                raise ValueError(f"_states: expected (h [{layers}, rows, {h_dim}], c [{layers}, rows, {c_dim}]), "
+                                 f"got {tuple(h.shape)} and {tuple(c.shape)}")
+            carried = h, c
+        self._carried = carried
 
     @property
     def state_sizes(self) -> tuple[int, int, int]:
         """Layers, values of h and values of c, both directions together."""
         return self.options.n_layers, 2 * self.options.projection_dim, 2 * self.options.dim
 
+    def zero_state(self, rows: int, like: torch.Tensor) -> State:
+        """(h [L, rows, 2 P], c [L, rows, 2 D]) of zeros, with the type and device of `like`."""
+        layers, h_dim, c_dim = self.state_sizes
+        return like.new_zeros(layers, rows, h_dim), like.new_zeros(layers, rows, c_dim)
+
     def reset_states(self, mask: torch.Tensor | None = None) -> None:
         """Forget the carried states of all rows, or of the rows where `mask` [rows] is not zero."""
-        left = states.reset_rows(self._carried, mask)
-        if left is None and self._is_in_graph():
-            left = tuple(map(torch.zeros_like, self._carried))
+        carried, left = self._carried, None
+        if mask is not None and carried is not None:
+            if mask.shape != carried[0].shape[1:2]:
+                raise ValueError(f"mask: expected shape ({carried[0].shape[1]},), one for each carried row, "
+                                 f"got {tuple(mask.shape)}")
+            unchanged = (mask == 0).view(1, -1, 1)
+            left = tuple(torch.where(unchanged.to(value.device), value, torch.zeros_like(value)) for value in carried)
+        elif self._is_in_graph():
+            left = tuple(map(torch.zeros_like, carried))
         self._replace_carried(left)
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule | torch.Tensor, initial: State,
             initial_state: State | None = None, backend: str = "auto", precision: str = "highest",
-            projections: InputProjections | None = None,
+            precomputed: bool = False,
             drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
         """Outputs of every layer at every packed row [S, 2 P], and the final state; carried states do not change.
 
         `vectors` [R, P] are token vectors, `rows` int [2, S] the row that each direction reads at each packed row.
         Without `rows`, `vectors` are the inputs of every packed row, [S, 2 P]. `initial` and the result are
         (h [L, slots, 2 P], c [L, slots, 2 D]); `initial_state` (h [L, 2 P], c [L, 2 D]) is the state that every
-        sentence starts from, None where a slot's sentences carry their state. `projections` are those of the vectors
-        with the first layer's weights, where they are known. `drop` is applied to each layer's input; a skip
-        connection adds its result.
+        sentence starts from, None where a slot's sentences carry their state. `precomputed`: `vectors` are the first
+        layer's input projections, [R, 8 D]. `drop` is applied to each layer's input; a skip connection adds its result.
 
         In a CUDA graph's capture `schedule` is lengths int [B], and `vectors` are [B, T, P]: outputs are [B, T, 2 P].
         """
@@ -113,8 +123,6 @@ class LstmStack(state_dict.AllenNlpStateDict):
         finals: list[State] = []
         settings = {"cell_clip": self.options.cell_clip, "proj_clip": self.options.proj_clip, "precision": precision}
         x, bounded = vectors, False
-        if projections is not None:
-            x, rows = projections.table, projections.rows[rows.long()]
         for layer in range(self.options.n_layers):
             x = x if drop is None else drop(x)
             operands = schedule, (initial[0][layer], initial[1][layer]), self.layer_weights(layer)
@@ -123,8 +131,8 @@ class LstmStack(state_dict.AllenNlpStateDict):
             else:
                 out, final = projected_lstm(
                     x, None if layer else rows, *operands, backend=backend, bounded=bounded,
-                    initial_state=None if initial_state is None else (initial_state[0][layer], initial_state[1][layer]),
-                    precomputed=layer == 0 and projections is not None, **settings)
+                    initial_state=initial_state and (initial_state[0][layer], initial_state[1][layer]),
+                    precomputed=precomputed and layer == 0, **settings)
             skips = layer > 0 and self.options.use_skip_connections
             x, bounded = out + x if skips else out, not skips and drop is None
             outputs.append(x)
@@ -150,37 +158,48 @@ class LstmStack(state_dict.AllenNlpStateDict):
                 self._in_graph.append(self._carried)
         return outputs
 
-    def warmup(self, precision: str) -> None:
-        """Run what `run_captured` runs on one position of zeros: kernels are then loaded, weights packed."""
-        vectors = full_precision(self.B_0_0).new_zeros(1, 1, self.options.projection_dim)
-        lengths = torch.ones(1, dtype=torch.int64, device=vectors.device)
-        self.run(vectors, None, lengths, self.zero_state(1, vectors), precision=precision)
+    def prepare_capture(self, rows: int, precision: str) -> None:
+        """Run what `run_captured` runs on one position of zeros, so that kernels are loaded and weights packed.
 
-    def reserve_states(self, rows: int) -> None:
-        """Have at least `rows` carried rows on this device, where states are carried; new ones are zeros."""
+        Where states are carried there are then at least `rows` carried rows on this device; new ones are zeros.
+        """
         like, count = full_precision(self.B_0_0), self._carried_rows()
+        lengths = torch.ones(1, dtype=torch.int64, device=like.device)
+        self.run(like.new_zeros(1, 1, self.options.projection_dim), None, lengths, self.zero_state(1, like),
+                 precision=precision)
         if self.stateful and (count < rows or (count and self._carried[0].device != like.device)):
-            self._carried = states.first_rows(self._carried, self.zero_state(max(rows, count), like))
+            self._carried = self._first_carried(max(rows, count), like)
 
     def begin(self, slots: int, initial_state: State | None, like: torch.Tensor) -> RunState:
         """Where `slots` slots start: the carried states, or else `initial_state` (h [L, 2 P], c [L, 2 D]) or zeros."""
-        zeros = self.zero_state(slots, like)
         if self.stateful:
-            return RunState(states.first_rows(self._carried, zeros), None)
+            return RunState(self._first_carried(slots, like), None)
+        zeros = self.zero_state(slots, like)
         if initial_state is None:
             initial_state = tuple(zero.new_zeros(zero.shape[::2]) for zero in zeros)
         return RunState(tuple(value[:, None].expand_as(zero) for value, zero in zip(initial_state, zeros)),
                         initial_state)
 
-    def zero_state(self, rows: int, like: torch.Tensor) -> State:
-        """(h [L, rows, 2 P], c [L, rows, 2 D]) of zeros, with the type and device of `like`."""
-        layers, h_dim, c_dim = self.state_sizes
-        return states.zero_state(layers, rows, h_dim, c_dim, like)
-
     def store_state(self, final: State) -> None:
-        """Carry the state that a batch ended in to the next call, where states are carried."""
-        if self.stateful:
-            self._replace_carried(states.next_carried(self._carried, final))
+        """Carry the state that a batch ended in to the next call, where states are carried.
+
+        Rows beyond the batch are unchanged. Detached.
+        """
+        if not self.stateful:
+            return
+        final = tuple(value.detach() for value in final)
+        if self._carried is not None:
+            final = tuple(torch.cat([new, old[:, new.shape[1] :].to(new)], dim=1)
+                          for new, old in zip(final, self._carried))
+        self._replace_carried(final)
+
+    def _first_carried(self, rows: int, like: torch.Tensor) -> State:
+        """The state of the first `rows` rows, with the type and device of `like`: zeros for rows that are new."""
+        zeros = self.zero_state(rows, like)
+        if self._carried is None:
+            return zeros
+        return tuple(torch.cat([old[:, :rows].to(like), zero[:, old.shape[1] :]], dim=1)
+                     for old, zero in zip(self._carried, zeros))
 
     def _carried_rows(self) -> int:
         return 0 if self._carried is None else self._carried[0].shape[1]
@@ -198,41 +217,27 @@ class LstmStack(state_dict.AllenNlpStateDict):
 
     def layer_weights(self, layer: int) -> tuple[LstmWeights, LstmWeights]:
         """(W, B, W_P or None) of a layer, forward then backward."""
-        return tuple(tuple(getattr(self, f"{dataset}_{direction}_{layer}", None) for dataset in _DATASETS)
+        return tuple(tuple(getattr(self, f"{dataset}_{direction}_{layer}", None) for dataset in LSTM_DATASETS)
                      for direction in DIRECTIONS)
 
     def drop_fp32(self, precision: str) -> None:
         """Leave the matrices in memory only as the native engine packs them for `precision`."""
         for layer in range(self.options.n_layers):
-            names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in _DATASETS)
+            names = (f"{dataset}_{direction}_{layer}" for direction in DIRECTIONS for dataset in LSTM_DATASETS)
             for name, value in zip(names, drop_lstm(self.layer_weights(layer), precision)):
                 if value is not None:
                     setattr(self, name, value)
 
-    def to_allennlp(self, own: state_dict.Tensors) -> state_dict.Tensors:
-        theirs = {}
-        projection = self.options.projection_dim
-        for prefix, suffix in self._cells():
-            w = state_dict.swap_gates(own[f"W_0_{suffix}"].t())  # [4 D, 2 P]
-            theirs[f"{prefix}.input_linearity.weight"] = w[:, :-projection].contiguous()
-            theirs[f"{prefix}.state_linearity.weight"] = w[:, -projection:].contiguous()
-            theirs[f"{prefix}.state_linearity.bias"] = state_dict.bias_to_allennlp(own[f"B_{suffix}"])
-            if f"W_P_0_{suffix}" in own:
-                theirs[f"{prefix}.state_projection.weight"] = own[f"W_P_0_{suffix}"].t().contiguous()
-        return theirs
-
-    def from_allennlp(self, theirs: state_dict.Tensors) -> state_dict.Tensors:
-        own = {}
-        for prefix, suffix in self._cells():
-            both = [theirs[f"{prefix}.{part}_linearity.weight"] for part in ("input", "state")]
-            own[f"W_0_{suffix}"] = state_dict.swap_gates(torch.cat(both, dim=1)).t().contiguous()
-            own[f"B_{suffix}"] = state_dict.bias_from_allennlp(theirs[f"{prefix}.state_linearity.bias"])
-            if f"{prefix}.state_projection.weight" in theirs:
-                own[f"W_P_0_{suffix}"] = theirs[f"{prefix}.state_projection.weight"].t().contiguous()
-        return own
-
-    def _cells(self):
-        """AllenNLP's module name and our suffix of every cell."""
+    def conversions(self) -> Iterator[Conversion]:
         for layer in range(self.options.n_layers):
-            for direction, name in enumerate(_ALLENNLP_DIRECTIONS):
-                yield f"{name}_layer_{layer}", f"{direction}_{layer}"
+            for direction, name in enumerate(("forward", "backward")):
+                cell, suffix = f"{name}_layer_{layer}", f"{direction}_{layer}"
+                yield Conversion([f"W_0_{suffix}"],
+                                 [f"{cell}.input_linearity.weight", f"{cell}.state_linearity.weight"],
+                                 lambda weight: state_dict.gates_to_allennlp(weight, self.options.projection_dim),
+                                 state_dict.gates_from_allennlp)
+                yield Conversion([f"B_{suffix}"], [f"{cell}.state_linearity.bias"], state_dict.bias_to_allennlp,
+                                 state_dict.bias_from_allennlp)
+                if f"W_P_0_{suffix}" in self.datasets:
+                    yield Conversion([f"W_P_0_{suffix}"], [f"{cell}.state_projection.weight"],
+                                     state_dict.transposed, state_dict.transposed)

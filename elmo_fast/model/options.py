@@ -1,10 +1,11 @@
 """A model's `options.json` with bilm-tf's keys, checked."""
 
+import dataclasses
 import json
 import numbers
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +15,6 @@ ACTIVATIONS = ("relu", "tanh")
 
 class ConfigurationError(ValueError):
     """A model, option or file that does not fit. The name is AllenNLP's."""
-
-    def __reduce__(self):
-        return type(self), self.args
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,21 @@ class Options:
     def from_dict(cls, options: Mapping[str, Any], source: str = "options") -> "Options":
         """Check the content of an `options.json`; raises `ConfigurationError` naming `source` and the key."""
         top = _Section(options, source)
-        if options.get("bidirectional", True) is not True:
-            raise ConfigurationError(f"{source}: bidirectional: expected true (a two-direction model), "
-                                     f"got {options['bidirectional']!r}")
-        lstm = _lstm_options(top.section("lstm"))
-        char_cnn = _char_cnn_options(top.section("char_cnn")) if "char_cnn" in options else None
+        top.value("bidirectional", "true (a two-direction model)", lambda value: value is True, default=True)
+        section, char_cnn = top.section("lstm"), None
+        lstm = LstmOptions(
+            section.count("dim"), section.count("projection_dim"), section.count("n_layers", default=1),
+            section.value("use_skip_connections", "true or false", lambda value: isinstance(value, bool)),
+            section.clip("cell_clip"), section.clip("proj_clip"))
+        if lstm.projection_dim > lstm.dim:
+            raise section.error("projection_dim", f"at most dim ({lstm.dim})", lstm.projection_dim)
+        if "char_cnn" in options:
+            section = top.section("char_cnn")
+            max_characters = section.count("max_characters_per_token", least=3)
+            section.one_of("n_characters", N_CHARACTERS, default=N_CHARACTERS[1])
+            char_cnn = CharCnnOptions(
+                section.section("embedding").count("dim"), section.filters("filters", max_characters), max_characters,
+                section.one_of("activation", ACTIVATIONS), section.count("n_highway", default=0, least=0))
         words = top.count("n_tokens_vocab", default=None)
         if char_cnn is None and words is None:
             raise ConfigurationError(f"{source}: expected the section char_cnn, or n_tokens_vocab for a model that "
@@ -89,64 +97,33 @@ class Options:
     @classmethod
     def from_file(cls, path: str | os.PathLike) -> "Options":
         """Read and check an `options.json`."""
-        name = os.fspath(path)
-        try:
-            with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
-                content = json.load(file)
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ConfigurationError(f"options_file {name}: expected JSON, got something else ({error})") from error
-        return cls.from_dict(content, source=f"options_file {name}")
+        return cls.from_dict(read_json(path), source=f"options_file {os.fspath(path)}")
 
     def to_dict(self) -> dict[str, Any]:
         """The content of an `options.json` that gives these options."""
         content = dict(self.raw)
-        content["lstm"] = content.get("lstm", {}) | {
-            "dim": self.lstm.dim,
-            "projection_dim": self.lstm.projection_dim,
-            "n_layers": self.lstm.n_layers,
-            "use_skip_connections": self.lstm.use_skip_connections,
-            "cell_clip": self.lstm.cell_clip,
-            "proj_clip": self.lstm.proj_clip,
-        }
+        content["lstm"] = content.get("lstm", {}) | dataclasses.asdict(self.lstm)
         if self.n_tokens_vocab is not None:
             content["n_tokens_vocab"] = self.n_tokens_vocab
         if self.char_cnn is not None:
-            content["char_cnn"] = content.get("char_cnn", {}) | {
-                "embedding": {"dim": self.char_cnn.embedding_dim},
-                "filters": [list(pair) for pair in self.char_cnn.filters],
-                "max_characters_per_token": self.char_cnn.max_characters_per_token,
-                "activation": self.char_cnn.activation,
-                "n_highway": self.char_cnn.n_highway,
-                "n_characters": N_CHARACTERS[1],
-            }
+            own = dataclasses.asdict(self.char_cnn)
+            own |= {"embedding": {"dim": own.pop("embedding_dim")}, "n_characters": N_CHARACTERS[1],
+                    "filters": [list(pair) for pair in self.char_cnn.filters]}
+            content["char_cnn"] = content.get("char_cnn", {}) | own
         return content
 
 
-def _lstm_options(section: "_Section") -> LstmOptions:
-    options = LstmOptions(
-        dim=section.count("dim"),
-        projection_dim=section.count("projection_dim"),
-        n_layers=section.count("n_layers", default=1),
-        use_skip_connections=section.boolean("use_skip_connections"),
-        cell_clip=section.clip("cell_clip"),
-        proj_clip=section.clip("proj_clip"),
-    )
-    if options.projection_dim > options.dim:
-        raise ConfigurationError(f"{section.name}: projection_dim: expected at most dim ({options.dim}), "
-                                 f"got {options.projection_dim}")
-    return options
-
-
-def _char_cnn_options(section: "_Section") -> CharCnnOptions:
-    max_characters = section.count("max_characters_per_token", least=3)
-    section.one_of("n_characters", N_CHARACTERS, default=N_CHARACTERS[1])
-    return CharCnnOptions(
-        embedding_dim=section.section("embedding").count("dim"),
-        filters=section.filters("filters", max_characters),
-        max_characters_per_token=max_characters,
-        activation=section.one_of("activation", ACTIVATIONS),
-        n_highway=section.count("n_highway", default=0, least=0),
-    )
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """The object in a JSON file; `ConfigurationError` for anything else."""
+    name = os.fspath(path)
+    try:
+        with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
+            content = json.load(file)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigurationError(f"options_file {name}: expected JSON, got something else ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"options_file {name}: expected a JSON object, got {content!r:.80}")
+    return content
 
 
 _REQUIRED = object()
@@ -160,49 +137,36 @@ class _Section:
             raise ConfigurationError(f"{name}: expected a JSON object, got {content!r:.80}")
         self.content, self.name = content, name
 
-    def value(self, key: str, default: Any = _REQUIRED) -> Any:
+    def value(self, key: str, expected: str, fits: Callable[[Any], bool], default: Any = _REQUIRED) -> Any:
         found = self.content.get(key, default)
         if found is _REQUIRED:
             raise ConfigurationError(f"{self.name}: the key {key} is missing; found {sorted(self.content)}")
+        if not fits(found):
+            raise self.error(key, expected, found)
         return found
 
     def section(self, key: str) -> "_Section":
-        return _Section(self.value(key), f"{self.name}: {key}")
+        return _Section(self.value(key, "", lambda _: True), f"{self.name}: {key}")
 
     def count(self, key: str, default: Any = _REQUIRED, least: int = 1) -> int:
-        found = self.value(key, default)
-        if found is None and default is not _REQUIRED:
-            return default
-        if not _is_integer(found) or found < least:
-            raise self.error(key, f"an integer of at least {least}", found)
-        return int(found)
-
-    def boolean(self, key: str) -> bool:
-        found = self.value(key)
-        if not isinstance(found, bool):
-            raise self.error(key, "true or false", found)
-        return found
+        found = self.value(key, f"an integer of at least {least}", lambda value: _is_integer(value, least)
+                           or (value is None and default is not _REQUIRED), default)
+        return default if found is None else int(found)
 
     def clip(self, key: str) -> float | None:
-        found = self.value(key, None)
-        if found is None:
-            return None
-        if isinstance(found, bool) or not isinstance(found, numbers.Real) or not 0 < found <= sys.float_info.max:
-            raise self.error(key, "a number above 0, or null for no clipping", found)
-        return float(found)
+        found = self.value(key, "a number above 0, or null for no clipping", lambda value: value is None or (
+            isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 < value <= sys.float_info.max), None)
+        return None if found is None else float(found)
 
     def one_of(self, key: str, allowed: tuple, default: Any = _REQUIRED) -> Any:
-        found = self.value(key, default)
-        if isinstance(found, bool) or found not in allowed:
-            raise self.error(key, f"one of {', '.join(map(str, allowed))}", found)
-        return found
+        return self.value(key, f"one of {', '.join(map(str, allowed))}",
+                          lambda value: not isinstance(value, bool) and value in allowed, default)
 
     def filters(self, key: str, max_characters: int) -> tuple[tuple[int, int], ...]:
-        found = self.value(key)
-        if not isinstance(found, (list, tuple)) or not found:
-            raise self.error(key, "a list of [width, count] pairs", found)
+        found = self.value(key, "a list of [width, count] pairs",
+                           lambda value: isinstance(value, (list, tuple)) and len(value) > 0)
         for pair in found:
-            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(_is_integer(n) and n > 0 for n in pair):
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(_is_integer(n, 1) for n in pair):
                 raise self.error(key, "pairs of two integers above 0, [width, count]", pair)
             if pair[0] > max_characters:
                 raise self.error(key, f"widths of at most max_characters_per_token ({max_characters})", pair)
@@ -212,6 +176,7 @@ class _Section:
         return ConfigurationError(f"{self.name}: {key}: expected {expected}, got {found!r:.80}")
 
 
-def _is_integer(value: Any) -> bool:
-    """An integer, or a float with an integer value, as some JSON writers give."""
-    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
+def _is_integer(value: Any, least: int) -> bool:
+    """An integer of at least `least`, or a float with an integer value, as some JSON writers give."""
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return whole and not isinstance(value, bool) and value >= least

@@ -16,13 +16,8 @@ class ScalarMix(nn.Module):
     Parameters are named `scalar_parameters.0`, `.1`, ... and `gamma`, as in AllenNLP's checkpoints.
     """
 
-    def __init__(
-        self,
-        mixture_size: int,
-        do_layer_norm: bool = False,
-        initial_scalar_parameters: Sequence[float] | None = None,
-        trainable: bool = True,
-    ):
+    def __init__(self, mixture_size: int, do_layer_norm: bool = False,
+                 initial_scalar_parameters: Sequence[float] | None = None, trainable: bool = True):
         super().__init__()
         initial = [0.0] * mixture_size if initial_scalar_parameters is None else list(initial_scalar_parameters)
         if len(initial) != mixture_size:

@@ -5,24 +5,22 @@ The forward direction predicts a word from what stands before it, the backward d
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from elmo_fast.choices import DIRECTIONS
+from elmo_fast.choices import DIRECTIONS, check_choice, check_count
 from elmo_fast.model.atomic_file import open_hdf5
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.linear import linear
-from elmo_fast.text import characters
 from elmo_fast.text.batching import check_batch
-from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, Vocabulary
+from elmo_fast.text.vocabulary import SPECIAL_WORDS, Vocabulary
 
 SOFTMAX = ("softmax/W", "softmax/b")
-_SPECIAL = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
 _AT_ONCE = 1 << 24  # scores in memory at a time
 
 
@@ -77,12 +75,12 @@ class SoftmaxHead:
     def __init__(self, bilm: BiLm, w: np.ndarray, b: np.ndarray, vocabulary: Vocabulary):
         if vocabulary.size != len(w):
             raise ConfigurationError(f"vocabulary: expected the {len(w)} words of the softmax, got {vocabulary.size}")
-        vocabulary.require(*_SPECIAL)
+        vocabulary.require(*SPECIAL_WORDS)
         self.bilm, self.vocabulary = bilm, vocabulary
         device = next(bilm.parameters()).device
         self._w = torch.from_numpy(np.ascontiguousarray(w.T)).to(device)  # [P, V]
         self._b = torch.from_numpy(b).to(device)
-        self._marks = torch.tensor([vocabulary.word_to_id(word) for word in _SPECIAL], device=device)
+        self._marks = torch.tensor([vocabulary.word_to_id(word) for word in SPECIAL_WORDS], device=device)
 
     @classmethod
     def from_files(cls, bilm: BiLm, softmax_file: str | os.PathLike, vocab_file: str | os.PathLike) -> "SoftmaxHead":
@@ -96,17 +94,13 @@ class SoftmaxHead:
         if not sentences:
             return []
         states, lengths = self._states(sentences)
-        bounded = [self._ids(sentence) for sentence in sentences]
-        wanted = {"forward": np.concatenate([np.append(ids[1:], 0) for ids in bounded]),
-                  "backward": np.concatenate([np.append(0, ids[:-1]) for ids in bounded])}
-        found = {way: self._log_probabilities(states[way], wanted[way]) for way in wanted}
-        scores, start = [], 0
-        for length in lengths:
-            forward, backward = (found[way][start : start + length] for way in ("forward", "backward"))
-            scores.append(SentenceScore(forward[: length - 2].copy(), backward[2:].copy(), float(forward[length - 2]),
-                                        float(backward[1])))
-            start += length
-        return scores
+        bounded = [self.vocabulary.encode(list(sentence), split=False) for sentence in sentences]  # with <S> and </S>
+        wanted = (np.concatenate([np.append(ids[1:], 0) for ids in bounded]),
+                  np.concatenate([np.append(0, ids[:-1]) for ids in bounded]))
+        ends = np.cumsum(lengths)[:-1]
+        found = (np.split(self._log_probabilities(*pair), ends) for pair in zip(states, wanted))
+        return [SentenceScore(forward[:-2].copy(), backward[2:].copy(), float(forward[-2]), float(backward[1]))
+                for forward, backward in zip(*found)]
 
     def substitutes(self, sentence: Sequence[str], position: int, k: int = 10,
                     direction: str = "both") -> list[Substitute]:
@@ -123,41 +117,38 @@ class SoftmaxHead:
         for position in positions:
             if not 0 <= position < len(sentence):
                 raise ValueError(f"positions: expected 0 to {len(sentence) - 1}, got {position}")
-        return list(self._substitutes(sentence, positions, k, direction)) if len(positions) else []
+        check_choice("direction", direction, DIRECTIONS)
+        k = min(check_count("k", k), self.vocabulary.size - len(SPECIAL_WORDS))
+        if not len(positions):
+            return []
+        (forward, backward), _ = self._states([sentence])
+        before = torch.tensor(list(positions), device=self._w.device)  # the token stands at position + 1, behind <S>
+        predictions = {"forward": forward[before], "backward": backward[before + 2]}  # [positions, P]
+        chosen = list(predictions.values()) if direction == "both" else [predictions[direction]]
+        found = []
+        for some in zip(*(states.split(self._rows_at_once) for states in chosen)):
+            scores = sum(self._scores(states).log_softmax(1) for states in some)  # [some, V]
+            scores[:, self._marks] = -torch.inf
+            best = scores.log_softmax(1).topk(k, dim=1)
+            found += [[Substitute(self.vocabulary.id_to_word(word), value, word) for value, word in zip(values, ids)]
+                      for values, ids in zip(best.values.tolist(), best.indices.tolist())]
+        return found
 
     def logits(self, sentence: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores of every word in place of each token, before any normalization: forward and backward, both [n, V]."""
         check_batch([sentence], "sentence")
-        states, _ = self._states([sentence])
-        return self._scores(states["forward"][:-2]), self._scores(states["backward"][2:])
+        (forward, backward), _ = self._states([sentence])
+        return self._scores(forward[:-2]), self._scores(backward[2:])
 
-    def _substitutes(self, sentence: Sequence[str], positions: Sequence[int], k: int,
-                     direction: str) -> Iterator[list[Substitute]]:
-        if direction not in DIRECTIONS:
-            raise ValueError(f"direction: expected one of {', '.join(DIRECTIONS)}, got {direction!r}")
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k: expected an integer of at least 1, got {k!r}")
-        states, _ = self._states([sentence])
-        before = torch.tensor(list(positions), device=self._w.device)  # the token stands at position + 1, behind <S>
-        rows = {"forward": before, "backward": before + 2}
-        ways = ("forward", "backward") if direction == "both" else (direction,)
-        k = min(k, self.vocabulary.size - len(_SPECIAL))
-        for some in torch.arange(len(positions)).split(max(1, _AT_ONCE // self.vocabulary.size)):
-            scores = sum(self._scores(states[way][rows[way][some]]).log_softmax(1) for way in ways)  # [some, V]
-            scores[:, self._marks] = -torch.inf
-            best = scores.log_softmax(1).topk(k, dim=1)
-            for values, ids in zip(best.values.tolist(), best.indices.tolist()):
-                yield [Substitute(self.vocabulary.id_to_word(word), value, word) for value, word in zip(values, ids)]
+    @property
+    def _rows_at_once(self) -> int:
+        return max(1, _AT_ONCE // self.vocabulary.size)
 
     @torch.no_grad()
-    def _states(self, sentences: Sequence[Sequence[str]]) -> tuple[dict[str, torch.Tensor], np.ndarray]:
-        """Top-layer outputs of each direction [N, P], sentences with their boundaries end to end, and their lengths."""
+    def _states(self, sentences: Sequence[Sequence[str]]) -> tuple[tuple[torch.Tensor, ...], np.ndarray]:
+        """Top-layer outputs of both directions [N, P] of sentences with boundaries, end to end, and their lengths."""
         layers, lengths = self.bilm.embed_tokens(sentences)
-        forward, backward = layers[-1].float().chunk(2, dim=1)
-        return {"forward": forward, "backward": backward}, lengths
-
-    def _ids(self, sentence: Sequence[str]) -> np.ndarray:
-        return self.vocabulary.encode(list(sentence), split=False)  # with <S> and </S> around
+        return layers[-1].float().chunk(2, dim=1), lengths
 
     @torch.no_grad()
     def _scores(self, states: torch.Tensor) -> torch.Tensor:
@@ -168,7 +159,7 @@ class SoftmaxHead:
         """Log-probability of word `wanted[n]` in state n: float32 [N]."""
         ids = torch.from_numpy(wanted.astype(np.int64)).to(states.device)
         found = []
-        for some, target in zip(*(value.split(max(1, _AT_ONCE // self.vocabulary.size)) for value in (states, ids))):
+        for some, target in zip(*(value.split(self._rows_at_once) for value in (states, ids))):
             scores = self._scores(some)
             found.append(scores.gather(1, target[:, None]).squeeze(1) - scores.logsumexp(1))
         return torch.cat(found).cpu().numpy()

@@ -10,9 +10,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from elmo_fast.choices import cache_directory
 from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.ops.user_cache import cache_directory
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
 NAMED_MODELS = {
@@ -39,12 +39,8 @@ class ModelFiles:
     vocab_file: Path | None = None
 
 
-def find_model(
-    model: str | os.PathLike | None = None,
-    *,
-    options_file: str | os.PathLike | None = None,
-    weight_file: str | os.PathLike | None = None,
-) -> ModelFiles:
+def find_model(model: str | os.PathLike | None = None, *, options_file: str | os.PathLike | None = None,
+               weight_file: str | os.PathLike | None = None) -> ModelFiles:
     """Local files of a model, fetched into the cache where they are remote.
 
     Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory
@@ -52,7 +48,7 @@ def find_model(
     paths or URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
     """
     if model is None:
-        return _two_files(options_file, weight_file)
+        return _two_files(options_file=options_file, weight_file=weight_file)
     if options_file is not None or weight_file is not None:
         raise ConfigurationError("model: expected either model or options_file and weight_file, got both")
     name = os.fspath(model)
@@ -93,16 +89,16 @@ def cache_path(url: str) -> Path:
     return cache_directory().joinpath(*inner)
 
 
-def _two_files(options_file, weight_file) -> ModelFiles:
-    for name, value in (("options_file", options_file), ("weight_file", weight_file)):
+def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
+    for name, value in given.items():
         if value is None:
             raise ConfigurationError(f"{name}: expected a path or URL, got None")
     found = []
-    for name, value in (("options_file", options_file), ("weight_file", weight_file)):
+    for name, value in given.items():
         path = fetch(value)
         if not path.is_file():
-            what = "a directory" if path.is_dir() else "nothing"
-            raise FileNotFoundError(f"{name}: expected a file, found {what} at {path}")
+            raise FileNotFoundError(f"{name}: expected a file, found {'a directory' if path.is_dir() else 'nothing'} "
+                                    f"at {path}")
         found.append(path)
     return ModelFiles(*found)
 
@@ -149,21 +145,20 @@ def _remote_model_files(url: str) -> list[str]:
 
 
 def _in_directory(directory: Path) -> ModelFiles:
-    files = sorted(path for path in directory.iterdir() if _is_model_file(path.name))
-    options = _only(directory, "options.json", [path for path in files if path.name.endswith("options.json")])
-    weights = _only(directory, "*.hdf5",
-                    [path for path in files if path.name.endswith(".hdf5") and path.name != SOFTMAX_FILE])
-    vocabularies = [directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()]
-    return ModelFiles(options, weights, vocabularies[0] if vocabularies else None)
+    names = sorted(path.name for path in directory.iterdir() if _is_model_file(path.name))
+    options = _only(directory, "options.json", [name for name in names if name.endswith("options.json")])
+    weights = _only(directory, "*.hdf5", [name for name in names if name.endswith(".hdf5") and name != SOFTMAX_FILE])
+    vocabulary = next((directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()), None)
+    return ModelFiles(options, weights, vocabulary)
 
 
-def _only(directory: Path, wanted: str, found: list[Path]) -> Path:
-    exact = [path for path in found if path.name in (wanted, "model.hdf5", "weights.hdf5", "lm_weights.hdf5")]
+def _only(directory: Path, wanted: str, found: list[str]) -> Path:
+    exact = [name for name in found if name in (wanted, "model.hdf5", "weights.hdf5", "lm_weights.hdf5")]
     candidates = exact if len(exact) == 1 else found
     if len(candidates) != 1:
-        listed = ", ".join(path.name for path in candidates) or "none"
-        raise ConfigurationError(f"model {directory}: expected one file {wanted}, found {listed}")
-    return candidates[0]
+        raise ConfigurationError(f"model {directory}: expected one file {wanted}, "
+                                 f"found {', '.join(candidates) or 'none'}")
+    return directory / candidates[0]
 
 
 def _unpacked(archive: Path) -> Path:
@@ -171,36 +166,32 @@ def _unpacked(archive: Path) -> Path:
     status = archive.stat()
     key = f"{archive.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(target) as part:
-        part.mkdir()
-        try:
-            with zipfile.ZipFile(archive) as file:
-                _unpack_members(file, archive, part)
-        except _DAMAGE as error:
-            raise ConfigurationError(f"model {archive}: expected a complete ZIP file without a password, "
-                                     f"got one that cannot be unpacked ({error})") from error
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(target) as part:
+            part.mkdir()
+            try:
+                _unpack_members(archive, part)
+            except _DAMAGE as error:
+                raise ConfigurationError(f"model {archive}: expected a complete ZIP file without a password, "
+                                         f"got one that cannot be unpacked ({error})") from error
     return target
 
 
-def _unpack_members(file: zipfile.ZipFile, archive: Path, part: Path) -> None:
-    wanted: dict[str, zipfile.ZipInfo] = {}
-    for info in file.infolist():
-        name = Path(info.filename).name
-        if info.is_dir() or not _is_model_file(name):
-            continue
-        if name in wanted:
-            raise ConfigurationError(f"model {archive}: expected one model inside, "
-                                     f"found both {wanted[name].filename} and {info.filename}")
-        wanted[name] = info
-    if not any(name.endswith(".hdf5") for name in wanted) or not any(name.endswith(".json") for name in wanted):
-        raise ConfigurationError(f"model {archive}: expected options.json and *.hdf5 inside, "
-                                 f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
-    for name, info in wanted.items():
-        with file.open(info) as source, open(part / name, "wb") as copy:
-            shutil.copyfileobj(source, copy, _BLOCK)
+def _unpack_members(archive: Path, part: Path) -> None:
+    with zipfile.ZipFile(archive) as file:
+        wanted: dict[str, zipfile.ZipInfo] = {}
+        for info in file.infolist():
+            name = Path(info.filename).name
+            if not info.is_dir() and _is_model_file(name) and wanted.setdefault(name, info) is not info:
+                raise ConfigurationError(f"model {archive}: expected one model inside, "
+                                         f"found both {wanted[name].filename} and {info.filename}")
+        if {".hdf5", ".json"} - {Path(name).suffix for name in wanted}:
+            raise ConfigurationError(f"model {archive}: expected options.json and *.hdf5 inside, "
+                                     f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
+        for name, info in wanted.items():
+            with file.open(info) as source, open(part / name, "wb") as copy:
+                shutil.copyfileobj(source, copy, _BLOCK)
 
 
 def _is_model_file(name: str) -> bool:
@@ -220,15 +211,12 @@ def _download(url: str, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(target) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
             shutil.copyfileobj(source, copy, _BLOCK)
-            _check_size(url, getattr(source, "size", None), copy.tell())
+            expected = getattr(source, "size", None)
+            if expected not in (None, copy.tell()):
+                raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")
     except ImportError as error:
         raise ImportError(f"fetching {url} needs a package that is not there ({error}): "
                           f"install elmo-fast[remote]. {remedy}") from error
     except Exception as error:
         reason = type(error).__name__ if str(error) == url else f"{type(error).__name__}: {error}"
         raise OSError(f"{url}: the download failed ({reason}); nothing was stored. {remedy}") from error
-
-
-def _check_size(url: str, expected: int | None, found: int) -> None:
-    if expected is not None and expected != found:
-        raise OSError(f"{url}: expected {expected} bytes, got {found}")

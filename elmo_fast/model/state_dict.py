@@ -3,51 +3,70 @@
 A checkpoint of AllenNLP's `Elmo` loads into ours, and ours into AllenNLP's, with `load_state_dict` alone.
 """
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import nn
 
-Tensors = dict[str, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
+
+
+def _unchanged(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return values
+
+
+class Conversion(NamedTuple):
+    """Names of own parameters and of AllenNLP's tensors, and the functions that convert their values."""
+
+    own: list[str]
+    theirs: list[str]
+    to_allennlp: Callable[..., tuple[torch.Tensor, ...]] = _unchanged
+    from_allennlp: Callable[..., tuple[torch.Tensor, ...]] = _unchanged
 
 
 class AllenNlpStateDict(nn.Module):
-    """A module whose `state_dict` has AllenNLP's names. Subclasses convert their own parameters both ways."""
+    """Weights as parameters (`datasets`: parameter name -> dataset), under AllenNLP's names in its `state_dict`."""
 
-    def to_allennlp(self, own: Tensors) -> Tensors:
-        """Own parameters by name, as AllenNLP's tensors by name."""
+    @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode: packed weights would go stale
+    def __init__(self, datasets: dict[str, str], weights: Mapping[str, np.ndarray], requires_grad: bool):
+        super().__init__()
+        self.datasets = datasets
+        for own, name in datasets.items():
+            self.register_parameter(own, nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad))
+
+    def conversions(self) -> Iterator[Conversion]:
+        """How own parameters become AllenNLP's, in the order of its `state_dict`."""
         raise NotImplementedError
 
-    def from_allennlp(self, theirs: Tensors) -> Tensors:
-        """The inverse of `to_allennlp`."""
-        raise NotImplementedError
+    def _to_allennlp(self, own: Tensors) -> Tensors:
+        return {name: value for part in self.conversions()
+                for name, value in zip(part.theirs, part.to_allennlp(*(own[name] for name in part.own)))}
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         require_data(self._parameters)
         own = {name: value if keep_vars else value.detach() for name, value in self._parameters.items()}
-        for name, value in self.to_allennlp(own).items():
-            destination[prefix + name] = value
+        destination.update({prefix + name: value for name, value in self._to_allennlp(own).items()})
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
                               error_msgs):
         own = {name: torch.empty_like(value, device="meta") for name, value in self._parameters.items()}
-        shapes = {name: value.shape for name, value in self.to_allennlp(own).items()}
-        theirs = {name: state_dict.pop(prefix + name) for name in shapes if prefix + name in state_dict}
-        missing = [prefix + name for name in shapes if name not in theirs]
-        wrong = [
-            f"size mismatch for {prefix}{name}: copying a param with shape {tuple(value.shape)} from checkpoint, "
-            f"the shape in current model is {tuple(shapes[name])}."
-            for name, value in theirs.items() if value.shape != shapes[name]
-        ]
+        shapes = {prefix + name: value.shape for name, value in self._to_allennlp(own).items()}
+        theirs = {name: state_dict.pop(name) for name in shapes if name in state_dict}
+        missing = [name for name in shapes if name not in theirs]
+        wrong = [f"size mismatch for {name}: copying a param with shape {tuple(value.shape)} from checkpoint, "
+                 f"the shape in current model is {tuple(shapes[name])}."
+                 for name, value in theirs.items() if value.shape != shapes[name]]
         error_msgs.extend(wrong)
         if missing or wrong:
             missing_keys.extend(missing)
             unexpected_keys.extend(key for key in state_dict if key.startswith(prefix) and strict)
             return
-        converted = {prefix + name: value for name, value in self.from_allennlp(theirs).items()}
-        state_dict.update(converted)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
-                                      error_msgs)
-        for name in converted:
-            del state_dict[name]
+        converted = {prefix + name: value for part in self.conversions() for name, value in
+                     zip(part.own, part.from_allennlp(*(theirs[prefix + name] for name in part.theirs)))}
+        super()._load_from_state_dict(state_dict | converted, prefix, local_metadata, strict, missing_keys,
+                                      unexpected_keys, error_msgs)
 
 
 def require_data(parameters: Tensors) -> None:
@@ -58,44 +77,46 @@ def require_data(parameters: Tensors) -> None:
                            "dropped (keep_fp32=False); read the model again to save, move or train it")
 
 
-def conv_to_allennlp(weight: torch.Tensor) -> torch.Tensor:
-    """[1, width, E, n] -> [n, E, width]."""
-    return weight.squeeze(0).permute(2, 1, 0).contiguous()
+def transposed(weight: torch.Tensor) -> tuple[torch.Tensor]:
+    """[n, m] -> [m, n]."""
+    return (weight.t().contiguous(),)
 
 
-def conv_from_allennlp(weight: torch.Tensor) -> torch.Tensor:
-    """[n, E, width] -> [1, width, E, n]."""
-    return weight.permute(2, 1, 0).unsqueeze(0).contiguous()
-
-
-def highway_to_allennlp(transform: torch.Tensor, carry: torch.Tensor) -> torch.Tensor:
+def highway_to_allennlp(transform: torch.Tensor, carry: torch.Tensor) -> tuple[torch.Tensor]:
     """Weights [D, D] or biases [D] of the two gates -> [2 D, D] or [2 D]; AllenNLP's gate is one minus the carry."""
-    return torch.cat([_transposed(transform), -_transposed(carry)])
+    return (torch.cat([transform.t(), -carry.t()]),)
 
 
 def highway_from_allennlp(both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[2 D, D] or [2 D] -> transform and carry."""
     transform, carry = both.chunk(2)
-    return _transposed(transform).contiguous(), -_transposed(carry).contiguous()
+    return transform.t().contiguous(), -carry.t().contiguous()
 
 
-def swap_gates(rows: torch.Tensor) -> torch.Tensor:
+def gates_to_allennlp(weight: torch.Tensor, projection: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """W [I + P, 4 D] in i, j, f, o -> those of the input, [4 D, I], and of the state, [4 D, P], in i, f, j, o."""
+    swapped = _swap_gates(weight.t())
+    return swapped[:, :-projection].contiguous(), swapped[:, -projection:].contiguous()
+
+
+def gates_from_allennlp(*parts: torch.Tensor) -> tuple[torch.Tensor]:
+    """The inverse of `gates_to_allennlp`."""
+    return transposed(_swap_gates(torch.cat(parts, dim=1)))
+
+
+def bias_to_allennlp(bias: torch.Tensor) -> tuple[torch.Tensor]:
+    """B [4 D] in i, j, f, o, without the forget gate's +1 -> i, f, j, o, with it."""
+    i, j, f, o = bias.chunk(4)
+    return (torch.cat([i, f + 1, j, o]),)
+
+
+def bias_from_allennlp(bias: torch.Tensor) -> tuple[torch.Tensor]:
+    """The inverse of `bias_to_allennlp`."""
+    i, f, j, o = bias.chunk(4)
+    return (torch.cat([i, j, f - 1, o]),)
+
+
+def _swap_gates(rows: torch.Tensor) -> torch.Tensor:
     """Gates i, j, f, o to i, f, j, o along the first dimension, or back."""
     i, second, third, o = rows.chunk(4)
     return torch.cat([i, third, second, o])
-
-
-def bias_to_allennlp(bias: torch.Tensor) -> torch.Tensor:
-    """B [4 D] in i, j, f, o, without the forget gate's +1 -> i, f, j, o, with it."""
-    i, j, f, o = bias.chunk(4)
-    return torch.cat([i, f + 1, j, o])
-
-
-def bias_from_allennlp(bias: torch.Tensor) -> torch.Tensor:
-    """The inverse of `bias_to_allennlp`."""
-    i, f, j, o = bias.chunk(4)
-    return torch.cat([i, j, f - 1, o])
-
-
-def _transposed(value: torch.Tensor) -> torch.Tensor:
-    return value.t() if value.dim() == 2 else value

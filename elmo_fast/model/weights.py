@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -12,58 +13,49 @@ import numpy as np
 from torch import nn
 
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target, open_hdf5
-from elmo_fast.model.options import N_CHARACTERS, CharCnnOptions, ConfigurationError, Options
+from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.ops.weight_cache import version_key
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
+LSTM_DATASETS = ("W_0", "B", "W_P_0")
 
 
 def lstm_name(direction: int, layer: int, dataset: str) -> str:
-    """Name of an LSTM dataset (`W_0`, `B` or `W_P_0`): direction 0 forward, 1 backward; layers from 0."""
+    """Name of one of `LSTM_DATASETS`: direction 0 forward, 1 backward; layers from 0."""
     return f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{dataset}"
 
 
-def expected_shapes(options: Options) -> dict[str, tuple[int, ...]]:
+def expected_shapes(options: Options, has_projection: bool = False) -> dict[str, tuple[int, ...]]:
     """Shape of every dataset a model with these options needs, in file order.
 
-    The char embedding has 261 rows, without the row of "no token". `CNN_proj` is left out where the filters
-    already have the projection's size; a file may still hold it.
+    The char embedding has 261 rows, without the row of "no token". Where the filters already have the projection's
+    size, a file may hold `CNN_proj` or not: `has_projection`.
     """
-    projection = options.lstm.projection_dim
-    shapes: dict[str, tuple[int, ...]] = {}
-    if options.char_cnn is None:
-        shapes["embedding"] = (options.n_tokens_vocab, projection)
+    projection, cnn = options.lstm.projection_dim, options.char_cnn
+    if cnn is None:
+        shapes: dict[str, tuple[int, ...]] = {"embedding": (options.n_tokens_vocab, projection)}
     else:
-        shapes.update(_char_cnn_shapes(options.char_cnn))
-        if options.char_cnn.n_filters != projection:
-            shapes.update(_projection_shapes(options))
-    for direction in DIRECTIONS:
-        for layer in range(options.lstm.n_layers):
-            shapes[lstm_name(direction, layer, "W_0")] = (2 * projection, 4 * options.lstm.dim)
-            shapes[lstm_name(direction, layer, "B")] = (4 * options.lstm.dim,)
-            if options.lstm.is_projected:
-                shapes[lstm_name(direction, layer, "W_P_0")] = (options.lstm.dim, projection)
+        total = cnn.n_filters
+        shapes = {"char_embed": (N_CHARACTERS[0], cnn.embedding_dim)}
+        for index, (width, count) in enumerate(cnn.filters):
+            shapes |= {f"CNN/W_cnn_{index}": (1, width, cnn.embedding_dim, count), f"CNN/b_cnn_{index}": (count,)}
+        for layer, gate in itertools.product(range(cnn.n_highway), ("carry", "transform")):
+            shapes |= {f"CNN_high_{layer}/W_{gate}": (total, total), f"CNN_high_{layer}/b_{gate}": (total,)}
+        if total != projection or has_projection:
+            shapes |= {"CNN_proj/W_proj": (total, projection), "CNN_proj/b_proj": (projection,)}
+    lstm_shapes = (2 * projection, 4 * options.lstm.dim), (4 * options.lstm.dim,), (options.lstm.dim, projection)
+    for direction, layer in itertools.product(DIRECTIONS, range(options.lstm.n_layers)):
+        for dataset, shape in zip(LSTM_DATASETS[: 2 + options.lstm.is_projected], lstm_shapes):
+            shapes[lstm_name(direction, layer, dataset)] = shape
     return shapes
 
 
-def _char_cnn_shapes(char_cnn: CharCnnOptions) -> dict[str, tuple[int, ...]]:
-    total = char_cnn.n_filters
-    shapes = {"char_embed": (N_CHARACTERS[0], char_cnn.embedding_dim)}
-    for index, (width, count) in enumerate(char_cnn.filters):
-        shapes[f"CNN/W_cnn_{index}"] = (1, width, char_cnn.embedding_dim, count)
-        shapes[f"CNN/b_cnn_{index}"] = (count,)
-    for layer in range(char_cnn.n_highway):
-        for gate in ("carry", "transform"):
-            shapes[f"CNN_high_{layer}/W_{gate}"] = (total, total)
-            shapes[f"CNN_high_{layer}/b_{gate}"] = (total,)
-    return shapes
-
-
-def _projection_shapes(options: Options) -> dict[str, tuple[int, ...]]:
-    projection = options.lstm.projection_dim
-    return {"CNN_proj/W_proj": (options.char_cnn.n_filters, projection), "CNN_proj/b_proj": (projection,)}
+def read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
+    """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`."""
+    options = Options.from_file(files.options_file)
+    return options, read_weights(files.weight_file, options)
 
 
 def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndarray]:
@@ -73,77 +65,58 @@ def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndar
     a one-layer bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not
     HDF5, is cut short, lacks a dataset, holds one of another shape, or holds layers beyond those of the options.
     """
-    name = os.fspath(path)
     with open_hdf5(path, "weight_file") as file:
-        shapes = expected_shapes(options)
-        if options.char_cnn is not None and "CNN_proj" in file:
-            shapes.update(_projection_shapes(options))
         found = _datasets(file)
-        weights = _take(found, shapes, name)
-        _refuse_more(found, name, options)
+        weights = _take(found, expected_shapes(options, "CNN_proj" in file), path)
+        # Datasets of the network that the options do not mention mean a file of another model.
+        surplus = sorted(name for name in found if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
+        if surplus:
+            raise ConfigurationError(f"weight_file {os.fspath(path)}: expected the weights of the options "
+                                     f"({options.lstm.n_layers} LSTM layers), found {surplus[0]} and "
+                                     f"{len(surplus) - 1} more beside them")
         return weights
 
 
 def read_datasets(path: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """Some weights of a file, float32, by dataset name, whatever else it holds. Errors are those of `read_weights`."""
     with open_hdf5(path, "weight_file") as file:
-        return _take(_datasets(file), shapes, os.fspath(path))
-
-
-def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
-          source: str) -> dict[str, np.ndarray]:
-    """Move the datasets of `shapes` out of `found` and into memory."""
-    weights = {}
-    for name, shape in shapes.items():
-        dataset = found.pop(name, None)
-        if dataset is None:
-            raise ConfigurationError(f"weight_file {source}: dataset {name}: expected shape {shape}, found none")
-        weights[name] = _checked(dataset, name, shape, source)
-    return weights
+        return _take(_datasets(file), shapes, path)
 
 
 def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
     found: dict[str, h5py.Dataset] = {}
     file.visititems(lambda name, item: found.__setitem__(name, item) if isinstance(item, h5py.Dataset) else None)
-    for direction in DIRECTIONS:
-        for dataset in ("W_0", "B", "W_P_0"):
-            short = f"RNN_{direction}/RNN/LSTMCell/{dataset}"
-            if short in found:
-                found.setdefault(lstm_name(direction, 0, dataset), found.pop(short))
+    for direction, dataset in itertools.product(DIRECTIONS, LSTM_DATASETS):
+        short = f"RNN_{direction}/RNN/LSTMCell/{dataset}"
+        if short in found:
+            found.setdefault(lstm_name(direction, 0, dataset), found.pop(short))
     return found
 
 
-def _checked(dataset: h5py.Dataset, name: str, shape: tuple[int, ...], source: str) -> np.ndarray:
-    extra_row = name == "char_embed" and dataset.shape == (N_CHARACTERS[1], *shape[1:])
-    if dataset.shape != shape and not extra_row:
-        raise ConfigurationError(f"weight_file {source}: dataset {name}: expected shape {shape}, "
-                                 f"found {dataset.shape}")
-    if dataset.dtype.kind != "f":
-        raise ConfigurationError(f"weight_file {source}: dataset {name}: expected floating-point numbers, "
-                                 f"found {dataset.dtype}")
-    values = dataset[...].astype(np.float32, copy=False)
-    return np.ascontiguousarray(values[1:]) if extra_row else values
-
-
-def _refuse_more(left: Mapping[str, h5py.Dataset], source: str, options: Options) -> None:
-    """Datasets of the network that the options do not mention mean a file of another model."""
-    known = ("CNN/", "CNN_high_", "CNN_proj/", "RNN_")
-    surplus = sorted(name for name in left if name.startswith(known))
-    if surplus:
-        raise ConfigurationError(f"weight_file {source}: expected the weights of the options ({options.lstm.n_layers} "
-                                 f"LSTM layers), found {surplus[0]} and {len(surplus) - 1} more beside them")
+def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
+          source: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Move the datasets of `shapes` out of `found` and into memory."""
+    weights = {}
+    for name, shape in shapes.items():
+        where, dataset = f"weight_file {os.fspath(source)}: dataset {name}", found.pop(name, None)
+        extra_row = name == "char_embed" and dataset is not None and dataset.shape == (N_CHARACTERS[1], *shape[1:])
+        if dataset is None or not (dataset.shape == shape or extra_row):
+            raise ConfigurationError(f"{where}: expected shape {shape}, "
+                                     f"found {'none' if dataset is None else dataset.shape}")
+        if dataset.dtype.kind != "f":
+            raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype}")
+        values = dataset[...].astype(np.float32, copy=False)
+        weights[name] = np.ascontiguousarray(values[1:]) if extra_row else values
+    return weights
 
 
 def check_weights(weights: Weights, options: Options) -> None:
     """Raise `ConfigurationError` unless `weights` are float32 arrays with the names and shapes of `options`."""
-    shapes = expected_shapes(options)
-    if options.char_cnn is not None and "CNN_proj/W_proj" in weights:
-        shapes.update(_projection_shapes(options))
+    shapes = expected_shapes(options, "CNN_proj/W_proj" in weights)
     for name in sorted(shapes.keys() | weights.keys()):
-        expected, found = shapes.get(name), weights.get(name)
-        if expected is None or found is None or tuple(found.shape) != expected:
-            raise ConfigurationError(f"weights: {name}: expected shape {expected}, "
-                                     f"found {None if found is None else tuple(found.shape)}")
+        expected, found = shapes.get(name), tuple(weights[name].shape) if name in weights else None
+        if expected != found:
+            raise ConfigurationError(f"weights: {name}: expected shape {expected}, found {found}")
 
 
 def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32) -> None:
@@ -163,27 +136,23 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
     Characters uniform in ±1, words and LSTM uniform by fan-in and fan-out (Glorot); convolutions uniform in ±0.05 for
     relu (Kim et al. 2015), else normal by fan-in; highway and projection normal by fan-in, carry bias -2.
     """
-    generator = np.random.default_rng(seed)
-    return {
-        name: _initial(generator, name, shape, options).astype(np.float32)
-        for name, shape in expected_shapes(options).items()
-    }
-
-
-def _initial(generator: np.random.Generator, name: str, shape: tuple[int, ...], options: Options) -> np.ndarray:
-    leaf = name.rsplit("/", 1)[-1]
-    if leaf == "char_embed":
-        return generator.uniform(-1, 1, shape)
-    if leaf == "b_carry":
-        return np.full(shape, -2.0)
-    if len(shape) == 1:
-        return np.zeros(shape)
-    if leaf.startswith("W_cnn_") and options.char_cnn.activation == "relu":
-        return generator.uniform(-0.05, 0.05, shape)
-    if leaf in ("embedding", "W_0", "W_P_0"):
-        limit = np.sqrt(6 / sum(shape))
-        return generator.uniform(-limit, limit, shape)
-    return generator.normal(0, np.sqrt(1 / np.prod(shape[:-1])), shape)
+    generator, weights = np.random.default_rng(seed), {}
+    for name, shape in expected_shapes(options).items():
+        leaf, limit = name.rsplit("/", 1)[-1], None
+        if leaf == "char_embed":
+            limit = 1
+        elif leaf.startswith("W_cnn_") and options.char_cnn.activation == "relu":
+            limit = 0.05
+        elif leaf in ("embedding", "W_0", "W_P_0"):
+            limit = np.sqrt(6 / sum(shape))
+        if len(shape) == 1:
+            values = np.full(shape, -2.0 if leaf == "b_carry" else 0.0)
+        elif limit:
+            values = generator.uniform(-limit, limit, shape)
+        else:
+            values = generator.normal(0, np.sqrt(1 / np.prod(shape[:-1])), shape)
+        weights[name] = values.astype(np.float32)
+    return weights
 
 
 def fingerprint(weights: Weights, options: Options | None = None) -> str:
@@ -193,8 +162,7 @@ def fingerprint(weights: Weights, options: Options | None = None) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     if options is not None:
-        sections = options.lstm, options.char_cnn
-        network = [None if section is None else dataclasses.asdict(section) for section in sections]
+        network = [section and dataclasses.asdict(section) for section in (options.lstm, options.char_cnn)]
         digest.update(json.dumps(network, sort_keys=True).encode())
     for name in sorted(weights):
         values = np.ascontiguousarray(weights[name], dtype="<f4")
@@ -205,8 +173,7 @@ def fingerprint(weights: Weights, options: Options | None = None) -> str:
 
 def describe(files: ModelFiles) -> dict[str, str]:
     """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
-    options = Options.from_file(files.options_file)
-    weights = read_weights(files.weight_file, options)
+    options, weights = read_model(files)
     lstm, cnn = options.lstm, options.char_cnn
     described = {
         "options file": str(files.options_file),

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs, and why a faster one does not; and where this project caches its files."""
+"""Which implementation of an op runs, and why a faster one does not."""
 
 import functools
 import importlib
@@ -8,21 +8,15 @@ from collections.abc import Sequence
 
 import torch
 
-from elmo_fast.choices import BACKENDS
+from elmo_fast.choices import BACKENDS, check_choice
 
 OPS = ("char_cnn", "highway", "linear", "projected_lstm")
 LADDER = ("native", "torch", "reference")
 
 _TRITON_CAPABILITY = 8, 0  # the oldest GPU that the Triton kernels are built for
 
-logger = logging.getLogger(__name__)
-
-
-def check_backend(backend: str) -> str:
-    """The argument itself, or `ValueError` when it is none of `BACKENDS`."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-    return backend
+log_once = functools.cache(logging.getLogger(__name__).info)
+check_backend = functools.partial(check_choice, "backend", choices=BACKENDS)
 
 
 def resolve(op: str, backend: str, *tensors: torch.Tensor, unsupported: str | None = None) -> str:
@@ -40,7 +34,7 @@ def resolve(op: str, backend: str, *tensors: torch.Tensor, unsupported: str | No
         reason = why_not(op, candidate, tensors, unsupported)
         if not reason:
             return candidate
-        _log_once(op, candidate, reason)
+        log_once(f"{op}: backend {candidate!r} is passed over: {reason}")
     raise AssertionError("the reference runs everywhere")
 
 
@@ -98,18 +92,10 @@ def native_module():
     try:
         module = importlib.import_module("elmo_fast._native")
     except ImportError as error:
-        return None, _build_record() or f"the native module cannot be loaded ({error})"
+        try:
+            skipped = importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
+        except (ImportError, AttributeError):
+            skipped = None
+        return None, skipped or f"the native module cannot be loaded ({error})"
     module.use_openmp_threads()
     return module, None
-
-
-def _build_record() -> str | None:
-    try:
-        return importlib.import_module("elmo_fast._build_info").NATIVE_SKIPPED
-    except (ImportError, AttributeError):
-        return None
-
-
-@functools.cache
-def _log_once(op: str, backend: str, reason: str) -> None:
-    logger.info("%s: backend %r is passed over: %s", op, backend, reason)

@@ -1,7 +1,5 @@
 """Characters of unique tokens to filter values: chooses the backend."""
 
-from collections.abc import Sequence
-
 import torch
 
 import elmo_fast.ops.cpu.char_cnn
@@ -10,25 +8,31 @@ from elmo_fast.ops import reference
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import active_precision, full_precision
+from elmo_fast.ops.reference import Filters
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 
 
-def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
-             activation: str, *, backend: str = "auto", precision: str | None = None,
-             bounded: bool = False) -> torch.Tensor:
+def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, activation: str, *, backend: str = "auto",
+             precision: str | None = None, bounded: bool = False) -> torch.Tensor:
     """See `reference.char_cnn`; `backend` as in `elmo_fast.ops.backend`.
 
     `precision` is what the native kernels on a GPU compute in, by default that of `precision.numerics` around the call;
-    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.operands.fits_fp16`), else bf16. The other
+    in `medium` their result is fp16 where `bounded` says that it fits (`cuda.encoder.fits_fp16`), else bf16. The other
     backends follow `numerics`; 16-bit weights compute in fp32.
 
     On the CPU `native` computes in fp32 at every precision; it has no second derivatives.
     """
-    _check_ids(ids, filters)
+    widest = max(weight.shape[1] for weight, _ in filters)
+    if ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < widest:
+        raise ValueError(f"ids: expected integers [tokens, characters], at least {widest} characters, "
+                         f"got {ids.dtype} of shape {tuple(ids.shape)}")
     operands = char_embed, *(part for pair in filters for part in pair)
     chosen, precision = resolve("char_cnn", backend, *operands), precision or active_precision()
     if chosen == "native" and char_embed.device.type == "cuda":
-        _check_range(ids, len(char_embed))
+        largest = len(char_embed)  # ids on a GPU are not waited for
+        if ids.device.type == "cpu" and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) <= largest):
+            raise ValueError(f"ids: expected character ids from 0 to {largest}, got {int(ids.min())} to "
+                             f"{int(ids.max())}")
         ids = ids.to(char_embed.device)
     else:
         char_embed, precision = full_precision(char_embed), "highest"
@@ -40,17 +44,3 @@ def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tupl
     # the torch path sorts tokens by length and reads the lengths back, which a captured graph cannot
     in_full = chosen == "reference" or is_capturing(ids.device)
     return (reference if in_full else torch_char_cnn).char_cnn(ids, char_embed, filters, activation)
-
-
-def _check_ids(ids: torch.Tensor, filters) -> None:
-    """Raise `ValueError` unless `ids` are integers [N, C] with room for the widest filter."""
-    widest = max(weight.shape[1] for weight, _ in filters)
-    if ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < widest:
-        raise ValueError(f"ids: expected integers [tokens, characters], at least {widest} characters, "
-                         f"got {ids.dtype} of shape {tuple(ids.shape)}")
-
-
-def _check_range(ids: torch.Tensor, largest: int) -> None:
-    """Raise `ValueError` for ids on the CPU that are no characters; those on a GPU are not waited for."""
-    if ids.device.type == "cpu" and ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) <= largest):
-        raise ValueError(f"ids: expected character ids from 0 to {largest}, got {int(ids.min())} to {int(ids.max())}")

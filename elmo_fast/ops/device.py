@@ -20,10 +20,8 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` on the host; waits for the work of the current stream, once."""
-    if tensor.device.type != "cuda":
-        return tensor.cpu()
-    waiting = HostCopy([tensor], torch.cuda.current_stream(tensor.device))
-    return waiting.result()[0]
+    stream = torch.cuda.current_stream(tensor.device) if tensor.device.type == "cuda" else None
+    return HostCopy([tensor], stream).result()[0]
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -5,6 +5,7 @@ import platform
 
 import torch
 
+from elmo_fast.choices import SIZES
 from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_not
 from elmo_fast.ops.cpu import runs_precision
 from elmo_fast.ops.cuda import choice, persistent
@@ -12,14 +13,16 @@ from elmo_fast.ops.cuda.steps import why_no_triton
 from elmo_fast.ops.precision import PRECISIONS
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
-_PUBLISHED = ((1024, 128), (2048, 256), (4096, 512))  # cells and projected values of the published models
 
 
 def report() -> list[str]:
     """Lines on versions, processor, GPUs, and for every op the backend in use and why faster ones are not."""
+    found = {name: choice.version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build, as +cpu
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     lstm = (line for each in devices for line in lstm_lines(each))
-    return [*_versions(), *_processor(), *_gpus(), *_backends(), *lstm]
+    return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
+            "packages     " + ", ".join(f"{name} {version}" for name, version in found.items()),
+            *_processor(), *_gpus(), *_backends(), *lstm]
 
 
 def lstm_lines(device: torch.device) -> list[str]:
@@ -38,15 +41,9 @@ def lstm_lines(device: torch.device) -> list[str]:
 def _persistent(device: torch.device) -> str:
     if reason := persistent.lacks(device):
         return f"not there: {reason}"
-    unfit = [f"{dim} cells: {reason}" for dim, projection in _PUBLISHED
+    unfit = [f"{dim} cells: {reason}" for dim, projection, _ in SIZES.values()
              if (reason := persistent.does_not_fit(device, dim, projection, persistent.MOST_SLOTS))]
     return "runs in 'medium' where it is measured to be faster" + "".join(f"; not for {each}" for each in unfit)
-
-
-def _versions() -> list[str]:
-    found = {name: choice.version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build, as +cpu
-    return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
-            "packages     " + ", ".join(f"{name} {version}" for name, version in found.items())]
 
 
 def _processor() -> list[str]:
@@ -57,11 +54,9 @@ def _processor() -> list[str]:
     features = [name for name, there in module.cpu_features().items() if there]
     return [threads, f"native       loaded; instruction set {module.cpu_isa()}",
             f"features     {', '.join(features) or 'none that matter'}",
-            "precision    " + "; ".join(f"{name} runs as {_runs_as(name)}" for name in PRECISIONS)]
-
-
-def _runs_as(precision: str) -> str:
-    return precision if runs_precision(precision) else "highest (16-bit products need AMX)"
+            "precision    " + "; ".join(
+                f"{name} runs as {name if runs_precision(name) else 'highest (16-bit products need AMX)'}"
+                for name in PRECISIONS)]
 
 
 def _gpus() -> list[str]:
@@ -74,11 +69,10 @@ def _gpus() -> list[str]:
 
 def _backends() -> list[str]:
     lines = []
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    for device in map(torch.device, devices):
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         operand = torch.empty(0, device=device)
         for op in OPS:
             chosen = resolve(op, "auto", operand)
             passed = [f"{name}: {why_not(op, name, [operand])}" for name in LADDER[: LADDER.index(chosen)]]
-            lines.append(f"{device.type:<12} {op} runs on {chosen}" + (f" ({'; '.join(passed)})" if passed else ""))
+            lines.append(f"{device:<12} {op} runs on {chosen}" + (f" ({'; '.join(passed)})" if passed else ""))
     return lines

@@ -1,11 +1,12 @@
-"""A product with a bias: chooses the backend."""
+"""A product with a bias, and a highway layer: chooses the backend."""
 
 import torch
 
 import elmo_fast.ops.cuda.encoder  # noqa: F401  registers the implementation on CUDA
+from elmo_fast.ops import reference
 from elmo_fast.ops.backend import resolve, trains_on_cpu
 from elmo_fast.ops.cpu import on_cpu
-from elmo_fast.ops.cpu.linear import packed_linear
+from elmo_fast.ops.cpu.linear import packed_product
 from elmo_fast.ops.precision import active_precision, full_precision
 
 
@@ -23,8 +24,28 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
     precision, weights, packed = precision or active_precision(), [weight, bias], None
     if x.device.type == "cpu":
         x, precision, weights = full_precision(x), on_cpu(precision), []
-        packed = packed_linear(weight, bias, precision)
+        packed = packed_product([weight, bias], precision)
     return torch.ops.elmo_fast.linear(x, weights, packed, weight.shape[1], precision, bounded)
+
+
+def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
+            b_transform: torch.Tensor, *, backend: str = "auto", precision: str | None = None,
+            bounded: bool = False) -> torch.Tensor:
+    """See `reference.highway`, which is also the torch path: two products leave nothing to save.
+
+    `precision`, and gradients on the CPU, as in `linear`; `bounded` and the type of the result as in
+    `elmo_fast.ops.char_cnn`.
+    """
+    weights = [w_carry, b_carry, w_transform, b_transform]
+    check_product(x, w_carry, b_carry)
+    check_product(x, w_transform, b_transform)
+    if resolve("highway", backend, x, *weights) != "native" or trains_on_cpu((x, *weights)):
+        return reference.highway(full_precision(x), *map(full_precision, weights))
+    precision, packed = precision or active_precision(), None
+    if x.device.type == "cpu":
+        x, precision = full_precision(x), on_cpu(precision)
+        packed, weights = packed_product(weights, precision), []
+    return torch.ops.elmo_fast.highway(x, weights, packed, precision, bounded)
 
 
 def computes_in(weight: torch.Tensor, backend: str, precision: str) -> str:

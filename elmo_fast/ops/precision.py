@@ -2,11 +2,13 @@
 
 import contextlib
 import contextvars
+import functools
 import threading
+from collections.abc import Callable
 
 import torch
 
-from elmo_fast.choices import PRECISIONS
+from elmo_fast.choices import PRECISIONS, check_choice
 
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     FP32_FLAGS = (("cuda", "matmul"), ("mkldnn", "matmul"))
@@ -22,14 +24,8 @@ else:  # before torch 2.9 one word held for every library
         torch.set_float32_matmul_precision(_WORDS[value])
 
 
+check_precision = functools.partial(check_choice, "precision", choices=PRECISIONS)
 _active = contextvars.ContextVar("precision", default="highest")
-
-
-def check_precision(precision: str) -> str:
-    """The argument itself, or `ValueError` when it is none of `PRECISIONS`."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
-    return precision
 
 
 def lowest(*precisions: str) -> str:
@@ -78,28 +74,23 @@ class _MatmulFlags:
 
     @contextlib.contextmanager
     def held(self, wanted: str):
-        with self._lock:
-            if not self._holders:
-                self._before = {flag: fp32_precision(*flag) for flag in FP32_FLAGS}
-            self._holders.append(wanted)
-            self._apply()
+        self._change(self._holders.append, wanted)
         try:
             yield
         finally:
-            with self._lock:
-                self._holders.remove(wanted)
-                self._apply()
+            self._change(self._holders.remove, wanted)
 
-    def _apply(self) -> None:
-        for flag, before in self._before.items():
+    def _change(self, edit: Callable[[str], None], wanted: str) -> None:
+        with self._lock:
             if not self._holders:
-                value = before
-            elif "ieee" not in self._holders and flag[0] == "cuda":
-                value = "tf32"
-            else:
-                value = before if before == "none" else "ieee"
-            if fp32_precision(*flag) != value:
-                set_fp32_precision(*flag, value)
+                self._before = {flag: fp32_precision(*flag) for flag in FP32_FLAGS}
+            edit(wanted)
+            for flag, before in self._before.items():
+                value = before if not self._holders or before == "none" else "ieee"
+                if self._holders and "ieee" not in self._holders and flag[0] == "cuda":
+                    value = "tf32"
+                if fp32_precision(*flag) != value:
+                    set_fp32_precision(*flag, value)
 
 
 _flags = _MatmulFlags()

@@ -95,7 +95,13 @@ def check(call: LstmCall) -> None:
         check_shape("inputs", call.inputs, (packed_rows, 2 * width))
     else:
         check_shape("inputs", call.inputs, (call.inputs.shape[0], 8 * dim if call.precomputed else width))
-        _check_rows(call.rows, packed_rows, len(call.inputs))
+        rows, last = call.rows, len(call.inputs) - 1
+        if rows.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"rows: expected int32 or int64, got {rows.dtype}")
+        if tuple(rows.shape) != (2, packed_rows):
+            raise ValueError(f"rows: expected shape {(2, packed_rows)}, got {tuple(rows.shape)}")
+        if rows.device.type == "cpu" and rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) <= last):
+            raise ValueError(f"rows: expected rows of inputs, 0 to {last}, got {int(rows.min())} to {int(rows.max())}")
     for name, clip in (("cell_clip", call.cell_clip), ("proj_clip", call.proj_clip)):
         if clip is not None and not clip > 0:
             raise ValueError(f"{name}: expected a number above 0, or None for no clipping, got {clip!r}")
@@ -115,12 +121,3 @@ def _check_weights(weights: tuple[LstmWeights, LstmWeights]) -> tuple[int, int, 
         if w_p is not None:
             check_shape(f"weights[{direction}] W_P", w_p, (dim, projection))
     return dim, projection, width
-
-
-def _check_rows(rows: torch.Tensor, packed_rows: int, count: int) -> None:
-    if rows.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"rows: expected int32 or int64, got {rows.dtype}")
-    if tuple(rows.shape) != (2, packed_rows):
-        raise ValueError(f"rows: expected shape {(2, packed_rows)}, got {tuple(rows.shape)}")
-    if rows.device.type == "cpu" and rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
-        raise ValueError(f"rows: expected rows of inputs, 0 to {count - 1}, got {int(rows.min())} to {int(rows.max())}")

@@ -4,22 +4,20 @@ Written to be read. Weights have the shapes of bilm-tf's weight file. Every fast
 and is tested against these functions.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from elmo_fast.ops.schedule import Schedule
 
+Filters = Sequence[tuple[torch.Tensor, torch.Tensor]]
 State = tuple[torch.Tensor, torch.Tensor]
 LstmWeights = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
-def char_cnn(
-    ids: torch.Tensor,
-    char_embed: torch.Tensor,
-    filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    activation: str,
-) -> torch.Tensor:
+def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, activation: str) -> torch.Tensor:
     """Convolutions over a token's characters, max over positions (Kim et al. 2016; Jozefowicz et al. 2016).
 
     `ids` int [N, C], 0 to 261, where 0 reads a row of zeros; `char_embed` [261, E]; `filters` a pair
@@ -42,16 +40,8 @@ def with_zero_row(char_embed: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros_like(char_embed[:1]), char_embed])
 
 
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
-
-
-def highway(
-    x: torch.Tensor,
-    w_carry: torch.Tensor,
-    b_carry: torch.Tensor,
-    w_transform: torch.Tensor,
-    b_transform: torch.Tensor,
-) -> torch.Tensor:
+def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor,
+            b_transform: torch.Tensor) -> torch.Tensor:
     """One highway layer (Srivastava et al. 2015): x [N, D], weights [D, D], biases [D] -> [N, D].
 
     `w_carry` gates the transformed value, as bilm-tf names it (AllenNLP's gate is its complement).
@@ -61,16 +51,9 @@ def highway(
 
 
 def projected_lstm(
-    inputs: torch.Tensor,
-    rows: torch.Tensor | None,
-    schedule: Schedule,
-    state: State,
-    weights: tuple[LstmWeights, LstmWeights],
-    *,
-    cell_clip: float | None = None,
-    proj_clip: float | None = None,
-    initial_state: State | None = None,
-    precomputed: bool = False,
+    inputs: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule, state: State,
+    weights: tuple[LstmWeights, LstmWeights], *, cell_clip: float | None = None, proj_clip: float | None = None,
+    initial_state: State | None = None, precomputed: bool = False,
 ) -> tuple[torch.Tensor, State]:
     """One layer of a two-direction LSTM with projection and clipping (Sak et al. 2014; bilm-tf's `LSTMCell`).
 
@@ -83,28 +66,44 @@ def projected_lstm(
 
     Returns outputs [S, 2 P] and the final state; both as new tensors.
     """
-    order = torch.as_tensor(schedule.slots, device=inputs.device)
-    starts = torch.as_tensor(schedule.sequence_starts, device=inputs.device)[:, None]
-    sizes = schedule.batch_sizes.tolist()
-    outputs, hs, cs = [], [], []
-    for direction in (0, 1):
+    def inputs_of(direction):
         x = inputs if rows is not None and not precomputed else half(inputs, direction)
         x = x if rows is None else x[rows[direction]]  # [S, I], or [S, 4 D]
-        h, c = (half(part[order], direction) for part in state)  # [slots, P], [slots, D]
-        initial = None if initial_state is None else [half(part, direction) for part in initial_state]
-        steps = [h[:0]]
-        for x_now, start in zip(x.split(sizes), starts.split(sizes)):
-            running = len(x_now)
+        return x.split(schedule.batch_sizes.tolist())
+
+    def step(direction, x, h, c):
+        return lstm_cell(x, h, c, *weights[direction], cell_clip, proj_clip, precomputed)
+
+    return time_loop(inputs_of, step, schedule, state, initial_state)
+
+
+def time_loop(inputs_of: Callable[[int], Iterable[torch.Tensor]], step: Callable, schedule: Schedule, state: State,
+              initial_state: State | None) -> tuple[torch.Tensor, State]:
+    """Outputs and final state of both directions.
+
+    `inputs_of(direction)` are the inputs [n, ...] of each step; `step(direction, inputs, h, c)` gives the next h and c.
+    """
+    order = torch.as_tensor(schedule.slots, device=state[0].device)
+    halves = []
+    for direction in (0, 1):
+        h, c = (half(part, direction)[order] for part in state)  # [slots, P], [slots, D]
+        starts, outputs = itertools.repeat(None), [h[:0]]
+        if initial_state is not None:
+            initial = [half(part, direction) for part in initial_state]
+            starts = torch.as_tensor(schedule.sequence_starts, device=h.device)[:, None].split(
+                schedule.batch_sizes.tolist())
+        for x, start in zip(inputs_of(direction), starts):
+            running = len(x)
             before = h[:running], c[:running]
-            if initial is not None:
-                before = tuple(torch.where(start, new, old) for new, old in zip(initial, before))
-            h_now, c_now = lstm_cell(x_now, *before, *weights[direction], cell_clip, proj_clip, precomputed)
-            h, c = torch.cat([h_now, h[running:]]), torch.cat([c_now, c[running:]])
-            steps.append(h_now)
-        outputs.append(torch.cat(steps))  # [S, P]
-        hs.append(restore(h, order))
-        cs.append(restore(c, order))
-    return torch.cat(outputs, dim=1), (torch.cat(hs, dim=1), torch.cat(cs, dim=1))
+            if start is not None:
+                before = (torch.where(start, new, old) for new, old in zip(initial, before))
+            new_h, new_c = step(direction, x, *before)
+            h = new_h if running == len(h) else torch.cat([new_h, h[running:]])
+            c = new_c if running == len(c) else torch.cat([new_c, c[running:]])
+            outputs.append(new_h)
+        halves.append((torch.cat(outputs), restore(h, order), restore(c, order)))
+    out, h, c = (torch.cat(pair, dim=1) for pair in zip(*halves))
+    return out, (h, c)
 
 
 def lstm_cell(x, h, c, w, b, w_p, cell_clip, proj_clip, precomputed=False):

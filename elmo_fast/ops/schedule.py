@@ -45,14 +45,29 @@ def make_schedule(lengths, slots=None, slot_count: int | None = None) -> Schedul
     slot_count = int(slots.max(initial=-1)) + 1 if slot_count is None else slot_count
     if slots.size and slots.max() >= slot_count:
         raise ValueError(f"slots: expected numbers below {slot_count}, got {int(slots.max())}")
-    first_step, totals = _first_steps(lengths, slots, slot_count)
+    totals = np.bincount(slots, weights=lengths, minlength=slot_count).astype(np.int64)
+    by_slot = np.argsort(slots, kind="stable")
+    first_step = np.empty_like(lengths)  # at which a sentence begins in its slot
+    first_step[by_slot] = _before(lengths[by_slot]) - _before(totals)[slots[by_slot]]
     order = np.argsort(-totals, kind="stable")
     position = np.empty_like(order)
     position[order] = np.arange(order.size)
     steps = int(totals.max(initial=0))
-    ending = np.bincount(totals, minlength=steps + 1)
-    batch_sizes = totals.size - np.cumsum(ending)[:steps]
-    return _schedule(lengths, first_step, position[slots], order, batch_sizes.astype(np.int64))
+    batch_sizes = totals.size - np.cumsum(np.bincount(totals, minlength=steps + 1))[:steps]
+    sentence = np.repeat(np.arange(lengths.size), lengths)  # [N]
+    offset = np.arange(sentence.size) - _before(lengths)[sentence]
+    tokens = np.empty((2, sentence.size), dtype=np.int32)
+    starts = np.zeros(sentence.size, dtype=bool)
+    for direction, step_in_sentence in enumerate((offset, lengths[sentence] - 1 - offset)):
+        row = _before(batch_sizes)[first_step[sentence] + step_in_sentence] + position[slots[sentence]]
+        tokens[direction, row] = np.arange(sentence.size)
+        starts[row] = step_in_sentence == 0
+    return Schedule(order, batch_sizes.astype(np.int32), tokens, starts)
+
+
+def _before(counts: np.ndarray) -> np.ndarray:
+    """The sum of all counts before each of them."""
+    return np.cumsum(counts) - counts
 
 
 def _int_vector(name: str, values) -> np.ndarray:
@@ -62,28 +77,3 @@ def _int_vector(name: str, values) -> np.ndarray:
     if array.size and array.min() < 0:
         raise ValueError(f"{name}: expected no negative number, got {int(array.min())}")
     return array.astype(np.int64)
-
-
-def _first_steps(lengths, slots, slot_count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Step at which each sentence begins in its slot, and the tokens of each slot."""
-    by_slot = np.argsort(slots, kind="stable")
-    before = np.cumsum(lengths[by_slot]) - lengths[by_slot]
-    totals = np.bincount(slots, weights=lengths, minlength=slot_count).astype(np.int64)
-    slot_before = np.cumsum(totals) - totals
-    first_step = np.empty_like(lengths)
-    first_step[by_slot] = before - slot_before[slots[by_slot]]
-    return first_step, totals
-
-
-def _schedule(lengths, first_step, position, order, batch_sizes) -> Schedule:
-    first_row = np.cumsum(batch_sizes) - batch_sizes  # [steps]
-    sentence = np.repeat(np.arange(lengths.size), lengths)  # [N]
-    offset = np.arange(sentence.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    tokens = np.empty((2, sentence.size), dtype=np.int32)
-    starts = np.zeros(sentence.size, dtype=bool)
-    for direction, step_in_sentence in enumerate((offset, lengths[sentence] - 1 - offset)):
-        step = first_step[sentence] + step_in_sentence
-        row = first_row[step] + position[sentence]
-        tokens[direction, row] = np.arange(sentence.size)
-        starts[row] = step_in_sentence == 0
-    return Schedule(order, batch_sizes.astype(np.int32), tokens, starts)

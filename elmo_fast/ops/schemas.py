@@ -47,23 +47,24 @@ def no_gradient(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(0)
 
 
+def _memory(tensors, needed) -> list[torch.Tensor]:
+    return [tensor.new_empty(tensor.shape) if wanted else no_gradient(tensor)
+            for tensor, wanted in zip(tensors, needed)]
+
+
 def _wanted(gradients, needed) -> list[torch.Tensor | None]:
     return [gradient if wanted else None for gradient, wanted in zip(gradients, needed)]
 
 
-# ---- char_cnn: values [N, filters]; with `save`, on the CPU, also the window that each value was picked from ---------
-
-
+# char_cnn: values [N, filters]; with `save`, on the CPU, also the window that each value was picked from.
 def _fake_char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, save):
     shape = ids.shape[0], sum(weight.shape[-1] for weight in weights)
     values = char_embed.new_empty(shape, dtype=RESULTS[operands_of(precision, bounded)])
     return values, ids.new_empty(shape if save else 0, dtype=torch.int32)
 
 
-def _fake_char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded,
-                            needed):
-    return [torch.empty_like(tensor) if wanted else no_gradient(tensor)
-            for tensor, wanted in zip((char_embed, *weights, *biases), needed)]
+def _fake_char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, *settings_and_needed):
+    return _memory((char_embed, *weights, *biases), settings_and_needed[-1])
 
 
 def _save_char_cnn(ctx, inputs, output):
@@ -84,9 +85,7 @@ def _char_cnn_gradient(ctx, grad, _):
     return None, char_embed, parts[:count], parts[count:], *[None] * 4
 
 
-# ---- highway and linear: on the CPU products with gradients run in torch ---------------------------------------------
-
-
+# highway and linear: on the CPU products with gradients run in torch.
 def _save_product(ctx, inputs, output):
     x, weights, *settings = inputs
     ctx.precision, ctx.settings = settings[-2], len(settings)
@@ -115,9 +114,6 @@ def _fake_highway(x, weights, packed, precision, bounded):
 
 def _fake_linear(x, weights, packed, outputs, precision, bounded):
     return x.new_empty(x.shape[0], outputs, dtype=torch.float32)
-
-
-# ---- projected_lstm: outputs [S, 2 P], h and c in the caller's order; with `save` what the backward reads, uint8 -----
 
 
 @dataclass(frozen=True)
@@ -168,6 +164,7 @@ def limit(clip: float | None) -> float:
     return math.inf if clip is None else float(clip)
 
 
+# projected_lstm: outputs [S, 2 P], h and c in the caller's order; with `save` what the backward reads, uint8.
 def _fake_lstm(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initial_h, initial_c, width, cell_clip,
                proj_clip, packed, precomputed, precision, bounded, save):
     count, saved = inputs.shape[0] if rows is None else rows.shape[1], 0
@@ -185,8 +182,7 @@ def _fake_lstm_backward(grad_out, grad_h, grad_c, saved, inputs, rows, slots, ba
 
 def lstm_gradients(inputs, h, c, weights, initial_h, initial_c, needed) -> list[torch.Tensor]:
     """Memory for the gradients in their order; [0] for those of inputs and weights that are not needed."""
-    of_inputs, *of_weights = (tensor.new_empty(tensor.shape) if wanted else no_gradient(tensor)
-                              for tensor, wanted in zip((inputs, *weights), (needed[0], *needed[3:-2])))
+    of_inputs, *of_weights = _memory((inputs, *weights), (needed[0], *needed[3:-2]))
     of_h, of_c, *of_initial = (h.new_empty(0 if tensor is None else tensor.shape)
                                for tensor in (h, c, initial_h, initial_c))
     return [of_inputs, of_h, of_c, *of_weights, *of_initial]
@@ -207,9 +203,6 @@ def _lstm_gradient(ctx, grad_out, grad_h, grad_c, _):
                                                         *tensors[7:9], *ctx.settings, needed)
     inputs, h, c, *weights, initial_h, initial_c = _wanted(found, needed)
     return inputs, *[None] * 4, h, c, weights, initial_h, initial_c, *[None] * 8
-
-
-# ---- registration ----------------------------------------------------------------------------------------------------
 
 
 def _no_second_derivatives(op: str, ctx, *_):

@@ -32,17 +32,12 @@ def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep:
     return value
 
 
-def transfer(old: Tensors, new: Tensors) -> None:
-    """Let tensors `new`, which may hold no data, replace `old` in the values cached for all of `old`."""
-    _cache[new[0]] = {kind: (_key(new), value) for kind, (key, value) in _cache.pop(old[0]).items()
-                      if len(key) == len(old)}
-
-
 def emptied(tensors: Tensors) -> list[torch.Tensor | None]:
     """The tensors, matrices replaced by parameters on the meta device; cached values are transferred to them."""
     without_data = [torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
                     if tensor is not None and tensor.dim() == 2 else tensor for tensor in tensors]
-    transfer(tensors, without_data)
+    _cache[without_data[0]] = {kind: (_key(without_data), value)
+                               for kind, (key, value) in _cache.pop(tensors[0]).items() if len(key) == len(tensors)}
     return without_data
 
 

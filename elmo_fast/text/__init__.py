@@ -1,1 +1,1 @@
-"""Floor 0: text to ids. Knows nothing of models or tensors' later fate."""
+"""Floor 0: text to ids."""

@@ -1,7 +1,7 @@
 """Sentences to padded id arrays: AllenNLP's `batch_to_ids`, bilm-tf's `Batcher` and `TokenBatcher`."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,35 +12,31 @@ from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, UnicodeCharsVocabulary, Voc
 BOUNDARIES = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
 
 
-def batch_to_ids(
-    batch: Sequence[Sequence[str]], max_characters_per_token: int = characters.MAX_CHARACTERS_PER_TOKEN
-) -> torch.Tensor:
+def batch_to_ids(batch: Sequence[Sequence[str]],
+                 max_characters_per_token: int = characters.MAX_CHARACTERS_PER_TOKEN) -> torch.Tensor:
     """Character ids of a batch of tokenized sentences: int64 [sentences, longest, max_characters_per_token].
 
     Ids are 1 to 261, rows past a sentence's end are 0, and no sentence boundaries are added. From AllenNLP's
     `batch_to_ids`. Raises `ValueError` for an empty batch, a sentence that is a string, or a token that is none.
     """
-    sentences = _at_least_one(batch, "batch")
-    return torch.from_numpy(_pad(sentences, max_characters_per_token, characters.SENTENCE_MARKS, np.int64))
+    return torch.from_numpy(_pad(_at_least_one(batch, "batch"), max_characters_per_token))
 
 
 def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Sequence[str]]:
     """The sentences of `batch` as a list, also those of a generator; `ValueError` unless all are lists of tokens."""
     if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable):
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
-    sentences = list(batch)
-    for index, sentence in enumerate(sentences):
-        check_sentence(sentence, f"{name}[{index}]")
-    return sentences
+    return [check_sentence(sentence, f"{name}[{index}]") for index, sentence in enumerate(batch)]
 
 
-def check_sentence(sentence: Sequence[str], name: str = "sentence") -> None:
-    """Raise `ValueError` unless `sentence` is a list of tokens; a plain string is refused with the remedy."""
+def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[str]:
+    """The sentence itself; `ValueError` unless it is a list of tokens. A plain string is refused with the remedy."""
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {sentence!r:.60}; "
                          "split it first (.split() for words, list() for letters)")
     if not isinstance(sentence, Collection):
         raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
+    return sentence
 
 
 def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -68,10 +64,10 @@ def _at_least_one(sentences: Iterable[Sequence[str]], name: str = "sentences") -
     return listed
 
 
-def _pad(batch, max_characters_per_token: int, marks: Mapping[str, int], dtype) -> np.ndarray:
+def _pad(batch, max_characters_per_token: int) -> np.ndarray:
     unique, running, lengths = number_tokens(batch)
-    encoded = characters.to_model_ids(characters.encode_tokens(unique, max_characters_per_token, marks))
-    ids = np.zeros((len(lengths), int(lengths.max(initial=0)), max_characters_per_token), dtype=dtype)
+    encoded = characters.to_model_ids(characters.encode_tokens(unique, max_characters_per_token))
+    ids = np.zeros((len(lengths), int(lengths.max(initial=0)), max_characters_per_token), dtype=np.int64)
     present = np.arange(ids.shape[1]) < lengths[:, None]  # [B, T]
     ids[present] = encoded[running]
     return ids
@@ -86,9 +82,8 @@ class Batcher:
 
     def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
         """int64 [sentences, longest + 2, max_token_length]; ids 1 to 261, zero past a sentence's end."""
-        sentences = _at_least_one(sentences)
-        bounded = [(BOUNDARIES[0], *sentence, BOUNDARIES[1]) for sentence in sentences]
-        return _pad(bounded, self._max_token_length, characters.SENTENCE_MARKS, np.int64)
+        bounded = [(BOUNDARIES[0], *sentence, BOUNDARIES[1]) for sentence in _at_least_one(sentences)]
+        return _pad(bounded, self._max_token_length)
 
 
 class TokenBatcher:
@@ -107,14 +102,9 @@ class TokenBatcher:
         sentences = _at_least_one(sentences)
         ids = np.zeros((len(sentences), max(map(len, sentences)) + 2), dtype=np.int64)
         for row, sentence in zip(ids, sentences):
-            self._require_known(sentence)
+            unknown = [] if self._lm_vocab.unk >= 0 else [word for word in sentence if word not in self._lm_vocab]
+            if unknown:
+                raise ValueError(f"sentences: the word {unknown[0]!r} is outside the vocabulary, "
+                                 f"which has no {UNKNOWN_TOKEN} to stand for it")
             row[: len(sentence) + 2] = self._lm_vocab.encode(sentence, split=False) + 1
         return ids
-
-    def _require_known(self, sentence: Sequence[str]) -> None:
-        if self._lm_vocab.unk >= 0:
-            return
-        for token in sentence:
-            if token not in self._lm_vocab:
-                raise ValueError(f"sentences: the word {token!r} is outside the vocabulary, "
-                                 f"which has no {UNKNOWN_TOKEN} to stand for it")

@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-BEGIN_SENTENCE = 256
-END_SENTENCE = 257
-BEGIN_WORD = 258
-END_WORD = 259
-PADDING = 260
-
+BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
 MAX_CHARACTERS_PER_TOKEN = 50
 BEGIN_SENTENCE_TOKEN = "<S>"
 END_SENTENCE_TOKEN = "</S>"
@@ -31,11 +26,8 @@ def mark_ids(mark: int, max_characters_per_token: int = MAX_CHARACTERS_PER_TOKEN
     return ids
 
 
-def encode_tokens(
-    tokens: Sequence[str],
-    max_characters_per_token: int = MAX_CHARACTERS_PER_TOKEN,
-    marks: Mapping[str, int] = SENTENCE_MARKS,
-) -> np.ndarray:
+def encode_tokens(tokens: Sequence[str], max_characters_per_token: int = MAX_CHARACTERS_PER_TOKEN,
+                  marks: Mapping[str, int] = SENTENCE_MARKS) -> np.ndarray:
     """Raw character ids of each token: int32 [len(tokens), max_characters_per_token].
 
     `marks` maps the tokens that stand for one special character to its raw id. Bytes beyond
@@ -43,15 +35,17 @@ def encode_tokens(
     Raises `ValueError` when a token is not a string.
     """
     limit = check_max_characters(max_characters_per_token) - 2
-    encoded = [_utf8(token)[:limit] for token in tokens]
+    for token in tokens:
+        if not isinstance(token, str):
+            raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
+    encoded = [token.encode("utf-8", "ignore")[:limit] for token in tokens]
     count = len(encoded)
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=count)
     ids = np.full((count, max_characters_per_token), PADDING, dtype=np.int32)  # [N, C]
     ids[:, 0] = BEGIN_WORD
     characters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     row = np.repeat(np.arange(count), lengths)
-    first = np.cumsum(lengths) - lengths
-    column = np.arange(characters.size) - np.repeat(first, lengths) + 1
+    column = np.arange(characters.size) - np.repeat(np.cumsum(lengths) - lengths, lengths) + 1
     ids[row, column] = characters
     ids[np.arange(count), lengths + 1] = END_WORD
     for index, token in enumerate(tokens):
@@ -75,24 +69,14 @@ def decode_tokens(raw_ids: np.ndarray) -> list[str | None]:
 def check_max_characters(max_characters_per_token: int) -> int:
     """The argument itself when a token of that many characters can hold a mark, else `ValueError`."""
     if not isinstance(max_characters_per_token, (int, np.integer)) or max_characters_per_token < 3:
-        raise ValueError(
-            "max_characters_per_token: expected an integer of at least 3 (begin-word, one character, end-word), "
-            f"got {max_characters_per_token!r}"
-        )
+        raise ValueError("max_characters_per_token: expected an integer of at least 3 (begin-word, one character, "
+                         f"end-word), got {max_characters_per_token!r}")
     return int(max_characters_per_token)
-
-
-def _utf8(token: str) -> bytes:
-    if not isinstance(token, str):
-        raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
-    return token.encode("utf-8", "ignore")
 
 
 def _decode(inner: np.ndarray) -> str | None:
     """The token of the raw ids between the begin-word and end-word ids."""
-    for token, raw in SENTENCE_MARKS.items():
-        if inner.tolist() == [raw]:
-            return token
-    if (inner > 255).any() or (inner < 0).any():
-        return None
+    marks = [token for token, raw in SENTENCE_MARKS.items() if inner.tolist() == [raw]]
+    if marks or (inner > 255).any() or (inner < 0).any():
+        return marks[0] if marks else None
     return inner.astype(np.uint8).tobytes().decode("utf-8", "replace")

@@ -1,12 +1,11 @@
 """FASTA files: sequences under header lines that begin with `>`."""
 
 import gzip
+import itertools
 import os
 import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
-
-_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class FastaRecord(NamedTuple):
@@ -31,7 +30,7 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
                 yield record
     except UnicodeDecodeError as error:
         raise ValueError(f"FASTA file: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
-    except _DAMAGE as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"FASTA file: expected a complete gzip file, got {name} ({error})") from error
     if not found:
         raise ValueError(f"FASTA file: expected at least one record, got none in {name}")
@@ -40,23 +39,17 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
 def _records(lines, name: str) -> Iterator[FastaRecord]:
     header: str | None = None
     pieces: list[str] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(itertools.chain(lines, [">"]), start=1):  # a last header ends the last record
         line = line.removeprefix("\ufeff") if number == 1 else line
         if line.startswith(">"):
+            if header is not None and not any(pieces):
+                raise ValueError(f"FASTA file: expected a sequence under every header, got none under {header!r:.60} "
+                                 f"in {name}")
             if header is not None:
-                yield _record(header, pieces, name)
+                yield FastaRecord(header, "".join(pieces))
             header, pieces = line[1:].strip(), []
         elif header is not None:
             pieces.append("".join(line.split()))
         elif line.strip():
             raise ValueError(f"FASTA file: expected a header that begins with '>', got {line.strip()!r:.40} "
                              f"at line {number} of {name}")
-    if header is not None:
-        yield _record(header, pieces, name)
-
-
-def _record(header: str, pieces: list[str], name: str) -> FastaRecord:
-    sequence = "".join(pieces)
-    if not sequence:
-        raise ValueError(f"FASTA file: expected a sequence under every header, got none under {header!r:.60} in {name}")
-    return FastaRecord(header, sequence)

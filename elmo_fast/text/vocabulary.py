@@ -10,7 +10,8 @@ import numpy as np
 from elmo_fast.text import characters
 
 UNKNOWN_TOKEN = "<UNK>"
-_SKIPPED_LINE = "!!!MAXTERMID"
+SPECIAL_WORDS = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
+SKIPPED_LINE = "!!!MAXTERMID"
 
 
 class Vocabulary:
@@ -21,39 +22,22 @@ class Vocabulary:
     """
 
     def __init__(self, filename: str | os.PathLike, validate_file: bool = False):
-        self._filename = os.fspath(filename)
-        self._id_to_word = _read_words(self._filename)
-        self._word_to_id = {word: index for index, word in enumerate(self._id_to_word)}
-        self._bos = self._word_to_id.get(characters.BEGIN_SENTENCE_TOKEN, -1)
-        self._eos = self._word_to_id.get(characters.END_SENTENCE_TOKEN, -1)
-        self._unk = self._word_to_id.get(UNKNOWN_TOKEN, -1)
+        self._filename = filename = os.fspath(filename)
+        opener = gzip.open if filename.endswith(".gz") else open
+        try:
+            with opener(filename, "rt", encoding="utf-8") as lines:
+                words = [line.strip() for line in lines]
+        except UnicodeDecodeError as error:
+            raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"vocabulary {filename}: expected gzip-compressed text, since the name ends in .gz, "
+                             f"got something else or a file cut short ({error})") from error
+        self.words: Sequence[str] = [word for word in words if word != SKIPPED_LINE]  # in file order
+        self.size = len(self.words)
+        self._word_to_id = {word: index for index, word in enumerate(self.words)}
+        self.bos, self.eos, self.unk = (self._word_to_id.get(word, -1) for word in SPECIAL_WORDS)
         if validate_file:
-            self.require(characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
-
-    @property
-    def bos(self) -> int:
-        """Id of `<S>`, or -1."""
-        return self._bos
-
-    @property
-    def eos(self) -> int:
-        """Id of `</S>`, or -1."""
-        return self._eos
-
-    @property
-    def unk(self) -> int:
-        """Id of `<UNK>`, or -1."""
-        return self._unk
-
-    @property
-    def words(self) -> Sequence[str]:
-        """Words in file order. Not to be changed."""
-        return self._id_to_word
-
-    @property
-    def size(self) -> int:
-        """Number of words."""
-        return len(self._id_to_word)
+            self.require(*SPECIAL_WORDS)
 
     def __len__(self) -> int:
         return self.size
@@ -70,11 +54,11 @@ class Vocabulary:
 
     def word_to_id(self, word: str) -> int:
         """Id of `word`, or the id of `<UNK>` for a word outside the vocabulary."""
-        return self._word_to_id.get(word, self._unk)
+        return self._word_to_id.get(word, self.unk)
 
     def id_to_word(self, cur_id: int) -> str:
         """Word of an id."""
-        return self._id_to_word[cur_id]
+        return self.words[cur_id]
 
     def decode(self, cur_ids: Sequence[int]) -> str:
         """Words of the ids, joined by spaces."""
@@ -87,7 +71,7 @@ class Vocabulary:
         swaps the two sentence marks, for a sentence that is already reversed.
         """
         tokens = sentence.split() if split else sentence  # type: ignore[union-attr]
-        first, last = (self._eos, self._bos) if reverse else (self._bos, self._eos)
+        first, last = (self.eos, self.bos) if reverse else (self.bos, self.eos)
         return np.array([first, *map(self.word_to_id, tokens), last], dtype=np.int32)
 
 
@@ -106,44 +90,21 @@ class UnicodeCharsVocabulary(Vocabulary):
 
     def __init__(self, filename: str | os.PathLike, max_word_length: int, **kwargs):
         super().__init__(filename, **kwargs)
-        self.require(characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
-        self._max_word_length = characters.check_max_characters(max_word_length)
+        self.require(*SPECIAL_WORDS[:2])
+        self.max_word_length = characters.check_max_characters(max_word_length)
         self.bos_chars = characters.mark_ids(self.bos_char, max_word_length)
         self.eos_chars = characters.mark_ids(self.eos_char, max_word_length)
-        self._word_char_ids = characters.encode_tokens(self._id_to_word, max_word_length)
-
-    @property
-    def word_char_ids(self) -> np.ndarray:
-        """Raw character ids of every word: int32 [size, max_word_length]."""
-        return self._word_char_ids
-
-    @property
-    def max_word_length(self) -> int:
-        """Characters a token, marks included."""
-        return self._max_word_length
+        self.word_char_ids = characters.encode_tokens(self.words, max_word_length)  # int32 [size, max_word_length]
 
     def word_to_char_ids(self, word: str) -> np.ndarray:
         """Raw character ids of one word, in the vocabulary or not: int32 [max_word_length]."""
         if word in self._word_to_id:
-            return self._word_char_ids[self._word_to_id[word]]
-        return characters.encode_tokens([word], self._max_word_length)[0]
+            return self.word_char_ids[self._word_to_id[word]]
+        return characters.encode_tokens([word], self.max_word_length)[0]
 
     def encode_chars(self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True) -> np.ndarray:
         """Raw character ids between those of the sentence marks: int32 [tokens + 2, max_word_length]."""
         tokens = sentence.split() if split else sentence  # type: ignore[union-attr]
         first, last = (self.eos_chars, self.bos_chars) if reverse else (self.bos_chars, self.eos_chars)
-        words = characters.encode_tokens(list(tokens), self._max_word_length)
+        words = characters.encode_tokens(list(tokens), self.max_word_length)
         return np.concatenate([first[None], words, last[None]])
-
-
-def _read_words(filename: str) -> list[str]:
-    opener = gzip.open if filename.endswith(".gz") else open
-    try:
-        with opener(filename, "rt", encoding="utf-8") as lines:
-            words = [line.strip() for line in lines]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"vocabulary {filename}: expected gzip-compressed text, since the name ends in .gz, "
-                         f"got something else or a file cut short ({error})") from error
-    return [word for word in words if word != _SKIPPED_LINE]

@@ -13,7 +13,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m elmo_fast.train", description="As elmo-fast train.")
     add_train_arguments(parser)
     try:
-        train(parser.parse_args())
+        train(**vars(parser.parse_args()))
     except (ValueError, OSError, ImportError, KeyboardInterrupt) as error:
         sys.exit(f"elmo_fast.train: error: {' '.join(str(error).split()) or type(error).__name__}")
 

@@ -1,4 +1,4 @@
-"""The directory of a run: its options, vocabulary and checkpoints, and the trained model in them."""
+"""The directory of a run: its options, vocabulary, checkpoints and the trained model in them; its log."""
 
 import gzip
 import json
@@ -21,6 +21,7 @@ from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel
 
 OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
+LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)\.pt")
 
@@ -32,29 +33,23 @@ def folder(run: str | os.PathLike) -> Path:
 
 def in_order(run: str | os.PathLike) -> list[Path]:
     """Checkpoints of a run, oldest first."""
-    path = folder(run)
-    found = [file for file in path.iterdir() if _NAME.fullmatch(file.name)] if path.is_dir() else []
+    found = [file for file in folder(run).glob("*") if _NAME.fullmatch(file.name)]
     return sorted(found, key=lambda file: int(_NAME.fullmatch(file.name)[1]))
 
 
 def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) -> Path:
     """`checkpoint` if given, else the run's best, else its last."""
-    if checkpoint is not None:
-        return Path(checkpoint)
-    best = Path(run) / BEST
-    found = [best] if best.is_file() else in_order(run)[-1:]
-    if not found:
+    found = checkpoint or next(filter(Path.is_file, [Path(run) / BEST, *in_order(run)[::-1]]), None)
+    if found is None:
         raise FileNotFoundError(f"run {run}: expected a checkpoint, found none in {folder(run)}")
-    return found[0]
+    return Path(found)
 
 
-def save(run: str | os.PathLike, step: int, content: dict[str, Any], keep: int) -> Path:
+def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
     """Write the checkpoint of a step, then remove all but the last `keep`."""
-    path = folder(run) / f"step-{step:08d}.pt"
-    write(path, content)
+    write(folder(run) / f"step-{content['step']:08d}.pt", content)
     for old in in_order(run)[:-keep]:
         old.unlink(missing_ok=True)
-    return path
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -103,9 +98,6 @@ def copy_vocabulary(source: str, run: Path) -> None:
             shutil.copyfileobj(words, copy)
 
 
-# ---- the trained model ---------------------------------------------------------------------
-
-
 def weights_of_run(run: str | os.PathLike,
                    checkpoint: str | os.PathLike | None = None) -> tuple[TrainConfig, dict[str, np.ndarray]]:
     """Configuration and weights by dataset name, softmax included, of the checkpoint that `choose` returns."""
@@ -119,11 +111,18 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
                         vocab_file: str | os.PathLike | None = None) -> tuple[LanguageModel, Vocabulary]:
     """The model of a run's directory, or of exported files with their softmax, and its vocabulary."""
     if folder(model).is_dir():
-        config, weights = weights_of_run(model, checkpoint)
-        default = Path(model) / VOCABULARY_FILE
+        (config, weights), beside = weights_of_run(model, checkpoint), Path(model) / VOCABULARY_FILE
     else:
-        config, weights, default = _weights_of_files(model, softmax_file)
-    vocab_file = vocab_file or default
+        files = find_model(model)
+        options, beside = Options.from_file(files.options_file), files.vocab_file
+        softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
+        if not os.path.isfile(softmax_file):
+            raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "
+                                    f"nothing at {softmax_file}")
+        softmax = read_softmax(softmax_file, options.lstm.projection_dim)
+        config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
+        weights = {**read_weights(files.weight_file, options), **softmax}
+    vocab_file = vocab_file or beside
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
     vocabulary = Vocabulary(vocab_file, validate_file=True)
@@ -133,13 +132,67 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
     return LanguageModel(config, weights), vocabulary
 
 
-def _weights_of_files(model, softmax_file) -> tuple[TrainConfig, dict[str, np.ndarray], Path | None]:
-    files = find_model(model)
-    options = Options.from_file(files.options_file)
-    softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
-    if not os.path.isfile(softmax_file):
-        raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found nothing "
-                                f"at {softmax_file}")
-    softmax = read_softmax(softmax_file, options.lstm.projection_dim)
-    config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
-    return config, {**read_weights(files.weight_file, options), **softmax}, files.vocab_file
+class TrainLog:
+    """Appends a JSON object per line to `log.jsonl`; every object has a `step` and a `kind`.
+
+    A run resumed after `step` drops the lines of later steps, which it is going to write again.
+    """
+
+    def __init__(self, run: str | os.PathLike, step: int, tensorboard: bool = False):
+        self._path = Path(run) / LOG_FILE
+        lines = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
+        with atomic_path(self._path) as partial:
+            partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+        self._events = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ImportError(f"tensorboard: writing events needs a missing package ({error}): install "
+                                  "elmo-fast[tensorboard]") from error
+            self._events = SummaryWriter(str(run), purge_step=step + 1)
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        """Add a line, and its numbers as TensorBoard scalars."""
+        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._file.flush()
+        if self._events is not None:
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
+    """The lines of a run's log without a truncated last line."""
+    path = Path(run) / LOG_FILE
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
+
+
+def plot_losses(run: str | os.PathLike) -> str | None:
+    """Write `loss.png` from the log; returns None, or why there is no plot."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        return f"no plot of the losses: {error}; install elmo-fast[plots]"
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for kind, name, marker in (("train", "training, sampled words", None), ("heldout", "held out, all words", "o")):
+        points = [(line["step"], line["perplexity"]) for line in read_log(run) if line["kind"] == kind]
+        axes.plot([step for step, _ in points], [value for _, value in points], label=name, marker=marker)
+    axes.set(xlabel="step", ylabel="perplexity", yscale="log")
+    axes.legend()
+    with atomic_path(Path(run) / PLOT_FILE) as partial:
+        figure.savefig(partial, format="png", dpi=120)
+    pyplot.close(figure)
+    return None

@@ -1,24 +1,19 @@
 """Configuration of a training run: bilm-tf's keys of `options.json`, keys this trainer adds, settings of the run."""
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.choices import SIZES
+from elmo_fast.model.options import ConfigurationError, Options, read_json
 
 DECAYS = ("constant", "linear", "cosine")
-_DEFAULTS = {  # by optimizer
-    "adagrad": {"learning_rate": 0.2, "warmup_steps": 0, "decay": "constant"},
-    "adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"},
-}
-OPTIMIZERS = tuple(_DEFAULTS)
-# The published models: LSTM cells, projection, highway layers.
-SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
-_FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
+_DEFAULTS = {"adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}}  # other than the fields'
+OPTIMIZERS = ("adagrad", "adamw")
+FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
 
 def _checked(default: Any, expected: str, accepts) -> Any:
@@ -33,19 +28,17 @@ def _boolean(default: bool) -> Any:
     return _checked(default, "true or false", lambda value: isinstance(value, bool))
 
 
-def _choice(default: str, choices: tuple[str, ...], separator: str) -> Any:
-    return _checked(default, separator.join(choices), lambda value: value in choices)
+def _choice(*choices: str, separator: str) -> Any:
+    """The first of `choices` is the default."""
+    return _checked(choices[0], separator.join(choices), lambda value: value in choices)
 
 
-def _fraction(default: float, below: float = math.inf) -> Any:
-    """A number from 0 to 1, and below `below`."""
-    return _checked(default, "a number from 0 to 1",
-                    lambda value: type(value) in (int, float) and 0 <= value <= 1 and value < below)
+def _fraction(default: float, most: float = 1) -> Any:
+    return _checked(default, "a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= most)
 
 
 def _positive(default: float) -> Any:
-    return _checked(default, "a number above 0",
-                    lambda value: type(value) in (int, float) and math.isfinite(value) and value > 0)
+    return _checked(default, "a number above 0", lambda value: type(value) in (int, float) and 0 < value < math.inf)
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class OptimizerConfig:
 
     batch_size: int = _integer(128, 1)
     unroll_steps: int = _integer(20, 1)
-    dropout: float = _fraction(0.1, below=1)
+    dropout: float = _fraction(0.1, most=math.nextafter(1, 0))
     sample_softmax: bool = _boolean(True)
     n_negative_samples_batch: int = _integer(8192, 1)
     share_embedding_softmax: bool = _boolean(False)
@@ -68,9 +61,9 @@ class OptimizerConfig:
     n_epochs: float = _positive(10)
     learning_rate: float = _positive(0.2)
 
-    optimizer: str = _choice("adagrad", OPTIMIZERS, " or ")
+    optimizer: str = _choice(*OPTIMIZERS, separator=" or ")
     warmup_steps: int = _integer(0, 0)
-    decay: str = _choice("constant", DECAYS, ", ")
+    decay: str = _choice(*DECAYS, separator=", ")
     weight_decay: float = _fraction(0.01)
     accumulate: int = _integer(1, 1)
     reset_states: float = _fraction(0.0)
@@ -80,7 +73,7 @@ class OptimizerConfig:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], source: str) -> "OptimizerConfig":
         """Check the keys of `options.json` that are fields; absent keys and nulls get the optimizer's default."""
-        defaults = _DEFAULTS.get(content.get("optimizer", "adagrad"), {})
+        defaults = _DEFAULTS.get(content.get("optimizer"), {})
         values = {}
         for field in dataclasses.fields(cls):
             value = content.get(field.name)
@@ -159,18 +152,6 @@ def published_size(name: str) -> dict[str, Any]:
     return {
         "lstm": {"dim": dim, "projection_dim": projection, "n_layers": 2, "use_skip_connections": True,
                  "cell_clip": 3, "proj_clip": 3},
-        "char_cnn": {"embedding": {"dim": 16}, "filters": _FILTERS, "n_highway": highways, "activation": "relu",
+        "char_cnn": {"embedding": {"dim": 16}, "filters": FILTERS, "n_highway": highways, "activation": "relu",
                      "max_characters_per_token": 50, "n_characters": 262},
     }
-
-
-def read_json(path: str | os.PathLike) -> dict[str, Any]:
-    """The object in a JSON file; `ConfigurationError` for anything else."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            content = json.load(file)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigurationError(f"options_file {path}: expected JSON, got something else ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"options_file {path}: expected a JSON object, got {content!r:.80}")
-    return content

@@ -1,4 +1,4 @@
-"""Files of a corpus, a tokenized sentence a line: read in any order, counted in parallel, their vocabulary."""
+"""Files of a corpus, a tokenized sentence a line: counted in parallel, their vocabulary, sentences in any order."""
 
 import concurrent.futures
 import glob
@@ -9,27 +9,34 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from elmo_fast.model.atomic_file import atomic_path, check_target
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
-from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
+from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
-SPECIAL_WORDS = (BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN, UNKNOWN_TOKEN)
-_SKIPPED_BY_READERS = "!!!MAXTERMID"
 _CHUNK = 32 << 20  # bytes that a process counts at a time
 _NEWLINE = ord("\n")
+_GROUP_SENTENCES = 1 << 22  # shuffled together; 16 bytes each in memory
+_GROUP_FILES = 256
+
+Location = tuple[int, int, int]  # epoch, group of shards and sentence, numbered in that epoch's order
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """One file: its size in bytes, lines and whitespace-separated tokens."""
 
     path: str
     size: int
     sentences: int
     tokens: int
+
+    @property
+    def predictions(self) -> int:
+        """Tokens that a model predicts in a direction, with the ends of sentences."""
+        return self.tokens + self.sentences
 
 
 def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
@@ -46,17 +53,16 @@ def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
     return sorted(found)
 
 
-def read_shards(patterns: Sequence[str] | str, name: str, processes: int | None = None) -> list[Shard]:
+def read_shards(patterns: Sequence[str] | str, name: str) -> list[Shard]:
     """Count every file that `patterns` match. `ValueError` for an empty file and for bytes that are not UTF-8."""
     paths = find_files(patterns, name)
-    totals = {path: [0, 0] for path in paths}
-    for path, (sentences, tokens) in map_chunks(_count, paths, processes):
-        totals[path][0] += sentences
-        totals[path][1] += tokens
+    totals = {path: np.zeros(2, dtype=np.int64) for path in paths}
+    for path, counted in map_chunks(_count, paths):
+        totals[path] += counted
     for path, (_, tokens) in totals.items():
         if not tokens:
             raise ValueError(f"{name}: expected sentences in every file, found no token in {path}")
-    return [Shard(path, os.path.getsize(path), *totals[path]) for path in paths]
+    return [Shard(path, os.path.getsize(path), *total.tolist()) for path, total in totals.items()]
 
 
 def _count(text: str) -> tuple[int, int]:
@@ -74,12 +80,12 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
         raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
     counts: Counter[str] = Counter()
-    for _, counted in map_chunks(_count_words, find_files(inputs, "inputs"), processes):
-        counts.update(counted)
+    for _, words in map_chunks(_count_words, find_files(inputs, "inputs"), processes):
+        counts.update(words)
     total = counts.total()
     if not total:
         raise ValueError("inputs: expected words, found none")
-    for word in (*SPECIAL_WORDS, _SKIPPED_BY_READERS):
+    for word in (*SPECIAL_WORDS, SKIPPED_LINE):
         counts.pop(word, None)
     by_count = sorted((-count, word) for word, count in counts.items() if count >= min_count)
     words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
@@ -92,9 +98,6 @@ def _count_words(text: str) -> Counter:
     return Counter(text.split())
 
 
-# ---- parallel counting ---------------------------------------------------------------------
-
-
 def map_chunks(function: Callable, paths: Iterable[str], processes: int | None = None) -> Iterator[tuple[str, object]]:
     """(path, `function(text)`) for chunks of complete lines that together are the files, in the files' order.
 
@@ -102,18 +105,14 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
     """
     sizes = {path: os.path.getsize(path) for path in paths}
     chunks = [(path, first, _CHUNK) for path, size in sizes.items() for first in range(0, max(1, size), _CHUNK)]
-    wanted = processes or (1 if sum(sizes.values()) <= _CHUNK else _cores())
-    if min(wanted, len(chunks)) == 1:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores), len(chunks))
+    if wanted == 1:
         yield from ((chunk[0], _on_chunk(function, chunk)) for chunk in chunks)
         return
-    with concurrent.futures.ProcessPoolExecutor(min(wanted, len(chunks)), initializer=_exit_with_parent,
-                                                initargs=(os.getpid(),)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(wanted, None, _exit_with_parent, (os.getpid(),)) as pool:
         results = pool.map(_on_chunk, [function] * len(chunks), chunks)
         yield from ((chunk[0], result) for chunk, result in zip(chunks, results))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _exit_with_parent(parent: int) -> None:
@@ -138,7 +137,7 @@ def _on_chunk(function: Callable, chunk: tuple[str, int, int]):
     return function(_decode(text, path, start))
 
 
-def _decode(text: bytes, path: str, start: int = 0) -> str:
+def _decode(text: bytes, path: str, start: int) -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -149,9 +148,9 @@ def _decode(text: bytes, path: str, start: int = 0) -> str:
 
 
 class Lines:
-    """The lines of a file by number. Memory holds 8 bytes a line, the text stays on the disk."""
+    """The lines of a file by number, `expected` of them. Memory holds 8 bytes a line, the text stays on the disk."""
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, expected: int):
         self.path = path
         with open(path, "rb") as file:
             self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -160,6 +159,8 @@ class Lines:
         self._starts = np.concatenate([[0], *(end + 1 for end in ends), [len(self._text)]])
         if self._text[-1] == _NEWLINE:
             self._starts = self._starts[:-1]
+        if len(self) != expected:
+            raise ValueError(f"{path}: expected the {expected} lines it had when the run began, found {len(self)}")
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -168,3 +169,100 @@ class Lines:
         """Tokens of line `number`."""
         first, last = self._starts[number : number + 2].tolist()
         return _decode(self._text[first:last], self.path, first).split()
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of sentences. Without a seed: file after file, line after line, once.
+
+    With a seed, shards are shuffled and gathered into groups, and all sentences of a group are shuffled together: read
+    book after book, a model forgets the books before. Stream number `stream` takes every `streams`-th sentence of that
+    order, starting with its own number; forward and reverse text are shuffled independently. With `reverse` a sentence
+    is read from its end.
+    """
+
+    seed: int | None = None
+    reverse: bool = False
+    stream: int = 0
+    streams: int = 1
+
+    def groups(self, epoch: int, shards: Sequence[Shard]) -> list[list[int]]:
+        """Shard numbers of every group, in the order of an epoch."""
+        if self.seed is None:
+            return [[number] for number in range(len(shards))]
+        groups, capacity = [], 0
+        for number in self._generator(epoch).permutation(len(shards)).tolist():
+            if not groups or shards[number].sentences > capacity or len(groups[-1]) == _GROUP_FILES:
+                groups.append([])
+                capacity = _GROUP_SENTENCES
+            groups[-1].append(number)
+            capacity -= shards[number].sentences
+        return groups
+
+    def sentences(self, epoch: int, group: int, count: int) -> np.ndarray:
+        """Numbers of this stream's sentences of a group that has `count`, in the order of an epoch."""
+        order = np.arange(count) if self.seed is None else self._generator(epoch, group + 1).permutation(count)
+        return order[self.stream :: self.streams]
+
+    def _generator(self, *which: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, int(self.reverse), *which])
+
+
+class Sentences:
+    """Sentences in an order, from any location on: lists of tokens with `<S>` and `</S>` around them.
+
+    Holds the line indexes of a single group of shards at a time.
+    """
+
+    def __init__(self, shards: Sequence[Shard], order: Order, start: Location = (0, 0, 0)):
+        sentences = sum(shard.sentences for shard in shards)
+        if sentences < order.streams:
+            raise ValueError(f"train: expected at least {order.streams} sentences, one per stream, "
+                             f"got {sentences} sentences")
+        self._shards, self._order = shards, order
+        self.location = start  # of the next sentence
+        self._current: _Group | None = None
+
+    def next(self) -> tuple[Location, list[str]]:
+        """The next sentence and its location; `StopIteration` after the last sentence of an order without a seed."""
+        epoch, group, sentence = self.location
+        first = epoch
+        while epoch <= first + 1:
+            if epoch and self._order.seed is None:
+                raise StopIteration
+            current = self._group(epoch, group)
+            if sentence < len(current.numbers):
+                self.location = epoch, group, sentence + 1
+                return (epoch, group, sentence), self.at((epoch, group, sentence))
+            group, sentence = group + 1, 0
+            if group == current.groups:
+                epoch, group = epoch + 1, 0
+        raise ValueError(f"train: expected sentences for stream {self._order.stream} of {self._order.streams} in an "
+                         "epoch, got none: groups of files have fewer sentences than streams")
+
+    def at(self, location: Location) -> list[str]:
+        """The sentence at a location."""
+        tokens = self._group(*location[:2]).tokens(location[2])
+        sentence = [BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN]
+        return sentence[::-1] if self._order.reverse else sentence
+
+    def _group(self, epoch: int, group: int) -> "_Group":
+        if self._current is None or self._current.key != (epoch, group):
+            self._current = _Group(self._shards, self._order, epoch, group)
+        return self._current
+
+
+class _Group:
+    """Shards shuffled together: their lines, and `numbers`, the order of this stream's among them."""
+
+    def __init__(self, shards: Sequence[Shard], order: Order, epoch: int, group: int):
+        groups = order.groups(epoch, shards)
+        self.key, self.groups = (epoch, group), len(groups)
+        self._lines = [Lines(shards[number].path, shards[number].sentences) for number in groups[group]]
+        self._ends = np.cumsum(list(map(len, self._lines)))  # the first line after every shard, counted over all
+        self.numbers = order.sentences(epoch, group, int(self._ends[-1]))
+
+    def tokens(self, sentence: int) -> list[str]:
+        number = int(self.numbers[sentence])
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        return self._lines[shard].tokens(number - (int(self._ends[shard - 1]) if shard else 0))

@@ -1,135 +1,20 @@
-"""A corpus as training batches: shuffled sentences, packed into rows of a fixed number of steps, as ids and targets."""
+"""A corpus as training batches: rows of a fixed number of steps, as ids, targets and sampled words.
 
+Words are drawn as by TensorFlow's log-uniform candidate sampler, which bilm-tf trains with: word k of V, most frequent
+first, has probability log((k + 2) / (k + 1)) / log(V + 1).
+"""
+
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from elmo_fast.text import characters
-from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.corpus import Lines, Shard
-from elmo_fast.train.loss import Samples, draw_samples
-
-Location = tuple[int, int, int]  # epoch, group of shards and sentence, numbered in that epoch's order
-
-_GROUP_SENTENCES = 1 << 22  # shuffled together; 16 bytes each in memory
-_GROUP_FILES = 256
-
-
-@dataclass(frozen=True)
-class Order:
-    """The order of sentences. Without a seed: file after file, line after line, once.
-
-    With a seed, shards are shuffled and gathered into groups, and all sentences of a group are shuffled together: read
-    book after book, a model forgets the books before. Stream number `stream` takes every `streams`-th sentence of that
-    order, starting with its own number; forward and reverse text are shuffled independently. With `reverse` a sentence
-    is read from its end.
-    """
-
-    seed: int | None = None
-    reverse: bool = False
-    stream: int = 0
-    streams: int = 1
-
-    def groups(self, epoch: int, shards: Sequence[Shard]) -> list[list[int]]:
-        """Shard numbers of every group, in the order of an epoch."""
-        if self.seed is None:
-            return [[number] for number in range(len(shards))]
-        groups: list[list[int]] = []
-        capacity = 0
-        for number in self._generator(epoch).permutation(len(shards)).tolist():
-            if not groups or shards[number].sentences > capacity or len(groups[-1]) == _GROUP_FILES:
-                groups.append([])
-                capacity = _GROUP_SENTENCES
-            groups[-1].append(number)
-            capacity -= shards[number].sentences
-        return groups
-
-    def sentences(self, epoch: int, group: int, count: int) -> np.ndarray:
-        """Numbers of this stream's sentences of a group that has `count`, in the order of an epoch."""
-        order = np.arange(count) if self.seed is None else self._generator(epoch, group + 1).permutation(count)
-        return order[self.stream :: self.streams]
-
-    def _generator(self, *which: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, int(self.reverse), *which])
-
-
-class Sentences:
-    """Sentences in an order, from any location on: lists of tokens with `<S>` and `</S>` around them.
-
-    Holds the line indexes of a single group of shards at a time.
-    """
-
-    def __init__(self, shards: Sequence[Shard], order: Order, start: Location = (0, 0, 0)):
-        if sum(shard.sentences for shard in shards) < order.streams:
-            raise ValueError(f"train: expected at least {order.streams} sentences, one per stream, "
-                             f"got {sum(shard.sentences for shard in shards)} sentences")
-        self._shards, self._order = list(shards), order
-        self.location = start  # of the next sentence
-        self._current: _Group | None = None
-
-    def next(self) -> tuple[Location, list[str]]:
-        """The next sentence and its location; `StopIteration` after the last sentence of an order without a seed."""
-        epoch, group, sentence = self.location
-        first = epoch
-        while True:
-            if epoch > first + 1:
-                raise ValueError(f"train: expected sentences for stream {self._order.stream} of {self._order.streams} "
-                                 "in an epoch, got none: groups of files have fewer sentences than streams")
-            if epoch and self._order.seed is None:
-                raise StopIteration
-            current = self._group(epoch, group)
-            if sentence < len(current.numbers):
-                self.location = epoch, group, sentence + 1
-                return (epoch, group, sentence), self._with_boundaries(current.tokens(sentence))
-            group, sentence = group + 1, 0
-            if group == current.groups:
-                epoch, group = epoch + 1, 0
-
-    def at(self, location: Location) -> list[str]:
-        """The sentence at a location."""
-        return self._with_boundaries(self._group(*location[:2]).tokens(location[2]))
-
-    def _group(self, epoch: int, group: int) -> "_Group":
-        if self._current is None or self._current.key != (epoch, group):
-            groups = self._order.groups(epoch, self._shards)
-            lines = [_open_lines(self._shards[number]) for number in groups[group]]
-            ends = np.cumsum(list(map(len, lines)))
-            numbers = self._order.sentences(epoch, group, int(ends[-1]))
-            self._current = _Group((epoch, group), len(groups), lines, ends, numbers)
-        return self._current
-
-    def _with_boundaries(self, tokens: list[str]) -> list[str]:
-        sentence = [BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN]
-        return sentence[::-1] if self._order.reverse else sentence
-
-
-def _open_lines(shard: Shard) -> Lines:
-    lines = Lines(shard.path)
-    if len(lines) != shard.sentences:
-        raise ValueError(f"{lines.path}: expected the {shard.sentences} lines it had when the run began, "
-                         f"found {len(lines)}")
-    return lines
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Shards shuffled together. `ends`: first line number after every shard, counted over all; `numbers`: the order."""
-
-    key: tuple[int, int]  # epoch, group
-    groups: int
-    lines: list[Lines]
-    ends: np.ndarray
-    numbers: np.ndarray
-
-    def tokens(self, sentence: int) -> list[str]:
-        number = int(self.numbers[sentence])
-        shard = int(np.searchsorted(self.ends, number, side="right"))
-        return self.lines[shard].tokens(number - (int(self.ends[shard - 1]) if shard else 0))
+from elmo_fast.train.corpus import Location, Order, Sentences, Shard
 
 
 class Rows:
@@ -142,36 +27,27 @@ class Rows:
     def __init__(self, shards: Sequence[Shard], order: Order, rows: int, steps: int,
                  position: np.ndarray | None = None):
         """`position` int64 [1 + rows, 4], a value of `position()`, continues from there."""
-        self._steps = steps
-        start = (0, 0, 0) if position is None else tuple(position[0, :3].tolist())
-        self._sentences = Sentences(shards, order, start)
-        self._locations: list[Location] = [(0, 0, 0)] * rows
-        self._done = [0] * rows  # inputs already read of a row's sentence
+        first, *saved = [(0, 0, 0, 0)] + [(0, 0, 0, -1)] * rows if position is None else map(tuple, position.tolist())
+        self._steps, self._sentences = steps, Sentences(shards, order, first[:3])
+        self._locations: list[Location] = [location[:3] for location in saved]
+        self._done = [location[3] for location in saved]  # inputs already read of a row's sentence; -1: it has none
         self._rows: list[list[str]] = [[]] * rows
-        if position is not None:
-            self._restore(position[1:])
-
-    def _restore(self, rows: np.ndarray) -> None:
-        saved = [tuple(row) for row in rows.tolist()]
-        for number in sorted(range(len(saved)), key=saved.__getitem__):  # in order: a group is opened once
-            *location, done = saved[number]
-            self._locations[number], self._done[number] = tuple(location), done
-            self._rows[number] = self._sentences.at(tuple(location)) if done >= 0 else []
+        for row in sorted(range(rows), key=saved.__getitem__):  # in order: a group is opened once
+            if self._done[row] >= 0:
+                self._rows[row] = self._sentences.at(self._locations[row])
 
     def position(self) -> np.ndarray:
         """Locations of the next sentence and of the rows' sentences with their inputs read: int64 [1 + rows, 4]."""
-        rows = [(*location, done if row else -1)
-                for location, done, row in zip(self._locations, self._done, self._rows)]
+        rows = [(*location, done) for location, done in zip(self._locations, self._done)]
         return np.array([(*self._sentences.location, 0), *rows], dtype=np.int64)
 
     def next(self) -> tuple[list[str], list[str]]:
         """Inputs and targets, both rows * steps tokens, row after row; `StopIteration` when a row cannot be filled."""
         filled = [self._fill(row) for row in range(len(self._rows))]
-        return tuple(list(chain.from_iterable(side)) for side in zip(*filled))
+        return tuple(list(itertools.chain(*side)) for side in zip(*filled))
 
     def _fill(self, row: int) -> tuple[list[str], list[str]]:
-        inputs: list[str] = []
-        targets: list[str] = []
+        inputs, targets = [], []
         while len(inputs) < self._steps:
             done = self._done[row]
             if done >= len(self._rows[row]) - 1:
@@ -185,7 +61,69 @@ class Rows:
         return inputs, targets
 
 
-# ---- ids -----------------------------------------------------------------------------------
+class Samples(NamedTuple):
+    """Words for a sampled softmax in D directions. `words` are vocabulary numbers, all other fields index `words`.
+
+    `words` int64 [R], sorted: the table's rows that take part. `targets` int64 [D, S], `drawn` int64 [D, K]; the logs
+    of the expected counts of both float32; `hits` int64 [2, H] per direction: positions where a drawn word is the
+    target, and its number.
+    """
+
+    words: torch.Tensor
+    targets: torch.Tensor
+    drawn: torch.Tensor
+    log_targets: torch.Tensor
+    log_drawn: torch.Tensor
+    hits: tuple[torch.Tensor, ...]
+
+
+def draw_samples(targets: np.ndarray, count: int, size: int, seed: Sequence[int]) -> Samples:
+    """Draw `count` different words of `size` for every direction of `targets` int64 [D, S]."""
+    generator = np.random.default_rng(seed)
+    draws = [draw_unique(generator, count, size) for _ in targets]
+    drawn = np.stack([words for words, _ in draws])
+    words, numbers = np.unique(np.concatenate([targets, drawn], axis=1), return_inverse=True)
+    numbers = numbers.reshape(len(targets), -1).astype(np.int64)
+    logs = [np.stack([log_expected_count(side, size, tries) for side, (_, tries) in zip(sides, draws)])
+            for sides in (targets, drawn)]
+    numbered = np.split(numbers, [targets.shape[1]], axis=1)
+    return Samples(*map(torch.from_numpy, (words, *map(np.ascontiguousarray, numbered), *logs)),
+                   tuple(torch.from_numpy(_hits(*pair)) for pair in zip(targets, drawn)))
+
+
+def _hits(targets: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Positions where a drawn word is the target, and its number: int64 [2, H]."""
+    order = np.argsort(drawn)
+    nearest = order[np.minimum(np.searchsorted(drawn, targets, sorter=order), len(drawn) - 1)]
+    positions = np.flatnonzero(drawn[nearest] == targets)
+    return np.stack([positions, nearest[positions]])
+
+
+def draw_unique(generator: np.random.Generator, count: int, size: int) -> tuple[np.ndarray, int]:
+    """`count` different words below `size`, in the order they were drawn, and the draws it took: int64 [count], int.
+
+    Words are drawn with replacement until `count` different words have come. `ValueError` when there are fewer.
+    """
+    if count > size:
+        raise ValueError(f"n_negative_samples_batch: expected at most the {size} words of the vocabulary, got {count}")
+    drawn = np.empty(0, dtype=np.int64)
+    while True:
+        more = np.expm1(generator.random(max(2 * count, drawn.size)) * np.log1p(size)).astype(np.int64)
+        drawn = np.concatenate([drawn, np.minimum(more, size - 1)])
+        words, first = np.unique(drawn, return_index=True)
+        if len(words) >= count:
+            order = np.argsort(first)[:count]
+            return words[order], int(first[order[-1]]) + 1
+
+
+def probabilities(words: np.ndarray, size: int) -> np.ndarray:
+    """Log-uniform probabilities of word numbers below `size`: float64, the shape of `words`."""
+    return np.log1p(1 / (np.asarray(words, dtype=np.float64) + 1)) / np.log1p(size)
+
+
+def log_expected_count(words: np.ndarray, size: int, draws: int) -> np.ndarray:
+    """Log of the probability that a word is among the different words of `draws` draws: float32."""
+    return np.log(-np.expm1(draws * np.log1p(-probabilities(words, size)))).astype(np.float32)
 
 
 class Batch(NamedTuple):
@@ -226,17 +164,18 @@ class Numbering:
         The sampled words depend only on the seed, the stream and the step.
         """
         numbers: dict[str, int] = {}
-        index = [_by_step([numbers.setdefault(token, len(numbers)) for token in inputs], rows) for inputs, _ in texts]
-        targets = np.stack([_by_step(list(map(self.vocabulary.word_to_id, words)), rows) for _, words in texts])
-        samples = None
-        if self.negatives is not None:
-            samples = draw_samples(targets, self.negatives, self.vocabulary.size, [self.seed, 7, stream, step])
-        return Batch(torch.from_numpy(self.tokens(list(numbers))), torch.from_numpy(np.stack(index)),
-                     torch.from_numpy(targets), samples, torch.from_numpy(position))
+        index = _by_step([[numbers.setdefault(token, len(numbers)) for token in inputs] for inputs, _ in texts], rows)
+        targets = _by_step([list(map(self.vocabulary.word_to_id, words)) for _, words in texts], rows)
+        samples = None if self.negatives is None else draw_samples(
+            targets, self.negatives, self.vocabulary.size, [self.seed, 7, stream, step])
+        return Batch(*map(torch.from_numpy, (self.tokens(list(numbers)), index, targets)), samples,
+                     torch.from_numpy(position))
 
 
-def _by_step(row_after_row: list[int], rows: int) -> np.ndarray:
-    return np.array(row_after_row, dtype=np.int64).reshape(rows, -1).T.reshape(-1)
+def _by_step(row_after_row: list[list[int]], rows: int) -> np.ndarray:
+    """int64 [D, S], step after step."""
+    numbers = np.array(row_after_row, dtype=np.int64)
+    return numbers.reshape(len(numbers), rows, -1).swapaxes(1, 2).reshape(len(numbers), -1)
 
 
 class BatchStream(torch.utils.data.IterableDataset):
@@ -245,26 +184,17 @@ class BatchStream(torch.utils.data.IterableDataset):
     def __init__(self, shards: Sequence[Shard], numbering: Numbering, orders: Sequence[Order], rows: int, steps: int,
                  first_step: int = 0, position: np.ndarray | None = None):
         """`orders`: an order per direction; `position` and `first_step` continue after an earlier batch."""
-        super().__init__()
-        self._shards, self._numbering, self._orders = list(shards), numbering, list(orders)
+        self._shards, self._numbering, self._orders = shards, numbering, orders
         self._rows, self._steps, self._first_step, self._position = rows, steps, first_step, position
 
     def __iter__(self) -> Iterator[Batch]:
         worker = torch.utils.data.get_worker_info()
         own, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        starts = [None] * len(self._orders) if self._position is None else list(self._position)
-        readers = [Rows(self._shards, order, self._rows, self._steps, start)
-                   for order, start in zip(self._orders, starts)]
-        step = self._first_step
-        while True:
+        readers = [Rows(self._shards, order, self._rows, self._steps,
+                        None if self._position is None else self._position[k]) for k, order in enumerate(self._orders)]
+        for number in itertools.count():
             texts = [reader.next() for reader in readers]
-            if (step - self._first_step) % workers == own:
+            if number % workers == own:
                 position = np.stack([reader.position() for reader in readers])
-                yield self._numbering.batch(texts, self._rows, position, self._orders[0].stream, step)
-            step += 1
-
-
-def load_batches(stream: BatchStream, workers: int, pinned: bool) -> Iterator[Batch]:
-    """The batches, prepared by `workers` processes (0: in this process, on demand), in pinned memory for a GPU."""
-    return iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=workers, pin_memory=pinned,
-                                            prefetch_factor=4 if workers else None))
+                yield self._numbering.batch(texts, self._rows, position, self._orders[0].stream,
+                                            self._first_step + number)

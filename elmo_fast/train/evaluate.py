@@ -3,9 +3,9 @@
 import heapq
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,16 +14,13 @@ from tqdm import tqdm
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model
-from elmo_fast.train.corpus import Shard, read_shards
-from elmo_fast.train.data import Numbering, Order, Sentences
-from elmo_fast.train.loss import chunked_full_cross_entropy
-from elmo_fast.train.model import LanguageModel
+from elmo_fast.train.corpus import Order, Sentences, Shard, read_shards
+from elmo_fast.train.model import LanguageModel, chunked_full_cross_entropy
 
 _STEPS = 16
 
 
-@dataclass(frozen=True)
-class Perplexity:
+class Perplexity(NamedTuple):
     """`total` is bilm-tf's figure, `by_direction` those of the directions, over `batches` of `rows` tokens."""
 
     total: float
@@ -40,18 +37,17 @@ class Perplexity:
 class OneStepRows:
     """Rows that take their next sentence in the order in which they finish, step by step, then row by row.
 
-    So bilm-tf's test fills its batches of a single step: of every batch's rows, those without a sentence draw the next.
+    As bilm-tf's test fills its batches of a single step.
     """
 
     def __init__(self, sentences: Sentences, rows: int):
         self._sentences = sentences
         self._free = [(0, row) for row in range(rows)]  # the step at which a row needs a sentence
-        self._inputs: list[list[str]] = [[] for _ in range(rows)]
-        self._targets: list[list[str]] = [[] for _ in range(rows)]
+        self._inputs, self._targets = ([[] for _ in range(rows)] for _ in range(2))  # lists of tokens
         self._step, self._end = 0, math.inf
 
     def next(self, steps: int) -> tuple[list[str], list[str]]:
-        """Inputs and targets of the next `steps` steps, or of those that remain, row after row."""
+        """Inputs and targets, row after row, of the next `steps` steps, or of those that remain."""
         wanted = self._step + steps
         while self._end == math.inf and self._free[0][0] < wanted:
             step, row = self._free[0]
@@ -65,14 +61,14 @@ class OneStepRows:
             heapq.heapreplace(self._free, (step + len(sentence) - 1, row))
         steps = int(min(wanted, self._end)) - self._step
         self._step += steps
-        return tuple([_taken(row, steps) for row in side] for side in (self._inputs, self._targets))
+        sides = self._inputs, self._targets
+        taken = tuple([token for row in side for token in row[:steps]] for side in sides)
+        for row in chain(*sides):
+            del row[:steps]
+        return taken
 
 
-def _taken(row: list[str], steps: int) -> list[str]:
-    taken, row[:] = row[:steps], row[steps:]
-    return taken
-
-
+@torch.no_grad()
 def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, batch_size: int = 256,
                progress: bool = False) -> Perplexity:
     """Exp of the mean of both directions' mean losses over batches of a single step.
@@ -81,38 +77,29 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
     dropped if rows are left without a token. As bilm-tf's `test`; files are read in the order given. `ValueError` if
     there are fewer sentences than rows.
     """
-    if sum(shard.sentences for shard in shards) < batch_size:
-        raise ValueError(f"batch_size: expected at most the {sum(shard.sentences for shard in shards)} sentences of "
-                         f"the held-out text, got {batch_size}")
-    with torch.no_grad():
-        losses = torch.cat(list(_losses(model, shards, vocabulary, batch_size, progress)), dim=1)  # [D, batches]
-    means = losses.mean(1)
-    return Perplexity(math.exp(means.mean()), tuple(map(math.exp, means.tolist())), losses.shape[1], batch_size)
-
-
-def _losses(model: LanguageModel, shards, vocabulary, rows: int, progress: bool) -> Iterator[torch.Tensor]:
-    """Mean losses of batches of a single step: float64 [D, steps], some steps at a time."""
-    char_cnn = model.config.model.char_cnn
-    numbering = Numbering(vocabulary, char_cnn and char_cnn.max_characters_per_token)
-    readers = [OneStepRows(Sentences(shards, Order(reverse=reverse)), rows)
+    sentences = sum(shard.sentences for shard in shards)
+    if sentences < batch_size:
+        raise ValueError(f"batch_size: expected at most the {sentences} sentences of the held-out text, got "
+                         f"{batch_size}")
+    readers = [OneStepRows(Sentences(shards, Order(reverse=reverse)), batch_size)
                for reverse in (False, True)[: model.directions]]
-    device = model.softmax_b.device
-    state = model.zero_state(rows)
-    total = sum(shard.tokens + shard.sentences for shard in shards)
-    with tqdm(total=total, unit="tok", unit_scale=True, disable=not progress, desc="perplexity", leave=False) as bar:
-        while True:
-            texts = [tuple(list(chain.from_iterable(side)) for side in reader.next(_STEPS)) for reader in readers]
-            if not texts[0][0]:
-                return
-            batch = numbering.batch(texts, rows, np.zeros(0))
-            steps = batch.targets.shape[1] // rows
+    numbering, device, state = model.numbering(vocabulary), model.softmax_b.device, model.zero_state(batch_size)
+    losses = []  # of batches of a single step: float64 [D, steps], some steps at a time
+    with tqdm(total=sum(shard.predictions for shard in shards), unit="tok", unit_scale=True, disable=not progress,
+              desc="perplexity", leave=False) as bar:
+        while (texts := [reader.next(_STEPS) for reader in readers])[0][0]:
+            batch = numbering.batch(texts, batch_size, np.zeros(0))
+            steps = batch.targets.shape[1] // batch_size
             with numerics(model.precision, device):
                 tops, state = model.outputs(batch.tokens.to(device), batch.rows.to(device), steps, state)
             tops = model.by_direction(tops, steps, batch.rows.shape[1])
-            yield torch.stack([
+            losses.append(torch.stack([
                 chunked_full_cross_entropy(full_precision(top), model.softmax_w, model.softmax_b, targets.to(device))
-                .double().view(steps, rows).mean(1).cpu() for top, targets in zip(tops, batch.targets)])
-            bar.update(steps * rows)
+                .double().view(steps, batch_size).mean(1).cpu() for top, targets in zip(tops, batch.targets)]))
+            bar.update(steps * batch_size)
+    by_batch = torch.cat(losses, dim=1)
+    means = by_batch.mean(1)
+    return Perplexity(math.exp(means.mean()), tuple(map(math.exp, means.tolist())), by_batch.shape[1], batch_size)
 
 
 def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkpoint: str | os.PathLike | None = None,
@@ -120,5 +107,4 @@ def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkp
                   batch_size: int = 256, device: str = "cpu", progress: bool = False) -> Perplexity:
     """Perplexity of a run (`checkpoint`, else its best, else its last) or of an exported model with its softmax."""
     language_model, vocabulary = load_language_model(model, checkpoint, softmax_file, vocab_file)
-    shards = read_shards(text, "text")
-    return perplexity(language_model.to(device), shards, vocabulary, batch_size, progress)
+    return perplexity(language_model.to(device), read_shards(text, "text"), vocabulary, batch_size, progress)

@@ -13,18 +13,12 @@ from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE
 from elmo_fast.model.weights import random_weights, write_weights
-from elmo_fast.train.checkpoint import (
-    OPTIONS_FILE,
-    VOCABULARY_FILE,
-    copy_vocabulary,
-    load_tensors,
-    weights_of_run,
-    write_json,
-)
+from elmo_fast.train import checkpoint as runs
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
 _MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
+_DTYPES = {False: np.float32, True: np.float16}  # by `float16`
 
 
 def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint: str | os.PathLike | None = None,
@@ -33,15 +27,15 @@ def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint:
 
     With `softmax`, its W and b go into a file of their own. A model of one direction is refused.
     """
-    config, weights = weights_of_run(run, checkpoint)
+    config, weights = runs.weights_of_run(run, checkpoint)
     if not config.bidirectional:
         raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP and "
                                  "bilm-tf support no other; got a forward model")
     encoder = {name: values for name, values in weights.items() if name not in SOFTMAX}
     _write(Path(output), {"bidirectional": True, **config.model.to_dict()}, encoder, float16)
     if softmax:
-        write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_dtype(float16))
-    copy_vocabulary(os.fspath(Path(run) / VOCABULARY_FILE), Path(output))
+        write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_DTYPES[float16])
+    runs.copy_vocabulary(os.fspath(Path(run) / runs.VOCABULARY_FILE), Path(output))
 
 
 def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False) -> None:
@@ -62,18 +56,20 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
     options = Options.from_file(options_file)
-    tensors = _state_dict(path)
+    content = runs.load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
+    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
     found = [name.removesuffix(marker) for name in tensors for marker in _MARKERS if name.endswith(marker)]
     if len(found) != 1:
         raise ConfigurationError(f"--from-module {path}: expected the state_dict of a module with one biLM in it, "
                                  f"found {len(found)} among {len(tensors)} tensors")
-    own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(found[0])}
-    own = {name: value for name, value in own.items() if name.startswith(("_token_embedder.", "_elmo_lstm."))}
+    parts = tuple(found[0] + part for part in ("_token_embedder.", "_elmo_lstm."))
+    own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(parts)}
     weights = random_weights(options)
     if "_token_embedder._projection.weight" in own and "CNN_proj/W_proj" not in weights:
-        size = options.lstm.projection_dim
-        shapes = {"CNN_proj/W_proj": (size, size), "CNN_proj/b_proj": (size,)}
-        weights.update({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+        zeros = np.zeros((options.lstm.projection_dim,) * 2, np.float32)
+        weights.update({"CNN_proj/W_proj": zeros, "CNN_proj/b_proj": zeros[0]})
     bilm = BiLm(options, weights)
     try:
         bilm.load_state_dict(own)
@@ -83,18 +79,7 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     export_module(bilm, output, float16)
 
 
-def _state_dict(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    content = load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
-    return {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
-
-
 def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:
     output.mkdir(parents=True, exist_ok=True)
-    write_weights(output / WEIGHTS_FILE, weights, dtype=_dtype(float16))
-    write_json(output / OPTIONS_FILE, {name: value for name, value in content.items() if name in _MODEL_KEYS})
-
-
-def _dtype(float16: bool) -> type:
-    return np.float16 if float16 else np.float32
+    write_weights(output / WEIGHTS_FILE, weights, dtype=_DTYPES[float16])
+    runs.write_json(output / runs.OPTIONS_FILE, {name: content[name] for name in content if name in _MODEL_KEYS})

@@ -1,32 +1,31 @@
 """Imports a checkpoint of bilm-tf's training as a run: weights, softmax, Adagrad's accumulators, number of steps."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from elmo_fast.model.atomic_file import atomic_path
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import expected_shapes, lstm_name
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
-from elmo_fast.train.config import TrainConfig, read_json
+from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel
-from elmo_fast.train.optimizer import Updater
-from elmo_fast.train.replicas import Replicas
+from elmo_fast.train.optimizer import Replicas, Updater
 
 PYTHON_VARIABLE = "ELMO_FAST_TENSORFLOW_PYTHON"
 STATE_FILE = "checkpoint"  # in bilm-tf's directory, names the last checkpoint
@@ -68,8 +67,7 @@ with open(os.path.join(folder, "names.json"), "w") as file:
 """
 
 
-@dataclass(frozen=True)
-class Variables:
+class Variables(NamedTuple):
     """The variables of a checkpoint by name. `prefix` is the checkpoint's path without the extensions of its files."""
 
     prefix: Path
@@ -103,11 +101,7 @@ class Variables:
         return int(number[1]) if number else 0
 
 
-Opener = Callable[[Path], AbstractContextManager[Variables]]
-
-
-@dataclass(frozen=True)
-class Imported:
+class Imported(NamedTuple):
     """The imported checkpoint, its steps of training, the model's variables, and how many lacked an accumulator."""
 
     checkpoint: Path
@@ -118,23 +112,21 @@ class Imported:
 
 def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
                       vocab_file: str | os.PathLike | None = None, options_file: str | os.PathLike | None = None,
-                      fresh_accumulators: bool = False, opener: Opener | None = None) -> Imported:
+                      fresh_accumulators: bool = False) -> Imported:
     """Write a bilm-tf checkpoint as the run directory `output`, for `train --resume`, `perplexity` and `export`.
 
     `source` is bilm-tf's directory, whose last checkpoint is used, or a checkpoint's prefix; `options.json` and
     `vocab.txt` are expected beside it unless given. With `fresh_accumulators` missing accumulators begin at 1.
-    bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `opener` reads a checkpoint
-    in place of `open_checkpoint`. `ConfigurationError` for variables that do not fit the options; nothing is left at
-    `output` then.
+    bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `ConfigurationError` for
+    variables that do not fit the options; nothing is left at `output` then.
     """
-    output = Path(output)
-    _check_new(output)
+    output = _new(output)
     prefix = find_checkpoint(source)
     config = _config(options_file or prefix.parent / OPTIONS_FILE)
     vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
     vocabulary = _vocabulary(vocab_file, config)
     names = tf_names(config)
-    with (opener or open_checkpoint)(prefix) as variables:
+    with open_checkpoint(prefix) as variables:
         without = _check_variables(variables, config, fresh_accumulators)
         weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
         trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
@@ -143,8 +135,21 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
             if names[name] not in without:
                 sums = trainer.updater.optimizer.state[parameter]["sum"]
                 sums.copy_(variables.read_accumulator(names[name]))
-    _write_run(output, trainer, vocab_file)
+    content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(_new(output)) as partial:  # the directory has its name once it is complete
+        partial.mkdir()
+        copy_vocabulary(vocab_file, partial)
+        checkpoint.write_json(partial / OPTIONS_FILE, config.to_dict())
+        checkpoint.write_json(partial / RUN_FILE, {})
+        checkpoint.save(partial, content, keep=1)
     return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
+
+
+def _new(output: str | os.PathLike) -> Path:
+    if os.path.lexists(output):
+        raise ConfigurationError(f"output: expected a new directory, found {output} there already")
+    return Path(output)
 
 
 def _config(options_file: str | os.PathLike) -> TrainConfig:
@@ -159,11 +164,6 @@ def _config(options_file: str | os.PathLike) -> TrainConfig:
     return TrainConfig.from_dict({"bidirectional": False, **content, "optimizer": "adagrad"}, source)
 
 
-def _check_new(output: Path) -> None:
-    if os.path.lexists(output):
-        raise ConfigurationError(f"output: expected a new directory, found {output} there already")
-
-
 def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
     if not os.path.isfile(vocab_file):
         raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf "
@@ -175,36 +175,18 @@ def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
     return vocabulary
 
 
-def _write_run(output: Path, trainer: Trainer, vocab_file: str) -> None:
-    """Write the run; the directory has its name once it is complete."""
-    _check_new(output)
-    content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(output) as partial:
-        partial.mkdir()
-        copy_vocabulary(vocab_file, partial)
-        checkpoint.write_json(partial / OPTIONS_FILE, trainer.model.config.to_dict())
-        checkpoint.write_json(partial / RUN_FILE, {})
-        checkpoint.save(partial, trainer.step_number, content, keep=1)
-
-
-# ---- names and shapes ----------------------------------------------------------------------
-
-
 def tf_names(config: TrainConfig) -> dict[str, str]:
     """TensorFlow's name of every dataset, softmax included; the datasets of a shared table have the same name.
 
     From `bilm/training.py`, as TensorFlow 1.2 and later name its variables.
     """
     names = {name: f"{_SCOPE}/{name}" for name in _shapes(config)}
-    for direction in (0, 1)[: 1 + config.bidirectional]:
-        scope = f"{_SCOPE}/RNN_{direction}/rnn" if config.bidirectional else f"{_SCOPE}/rnn"
-        for layer in range(config.model.lstm.n_layers):
+    for direction, layer, dataset in itertools.product((0, 1), range(config.model.lstm.n_layers), _TF_LSTM):
+        name = lstm_name(direction, layer, dataset)
+        if name in names:
+            scope = f"{_SCOPE}/RNN_{direction}/rnn" if config.bidirectional else f"{_SCOPE}/rnn"
             cell = f"{scope}/multi_rnn_cell/cell_{layer}" if config.model.lstm.n_layers > 1 else scope
-            for dataset, own in _TF_LSTM.items():
-                name = lstm_name(direction, layer, dataset)
-                if name in names:
-                    names[name] = f"{cell}/lstm_cell/{own}"
+            names[name] = f"{cell}/lstm_cell/{_TF_LSTM[dataset]}"
     if config.training.share_embedding_softmax:
         names[SOFTMAX[0]] = names["embedding"]
     return names
@@ -247,9 +229,6 @@ def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulato
 def _summary(names: Iterable[str]) -> str:
     first, *more = sorted(names) or ["no variable"]
     return f"{first} and {len(more)} more" if more else first
-
-
-# ---- TensorFlow's files --------------------------------------------------------------------
 
 
 def find_checkpoint(path: str | os.PathLike) -> Path:
@@ -299,19 +278,16 @@ def open_checkpoint(prefix: Path) -> Iterator[Variables]:
                                   capture_output=True, env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
         except OSError as error:
             raise ConfigurationError(f"{PYTHON_VARIABLE}: expected a Python, got {python!r} ({error})") from error
+        reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
+        if done.returncode == _NO_TENSORFLOW:
+            raise ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): install "
+                              f"elmo-fast[tensorflow], or name a Python that has TensorFlow in {PYTHON_VARIABLE}")
+        if done.returncode == _UNREADABLE:
+            raise ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a "
+                                     f"truncated or a damaged file ({reason})")
         if done.returncode:
-            raise _reader_error(done, prefix, python)
+            raise RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} "
+                               f"({reason})")
         names = json.loads(Path(folder, "names.json").read_bytes())
         yield Variables(prefix, {name: np.load(Path(folder, f"{number}.npy"), mmap_mode="r")
                                  for number, name in enumerate(names)})
-
-
-def _reader_error(done: subprocess.CompletedProcess, prefix: Path, python: str) -> Exception:
-    reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"
-    if done.returncode == _NO_TENSORFLOW:
-        return ImportError(f"import-tf: {python} lacks a package to read checkpoints with ({reason}): install "
-                           f"elmo-fast[tensorflow], or name a Python that has TensorFlow in {PYTHON_VARIABLE}")
-    if done.returncode == _UNREADABLE:
-        return ConfigurationError(f"checkpoint {prefix}: expected a checkpoint of TensorFlow, got another, a truncated "
-                                  f"or a damaged file ({reason})")
-    return RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} ({reason})")

@@ -6,31 +6,28 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.ops.precision import numerics
-from elmo_fast.ops.reference import State
+from elmo_fast.ops.schemas import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
+from elmo_fast.train.checkpoint import TrainLog, plot_losses
 from elmo_fast.train.config import RunConfig
-from elmo_fast.train.corpus import Shard
-from elmo_fast.train.data import Batch, BatchStream, Numbering, Order, load_batches
+from elmo_fast.train.corpus import Order, Shard
+from elmo_fast.train.data import Batch, BatchStream
 from elmo_fast.train.evaluate import perplexity
-from elmo_fast.train.log import TrainLog, plot_losses
 from elmo_fast.train.model import LanguageModel
-from elmo_fast.train.optimizer import Updater
-from elmo_fast.train.replicas import Replicas
+from elmo_fast.train.optimizer import Replicas, Updater
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A step's mean loss over the batches of this process and gradient norm, both on the device; its learning rate."""
 
     loss: torch.Tensor
@@ -39,44 +36,30 @@ class Step:
 
 
 class Trainer:
-    """Trains a model on shards. All random numbers depend only on the seed, the stream and the step."""
+    """Trains a model on shards. All random numbers depend only on the seed, the stream and the step.
+
+    A step of all processes uses a batch of each of `streams`, and predicts `positions_per_step` tokens in a direction.
+    Batches are prepared by `workers` processes; 0: in this process, on demand.
+    """
 
     def __init__(self, model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, replicas: Replicas,
                  workers: int = 0):
-        self.model, self.shards, self.replicas, self._workers = model, list(shards), replicas, workers
-        self.config = model.config.training
-        self.updater = Updater(model, self.config, replicas)
+        config = self.config = model.config.training
+        self.model, self.shards, self.replicas, self._workers = model, shards, replicas, workers
+        self.updater = Updater(model, config, replicas)
         self.step_number = 0
-        char_cnn = model.config.model.char_cnn
-        negatives = self.config.n_negative_samples_batch if self.config.sample_softmax else None
-        self._numbering = Numbering(vocabulary, char_cnn and char_cnn.max_characters_per_token, negatives,
-                                    self.config.seed)
-        first = replicas.rank * self.config.accumulate
-        self._numbers = range(first, first + self.config.accumulate)  # of this process's streams
-        self._states = [model.zero_state(self.config.batch_size) for _ in self._numbers]
+        self.streams = replicas.world * config.accumulate
+        self.positions_per_step = config.batch_size * config.unroll_steps * self.streams
+        self.steps_per_epoch = sum(shard.predictions for shard in shards) // self.positions_per_step  # complete steps
+        self.total_steps = config.max_steps or max(1, int(config.n_epochs * self.steps_per_epoch))
+        negatives = config.n_negative_samples_batch if config.sample_softmax else None
+        self._numbering = model.numbering(vocabulary, negatives)
+        first = replicas.rank * config.accumulate
+        self._numbers = range(first, first + config.accumulate)  # of this process's streams
+        self._states = [model.zero_state(config.batch_size) for _ in self._numbers]
         self._positions: list[np.ndarray | None] = [None for _ in self._numbers]
         self._batches: list[Iterator[Batch]] | None = None
         self._random = torch.Generator(replicas.device)
-
-    @property
-    def streams(self) -> int:
-        """Streams of all processes; every step uses a batch of every stream."""
-        return self.replicas.world * self.config.accumulate
-
-    @property
-    def positions_per_step(self) -> int:
-        """Tokens that a step of all processes predicts in a direction."""
-        return self.config.batch_size * self.config.unroll_steps * self.streams
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Complete steps in a pass over the text; the ends of sentences are predicted too."""
-        return sum(shard.tokens + shard.sentences for shard in self.shards) // self.positions_per_step
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the whole run."""
-        return self.config.max_steps or max(1, int(self.config.n_epochs * self.steps_per_epoch))
 
     def step(self) -> Step:
         """Train on a batch of every stream of this process."""
@@ -94,35 +77,32 @@ class Trainer:
         self.step_number += 1
         return Step(torch.stack(losses).mean(), norm, rate)
 
-    def _backward(self, k: int, batch: Batch):
-        self._random.manual_seed(_seed(self.config.seed, self._numbers[k], self.step_number))
-        state = self._zero_some_rows(self._states[k])
-        losses, self._states[k], used = self.model.losses(batch, state, self._dropout())
-        loss = losses.mean()
-        with numerics(self.model.softmax_precision, self.replicas.device):
-            (loss * (self.config.unroll_steps / self.streams)).backward()
-        return loss.detach(), used
-
-    def _zero_some_rows(self, state: State) -> State:
-        """h [L, rows, 2 P] and c [L, rows, 2 D] with zeros in randomly drawn rows."""
-        if not self.config.reset_states:
-            return state
-        drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
-        unchanged = (drawn >= self.config.reset_states)[None, :, None]
-        return tuple(torch.where(unchanged, part, torch.zeros_like(part)) for part in state)
-
-    def _dropout(self):
-        if not self.config.dropout:
-            return None
-        keep = 1 - self.config.dropout
-        return lambda x: x * torch.empty_like(x).bernoulli_(keep, generator=self._random).div_(keep)
-
-    def _load(self, number: int, position: np.ndarray | None):
+    def _load(self, number: int, position: np.ndarray | None) -> Iterator[Batch]:
         orders = [Order(self.config.seed, reverse, number, self.streams)
                   for reverse in (False, True)[: self.model.directions]]
         stream = BatchStream(self.shards, self._numbering, orders, self.config.batch_size,
                              self.config.unroll_steps, self.step_number, position)
-        return load_batches(stream, self._workers, self.replicas.device.type == "cuda")
+        return iter(torch.utils.data.DataLoader(stream, batch_size=None, num_workers=self._workers,
+                                                pin_memory=self.replicas.device.type == "cuda",
+                                                prefetch_factor=4 if self._workers else None))
+
+    def _backward(self, k: int, batch: Batch):
+        numbers = [11, self.config.seed, self._numbers[k], self.step_number]
+        self._random.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1))
+        state = self._states[k]
+        if self.config.reset_states:
+            drawn = torch.rand(state[0].shape[1], generator=self._random, device=state[0].device)
+            unchanged = (drawn >= self.config.reset_states)[None, :, None]
+            state = tuple(torch.where(unchanged, part, torch.zeros_like(part)) for part in state)
+        losses, self._states[k], used = self.model.losses(batch, state, self._drop if self.config.dropout else None)
+        loss = losses.mean()
+        with gradient_numerics(self.model.precision, self.replicas.device):
+            (loss * (self.config.unroll_steps / self.streams)).backward()
+        return loss.detach(), used
+
+    def _drop(self, x: torch.Tensor) -> torch.Tensor:
+        keep = 1 - self.config.dropout
+        return x * torch.empty_like(x).bernoulli_(keep, generator=self._random).div_(keep)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of the weights by dataset name, on the CPU."""
@@ -143,7 +123,7 @@ class Trainer:
             "weights": self.weights(),
             "optimizer": self.updater.optimizer.state_dict(),
             "streams": [stream for streams in by_rank for stream in streams],
-            "shards": [[shard.path, shard.size, shard.sentences, shard.tokens] for shard in self.shards],
+            "shards": [list(shard) for shard in self.shards],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -157,36 +137,19 @@ class Trainer:
                                      f"got {len(streams)}")
         self.model.load_weights({name: value.numpy() for name, value in state["weights"].items()})
         self.updater.restore(state["optimizer"])
-        if streams is not None:
-            self._restore_streams([streams[number] for number in self._numbers])
-        self.step_number, self._batches = state["step"], None
-
-    def _restore_streams(self, streams: list[dict[str, Any]]) -> None:
-        for k, stream in enumerate(streams):
-            found = tuple(stream["h"].shape), tuple(stream["c"].shape)
-            expected = tuple(tuple(part.shape) for part in self._states[k])
+        for k, number in enumerate(self._numbers if streams is not None else ()):
+            h, c, position = (streams[number][key] for key in ("h", "c", "position"))
+            found, expected = (tuple(tuple(part.shape) for part in parts) for parts in ((h, c), self._states[k]))
             if found != expected:
                 raise ConfigurationError(f"checkpoint: expected states of shapes {expected}, got {found}")
-        device = self.replicas.device
-        self._states = [(stream["h"].to(device), stream["c"].to(device)) for stream in streams]
-        self._positions = [None if stream["position"] is None else stream["position"].numpy() for stream in streams]
-
-
-def _seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence([11, *numbers]).generate_state(1, np.uint64)[0] >> 1)
+            self._states[k] = _to_device((h, c), self.replicas.device)
+            self._positions[k] = None if position is None else position.numpy()
+        self.step_number, self._batches = state["step"], None
 
 
 def _to_device(value, device: torch.device):
     """Tensors in nested tuples, on a device."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple):
-        moved = [_to_device(part, device) for part in value]
-        return type(value)(*moved) if hasattr(value, "_fields") else tuple(moved)
-    return value
-
-
-# ---- a run ---------------------------------------------------------------------------------
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -199,38 +162,72 @@ class Run:
     def __init__(self, folder: Path, trainer: Trainer, vocabulary: Vocabulary, heldout: list[Shard], config: RunConfig,
                  evaluations: list[dict[str, Any]]):
         self._folder, self._trainer, self._vocabulary, self._heldout = folder, trainer, vocabulary, heldout
-        self._config, self._evaluations = config, evaluations
+        self._config, self._evaluations, self._steps = config, evaluations, trainer.total_steps
         self._is_first = trainer.replicas.is_first
         self._log = TrainLog(folder, trainer.step_number, config.tensorboard) if self._is_first else None
-        self._steps = trainer.total_steps
         self._evaluate_every = config.evaluate_every or max(1, math.ceil(trainer.steps_per_epoch / 10))
         self._saved = trainer.step_number or None
+        self._unreported: list[Step] = []
+        self._bar = tqdm(total=self._steps, initial=trainer.step_number, unit="step",
+                         disable=config.quiet or not self._is_first)
 
     def train(self) -> None:
         """Run to the end. Raises `Interrupted` on SIGTERM and Ctrl-C, after a checkpoint."""
         trainer = self._trainer
-        bar = tqdm(total=self._steps, initial=trainer.step_number, unit="step",
-                   disable=self._config.quiet or not self._is_first)
-        with bar, _stop_signals() as stop, contextlib.closing(self._log) if self._log else contextlib.nullcontext():
-            meter = _Meter(trainer, self._log, bar)
+        with (self._bar, _stop_signals() as stop,
+              contextlib.closing(self._log) if self._log else contextlib.nullcontext()):
+            self._restart_clock()
             while trainer.step_number < self._steps and not self._stops_early():
-                meter.add(trainer.step())
-                bar.update()
-                self._after_step(meter, trainer.step_number, self._is_stopped(stop))
+                self._unreported.append(trainer.step())
+                self._timed += 1
+                self._bar.update()
+                self._after_step(trainer.step_number, self._is_stopped(stop))
             self._save()
-            self._end("early stop" if self._stops_early() else "done")
+            if self._is_first:
+                self._log.write("end", trainer.step_number, why="early stop" if self._stops_early() else "done")
+                if no_plot := plot_losses(self._folder):
+                    self._log.write("note", trainer.step_number, text=no_plot)
 
-    def _after_step(self, meter: "_Meter", number: int, is_stopped: bool) -> None:
+    def _after_step(self, number: int, is_stopped: bool) -> None:
         if number % self._config.log_every == 0 or number == self._steps:
-            meter.report()
+            self._report()
         if self._heldout and (number % self._evaluate_every == 0 or number == self._steps):
             self._evaluate()
-            meter.restart_clock()
+            self._restart_clock()
         if number % self._config.checkpoint_every == 0 or is_stopped:
-            meter.report()
+            self._report()
             self._save()
         if is_stopped:
             raise Interrupted(f"interrupted after step {number} of {self._steps}; --resume continues from there")
+
+    def _restart_clock(self) -> None:
+        """Exclude the time up to now from the speed."""
+        self._since, self._timed = time.perf_counter(), 0
+
+    def _report(self) -> None:
+        """Log the mean loss of the steps since the last report and their speed; only this waits for the device.
+
+        `RuntimeError` when the loss is not finite.
+        """
+        if not self._unreported:
+            return
+        trainer, last = self._trainer, self._unreported[-1]
+        loss = torch.stack([step.loss for step in self._unreported]).mean()
+        trainer.replicas.sum_([loss])
+        mean, norm, number = float(loss) / trainer.replicas.world, float(last.norm), trainer.step_number
+        if not math.isfinite(mean) or not math.isfinite(norm):
+            raise RuntimeError(f"training: the loss or its gradient is not finite around step {number} (loss {mean}, "
+                               f"gradient norm {norm}); the last checkpoint is older: lower the learning rate, and "
+                               "resume or start again")
+        speed = self._timed * trainer.positions_per_step / max(time.perf_counter() - self._since, 1e-9)
+        perplexity_of_samples = math.exp(min(mean, 700))
+        if self._log is not None:
+            self._log.write("train", number, loss=mean, perplexity=perplexity_of_samples, gradient_norm=norm,
+                            learning_rate=last.rate, epoch=number / max(1, trainer.steps_per_epoch),
+                            tokens_per_second=round(speed, 1))
+            self._bar.set_postfix_str(f"perplexity {perplexity_of_samples:.1f}, {speed:,.0f} tokens/s")
+        self._unreported = []
+        self._restart_clock()
 
     def _is_stopped(self, stop: threading.Event) -> bool:
         """Whether any process was signalled."""
@@ -258,8 +255,7 @@ class Run:
 
     def _stops_early(self) -> bool:
         """Whether the last `patience` held-out perplexities brought no new best."""
-        values = [evaluation["perplexity"] for evaluation in self._evaluations]
-        patience = self._config.patience
+        values, patience = [found["perplexity"] for found in self._evaluations], self._config.patience
         return bool(patience and values and len(values) - 1 - values.index(min(values)) >= patience)
 
     def _save(self) -> None:
@@ -267,55 +263,8 @@ class Run:
             return
         state = self._trainer.state()
         if state is not None:
-            state["evaluations"] = self._evaluations
-            checkpoint.save(self._folder, self._trainer.step_number, state, self._config.keep)
+            checkpoint.save(self._folder, {**state, "evaluations": self._evaluations}, self._config.keep)
         self._saved = self._trainer.step_number
-
-    def _end(self, why: str) -> None:
-        if self._is_first:
-            self._log.write("end", self._trainer.step_number, why=why)
-            no_plot = plot_losses(self._folder)
-            if no_plot:
-                self._log.write("note", self._trainer.step_number, text=no_plot)
-
-
-class _Meter:
-    """Mean loss and speed since the last report. Only a report reads the device."""
-
-    def __init__(self, trainer: Trainer, log: TrainLog | None, bar: tqdm):
-        self._trainer, self._log, self._bar = trainer, log, bar
-        self._steps: list[Step] = []
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Exclude the time up to now from the speed."""
-        self._since, self._timed = time.perf_counter(), 0
-
-    def add(self, step: Step) -> None:
-        self._steps.append(step)
-        self._timed += 1
-
-    def report(self) -> None:
-        """Write a line of the log. `RuntimeError` when the loss is not finite."""
-        if not self._steps:
-            return
-        trainer, last = self._trainer, self._steps[-1]
-        loss = torch.stack([step.loss for step in self._steps]).mean()
-        trainer.replicas.sum_([loss])
-        mean, norm, number = float(loss) / trainer.replicas.world, float(last.norm), trainer.step_number
-        if not math.isfinite(mean) or not math.isfinite(norm):
-            raise RuntimeError(f"training: the loss or its gradient is not finite around step {number} (loss {mean}, "
-                               f"gradient norm {norm}); the last checkpoint is older: lower the learning rate, and "
-                               "resume or start again")
-        speed = self._timed * trainer.positions_per_step / max(time.perf_counter() - self._since, 1e-9)
-        perplexity = math.exp(min(mean, 700))
-        if self._log is not None:
-            self._log.write("train", number, loss=mean, perplexity=perplexity, gradient_norm=norm,
-                            learning_rate=last.rate, epoch=number / max(1, trainer.steps_per_epoch),
-                            tokens_per_second=round(speed, 1))
-            self._bar.set_postfix_str(f"perplexity {perplexity:.1f}, {speed:,.0f} tokens/s")
-        self._steps = []
-        self.restart_clock()
 
 
 @contextlib.contextmanager

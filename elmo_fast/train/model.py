@@ -6,21 +6,22 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from elmo_fast.model.encoder import CharacterEncoder, WordEmbedder
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.states import zero_state
-from elmo_fast.model.weights import DIRECTIONS, lstm_name, random_weights
+from elmo_fast.model.weights import random_weights
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.schemas import gradient_numerics
+from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
-from elmo_fast.train.data import Batch
-from elmo_fast.train.loss import full_cross_entropy, sampled_cross_entropy
+from elmo_fast.train.data import Batch, Numbering
 
-Dropout = Callable[[torch.Tensor], torch.Tensor]
+_MAX_SCORES = 1 << 22  # in memory at a time
 
 
 class UsedRows(NamedTuple):
@@ -38,37 +39,26 @@ class LanguageModel(nn.Module):
     the op uses a core per direction.
     """
 
-    def __init__(self, config: TrainConfig, weights: Mapping[str, np.ndarray], backend: str = "auto",
-                 precision: str = "highest"):
+    def __init__(self, config: TrainConfig, weights: Mapping[str, np.ndarray], precision: str = "highest"):
         """`weights` by dataset name, with those of `SOFTMAX`."""
         super().__init__()
-        self.config, self.backend, self.precision = config, backend, precision
+        self.config, self.backend, self.precision = config, "auto", precision
+        self.directions = 2 if config.bidirectional else 1
         source = WordEmbedder if config.model.char_cnn is None else CharacterEncoder
-        lstm = {name: value for name, value in weights.items() if name.startswith("RNN_")}
-        tokens = {name: value for name, value in weights.items() if name not in SOFTMAX and name not in lstm}
-        self.token_source = source(config.model, tokens, True)
-        if config.bidirectional:
-            self.lstm = LstmStack(config.model, lstm, True, "zero")
-        else:
-            self.lstm = LstmStack(config.model, _with_backward(config, lstm), True, "zero")
-            self._share_forward_parameters()
+        self.token_source = source(config.model, {name: weights[name] for name in weights if name not in SOFTMAX}, True)
+        self.lstm = LstmStack(config.model, weights, True, "zero")
+        for name, parameter in list(self.lstm.named_parameters()):
+            dataset, direction, layer = name.rsplit("_", 2)
+            if not config.bidirectional and direction == "0":
+                self.lstm.register_parameter(f"{dataset}_1_{layer}", parameter)
         w, b = (torch.tensor(weights[name]) for name in SOFTMAX)
         self.softmax_w = self.token_source.embedding if config.training.share_embedding_softmax else nn.Parameter(w)
         self.softmax_b = nn.Parameter(b)
 
-    def _share_forward_parameters(self) -> None:
-        for name, parameter in list(self.lstm.named_parameters()):
-            dataset, direction, layer = name.rsplit("_", 2)
-            if direction == "0":
-                self.lstm.register_parameter(f"{dataset}_1_{layer}", parameter)
-
-    @property
-    def directions(self) -> int:
-        return 2 if self.config.bidirectional else 1
-
-    def tables(self) -> list[nn.Parameter]:
-        """Parameters of which a sampled step uses only some rows."""
-        return [self.softmax_w, self.softmax_b] if self.config.training.sample_softmax else []
+    def numbering(self, vocabulary: Vocabulary, negatives: int | None = None) -> Numbering:
+        """The ids of this model's inputs and targets, with `negatives` sampled words."""
+        char_cnn, seed = self.config.model.char_cnn, self.config.training.seed
+        return Numbering(vocabulary, char_cnn and char_cnn.max_characters_per_token, negatives, seed)
 
     def weights(self) -> dict[str, np.ndarray]:
         """float32 arrays by dataset name, as `__init__` takes them; copies."""
@@ -76,11 +66,8 @@ class LanguageModel(nn.Module):
 
     def by_name(self) -> dict[str, nn.Parameter]:
         """Parameters by dataset name, as in `weights()`; a shared table has two names."""
-        named = {}
-        for part in (self.token_source, self.lstm):
-            for own, name in part.datasets.items():
-                if self.config.bidirectional or not name.startswith("RNN_1"):
-                    named[name] = getattr(part, own)
+        named = {name: getattr(part, own) for part in (self.token_source, self.lstm)
+                 for own, name in part.datasets.items() if self.config.bidirectional or not name.startswith("RNN_1")}
         return {**named, **dict(zip(SOFTMAX, (self.softmax_w, self.softmax_b)))}
 
     @torch.no_grad()
@@ -95,12 +82,10 @@ class LanguageModel(nn.Module):
 
     def zero_state(self, rows: int) -> State:
         """State of `rows` rows: (h [L, slots, 2 P], c [L, slots, 2 D])."""
-        layers, h_dim, c_dim = self.lstm.state_sizes
-        slots = rows if self.config.bidirectional else (rows + 1) // 2
-        return zero_state(layers, slots, h_dim, c_dim, self.softmax_b)
+        return self.lstm.zero_state(rows if self.config.bidirectional else (rows + 1) // 2, self.softmax_b)
 
     def outputs(self, tokens: torch.Tensor, rows: torch.Tensor, steps: int, state: State,
-                drop: Dropout | None = None) -> tuple[list[torch.Tensor], State]:
+                drop: Callable[[torch.Tensor], torch.Tensor] | None = None) -> tuple[list[torch.Tensor], State]:
         """Top-layer outputs of the op's two directions [S, P], and the state after the last step.
 
         `tokens` are ids of unique tokens, `rows` int [D, S] their numbers at S = steps * rows positions, step after
@@ -108,29 +93,25 @@ class LanguageModel(nn.Module):
         """
         vectors = self.token_source(tokens, self.backend)  # [U, P]
         schedule, rows = self._schedule(rows, steps)
-        if drop is None:
-            layers, state = self.lstm.run(vectors, rows.int(), schedule, state, None, self.backend, self.precision)
-        else:
-            x = torch.cat([vectors[rows[0]], vectors[rows[1]]], dim=1)  # [S, 2 P]
-            layers, state = self.lstm.run(x, None, schedule, state, None, self.backend, self.precision, drop=drop)
+        if drop is not None:
+            vectors, rows = torch.cat([vectors[rows[0]], vectors[rows[1]]], dim=1), None  # [S, 2 P]
+        layers, state = self.lstm.run(vectors, None if rows is None else rows.int(), schedule, state, None,
+                                      self.backend, self.precision, drop=drop)
         return list(layers[-1].chunk(2, dim=1)), state
 
-    def losses(self, batch: Batch, state: State, drop: Dropout | None) -> tuple[torch.Tensor, State, list[UsedRows]]:
+    def losses(self, batch: Batch, state: State, drop: Callable | None) -> tuple[torch.Tensor, State, list[UsedRows]]:
         """Mean loss of every direction [D], the state after the batch (detached), and the table rows it used."""
         steps, device = self.config.training.unroll_steps, self.softmax_b.device
         with numerics(self.precision, device):
             tops, state = self.outputs(batch.tokens, batch.rows, steps, state, drop)
         tops = self.by_direction([full_precision(top) for top in tops], steps, batch.rows.shape[1])
-        used = [] if batch.samples is None else self._used(batch.samples.words)
-        with numerics(self.softmax_precision, device):
+        used = [] if batch.samples is None else [
+            UsedRows(table, batch.samples.words, table.detach()[batch.samples.words].requires_grad_())
+            for table in (self.softmax_w, self.softmax_b)]
+        with gradient_numerics(self.precision, device):  # 16-bit scores would be too coarse
             losses = torch.stack([self._loss(top if drop is None else drop(top), batch, number, used)
                                   for number, top in enumerate(tops)])
         return losses, tuple(full_precision(part.detach()) for part in state), used
-
-    @property
-    def softmax_precision(self) -> str:
-        """Precision of scores and of gradients of fp32 operands: 16-bit scores would be too coarse."""
-        return "highest" if self.precision == "highest" else "high"
 
     def by_direction(self, tops: list[torch.Tensor], steps: int, positions: int) -> list[torch.Tensor]:
         """Outputs of the op's two directions [S', P] as outputs of the model's directions [S, P]."""
@@ -142,48 +123,87 @@ class LanguageModel(nn.Module):
     def _loss(self, top: torch.Tensor, batch: Batch, direction: int, used: list[UsedRows]) -> torch.Tensor:
         if batch.samples is None:
             return full_cross_entropy(top, self.softmax_w, self.softmax_b, batch.targets[direction]).mean()
-        samples = batch.samples
-        return sampled_cross_entropy(top, *(rows.values for rows in used), samples.targets[direction],
-                                     samples.drawn[direction], samples.log_targets[direction],
-                                     samples.log_drawn[direction], samples.hits[direction])
-
-    def _used(self, words: torch.Tensor) -> list[UsedRows]:
-        return [UsedRows(table, words, table.detach()[words].requires_grad_()) for table in self.tables()]
+        own = (field[direction] for field in batch.samples[1:])  # of all fields but the words, which both share
+        return sampled_cross_entropy(top, *(rows.values for rows in used), *own)
 
     def _schedule(self, rows: torch.Tensor, steps: int) -> tuple[Schedule, torch.Tensor]:
         """The schedule in which every slot runs for all steps, and the rows of the op's two directions [2, S]."""
         if not self.config.bidirectional:
-            rows = _in_halves(rows[0], steps)
-        slots = rows.shape[1] // steps
-        numbers = np.arange(rows.shape[1], dtype=np.int32)
-        batch_sizes = np.full(steps, slots, dtype=np.int32)
-        return Schedule(np.arange(slots), batch_sizes, np.stack([numbers, numbers]),
-                        np.zeros(len(numbers), dtype=bool)), rows
+            by_step = rows[0].view(steps, -1)
+            if by_step.shape[1] % 2:  # the partner of an odd slot is a copy of slot 0
+                by_step = torch.cat([by_step, by_step[:, :1]], dim=1)
+            rows = torch.stack([half.reshape(-1) for half in by_step.chunk(2, dim=1)])
+        count = rows.shape[1]
+        batch_sizes = np.full(steps, count // steps, dtype=np.int32)
+        return Schedule(np.arange(count // steps), batch_sizes, np.tile(np.arange(count, dtype=np.int32), (2, 1)),
+                        np.zeros(count, dtype=bool)), rows
 
 
 def initial_weights(config: TrainConfig, seed: int) -> dict[str, np.ndarray]:
     """Random weights, softmax included, distributed as bilm-tf's: the softmax normal by 1 / sqrt(P), bias 0."""
     size, dim = config.model.n_tokens_vocab, config.model.lstm.projection_dim
-    generator = np.random.default_rng([seed, 1])
-    softmax = generator.normal(0, 1 / np.sqrt(dim), (size, dim)), np.zeros(size)
-    weights = random_weights(config.model, seed)
-    if not config.bidirectional:
-        weights = {name: value for name, value in weights.items() if not name.startswith("RNN_1")}
-    return {**weights, **{name: value.astype(np.float32) for name, value in zip(SOFTMAX, softmax)}}
+    w = np.random.default_rng([seed, 1]).normal(0, 1 / np.sqrt(dim), (size, dim))
+    weights = {name: value for name, value in random_weights(config.model, seed).items()
+               if config.bidirectional or not name.startswith("RNN_1")}
+    return {**weights, **dict(zip(SOFTMAX, (w.astype(np.float32), np.zeros(size, dtype=np.float32))))}
 
 
-def _with_backward(config: TrainConfig, lstm: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """LSTM weights of the forward direction, also under the names of the backward direction."""
-    both = dict(lstm)
-    for layer in range(config.model.lstm.n_layers):
-        for dataset in ("W_0", "B", "W_P_0")[: 2 + config.model.lstm.is_projected]:
-            both[lstm_name(DIRECTIONS[1], layer, dataset)] = lstm[lstm_name(DIRECTIONS[0], layer, dataset)]
-    return both
+class _SampledCrossEntropy(torch.autograd.Function):
+    """Mean over positions of the cross entropy of the target among itself and the drawn words.
+
+    `states` [S, P], `table` [R, P] and `bias` [R] the rows that take part, `targets` int64 [S] and `drawn` int64 [K]
+    their numbers, `log_targets` [S] and `log_drawn` [K] the logs of their expected counts, which are subtracted from
+    the scores, `hits` int64 [2, H] the (position, drawn word) pairs that are the target itself and are left out.
+    As TensorFlow's `sampled_softmax_loss`; no gradient flows into the expected counts. One [S, K] array holds scores,
+    then probabilities, then their gradients.
+    """
+
+    @staticmethod
+    def forward(ctx, states, table, bias, targets, drawn, log_targets, log_drawn, hits):
+        words = table[drawn]  # [K, P]
+        scores = torch.addmm((bias[drawn] - log_drawn.to(bias)), states, words.t())
+        scores[hits[0], hits[1]] = -torch.inf
+        own = (states * table[targets]).sum(1) + bias[targets] - log_targets.to(bias)  # [S]
+        highest = torch.maximum(scores.amax(1), own)
+        scores.sub_(highest[:, None]).exp_()
+        own_exp = (own - highest).exp()
+        total = scores.sum(1) + own_exp
+        ctx.save_for_backward(states, table, targets, drawn, scores, total, own_exp)
+        return (total.log() + highest - own).mean()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        states, table, targets, drawn, scores, total, own_exp = ctx.saved_tensors
+        scale = gradient / len(states)
+        d_scores = scores * (scale / total)[:, None]  # [S, K]
+        d_own = (own_exp / total - 1) * scale  # [S]
+        d_states = torch.addcmul(d_scores @ table[drawn], d_own[:, None], table[targets])
+        d_table = torch.zeros_like(table).index_add_(0, targets, d_own[:, None] * states)
+        d_table.index_add_(0, drawn, d_scores.t() @ states)
+        d_bias = d_own.new_zeros(len(table)).index_add_(0, targets, d_own).index_add_(0, drawn, d_scores.sum(0))
+        return d_states, d_table, d_bias, None, None, None, None, None
 
 
-def _in_halves(rows: torch.Tensor, steps: int) -> torch.Tensor:
-    """Positions [S] of one direction as two directions of half the slots; an odd slot's partner is a copy of slot 0."""
-    by_step = rows.view(steps, -1)
-    if by_step.shape[1] % 2:
-        by_step = torch.cat([by_step, by_step[:, :1]], dim=1)
-    return torch.stack([half.reshape(-1) for half in by_step.chunk(2, dim=1)])
+sampled_cross_entropy = _SampledCrossEntropy.apply
+
+
+def full_cross_entropy(states: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
+                       targets: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the targets among the whole vocabulary, with gradients: states [S, P], table [V, P] -> [S]."""
+    return torch.nn.functional.cross_entropy(torch.addmm(bias, states, table.t()), targets, reduction="none")
+
+
+@torch.no_grad()
+def chunked_full_cross_entropy(states: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
+                               targets: torch.Tensor) -> torch.Tensor:
+    """As `full_cross_entropy`, without gradients, in memory for some millions of scores."""
+    rows = max(1, _MAX_SCORES // len(table))
+    buffer = states.new_empty(min(rows, len(states)), len(table))
+    losses = []
+    for chunk, wanted in zip(states.split(rows), targets.split(rows)):
+        scores = torch.addmm(bias, chunk, table.t(), out=buffer[: len(chunk)])
+        right = scores.gather(1, wanted[:, None]).squeeze(1)
+        highest = scores.amax(1)
+        losses.append(scores.sub_(highest[:, None]).exp_().sum(1).log() + (highest - right))
+    return torch.cat(losses)

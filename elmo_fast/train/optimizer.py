@@ -1,12 +1,74 @@
 """Gradients to new weights: averaged over replicas, clipped by their common norm, applied by Adagrad or AdamW."""
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.model import LanguageModel, UsedRows
-from elmo_fast.train.replicas import Replicas
+
+
+class Replicas:
+    """This process, number `rank` of `world`; the only process unless `torchrun` started it. Rank 0 writes files."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.is_first = self.rank == 0
+        self._objects = None
+        if self.world > 1:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            self._objects = dist.new_group(backend="gloo")
+
+    def sum_(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace every tensor by its sum over the processes, in a single exchange."""
+        if self.world == 1 or not tensors:
+            return
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(part.view_as(tensor))
+
+    def all_rows(self, rows: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows int64 [R] and values [R, ...] of every process, in the order of ranks."""
+        if self.world == 1:
+            return rows, values
+        counts = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
+        counts[self.rank] = len(rows)
+        dist.all_reduce(counts)
+        return self._all_gather(rows, counts), self._all_gather(values, counts)
+
+    def _all_gather(self, own: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        sizes = counts.tolist()
+        padded = own.new_zeros(max(sizes), *own.shape[1:])
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """The picklable values of all processes, in the order of ranks, on rank 0; None on other ranks."""
+        if self.world == 1:
+            return [value]
+        found = [None] * self.world if self.is_first else None
+        dist.gather_object(value, found, group=self._objects)
+        return found
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's picklable value, on every process."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, group=self._objects)
+        return box[0]
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.world > 1:
+            dist.destroy_process_group()
 
 
 class Updater:
@@ -20,18 +82,15 @@ class Updater:
 
     def __init__(self, model: LanguageModel, config: OptimizerConfig, replicas: Replicas):
         self._model, self._config, self._replicas = model, config, replicas
-        self._tables = model.tables()
         parameters = list(model.parameters())
-        on_cpu = parameters[0].device.type == "cpu"
         if config.optimizer == "adagrad":
-            self.optimizer = torch.optim.Adagrad(parameters, config.learning_rate, eps=0.0,
-                                                 initial_accumulator_value=self.INITIAL_ACCUMULATOR,
-                                                 **({"fused": True} if on_cpu else {"foreach": True}))
+            way = "fused" if parameters[0].device.type == "cpu" else "foreach"
+            self.optimizer = torch.optim.Adagrad(parameters, config.learning_rate, eps=0.0, **{way: True},
+                                                 initial_accumulator_value=self.INITIAL_ACCUMULATOR)
         else:
             groups = [{"params": [parameter for parameter in parameters if parameter.dim() > 1]},
                       {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0.0}]
-            self.optimizer = torch.optim.AdamW(groups, config.learning_rate, weight_decay=config.weight_decay,
-                                               fused=True)
+            self.optimizer = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Load an optimizer's accumulators. The settings stay this optimizer's: they follow from config and device."""
@@ -45,8 +104,8 @@ class Updater:
         Both are sums over this process's batches, already divided by the number of batches of all processes.
         """
         self._replicas.sum_([parameter.grad for parameter in self._with_gradient()])
-        tables = [table for table in self._tables if any(rows.table is table for rows in used)]
-        sums = [(table, *self._sum_rows([rows for rows in used if rows.table is table])) for table in tables]
+        sums = [(table, *self._sum_rows([part for part in used if part.table is table]))
+                for table in dict.fromkeys(part.table for part in used)]
         sparse = [table_sum for table_sum in sums if not self._add_to_dense(*table_sum)]
         gradients = [parameter.grad for parameter in self._with_gradient()] + [values for _, _, values in sparse]
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
@@ -58,7 +117,9 @@ class Updater:
         # Fused optimizers do not count their changes of a weight, but packed weights are cached by that count.
         torch.autograd.graph.increment_version(list(self._model.parameters()))
         for table, rows, values in sparse:
-            self._update_rows(table, rows, values, rate)
+            total = self.optimizer.state[table]["sum"]
+            total[rows] = sums = total[rows].addcmul_(values, values)
+            table[rows] = table[rows].addcdiv_(values, sums.sqrt_(), value=-rate)
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
@@ -81,9 +142,3 @@ class Updater:
         table.grad = torch.zeros_like(table) if table.grad is None else table.grad
         table.grad.index_add_(0, rows, values)
         return True
-
-    def _update_rows(self, table, rows: torch.Tensor, values: torch.Tensor, rate: float) -> None:
-        total = self.optimizer.state[table]["sum"]
-        sums = total[rows].addcmul_(values, values)
-        total[rows] = sums
-        table[rows] = table[rows].addcdiv_(values, sums.sqrt_(), value=-rate)

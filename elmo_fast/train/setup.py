@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import read_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
-from elmo_fast.train.config import RunConfig, TrainConfig, published_size, read_json
+from elmo_fast.train.config import RunConfig, TrainConfig, published_size
 from elmo_fast.train.corpus import Shard, read_shards
 from elmo_fast.train.loop import Run, Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
-from elmo_fast.train.replicas import Replicas
+from elmo_fast.train.optimizer import Replicas
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,17 @@ _WITH_FIRST_RESUME = (
 def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, device: str | None = None,
                     workers: int | None = None, **given: Any) -> None:
     """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
-    replicas = Replicas(_device(device))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and "LOCAL_RANK" in os.environ:
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        available = torch.zeros(1, device=torch.device(device)).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device: expected an available device, got {device!r} ({error})") from error
+    if available.type == "cuda":
+        torch.cuda.set_device(available)
+    replicas = Replicas(available)
     try:
         if replicas.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
@@ -45,26 +55,8 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, d
         replicas.close()
 
 
-def _device(name: str | None) -> torch.device:
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: expected an available device, got {name!r} ({error})") from error
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device
-
-
 def _default_precision(device: torch.device) -> str:
     return "medium" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "highest"
-
-
-# ---- a new run -----------------------------------------------------------------------------
 
 
 def _start(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
@@ -96,8 +88,7 @@ def _absolute(value: list[str] | str | None) -> list[str] | str | None:
 
 def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], list[Shard]]:
     """Shards of the training and of the held-out text."""
-    shards = read_shards(data["train"], "train")
-    heldout = read_shards(data["heldout"], "heldout") if data["heldout"] else []
+    shards, heldout = (read_shards(data[name], name) if data[name] else [] for name in ("train", "heldout"))
     sentences = sum(shard.sentences for shard in heldout)
     if heldout and sentences < config.evaluate_batch_size:
         raise ValueError(f"--evaluate-batch-size: expected at most the {sentences} sentences of the held-out text, got "
@@ -113,7 +104,7 @@ def _config_and_weights(given: dict[str, Any], vocabulary: Vocabulary) -> tuple[
     if any(model.values()):
         if size:
             raise ConfigurationError("--size: expected none beside a model to fine-tune, which has its sizes; got one")
-        return _fine_tuned(model, options_file, given, vocabulary)
+        return _fine_tuned(model, read_json(options_file) if options_file else {}, given, vocabulary)
     if options_file and size:
         raise ConfigurationError("--size: expected none beside --options-file, got both")
     if options_file:
@@ -123,13 +114,11 @@ def _config_and_weights(given: dict[str, Any], vocabulary: Vocabulary) -> tuple[
     return config, initial_weights(config, config.training.seed)
 
 
-def _fine_tuned(model: dict[str, Any], options_file, given: dict[str, Any], vocabulary: Vocabulary):
+def _fine_tuned(model: dict[str, Any], options: dict[str, Any], given: dict[str, Any], vocabulary: Vocabulary):
     files = find_model(model["model"], options_file=model["options"], weight_file=model["weights"])
     content = read_json(files.options_file)
-    config = TrainConfig.from_dict({
-        **(read_json(options_file) if options_file else {}),
-        **{name: content[name] for name in ("lstm", "char_cnn") if name in content}, **given,
-    }, f"options_file {files.options_file}")
+    own = {name: content[name] for name in ("lstm", "char_cnn") if name in content}
+    config = TrainConfig.from_dict({**options, **own, **given}, f"options_file {files.options_file}")
     weights = {**initial_weights(config, config.training.seed), **read_weights(files.weight_file, config.model)}
     softmax_file = model["softmax"] or files.weight_file.parent / SOFTMAX_FILE
     if model["softmax"] or softmax_file.is_file():
@@ -150,14 +139,11 @@ def _trainer(config: TrainConfig, weights, precision: str, shards: list[Shard], 
         raise ValueError(f"n_negative_samples_batch: expected at most the {vocabulary.size} words of the vocabulary, "
                          f"got {training.n_negative_samples_batch}; lower --negatives, or train with --full-softmax")
     if trainer.steps_per_epoch < 1:
-        available = sum(shard.tokens + shard.sentences for shard in shards)
+        available = sum(shard.predictions for shard in shards)
         raise ValueError(f"unroll_steps: expected at most {available // (training.batch_size * trainer.streams)} for "
                          f"{available:,} tokens with their sentences' ends in {training.batch_size} rows of "
                          f"{trainer.streams} streams, got {training.unroll_steps}")
     return trainer
-
-
-# ---- a resumed run -------------------------------------------------------------------------
 
 
 def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
@@ -209,8 +195,7 @@ def _first_data(data: dict[str, Any], given: dict[str, Any], replicas: Replicas)
 
 
 def _check_shards(before: list[list], now: list[Shard]) -> None:
-    found = [[os.path.basename(shard.path), shard.size, shard.sentences, shard.tokens] for shard in now]
-    expected = [[os.path.basename(path), *rest] for path, *rest in before]
+    expected, found = ([[os.path.basename(path), *rest] for path, *rest in shards] for shards in (before, now))
     if found != expected:
         changed = next((old for old, new in zip(expected, found) if old != new), ["their number"])
         raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "

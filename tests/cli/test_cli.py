@@ -1,18 +1,15 @@
-import json
 import os
 import signal
 import sys
 import time
 
-import fsspec
-import h5py
 import numpy as np
 import pytest
 
 import elmo_fast
 from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
 from elmo_fast.ops.backend import OPS
-from tests.support.files import names, paths, run, start, tiny, write_model
+from tests.support.files import names, paths, read_hdf5, run, start, tiny, write_model
 
 SENTENCES = ["The cat sat .", "It rained", "caf\u00e9 \u732b"]
 
@@ -31,9 +28,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def arrays(path):
-    with h5py.File(path) as file:
-        return {key: file[key][...] for key in file if key != "sentence_to_index"}
+def assert_refused(result, message, status=2):
+    """One line on stderr, nothing on stdout."""
+    assert result[0] == status and result[1] == ""
+    assert result[2].startswith(f"elmo-fast: error: {message}"), result[2]
+    assert result[2].count("\n") == 1 and result[2].endswith("\n")
 
 
 def test_further_flags_of_allennlp(capsys, folder, model, monkeypatch):
@@ -49,8 +48,9 @@ def test_further_flags_of_allennlp(capsys, folder, model, monkeypatch):
     lines = err.splitlines()
     assert lines[:3] == ["imported 1", "imported 2", "imported 3"]
     assert lines[3].startswith("0%|") and lines[-1].startswith("100%|") and "3/3" in lines[-1]
-    for key, expected in arrays("plain.hdf5").items():
-        np.testing.assert_array_equal(arrays("out.hdf5")[key], expected)
+    found = read_hdf5("out.hdf5")
+    for key, expected in read_hdf5("plain.hdf5").items():
+        np.testing.assert_array_equal(found[key], expected)
     assert run(capsys, "embed", "in.txt", "out.hdf5", "--top", "--model", model, "--file-friendly-logging",
                "--quiet") == (0, "", "")
     (folder / "out.hdf5").unlink()
@@ -59,176 +59,107 @@ def test_further_flags_of_allennlp(capsys, folder, model, monkeypatch):
     assert not (folder / "out.hdf5").exists()
 
 
-def test_vocabulary_path_is_said_to_be_unused(folder, model):
-    process = start(["embed", "in.txt", "out.hdf5", "--top", "--model", model, "--vocab-path", "none.txt"])
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, out) == (0, "") and err.startswith("WARNING: --vocab-path: not used")
-    assert len(arrays("out.hdf5")) == 3
-
-
-def assert_refused(result, message, status=2):
-    """One line on stderr, nothing on stdout."""
-    assert result[0] == status and result[1] == ""
-    assert result[2].startswith(f"elmo-fast: error: {message}"), result[2]
-    assert result[2].count("\n") == 1 and result[2].endswith("\n")
-
-
-@pytest.mark.parametrize("flag, output_format", [("--all", "all"), ("--top", "top"), ("--average", "average")])
-@pytest.mark.parametrize("more, options, state", [
-    ([], {}, "carry"),
-    (["--batch-size", "2", "--forget-sentences"], {"batch_size": 2, "forget_sentences": True}, "carry"),
-    (["--batch-size", "1", "--state", "zero"], {"batch_size": 1}, "zero"),
-    (["--use-sentence-keys", "--state", "warm", "--quiet"], {"use_sentence_keys": True}, "warm"),
+@pytest.mark.parametrize("layers, more, options, state", [
+    ("all", ["--options-file", "model/options.json", "--weight-file", "model/weights.hdf5"], {}, "carry"),
+    ("top", ["--model", "model", "--batch-size", "2", "--forget-sentences"],
+     {"batch_size": 2, "forget_sentences": True}, "carry"),
+    ("average", ["--model", "model", "--batch-size", "1", "--state", "zero"], {"batch_size": 1}, "zero"),
+    ("all", ["--model", "model", "--use-sentence-keys", "--state", "warm"], {"use_sentence_keys": True}, "warm"),
+    ("top", ["--model", "model", "--allow-blank", "--quiet"], {"allow_blank": True}, "carry"),
 ])
-def test_embed_writes_what_the_embedder_writes(capsys, folder, model, flag, output_format, more, options, state):
+def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, options, state):
+    model = write_model(folder / "model")
+    (folder / "in.txt").write_text("\n".join([*SENTENCES, "" if "--allow-blank" in more else "d"]) + "\n", "utf-8")
     with open("in.txt", encoding="utf-8") as file:
         embedder = ElmoEmbedder(*paths(model), state=state)
-        embedder.embed_file(file, "expected.hdf5", output_format, progress=False, **options)
-    assert run(capsys, "embed", "in.txt", "out.hdf5", flag, "--model", model, *more) == (0, "", "")
-    found, expected = arrays("out.hdf5"), arrays("expected.hdf5")
-    assert list(found) == list(expected)
-    for key in expected:
-        np.testing.assert_array_equal(found[key], expected[key])
-    with h5py.File("out.hdf5") as ours, h5py.File("expected.hdf5") as theirs:
-        assert ("sentence_to_index" in ours) == ("sentence_to_index" in theirs)
-        assert ours.get("sentence_to_index", [None])[0] == theirs.get("sentence_to_index", [None])[0]
-
-
-def test_two_files_name_a_model_too(capsys, folder, model):
-    options, weights = paths(model)
-    run(capsys, "embed", "in.txt", "a.hdf5", "--all", "--model", model)
-    files = ["--options-file", options, "--weight-file", weights]
-    assert run(capsys, "embed", "in.txt", "b.hdf5", "--all", *files)[0] == 0
-    for key, values in arrays("a.hdf5").items():
-        np.testing.assert_array_equal(arrays("b.hdf5")[key], values)
-
-
-def test_blank_lines_may_be_allowed(capsys, folder, model):
-    (folder / "in.txt").write_text("a\n\nb\n")
-    command = ["embed", "in.txt", "out.hdf5", "--top", "--model", model]
-    assert_refused(run(capsys, *command), "input file: expected a sentence on every line, got blank lines at indexes 1")
-    assert names(folder) == ["in.txt"]
-    assert run(capsys, *command, "--allow-blank")[0] == 0
-    assert {key: len(values) for key, values in arrays("out.hdf5").items()} == {"0": 1, "1": 0, "2": 1}
+        embedder.embed_file(file, "expected.hdf5", layers, progress=False, **options)
+    assert run(capsys, "embed", "in.txt", "out.hdf5", f"--{layers}", *more) == (0, "", "")
+    ours, theirs = read_hdf5("out.hdf5"), read_hdf5("expected.hdf5")
+    assert list(ours) == list(theirs) and len(ours) >= 4
+    for key, values in theirs.items():
+        np.testing.assert_array_equal(ours[key], values)
 
 
 @pytest.mark.parametrize("changes, message", [
     ({0: "no.txt"}, "[Errno 2] No such file or directory: 'no.txt'"),
     ({0: "."}, "[Errno 21] Is a directory: '.'"),
-    ({0: "empty.txt"}, "input file: expected one tokenized sentence a line, got an empty file"),
-    ({0: "latin.txt"}, "input file: expected UTF-8 text, got undecodable bytes at line index 0"),
+    ({0: "blank.txt"}, "input file: expected a sentence on every line, got blank lines at indexes 1"),
+    ({0: "-"}, "input file: expected text on stdin, which is closed"),
     ({1: "."}, "output file: expected a file's path, got the directory ."),
-    ({1: ""}, "output file: expected a file's path, got an empty one"),
-    ({1: "no/out.hdf5"}, "output file: expected an existing directory, found none at"),
-    ({1: os.devnull}, "output file: expected an ordinary file"),
     ({1: "in.txt"}, "output file: expected a file other than the inputs, got in.txt"),
     ({1: "model/weights.hdf5"}, "output file: expected a file other than the inputs"),
-    ({2: ""}, "one of the arguments --all --top --average is required (see elmo-fast embed --help)"),
+    ({2: ()}, "one of the arguments --all --top --average is required (see elmo-fast embed --help)"),
     ({2: "--bottom"}, "one of the arguments --all --top --average is required"),
     ({2: ("--all", "--top")}, "argument --top: not allowed with argument --all"),
     ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, a directory"),
-    ({3: ("--model", "in.txt")}, "model: expected a directory or a ZIP with options.json and *.hdf5, got in.txt"),
     ({3: ("--model", "model", "--options-file", "x")}, "model: expected either model or options_file and weight_file"),
     ({3: ("--options-file", "model/options.json")}, "weight_file: expected a path or URL, got None"),
-    ({3: ("--weight-file", "model/weights.hdf5")}, "options_file: expected a path or URL, got None"),
-    ({4: ("--batch-size", "-3")}, "argument --batch-size: expected an integer of at least 1, got '-3'"),
     ({4: ("--batch-size", "0")}, "argument --batch-size: expected an integer of at least 1, got '0'"),
-    ({4: ("--batch-size", "x")}, "argument --batch-size: expected an integer of at least 1, got 'x'"),
     ({4: ("--cuda-device", "-2")}, "cuda_device: expected -1 for the CPU or the number of a GPU, got -2"),
-    ({4: ("--cuda-device", "99")}, "cuda_device: expected -1"),
-    ({4: ("--cuda-device", "x")}, "argument --cuda-device: invalid int value: 'x'"),
     ({4: ("--state", "cold")}, "argument --state: invalid choice: 'cold'"),
     ({4: ("--precision", "low")}, "argument --precision: invalid choice: 'low'"),
     ({4: ("--backend", "tpu")}, "argument --backend: invalid choice: 'tpu'"),
     ({4: "--frobnicate"}, "unrecognized arguments: --frobnicate"),
-    ({4: "more.txt"}, "unrecognized arguments: more.txt"),
-])
-def test_a_wrong_call_is_refused_in_one_line(capsys, folder, changes, message):
-    write_model(folder / "model")
-    (folder / "empty.txt").touch()
-    (folder / "latin.txt").write_bytes(b"caf\xe9\n")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    arguments = []
-    for place, usual in enumerate(["in.txt", "out.hdf5", "--all", ("--model", "model"), "--quiet"]):
-        given = changes.get(place, usual)
-        keep_empty = given == "" and place < 2
-        arguments += given if isinstance(given, tuple) else [given] if given or keep_empty else []
-    assert_refused(run(capsys, "embed", *arguments), message)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:3000])
-
-
-@pytest.mark.parametrize("name, damage, message", [
-    ("weights.hdf5", cut, "expected an HDF5 file, got something else or a file cut short"),
-    ("weights.hdf5", lambda path: path.write_text("hello\n" * 99), "expected an HDF5 file, got something else or"),
-    ("weights.hdf5", lambda path: write_model(path.parent / "deep", tiny(lstm__n_layers=3)) and
-        (path.parent / "deep" / "weights.hdf5").rename(path), "expected the weights of the options (2 LSTM layers), "),
-    ("weights.hdf5", lambda path: write_model(path.parent / "wide", tiny(lstm__dim=16)) and
-        (path.parent / "wide" / "weights.hdf5").rename(path), "expected shape (8, 32), found (8, 64)"),
-    ("options.json", lambda path: path.write_text("{"), "expected JSON, got something else"),
-    ("options.json", lambda path: path.write_text(json.dumps(tiny(lstm__cell_clip=0))),
-        "lstm: cell_clip: expected a number above 0, or null for no clipping, got 0"),
-    ("options.json", lambda path: path.write_text(json.dumps(tiny(char_cnn__activation="gelu"))),
-        "char_cnn: activation: expected one of relu, tanh, got 'gelu'"),
-    ("options.json", lambda path: path.unlink(), "expected one file options.json, found none"),
-])
-@pytest.mark.parametrize("command", [["embed", "in.txt", "out.hdf5", "--all", "--model"], ["info"]])
-def test_a_bad_model_is_refused_in_one_line(capsys, folder, name, damage, message, command):
-    damage(write_model(folder / "model") / name)
-    result = run(capsys, *command, "model")
-    assert_refused(result, "")
-    assert message in result[2] and "model" in result[2]
-    assert names(folder) == ["in.txt", "model"]
-
-
-def test_offline_a_named_model_says_what_to_put_where(capsys, folder, monkeypatch):
-    def no_network(*_, **__):
-        raise OSError("Network is unreachable")
-
-    monkeypatch.setattr(fsspec, "open", no_network)
-    monkeypatch.setenv("ELMO_FAST_CACHE", str(folder / "cache"))
-    result = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", "original")
-    assert_refused(result, "model 'original': https://")
-    assert result[2].count(f"at {folder / 'cache'}") == 2
-
-
-@pytest.mark.parametrize("error, status, message", [
-    (RuntimeError("out of\nluck"), 1, "out of luck"), (MemoryError(), 1, "MemoryError"),
-    (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
-    (KeyboardInterrupt(), 1, "interrupted; no output was left behind"),
-    (ValueError("wrong"), 2, "wrong"),
-])
-def test_a_failure_in_the_middle_is_told_in_one_line(capsys, folder, model, monkeypatch, error, status, message):
-    def failing(*_):
-        raise error
-
-    monkeypatch.setattr(BiLm, "run", failing)
-    result = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", model, "--quiet")
-    assert_refused(result, message, status)
-    assert names(folder) == ["in.txt"]
-
-
-def test_a_backend_that_is_not_there_is_a_failure(capsys, folder, model, monkeypatch):
-    monkeypatch.setattr("elmo_fast.ops.backend.why_not", lambda op, name, *_: "broken" if name == "native" else None)
-    result = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", model, "--backend", "native")
-    assert_refused(result, "backend: 'native' was asked for", status=1)
-    assert names(folder) == ["in.txt"]
-
-
-@pytest.mark.parametrize("arguments, message", [
     ([], "the following arguments are required: COMMAND (see elmo-fast --help)"),
     (["fly"], "argument COMMAND: invalid choice: 'fly'"),
     (["embed"], "the following arguments are required: INPUT, OUTPUT"),
     (["info"], "model: expected MODEL, or --options-file and --weight-file; got neither"),
-    (["info", "nope"], "model: expected one of bundled, small, medium, original, original_5.5b, a directory"),
-    (["info", "m", "--weight-file", "w"], "model: expected either model or options_file and weight_file, got both"),
     (["doctor", "who"], "unrecognized arguments: who"),
+    *(([*text.split(), "--model", "model"], message) for text, message in (
+        ("cache in.txt t.hdf5", "vocabulary in.txt: expected a line for each of <S>, </S>; missing <S>, </S>"),
+        ("cache vocab.txt no/t.hdf5", "output file: expected an existing directory"),
+        ("cache vocab.txt vocab.txt", "output file: expected a file other than the inputs, got vocab.txt"),
+        ("cache vocab.txt model/weights.hdf5", "output file: expected a file other than the inputs"),
+        ("cache vocab.txt t.hdf5 --cuda-device 99", "cuda_device: expected -1"),
+        ("embed in.txt o.hdf5 --top --unknown unk", "--unknown: expected --token-table beside it, got unk alone"),
+        ("embed in.txt o.hdf5 --top --token-table none", "token table: expected an HDF5 file, found nothing at none"))),
 ])
-def test_bad_usage_is_refused_in_one_line(capsys, folder, arguments, message):
+def test_a_wrong_call_is_refused_in_one_line(capsys, folder, monkeypatch, changes, message):
+    """`changes` are all arguments, or some by their place in a call of embed."""
+    monkeypatch.setattr(sys, "stdin", None)
+    write_model(folder / "model")
+    (folder / "blank.txt").write_text("a\n\nb\n")
+    (folder / "vocab.txt").write_text("<S>\n</S>\nThe\n")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    arguments = changes
+    if isinstance(changes, dict):
+        usual = {0: "in.txt", 1: "out.hdf5", 2: "--all", 3: ("--model", "model"), 4: "--quiet"}
+        given = ({**usual, **changes}[place] for place in usual)
+        arguments = ["embed", *(part for each in given for part in (each if isinstance(each, tuple) else (each,)))]
     assert_refused(run(capsys, *arguments), message)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def raising(error):
+    def failing(*_):
+        raise error
+    return lambda _, patch: patch.setattr(BiLm, "run", failing)
+
+
+@pytest.mark.parametrize("fault, status, message", [
+    (raising(RuntimeError("out of\nluck")), 1, "error: out of luck"),
+    (raising(MemoryError()), 1, "error: MemoryError"),
+    (raising(OSError(28, "No space left on device")), 1, "error: [Errno 28] No space left on device"),
+    (raising(KeyboardInterrupt()), 1, "error: interrupted; no output was left behind"),
+    (raising(ValueError("wrong")), 2, "error: wrong"),
+    (lambda _, patch: patch.setattr("elmo_fast.ops.backend.why_not", lambda op, name, *_: "broken"), 1,
+     "error: backend: 'native' was asked for"),
+    (lambda model, _: write_model(model, {"lstm": tiny()["lstm"], "n_tokens_vocab": 9}), 2,
+     "error: tokens: expected word ids (this model reads no characters), got strings"),
+    (lambda model, _: os.truncate(model / "weights.hdf5", 3000), 2,
+     "expected an HDF5 file, got something else or a file cut short"),
+])
+def test_a_failure_is_told_in_one_line_and_leaves_nothing(capsys, folder, monkeypatch, fault, status, message):
+    fault(write_model(folder / "model"), monkeypatch)
+    backend = "native" if "'native'" in message else "auto"
+    commands = [["embed", "in.txt", "out.hdf5", "--all", "--quiet", "--backend", backend, "--model"]]
+    if not message.startswith("error"):
+        commands.append(["info"])
+    for command in commands:
+        result = run(capsys, *command, "model")
+        assert_refused(result, "", status)
+        assert message in result[2]
+    assert "out.hdf5" not in names(folder) and not list(folder.glob("*.part"))
 
 
 def test_help_and_version(capsys):
@@ -237,44 +168,27 @@ def test_help_and_version(capsys):
     assert run(capsys, "--version") == (0, f"elmo-fast {elmo_fast.__version__}\n", "")
 
 
-def described(output):
-    return dict((part.strip() for part in line.split(":", 1)) for line in output.splitlines())
+PLAIN = {"layers": "3 (the token layer and 2 LSTM layers", "vector of a token": "8 values a layer",
+         "LSTM": "dim 8, projection 4, skip connections on", "clips": "cell \u00b13, projection \u00b13",
+         "char-CNN": "10 filters (4 of width 1, 6 of width 2), relu", "highway layers": "1"}
+WIDE = {"layers": "5 (the token layer and 4 LSTM layers", "vector of a token": "16 values a layer",
+        "LSTM": "dim 8, projection none, skip connections off", "clips": "cell none, projection \u00b10.3"}
 
 
-@pytest.mark.parametrize("content", [tiny(), tiny(lstm__n_layers=4, lstm__projection_dim=8, lstm__cell_clip=None,
-                                                  lstm__proj_clip=0.3, lstm__use_skip_connections=False)])
-def test_info(capsys, tmp_path, content):
+@pytest.mark.parametrize("content, expected", [
+    (tiny(), PLAIN), (tiny(lstm__n_layers=4, lstm__projection_dim=8, lstm__cell_clip=None, lstm__proj_clip=0.3,
+                           lstm__use_skip_connections=False), PLAIN | WIDE),
+    ({"lstm": tiny()["lstm"], "n_tokens_vocab": 1234}, {"input": "word ids, 1,234 words"})])
+def test_info(capsys, tmp_path, content, expected):
     folder = write_model(tmp_path / "model", content)
     status, output, errors = run(capsys, "info", folder)
-    assert (status, errors) == (0, "")
-    found = described(output)
-    layers, projection = content["lstm"]["n_layers"], content["lstm"]["projection_dim"]
+    found = dict((part.strip() for part in line.split(":", 1)) for line in output.splitlines())
     parameters = sum(values.size for values in random_weights(Options.from_dict(content)).values())
+    assert (status, errors) == (0, "") and ("char-CNN" in found) == ("char-CNN" in expected)
     assert found["options file"] == str(folder / "options.json")
-    assert found["weight file"] == str(folder / "weights.hdf5")
-    assert found["layers"].startswith(f"{layers + 1} (the token layer and {layers} LSTM layers")
-    assert found["vector of a token"] == f"{2 * projection} values a layer"
-    assert found["LSTM"] == ("dim 8, projection 4, skip connections on" if projection == 4 else
-                             "dim 8, projection none, skip connections off")
-    assert found["clips"] == ("cell \u00b13, projection \u00b13" if projection == 4 else
-                              "cell none, projection \u00b10.3")
-    assert found["char-CNN"] == "10 filters (4 of width 1, 6 of width 2), relu"
-    assert found["highway layers"] == "1"
-    assert found["parameters"] == f"{parameters:,}"
-
-
-def test_info_of_a_word_model(capsys, tmp_path):
-    content = {"lstm": tiny()["lstm"], "n_tokens_vocab": 1234}
-    status, output, _ = run(capsys, "info", write_model(tmp_path, content))
-    assert status == 0
-    assert described(output)["input"] == "word ids, 1,234 words" and "char-CNN" not in described(output)
-
-
-def test_a_word_model_cannot_embed_text(capsys, folder):
-    model = write_model(folder / "model", {"lstm": tiny()["lstm"], "n_tokens_vocab": 9})
-    result = run(capsys, "embed", "in.txt", "out.hdf5", "--all", "--model", model)
-    assert_refused(result, "tokens: expected word ids (this model reads no characters), got strings")
-    assert names(folder) == ["in.txt", "model"]
+    assert found["weight file"] == str(folder / "weights.hdf5") and found["parameters"] == f"{parameters:,}"
+    for name, value in expected.items():
+        assert found[name].startswith(value) if name == "layers" else found[name] == value
 
 
 def test_doctor_lists_every_op(capsys):
@@ -285,38 +199,26 @@ def test_doctor_lists_every_op(capsys):
     assert f"Python       {sys.version.split()[0]}" in output and f"numpy {np.__version__}" in output
 
 
+def start_embedding(model, tmp_path, *more):
+    return start(["embed", "-", tmp_path / "out.hdf5", "--all", "--model", model, *more], stdin=-1, encoding="utf-8")
+
+
 def finish(process, text=None):
     output, errors = process.communicate(text, timeout=60)
     return process.returncode, output, errors
 
 
 def test_stdin(model, tmp_path):
-    (tmp_path / "in.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
-    with open(tmp_path / "in.txt", encoding="utf-8") as file:
-        ElmoEmbedder(*paths(model)).embed_file(file, tmp_path / "expected.hdf5", progress=False)
-    command = ["embed", "-", tmp_path / "out.hdf5", "--all", "--model", model]
-    piped = start(command, stdin=-1, encoding="utf-8")
-    assert finish(piped, "\n".join(SENTENCES)) == (0, "", "")
-    for key, values in arrays(tmp_path / "expected.hdf5").items():
-        np.testing.assert_array_equal(arrays(tmp_path / "out.hdf5")[key], values)
-
-
-def test_an_empty_stdin_leaves_nothing(model, tmp_path):
-    command = ["embed", "-", tmp_path / "out.hdf5", "--all", "--model", model]
-    assert_refused(finish(start(command, stdin=-1), ""), "input file: expected one tokenized sentence a line, got an")
-    assert names(tmp_path) == []
-
-
-def test_a_closed_stdin_is_refused(capsys, folder, model, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", None)
-    result = run(capsys, "embed", "-", "out.hdf5", "--all", "--model", model)
-    assert_refused(result, "input file: expected text on stdin, which is closed")
+    result = finish(start_embedding(model, tmp_path, "--vocab-path", "none.txt"), "\n".join(SENTENCES))
+    assert result == (0, "", "WARNING: --vocab-path: not used, neither here nor by AllenNLP 0.9\n")
+    found = read_hdf5(tmp_path / "out.hdf5")
+    for key, values in enumerate(ElmoEmbedder(*paths(model)).embed_sentences([line.split() for line in SENTENCES])):
+        np.testing.assert_array_equal(found[str(key)], values)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_middle_leaves_nothing(model, tmp_path, number):
-    command = ["embed", "-", tmp_path / "out.hdf5", "--all", "--model", model, "--batch-size", "1"]
-    process = start(command, stdin=-1)
+    process = start_embedding(model, tmp_path, "--batch-size", "1")
     process.stdin.write("a b c\n" * 100)
     process.stdin.flush()  # it stays open, so the command waits for more with its file half written
     while process.poll() is None and not names(tmp_path):
@@ -324,3 +226,24 @@ def test_a_signal_in_the_middle_leaves_nothing(model, tmp_path, number):
     process.send_signal(number)
     assert_refused(finish(process), "interrupted; no output was left behind", status=1)
     assert names(tmp_path) == []
+
+
+HELP = "from elmo_fast.cli import main\ntry:\n    main({!r})\nexcept SystemExit as stop:\n    assert not stop.code"
+
+
+@pytest.mark.parametrize("code", [
+    "import elmo_fast\nelmo_fast.__version__, dir(elmo_fast)\nfrom elmo_fast import Options, read_fasta",
+    *map(HELP.format, (["--help"], ["embed", "--help"], ["train", "--help"], ["seqvec", "--help"], ["--version"])),
+])
+def test_torch_is_not_imported_before_it_is_needed(code):
+    """It takes seconds."""
+    process = start(f"import sys\n{code}\nassert 'torch' not in sys.modules")
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+
+
+def test_every_public_name_is_found_where_the_package_says():
+    assert set(elmo_fast.__all__) == set(elmo_fast._MODULES) <= set(dir(elmo_fast))
+    for name in elmo_fast.__all__:
+        assert getattr(elmo_fast, name).__module__.startswith("elmo_fast.")
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = elmo_fast.Nothing

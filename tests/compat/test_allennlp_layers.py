@@ -1,114 +1,201 @@
-"""AllenNLP's `ElmoTokenEmbedder`, `Highway`, `ScalarMix`, and its functions for sentence boundaries."""
+"""AllenNLP's `ElmoLstm`, `ElmoTokenEmbedder`, `Highway`, and its functions for sentence boundaries."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ConfigurationError
-from elmo_fast.compat.allennlp import (
-    Elmo,
-    ElmoTokenEmbedder,
-    Highway,
-    ScalarMix,
-    _ElmoBiLm,
-    add_sentence_boundary_token_ids,
-    batch_to_ids,
-    remove_sentence_boundaries,
-)
-from elmo_fast.testing.tolerances import SAME_MODEL
-from tests.support.models import SENTENCES, options
-from tests.support.models import files as write_files
+from elmo_fast import ConfigurationError, Options
+from elmo_fast.compat import allennlp
+from elmo_fast.compat.allennlp import ElmoLstm, ElmoTokenEmbedder, batch_to_ids, remove_sentence_boundaries
+from elmo_fast.testing import SAME_MODEL
+from tests.support.grid import grid
+from tests.support.models import SENTENCES, bilm
+from tests.support.plain import Counts, lstm_layers
 
-WORDS = ["@@PADDING@@", "@@UNKNOWN@@", "The", "children", "rained", "."]
+LENGTHS = [4, 0, 1, 6, 2]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return tuple(map(str, write_files(tmp_path_factory.mktemp("model"), options())))
+def lstm(input_size=3, hidden_size=5, cell_size=7, num_layers=2, stateful=True, **arguments):
+    torch.manual_seed(0)
+    ours = ElmoLstm(input_size, hidden_size, cell_size, num_layers, **arguments)
+    ours.stateful = stateful
+    return ours
 
 
-class TestTokenEmbedder:
-    def test_is_one_representation(self, files):
-        ids = batch_to_ids(SENTENCES)
-        embedder, elmo = ElmoTokenEmbedder(*files, dropout=0), Elmo(*files, 1, dropout=0)
-        assert embedder.get_output_dim() == 22
-        expected = elmo(ids)["elmo_representations"][0]
-        assert torch.equal(embedder(ids), expected)
-        assert torch.equal(ElmoTokenEmbedder(*files, dropout=0)(elmo_tokens=ids), expected)
-        assert set(embedder.state_dict()) == {f"_elmo.{name}" for name in elmo.state_dict()}
-
-    def test_projection(self, files):
-        embedder = ElmoTokenEmbedder(*files, dropout=0, projection_dim=5, state="zero")
-        ids = batch_to_ids(SENTENCES)
-        plain = ElmoTokenEmbedder(*files, dropout=0)(ids)
-        layer = embedder._projection
-        expected = plain @ layer.weight.t() + layer.bias
-        assert embedder.get_output_dim() == 5 and torch.allclose(embedder(ids), expected, atol=1e-5)
-        deep = embedder(torch.stack([ids, ids], dim=1))
-        assert deep.shape == (6, 2, 11, 5) and torch.allclose(deep[:, 1], expected, atol=1e-5)
-        assert {"_projection.weight", "_projection.bias"} <= set(embedder.state_dict())
-
-    @pytest.mark.parametrize("arguments", [{"requires_grad": True}, {}])
-    def test_gradients(self, files, arguments):
-        embedder = ElmoTokenEmbedder(*files, **arguments)
-        embedder(batch_to_ids(SENTENCES)).sum().backward()
-        grads = {name: value.grad is not None for name, value in embedder.named_parameters()}
-        assert all(found == ("scalar_mix" in name or bool(arguments)) for name, found in grads.items())
-
-    def test_dropout_and_mix(self, files):
-        ids = batch_to_ids(SENTENCES[:1])
-        dropped = ElmoTokenEmbedder(*files)(ids)
-        assert 0.2 < (dropped == 0).float().mean() < 0.8
-        top = ElmoTokenEmbedder(*files, dropout=0, scalar_mix_parameters=[-9e10, -9e10, 1])
-        assert not any(value.requires_grad for value in top.parameters())
-        output = _ElmoBiLm(*files)(ids)
-        inner = remove_sentence_boundaries(output["activations"][2], output["mask"])[0]
-        assert torch.allclose(top(ids), inner, atol=SAME_MODEL)
-
-    def test_from_params(self, files):
-        class Vocabulary:
-            def get_token_to_index_vocabulary(self, namespace):
-                assert namespace == "tokens"
-                return {word: number for number, word in enumerate(WORDS)}
-
-        params = {"options_file": files[0], "weight_file": files[1], "projection_dim": "5", "dropout": "0.0",
-                  "namespace_to_cache": "tokens"}
-        embedder = ElmoTokenEmbedder.from_params(vocab=Vocabulary(), params=params)
-        assert embedder.get_output_dim() == 5 and len(embedder._elmo._elmo_lstm._word_embedding.weight) == len(WORDS)
-        without = ElmoTokenEmbedder.from_params(None, {"options_file": files[0], "weight_file": files[1]})
-        assert without._projection is None and without._elmo._dropout.p == 0.5
-        with pytest.raises(ConfigurationError, match="projection_dim: expected an integer of at least 1"):
-            ElmoTokenEmbedder(*files, projection_dim=-1)
+def batch(lengths=LENGTHS, size=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mask = (torch.arange(7) < torch.tensor(lengths)[:, None]).long()
+    return torch.randn(len(lengths), 7, size, generator=generator), mask
 
 
-def test_boundaries_off():
+@pytest.mark.parametrize("sizes, way, trains", grid(
+    [(3, 5, 7, 2), (5, 5, 7, 3), (1, 4, 4, 1), (6, 2, 9, 2), (4, 4, 4, 2)],
+    ["reference", "torch", "auto", "float64", "next to no dropout"], [True, False]))
+def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, trains):
+    clips = {"memory_cell_clip_value": 0.2, "state_projection_clip_value": 0.1}
+    backend = way if way in ("torch", "auto") else "reference"
+    ours = lstm(*sizes, **clips, backend=backend, recurrent_dropout_probability=1e-9 if "dropout" in way else 0)
+    dtype, limit = (torch.float64, 1e-12) if way == "float64" else (torch.float32, SAME_MODEL)
+    states, counts, of = [None] * 7, Counts(), Options(ours.options, None)
+    weights = {name: getattr(ours, own).detach().double().numpy() for own, name in ours.datasets.items()}
+    for seed, lengths in enumerate([LENGTHS, [3, 2, 0], [0, 0], [1, 1, 0, 0, 2, 7, 0]]):
+        inputs, mask = batch(lengths, sizes[0], seed)
+        with torch.set_grad_enabled(trains):
+            found = ours.to(dtype)(inputs.to(dtype), mask if seed else mask.float())
+        assert found.shape == (sizes[3], len(lengths), 7, 2 * sizes[1]) and found.dtype == dtype
+        assert not found[:, mask == 0].any()
+        for row, length in filter(lambda pair: pair[1], enumerate(lengths)):
+            expected, states[row] = lstm_layers(inputs[row, :length].double().numpy(), weights, of, states[row], counts)
+            assert np.abs(found[:, row, :length].detach().numpy() - expected).max() < limit
+    assert counts.cell and counts.projection
+    h, c = ours._states
+    assert h.shape == (sizes[3], 7, 2 * sizes[1]) and c.shape == (sizes[3], 7, 2 * sizes[2]) and not h.requires_grad
+    for row, carried in enumerate(states):
+        for d, halves in enumerate(zip(h[:, row].chunk(2, dim=1), c[:, row].chunk(2, dim=1))):
+            for values, expected in zip(halves, zip(*carried[d]) if carried else (0, 0)):
+                assert np.abs(values.numpy() - np.array(expected)).max() < limit
+
+
+def test_new_weights_train():
+    ours = lstm()
+    assert all(value.requires_grad for value in ours.parameters())
+    ours(*batch())[-1].square().sum().backward()
+    assert all(value.grad.any() for value in ours.parameters())
+    w = ours.W_0_0_0.detach()
+    for gate in range(4):
+        block = w[:3, 7 * gate : 7 * gate + 7]  # as wide as a cell: its rows are orthonormal
+        assert torch.allclose(block @ block.t(), torch.eye(3), atol=1e-5)
+    bias = ours.state_dict()["forward_layer_0.state_linearity.bias"].view(4, 7)
+    assert (bias[1] == 1).all() and not bias[[0, 2, 3]].any()
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 7, 2), (5, 5, 5, 1)])  # a projection also where h is as large as the cell
+def test_state_dict(sizes):
+    ours, other = lstm(*sizes), lstm(*sizes)
+    stored = ours.state_dict()
+    parts = "input_linearity.weight", "state_linearity.weight", "state_linearity.bias", "state_projection.weight"
+    assert set(stored) == {f"{direction}_layer_{layer}.{part}" for direction in ("forward", "backward")
+                           for layer in range(sizes[3]) for part in parts}
+    assert stored["forward_layer_0.input_linearity.weight"].shape == (4 * sizes[2], sizes[0])
+    with torch.no_grad():
+        for value in other.parameters():
+            value.zero_()
+    other.load_state_dict(stored)
+    assert torch.equal(other(*batch(size=sizes[0])), ours(*batch(size=sizes[0])))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_load_weights(files, requires_grad):
+    ours = lstm(11, 11, 37, 2, requires_grad=requires_grad, memory_cell_clip_value=3, state_projection_clip_value=3)
+    ours.load_weights(files[1])
+    assert all(value.requires_grad == requires_grad for value in ours.parameters())
+    activations, mask = bilm()(batch_to_ids(SENTENCES))
+    for one, other in zip(ours(activations[0][..., :11], mask), activations[1:]):
+        assert torch.allclose(one, other, atol=SAME_MODEL)
+
+
+def test_recurrent_dropout():
+    ours = lstm(stateful=False, recurrent_dropout_probability=0.5)
+    inputs, mask = batch()
+    dropped = ours(inputs, mask)
+    assert not torch.equal(ours(inputs, mask), dropped)
+    first = dropped[0]  # no layer below it adds to it
+    for row, length in enumerate(LENGTHS):
+        zero = first[row, :length] == 0
+        assert (zero == zero[:1]).all()  # the same values at every step
+    assert 0.2 < (first[[0, 2, 3, 4], 0] == 0).float().mean() < 0.8
+    assert not dropped[:, mask == 0].any()
+    dropped.sum().backward()
+    assert ours.W_0_1_1.grad.any()
+    assert torch.equal(ours.eval()(inputs, mask), lstm(stateful=False)(inputs, mask))
+
+
+@pytest.mark.parametrize("call, named", [
+    (lambda _: lstm(0), "input_size: expected an integer of at least 1, got 0"),
+    (lambda _: lstm(num_layers=True), "num_layers: expected an integer of at least 1, got True"),
+    (lambda _: lstm(memory_cell_clip_value=0), "memory_cell_clip_value: expected a number above 0, or None"),
+    (lambda _: lstm(state_projection_clip_value=-1), "state_projection_clip_value: expected a number above 0, or None"),
+    (lambda _: lstm(recurrent_dropout_probability=1.0), "recurrent_dropout_probability: expected a number from 0"),
+    (lambda _: lstm(backend="fast"), "backend: expected one of"),
+    (lambda _: lstm(precision="low"), "precision: expected one of"),
+    (lambda _: lstm()(*batch(size=4)), r"inputs: expected vectors of shape \[batch, tokens, 3\]"),
+    (lambda _: lstm()(batch()[0].long(), batch()[1]), "inputs: expected vectors"),
+    (lambda _: lstm()(batch()[0], torch.ones(5, 6)), r"mask: expected shape \(5, 7\), got \(5, 6\)"),
+    (lambda _: lstm()(batch()[0], batch()[1].flip(1)), "mask: expected every sentence's tokens before its padding"),
+    (lambda file: lstm(11, 11, 36, 2).load_weights(file), "weight_file .*dataset RNN_0.*: expected shape .*, found"),
+])
+def test_refuses(files, call, named):
+    with pytest.raises(ValueError, match=f"^{named}"):
+        call(files[1])
+
+
+def test_token_embedder_is_one_representation_projected_if_asked(files):
+    ids = batch_to_ids(SENTENCES)
+    embedder, elmo = ElmoTokenEmbedder(*files, dropout=0), allennlp.Elmo(*files, 1, dropout=0)
+    assert embedder.get_output_dim() == 22
+    expected = elmo(ids)["elmo_representations"][0]
+    assert torch.equal(embedder(ids), expected)
+    assert torch.equal(ElmoTokenEmbedder(*files, dropout=0)(elmo_tokens=ids), expected)
+    assert set(embedder.state_dict()) == {f"_elmo.{name}" for name in elmo.state_dict()}
+    embedder = ElmoTokenEmbedder(*files, dropout=0, projection_dim=5, state="zero")
+    projected = expected @ embedder._projection.weight.t() + embedder._projection.bias
+    assert embedder.get_output_dim() == 5 and torch.allclose(embedder(ids), projected, atol=1e-5)
+    deep = embedder(torch.stack([ids, ids], dim=1))
+    assert deep.shape == (6, 2, 11, 5) and torch.allclose(deep[:, 1], projected, atol=1e-5)
+    assert {"_projection.weight", "_projection.bias"} <= set(embedder.state_dict())
+
+
+def test_dropout_and_mix(files):
+    assert 0.2 < (ElmoTokenEmbedder(*files)(batch_to_ids(SENTENCES[:1])) == 0).float().mean() < 0.8
+    mixed = ElmoTokenEmbedder(*files, scalar_mix_parameters=[-9e10, -9e10, 1])._elmo.scalar_mix_0
+    assert [float(value) for value in mixed.scalar_parameters] == [np.float32(-9e10)] * 2 + [1]
+    assert not any(value.requires_grad for value in mixed.parameters())
+
+
+def test_from_params(files):
+    namespaces = {"tokens": {"@@PADDING@@": 0, "@@UNKNOWN@@": 1, "The": 2}}
+    vocabulary = SimpleNamespace(get_token_to_index_vocabulary=namespaces.get)
+    model = {"options_file": files[0], "weight_file": files[1]}
+    embedder = ElmoTokenEmbedder.from_params(vocab=vocabulary, params={
+        **model, "projection_dim": "5", "dropout": "0.0", "namespace_to_cache": "tokens", "requires_grad": "true"})
+    assert all(value.requires_grad for value in embedder.parameters())
+    assert embedder.get_output_dim() == 5 and len(embedder._elmo._elmo_lstm._word_embedding.weight) == 3
+    without = ElmoTokenEmbedder.from_params(None, model)
+    assert without._projection is None and without._elmo._dropout.p == 0.5
+    assert {name for name, value in without.named_parameters() if value.requires_grad} == {
+        f"_elmo.scalar_mix_0.{name}" for name in ("gamma", *(f"scalar_parameters.{k}" for k in range(3)))}
+    with pytest.raises(ConfigurationError, match="projection_dim: expected an integer of at least 1"):
+        ElmoTokenEmbedder(*files, projection_dim=-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32, torch.bool])
+def test_boundaries_off(dtype):
     values = torch.rand(3, 5, 7, dtype=torch.float64)
-    for dtype in (torch.long, torch.float32, torch.bool):
-        mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).to(dtype)
-        inner, inner_mask = remove_sentence_boundaries(values, mask)
-        assert inner.shape == (3, 3, 7) and inner_mask.dtype == torch.int64
-        assert inner_mask.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 0]]
-        assert torch.equal(inner[1], values[1, 1:4]) and torch.equal(inner[2, :2], values[2, 1:3])
-        assert not inner[0].any() and not inner[2, 2:].any()
+    mask = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).to(dtype)
+    inner, inner_mask = remove_sentence_boundaries(values, mask)
+    assert inner_mask.dtype == torch.int64 and inner_mask.tolist() == [[0, 0, 0], [1, 1, 1], [1, 1, 0]]
+    assert torch.equal(inner, values[:, 1:4] * inner_mask[..., None])
 
 
 def test_boundaries_on():
     ids = torch.tensor([[1, 2, 3], [4, 5, 0], [0, 0, 0]])
-    framed, mask = add_sentence_boundary_token_ids(ids, (ids > 0).float(), 9, 10)
-    assert framed.tolist() == [[9, 1, 2, 3, 10], [9, 4, 5, 10, 0], [9, 10, 0, 0, 0]]
-    assert torch.equal(mask, (framed > 0).long())
+    bounded, mask = allennlp.add_sentence_boundary_token_ids(ids, (ids > 0).float(), 9, 10)
+    assert bounded.tolist() == [[9, 1, 2, 3, 10], [9, 4, 5, 10, 0], [9, 10, 0, 0, 0]]
+    assert torch.equal(mask, (bounded > 0).long())
     vectors = -torch.rand(2, 2, 3)  # AllenNLP's mask would lose these
-    marks = torch.ones(3), torch.zeros(3)
-    framed, mask = add_sentence_boundary_token_ids(vectors, torch.tensor([[1, 1], [1, 0]]), *marks)
+    first, last = torch.ones(3), torch.full((3,), 2.0)
+    bounded, mask = allennlp.add_sentence_boundary_token_ids(vectors, torch.tensor([[1, 1], [1, 0]]), first, last)
     assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
-    assert torch.equal(framed[0, 1:3], vectors[0]) and torch.equal(framed[1, 1], vectors[1, 0])
-    assert (framed[:, 0] == 1).all() and not framed[0, 3].any() and not framed[1, 2].any()
+    assert torch.equal(bounded[0], torch.stack([first, *vectors[0], last]))
+    assert torch.equal(bounded[1], torch.stack([first, vectors[1, 0], last, torch.zeros(3)]))
     with pytest.raises(ValueError, match="tensor: expected shape"):
-        add_sentence_boundary_token_ids(torch.ones(2), torch.ones(2), 1, 1)
+        allennlp.add_sentence_boundary_token_ids(torch.ones(2), torch.ones(2), 1, 1)
 
 
 def test_highway():
-    layers = Highway(3, 2, activation=torch.tanh)
+    layers = allennlp.Highway(3, 2, activation=torch.tanh)
     assert [tuple(value.shape) for value in layers.state_dict().values()] == [(6, 3), (6,)] * 2
     assert all((layer.bias[3:] == 1).all() for layer in layers._layers)
     x = torch.randn(2, 4, 3)
@@ -120,17 +207,3 @@ def test_highway():
     assert np.abs(layers(x).detach().numpy() - expected).max() < SAME_MODEL
     layers(x).sum().backward()
     assert all(value.grad.any() for value in layers.parameters())
-
-
-def test_scalar_mix_as_allennlp_fills_it():
-    mix = ScalarMix(3, do_layer_norm="scalar_norm_reg")
-    for k in range(3):
-        mix.scalar_parameters[k].data[0] = 0.1 * (k + 1)
-    mix.gamma.data[0] = 0.5
-    tensors = [torch.randn(3, 4, 5) for _ in range(3)]
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.int32)
-    shares = np.exp([0.1, 0.2, 0.3]) / np.exp([0.1, 0.2, 0.3]).sum()
-    real = [each.numpy()[mask.numpy() == 1] for each in tensors]
-    expected = 0.5 * sum(share * (each.numpy() - part.mean()) / part.std()
-                         for share, each, part in zip(shares, tensors, real))
-    np.testing.assert_allclose(mix(tensors, mask).detach().numpy(), expected, atol=1e-5)

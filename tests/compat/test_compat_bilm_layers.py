@@ -1,7 +1,5 @@
 """bilm-tf's `weight_layers`: the mixture's numbers, and whose weights a name means."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -14,21 +12,20 @@ W, GAMMA = [0.1, -0.4, 0.9], 1.3
 MASK = np.array([[True] * 4, [True, True, False, False], [True, False, False, False]])
 
 
-def arrays(layers=3, seed=0):
+def arrays(layers=3, **changes):
     """What a biLM returns, as arrays, with values past a sentence's end that must not count."""
-    generator = np.random.default_rng(seed)
-    return {"lm_embeddings": generator.normal(0.3, 2, (3, layers, 4, 6)).astype(np.float32), "mask": MASK}
+    values = np.random.default_rng(0).normal(0.3, 2, (3, layers, 4, 6)).astype(np.float32)
+    return {"lm_embeddings": values, "mask": MASK, **changes}
 
 
-def expected(ops, w, gamma, use_top_only=False, do_layer_norm=False):
+def expected(ops, w, gamma, use_top_only=False, do_layer_norm=False, l2_coef=None):
     """The mixture in float64, as the paper and bilm-tf's documentation say it."""
     layers = ops["lm_embeddings"].astype(np.float64)
     if use_top_only:
         return gamma * layers[:, -1]
     shares = np.exp(np.array(w) + 1 / len(w))
-    shares /= shares.sum()
     total = 0
-    for share, layer in zip(shares, layers.swapaxes(0, 1)):
+    for share, layer in zip(shares / shares.sum(), layers.swapaxes(0, 1)):
         if do_layer_norm:
             real = layer[ops["mask"]]  # the unmasked elements of all sentences
             layer = (layer - real.mean()) / np.sqrt(real.var() + 1e-12)
@@ -44,78 +41,46 @@ def set_weights(weights, w=W, gamma=GAMMA):
 
 
 @pytest.fixture
-def model(tmp_path):
-    return BidirectionalLanguageModel(*paths(write_model(tmp_path / "model")), state="zero")
+def model(folder):
+    return BidirectionalLanguageModel(*paths(folder), state="zero")
 
 
 @pytest.fixture
-def ids(tmp_path):
-    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n", encoding="utf-8")
-    return Batcher(tmp_path / "vocab.txt", 50).batch_sentences([["a", "b", "c", "d"], ["a", "e"], ["f"]])
+def ids(vocab):
+    return Batcher(vocab, 50).batch_sentences([["a", "b", "c", "d"], ["a", "e"], ["f"]])
 
 
-@pytest.mark.parametrize("settings", [{}, {"do_layer_norm": True}, {"use_top_only": True},
-                                      {"use_top_only": True, "do_layer_norm": True}])
-def test_the_numbers(settings):
-    ops = arrays()
-    first = weight_layers("elmo", ops, **settings)
-    assert np.abs(first["weighted_op"].detach().numpy() - expected(ops, [0, 0, 0], 1, **settings)).max() < 1e-5
-    set_weights(first.weights)
-    again = first.weights(ops)
-    assert set(again) == {"weighted_op", "regularization_op"}
-    assert again["weighted_op"].shape == (3, 4, 6) and again["weighted_op"].dtype == torch.float32
-    assert np.abs(again["weighted_op"].detach().numpy() - expected(ops, W, GAMMA, **settings)).max() < 1e-5
+@pytest.mark.parametrize("layers, settings", [
+    (3, {}), (3, {"l2_coef": 0.5}), (3, {"do_layer_norm": True, "l2_coef": 0}),
+    (3, {"use_top_only": True, "l2_coef": 1.0}), (3, {"use_top_only": True, "do_layer_norm": True}),
+    *((layers, {"do_layer_norm": True, "l2_coef": 1}) for layers in (1, 2, 5))])
+def test_the_numbers(layers, settings):
+    ops = arrays(layers)
+    weights = weight_layers("elmo", ops, **settings).weights
+    for w, gamma in (([0] * layers, 1), (W if layers == 3 else list(np.linspace(-1, 1, layers)), GAMMA)):
+        if gamma == GAMMA:
+            set_weights(weights, w, gamma)
+        found = weights(ops)
+        assert set(found) == {"weighted_op", "regularization_op"}
+        assert found["weighted_op"].shape == (3, 4, 6) and found["weighted_op"].dtype == torch.float32
+        assert np.abs(found["weighted_op"].detach().numpy() - expected(ops, w, gamma, **settings)).max() < 1e-5
+        value = 0 if "use_top_only" in settings else settings.get("l2_coef", 0) * np.square(w).sum()
+        assert found["regularization_op"].shape == () and abs(found["regularization_op"].item() - value) < 1e-6
 
 
-@pytest.mark.parametrize("layers", [1, 2, 5])
-def test_any_number_of_layers(layers):
-    ops, w = arrays(layers), list(np.linspace(-1, 1, layers))
-    weights = LayerWeights(layers, do_layer_norm=True)
-    set_weights(weights, w)
-    found = weights(ops)["weighted_op"].detach().numpy()
-    assert np.abs(found - expected(ops, w, GAMMA, do_layer_norm=True)).max() < 1e-5
+def test_gradients_reach_the_layers():
+    layers = torch.from_numpy(arrays()["lm_embeddings"]).requires_grad_()
+    weight_layers("elmo", arrays(lm_embeddings=layers), do_layer_norm=True)["weighted_op"].sin().sum().backward()
+    assert all(layer.any() for layer in layers.grad.unbind(1))
 
 
-@pytest.mark.parametrize("settings, value", [({"l2_coef": 0.5}, 0.5 * 0.98), ({"l2_coef": 0}, 0), ({}, 0),
-                                             ({"l2_coef": 1.0, "use_top_only": True}, 0)])
-def test_regularization(settings, value):
-    weights = weight_layers("elmo", arrays(), **settings).weights
-    set_weights(weights)
-    found = weights(arrays())["regularization_op"]
-    assert found.shape == () and abs(found.item() - value) < 1e-6
-
-
-def test_gradients_reach_the_weights_and_the_layers():
-    ops = {name: torch.from_numpy(value) for name, value in arrays().items()}
-    ops["lm_embeddings"] = ops["lm_embeddings"].double().requires_grad_()
-    weights = LayerWeights(3, l2_coef=0.3, do_layer_norm=True).double()
-    set_weights(weights)
-
-    def loss(layers, w, gamma):
-        result = torch.func.functional_call(weights, {"W": w, "gamma": gamma}, ({**ops, "lm_embeddings": layers},))
-        return (result["weighted_op"].sin() * ops["mask"][..., None]).sum() + result["regularization_op"]
-
-    assert torch.autograd.gradcheck(loss, (ops["lm_embeddings"], weights.W, weights.gamma))
-
-
-def test_training_moves_the_weights_of_the_name_alone(model, ids):
-    elmo = weight_layers("input", model(ids), l2_coef=0.1)
-    weight_layers("output", model(ids))
-    frozen = copy.deepcopy(model.bilm.state_dict())
-    optimizer = torch.optim.SGD(elmo.parameters(), lr=0.1)
-    assert sum(value.numel() for value in elmo.parameters()) == 3 + 1
-    losses = []
-    for _ in range(5):
-        elmo = weight_layers("input", model(ids), l2_coef=0.1, reuse=True)
-        loss = (elmo["weighted_op"] - 0.2).square().sum() + elmo["regularization_op"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
-    assert model.variables["input"].W.abs().min() > 0 and model.variables["input"].gamma != 1
-    assert not model.variables["output"].W.any() and model.variables["output"].gamma == 1
-    assert all(torch.equal(value, frozen[name]) for name, value in model.bilm.state_dict().items())
+def test_gradients_reach_the_weights_of_the_name_alone(model, ids):
+    elmo, other = (weight_layers(name, model(ids), l2_coef=0.1) for name in ("input", "output"))
+    set_weights(elmo.weights)
+    found = weight_layers("input", model(ids), l2_coef=0.1, reuse=True)
+    (found["weighted_op"].square().sum() + found["regularization_op"]).backward()
+    assert all(value.grad.any() for value in elmo.parameters())
+    assert all(value.grad is None for value in other.parameters())
 
 
 def test_the_trainable_weights_of_a_model(model, ids):
@@ -125,82 +90,57 @@ def test_the_trainable_weights_of_a_model(model, ids):
     trained = [name for name, value in model.named_parameters() if value.requires_grad]
     assert trained == ["variables.0_ELMo.W", "variables.0_ELMo.gamma", "variables.1_ELMo.W", "variables.1_ELMo.gamma",
                        "variables.2_ELMo.gamma"]
+    assert set(trained) == {f"variables.{name}" for name in model.variables.state_dict()}
     set_weights(model.variables["0"])
     set_weights(model.variables["1"])
     assert np.allclose([loss.item() for loss in model.variables.regularization_losses()], [0.98, 0.49])
 
 
-def test_reuse_shares_one_set_of_weights(model, ids):
-    context = weight_layers("input", model(ids), l2_coef=0.0)
-    question = weight_layers("input", model(ids[:1]), l2_coef=0.0, reuse=True)
+def test_names(tmp_path, model, ids):
+    """A name is made once and shared on request alone, and belongs to its model or to the caller's `Variables`."""
+    context = weight_layers("input", model(ids), l2_coef=0.5)
+    question = weight_layers("input", model(ids[:1]), l2_coef=0.5, reuse=True)
     assert question.weights is context.weights is model.variables["input"]
     assert weight_layers("input", model(ids), reuse=True).weights is context.weights
     assert len(list(model.variables.parameters())) == 2
-
-
-def test_a_name_is_made_once_and_reused_on_request_alone(model, ids):
-    weight_layers("input", model(ids), l2_coef=0.5)
-    with pytest.raises(ValueError, match="name: expected a new name, got 'input', which is taken; reuse=True"):
-        weight_layers("input", model(ids), l2_coef=0.5)
-    with pytest.raises(ValueError, match="name: expected the name of weights that were made before, got 'output'"):
-        weight_layers("output", model(ids), reuse=True)
-    for other in ({"l2_coef": 0.1}, {"use_top_only": True}, {"do_layer_norm": True}):
-        with pytest.raises(ConfigurationError, match="name: expected the settings that 'input' was made with"):
-            weight_layers("input", model(ids), reuse=True, **other)
     weight_layers("put", model(ids), l2_coef=0.5)  # bilm-tf: an error, since it looks for a part of the name
     assert "put" in model.variables and "pu" not in model.variables
     with pytest.raises(KeyError):
         model.variables["pu"]
-
-
-def test_two_models_have_names_of_their_own(tmp_path, model, ids):
     other = BidirectionalLanguageModel(*paths(write_model(tmp_path / "other", seed=1)))
-    assert weight_layers("input", model(ids)).weights is not weight_layers("input", other(ids)).weights
-
-
-def test_variables_of_the_caller(model, ids):
+    assert weight_layers("input", other(ids)).weights is not context.weights
     mine = Variables()
-    weight_layers("input", model(ids), variables=mine)
-    weight_layers("input", arrays(), variables=mine, reuse=True)
-    assert "input" in mine and "input" not in model.variables
-    with pytest.raises(ValueError, match="which is taken"):
-        weight_layers("input", arrays(), variables=mine)
-    with pytest.raises(ValueError, match="variables: expected the Variables that hold the weights to reuse"):
-        weight_layers("input", arrays(), reuse=True)
+    weight_layers("new", model(ids), variables=mine)
+    weight_layers("new", arrays(), variables=mine, reuse=True)
+    assert "new" in mine and "new" not in model.variables
+    for name, ops, arguments, why in [
+        ("input", model(ids), {"l2_coef": 0.5}, "expected a new name, got 'input', which is taken; reuse=True"),
+        ("new", arrays(), {"variables": mine}, "expected a new name, got 'new', which is taken"),
+        ("no", model(ids), {"reuse": True}, "expected the name of weights that were made before, got 'no'"),
+        ("input", arrays(), {"reuse": True}, "expected the Variables that hold the weights to reuse"),
+        *(("input", model(ids), {"reuse": True, **settings}, "expected the settings that 'input' was made with")
+          for settings in ({"l2_coef": 0.1}, {"use_top_only": True}, {"do_layer_norm": True})),
+    ]:
+        with pytest.raises(ConfigurationError if "settings" in why else ValueError, match=f"^(name|variables): {why}"):
+            weight_layers(name, ops, **arguments)
 
 
-def test_weights_are_saved_and_read_back(model, ids):
-    set_weights(weight_layers("input", model(ids), l2_coef=0.5).weights)
-    saved = copy.deepcopy(model.variables.state_dict())
-    assert list(saved) == ["input_ELMo.W", "input_ELMo.gamma"]
-    again = Variables()
-    weight_layers("input", model(ids), l2_coef=0.5, variables=again)
-    again.load_state_dict(saved)
-    found = weight_layers("input", model(ids), variables=again, reuse=True)["weighted_op"]
-    assert torch.equal(found, weight_layers("input", model(ids), reuse=True)["weighted_op"])
-
-
-@pytest.mark.parametrize("change, why", [
-    ({"lm_embeddings": np.zeros((3, 4, 6), np.float32)}, "lm_embeddings of shape"),
-    ({"lm_embeddings": np.zeros((3, 3, 4, 6), np.int64)}, "lm_embeddings of shape .* got torch.int64"),
-    ({"mask": MASK[:, :3]}, r"bilm_ops: expected a mask of shape \(3, 4\), got \(3, 3\)"),
+@pytest.mark.parametrize("name, ops, l2_coef, why", [
+    ("a", arrays(lm_embeddings=np.zeros((3, 4, 6), np.float32)), 0, "bilm_ops: expected lm_embeddings of shape"),
+    ("a", arrays(lm_embeddings=np.zeros((3, 3, 4, 6), np.int64)), 0, "bilm_ops: .* of shape .* got torch.int64"),
+    ("a", arrays(mask=MASK[:, :3]), 0, r"bilm_ops: expected a mask of shape \(3, 4\), got \(3, 3\)"),
+    ("a", {"lm_embeddings": 0}, 0, "bilm_ops: expected lm_embeddings and mask, got none of mask"),
+    *((name, arrays(), 0, "name: expected a string without dots") for name in ("", "a.b", None)),
+    *(("a", arrays(), value, "l2_coef: expected a number or None") for value in ("0.5", True, float("nan"))),
 ])
-def test_layers_of_another_shape(change, why):
-    with pytest.raises(ValueError, match=why):
-        weight_layers("elmo", {**arrays(), **change})
+def test_refuses(name, ops, l2_coef, why):
+    with pytest.raises(ValueError, match=f"^{why}"):
+        weight_layers(name, ops, l2_coef)
 
 
-def test_what_is_refused():
-    with pytest.raises(ValueError, match="bilm_ops: expected lm_embeddings and mask, got none of mask"):
-        weight_layers("elmo", {"lm_embeddings": arrays()["lm_embeddings"]})
+def test_weights_of_another_number_of_layers():
     with pytest.raises(ConfigurationError, match="bilm_ops: expected lm_embeddings of 3 layers, got 2"):
         LayerWeights(3)(arrays(2))
-    for name in ("", "a.b", None):
-        with pytest.raises(ValueError, match="name: expected a string without dots"):
-            weight_layers(name, arrays())
-    for coefficient in ("0.5", True, float("nan")):
-        with pytest.raises(ValueError, match="l2_coef: expected a number or None"):
-            weight_layers("elmo", arrays(), l2_coef=coefficient)
     for layers in (0, True, 2.0):
         with pytest.raises(ValueError, match="n_layers: expected an integer of at least 1"):
             LayerWeights(layers)

@@ -1,185 +1,234 @@
-"""bilm-tf's `BidirectionalLanguageModel`: shapes, numbers, states of streams, and what it refuses."""
+"""bilm-tf's `BidirectionalLanguageModel` on characters and on word ids, its two dumps and its usage scripts."""
 
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
+import h5py
 import numpy as np
 import pytest
 import torch
 
-from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel
-from elmo_fast.compat.bilm import data as bilm_data
-from elmo_fast.compat.bilm import model as bilm_model
-from elmo_fast.testing.tolerances import SAME_MODEL
-from tests.support import plain
-from tests.support.files import paths, tiny, write_model
-from tests.support.models import SHAPES, files, weights
+from elmo_fast import BiLm, ConfigurationError
+from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
+from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
+from elmo_fast.embed import stream
+from elmo_fast.testing import SAME_MODEL
+from tests.support import models
+from tests.support.files import ROOT, names, read_hdf5
 
 BATCHES = [
     [["the", "sea"], ["grey", "and", "old", "salt"], []],
     [["wind"], ["the", "grey", "wind", "of", "the", "sea"]],
     [["salt", "and", "wind"], ["sea"], ["of"], ["the", "x" * 60]],
 ]
+WORDS = ["<S>", "</S>", "<UNK>", "sea", "", "naïve", "東京", "w" * 60, "sea", "."]
+LINES = ["the sea is grey", "  wide  and\tsalt ", "", "naïve\u00a0東京 .", "   ", "x" * 60, "the sea is grey"]
 
 
-class Oracle:
-    """bilm-tf's call in NumPy and float64: every row of a batch on its own, from the state its row is in."""
-
-    def __init__(self, options, seed=0):
-        self.options, self.weights, self.states = options, weights(options, seed), {}
-
-    def run(self, ids):
-        found = []
-        for row, one in enumerate(ids):
-            one = one[one.any(axis=1)]
-            layers, self.states[row] = plain.layers(one, self.weights, self.options, self.states.get(row))
-            found.append(layers)
-        return found
+@pytest.fixture
+def model(files):
+    return BidirectionalLanguageModel(*files, max_batch_size=3)
 
 
-@pytest.mark.parametrize("name", ["two layers", "four layers", "one layer", "no projection", "clips that fire",
-                                  "no skip connections", "short tokens", "tanh"])
-def test_the_numbers_of_batches_of_many_sizes(tmp_path, vocab, name):
-    options = SHAPES[name]
-    model = BidirectionalLanguageModel(*files(tmp_path / "model", options), max_batch_size=5)
-    batcher, oracle = Batcher(vocab, options.char_cnn.max_characters_per_token), Oracle(options)
+@pytest.fixture
+def table(tmp_path, files, vocab):
+    """The file of the vocabulary's token vectors."""
+    dump_token_embeddings(vocab, *files, tmp_path / "table.hdf5", progress=False)
+    return tmp_path / "table.hdf5"
+
+
+@pytest.fixture
+def ids(vocab):
+    return Batcher(vocab, 50).batch_sentences(BATCHES[0])
+
+
+def test_results_and_states(files, vocab):
+    model, bilm = BidirectionalLanguageModel(*files, max_batch_size=5), BiLm.from_files(*files)
     for batch in BATCHES:
-        ids = batcher.batch_sentences(batch)
-        ops = model(ids)
-        longest, size = max(map(len, batch)), options.lstm.projection_dim
-        assert ops["lm_embeddings"].shape == (len(batch), options.n_layers, longest, 2 * size)
-        assert ops["token_embeddings"].shape == (len(batch), longest + 2, size)
-        assert ops["lengths"].tolist() == [len(sentence) for sentence in batch]
+        ids, longest = Batcher(vocab, 50).batch_sentences(batch), max(map(len, batch))
+        ops, (tokens, *_) = model(ids), bilm(torch.from_numpy(ids), boundaries="present").activations
+        assert ops["lm_embeddings"].shape == (len(batch), 3, longest, 22) and ops["lengths"].dtype == torch.int64
         assert ops["mask"].dtype == torch.bool and ops["mask"].shape == (len(batch), longest)
-        for row, expected in enumerate(oracle.run(ids)):
-            length = len(batch[row])
-            assert ops["mask"][row].tolist() == [True] * length + [False] * (longest - length)
-            found = ops["lm_embeddings"][row].numpy()
-            assert np.abs(found[:, :length] - expected[:, 1:-1]).max(initial=0) < 5e-6
-            assert not found[:, length:].any()
-            tokens = ops["token_embeddings"][row].numpy()
-            assert np.abs(tokens[: length + 2] - expected[0, :, :size]).max() < 5e-6
-            assert not tokens[length + 2 :].any()
+        assert (ops["token_embeddings"] - tokens[..., :11]).abs().max() < SAME_MODEL
+        assert not any(value.requires_grad for value in (*ops.values(), *model.parameters()))
+        alone = model.token_embeddings(np.concatenate([ids, 0 * ids])[:, 1:])  # above max_batch_size, without <S>
+        assert (alone[: len(ids)] - ops["token_embeddings"][:, 1:]).abs().max() < SAME_MODEL
+        assert alone.shape == (2 * len(ids), longest + 1, 11) and not alone[len(ids) :].any()
+    for number, direction in enumerate(("forward", "backward")):
+        for layer, pair in enumerate(model.lstm_init_states()[direction]):
+            for values, carried in zip(pair, bilm._elmo_lstm._states[::-1]):
+                expected = carried[layer].chunk(2, dim=1)[number]
+                assert (values[:4] - expected).abs().max() < SAME_MODEL and not values[4:].any() and len(values) == 5
 
 
-def test_states_can_be_read_as_bilm_tf_keeps_them(tmp_path, vocab):
-    options = SHAPES["two layers"]
-    model = BidirectionalLanguageModel(*files(tmp_path / "model", options), max_batch_size=5)
-    batcher, oracle = Batcher(vocab, 50), Oracle(options)
-    for batch in BATCHES:
-        ids = batcher.batch_sentences(batch)
-        model(ids)
-        oracle.run(ids)
-        for number, direction in enumerate(("forward", "backward")):
-            for layer, (c, h) in enumerate(model.lstm_init_states()[direction]):
-                assert c.shape == (5, options.lstm.dim) and h.shape == (5, options.lstm.projection_dim)
-                for row in range(5):
-                    expected = oracle.states[row][number][layer] if row in oracle.states else (0, 0)
-                    assert np.abs(h[row].numpy() - expected[0]).max() < 5e-6
-                    assert np.abs(c[row].numpy() - expected[1]).max() < 5e-6
-    assert len(oracle.states) == 4 and not model.lstm_init_states("another")["forward"][0][0].any()
+def test_streams_have_separate_states(model, ids):
+    def run(stream):
+        return model(ids, stream=stream)["lm_embeddings"]
 
-
-def test_rows_beyond_a_smaller_batch_keep_their_states(tmp_path):
-    model = BidirectionalLanguageModel(*paths(write_model(tmp_path / "model")), max_batch_size=4)
-    ids = np.random.default_rng(0).integers(1, 262, (3, 6, 50))
-    model(ids)
-    before = [state for pairs in model.lstm_init_states().values() for pair in pairs for state in pair]
-    model(np.ones((2, 5, 50), dtype=np.int32))
-    after = [state for pairs in model.lstm_init_states().values() for pair in pairs for state in pair]
-    for old, new in zip(before, after):
-        assert torch.equal(old[2:], new[2:]) and old[2].any() and not old[3].any()
-        assert not torch.equal(old[:2], new[:2])
-
-
-def test_streams_carry_states_of_their_own(tmp_path, vocab):
-    model = BidirectionalLanguageModel(*paths(write_model(tmp_path / "model")))
-    ids = Batcher(vocab, 50).batch_sentences(BATCHES[0])
-    first, again = model(ids, stream="context")["lm_embeddings"], model(ids, stream="context")["lm_embeddings"]
+    first, again = run("context"), run("context")
     assert (first - again)[:, 1:].abs().max() > 1e-4
-    assert torch.equal(model(ids, stream="question")["lm_embeddings"], first)
+    assert not model.lstm_init_states("question")["forward"][0][0].any() and torch.equal(run("question"), first)
     model.reset_states("context")
-    assert torch.equal(model(ids, stream="context")["lm_embeddings"], first)
-    assert torch.equal(model(ids, stream="question")["lm_embeddings"], again)
+    assert torch.equal(run("context"), first) and torch.equal(run("question"), again)
     model.reset_states()
-    assert torch.equal(model(ids, stream="question")["lm_embeddings"], first)
+    assert torch.equal(run("question"), first)
 
 
-def test_without_carried_states_calls_repeat(tmp_path, vocab):
-    ids = Batcher(vocab, 50).batch_sentences(BATCHES[0])
-    for state in ("zero", "warm"):
-        model = BidirectionalLanguageModel(*paths(write_model(tmp_path / "model")), state=state)
-        assert torch.equal(model(ids)["lm_embeddings"], model(ids)["lm_embeddings"])
+@pytest.mark.parametrize("state", ["zero", "warm"])
+def test_without_carried_states_calls_repeat_with_ids_of_every_integer_type(files, ids, state):
+    model = BidirectionalLanguageModel(*files, state=state)
+    expected = model(ids)["lm_embeddings"]
+    for same in (ids, torch.as_tensor(ids), ids.astype(np.int32), torch.as_tensor(ids, dtype=torch.int32),
+                 ids.astype(np.uint16), ids.tolist()):
+        assert torch.equal(model(same)["lm_embeddings"], expected)
 
 
-def test_nothing_is_trained_and_nothing_tracked(tmp_path, vocab):
-    model = BidirectionalLanguageModel(*paths(write_model(tmp_path / "model")))
-    assert not any(value.requires_grad for value in model.parameters())
-    assert not model(Batcher(vocab, 50).batch_sentences(BATCHES[0]))["lm_embeddings"].requires_grad
+def test_a_batch_of_no_sentences(model):
+    assert {name: tuple(value.shape) for name, value in model(np.zeros((0, 5, 50), dtype=np.int64)).items()} == {
+        "lm_embeddings": (0, 3, 3, 22), "lengths": (0,), "mask": (0, 3), "token_embeddings": (0, 5, 11)}
 
 
-@pytest.mark.parametrize("convert", [np.asarray, torch.as_tensor, lambda ids: ids.astype(np.int32),
-                                     lambda ids: torch.as_tensor(ids, dtype=torch.int32),
-                                     lambda ids: ids.astype(np.uint16)])
-def test_ids_of_every_integer_type(tmp_path, vocab, convert):
-    files = paths(write_model(tmp_path / "model"))
-    ids = Batcher(vocab, 50).batch_sentences(BATCHES[0])
-    expected = BidirectionalLanguageModel(*files)(ids)["lm_embeddings"]
-    assert torch.equal(BidirectionalLanguageModel(*files)(convert(ids))["lm_embeddings"], expected)
+def test_a_model_trained_on_word_ids(tmp_path):
+    files = models.files(tmp_path, models.WORD_IDS)
+    model = BidirectionalLanguageModel(*files, use_character_inputs=False, embedding_weight_file=files[1])
+    ids = np.array([[1, 9, 3, 2], [1, 2, 0, 0]])
+    ops = model(ids)
+    bilm = BiLm.from_files(*files)
+    table = np.vstack([np.zeros((1, 4)), bilm.weights()["embedding"]])
+    assert np.abs(ops["token_embeddings"].numpy() - table[ids]).max() < 1e-7
+    assert torch.equal(model.token_embeddings(ids), ops["token_embeddings"])
+    expected = bilm(torch.from_numpy(ids), boundaries="present").activations[-1]
+    assert torch.allclose(ops["lm_embeddings"][0, -1], expected[0, 1:3], atol=SAME_MODEL)
+    with pytest.raises(ConfigurationError, match="use_character_inputs: expected False"):
+        BidirectionalLanguageModel(*files)
 
 
-def test_a_batch_of_no_sentences(tmp_path):
-    ops = BidirectionalLanguageModel(*paths(write_model(tmp_path / "model")))(np.zeros((0, 5, 50), dtype=np.int64))
-    assert {name: tuple(value.shape) for name, value in ops.items()} == {
-        "lm_embeddings": (0, 3, 3, 8), "lengths": (0,), "mask": (0, 3), "token_embeddings": (0, 5, 4)}
+def test_copies_and_pickles_keep_the_states(files, vocab, table):
+    ids = TokenBatcher(vocab).batch_sentences([["sea", "salt"]])
+    model = BidirectionalLanguageModel(*files, False, table)
+    model(ids, stream="a")
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    expected = model(ids, stream="a")["lm_embeddings"]
+    assert all(torch.equal(twin(ids, stream="a")["lm_embeddings"], expected) for twin in twins)
 
 
-def test_what_is_refused(tmp_path, vocab):
-    options_file, weight_file = paths(write_model(tmp_path / "model"))
-    model = BidirectionalLanguageModel(options_file, weight_file, max_batch_size=2)
-    ids = Batcher(vocab, 50).batch_sentences(BATCHES[1])
-    before = model(ids)["lm_embeddings"]
+def test_refuses(tmp_path, files, vocab, table, model):
+    ids, others = Batcher(vocab, 50).batch_sentences(BATCHES[1]), models.files(tmp_path, models.options(), seed=1)
+    before, words = model(ids)["lm_embeddings"], BidirectionalLanguageModel(*files, False, table)
     model.reset_states()
-    for wrong, why in [
-        (np.concatenate([ids, ids]), r"ids: expected at most max_batch_size \(2\) sentences, got 4"),
-        (ids.astype(np.float32), "ids: expected integers, got float32"),
-        (ids[0], r"ids: expected integers of shape \[sentences, tokens, characters\], got shape"),
-        (ids[..., :49], r"\[batch, tokens, 50\], got shape"),
-        (ids + 200, "ids: expected character ids from 0 to 261"),
-        (ids * (np.arange(8) < 1)[:, None], "ids: expected <S> and </S> in every sentence, got 1 positions in row 0"),
-        (np.concatenate([ids[:1], 0 * ids[:1]]), "got 0 positions in row 1"),
-        (np.concatenate([ids[1:], ids[1:] * (np.arange(8) != 3)[:, None]]), "tokens before its padding"),
+    hole = np.concatenate([ids[1:], ids[1:] * (np.arange(8) != 3)[:, None]])
+    for call, wrong, why in [
+        (model, [np.concatenate([ids, ids])], r"ids: expected at most max_batch_size \(3\) sentences, got 4"),
+        (model, [ids.astype(np.float32)], "ids: expected integers, got float32"),
+        (model, [ids[0]], r"ids: expected integers of shape \[sentences, tokens, characters\], got shape"),
+        (model, [ids[..., :49]], r"ids: .*\[batch, tokens, 50\], got shape"),
+        (model, [ids + 200], "ids: expected character ids from 0 to 261"),
+        (model, [ids * (np.arange(8) < 1)[:, None]], "ids: expected <S> and </S> in .*, got 1 positions in row 0; "),
+        (model, [np.concatenate([ids[:1], 0 * ids[:1]])], "ids: .* got 0 positions in row 1"),
+        (model, [hole], "ids: .* tokens before its padding"),
+        (words, [np.array([[1, 11, 2]])], "ids: .* 11"),
+        (words, [ids], r"ids: expected integers of shape \[sentences, tokens\], got shape"),
+        (words, [np.array([[1, 4, 2], [1, 0, 0]])], "ids: .* got 1 positions in row 1"),
+        (BidirectionalLanguageModel, [*others, False, table],
+         ".*".join(["token_table: ", *(BiLm.from_files(*each).fingerprint() for each in (others, files))])),
+        (BidirectionalLanguageModel, [*files, False], "embedding_weight_file: expected the file of token vectors"),
+        *((BidirectionalLanguageModel, [*files, True, None, size], "max_batch_size: expected an integer of at least 1")
+          for size in (0, True, 2.0)),
+        (BidirectionalLanguageModel, [files[0], tmp_path / "none.hdf5"], "weight_file"),
     ]:
-        with pytest.raises(ValueError, match=why):
-            model(wrong)
+        with pytest.raises(FileNotFoundError if why == "weight_file" else ValueError, match=f"^{why}"):
+            call(*wrong)
     assert torch.equal(model(ids)["lm_embeddings"], before)
-    with pytest.raises(ValueError, match="embedding_weight_file: expected the file of token vectors"):
-        BidirectionalLanguageModel(options_file, weight_file, use_character_inputs=False)
-    for size in (0, True, 2.0):
-        with pytest.raises(ValueError, match="max_batch_size: expected an integer of at least 1"):
-            BidirectionalLanguageModel(options_file, weight_file, max_batch_size=size)
-    with pytest.raises(FileNotFoundError, match="weight_file"):
-        BidirectionalLanguageModel(options_file, tmp_path / "none.hdf5")
 
 
-def test_token_vectors_alone(tmp_path, vocab):
-    model = BidirectionalLanguageModel(*paths(write_model(tmp_path / "model")), max_batch_size=2)
-    ids = Batcher(vocab, 50).batch_sentences(BATCHES[2])
-    found = model.token_embeddings(ids)  # more sentences than a batch may have, and without boundaries
-    assert not model.lstm_init_states()["forward"][0][0].any()
-    assert (found[:2] - model(ids[:2])["token_embeddings"]).abs().max() < SAME_MODEL
-    one = model.token_embeddings(ids[1:2, 1:2])
-    assert one.shape == (1, 1, 4) and (one[0, 0] - found[1, 1]).abs().max() < SAME_MODEL
-    assert model.token_embeddings(0 * ids).shape == found.shape and not model.token_embeddings(0 * ids).any()
+@pytest.fixture
+def inputs(tmp_path, files):
+    """A vocabulary, a text, and a model: the first arguments of both dumps."""
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
+    (tmp_path / "text.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    return tmp_path / "vocab.txt", tmp_path / "text.txt", *files
 
 
-def test_261_characters_in_the_options_are_no_trouble(tmp_path, vocab):
-    """bilm-tf: InvalidNumberOfCharacters, until somebody edits the file."""
-    files = paths(write_model(tmp_path / "trained", tiny(char_cnn__n_characters=261)))
-    edited = paths(write_model(tmp_path / "edited", tiny(char_cnn__n_characters=262)))
-    ids = Batcher(vocab, 50).batch_sentences(BATCHES[0])
-    found, expected = (BidirectionalLanguageModel(*each)(ids)["lm_embeddings"] for each in (files, edited))
-    assert torch.equal(found, expected)
-    assert issubclass(bilm_data.InvalidNumberOfCharacters, Exception)
+@pytest.mark.parametrize("block", [3, 4096])
+def test_token_embeddings(tmp_path, inputs, monkeypatch, block):
+    monkeypatch.setattr("elmo_fast.compat.bilm.model._WORDS_PER_BLOCK", block)
+    vocab, _, *model = inputs
+    dump_token_embeddings(vocab, *model, tmp_path / "out.hdf5")
+    found = read_hdf5(tmp_path / "out.hdf5")
+    assert list(found) == ["embedding"]
+    assert found["embedding"].dtype == np.float32 and found["embedding"].shape == (len(WORDS), 11)
+    bilm = BiLm.from_files(*model)
+    np.testing.assert_allclose(found["embedding"], bilm.encode(WORDS).detach(), rtol=0, atol=SAME_MODEL)
+    with h5py.File(tmp_path / "out.hdf5") as file:
+        assert file.attrs["fingerprint"] == bilm.fingerprint()
 
 
-def test_the_names_of_bilm_tf_s_modules():
-    assert {"Batcher", "TokenBatcher", "Vocabulary", "UnicodeCharsVocabulary"} <= set(dir(bilm_data))
-    assert {"BidirectionalLanguageModel", "dump_token_embeddings", "dump_bilm_embeddings"} <= set(dir(bilm_model))
+def test_a_dump_carries_the_state_from_line_to_line_unless_asked(tmp_path, inputs, model):
+    """A blank line too: it has no tokens, and bilm-tf runs it as <S> </S>."""
+    dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5")
+    found, batcher = read_hdf5(tmp_path / "out.hdf5"), Batcher(inputs[0], 50)
+    assert sorted(found) == [str(number) for number in range(len(LINES))]
+    for number, line in enumerate(LINES):
+        expected = model(batcher.batch_sentences([line.split()]))["lm_embeddings"][0]
+        np.testing.assert_allclose(found[str(number)], expected, rtol=0, atol=SAME_MODEL)
+    assert np.abs(found["0"] - found["6"])[1:].max() > 1e-3
+    dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5", batch_size=4, state="zero", progress=False)
+    found = read_hdf5(tmp_path / "out.hdf5")
+    np.testing.assert_allclose(found["0"], found["6"], rtol=0, atol=SAME_MODEL)
+
+
+def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
+    target = tmp_path / "out.hdf5"
+    target.write_text("old")
+    before = names(tmp_path)
+    monkeypatch.setattr(stream.SlotStream, "_collect", lambda self, chunk: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        dump_bilm_embeddings(*inputs, target, progress=False)
+    monkeypatch.setattr(BiLm, "encode", lambda self, tokens: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        dump_token_embeddings(inputs[0], *inputs[2:], target, progress=False)
+    assert target.read_text() == "old" and names(tmp_path) == before
+
+
+@pytest.mark.parametrize("change, named", [
+    ({0: "bare.txt"}, "vocabulary .*missing <S>, </S>"),
+    ({2: "words/options.json", 3: "words/weights.hdf5"}, "options_file: expected the section char_cnn"),
+    ({4: "none/out.hdf5"}, "out(put )?file: expected an existing directory"),
+    ({1: "empty.txt"}, ".*got an empty file"),
+    *(({"batch_size": size}, "batch_size: expected an integer of at least 1") for size in (0, True, 1.5)),
+])
+def test_dumps_refuse(tmp_path, inputs, change, named):
+    (tmp_path / "bare.txt").write_text("sea\nsalt\n", encoding="utf-8")
+    (tmp_path / "empty.txt").write_text("")
+    models.files(tmp_path / "words", models.WORD_IDS)
+    size = {"batch_size": change["batch_size"]} if "batch_size" in change else {}
+    paths = [tmp_path / change.get(number, path) for number, path in enumerate([*inputs, "out.hdf5"])]
+    error = FileNotFoundError if "directory" in named else ValueError
+    with pytest.raises(error, match=f"^{named}"):
+        dump_bilm_embeddings(*paths, **size)
+    if not size and 1 not in change:
+        with pytest.raises(error, match=f"^{named}"):
+            dump_token_embeddings(paths[0], *paths[2:])
+    assert not (tmp_path / "out.hdf5").exists()
+
+
+@pytest.mark.parametrize("script, own, shows", [
+    ("usage_character.py", False, ["context at the input: (2, 12, 32)", "question at the input: (1, 6, 32)",
+                                   "three steps"]),
+    ("usage_cached.py", False, ["layers of the second sentence: (3, 12, 32)", "their mixture: (1, 12, 32)"]),
+    ("usage_cached.py", True, ["(3, 12, 22)"]),
+    ("usage_token.py", False, ["context at the input: (2, 12, 32)", "question at the input: (1, 6, 32)"]),
+])
+@pytest.mark.long
+def test_usage(tmp_path, inputs, script, own, shows):
+    model = ["--vocab-file", inputs[0], "--options-file", inputs[2], "--weight-file", inputs[3]] if own else []
+    done = subprocess.run([sys.executable, ROOT / "examples" / script, "--folder", tmp_path, *model], timeout=120,
+                          capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert all(line in done.stdout for line in shows)
+    if "cached" in script:
+        found = read_hdf5(tmp_path / "elmo_embeddings.hdf5")
+        assert {name: len(layers[0]) for name, layers in found.items()} == {"0": 9, "1": 12, "2": 6}

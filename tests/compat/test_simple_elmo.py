@@ -1,6 +1,5 @@
 import gzip
 import shutil
-import zipfile
 
 import h5py
 import numpy as np
@@ -15,133 +14,73 @@ TEXTS = ["The cat sat on the mat".split(), ["One"], "A much longer sentence than
          [], "naïve café".split()]
 
 
-@pytest.fixture
-def directory(tmp_path):
-    return write_model(tmp_path / "model", tiny(lstm__dim=12))
-
-
-def loaded(directory, max_batch_size=2, **arguments):
+def loaded(directory, max_batch_size=2, full=False, **arguments):
     model = ElmoModel(**arguments)
-    model.load(directory, max_batch_size=max_batch_size)
+    model.load(directory, max_batch_size=max_batch_size, full=full)
     return model
 
 
-def by_hand(directory, warmup, state="carry"):
-    """Layers [layers, T, 2 P] of every text, in batches of 2, each run twice when warmed up."""
-    embedder, found = ElmoEmbedder(*paths(directory), state=state), []
+@pytest.fixture
+def full(folder):
+    """A model with a softmax of eight words."""
+    return write_softmax_model(folder, tiny(lstm__dim=12), "<S> </S> <UNK> the cat sat on mat".split())
+
+
+@pytest.mark.parametrize("state, warmup", [("carry", True), ("carry", False), ("warm", True)])
+@pytest.mark.parametrize("layers", ["average", "top", "all"])
+def test_vectors_and_sentence_vectors(folder, state, warmup, layers):
+    """Batches of 2, each run twice when warmed up, padded with zeros; means over the tokens of a sentence alone."""
+    embedder, arrays = ElmoEmbedder(*paths(folder), state=state), []
     for start in range(0, len(TEXTS), 2):
         for _ in range(2 if warmup else 1):
-            arrays = embedder.embed_batch(TEXTS[start : start + 2])
-        found += arrays
-    return found
-
-
-@pytest.mark.parametrize("warmup", [True, False])
-@pytest.mark.parametrize("layers", ["average", "top", "all"])
-def test_vectors_are_padded_with_zeros(directory, warmup, layers):
-    found = loaded(directory).get_elmo_vectors(TEXTS, warmup=warmup, layers=layers)
-    assert found.shape == ((5, 3, 9, 8) if layers == "all" else (5, 9, 8)) and found.dtype == np.float32
-    for row, text, values in zip(found, TEXTS, by_hand(directory, warmup)):
+            found = embedder.embed_batch(TEXTS[start : start + 2])
+        arrays += found
+    vectors = loaded(folder, state=state).get_elmo_vectors(TEXTS, warmup, layers, session=object())
+    averages = loaded(folder, state=state).get_elmo_vector_average(TEXTS, warmup, layers, session=object())
+    axes = (5, 3) if layers == "all" else (5,)
+    assert vectors.shape == (*axes, 9, 8) and averages.shape == (*axes, 8) and vectors.dtype == np.float32
+    for row, average, text, values in zip(vectors, averages, TEXTS, arrays):
         wanted = {"all": values, "top": values[2], "average": (values[0] + values[1] + values[2]) / 3}[layers]
         np.testing.assert_allclose(row[..., : len(text), :], wanted, rtol=0, atol=1e-6)
         assert not row[..., len(text) :, :].any()
+        mean = wanted.mean(-2) if text else np.zeros_like(average)
+        norm = np.sqrt((mean**2).sum(-1, keepdims=True)) if text else 1
+        np.testing.assert_allclose(average, mean / norm, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("layers", ["average", "top", "all"])
-def test_sentence_vectors_are_the_normed_means_of_their_own_tokens(directory, layers):
-    found = loaded(directory).get_elmo_vector_average(TEXTS, layers=layers)
-    assert found.shape == ((5, 3, 8) if layers == "all" else (5, 8))
-    for row, text, values in zip(found, TEXTS, by_hand(directory, True)):
-        if not text:
-            assert not row.any()
-            continue
-        mean = values.mean(1)  # [layers, 2 P]
-        wanted = {"all": mean, "top": mean[2], "average": mean.mean(0)}[layers]
-        wanted = wanted / np.sqrt((wanted**2).sum(-1, keepdims=True))
-        np.testing.assert_allclose(row, wanted, rtol=0, atol=1e-5)
+def test_sizes_no_sentences_and_a_zip(full, tmp_path):
+    for model, count in ((loaded(full, 7), 0), (loaded(shutil.make_archive(tmp_path / "193", "zip", full), 7), 5)):
+        assert (model.n_layers, model.vector_size, model.batch_size, model.vocab.size) == (3, 8, 7, 8)
+        assert model.get_elmo_vectors(TEXTS[:count]).shape == (count, 9 if count else 0, 8)
 
 
-def test_states_are_carried_unless_asked_otherwise(directory):
-    carried = loaded(directory)
-    first, second = (carried.get_elmo_vectors(TEXTS, warmup=False) for _ in range(2))
-    assert abs(first - second).max() > 1e-4
-    steady = loaded(directory, state="warm")
-    first = steady.get_elmo_vectors(TEXTS)
-    np.testing.assert_allclose(steady.get_elmo_vectors(TEXTS[::-1])[::-1], first, rtol=0, atol=1e-6)
-
-
-def test_sizes(directory):
-    model = loaded(directory, max_batch_size=7)
-    assert (model.n_layers, model.vector_size, model.batch_size, model.vocab) == (3, 8, 7, None)
-
-
-def test_a_session_is_taken_and_ignored(directory):
-    np.testing.assert_array_equal(loaded(directory).get_elmo_vectors(TEXTS, session=object()),
-                                  loaded(directory).get_elmo_vectors(TEXTS))
-
-
-def test_a_zip_with_a_compressed_vocabulary(directory, tmp_path):
-    with gzip.open(directory / "vocab.txt.gz", "wt") as file:
-        file.write("<S>\n</S>\n<UNK>\nthe\n")
-    (directory / "weights.hdf5").rename(directory / "model.hdf5")
-    with zipfile.ZipFile(tmp_path / "193.zip", "w") as archive:
-        for path in directory.iterdir():
-            archive.write(path, path.name)
-    model = loaded(tmp_path / "193.zip")
-    assert model.vocab.size == 4 and model.get_elmo_vectors(TEXTS).shape == (5, 9, 8)
-
-
-def test_model_hdf5_comes_before_other_weights_and_else_the_first(directory):
-    other = write_model(directory.parent / "other", tiny(lstm__dim=12), seed=1)
-    shutil.move(other / "weights.hdf5", directory / "model.hdf5")
-    second = loaded(directory).get_elmo_vectors(TEXTS)
-    (directory / "model.hdf5").rename(directory / "a.hdf5")
-    (directory / "weights.hdf5").rename(directory / "b.hdf5")
-    np.testing.assert_array_equal(loaded(directory).get_elmo_vectors(TEXTS), second)
-    (directory / "a.hdf5").unlink()
-    assert abs(loaded(directory).get_elmo_vectors(TEXTS) - second).max() > 1e-3
-
-
-@pytest.mark.parametrize("call, words", [
-    (lambda model: model.get_elmo_vectors(TEXTS, layers="last"), "layers: expected"),
-    (lambda model: model.get_elmo_vectors("a string"), "texts"),
-    (lambda model: model.get_elmo_vectors(["a string"]), "texts"),
-    (lambda model: model.load("x", max_batch_size=0), "max_batch_size: expected"),
-])
-def test_bad_arguments(directory, call, words):
-    with pytest.raises(ValueError) as caught:
-        call(loaded(directory))
-    assert words in str(caught.value)
-
-
-def test_nothing_works_before_load():
-    with pytest.raises(RuntimeError, match="load"):
-        ElmoModel().get_elmo_vectors(TEXTS)
-
-
-def test_no_sentences_give_an_empty_array(directory):
-    assert loaded(directory).get_elmo_vectors([]).shape == (0, 0, 8)
-
-
-@pytest.fixture
-def full(directory):
-    """A model with a softmax of eight words."""
-    return write_softmax_model(directory, tiny(lstm__dim=12), "<S> </S> <UNK> the cat sat on mat".split())
+def test_model_hdf5_comes_before_other_weights_and_else_the_first(folder, tmp_path):
+    other = write_model(tmp_path / "other", tiny(lstm__dim=12), seed=1)
+    (folder / "weights.hdf5").rename(folder / "b.hdf5")
+    (other / "weights.hdf5").rename(folder / "model.hdf5")
+    (folder / "vocab.txt.gz").write_bytes(gzip.compress(b"the\n"))
+    second = loaded(folder).get_elmo_vectors(TEXTS)
+    (folder / "model.hdf5").rename(folder / "a.hdf5")
+    model = loaded(folder)
+    np.testing.assert_array_equal(model.get_elmo_vectors(TEXTS), second)
+    assert model.vocab.size == 1
+    (folder / "a.hdf5").unlink()
+    assert abs(loaded(folder).get_elmo_vectors(TEXTS) - second).max() > 1e-3
 
 
 @pytest.mark.parametrize("topn, nodelimiters", [(3, True), (8, False), (1000, True)])
 def test_substitutes_of_each_direction(full, topn, nodelimiters):
-    model = ElmoModel(state="zero")
-    model.load(full, full=True)
-    text = "the cat sat unseen"
-    (tokens,) = model.get_elmo_substitutes([text], topn=topn, nodelimiters=nodelimiters)
-    layers, _ = BiLm.from_files(*paths(full), state="zero").embed_tokens([text.split()])
-    forward, backward = (half.detach().numpy().astype(np.float64) for half in layers[-1].chunk(2, dim=1))
+    model = loaded(full, full=True, state="zero")
+    tokens = "the cat sat unseen".split()
+    empty, found = model.get_elmo_substitutes(["", " ".join(tokens)], topn=topn, nodelimiters=nodelimiters)
+    assert empty == [] and [each["word"] for each in found] == tokens
+    layers, _ = BiLm.from_files(*paths(full), state="zero").embed_tokens([tokens])
+    states = layers[-1].detach().double().numpy()
     with h5py.File(full / "softmax.hdf5") as file:
         w, b = file["softmax/W"][()], file["softmax/b"][()]
-    for at, token in enumerate(tokens):
-        assert token["word"] == text.split()[at] and set(token) == {"word", "forward", "backward"}
-        for way, state in (("forward", forward[at]), ("backward", backward[at + 2])):
+    for at, token in enumerate(found):
+        assert set(token) == {"word", "forward", "backward"}
+        for way, state in (("forward", states[at, :4]), ("backward", states[at + 2, 4:])):
             scores = w @ state + b
             ids = sorted(range(2 if nodelimiters else 0, 8), key=lambda word: -scores[word])[:topn]
             assert token[way]["candidate_ids"] == ids
@@ -149,14 +88,17 @@ def test_substitutes_of_each_direction(full, topn, nodelimiters):
             np.testing.assert_allclose(token[way]["logp"], scores[ids], atol=1e-4)
 
 
-def test_substitutes_need_the_full_model(directory, full):
-    with pytest.raises(RuntimeError, match="full=True"):
-        loaded(full).get_elmo_substitutes(["the cat"])
-    model = ElmoModel()
-    model.load(full, full=True)
-    assert model.get_elmo_substitutes(["", "the"])[0] == []
-    with pytest.raises(ValueError, match="data: expected"):
-        model.get_elmo_substitutes("the cat")
-    (full / "softmax.hdf5").unlink()
-    with pytest.raises(FileNotFoundError, match="import-tf"):
-        model.load(full, full=True)
+@pytest.mark.parametrize("call, error, words", [
+    (lambda full: loaded(full).get_elmo_vectors(TEXTS, layers="last"), ValueError, "layers: expected"),
+    (lambda full: loaded(full).get_elmo_vectors(["a string"]), ValueError, "texts"),
+    (lambda full: loaded("x", max_batch_size=0), ValueError, "max_batch_size: expected"),
+    (lambda full: ElmoModel().get_elmo_vectors(TEXTS), RuntimeError, "ElmoModel: expected load"),
+    (lambda full: loaded(full).get_elmo_substitutes(["the cat"]), RuntimeError, ".*full=True"),
+    (lambda full: loaded(full, full=True).get_elmo_substitutes("the cat"), ValueError, "data: expected"),
+    (lambda full: (full / "softmax.hdf5").unlink() or loaded(full, full=True), FileNotFoundError, "full: .*import-tf"),
+    (lambda full: (full / "options.json").unlink() or (full / "a.hdf5").touch() or loaded(full), ValueError,
+     "model .*: expected a file options.json, found none"),
+])
+def test_refuses(full, call, error, words):
+    with pytest.raises(error, match=f"^{words}"):
+        call(full)

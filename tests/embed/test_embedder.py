@@ -1,115 +1,144 @@
-import itertools
+"""`ElmoEmbedder`: batches and files; tests/embed/test_stream.py has its streams."""
+
+import io
+import json
+import os
 
 import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ElmoEmbedder, Options, batch_to_ids, random_weights, remove_boundaries
-from elmo_fast.testing.tolerances import SAME_MODEL
-from tests.support.models import SENTENCES, bilm, files, options
+from elmo_fast import ElmoEmbedder
+from elmo_fast.embed import stream
+from tests.support.files import names, read_hdf5
+from tests.support.models import bilm, files, options, word_bilm
 
 BACKENDS = ["reference", "torch", "auto"]
+LINES = ["The cat sat .", "", "The cat sat .", "caf\u00e9 \u732b", "x" * 60 + " </S>", " \t "]
 
 
 def embedder(**arguments):
     return ElmoEmbedder.from_bilm(bilm(**arguments))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_batch_equals_the_biLM(backend):
-    ours, model = embedder(backend=backend), bilm()
-    for _ in range(2):
-        found = ours.embed_batch(SENTENCES)
-        activations, mask = model(batch_to_ids(SENTENCES))
-        inner = torch.stack([remove_boundaries(layer, mask)[0] for layer in activations], dim=1).detach().numpy()
-        for one, other, sentence in zip(found, inner, SENTENCES):
-            assert one.dtype == np.float32 and one.shape == (3, len(sentence), 22)
-            np.testing.assert_allclose(one, other[:, : len(sentence)], atol=SAME_MODEL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_arrays_are_float32(dtype):
+    assert ElmoEmbedder.from_bilm(bilm().to(dtype)).embed_sentence(["a"]).dtype == np.float32
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_padded_tensors(backend):
-    embeddings, mask = embedder(backend=backend).batch_to_embeddings(SENTENCES)
-    assert embeddings.shape == (6, 3, 11, 22) and mask.dtype == torch.int64
-    assert mask.sum(1).tolist() == [len(sentence) for sentence in SENTENCES]
-    assert not embeddings.transpose(1, 2)[mask == 0].any()
-    for one, other in zip(embeddings.numpy(), embedder().embed_batch(SENTENCES)):
-        np.testing.assert_allclose(one[:, : other.shape[1]], other, atol=SAME_MODEL)
-    for dtype in (torch.float16, torch.bfloat16):
-        assert ElmoEmbedder.from_bilm(bilm().to(dtype)).embed_sentence(["a"]).dtype == np.float32
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_empty_sentences(backend):
-    ours = embedder(backend=backend)
-    first = ours.embed_batch([["a"], ["b"]])
-    assert ours.embed_sentence([]).shape == (3, 0, 22)
-    assert [each.shape for each in ours.embed_batch([[], []])] == [(3, 0, 22)] * 2
-    assert [each.shape for each in ours.embed_batch([[], ["a"]])] == [(3, 0, 22), (3, 1, 22)]
-    assert ours.embed_batch([]) == []
-    assert first[0].shape == (3, 1, 22)
-
-
-def test_a_lone_empty_sentence_leaves_the_states_alone():
-    one, other = embedder(), embedder()
+def test_a_lone_empty_sentence_leaves_the_states_alone(backend):
+    one, other = embedder(backend=backend), embedder(backend=backend)
     for each in (one, other):
-        each.embed_sentence(["first"])
-    other.embed_sentence([])
+        assert each.embed_sentence(["first"]).shape == (3, 1, 22)
+    assert other.embed_sentence([]).shape == (3, 0, 22) and other.embed_batch([]) == []
     np.testing.assert_array_equal(one.embed_sentence(["again"]), other.embed_sentence(["again"]))
-    other.embed_batch([[], []])
+    assert [each.shape for each in other.embed_batch([[], ["a"], []])] == [(3, 0, 22), (3, 1, 22), (3, 0, 22)]
     assert abs(one.embed_sentence(["again"]) - other.embed_sentence(["again"])).max() > 1e-3
 
 
-@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
-def test_stream_of_the_reference_equals_its_batches(state):  # test_stream has the other backends
-    ours, other = (embedder(state=state, backend="reference") for _ in range(2))
-    stream = list(ours.embed_sentences(iter(SENTENCES), batch_size=4))
-    batches = other.embed_batch(SENTENCES[:4]) + other.embed_batch(SENTENCES[4:])
-    assert len(stream) == len(SENTENCES)
-    for one, two in zip(stream, batches):
-        np.testing.assert_allclose(one, two, atol=SAME_MODEL)
+def test_without_fp32_weights(tmp_path):
+    packed = ElmoEmbedder(*files(tmp_path, options()), backend="native", keep_fp32=False)
+    assert packed.elmo_bilm.token_source.W_proj.is_meta
 
 
-def test_stream_reads_no_further_than_it_must():
-    taken = []
-    endless = (taken.append(number) or ["a"] for number in itertools.count())
-    stream = embedder().embed_sentences(endless, batch_size=4)
-    assert taken == []
-    next(stream)
-    assert len(taken) < 5000
+@pytest.fixture
+def embed(tmp_path):
+    """Embed a text, or an opened file, by two lines into a file: its arrays by key, and the index or None."""
+    def into(source, ours=None, **arguments):
+        file = io.TextIOWrapper(io.BytesIO(source.encode()), encoding="utf-8") if isinstance(source, str) else source
+        arguments = {"batch_size": 2, "progress": False, **arguments}
+        (ours or embedder()).embed_file(file, tmp_path / "o.hdf5", **arguments)
+        assert file.closed
+        arrays = read_hdf5(tmp_path / "o.hdf5")
+        index = arrays.pop("sentence_to_index", None)
+        return arrays, None if index is None else json.loads(index[0])
+    return into
+
+
+def pipe(text):
+    reader, writer = os.pipe()
+    with open(writer, "w", encoding="utf-8") as file:
+        file.write(text)
+    return os.fdopen(reader, encoding="utf-8")
+
+
+@pytest.mark.parametrize("output_format, form", [
+    ("all", lambda vectors: vectors), ("top", lambda vectors: vectors[-1]),
+    ("average", lambda vectors: vectors.sum(axis=0) / np.float32(3)),
+])
+@pytest.mark.parametrize("source, batch_size", [(str, 1), (pipe, 2)])
+def test_formats(embed, source, output_format, form, batch_size):
+    arrays, index = embed(source("\n".join(LINES)), output_format=output_format, batch_size=batch_size,
+                          allow_blank=True)
+    assert sorted(arrays) == ["0", "1", "2", "3", "4", "5"]
+    for key, vectors in enumerate(embedder().embed_sentences([line.split() for line in LINES], batch_size)):
+        assert arrays[str(key)].dtype == np.float32
+        np.testing.assert_array_equal(arrays[str(key)], form(vectors), strict=True)
+    assert index == {LINES[0]: "2", "": "5", LINES[3]: "3", LINES[4]: "4"}
+
+
+def test_keys_index_and_carried_states(embed):
+    ours, lines = embedder(), ["It rained", *LINES[2:4]]
+    expected = embed("\n".join(lines))[0]
+    arrays, index = embed("\n".join(lines), ours, use_sentence_keys=True)
+    assert index is None and set(arrays) == set(lines)
+    np.testing.assert_array_equal(arrays[lines[1]], expected["1"])
+    assert not np.array_equal(ours.embed_sentence(lines[0].split()), expected["0"])
+    arrays, index = embed("\n".join(lines), forget_sentences=True)
+    assert index is None and sorted(arrays) == ["0", "1", "2"]
+    np.testing.assert_array_equal(arrays["1"], expected["1"])
+
+
+@pytest.mark.parametrize("content, options, message", [
+    (b"a b\n\nc\n", {}, "input file: expected a sentence on every line, got blank lines at indexes 1"),
+    *((b"a\n", {"output_format": form}, f"output_format: expected one of all, top, average, got {form!r}$")
+      for form in ("bottom", 1)),
+    *((b"a\n", {"batch_size": size}, f"batch_size: expected an integer of at least 1, got {size!r}$")
+      for size in (0, -3, True, 2.0)),
+])
+def test_a_bad_file_or_argument_leaves_nothing(tmp_path, monkeypatch, content, options, message):
+    ours, file = embedder(), io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+    monkeypatch.setattr(ours.elmo_bilm, "run", lambda *_: pytest.fail("it was embedded"))
+    with pytest.raises(ValueError, match=f"^{message}"):
+        ours.embed_file(file, tmp_path / "o.hdf5", progress=False, **options)
+    assert names(tmp_path) == [] and (file.closed or "output_format" in options)
+
+
+@pytest.mark.parametrize("old", [None, b"old"])
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
+def test_a_failure_in_the_middle_leaves_things_as_they_were(embed, tmp_path, monkeypatch, old, error):
+    if old:
+        (tmp_path / "o.hdf5").write_bytes(old)
+    ours, calls = embedder(), []
+    run = ours.elmo_bilm.run
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise error("in the middle")
+        return run(*arguments)
+
+    monkeypatch.setattr(ours.elmo_bilm, "run", failing)
+    monkeypatch.setattr(stream, "_ROWS_PER_CHUNK", 1)
+    with pytest.raises(error, match="in the middle"):
+        embed("\n".join(LINES[2:5] * 30), ours)
+    assert len(calls) == 3
+    assert names(tmp_path) == (["o.hdf5"] if old else [])
+    assert not old or (tmp_path / "o.hdf5").read_bytes() == old
 
 
 @pytest.mark.parametrize("call, named", [
     (lambda e: e.embed_sentence("a string"), "sentence: expected a list of tokens"),
-    (lambda e: e.embed_batch(["one", "two"]), r"batch\[0\]: expected a list of tokens"),
     (lambda e: e.embed_batch("text"), "batch: expected a list"),
     (lambda e: e.embed_batch([["a", None]]), "token: expected a string, got NoneType"),
-    (lambda e: e.embed_batch([["a", 3]]), "token: expected a string, got int"),
     (lambda e: list(e.embed_sentences("text")), "sentences: expected a list"),
+    (lambda e: list(e.embed_sentences([["fine"], "not split"])), r"sentences\[1\]: expected a list of tokens"),
     (lambda e: e.embed_sentences([["a"]], batch_size=0), "batch_size: expected an integer of at least 1, got 0"),
-    (lambda e: e.embed_sentences([["a"]], batch_size=2.0), "batch_size: expected an integer of at least 1, got 2.0"),
+    (lambda e: e.embed_file("text.txt", "o.hdf5"), "input_file: expected a file opened as text, got 'text.txt'"),
+    (lambda _: ElmoEmbedder("o.json", "w.hdf5", cuda_device=-2), "cuda_device: expected -1 for the CPU"),
+    (lambda _: ElmoEmbedder.from_bilm(word_bilm()).embed_sentence(["a"]), "tokens: expected word ids"),
 ])
 def test_refuses(call, named):
     with pytest.raises(ValueError, match=f"^{named}"):
         call(embedder())
-
-
-def test_device_that_is_not_there():
-    with pytest.raises(ValueError, match="cuda_device: expected -1"):
-        ElmoEmbedder("options.json", "weights.hdf5", cuda_device=99)
-    with pytest.raises(ValueError, match="cuda_device: expected -1 for the CPU"):
-        ElmoEmbedder("options.json", "weights.hdf5", cuda_device=-2)
-
-
-def test_word_id_models_say_what_they_need():
-    of = Options.from_dict({"lstm": {"dim": 8, "projection_dim": 4, "n_layers": 1, "use_skip_connections": True},
-                            "n_tokens_vocab": 9})
-    with pytest.raises(ValueError, match="tokens: expected word ids"):
-        ElmoEmbedder.from_bilm(BiLm(of, random_weights(of))).embed_sentence(["a"])
-
-
-def test_without_fp32_weights(tmp_path):
-    model = files(tmp_path, options())
-    whole, packed = (ElmoEmbedder(*model, backend="native", keep_fp32=keep) for keep in (True, False))
-    for one, other in zip(packed.embed_batch(SENTENCES), whole.embed_batch(SENTENCES)):
-        np.testing.assert_array_equal(one, other)

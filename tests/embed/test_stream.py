@@ -1,12 +1,14 @@
 """Sentences back to back in slots give what batches give, in the order of the input."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder
 from elmo_fast.embed import stream as slot_stream
-from elmo_fast.testing.tolerances import SAME_MODEL
+from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
 from tests.support.models import SHAPES, bilm
 
@@ -19,61 +21,46 @@ def texts(count, longest=12, seed=0):
     return [[WORDS[k] for k in torch.randint(0, 60, (length,), generator=generator)] for length in lengths]
 
 
-def batches(embedder, sentences, size):
-    return [vectors for first in range(0, len(sentences), size)
-            for vectors in embedder.embed_batch(sentences[first : first + size])]
+def check(texts, size, shape="two layers", backend="native", **arguments):
+    """A stream of each text of a list against its batches: vectors and carried states, in the native engine by bits."""
+    stream, batch = (ElmoEmbedder.from_bilm(bilm(SHAPES[shape], backend=backend, **arguments))
+                     for _ in range(2))
+    tolerance = {"atol": 0 if backend == "native" else SAME_MODEL, "rtol": 0 if backend == "native" else 1e-7}
+    for sentences in texts:
+        found = list(stream.embed_sentences(iter(sentences), size))
+        expected = [vectors for first in range(0, len(sentences), size)
+                    for vectors in batch.embed_batch(sentences[first : first + size])]
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert one.shape == other.shape and one.dtype == np.float32, number
+            np.testing.assert_allclose(one, other, **tolerance, err_msg=f"sentence {number}")
+        states = stream.elmo_bilm._elmo_lstm._states or (), batch.elmo_bilm._elmo_lstm._states or ()
+        for one, other in zip(*states, strict=True):
+            np.testing.assert_allclose(one, other, **tolerance)
 
 
-def assert_same(found, expected, backend):
-    assert len(found) == len(expected)
-    for number, (one, other) in enumerate(zip(found, expected)):
-        assert one.shape == other.shape and one.dtype == np.float32, number
-        if backend == "native":
-            np.testing.assert_array_equal(one, other, err_msg=f"sentence {number}")
-        else:
-            np.testing.assert_allclose(one, other, atol=SAME_MODEL, err_msg=f"sentence {number}")
-
-
-def cut(chunks, monkeypatch):
+def bound(monkeypatch, rows=1, tokens=1, table=1 << 15, chunks_ahead=0):
     """Chunks that end in the middle of sentences, little reading ahead, a small token table; as on a GPU, too."""
-    if chunks == "small, one ahead":
-        collect_later(monkeypatch)
-    if chunks != "whole":
-        monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 1)
-        monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 1)
-        monkeypatch.setattr(slot_stream, "_TABLE_ROWS", 25)
-
-
-def collect_later(monkeypatch):
-    begin = slot_stream.SlotStream.__init__
-
-    def one_ahead(self, *arguments):
-        begin(self, *arguments)
-        self._chunks_ahead = 1
-
-    monkeypatch.setattr(slot_stream.SlotStream, "__init__", one_ahead)
+    monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", rows)
+    monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", tokens)
+    monkeypatch.setattr(slot_stream, "_TABLE_ROWS", table)
+    if chunks_ahead:
+        monkeypatch.setattr(slot_stream.SlotStream, "_chunks_ahead", property(lambda _: 1, lambda *_: None),
+                            raising=False)
 
 
 @pytest.mark.parametrize("backend, state, size, chunks", grid(
     ["torch", "native"], ["carry", "zero", "warm"], [1, 3, 8, 64], ["whole", "small", "small, one ahead"]))
 def test_stream_equals_batches(monkeypatch, backend, state, size, chunks):
-    cut(chunks, monkeypatch)
-    stream, batch = (ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], backend=backend, state=state))
-                     for _ in range(2))
-    for seed, count in enumerate((40, 7)):
-        sentences = texts(count, seed=seed)
-        found = list(stream.embed_sentences(iter(sentences), size))
-        assert_same(found, batches(batch, sentences, size), backend)
-    if state == "carry":
-        for one, other in zip(stream.elmo_bilm._elmo_lstm._states, batch.elmo_bilm._elmo_lstm._states):
-            assert torch.equal(one, other) if backend == "native" else torch.allclose(one, other, atol=SAME_MODEL)
+    if chunks != "whole":
+        bound(monkeypatch, table=25, chunks_ahead=chunks == "small, one ahead")
+    check([texts(40), texts(7, seed=1)], size, "clips that fire", backend, state=state)
 
 
-@pytest.mark.parametrize("shape", ["one layer", "four layers", "no projection", "no skip connections"])
-def test_other_models(shape):
-    stream, batch = (ElmoEmbedder.from_bilm(bilm(SHAPES[shape], backend="native")) for _ in range(2))
-    sentences = texts(50, seed=3)
-    assert_same(list(stream.embed_sentences(sentences, 5)), batches(batch, sentences, 5), "native")
+@pytest.mark.parametrize("arguments", [
+    *({"shape": shape} for shape in ("one layer", "four layers", "no projection", "no skip connections")),
+    *({"backend": "reference", "state": state} for state in ("carry", "zero", "warm"))])
+def test_other_models(arguments):
+    check([texts(50, seed=3)], 5, **arguments)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -81,23 +68,18 @@ def test_other_models(shape):
     [], [[]], [[], []], [["a"], []], [[], ["a"]], [["a"], ["b"], []], [["a"]] * 3 + [[]],
 ])
 def test_empty_sentences(sentences, size):
-    stream, batch = (ElmoEmbedder.from_bilm(bilm(backend="native")) for _ in range(2))
-    for embedder in (stream, batch):
-        embedder.embed_batch([["before"], ["it"]])
-    assert_same(list(stream.embed_sentences(sentences, size)), batches(batch, sentences, size), "native")
-    for one, other in zip(stream.elmo_bilm._elmo_lstm._states, batch.elmo_bilm._elmo_lstm._states):
-        assert torch.equal(one, other)
+    check([[["before"], ["it"]], sentences], size)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_one_slot_far_behind(monkeypatch, ahead):
-    if ahead:
-        collect_later(monkeypatch)
-    monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 64)
-    monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 100)
-    sentences = [["long"] * 300 if number == 1 else ["a", "b"] for number in range(200)]
-    stream, batch = (ElmoEmbedder.from_bilm(bilm(backend="native")) for _ in range(2))
-    assert_same(list(stream.embed_sentences(sentences, 4)), batches(batch, sentences, 4), "native")
+@pytest.mark.parametrize("chunks_ahead", [0, 1])
+def test_one_slot_far_behind(monkeypatch, chunks_ahead):
+    bound(monkeypatch, 64, 100, chunks_ahead=chunks_ahead)
+    check([[["long"] * 300 if number == 1 else ["a", "b"] for number in range(200)]], 4)
+
+
+def test_a_long_run_of_empty_sentences_does_not_end_the_stream(monkeypatch):
+    bound(monkeypatch, 4096)
+    check([[["a"], *[[]] * 100, ["b"]]], 1)
 
 
 def test_an_abandoned_stream_leaves_the_states_alone():
@@ -112,18 +94,31 @@ def test_an_abandoned_stream_leaves_the_states_alone():
 
 
 def test_reading_ahead_is_bounded(monkeypatch):
-    monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 16)
-    monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 50)
+    bound(monkeypatch, 16, 50)
     taken = []
-    source = (taken.append(number) or ["a"] * (500 if number == 0 else 1) for number in range(1000))
+    source = (taken.append(number) or ["a"] * (500 if number == 0 else 1) for number in itertools.count())
     stream = ElmoEmbedder.from_bilm(bilm()).embed_sentences(source, 2)
+    assert taken == []
     next(stream)
     assert len(taken) < 100
 
 
+def test_token_vectors_that_no_later_sentence_needs_are_dropped(monkeypatch):
+    bound(monkeypatch, table=25)
+    kept, update = [], slot_stream._TokenVectors.update
+
+    def counted(store, in_flight):
+        table = update(store, in_flight)
+        kept.append(max(len(table.vectors), len(store._rows)))
+        return table
+
+    monkeypatch.setattr(slot_stream._TokenVectors, "update", counted)
+    check([[[f"word{number}"] for number in range(500)]], 2)
+    assert max(kept) < 60
+
+
 def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
-    collect_later(monkeypatch)
-    monkeypatch.setattr(slot_stream, "_ROWS_PER_CHUNK", 1)
+    bound(monkeypatch, tokens=1 << 15, chunks_ahead=1)
     order = []
     for name in ("_advance", "_collect"):
         run = getattr(slot_stream.SlotStream, name)
@@ -131,16 +126,3 @@ def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
                             lambda self, *given, name=name, run=run: order.append(name) or run(self, *given))
     list(ElmoEmbedder.from_bilm(bilm()).embed_sentences([["a"] * 40, ["b"] * 40], 2))
     assert order == ["_advance", "_advance", "_collect", "_advance", "_collect", "_collect"]
-
-
-def test_a_bad_sentence_is_named():
-    stream = ElmoEmbedder.from_bilm(bilm()).embed_sentences([["fine"], "not split"])
-    with pytest.raises(ValueError, match=r"sentences\[1\]: expected a list of tokens"):
-        list(stream)
-
-
-def test_a_long_run_of_empty_sentences_does_not_end_the_stream(monkeypatch):
-    monkeypatch.setattr(slot_stream, "_TOKENS_AHEAD", 1)
-    sentences = [["a"], *[[]] * 100, ["b"]]
-    stream, batch = (ElmoEmbedder.from_bilm(bilm()) for _ in range(2))
-    assert_same(list(stream.embed_sentences(sentences, 1)), batches(batch, sentences, 1), stream.elmo_bilm.backend)

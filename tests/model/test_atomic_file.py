@@ -13,10 +13,15 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_file_takes_its_name_at_the_end(tmp_path):
-    with atomic_path(tmp_path / "a") as part:
-        part.write_text("new")
-        assert not (tmp_path / "a").exists()
-    assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "new"
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "file")  # a symbolic link is followed
+    for path, file in ((tmp_path / "a", tmp_path / "a"), (tmp_path / "link", tmp_path / "far" / "file")):
+        with atomic_path(path) as part:
+            part.write_text("new")
+            assert not file.exists()
+        assert file.read_text() == "new"
+    assert (tmp_path / "link").is_symlink()
+    assert names(tmp_path) == ["a", "far", "link"] and names(tmp_path / "far") == ["file"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -28,35 +33,29 @@ def test_a_failure_keeps_the_old_file(tmp_path, error):
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
 
 
-def test_a_failed_directory_is_removed(tmp_path):
+def test_directories(tmp_path):
     with pytest.raises(ValueError), atomic_path(tmp_path / "a") as part:
         (part / "b").mkdir(parents=True)
         raise ValueError
     assert names(tmp_path) == []
-
-
-def test_of_two_directories_the_first_stays(tmp_path):
     with atomic_path(tmp_path / "a") as first, atomic_path(tmp_path / "a") as second:
-        for part in (first, second):
+        for part, name in ((first, "first"), (second, "second")):
             part.mkdir()
-        (second / "second").touch()
-        (first / "first").touch()
-    assert names(tmp_path) == ["a"] and names(tmp_path / "a") == ["second"]
+            (part / name).touch()
+    assert names(tmp_path) == ["a"] and names(tmp_path / "a") == ["second"]  # the first to end stays
 
 
-def test_a_symbolic_link_is_followed(tmp_path):
-    (tmp_path / "far").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "far" / "file")
-    with atomic_path(tmp_path / "link") as part:
-        part.write_text("new")
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "far" / "file").read_text() == "new"
-    assert names(tmp_path / "far") == ["file"]
-
-
-def test_a_device_or_pipe_is_never_replaced(tmp_path):
+def test_where_nothing_can_be_written_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/null", tmp_path / "pipe"):
         with pytest.raises(PermissionError, match="^output: expected an ordinary file"):
+            check_target(path, "output")
+    for path, error, message in (("", FileNotFoundError, "expected a file's path, got an empty one"),
+                                 *((tmp_path / path, FileNotFoundError, "expected an existing directory")
+                                   for path in ("no/a", "pipe/a")),
+                                 (f"{tmp_path}/new/", FileNotFoundError, "expected an existing directory"),
+                                 (tmp_path, IsADirectoryError, "expected a file's path, got the directory")):
+        with pytest.raises(error, match=f"^output: {message}"):
             check_target(path, "output")
 
 

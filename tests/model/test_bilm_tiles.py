@@ -7,44 +7,43 @@ import torch
 from elmo_fast import ElmoEmbedder, TokenTable, batch_to_ids, build_token_table, write_token_table
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
+from tests.support.engines import TILE_ISAS, isa
 from tests.support.files import names, run, write_model
-from tests.support.models import SENTENCES, SHAPES, bilm, files, options
-from tests.support.native_lstm import TILE_ISAS, isa
+from tests.support.models import SENTENCES, SHAPES, bilm, options
 
 LIMITS = {"high": AGAINST_FLOAT64["high-amx"], "medium": AGAINST_FLOAT64["medium-bf16"]}
 LARGER = options({"dim": 96, "projection_dim": 40, "cell_clip": 0.3, "proj_clip": 0.05},
                  {"filters": [[1, 20], [3, 50]]})
+IDS = batch_to_ids(SENTENCES)
 
 
-@pytest.fixture(params=TILE_ISAS)
+@pytest.fixture(params=TILE_ISAS, autouse=True)
 def tiles(request):
     with isa(request.param):
         yield
 
 
-@pytest.fixture(params=["high", "medium"])
+@pytest.fixture(params=LIMITS)
 def precision(request):
     return request.param
 
 
 @pytest.mark.parametrize("shape", ["two layers", "clips that fire", "no highway", "no projection", "tanh", "larger"])
-def test_every_layer_is_within_the_tolerance(tiles, precision, shape):
+def test_every_layer_is_within_the_tolerance(precision, shape):
     of = LARGER if shape == "larger" else SHAPES[shape]
-    ids = batch_to_ids(SENTENCES)
-    exact = bilm(of, backend="reference").double()(ids).activations
-    found = bilm(of, backend="native", precision=precision)(ids).activations
-    highest = bilm(of, backend="native")(ids).activations
+    exact = bilm(of, backend="reference").double()(IDS).activations
+    found = bilm(of, backend="native", precision=precision)(IDS).activations
+    highest = bilm(of, backend="native")(IDS).activations
     for one, other, plain in zip(found, exact, highest):
         assert relative_error(one, other) < LIMITS[precision]
         assert not torch.equal(one, plain)  # 16-bit products took part in every layer, the first included
 
 
-def test_without_fp32_weights_the_bits_are_the_same(tiles, precision):
+def test_without_fp32_weights_the_bits_are_the_same(precision):
     whole, packed = (bilm(LARGER, backend="native", state="warm", precision=precision, keep_fp32=keep)
                      for keep in (True, False))
-    ids = batch_to_ids(SENTENCES)
-    for one, other in zip(whole(ids).activations, packed(ids).activations):
+    for one, other in zip(whole(IDS).activations, packed(IDS).activations):
         assert torch.equal(one, other)
     assert packed._token_embedder.W_proj.is_meta
     words = ["<S>", "</S>", "One"]
@@ -54,7 +53,7 @@ def test_without_fp32_weights_the_bits_are_the_same(tiles, precision):
     assert torch.equal(whole.encode(words), packed.encode(words))
 
 
-def test_a_table_has_the_precision_of_its_model(tiles, precision, tmp_path):
+def test_a_table_has_the_precision_of_its_model(precision, tmp_path):
     words = ["<S>", "</S>", *(f"word{k}" for k in range(40))]
     model, plain = bilm(LARGER, backend="native", precision=precision), bilm(LARGER, backend="native")
     write_token_table(model, words, tmp_path / "t.hdf5")
@@ -71,34 +70,31 @@ def test_a_table_has_the_precision_of_its_model(tiles, precision, tmp_path):
         model.encode(["<S>"])
 
 
-def test_the_commands_keep_to_a_precision(tiles, precision, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_model(tmp_path / "model")
-    (tmp_path / "text.txt").write_text("The children play .\n", encoding="utf-8")
-    (tmp_path / "vocab.txt").write_text("<S>\n</S>\nThe\n.\n", encoding="utf-8")
-    cache = ["cache", "vocab.txt", "t.hdf5", "--model", "model", "--precision", precision]
-    assert run(capsys, *cache)[0] == 0 and TokenTable.open("t.hdf5").precision == precision
-    embed = ["embed", "text.txt", "out.hdf5", "--all", "--model", "model", "--token-table", "t.hdf5"]
-    status, _, error = run(capsys, *embed)
-    assert status == 2 and f"computed in 'highest', as the model computes, got one computed in '{precision}'" in error
-    assert names(tmp_path) == ["model", "t.hdf5", "text.txt", "vocab.txt"]
-    assert run(capsys, *embed, "--precision", precision)[0] == 0
-
-
-def test_words_that_join_a_table_lower_its_precision(tiles, precision):
+def test_words_that_join_a_table_lower_its_precision(precision):
     model = bilm(LARGER, backend="native")
     table = build_token_table(model, ["<S>", "</S>"], grow=True)
     model.token_table, model.precision = table, precision  # a model of lower precision may use the table
     assert torch.isfinite(model.encode(["<S>"])).all() and table.precision == "highest"
     encoded = model.encode(["new"])
     assert table.precision == precision and torch.equal(encoded, table.vectors(table.rows(["new"])))
-    model.precision = "highest"
-    with pytest.raises(ConfigurationError, match=f"computed in 'highest', .* computed in '{precision}'"):
-        model.encode(["new"])
 
 
-def test_a_sentence_has_the_same_bits_with_any_batch_mates(tiles, precision, tmp_path):
-    embedder = ElmoEmbedder(*files(tmp_path, LARGER), backend="native", state="zero", precision=precision)
+def test_the_commands_keep_to_a_precision(precision, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("The children play .\n", encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text("<S>\n</S>\nThe\n.\n", encoding="utf-8")
+    assert run(capsys, *"cache vocab.txt t.hdf5 --model model --precision".split(), precision)[0] == 0
+    assert TokenTable.open("t.hdf5").precision == precision
+    embed = "embed text.txt out.hdf5 --all --model model --token-table t.hdf5".split()
+    status, _, error = run(capsys, *embed)
+    assert status == 2 and f"computed in 'highest', as the model computes, got one computed in '{precision}'" in error
+    assert names(tmp_path) == ["model", "t.hdf5", "text.txt", "vocab.txt"]
+    assert run(capsys, *embed, "--precision", precision)[0] == 0
+
+
+def test_a_sentence_has_the_same_bits_with_any_batch_mates(precision):
+    embedder = ElmoEmbedder.from_bilm(bilm(LARGER, backend="native", state="zero", precision=precision))
     sentences = [sentence for sentence in SENTENCES if sentence] * 12
     together = embedder.embed_batch(sentences)
     streamed = list(embedder.embed_sentences(sentences, 7))

@@ -14,10 +14,10 @@ from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph
 from elmo_fast.model import encoder as encoder_module
 from elmo_fast.ops import char_cnn
-from elmo_fast.ops.cuda import blocks, lstm, operands
+from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support import cuda_ops
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
@@ -26,7 +26,7 @@ from tests.support.models import SENTENCES, SHAPES, bilm, options
 def capture(monkeypatch):
     """Makes calls believe that they are captured; native kernels, which are the CPU's here, stand back."""
     def begin():
-        for module in (bilm_module, char_cnn, operands):
+        for module in (bilm_module, char_cnn, blocks):
             monkeypatch.setattr(module, "is_capturing", lambda device: True)
 
     def encode(*tensors, backend, **how):
@@ -41,29 +41,24 @@ def capture(monkeypatch):
     return begin
 
 
-def same(found, expected):
-    assert torch.equal(found.mask, expected.mask) and len(found.activations) == len(expected.activations)
-    for one, other in zip(found.activations, expected.activations):
-        assert one.shape == other.shape and (one[~expected.mask] == 0).all()
-        assert torch.allclose(one, other, atol=SAME_MODEL)
-
-
 @pytest.mark.parametrize("shape, state", [
     ("two layers", "carry"), ("clips that fire", "carry"), ("four layers", "zero"), ("no projection", "zero"),
     ("no skip connections", "warm"), ("clips that fire", "warm"), ("no projection", "carry")])
 def test_equals_the_ordinary_forward(shape, state, capture):
     one, other = (bilm(SHAPES[shape], state=state) for _ in range(2))
-    for each in (one, other):
-        each(batch_to_ids(SENTENCES[1:4]))
+    for model in (one, other):
+        model(batch_to_ids(SENTENCES[1:4]))
     ids = [batch_to_ids(batch) for batch in (SENTENCES[::-1], SENTENCES[2:5])]
-    expected = [other(each) for each in ids]
+    expected = [other(batch) for batch in ids]
     one._prepare_capture(len(SENTENCES))
     capture()
-    for each, truth in zip(ids, expected):
-        same(one(each.int()), truth)
-    if state == "carry":
-        for kept, truth in zip(one._elmo_lstm._states, other._elmo_lstm._states):
-            assert torch.allclose(kept, truth, atol=SAME_MODEL)
+    for batch, truth in zip(ids, expected):
+        found = one(batch.int())
+        assert torch.equal(found.mask, truth.mask)
+        for layer, true in zip(found.activations, truth.activations, strict=True):
+            assert (layer[~truth.mask] == 0).all() and torch.allclose(layer, true, atol=SAME_MODEL)
+    for kept, truth in zip(one._elmo_lstm._states or (), other._elmo_lstm._states or (), strict=True):
+        assert torch.allclose(kept, truth, atol=SAME_MODEL)
 
 
 def test_states_lie_where_the_graph_left_them(capture):
@@ -88,18 +83,15 @@ def test_what_a_capture_cannot_do_is_refused(capture):
     edited._elmo_lstm.B_0_0.add_(1)
     named.backend = "torch"
     capture()
-    with pytest.raises(RuntimeError, match=r"warmup: expected model.warmup\(\) before .*; got no warm-up"):
-        fresh(ids)
-    with pytest.raises(RuntimeError, match=r"warmup: expected model.warmup\(\) before .*; got one with others"):
-        edited(ids)
-    with pytest.raises(RuntimeError, match=r"_states: expected at least 6 .*warmup\(batch_size=6\).* got 2"):
-        small(ids)
-    with pytest.raises(ValueError, match="ids: expected ids on cpu while"):
-        run(ids.to("meta"))
-    with pytest.raises(ValueError, match="word_inputs: expected None while"):
-        run(ids, word_inputs=ids[..., 0])
-    with pytest.raises(RuntimeError, match="backend: expected one that a CUDA graph can capture"):
-        named(ids)
+    for model, inputs, error, message in (
+            (fresh, [ids], RuntimeError, r"warmup: expected model.warmup\(\) before .*; got no warm-up"),
+            (edited, [ids], RuntimeError, r"warmup: expected model.warmup\(\) before .*; got one with others"),
+            (small, [ids], RuntimeError, r"_states: expected at least 6 .*warmup\(batch_size=6\).* got 2"),
+            (named, [ids], RuntimeError, "backend: expected one that a CUDA graph can capture"),
+            (run, [ids.to("meta")], ValueError, "ids: expected ids on cpu while"),
+            (run, [ids, "add", ids[..., 0]], ValueError, "word_inputs: expected None while")):
+        with pytest.raises(error, match=message):
+            model(*inputs)
 
 
 # ---- which variants of Triton's kernels are loaded --------------------------------------------------
@@ -188,7 +180,7 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
     ("bf16", "carry", ODD), ("bf16", "zero", EVEN), ("fp16", "zero", ODD), ("fp16", "carry", EVEN)])
 def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, driver, monkeypatch):
     launched, tuned = capture_every_batch(driver, monkeypatch, of, setting, state)
-    assert launched == {"_token_lengths", "_char_cnn", "_highway", "_gates", "_hidden"}
+    assert launched == {"_char_cnn", "_highway", "_gates", "_hidden"}
     assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
     assert len(driver.loaded) < 2 * tuned  # the second time the choices came from the disk
     gc.collect()
@@ -197,19 +189,18 @@ def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, drive
 
 @pytest.mark.long
 @pytest.mark.parametrize("mutant, kernel", [
-    ("rows", "_highway"), ("count", "_char_cnn"), ("alignment", "_token_lengths"), ("activation", "_char_cnn"),
+    ("rows", "_highway"), ("count", "_char_cnn"), ("alignment", "_char_cnn"), ("activation", "_char_cnn"),
     ("scale", "_gates"), ("warm-up of few tokens alone", "_highway|_char_cnn")])
 def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, capture, driver, monkeypatch):
     from triton import jit
 
     from elmo_fast.kernels import char_cnn, highway
 
-    layer, lengths = highway._highway, char_cnn._token_lengths
-    encode, gates = char_cnn.char_cnn, torch_lstm_pointwise.gates
+    layer, encode, gates = highway._highway, char_cnn.char_cnn, torch_lstm_pointwise.gates
     monkeypatch.setattr(*{
         "rows": (layer, "fn", jit(layer.fn.fn)),
         "count": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize_on_alignment=["ids"])),
-        "alignment": (char_cnn, "_token_lengths", jit(lengths.fn, do_not_specialize=["count"])),
+        "alignment": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize=["count"])),
         "activation": (char_cnn, "char_cnn", lambda ids, packed, activation, *more:
                        encode(ids, packed, "tanh" if len(ids) > 32 else "relu", *more)),
         "scale": (torch_lstm_pointwise, "gates", lambda zh, z, scale, *more:

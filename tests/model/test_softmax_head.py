@@ -5,9 +5,8 @@ import pytest
 
 from elmo_fast import ConfigurationError, Options, read_weights
 from elmo_fast.model import softmax_head
-from elmo_fast.model.softmax_head import SoftmaxHead, read_softmax
+from elmo_fast.model.softmax_head import SentenceScore, SoftmaxHead, read_softmax
 from elmo_fast.text.characters import encode_tokens, to_model_ids
-from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.evaluate import perplexity_of
 from tests.support import plain
 from tests.support.files import tiny
@@ -37,19 +36,19 @@ def by_hand(files, sentence):
         yield scores - np.log(np.exp(scores).sum(1, keepdims=True))
 
 
-def word_id(word):
-    return WORDS.index(word) if word in WORDS else WORDS.index("<UNK>")
+def assert_close(one, other, atol):
+    for name in ("forward", "backward", "begin", "end"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=atol)
 
 
 def test_scores_are_what_each_direction_says_of_the_next_word(files, head):
-    scores = head.score(SENTENCES)
-    for score, sentence in zip(scores, SENTENCES, strict=True):
+    for score, sentence in zip(head.score(SENTENCES), SENTENCES, strict=True):
         forward, backward = by_hand(files, sentence)
-        ids = [word_id(word) for word in sentence]
-        np.testing.assert_allclose(score.forward, [forward[at, word] for at, word in enumerate(ids)], atol=1e-5)
-        np.testing.assert_allclose(score.backward, [backward[at + 2, word] for at, word in enumerate(ids)], atol=1e-5)
-        assert score.end == pytest.approx(forward[len(ids), word_id("</S>")], abs=1e-5)
-        assert score.begin == pytest.approx(backward[1, word_id("<S>")], abs=1e-5)
+        ids = [WORDS.index(word if word in WORDS else "<UNK>") for word in ("<S>", *sentence, "</S>")]
+        at = np.arange(len(sentence))
+        expected = SentenceScore(forward[at, ids[1:-1]], backward[at + 2, ids[1:-1]], forward[-2, ids[-1]],
+                                 backward[1, ids[0]])
+        assert_close(score, expected, 1e-5)
         assert score.forward_total == pytest.approx(score.forward.sum() + score.end, abs=1e-5)
 
 
@@ -63,14 +62,16 @@ def test_scores_sum_to_the_trainers_loss(files, head, tmp_path):
     assert losses == pytest.approx([math.log(perplexity) for perplexity in found.by_direction], rel=1e-4)
 
 
+def words(places):
+    return [[substitute.word for substitute in place] for place in places]
+
+
 def test_pieces_change_nothing(head, monkeypatch):
     whole, ranked = head.score(SENTENCES), head.substitutes_at(SENTENCES[0], range(7))
     monkeypatch.setattr(softmax_head, "_AT_ONCE", 2 * len(WORDS))
     for one, other in zip(whole, head.score(SENTENCES)):
-        np.testing.assert_allclose(one.forward, other.forward, atol=1e-6)
-        np.testing.assert_allclose(one.backward, other.backward, atol=1e-6)
-    assert [[each.word for each in place] for place in head.substitutes_at(SENTENCES[0], range(7))] == [
-        [each.word for each in place] for place in ranked]
+        assert_close(one, other, 1e-6)
+    assert words(head.substitutes_at(SENTENCES[0], range(7))) == words(ranked)
 
 
 @pytest.mark.parametrize("direction", ["both", "forward", "backward"])
@@ -90,47 +91,35 @@ def test_substitutes_are_ranked_and_hold_no_marks(files, head, direction):
 
 
 def test_the_token_itself_is_not_seen(head):
-    first = head.substitutes("the cat sat on the mat .".split(), 1)
-    second = head.substitutes("the 12345 sat on the mat .".split(), 1)
-    assert [each.word for each in first] == [each.word for each in second]
+    one, other = (head.substitutes(f"the {word} sat on the mat .".split(), 1) for word in ("cat", "12345"))
+    assert words([one]) == words([other])
 
 
 def test_warm_scores_do_not_depend_on_the_batch(files):
     warm = head_of(files, "warm")
-    whole = warm.score(SENTENCES)
-    for score, sentence in zip(whole, SENTENCES):
-        alone, = warm.score([sentence])
-        np.testing.assert_allclose(alone.forward, score.forward, atol=1e-6)
-        assert alone.begin == pytest.approx(score.begin, abs=1e-6)
+    for score, sentence in zip(warm.score(SENTENCES), SENTENCES):
+        assert_close(*warm.score([sentence]), score, 1e-6)
 
 
 def test_no_sentences_have_no_scores(head):
     assert head.score([]) == [] and head.substitutes_at([], []) == []
 
 
-@pytest.mark.parametrize("call, words", [
-    (lambda head: head.score("a string"), "sentences"),
-    (lambda head: head.substitutes(["the"], 1), "positions: expected 0 to 0"),
-    (lambda head: head.substitutes(["the"], 0, k=0), "k: expected"),
-    (lambda head: head.substitutes(["the"], 0, direction="up"), "direction: expected"),
+@pytest.mark.parametrize("call, error, message", [
+    (lambda head, _: head.score("a string"), ValueError, "sentences"),
+    (lambda head, _: head.substitutes(["the"], 1), ValueError, "positions: expected 0 to 0"),
+    (lambda head, _: head.substitutes(["the"], 0, k=0), ValueError, "k: expected"),
+    (lambda head, _: head.substitutes(["the"], 0, direction="up"), ValueError, "direction: expected"),
+    (lambda head, files: SoftmaxHead.from_files(head.bilm, files / "softmax.hdf5", files / "short.txt"),
+     ConfigurationError, "expected the 12 words of the softmax, got 11"),
+    (lambda head, files: SoftmaxHead.from_files(head.bilm, files / "softmax.hdf5", files / "no_unk.txt"), ValueError,
+     "missing <UNK>"),
+    (lambda head, files: read_softmax(files / "softmax.hdf5", 5), ConfigurationError, "expected W"),
+    (lambda head, files: read_softmax(files / "options.json", 4), ConfigurationError, "something else"),
+    (lambda head, files: read_softmax(files / "nothing", 4), FileNotFoundError, "found nothing"),
 ])
-def test_bad_arguments(head, call, words):
-    with pytest.raises(ValueError) as caught:
-        call(head)
-    assert words in str(caught.value)
-
-
-def test_files_that_do_not_fit_are_refused(files, head, tmp_path):
-    softmax = read_softmax(files / "softmax.hdf5", 4)
-    (tmp_path / "short.txt").write_text("\n".join(WORDS[:-1]), encoding="utf-8")
-    (tmp_path / "no_unk.txt").write_text("\n".join(WORDS).replace("<UNK>", "unk"), encoding="utf-8")
-    with pytest.raises(ConfigurationError, match="expected the 12 words of the softmax, got 11"):
-        SoftmaxHead(head.bilm, *softmax.values(), Vocabulary(tmp_path / "short.txt"))
-    with pytest.raises(ValueError, match="missing <UNK>"):
-        SoftmaxHead(head.bilm, *softmax.values(), Vocabulary(tmp_path / "no_unk.txt"))
-    with pytest.raises(ConfigurationError, match="expected W"):
-        read_softmax(files / "softmax.hdf5", 5)
-    with pytest.raises(ConfigurationError, match="something else"):
-        read_softmax(files / "options.json", 4)
-    with pytest.raises(FileNotFoundError, match="found nothing"):
-        read_softmax(files / "nothing", 4)
+def test_refuses(head, files, call, error, message):
+    (files / "short.txt").write_text("\n".join(WORDS[:-1]), encoding="utf-8")
+    (files / "no_unk.txt").write_text("\n".join(WORDS).replace("<UNK>", "unk"), encoding="utf-8")
+    with pytest.raises(error, match=message):
+        call(head, files)

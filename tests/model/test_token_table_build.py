@@ -3,7 +3,6 @@
 import errno
 import signal
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -11,48 +10,27 @@ import torch
 from elmo_fast import BiLm, ConfigurationError, TokenTable, build_token_table, corpus_words, write_token_table
 from elmo_fast.model.token_table import build
 from elmo_fast.model.token_table.file import ResumableWriter
-from elmo_fast.text.characters import encode_tokens, to_model_ids
-from tests.support.files import ROOT, names, paths, run, start, tiny, write_model
-from tests.support.models import SENTENCES, SHAPES, bilm, weights
-from tests.support.plain import token_vector
+from elmo_fast.testing import SAME_MODEL
+from tests.support.files import ROOT, names, read_hdf5, run, start, write_model
+from tests.support.models import SENTENCES, SHAPES, bilm
 
 WORDS = ["<S>", "</S>", "<UNK>", *(f"wörd{k}" for k in range(50)), "x" * 70, ""]
 ROWS = np.arange(len(WORDS))
 
 
-@pytest.mark.parametrize("shape, backend", [
-    ("two layers", "reference"), ("tanh", "native"), ("filters as wide as the projection", "native"),
-    ("filters as wide as the projection", "reference"), ("short tokens", "native")])
-def test_vectors_are_the_char_encoders(shape, backend, monkeypatch):
+@pytest.mark.parametrize("shape, backend, dtype", [
+    ("two layers", "reference", torch.float32), ("tanh", "native", torch.float32),
+    ("filters as wide as the projection", "native", torch.float32), ("short tokens", "native", torch.float32),
+    ("two layers", "native", torch.float16)])
+def test_vectors_are_those_of_the_model_that_may_train(shape, backend, dtype, monkeypatch):
     monkeypatch.setattr(build, "_WORDS_A_BLOCK", 20)
     monkeypatch.setattr(build, "_WORDS_AT_ONCE", 7)
-    of = SHAPES[shape]
-    built = build_token_table(bilm(of, backend=backend), WORDS)
-    ids = to_model_ids(encode_tokens(WORDS, of.char_cnn.max_characters_per_token))
-    expected = np.array([token_vector(row, weights(of), of) for row in ids])
-    np.testing.assert_allclose(built.vectors(ROWS), expected, atol=1e-5)
-    assert built.words == WORDS and built.fingerprint == bilm(of).fingerprint()
-
-
-def test_of_a_model_of_16_bits_that_trains():
-    model = bilm(backend="native").requires_grad_(True).half()
-    built = build_token_table(model, WORDS)
+    model = bilm(SHAPES[shape], backend=backend).requires_grad_(True).to(dtype)
     with torch.no_grad():
-        expected = model.encode(WORDS)
-    assert built.precision == model.computes_in and torch.equal(built.vectors(ROWS), expected.float())
-
-
-@pytest.mark.parametrize("storage", ["float32", "float16"])
-def test_a_file_equals_the_table_in_memory(tmp_path, storage):
-    model, path = bilm(), tmp_path / "t.hdf5"
-    write_token_table(model, WORDS, path, storage=storage)
-    found, built = TokenTable.open(path), build_token_table(model, WORDS, storage=storage)
-    assert found.words == built.words == WORDS and found.storage == storage
-    assert found.fingerprint == built.fingerprint == model.fingerprint()
-    assert torch.equal(found.vectors(ROWS), built.vectors(ROWS))
-    with h5py.File(path) as file:
-        assert file["embedding"].shape == (len(WORDS), 11) and file["embedding"].dtype == storage
-    assert names(tmp_path) == ["t.hdf5"]
+        expected = model.encode(WORDS).float()
+    built = build_token_table(model, WORDS)
+    torch.testing.assert_close(built.vectors(ROWS), expected, atol=0 if backend == "native" else SAME_MODEL, rtol=0)
+    assert (built.words, built.precision, built.fingerprint) == (WORDS, model.computes_in, model.fingerprint())
 
 
 def test_words_may_lack_the_boundaries_a_file_may_not(tmp_path):
@@ -103,15 +81,35 @@ write_token_table(bilm(), {words!r}, {path!r})
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("puts", [2, 5])
-def test_a_killed_run_is_resumed(tmp_path, monkeypatch, puts):
-    """Killed in the middle of writing vectors (odd), or with them written and not yet counted (even)."""
-    path = tmp_path / "t.hdf5"
+def killed(path, puts, _):
+    """In the middle of writing vectors (odd), or with them written and not yet counted (even)."""
     process = start(KILLED.format(root=str(ROOT), puts=puts, words=WORDS, path=str(path)))
     assert process.wait(60) == -signal.SIGKILL, process.communicate()
-    assert names(tmp_path) == ["t.hdf5.part"]
+
+
+def full_disk(path, puts, monkeypatch):
+    path.write_text("old")
+    put = ResumableWriter._put
+
+    def full(writer, offset, values):
+        if writer.done >= 8 * ((puts - 1) // 2) and values.ndim == 2:  # of vectors, not of their number
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(writer, offset, values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ResumableWriter, "_put", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            write_token_table(bilm(), WORDS, path)
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("stop, puts", [pytest.param(killed, 2, marks=pytest.mark.long), (full_disk, 5),
+                                        pytest.param(killed, 5, marks=pytest.mark.long)])
+def test_a_stopped_run_is_resumed(tmp_path, monkeypatch, stop, puts):
+    path = tmp_path / "t.hdf5"
     monkeypatch.setattr(build, "_WORDS_A_BLOCK", 8)
+    stop(path, puts, monkeypatch)
+    assert names(tmp_path) == ["t.hdf5"] * path.exists() + ["t.hdf5.part"]
     first, inner = [], build._encoded
     monkeypatch.setattr(build, "_encoded", lambda *arguments: first.append(arguments[2]) or inner(*arguments))
     write_token_table(bilm(), WORDS, path)
@@ -121,39 +119,20 @@ def test_a_killed_run_is_resumed(tmp_path, monkeypatch, puts):
 
 @pytest.mark.parametrize("change", ["words", "model", "storage", "precision", "damage"])
 def test_a_partial_file_of_another_table_is_replaced(tmp_path, change):
-    path = tmp_path / "t.hdf5"
+    path, part = tmp_path / "t.hdf5", tmp_path / "t.hdf5.part"
     precision = "medium" if change == "precision" else "highest"
     with ResumableWriter(path, WORDS, 11, "float32", bilm().fingerprint(), precision) as writer:
         writer.append(np.full((5, 11), np.nan))
     if change == "damage":
-        (tmp_path / "t.hdf5.part").write_bytes((tmp_path / "t.hdf5.part").read_bytes()[:100])
-    words = WORDS[:-1] if change == "words" else WORDS
+        part.write_bytes(part.read_bytes()[:100])
+    words = [*WORDS[:-1], "another"] if change == "words" else WORDS
     model = bilm(seed=change == "model")
-    write_token_table(model, words, path, storage="float16" if change == "storage" else "float32")
-    found = TokenTable.open(path)
-    assert found.words == words and found.vectors(ROWS[: len(words)]).isfinite().all()
-    model.token_table = found
+    storage = "float16" if change == "storage" else "float32"
+    write_token_table(model, words, path, storage=storage)
+    found, built = TokenTable.open(path), build_token_table(model, words, storage=storage)
+    assert found.words == words and found.storage == storage and found.fingerprint == built.fingerprint
+    assert torch.equal(found.vectors(ROWS), built.vectors(ROWS))
     assert names(tmp_path) == ["t.hdf5"]
-
-
-def test_a_full_disk_leaves_the_partial_and_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "t.hdf5"
-    path.write_text("old")
-    monkeypatch.setattr(build, "_WORDS_A_BLOCK", 8)
-    put = ResumableWriter._put
-
-    def full(writer, offset, values):
-        if writer.done >= 16:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        put(writer, offset, values)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(ResumableWriter, "_put", full)
-        with pytest.raises(OSError, match="No space left on device"):
-            write_token_table(bilm(), WORDS, path)
-    assert path.read_text() == "old" and names(tmp_path) == ["t.hdf5", "t.hdf5.part"]
-    write_token_table(bilm(), WORDS, path)
-    assert len(TokenTable.open(path)) == len(WORDS) and names(tmp_path) == ["t.hdf5"]
 
 
 def test_two_runs_do_not_write_one_table(tmp_path):
@@ -165,72 +144,32 @@ def test_two_runs_do_not_write_one_table(tmp_path):
         writer.finish()
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
+def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_model(tmp_path / "model")
     (tmp_path / "text.txt").write_text("The children play .\n\nIt rained and rained .\n", encoding="utf-8")
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nThe\nrained\n.\n", encoding="utf-8")
-    return tmp_path
 
+    def embed(*extra):
+        found = run(capsys, "embed", "text.txt", "o.hdf5", "--all", "--allow-blank", "--model", "model",
+                    "--forget-sentences", *extra)
+        return found if found[0] else read_hdf5("o.hdf5")
 
-def test_the_command_caches_and_embeds(capsys, folder):
-    def embed(output, *extra):
-        found = run(capsys, "embed", "text.txt", output, "--all", "--allow-blank", "--model", "model", *extra)
-        if found[0]:
-            return found
-        with h5py.File(output) as file:
-            return {key: file[key][...] for key in file if key != "sentence_to_index"}
-
-    assert run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model") == (0, "", "")
+    cache = ["cache", "vocab.txt", "t.hdf5", "--model", "model"]
+    with monkeypatch.context() as patched:
+        patched.setattr(ResumableWriter, "append", lambda *_: signal.raise_signal(signal.SIGINT))
+        status, _, error = run(capsys, *cache)
+    assert status == 1 and "interrupted; the same command resumes" in error
+    assert run(capsys, *cache) == (0, "", "") and "t.hdf5.part" not in names(tmp_path)
     assert TokenTable.open("t.hdf5").words == ["<S>", "</S>", "<UNK>", "The", "rained", "."]
-    plain = embed("plain.hdf5")
+    plain = embed()
     for extra in ([], ["--unknown", "encode"]):
-        found = embed("out.hdf5", "--token-table", "t.hdf5", *extra)
+        found = embed("--token-table", "t.hdf5", *extra)
         assert all(np.allclose(found[key], values, rtol=0, atol=1e-6) for key, values in plain.items())
-    status, _, error = embed("out.hdf5", "--token-table", "t.hdf5", "--unknown", "error")
+    status, _, error = embed("--token-table", "t.hdf5", "--unknown", "error")
     assert status == 2 and "expected words of the table (6 words), got 'children', 'play', 'It', 'and'" in error
     assert run(capsys, "cache", "text.txt", "all.hdf5", "--corpus", "--storage", "float16", "--model", "model")[0] == 0
-    assert set(TokenTable.open("all.hdf5").words) == {"<S>", "</S>", *"The children play . It rained and".split()}
-    assert embed("out.hdf5", "--token-table", "all.hdf5", "--unknown", "error").keys() == plain.keys()
-    assert BiLm.from_model("model").fingerprint() == TokenTable.open("all.hdf5").fingerprint
-
-
-@pytest.mark.parametrize("arguments, message", [
-    (["cache", "text.txt", "t.hdf5"], "missing <S>, </S>"),
-    (["cache", "none.txt", "t.hdf5"], "No such file or directory: 'none.txt'"),
-    (["cache", "vocab.txt", "no/t.hdf5"], "output file: expected an existing directory"),
-    (["cache", "vocab.txt", "vocab.txt"], "output file: expected a file other than the inputs"),
-    (["cache", "vocab.txt", "model/weights.hdf5"], "output file: expected a file other than the inputs"),
-    (["cache", "vocab.txt", "t.hdf5", "--storage", "int8"], "argument --storage: invalid choice: 'int8'"),
-    (["cache", "vocab.txt", "t.hdf5", "--cuda-device", "99"], "cuda_device: expected -1"),
-    (["embed", "text.txt", "o.hdf5", "--top", "--unknown", "unk"], "--unknown: expected --token-table beside it"),
-    (["embed", "text.txt", "o.hdf5", "--top", "--allow-blank", "--token-table", "none"], "found nothing at none"),
-    (["embed", "text.txt", "o.hdf5", "--top", "--token-table", "model/weights.hdf5"], "expected the dataset embedding"),
-])
-def test_the_command_refuses(capsys, folder, arguments, message):
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    status, out, error = run(capsys, *arguments, "--model", "model")
-    assert status == 2 and out == "" and message in error and error.count("\n") == 1
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_an_interrupted_command_says_how_to_go_on(capsys, folder, monkeypatch):
-    def interrupted(part, vectors):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ResumableWriter, "append", interrupted)
-    status, _, error = run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model")
-    assert status == 1 and "interrupted; the same command resumes" in error
-    monkeypatch.undo()
-    monkeypatch.chdir(folder)
-    assert run(capsys, "cache", "vocab.txt", "t.hdf5", "--model", "model")[0] == 0
-    assert "t.hdf5.part" not in names(folder)
-
-
-def test_a_model_of_words_has_no_table(tmp_path):
-    content = {**tiny(), "n_tokens_vocab": 7}
-    del content["char_cnn"]
-    model = BiLm.from_files(*paths(write_model(tmp_path, content)))
-    with pytest.raises(ConfigurationError, match="token table: expected a model that reads characters"):
-        build_token_table(model, ["a"])
+    corpus = TokenTable.open("all.hdf5")
+    assert set(corpus.words) == {"<S>", "</S>", *"The children play . It rained and".split()}
+    assert embed("--token-table", "all.hdf5", "--unknown", "error").keys() == plain.keys()
+    assert BiLm.from_model("model").fingerprint() == corpus.fingerprint

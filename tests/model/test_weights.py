@@ -7,6 +7,15 @@ from tests.support.files import names, tiny, write_model
 
 OPTIONS = Options.from_dict(tiny())
 CELL = "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/"
+SHAPES = {
+    "char_embed": (261, 3),
+    "CNN/W_cnn_0": (1, 1, 3, 4), "CNN/b_cnn_0": (4,), "CNN/W_cnn_1": (1, 2, 3, 6), "CNN/b_cnn_1": (6,),
+    "CNN_high_0/W_carry": (10, 10), "CNN_high_0/b_carry": (10,),
+    "CNN_high_0/W_transform": (10, 10), "CNN_high_0/b_transform": (10,),
+    "CNN_proj/W_proj": (10, 4), "CNN_proj/b_proj": (4,),
+    **{f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{name}": shape for direction in (0, 1)
+       for layer in (0, 1) for name, shape in {"W_0": (8, 32), "B": (32,), "W_P_0": (8, 4)}.items()},
+}
 
 
 @pytest.fixture
@@ -17,13 +26,16 @@ def weight_file(tmp_path):
 def refusal(path, options=OPTIONS):
     with pytest.raises(ConfigurationError) as caught:
         read_weights(path, options)
-    return str(caught.value)
+    message = str(caught.value)
+    assert message.startswith(f"weight_file {path}: ")
+    return message.removeprefix(f"weight_file {path}: ")
 
 
 def replace(path, name, values, **storage):
     with h5py.File(path, "r+") as file:
         del file[name]
-        file.create_dataset(name, data=values, **storage)
+        if values is not None:
+            file.create_dataset(name, data=values, **storage)
 
 
 def assert_same(found, expected):
@@ -40,73 +52,62 @@ def assert_same(found, expected):
 def test_what_is_written_is_read_byte_for_byte(tmp_path, content):
     options = Options.from_dict(content)
     weights = random_weights(options, seed=3)
-    weights["RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"][:3] = np.float32([np.nan, -0.0, 1e-42])
+    weights[CELL + "B"][:3] = np.float32([np.nan, -0.0, 1e-42])
     write_weights(tmp_path / "w.hdf5", weights)
     assert_same(read_weights(tmp_path / "w.hdf5", options), weights)
 
 
 def test_names_and_shapes_are_those_of_bilm_tf():
-    shapes = {name: values.shape for name, values in random_weights(Options.from_dict(tiny(lstm__n_layers=1))).items()}
-    assert shapes == {
-        "char_embed": (261, 3),
-        "CNN/W_cnn_0": (1, 1, 3, 4), "CNN/b_cnn_0": (4,), "CNN/W_cnn_1": (1, 2, 3, 6), "CNN/b_cnn_1": (6,),
-        "CNN_high_0/W_carry": (10, 10), "CNN_high_0/b_carry": (10,),
-        "CNN_high_0/W_transform": (10, 10), "CNN_high_0/b_transform": (10,),
-        "CNN_proj/W_proj": (10, 4), "CNN_proj/b_proj": (4,),
-        **{f"RNN_{direction}/RNN/MultiRNNCell/Cell0/LSTMCell/{name}": shape for direction in (0, 1)
-           for name, shape in {"W_0": (8, 32), "B": (32,), "W_P_0": (8, 4)}.items()},
-    }
+    assert {name: values.shape for name, values in random_weights(OPTIONS).items()} == SHAPES
 
 
-def test_the_first_of_262_rows_stands_for_no_token(weight_file):
-    expected = read_weights(weight_file, OPTIONS)
-    replace(weight_file, "char_embed", np.concatenate([np.full((1, 3), 9, np.float32), expected["char_embed"]]))
-    assert_same(read_weights(weight_file, OPTIONS), expected)
+def first_of_262_rows(path, expected):
+    replace(path, "char_embed", np.concatenate([np.full((1, 3), 9, np.float32), expected["char_embed"]]))
 
 
-def test_a_dump_of_one_layer_lacks_two_groups(tmp_path):
-    options = Options.from_dict(tiny(lstm__n_layers=1))
-    path = write_model(tmp_path, tiny(lstm__n_layers=1)) / "weights.hdf5"
-    expected = read_weights(path, options)
+def one_layers_names(path, _):
     with h5py.File(path, "r+") as file:
         for direction in "01":
             file.move(f"RNN_{direction}/RNN/MultiRNNCell/Cell0/LSTMCell", f"RNN_{direction}/RNN/LSTMCell")
             del file[f"RNN_{direction}/RNN/MultiRNNCell"]
+
+
+def other_datasets(path, _):
+    with h5py.File(path, "r+") as file:
+        file["softmax/W"] = file["embedding"] = np.zeros((3, 3))
+
+
+def compression(path, expected):
+    replace(path, CELL + "W_0", expected[CELL + "W_0"], compression="gzip", chunks=(4, 4))
+
+
+@pytest.mark.parametrize("change, layers", [(first_of_262_rows, 2), (one_layers_names, 1), (other_datasets, 2),
+                                            (compression, 2)])
+def test_files_of_other_makers_are_read(tmp_path, change, layers):
+    options = Options.from_dict(tiny(lstm__n_layers=layers))
+    path = write_model(tmp_path, tiny(lstm__n_layers=layers)) / "weights.hdf5"
+    expected = read_weights(path, options)
+    change(path, expected)
     assert_same(read_weights(path, options), expected)
 
 
-@pytest.mark.parametrize("name", list(random_weights(OPTIONS)))
-def test_a_missing_dataset_is_named(weight_file, name):
-    shape = random_weights(OPTIONS)[name].shape
-    with h5py.File(weight_file, "r+") as file:
-        del file[name]
-    assert refusal(weight_file) == f"weight_file {weight_file}: dataset {name}: expected shape {shape}, found none"
-
-
-@pytest.mark.parametrize("name, shape", [("char_embed", (260, 3)), ("char_embed", (263, 3)), ("char_embed", (262, 4)),
-                                         ("CNN/W_cnn_1", (2, 3, 6)), (CELL + "W_0", (32, 8)), (CELL + "B", ())])
-def test_a_wrong_shape_is_named(weight_file, name, shape):
-    expected = random_weights(OPTIONS)[name].shape
-    replace(weight_file, name, np.zeros(shape, np.float32))
-    message = f"weight_file {weight_file}: dataset {name}: expected shape {expected}, found {shape}"
-    assert refusal(weight_file) == message
+@pytest.mark.parametrize("name, shape", [
+    *((name, None) for name in SHAPES), ("char_embed", (260, 3)), ("char_embed", (263, 3)), ("char_embed", (262, 4)),
+    ("CNN/W_cnn_1", (2, 3, 6)), (CELL + "W_0", (32, 8)), (CELL + "B", ())])
+def test_a_missing_or_misshapen_dataset_is_named(weight_file, name, shape):
+    replace(weight_file, name, None if shape is None else np.zeros(shape, np.float32))
+    found = "none" if shape is None else shape
+    assert refusal(weight_file) == f"dataset {name}: expected shape {SHAPES[name]}, found {found}"
 
 
 @pytest.mark.parametrize("content, surplus", [
+    (tiny(lstm__n_layers=1), "expected the weights of the options (1 LSTM layers), "),
     (tiny(lstm__n_layers=1), "RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B and 5 more"),
     (tiny(char_cnn__n_highway=0), "CNN_high_0/W_carry and 3 more"),
     (tiny(char_cnn__filters=[[1, 4]]), "dataset CNN_high_0/W_carry: expected shape (4, 4), found (10, 10)"),
 ])
 def test_weights_of_a_larger_model_are_refused(weight_file, content, surplus):
     assert surplus in refusal(weight_file, Options.from_dict(content))
-
-
-def test_datasets_of_other_kinds_are_left_alone(weight_file):
-    expected = read_weights(weight_file, OPTIONS)
-    with h5py.File(weight_file, "r+") as file:
-        file["softmax/W"] = np.zeros((3, 3))
-        file["embedding"] = np.zeros((3, 3))
-    assert_same(read_weights(weight_file, OPTIONS), expected)
 
 
 def test_a_projection_between_equal_sizes_may_be_there_or_not(tmp_path):
@@ -123,38 +124,23 @@ def test_a_projection_between_equal_sizes_may_be_there_or_not(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", ">f4"])
 def test_floats_of_other_kinds_become_float32(weight_file, dtype):
-    values = np.array([[0.5, -2.0, 0.1]] * 261)
-    replace(weight_file, "char_embed", values.astype(dtype))
+    values = np.array([[0.5, -2.0, 0.1]] * 261).astype(dtype)
+    replace(weight_file, "char_embed", values)
     found = read_weights(weight_file, OPTIONS)["char_embed"]
-    assert found.dtype == np.float32 and found.tolist() == values.astype(dtype).astype(np.float32).tolist()
+    assert found.dtype == np.float32 and found.tolist() == values.astype(np.float32).tolist()
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "S3"])
 def test_what_is_no_float_is_refused(weight_file, dtype):
     replace(weight_file, "char_embed", np.zeros((261, 3), dtype))
-    message = refusal(weight_file)
-    assert "dataset char_embed: expected floating-point numbers, found" in message
+    assert refusal(weight_file).startswith("dataset char_embed: expected floating-point numbers, found")
 
 
-def test_compressed_weights_are_read(weight_file):
-    expected = read_weights(weight_file, OPTIONS)
-    replace(weight_file, CELL + "W_0", expected[CELL + "W_0"], compression="gzip", chunks=(4, 4))
-    found = read_weights(weight_file, OPTIONS)
-    assert all(found[name].tobytes() == values.tobytes() for name, values in expected.items())
-
-
-@pytest.mark.parametrize("content", [b"", b"hello\n" * 500, b"{}", b"\x89HDF\r\n\x1a\n"])
-def test_a_file_of_another_kind_is_refused_by_name(tmp_path, content):
-    path = tmp_path / "w.hdf5"
-    path.write_bytes(content)
-    assert refusal(path).startswith(f"weight_file {path}: expected an HDF5 file, got something else")
-
-
-@pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.99])
-def test_a_file_cut_short_is_refused_by_name(weight_file, part):
-    content = weight_file.read_bytes()
-    weight_file.write_bytes(content[: int(part * len(content))])
-    assert refusal(weight_file).startswith(f"weight_file {weight_file}: expected an HDF5 file, got something else or")
+@pytest.mark.parametrize("content", [b"", b"hello\n" * 500, b"{}", b"\x89HDF\r\n\x1a\n", 0.001, 0.1, 0.5, 0.99])
+def test_a_file_of_another_kind_or_cut_short_is_refused(weight_file, content):
+    whole = weight_file.read_bytes()
+    weight_file.write_bytes(whole[: int(content * len(whole))] if isinstance(content, float) else content)
+    assert refusal(weight_file).startswith("expected an HDF5 file, got something else or")
 
 
 def test_a_damaged_file_is_read_or_refused_in_words(weight_file):
@@ -170,38 +156,22 @@ def test_a_damaged_file_is_read_or_refused_in_words(weight_file):
             read_weights(weight_file, OPTIONS)
         except ConfigurationError as error:
             refused.append(str(error))
-    assert refused and all(each.startswith(f"weight_file {weight_file}: ") for each in refused)
+    assert refused and all(message.startswith(f"weight_file {weight_file}: ") for message in refused)
 
 
 def test_a_directory_or_nothing_is_refused_by_name(tmp_path):
-    with pytest.raises(IsADirectoryError, match=f"^weight_file: expected an HDF5 file, got the directory {tmp_path}$"):
-        read_weights(tmp_path, OPTIONS)
-    with pytest.raises(FileNotFoundError, match=f"^weight_file: expected an HDF5 file, found nothing at {tmp_path}"):
-        read_weights(tmp_path / "no", OPTIONS)
+    for path, error, found in ((tmp_path, IsADirectoryError, "got the directory"),
+                               (tmp_path / "no", FileNotFoundError, "found nothing at")):
+        with pytest.raises(error, match=f"^weight_file: expected an HDF5 file, {found} {path}$"):
+            read_weights(path, OPTIONS)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(weight_file):
     before = weight_file.read_bytes()
-    weights = {**random_weights(OPTIONS), "CNN/W_cnn_0": "not numbers"}
-    with pytest.raises(ValueError):
-        write_weights(weight_file, weights)
+    for path in (weight_file, weight_file.with_name("new.hdf5")):
+        with pytest.raises(ValueError):
+            write_weights(path, {**random_weights(OPTIONS), "CNN/W_cnn_0": "not numbers"})
     assert weight_file.read_bytes() == before
     assert names(weight_file.parent) == ["options.json", "weights.hdf5"]
-
-
-def test_a_failed_write_leaves_nothing_where_nothing_was(tmp_path):
-    with pytest.raises(ValueError):
-        write_weights(tmp_path / "w.hdf5", {"char_embed": "not numbers"})
-    assert names(tmp_path) == []
-
-
-@pytest.mark.parametrize("target, error, message", [
-    ("", FileNotFoundError, "weight file: expected a file's path, got an empty one"),
-    ("no/w.hdf5", FileNotFoundError, "weight file: expected an existing directory"),
-    (".", IsADirectoryError, "weight file: expected a file's path, got the directory"),
-])
-def test_a_place_for_no_file_is_refused(tmp_path, monkeypatch, target, error, message):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(error, match=message):
-        write_weights(target, random_weights(OPTIONS))
-    assert names(tmp_path) == []
+    with pytest.raises(FileNotFoundError, match="weight file: expected an existing directory"):
+        write_weights(weight_file.parent / "no" / "w.hdf5", random_weights(OPTIONS))

@@ -15,26 +15,16 @@ def test_auto_takes_what_is_there(op):
     assert backend.why_not(op, chosen, [CPU]) is None
     faster = backend.LADDER[: backend.LADDER.index(chosen)]
     assert all(backend.why_not(op, name, [CPU]) for name in faster)
+    for name in ("reference", "torch"):
+        assert backend.resolve(op, name, CPU) == name
 
 
-@pytest.mark.parametrize("op", backend.OPS)
-@pytest.mark.parametrize("name", ["reference", "torch"])
-def test_by_name(op, name):
-    assert backend.resolve(op, name, CPU) == name
-
-
-def test_by_name_and_not_there(monkeypatch):
-    monkeypatch.setattr(backend, "why_not", lambda op, name, *_: "it is Sunday" if name == "native" else None)
-    with pytest.raises(RuntimeError, match="'native' was asked for highway and is not available: it is Sunday"):
-        backend.resolve("highway", "native", CPU)
-    assert backend.resolve("highway", "auto", CPU) == "torch"
-
-
-def test_auto_says_once_what_it_passed_over(monkeypatch, caplog):
+def test_what_is_not_there_is_refused_by_name_and_passed_over_by_auto(monkeypatch, caplog):
     monkeypatch.setattr(backend, "why_not", lambda op, name, *_: "a reason of its own" if name == "native" else None)
+    with pytest.raises(RuntimeError, match="'native' was asked for highway and is not available: a reason of its own"):
+        backend.resolve("highway", "native", CPU)
     with caplog.at_level(logging.INFO):
-        for _ in range(3):
-            backend.resolve("highway", "auto", CPU)
+        assert [backend.resolve("highway", "auto", CPU) for _ in range(3)] == ["torch"] * 3
     assert caplog.text.count("a reason of its own") == 1
 
 

@@ -1,59 +1,58 @@
+"""The char-CNN of every engine here, and its gradients, against the reference in float64."""
+
 import pytest
 import torch
 
-from elmo_fast.ops import reference
-from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.torch.char_cnn import token_lengths
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from tests.support.engines import HIGHEST, REFERENCE, TORCH, Engine
 from tests.support.models import SHAPES, options
-from tests.support.op_cases import char_cnn_arguments as arguments
+from tests.support.op_cases import char_cnn_case
+
+WIDE = options(char_cnn={"filters": [[1, 33], [2, 4], [6, 47], [7, 3]]})
+LONG = options(char_cnn={"embedding": {"dim": 48}, "filters": [[1, 3], [3, 20], [6, 5]]})  # sums of over 256 products
+SIXTEEN = options(char_cnn={"embedding": {"dim": 16}, "filters": [[1, 32], [2, 32], [4, 40], [9, 17]]})
+ENGINES = [Engine("torch"), TORCH, *HIGHEST]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_torch_agrees_with_float64(shape):
-    ids, *rest = arguments(SHAPES[shape])
-    expected = reference.char_cnn(ids, *rest)
-    found = char_cnn(*arguments(SHAPES[shape], torch.float32), backend="torch")
-    assert relative_error(found, expected) < AGAINST_FLOAT64["highest"]
+def random(*shape, seed=1, ids=262, **more):
+    return torch.randint(0, ids, shape, generator=torch.Generator().manual_seed(seed), **more)
 
 
-def test_learned_padding_decides_where_it_is_largest():
-    of = options(char_cnn={"filters": [[1, 4], [3, 4], [7, 4]]})
-    ids, char_embed, filters, activation = arguments(of)
-    char_embed = char_embed.clone()
-    char_embed[260] = 9.0
-    filters = [(weight.abs(), bias) for weight, bias in filters]
-    expected = reference.char_cnn(ids, char_embed, filters, activation)
-    assert torch.allclose(char_cnn(ids, char_embed, filters, activation, backend="torch"), expected, rtol=1e-12)
-    unpadded = reference.char_cnn(ids[:, :7], char_embed, filters, activation)
-    assert not torch.allclose(unpadded, expected)
+SHORT = torch.cat([random(9, 5, ids=261).clamp(min=1), torch.full((9, 20), 261)], dim=1)  # tokens of 5 characters
+
+
+@pytest.mark.parametrize("of", [*SHAPES.values(), WIDE, LONG, SIXTEEN], ids=[*SHAPES, "wide", "long", "sixteen"])
+def test_agrees_with_float64(of):
+    char_cnn_case(of).check(*ENGINES)
 
 
 @pytest.mark.parametrize("ids", [
-    torch.randint(0, 262, (40, 50), generator=torch.Generator().manual_seed(1)),
-    torch.full((3, 50), 261),
-    torch.zeros(2, 50, dtype=torch.int64),
-    torch.zeros(0, 50, dtype=torch.int64),
-    torch.randint(0, 262, (3, 50), dtype=torch.int32, generator=torch.Generator().manual_seed(2)),
-], ids=["any id anywhere", "padding alone", "no token", "no rows", "int32"])
+    random(40, 50), random(40, 50, ids=3), torch.full((3, 50), 261), torch.zeros(2, 50, dtype=torch.int64),
+    torch.zeros(0, 50, dtype=torch.int64), random(3, 9, dtype=torch.int32),
+    torch.tensor([[5, 7, 5, 7, 5, 7, 7, 5] + [261] * 4, [9] * 12, [9] * 6 + [261] * 6]),
+], ids=["any id", "few ids", "padding alone", "no token", "no rows", "as long as the widest", "repeated"])
 def test_rows_that_no_token_gives(ids):
-    _, *rest = arguments(options())
-    expected = reference.char_cnn(ids, *rest)
-    found = char_cnn(ids, *rest, backend="torch")
-    assert found.shape == expected.shape == (len(ids), 25)
-    assert torch.allclose(found, expected, rtol=1e-12)
+    for of in (WIDE, SIXTEEN):
+        char_cnn_case(of, ids).check(*ENGINES)
 
 
-def test_gradients_agree():
-    of = options(char_cnn={"filters": [[1, 3], [2, 4], [6, 5]]})
-    grads = []
-    for run in (reference.char_cnn, lambda *each: char_cnn(*each, backend="torch")):
-        ids, char_embed, filters, activation = arguments(of, requires_grad=True)
-        run(ids, char_embed, filters, activation).sin().sum().backward()
-        grads.append([char_embed.grad, *(part.grad for pair in filters for part in pair)])
-    for expected, found in zip(*grads):
-        assert expected.abs().sum() > 0
-        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("change", [
+    lambda weight: weight * (len(weight) == 261), lambda weight: (weight * 8).round() / 8,
+], ids=["kernels of zero: every window ties", "some windows tie"])
+@pytest.mark.parametrize("ids", [None, random(30, 12) // 60 * 60, SHORT], ids=["tokens", "few ids", "short"])
+def test_ties_share_a_gradient_as_in_the_reference(change, ids):
+    for of in (WIDE, LONG, SIXTEEN):
+        char_cnn_case(of, ids, change).check(*ENGINES)
+
+
+def test_learned_padding_decides_where_it_is_largest():
+    def change(weight):
+        return torch.cat([weight[:260], weight[260:] * 0 + 9.0]) if len(weight) == 261 else weight.abs()
+
+    of = options(char_cnn={"filters": [[1, 4], [3, 4], [7, 4]]})
+    char_cnn_case(of, SHORT, change).check(*ENGINES)
+    unpadded, expected = (char_cnn_case(of, each, change).run(REFERENCE)[0] for each in (SHORT[:, :7], SHORT))
+    assert not torch.allclose(unpadded, expected)
 
 
 def test_token_lengths():

@@ -1,33 +1,122 @@
-"""The C++ engine through the ops: bits that do not depend on batch mates, edits that are seen, threads and forks."""
+"""The C++ engine: how its LSTM is called, and models on it: batch mates, edits, packed weights, threads and forks."""
 
-import concurrent.futures
 import copy
+import ctypes
+import multiprocessing
 import os
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_cache
-from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cpu import linear as native_linear
-from elmo_fast.ops.cpu import projected_lstm as native_lstm
-from elmo_fast.ops.linear import linear
-from elmo_fast.ops.projected_lstm import projected_lstm
-from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.ops.schemas import LstmCall
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
-from tests.support.models import SENTENCES, SHAPES, bilm, options
-from tests.support.op_cases import LENGTHS, draw, layer, on_threads, run
+from elmo_fast.ops.cpu import linear, projected_lstm
+from tests.support.engines import HIGHEST, ISAS, NATIVE, altered, isa, native, needs_native
+from tests.support.models import SENTENCES, SHAPES, bilm
+from tests.support.op_cases import lstm_case, on_threads
 
-pytestmark = pytest.mark.skipif(native_module()[0] is None, reason=f"no native module: {native_module()[1]}")
+pytestmark = needs_native
 
 
-def embed(sentences, **arguments):
-    return ElmoEmbedder.from_bilm(bilm(backend="native", **arguments)).embed_batch(sentences)
+def int32(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def packed_at(address, sizes):
+    """A copy of the packed weights that lie at an address."""
+    size = native.lstm_packed_size(*sizes, 0)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)).copy()
+
+
+# ---- calls of the LSTM -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", HIGHEST, ids=str)
+@pytest.mark.parametrize("offset", [4, 20])
+def test_packed_weights_may_lie_anywhere(engine, offset):
+    case, raw = lstm_case((30, 50, 20)), np.empty(1 << 17, np.uint8)
+
+    def move(address):
+        packed, begin = packed_at(address, (30, 50, 20)), -raw.ctypes.data % 64 + offset
+        raw[begin : begin + packed.size] = packed
+        return raw.ctypes.data + begin
+
+    expected = case.run(engine)
+    with altered("lstm_forward", packed=move):
+        assert all(torch.equal(*pair) for pair in zip(case.run(engine), expected))
+
+
+@pytest.mark.parametrize("engine", HIGHEST, ids=str)
+def test_rows_that_no_step_names_are_left_alone(engine):
+    case, output = lstm_case((8, 19, 6), [4, 2]), torch.full((9, 12), torch.nan)
+    rows = int32([0, 1, 2, -1, 4, 5], [5, 4, 3, -1, 1, 0])
+    with altered("lstm_forward", output=output, output_rows=9, out_rows=rows):
+        case.run(engine)
+    for half, named in zip(output.chunk(2, dim=1), rows):
+        assert [bool(row.isfinite().all()) for row in half] == [k in named for k in range(9)]
+        assert int(half.isnan().sum()) == 6 * (9 - 5)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"batch_sizes": int32(1, 2)}, "batch_sizes"), ({"batch_sizes": int32(3, 0)}, "batch_sizes"),
+    ({"batch_sizes": int32(2, 2, -1), "steps": 3}, "batch_sizes"),
+    ({"rows": int32([0, 1, 2], [0, 1, 3])}, "rows"), ({"rows": int32([0, -1, 2], [0, 1, 2])}, "rows"),
+    ({"out_rows": int32([0, 1, 3], [0, 1, 2])}, "out_rows"), ({"out_rows": int32([0, 1, -2], [0, 1, 2])}, "out_rows"),
+    ({"cell_clip": 0.0}, "clip"), ({"proj_clip": float("nan")}, "clip"), ({"threads": 0}, "threads"),
+    ({"chunk_rows": -1}, "chunk"), ({"precision": 3}, "precision"), ({"packed_size": lambda size: size - 1}, "packed"),
+    ({"packed": torch.zeros(1 << 16, dtype=torch.uint8)}, "packed"), ({"dim": 7}, "packed: expected lstm"),
+])
+def test_wrong_sizes_are_refused(changes, message):
+    case = lstm_case((4, 8, 2), [2, 1])
+    case.run(NATIVE)
+    with altered("lstm_forward", **changes), pytest.raises(ValueError, match=message):
+        case.run(NATIVE)
+
+
+@pytest.mark.skipif(len(ISAS) < 2, reason="one instruction set here")
+def test_what_another_instruction_set_packed_is_refused():
+    case, kept = lstm_case((4, 8, 2)), []
+
+    def keep(address):
+        kept.append(packed_at(address, (4, 8, 2)))
+        return address
+
+    with isa(ISAS[0]), altered("lstm_forward", packed=keep):
+        case.run(NATIVE)
+    with (isa(ISAS[1]), altered("lstm_forward", packed=kept[0].ctypes.data, packed_size=kept[0].size),
+          pytest.raises(ValueError, match=f"packed.*{ISAS[1]}.*{ISAS[0]}")):
+        case.run(NATIVE)
+
+
+def test_steps_without_rows_change_nothing():
+    case = lstm_case(lengths=[0, 0])
+    with altered("lstm_forward", batch_sizes=int32(0, 0), steps=2):
+        _, *state = case.run(NATIVE)
+    assert all(torch.equal(each, case.operands[name].float()) for name, each in zip("hc", state))
+
+
+def test_16_bit_products_need_tiles():
+    with isa("avx2"):
+        assert native.lstm_isa(1) == native.lstm_isa(2) == ""
+        with pytest.raises(ValueError, match="AMX"):
+            native.lstm_packed_size(4, 8, 2, 2)
+
+
+def four_threads():
+    """Torch itself has one thread: its own do not outlive a fork."""
+    with altered("lstm_forward", threads=4):
+        return [each.numpy() for each in on_threads(1, lstm_case((16, 40, 8)).run, NATIVE)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_has_its_own_threads():
+    expected = four_threads()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert all(map(np.array_equal, pool.apply_async(four_threads).get(timeout=60), expected))
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])
@@ -41,27 +130,20 @@ def test_a_sentence_has_the_same_bits_beside_any_others(state):
         assert all(np.array_equal(one, other) for other in others)
 
 
-def test_any_number_of_threads_gives_the_same_bits():
-    expected, *others = (on_threads(threads, embed, SENTENCES) for threads in (1, 2, 3, 5))
-    assert all(np.array_equal(one, two) for other in others for one, two in zip(expected, other))
-
-
 def test_ids_and_strings_give_the_same_bits():
     activations, mask = bilm(backend="native")(batch_to_ids(SENTENCES))
     packed, _ = bilm(backend="native").embed_tokens(SENTENCES)
-    for one, other in zip(activations, packed):
-        assert torch.equal(one[mask], other)
+    assert all(torch.equal(one[mask], other) for one, other in zip(activations, packed))
 
 
-@pytest.mark.parametrize("part, name", [
-    *[("_elmo_lstm", name) for name in ("W_0_1_1", "B_0_0", "W_P_0_1_0")],
-    *[("_token_embedder", name) for name in ("W_cnn_1", "b_cnn_0", "W_carry_0", "b_transform_1", "W_proj", "b_proj",
-                                             "char_embed")]])
-def test_an_edit_is_seen(part, name):
+@pytest.mark.parametrize("name", [f"_elmo_lstm.{name}" for name in ("W_0_1_1", "B_0_0", "W_P_0_1_0")] + [
+    f"_token_embedder.{name}" for name in ("W_cnn_1", "b_cnn_0", "W_carry_0", "b_transform_1", "W_proj", "b_proj",
+                                           "char_embed")])
+def test_an_edit_is_seen(name):
     model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
     before = model(ids).activations[-1]
     with torch.no_grad():
-        getattr(getattr(model, part), name).mul_(1.5).add_(0.125)
+        model.get_parameter(name).mul_(1.5).add_(0.125)
     after = model(ids).activations
     assert not torch.equal(before, after[-1])
     fresh = BiLm(model.options, model.weights(), backend="native", state="zero")(ids).activations
@@ -81,162 +163,25 @@ def test_packed_weights_go_with_the_model():
     assert len(weight_cache._cache) == count
 
 
-def test_packed_weights_are_little_larger_than_the_weights():
-    of = options({"dim": 512, "projection_dim": 64, "n_layers": 1}, {"filters": [[1, 32], [3, 96]]})
-    model = bilm(of, backend="native")
-    model(batch_to_ids(SENTENCES))
-    for own in (model._elmo_lstm.W_0_0_0, model._token_embedder.W_carry_0):
-        (_, packed), = weight_cache._cache[own].values()
-        beside = 2 * 64 * 2048 + 2048 + 512 * 64 if own is model._elmo_lstm.W_0_0_0 else 128 * 128 + 128
-        assert packed.numel() <= 1.1 * 4 * 2 * beside
+@pytest.mark.parametrize("edit, counts", [
+    (lambda w: w.add_(1), True), (lambda w: w[1:].zero_(), True), (lambda w: w.sum(), False),
+    (lambda w: w.view(-1), False)])
+def test_edits_in_place_change_the_key(edit, counts):
+    w = torch.ones(4, 3)
+    before = weight_cache.version_key(w)
+    edit(w)
+    assert (weight_cache.version_key(w) != before) == counts
 
 
-def test_models_run_side_by_side_in_threads():
-    models = [bilm(SHAPES["clips that fire"], seed=seed, backend="native", state="zero") for seed in range(4)]
-    expected = [ElmoEmbedder.from_bilm(model).embed_batch(SENTENCES) for model in models]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for _ in range(5):
-            found = pool.map(lambda model: ElmoEmbedder.from_bilm(model).embed_batch(SENTENCES), models)
-            for one, other in zip(found, expected):
-                assert all(np.array_equal(each, same) for each, same in zip(one, other))
-
-
-class Embedded(torch.utils.data.Dataset):
-    def __init__(self, embedder):
-        self.embedder = embedder
-
-    def __len__(self):
-        return len(SENTENCES)
-
-    def __getitem__(self, index):
-        return self.embedder.embed_sentence(SENTENCES[index])
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_forked_workers():
-    embedder = ElmoEmbedder.from_bilm(bilm(backend="native", state="zero"))
-    expected = [embedder.embed_sentence(sentence) for sentence in SENTENCES]
-    loader = torch.utils.data.DataLoader(Embedded(embedder), batch_size=None, num_workers=2, timeout=60,
-                                         multiprocessing_context="fork")
-    for one, other in zip(loader, expected):
-        assert np.array_equal(np.asarray(one), other)
-    assert np.array_equal(embedder.embed_sentence(SENTENCES[0]), expected[0])
-
-
-def test_denormals_follow_ieee():
-    weight = torch.full((3, 2), 1.0)
-    tiny = torch.full((1, 3), 1e-42)
-    expected = tiny.double().sum(1, keepdim=True).float().expand(1, 2)
-    assert torch.equal(linear(tiny, weight, torch.zeros(2), backend="native"), expected)
-
-
-def test_linear_against_float64():
-    generator = torch.Generator().manual_seed(0)
-    for rows, inputs, outputs in ((1, 1, 1), (3, 700, 5), (65, 33, 130), (0, 4, 4)):
-        x, weight, bias = (torch.randn(shape, generator=generator)
-                           for shape in ((rows, inputs), (inputs, outputs), (outputs,)))
-        found = linear(x, weight, bias, backend="native")
-        expected = x.double() @ weight.double() + bias.double()
-        assert found.shape == expected.shape
-        assert not rows or relative_error(found, expected) < AGAINST_FLOAT64["highest"]
-
-
-def test_float64_and_gradients_of_other_types_go_elsewhere():
-    x, weight, bias = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True), torch.zeros(4)
-    assert linear(x, weight, bias).requires_grad and linear(x, weight.half(), bias).requires_grad
-    with pytest.raises(RuntimeError, match="is not available: the native kernels have gradients in float32 only"):
-        linear(x, weight.half(), bias, backend="native")
-    with pytest.raises(RuntimeError, match="an operand is float64"):
-        linear(x.double(), weight.detach().double(), bias.double(), backend="native")
+def test_a_model_made_in_inference_mode_packs_its_weights_once(monkeypatch):
+    with torch.inference_mode():
+        model, ids, w = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES), torch.ones(3)
+        first = torch.stack(model(ids).activations)
+        for module in (linear, projected_lstm):
+            monkeypatch.setattr(module, "aligned_bytes", None)  # allocates packed weights
+        assert torch.equal(torch.stack(model(ids).activations), first)
+    assert weight_cache.version_key(w) != weight_cache.version_key(w)
     with torch.no_grad():
-        assert torch.equal(linear(x, weight, bias, backend="native"), torch.full((2, 4), 3.0))
-
-
-def registered(inputs, index, state, weights, initial_state=None):
-    """Operands of `torch.ops.elmo_fast.projected_lstm` for a batch of sentences."""
-    schedule = make_schedule(LENGTHS)
-    rows = index[torch.from_numpy(schedule.tokens).long()]
-    packed = native_lstm.pack([*weights[0], *weights[1]], "highest")
-    return LstmCall(inputs, rows, schedule, state, weights, 3.0, 3.0, initial_state).arguments(packed)
-
-
-def test_registered_ops():
-    inputs, index, state = draw(options(), torch.float32)
-    weights = layer(options(), torch.float32)
-    for initial_state in (None, tuple(each[0] for each in state)):
-        operands = registered(inputs, index, state, weights, initial_state)
-        torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, operands)
-    packed = native_linear.pack([torch.randn(11, 5), torch.randn(5)], native_linear.NO_EPILOGUE, "highest")
-    torch.library.opcheck(torch.ops.elmo_fast.linear.default, (inputs, [], packed, 5, "highest", False))
-
-
-BAD = {
-    "inputs of another width": (lambda a: a | {"inputs": a["inputs"][:, :10]}, "inputs: expected shape"),
-    "integer inputs": (lambda a: a | {"inputs": a["inputs"].long()}, "inputs: expected floating-point"),
-    "rows beyond the inputs": (lambda a: a | {"rows": a["rows"] + 6}, "rows: expected rows of inputs, 0 to 5"),
-    "negative rows": (lambda a: a | {"rows": a["rows"] - 6}, "rows: expected rows of inputs"),
-    "rows of other numbers": (lambda a: a | {"rows": a["rows"][:, 1:]}, "rows: expected shape"),
-    "float rows": (lambda a: a | {"rows": a["rows"].float()}, "rows: expected int32 or int64"),
-    "few slots of state": (lambda a: a | {"state": tuple(each[1:] for each in a["state"])}, r"state\[0\]: expected"),
-    "cells of another size": (lambda a: a | {"state": (a["state"][0], a["state"][1][:, 2:])}, r"state\[1\]: expected"),
-    "a clip of zero": (lambda a: a | {"cell_clip": 0.0}, "cell_clip: expected a number above 0"),
-    "a negative clip": (lambda a: a | {"proj_clip": -1.0}, "proj_clip: expected a number above 0"),
-    "a clip that is no number": (lambda a: a | {"proj_clip": float("nan")}, "proj_clip: expected a number above 0"),
-    "half an initial state": (lambda a: a | {"initial_state": (torch.zeros(11), torch.zeros(74))},
-                              r"initial_state\[0\]: expected shape"),
-    "a bias cut short": (
-        lambda a: a | {"weights": (a["weights"][0], (a["weights"][1][0], a["weights"][1][1][1:], a["weights"][1][2]))},
-        r"weights\[1\] B: expected"),
-    "one projection": (lambda a: a | {"weights": (a["weights"][0], (*a["weights"][1][:2], None))},
-                       "weights: expected W_P"),
-}
-
-
-@pytest.mark.parametrize("backend", ["reference", "torch", "native"])
-@pytest.mark.parametrize("case", BAD)
-def test_refuses(case, backend):
-    inputs, index, state = draw(options(), torch.float32)
-    schedule = make_schedule(LENGTHS)
-    good = {"inputs": inputs, "rows": index[torch.from_numpy(schedule.tokens).long()], "schedule": schedule,
-            "state": state, "weights": layer(options(), torch.float32)}
-    change, named = BAD[case]
-    with pytest.raises(ValueError, match=f"^{named}"):
-        projected_lstm(**change(good), backend=backend)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=9),
-       st.integers(1, 40), st.integers(1, 24), st.integers(1, 24), st.booleans(), st.integers(0, 2**16))
-def test_any_shape_agrees_with_float64(sentences, dim, projection, width, starts, seed):
-    generator = torch.Generator().manual_seed(seed)
-    projection = min(projection, dim)
-
-    def random(*shape):
-        return torch.randn(shape, generator=generator) / 2
-
-    lengths, slots = (np.array(each) for each in zip(*sentences))
-    schedule = make_schedule(lengths, slots)
-    rows = torch.randint(0, 5, schedule.tokens.shape, generator=generator)
-    weights = tuple((random(width + projection, 4 * dim), random(4 * dim),
-                     random(dim, projection) if projection < dim else None) for _ in range(2))
-    state = random(schedule.slots.size, 2 * projection), random(schedule.slots.size, 2 * dim)
-    initial_state = (random(2 * projection), random(2 * dim)) if starts else None
-    operands = random(5, width), rows, schedule, state, weights
-    exact = [operands[0].double(), rows, schedule, tuple(each.double() for each in state),
-             tuple(tuple(None if each is None else each.double() for each in one) for one in weights)]
-    clips = {"cell_clip": 0.4, "proj_clip": 0.2}
-    found, final = projected_lstm(*operands, **clips, initial_state=initial_state, backend="native")
-    expected, last = projected_lstm(*exact, **clips, backend="reference",
-                                    initial_state=initial_state and tuple(each.double() for each in initial_state))
-    for one, other in zip((found, *final), (expected, *last)):
-        assert one.shape == other.shape
-        assert torch.allclose(one.double(), other, atol=2e-6)
-
-
-def test_batches_and_their_halves_agree():
-    of = SHAPES["clips that fire"]
-    inputs, index, state = draw(of, torch.float32)
-    whole, final = run(of, inputs, index, state, "native")
-    first, middle = run(of, inputs, index[:4], tuple(each[:3] for each in state), "native", lengths=LENGTHS[:3])
-    assert torch.equal(whole[:4], first)
-    assert all(torch.equal(one[:3], other) for one, other in zip(final, middle))
+        model.get_parameter("_elmo_lstm.W_0_0_0").mul_(2)
+    with pytest.raises(TypeError, match="NoneType"):
+        model(ids)

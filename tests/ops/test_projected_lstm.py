@@ -1,121 +1,291 @@
+"""The projected LSTM of every engine here against the reference in float64, and what holds to the bit."""
+
+import dataclasses
+import functools
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from elmo_fast.ops.projected_lstm import projected_lstm
+from elmo_fast.ops import projected_lstm as op
+from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
-from tests.support.models import SHAPES, options
-from tests.support.op_cases import ALL, FAST, LENGTHS, draw, dtype_of, layer, run, same, text_order
+from elmo_fast.testing import relative_error
+from tests.support.engines import FAST, FIXED, HIGHEST, NATIVE, REFERENCE, TILES, TORCH, altered, isa, native
+from tests.support.grid import grid
+from tests.support.models import SHAPES
+from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, draw, layer, lstm_case, on_threads
+
+SIZES = [(11, 37, 11), (16, 24, 24), (16, 64, 64), (5, 40, 33), (11, 37, 37), (64, 128, 64), (512, 128, 512),
+         (32, 256, 48), (1, 1, 1), (7, 5, 2), (33, 70, 45)]  # I, D, P
+WAYS = {
+    "ragged": {}, "clipped": {"clips": TIGHT}, "one token": {"lengths": [1]}, "nothing": {"lengths": [0, 0]},
+    "slots": {"slots": SLOTS, "starts": True, "clips": TIGHT}, "halves": {"gathered": False, "slots": SLOTS},
+    "equal lengths": {"lengths": [4] * 9, "gathered": False, "starts": True}, "many slots": {"lengths": [2] * 61},
+    **{f"{n} slots": {"lengths": [1 + k % 6 for k in range(n)][::-1], "starts": n % 2 == 0, "clips": TIGHT}
+       for n in (2, 14, 15, 16, 17, 33, 64)}}
 
 
-@pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("shape", ["two layers", "no projection", "no clips", "clips that fire"])
-def test_agrees_with_float64(shape, backend):
-    of = SHAPES[shape]
-    expected, final = run(of, *draw(of), "reference")
-    found, found_final = run(of, *draw(of, torch.float32), backend)
-    for one, other in zip((found, *found_final), (expected, *final)):
-        assert one.shape == other.shape
-        assert relative_error(one, other) < AGAINST_FLOAT64["highest"]
+@pytest.mark.parametrize("engine, sizes, way", grid(FAST, SIZES, list(WAYS)))
+def test_agrees_with_float64(engine, sizes, way):
+    lstm_case(sizes, **WAYS[way]).check(engine)
 
 
-@pytest.mark.parametrize("backend", ALL)
-def test_each_direction_reads_its_half(backend):
-    of = SHAPES["clips that fire"]
-    inputs, index, state = draw(of, dtype_of(backend))
-    expected, final = run(of, inputs, index, state, backend)
-    schedule = make_schedule(LENGTHS)
-    order = torch.from_numpy(schedule.tokens).long()
-    halves = torch.cat([inputs[index][order[0]], inputs[index][order[1]]], dim=1)
-    steps, found_final = projected_lstm(halves, None, schedule, state, layer(of, inputs.dtype), backend=backend,
-                                        cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip)
-    for one, other in zip((text_order(steps, order), *found_final), (expected, *final)):
-        assert same(one, other, backend)
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(FAST), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=9),
+       st.tuples(st.integers(1, 24), st.integers(1, 40), st.integers(1, 24)), st.integers(1, 5), st.booleans(),
+       st.booleans(), st.integers(0, 2**16))
+def test_any_shape_agrees_with_float64(engine, sentences, sizes, threads, gathered, starts, seed):
+    lengths, slots = (np.array(each) for each in zip(*sentences))
+    case = lstm_case(sizes, lengths, slots, gathered, starts, {"cell_clip": 0.4, "proj_clip": 0.2}, seed)
+    on_threads(threads if engine.backend == "native" else 1, case.check, engine)
 
 
-@pytest.mark.parametrize("backend", ALL)
-def test_slots_equal_sentences_run_one_by_one(backend):
-    of = SHAPES["clips that fire"]
-    slots = np.array([0, 1, 1, 0, 2, 1, 0])
-    inputs, index, state = draw(of, dtype_of(backend))
-    state = tuple(each[:3] for each in state)
-    out, final = run(of, inputs, index, state, backend, slots=slots)
-    ends = np.cumsum(LENGTHS)
+@functools.cache
+def large_case(dim):
+    """`dim` cells and the original size's other numbers, with its results."""
+    case = lstm_case((512, dim, 512), [1 + k % 5 for k in range(19)], clips={"cell_clip": 0.3, "proj_clip": 0.05})
+    return case, case.run(REFERENCE)
+
+
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+def test_clips_that_fire_at_the_original_size(engine):
+    case, expected = large_case(4096 if engine.isa == "avx512" else 1024)
+    for found, truth in zip(case.run(engine), expected):
+        assert relative_error(found, truth) < engine.limits[0]
+    for values, limit in zip((expected[2], expected[0]), case.clips.values()):
+        assert 0.1 < (values.abs() == limit).double().mean() < 0.99
+
+
+@pytest.mark.parametrize("engine", [*FIXED, *TILES], ids=str)
+@pytest.mark.parametrize("sizes", [(11, 37, 11), (270, 520, 24)], ids=str)
+def test_slots_equal_sentences_run_one_by_one(engine, sizes):
+    case = lstm_case(sizes, slots=SLOTS, clips=TIGHT)
+    out, *final = case.run(engine)
     for slot in range(3):
-        now = tuple(each[slot : slot + 1] for each in state)
-        for number in np.flatnonzero(slots == slot):
-            tokens = slice(ends[number] - LENGTHS[number], ends[number])
-            alone, now = run(of, inputs, index[tokens], now, backend, lengths=[LENGTHS[number]])
-            assert same(out[tokens], alone, backend)
+        now = [case.operands[name][[slot]] for name in "hc"]
+        for number in np.flatnonzero(slot == SLOTS):
+            alone, tokens = case.part([number], now)
+            expected, *now = alone.run(engine)
+            assert engine.same(out[tokens], expected)
         for found, expected in zip(final, now):
-            assert same(found[slot], expected[0], backend)
+            assert engine.same(found[slot], expected[0])
 
 
-@pytest.mark.parametrize("backend", ALL)
-def test_restart_makes_sentences_independent(backend):
-    of = options()
-    initial_state = tuple(torch.linspace(-1, 1, 2 * size, dtype=dtype_of(backend)) for size in (11, 37))
-    inputs, index, state = draw(of, dtype_of(backend))
-    unread = tuple(each[:3] * np.nan for each in state)
-    out, _ = run(of, inputs, index, unread, backend, slots=np.array([0, 1, 1, 0, 2, 1, 0]), initial_state=initial_state)
-    started = tuple(each.expand(len(LENGTHS), -1) for each in initial_state)
-    expected, _ = run(of, inputs, index, started, backend)
-    assert same(out, expected, backend)
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+@pytest.mark.parametrize("sizes", [(300, 96, 40), (300, 48, 48), (70, 600, 40)], ids=str)
+def test_same_bits_in_any_batch_for_threads_and_chunks(engine, sizes):
+    case = lstm_case(sizes, [1 + k % 11 for k in range(37)], starts=True, clips=TIGHT)
+    expected = out, h, c = case.run(engine)
+    for numbers in (*([k] for k in range(37)), *(list(range(n)) for n in (2, 16, 20))):
+        part, tokens = case.part(numbers)
+        assert all(torch.equal(*pair) for pair in zip(part.run(engine), (out[tokens], h[numbers], c[numbers])))
+    for threads, chunk in [(1, 1), (1, 17), (2, 0), (2, 40), (3, 1), (4, 50), (6, 40), (6, 0)]:
+        with altered("lstm_forward", threads=threads, chunk_rows=chunk):
+            assert all(map(torch.equal, case.run(engine), expected))
 
 
-@pytest.mark.parametrize("backend", ALL)
-def test_slots_without_tokens_keep_their_state(backend):
-    of = options()
-    inputs, index, state = draw(of, dtype_of(backend))
-    _, final = run(of, inputs, index, state, backend)
-    for before, after in zip(state, final):
-        assert torch.equal(before[2], after[2])
-        assert not torch.equal(before[3], after[3])
-    two = tuple(each[:2] for each in state)
-    out, final = run(of, inputs, index[:0], two, backend, lengths=[0, 0])
-    assert out.shape == (0, 22)
-    assert all(torch.equal(one, other) for one, other in zip(final, two))
+@pytest.mark.parametrize("engine", FIXED, ids=str)
+def test_restart_makes_sentences_independent(engine):
+    case = lstm_case(slots=SLOTS, starts=True)
+    operands = case.operands | {name: case.operands[name] * np.nan for name in "hc"}
+    out, *_ = dataclasses.replace(case, operands=operands).run(engine)
+    started = [case.operands[f"initial_{name}"].expand(len(LENGTHS), -1) for name in "hc"]
+    assert engine.same(out, case.part(range(len(LENGTHS)), started)[0].run(engine)[0])
 
 
-@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize("engine", FIXED, ids=str)
+def test_slots_without_tokens_keep_their_state(engine):
+    case = lstm_case()
+    for name, after in zip("hc", case.run(engine)[1:]):
+        before = case.operands[name].to(engine.dtype)
+        assert torch.equal(before[2], after[2]) and not torch.equal(before[3], after[3])
+
+
+@pytest.mark.parametrize("engine", FIXED, ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_stays_in_its_sentence(backend, value):
-    of = options()
-    inputs, index, state = draw(of, dtype_of(backend))
-    expected, _ = run(of, inputs, index, state, backend)
-    poisoned = torch.cat([inputs, torch.full_like(inputs[:1], value)])
-    index = index.clone()
+def test_what_is_no_number_stays_in_its_sentence(engine, value):
+    case, index = lstm_case(), lstm_case().index.clone()
+    inputs = case.operands["inputs"]
     index[5] = len(inputs)  # the second token of the sentence of seven, tokens 4 to 10
-    out, _ = run(of, poisoned, index, state, backend)
-    assert same(out[:4], expected[:4], backend) and same(out[11:], expected[11:], backend)
-    assert same(out[4, :11], expected[4, :11], backend)
+    broken = case.operands | {"inputs": torch.cat([inputs, torch.full_like(inputs[:1], value)])}
+    (out, *_), (expected, *_) = dataclasses.replace(case, operands=broken, index=index).run(engine), case.run(engine)
+    for part in (slice(4), slice(11, None), (4, slice(11))):
+        assert engine.same(out[part], expected[part])
     assert not torch.allclose(out[5], expected[5], equal_nan=True)
     if np.isnan(value):
         assert out[5:11, :11].isnan().all() and out[4:6, 11:].isnan().all()
 
 
-def test_gradients_agree():
-    of = SHAPES["clips that fire"]
-    grads = []
-    for name in ("reference", "torch"):
-        inputs, index, state = draw(of)
-        leaves = [each.requires_grad_() for each in (inputs, *state)]
-        drawn = layer(of, requires_grad=True)
-        out, final = run(of, inputs, index, state, name, weights=drawn)
-        (out.sin().sum() + final[0].cos().sum() + final[1].sum()).backward()
-        grads.append([leaf.grad for leaf in (*leaves, *drawn[0], *drawn[1])])
-    for expected, found in zip(*grads):
-        assert expected.abs().sum() > 0
-        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+def test_nan_and_infinity_pass(engine):
+    case = lstm_case((40, 20, 7), [1] * 6, gathered=False)  # tiles take 16 inputs at a time, and the rest one by one
+    x, h, c = (case.operands[name] for name in ("inputs", "h", "c"))
+    nan, inf = float("nan"), float("inf")
+    for d in (0, 40):
+        x[1, d + 2], x[3, d], x[3, d + 37], x[2, d + 5] = nan, inf, -inf, 3e38 if engine in TILES else 3.0
+    h[4, 3], h[5, 0], c[5, 2], c[5, 21] = nan, -inf, inf, -inf
+    for clips in ({}, {"cell_clip": 3.0, "proj_clip": 3.0}):
+        case = dataclasses.replace(case, clips=clips)
+        found, expected = case.run(engine), case.run(REFERENCE)
+        for one, other in zip(found, expected):
+            assert torch.equal(one.isnan(), other.isnan()) and torch.equal(one.isinf(), other.isinf())
+            assert torch.equal(one[other.isinf()], other[other.isinf()].float())
+            usual = other.isfinite()
+            assert usual[[0, 2]].all()
+            limit = {"highest": 1e-5, "high": 1e-4, "medium": 5e-2}[engine.precision]
+            assert (one[usual] - other[usual]).abs().max() < limit
+        assert found[0][[1, 4]].isnan().any(1).all() and not found[0][[0, 2]].isnan().any()
+
+
+@pytest.mark.parametrize("value", [1e-42, 3e-40])
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("engine, threads", [*((engine, 1) for engine in HIGHEST), (NATIVE, 3)], ids=str)
+def test_a_denormal_cell_stays_so(engine, threads, flush, value):
+    """Forget gate open, input gate shut. Whether torch flushes on the caller's thread neither matters nor changes."""
+    c = torch.full((2, 16), value)
+    c[1] *= -1
+    case = lstm_case((4, 8, 8), [1, 1])
+    tensors = {name: torch.zeros(each.shape) for name, each in case.operands.items()} | {"c": c}
+    for d in (0, 1):
+        tensors[f"b_{d}"][:8], tensors[f"b_{d}"][16:24] = -200.0, 50.0
+    if not torch.set_flush_denormal(flush):
+        pytest.skip("this CPU does not flush denormals")
+    try:
+        with isa(engine.isa):
+            out, _, after = on_threads(threads, case.call, tensors, "native")
+        assert (torch.full((1,), 3e-40) * 1 == 0).all() == flush
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(after.view(torch.int32), c.view(torch.int32))
+    assert torch.equal(out.signbit(), c.signbit())
+    assert ((out.abs().view(torch.int32) - c.abs().view(torch.int32) // 2).abs() <= 1).all()
 
 
 def test_many_rows_run_in_chunks(monkeypatch):
-    from elmo_fast.ops.torch import projected_lstm as torch_projected_lstm
+    whole = lstm_case().run(TORCH)
+    monkeypatch.setattr(op.torch_lstm, "_ROWS_AT_ONCE", 4)
+    assert all(TORCH.same(*pair) for pair in zip(lstm_case().run(TORCH), whole))
 
-    of = options()
-    whole, final = run(of, *draw(of), "torch")
-    monkeypatch.setattr(torch_projected_lstm, "_ROWS_AT_ONCE", 4)
-    found, found_final = run(of, *draw(of), "torch")
-    for one, other in zip((found, *found_final), (whole, *final)):
-        assert same(one, other, "torch")
+
+def test_packed_size_is_within_a_tenth():
+    for engine in (*HIGHEST, *TILES):
+        number = PRECISIONS.index(engine.precision)
+        plain = (2 if engine.precision == "medium" else 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
+        with isa(engine.isa):
+            assert native.lstm_packed_size(512, 4096, 512, number) <= 1.1 * plain
+            assert native.linear_packed_size(128, 128, 2, number) <= 1.1 * 8 * (128 * 128 + 128)
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------
+
+
+def to_bf16(x):
+    return (x.view(torch.int32) & -0x10000).view(torch.float32)
+
+
+def activations(engine, x):
+    """Sigmoid and tanh of fp32 [N], in the cells of one step: sigmoid(i) tanh(j), where the other factor is 1.
+
+    x comes in bf16 parts, which are exact at every precision, and so are their sums in this order.
+    """
+    case, high = lstm_case((1, len(x), 3), [1]), to_bf16(x)
+    middle = to_bf16(x - high)
+    operands = {name: each * 0 for name, each in case.operands.items()} | {"h": case.operands["h"] * 0 + 1}
+    for d in (0, 1):
+        operands[f"w_{d}"].view(4, 4, -1)[1:, d] = torch.stack([middle, high, x - high - middle])
+        operands[f"b_{d}"].view(4, -1)[1 - d] = 100
+    return dataclasses.replace(case, operands=operands).run(engine)[2][0].chunk(2)
+
+
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+@pytest.mark.parametrize("stride", [8191, pytest.param(251, marks=pytest.mark.long)])
+def test_activations(engine, stride):
+    """Within 2 ulp; for 16-bit products a small relative error. On every `stride`-th float and the range in use."""
+    patterns = np.arange(0, 2**32, stride, np.uint64).astype(np.uint32).view(np.float32)
+    values = np.concatenate([patterns[np.isfinite(patterns)], np.linspace(-105, 105, 400001, dtype=np.float32)])
+    if engine in TILES:
+        values = values[np.abs(values) > 2.0**-100]  # parts of smaller numbers are flushed
+    beyond = 0
+    for x in torch.from_numpy(values).split(1 << 18):
+        for y, expected in zip(activations(engine, x), (x.double().sigmoid(), x.double().tanh())):
+            error, size = (y - expected).abs().numpy(), expected.abs().numpy()
+            beyond += (error > 2 * np.spacing(size.astype(np.float32)).astype(np.float64)).sum()
+            if engine in TILES:
+                limit = {"high": 2e-6, "medium": 6e-5}[engine.precision]
+                assert (error <= np.where(size < 2.0**-126, 2.0**-126, limit * size)).all()
+    assert (beyond > 0) == (engine in TILES)  # tiles have cheaper forms
+
+
+# ---- inputs that are already multiplied by W -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine, threads, way", grid(FIXED, [1, 2, 3], ["ragged", "clipped", "slots"]))
+@pytest.mark.parametrize("sizes", [(11, 37, 11), (11, 11, 11)], ids=str)
+def test_precomputed_inputs_give_the_direct_numbers(engine, threads, way, sizes):
+    case = lstm_case(sizes, **WAYS[way])
+    for direct, tabled in zip(*(on_threads(threads, lambda each: case.run(engine, precomputed=each), each)
+                                for each in (False, True))):
+        assert engine.same(direct, tabled)
+
+
+def test_precomputed_long_sums_in_many_chunks():
+    """More inputs than one accumulation chain, more unique rows than one chunk of steps."""
+    case = lstm_case((600, 40, 24), [250] * 9)
+    assert all(torch.equal(*pair) for pair in zip(case.run(NATIVE), case.run(NATIVE, precomputed=True)))
+
+
+def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
+    weights = layer(SHAPES["two layers"], torch.float32, requires_grad=True)
+    assert not op.accepts_input_projections("auto", "highest", weights)
+    with torch.no_grad():
+        assert op.accepts_input_projections("native", "highest", weights)
+        assert op.accepts_input_projections("torch", "medium", weights)
+        assert not op.accepts_input_projections("reference", "highest", weights)
+        dropped = tuple((w.to("meta"), b, p) for w, b, p in weights)
+        assert not op.accepts_input_projections("native", "highest", dropped)
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "native"])
+@pytest.mark.parametrize("name, change, message", [
+    ("inputs", lambda x: x[:, :10], "inputs: expected shape"),
+    ("inputs", lambda x: x.long(), "inputs: expected floating-point"),
+    ("rows", lambda x: x + 6, "rows: expected rows of inputs, 0 to 5"),
+    ("rows", lambda x: x - 6, "rows: expected rows of inputs"),
+    ("rows", lambda x: x[:, 1:], "rows: expected shape"),
+    ("rows", lambda x: x.float(), "rows: expected int32 or int64"),
+    ("state", lambda x: (x[0][1:], x[1][1:]), r"state\[0\]: expected"),
+    ("state", lambda x: (x[0], x[1][:, 2:]), r"state\[1\]: expected"),
+    ("cell_clip", lambda x: 0.0, "cell_clip: expected a number above 0"),
+    ("proj_clip", lambda x: -1.0, "proj_clip: expected a number above 0"),
+    ("proj_clip", lambda x: float("nan"), "proj_clip: expected a number above 0"),
+    ("initial_state", lambda x: (torch.zeros(11), torch.zeros(74)), r"initial_state\[0\]: expected shape"),
+    ("weights", lambda x: (x[0], (x[1][0], x[1][1][1:], x[1][2])), r"weights\[1\] B: expected"),
+    ("weights", lambda x: (x[0], (*x[1][:2], None)), "weights: expected W_P"),
+    ("precomputed", lambda x: True, r"inputs: expected shape \(6, 296\), got \(6, 11\)"),
+    ("rows", lambda x: None, "rows: expected the row of inputs .*, since inputs are precomputed; got None"),
+])
+def test_refuses(name, change, message, backend):
+    inputs, index, state = draw(SHAPES["two layers"], torch.float32)
+    schedule = make_schedule(LENGTHS)
+    good = {"inputs": inputs, "rows": index[torch.from_numpy(schedule.tokens).long()], "schedule": schedule,
+            "state": state, "weights": layer(SHAPES["two layers"], torch.float32)}
+    changes = {name: change(good.get(name))}
+    if "precomputed" in message:
+        changes |= {"inputs": torch.zeros(sum(LENGTHS), 8 * 37), "precomputed": True}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        op.projected_lstm(**good | changes, backend=backend)
+
+
+def test_the_native_engine_names_what_it_lacks():
+    case = lstm_case((5, 8, 8))
+    square = case.leaves() | {f"p_{d}": torch.zeros(8, 8) for d in (0, 1)}
+    for leaves, more, message in ((square, {}, "a projection to as many values as there are cells"),
+                                  (case.leaves(), {"precomputed": True}, "gradients of precomputed inputs")):
+        with pytest.raises(RuntimeError, match=f"'native' was asked .* the native kernels do not support {message}"):
+            case.call(leaves, "native", **more)

@@ -12,22 +12,15 @@ def test_each_slot_reads_its_sentences_in_turn(sentences):
     slots = [slot for _, slot in sentences]
     schedule = make_schedule(np.array(lengths, dtype=np.int64), np.array(slots, dtype=np.int64), slot_count=4)
     first = np.cumsum([0, *lengths])
-    expected = {slot: ([], [], []) for slot in range(4)}
+    expected, found = ({slot: [] for slot in range(4)} for _ in range(2))  # (forward token, backward token, a start)
     for number, (length, slot) in enumerate(sentences):
-        tokens = list(range(first[number], first[number] + length))
-        expected[slot][0].extend(tokens)
-        expected[slot][1].extend(reversed(tokens))
-        expected[slot][2].extend([True] + [False] * (length - 1) if length else [])
-    found = {slot: ([], [], []) for slot in range(4)}
-    row = 0
+        tokens = range(first[number], first[number] + length)
+        expected[slot].extend(zip(tokens, reversed(tokens), [True] + [False] * length))
+    rows = zip(*schedule.tokens, schedule.sequence_starts, strict=True)
     for live in schedule.batch_sizes:
         for slot in schedule.slots[:live]:
-            found[slot][0].append(schedule.tokens[0, row])
-            found[slot][1].append(schedule.tokens[1, row])
-            found[slot][2].append(schedule.sequence_starts[row])
-            row += 1
-    assert found == expected
-    assert row == sum(lengths)
+            found[slot].append(next(rows))
+    assert found == expected and next(rows, None) is None
     assert (np.diff(schedule.batch_sizes) <= 0).all() and (schedule.batch_sizes > 0).all()
 
 

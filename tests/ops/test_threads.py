@@ -6,42 +6,39 @@ import sys
 
 import pytest
 
+from tests.support.engines import native, needs_native
 from tests.support.files import ROOT
-from tests.support.native_lstm import native
 
 PROGRAM = """
-import sys, threading
+import sys
+from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, sys.argv[1])
 import torch
 from tests.support.models import SENTENCES, bilm
 from elmo_fast import batch_to_ids
 from elmo_fast import _native
-from elmo_fast.ops.backend import native_module
 
 if sys.argv[2] == "own":
     _native.use_openmp_threads = lambda: False
-model, ids = bilm(backend="native", state="zero"), batch_to_ids(SENTENCES)
+models, ids = [bilm(seed=seed, backend="native", state="zero") for seed in range(4)], batch_to_ids(SENTENCES)
 
-def run():
+def run(model):
     with torch.no_grad():
         return torch.cat([each.flatten() for each in model(ids)["activations"]])
 
 torch.set_num_threads(1)
-expected = run()
-if "own" in sys.argv:
-    native_module()[0].use_own_threads()
+expected = [run(model) for model in models]
 for threads in (2, 3, 7, 2):
     torch.set_num_threads(threads)
     for _ in range(20):
-        assert torch.equal(run(), expected), threads
-found = []
-callers = [threading.Thread(target=lambda: found.append(torch.equal(run(), expected))) for _ in range(4)]
-[each.start() for each in callers], [each.join() for each in callers]
-assert found == [True] * 4
-print("agrees", native_module()[0].threads_are_openmp())
+        assert torch.equal(run(models[0]), expected[0]), threads
+with ThreadPoolExecutor(4) as pool:  # models side by side, and callers of one model
+    assert all(map(torch.equal, pool.map(run, [*models, *models[:1] * 4] * 5), [*expected, *expected[:1] * 4] * 5))
+print("agrees", _native.threads_are_openmp())
 """
 
 
+@needs_native
 @pytest.mark.parametrize("threads, variables", [
     ("openmp", {}), ("own", {}), ("openmp", {"OMP_THREAD_LIMIT": "1"}), ("openmp", {"OMP_DYNAMIC": "true"}),
 ], ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])

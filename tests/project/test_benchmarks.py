@@ -6,58 +6,34 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import common
-from benchmarks.gpu import ceilings, checks, lstm, predict, run, stage
+from benchmarks.gpu import checks, lstm, predict, run
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
-BROKEN = "ceilings"
-
-
-@pytest.fixture(scope="module")
-def dry_run(tmp_path_factory):
-    """A dry run one of whose stages raises: its exit status, what it printed, and the folder it wrote to."""
-    folder = tmp_path_factory.mktemp("gpu")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ceilings, "work", lambda stage: stage.add(case="first", value=1) and 1 / 0)
-        return run.main(["--dry-run", "--out", str(folder)]), folder / "dry-run"
-
-
-def dry_stage(tmp_path) -> stage.Stage:
-    return stage.Stage("made up", tmp_path / "part.json", 20, dry_run=True)
 
 
 @pytest.mark.long
-def test_a_broken_stage_leaves_the_results_of_the_others(dry_run):
-    status, folder = dry_run
-    stages = json.loads((folder / "run.json").read_text())["stages"]
-    assert status == 1 and list(stages) == list(run.STAGES)
-    assert stages[BROKEN]["status"] == "failed" and stages[BROKEN]["results"] == [{"case": "first", "value": 1}]
-    assert stages[BROKEN]["error"] == "ZeroDivisionError: division by zero"
-    for name in stages.keys() - {BROKEN}:
-        assert stages[name]["status"] == "complete" and stages[name]["results"], (name, stages[name])
-
-
-@pytest.mark.long
-def test_a_run_names_its_machine_and_no_path(dry_run):
-    _, folder = dry_run
-    document = json.loads((folder / "run.json").read_text())
+def test_a_run_with_a_broken_stage(tmp_path, monkeypatch):
+    """It leaves the results of the other stages, in which every timing stands behind a check, and no path."""
+    monkeypatch.setattr(checks, "ceilings", lambda stage: stage.add(case="first", value=1) and 1 / 0)
+    assert run.main(["--dry-run", "--out", str(tmp_path)]) == 1
+    assert [file.name for file in (tmp_path / "dry-run").iterdir()] == ["run.json"]
+    document = json.loads((tmp_path / "dry-run" / "run.json").read_text())
     assert document["machine"]["cpu"]["model"] and document["machine"]["torch"]
     assert document["date"].endswith("Z") and document["schema"] == common.SCHEMA
-    for path in (common.ROOT, Path.home(), folder, sys.prefix):
+    for path in (common.ROOT, Path.home(), tmp_path, sys.prefix):
         assert f"{path}/" not in json.dumps(document)
-    assert [each.name for each in folder.iterdir()] == ["run.json"]
-
-
-@pytest.mark.long
-def test_every_timing_stands_behind_a_check(dry_run):
-    _, folder = dry_run
-    stages = json.loads((folder / "run.json").read_text())["stages"]
+    stages = document["stages"]
+    assert list(stages) == list(run.STAGES)
+    broken = stages.pop("ceilings")
+    assert broken["status"] == "failed" and broken["results"] == [{"case": "first", "value": 1}]
+    assert broken["error"] == "ZeroDivisionError: division by zero"
+    assert all(found["status"] == "complete" and found["results"] for found in stages.values()), stages
     for name, key in (("lstm", ("path", "precision")), ("text", ("precision",)), ("encoder", ("backend", "precision"))):
         cases = [case for case in stages[name]["results"]
                  if case.get("variant") != "reference" and "skipped" not in case]
@@ -72,15 +48,15 @@ def test_every_timing_stands_behind_a_check(dry_run):
     assert all(case["clipped_c"] > 0 for case in stages["lstm"]["results"] if case.get("part") == "check")
 
 
-def test_a_path_that_is_wrong_is_not_timed(tmp_path, monkeypatch):
+def test_a_path_that_is_wrong_is_not_timed(monkeypatch):
     monkeypatch.setattr(lstm, "run", lambda x, rows, schedule, state, weights, **settings: (
         torch.zeros(rows.shape[1], 2 * x.shape[1]), state))
     monkeypatch.setattr(lstm, "why_not", lambda device, path: None)
-    dry = dry_stage(tmp_path)
-    assert dry.run(lambda: lstm.work(dry)) == 1
-    assert {(case["path"], case["precision"]) for case in dry.document["results"]} == {
+    dry = run.Stage(20, dry_run=True)
+    assert dry.run(lstm.work) == 1
+    assert {(case["path"], case["precision"]) for case in dry.results} == {
         ("graph", "highest"), ("graph", "high"), ("graph", "medium"), ("persistent", "medium")}
-    assert not any("median" in case or case["passed"] for case in dry.document["results"])
+    assert not any("median" in case or case["passed"] for case in dry.results)
     assert dry.document["error"] == "4 of 4 cases failed" and "ELMO_FAST_CUDA_LSTM" not in os.environ
 
 
@@ -94,21 +70,20 @@ def test_a_path_that_is_wrong_is_not_timed(tmp_path, monkeypatch):
     ("skipped: it needs compute capability 8.0\n========= ERROR SUMMARY: 0 errors\n", None),
 ])
 def test_what_the_sanitizer_says(said, passed):
-    found = checks.verdict(said)
+    found = checks.verdict(said.splitlines())
     assert found.get("passed") is passed
     assert ("skipped" in found) == (passed is None) and ("log" in found) == (passed is False)
 
 
 def test_a_stage_that_hangs_is_ended_and_keeps_its_cases(tmp_path):
     """With all that it started."""
-    part, began = tmp_path / "part.json", time.monotonic()
-    part.write_text(json.dumps({"status": "running", "results": [{"case": "first"}]}))
-    script = f"echo out; echo {tmp_path}/err >&2; sleep 60 & wait"
-    status, lines = run.run_apart(["sh", "-c", script], 1.0)
-    found = run.result(part, status, lines)
-    assert time.monotonic() - began < 20 and lines == ["out", f"{tmp_path}/err"]
-    assert found["status"] == "timed out" and found["results"] == [{"case": "first"}] and found["log"][0] == "out"
-    assert run.result(tmp_path / "none.json", *run.run_apart(["sh", "-c", "exit 3"], 5.0))["status"] == "failed"
+    began, part = time.monotonic(), tmp_path / "part"
+    script = f"echo '{{\"results\": [1]}}' >{part}; echo out; echo {tmp_path}/err >&2; sleep 60 & wait"
+    status, log = run.run_apart(["sh", "-c", script], 1.0)
+    assert time.monotonic() - began < 20 and log[0] == "out" and str(tmp_path) not in log[1]
+    assert run.result(status, log, part) == {"status": "timed out", "exit": status, "results": [1], "log": log}
+    found = run.result(*run.run_apart(["sh", "-c", "exit 3"], 5.0), part)
+    assert found == {"status": "failed", "exit": 3, "results": [], "log": []}
 
 
 @pytest.mark.long
@@ -128,12 +103,14 @@ def test_a_stage_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
     assert found["stages"]["lstm"]["exit"] == 1 and found["stages"]["lstm"]["log"]
 
 
-def test_a_case_that_raises_is_recorded_and_the_next_one_runs(tmp_path):
-    dry = dry_stage(tmp_path)
+def test_cases_that_raise_are_recorded(tmp_path):
+    dry = run.Stage(20, dry_run=True, file=tmp_path / "part")
     dry.attempt(lambda: 1 / 0, case="bad")
     dry.attempt(lambda: {"value": 1.23456789}, case="good")
-    assert json.loads(dry.out.read_text())["results"] == dry.document["results"] == [
+    assert run.result(0, [], dry.file)["results"] == dry.results == [
         {"case": "bad", "failed": "ZeroDivisionError: division by zero"}, {"case": "good", "value": 1.2346}]
+    checks.ceilings(dry)
+    assert all(case["tflop_per_s" if "gemm" in case["case"] else "gb_per_s"] > 0 for case in dry.results[2:])
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -159,18 +136,19 @@ def test_a_prediction_adds_up():
     """Counts of round numbers on a chip of round rates."""
     chip = predict.Chip("made up", hbm=1e12, l2=2e12, mma=4e12, shared=1e11, barrier=1e-6, l2_latency=2e-7,
                         cluster_latency=1e-7)
-    counts = predict.Counts(blocks=100, mma=1000, wavefronts=100_000, ideal=90_000, weight_sectors=125_000,
-                            exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000,
-                            barriers=2, rounds=4, cluster_rounds=2)
+    counts = dict(blocks=100, mma=1000, wavefronts=100_000, ideal=90_000, weight_sectors=125_000,
+                  exchange_sectors=31_250, input_sectors=31_250, z_bytes=100, cluster_bytes=1_000_000,
+                  barriers=2, rounds=4, cluster_rounds=2)
     found = predict.predict(counts, chip)
     parts = {"products": 1.024, "shared": 1.28, "weights": 2.0, "exchange": 1.0, "inputs": 0.5, "waits": 3.0}
-    assert {name: 1e6 * getattr(found, name) for name in parts} == pytest.approx(parts)
-    assert 1e6 * found.work == pytest.approx(2.0 + 1.0 + 0.5)
-    assert 1e6 * found.step == pytest.approx(3.0 + 3.5 / 2)  # waits of one direction, work of the other
-    assert predict.predict(replace(counts, weight_sectors=1_000_000), chip).step == pytest.approx(17.5e-6)
-    assert predict.predict(replace(counts, z_bytes=10**6), chip).inputs == pytest.approx(1e-6)
+    assert {name: 1e6 * found[name] for name in parts} == pytest.approx(parts)
+    assert 1e6 * found["work"] == pytest.approx(2.0 + 1.0 + 0.5)
+    assert 1e6 * found["step"] == pytest.approx(3.0 + 3.5 / 2)  # waits of one direction, work of the other
+    assert predict.predict(counts | {"weight_sectors": 1_000_000}, chip)["step"] == pytest.approx(17.5e-6)
+    assert predict.predict(counts | {"z_bytes": 10**6}, chip)["inputs"] == pytest.approx(1e-6)
     assert predict.predicted_us("NVIDIA H100 80GB HBM3", 1) > 0 and predict.predicted_us("NVIDIA H100", 3) is None
     assert predict.predicted_us("NVIDIA A100", 1) is None
+    assert predict.table(predict.stored()) in (common.ROOT / "docs" / "gpu.md").read_text()
 
 
 def test_counts_of_a_step_are_told_apart_by_opcode():
@@ -185,34 +163,6 @@ def test_counts_of_a_step_are_told_apart_by_opcode():
         "cp.async.cg.shared.global": fields(sectors=6, wavefronts=2, ideal=2),
         "ld.shared::cluster.v4.u32": fields(bytes=512, wavefronts=4, ideal=4),
         "red.release.gpu.global.add.u32": fields(executed=8)}
-    assert predict.classified(opcodes, blocks=2, z_bytes=100, rounds=4, cluster_rounds=1) == predict.Counts(
+    assert predict.classified(opcodes, blocks=2, z_bytes=100, rounds=4, cluster_rounds=1) == dict(
         blocks=2, mma=10, wavefronts=9, ideal=7, weight_sectors=16, exchange_sectors=15, input_sectors=3, z_bytes=100,
         cluster_bytes=512, barriers=2, rounds=4, cluster_rounds=1)
-
-
-def test_the_predictions_in_the_docs_are_those_of_the_counts():
-    assert predict.table(predict.stored()) in (common.ROOT / "docs" / "gpu.md").read_text()
-
-
-def test_ceilings_name_what_a_cpu_cannot_measure(tmp_path):
-    dry = dry_stage(tmp_path)
-    ceilings.work(dry)
-    cases = {case["case"]: case for case in dry.document["results"]}
-    assert cases["gemm fp32"]["tflop_per_s"] > 0 and "skipped" in cases["probes"]
-
-
-@pytest.mark.long
-def test_the_probes_compile():
-    """For an H100, in which they have what is measured: loads past L1, acquire and release."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    for kernel, types, constant, expected in (
-            (ceilings.read_kernel, {"source": "*i32", "sums": "*i32"}, {"BLOCK": 4096}, ["ld.global.cg.v4"]),
-            (ceilings.barrier_kernel, {"count": "*i32", "gave_up": "*i32"}, {"MOST": 9}, ["release", "ld.acquire"])):
-        signature = {name: "constexpr" if name in constant else types.get(name, "i32") for name in kernel.arg_names}
-        aligned = {(0,): [["tt.divisibility", 16]], (2,): [["tt.divisibility", 16]]}
-        ptx = triton.compile(ASTSource(kernel, signature, constant, aligned), target=GPUTarget("cuda", 90, 32),
-                             options={"num_warps": 8, "enable_fp_fusion": True}).asm["ptx"]
-        assert all(each in ptx for each in expected)

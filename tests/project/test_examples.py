@@ -34,12 +34,6 @@ def test_nearest_contexts_of_a_short_text(shared, tmp_path):
 
 
 @pytest.mark.long
-def test_nearest_contexts(shared):
-    out = run("examples/nearest_contexts.py", "bundled", shared / "corpus" / "heldout.txt", "--words", "play")
-    assert out.count("play") > 8
-
-
-@pytest.mark.long
 def test_tagger(shared):
     out = run("examples/tagger.py", "--text", shared / "text", "--sentences", 150, "--epochs", 3)
     found = {name.strip(): float(value) for name, value in re.findall(r"^(.*?)\s+([\d.]+)% of", out, re.MULTILINE)}

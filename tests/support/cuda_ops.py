@@ -1,8 +1,10 @@
 """The CUDA implementations of the ops, called on tensors of any device."""
 
 import contextlib
+import inspect
 import warnings
 
+import pytest
 import torch
 
 from elmo_fast.ops.cuda import encoder, lstm
@@ -34,6 +36,8 @@ def linear(x, weight, bias, precision, bounded=False):
 @contextlib.contextmanager
 def registered_on_cpu():
     """In the body they replace the CPU's implementations in `torch.ops.elmo_fast`."""
+    if "allow_override" not in inspect.signature(torch.library.Library.impl).parameters:
+        pytest.skip("this torch does not replace an implementation")
     library = torch.library.Library("elmo_fast", "FRAGMENT")
     with warnings.catch_warnings(action="ignore"):  # torch warns of each one
         for name, implementation in IMPLEMENTATIONS.items():

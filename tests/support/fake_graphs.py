@@ -4,6 +4,8 @@ A graph bakes addresses in. What a replay may access is therefore memory that ex
 buffers of the arena, and what was allocated inside; and it may wait for nothing.
 """
 
+from types import SimpleNamespace
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,44 +25,39 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         assert name not in _WAITING, f"{name} waits for the device"
-        for each in tensors_in((args, kwargs or {})):
-            assert self._any or address(each) in self._known, f"{name} touches memory that is not the graph's"
+        for touched in addresses((args, kwargs or {})):
+            assert self._any or touched in self._known, f"{name} touches memory that is not the graph's"
         result = function(*args, **(kwargs or {}))
-        self._made += tensors_in(result)
-        self._known |= {address(each) for each in tensors_in(result)}
+        self._made.append(result)
+        self._known |= addresses(result)
         self.operations += 1
         return result
 
 
-def tensors_in(tree) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
-
-
-def address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def addresses(tree) -> set[int]:
+    """Of the memory of a tree's tensors."""
+    return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)}
 
 
 class FakeCapture:
-    """Stands in for `graphs.CudaCapture`, whose graphs may access what `buffers_of(self)` gives."""
+    """Stands in for `graphs.CudaCapture`: its graphs may access buffers of the one of `arenas` that it captures for."""
 
-    def __init__(self, buffers_of):
-        self.captured, self.replayed, self._buffers_of = 0, 0, buffers_of
+    def __init__(self, arenas):
+        self.captured, self.replayed, self._arenas = 0, 0, arenas
 
-    def addresses(self) -> set[int]:
-        return {address(each) for each in self._buffers_of(self)}
+    def _buffers(self) -> set[int]:
+        arena = next(arena for arena in self._arenas.kept.values() if arena.capture is self)
+        layers = [of for bucket in arena._buckets.values() for of in bucket.graphs]
+        return addresses([list(vars(holder).values()) for holder in (arena, *arena._buckets.values(), *layers)])
 
     def __call__(self, work):
         self.captured += 1
-        return _FakeGraph(self, work)
+        known = self._buffers()
 
+        def replay():
+            assert self._buffers() >= known, "a buffer was made anew"
+            self.replayed += 1
+            with Watch(known):
+                work()
 
-class _FakeGraph:
-    def __init__(self, capture, work):
-        self._capture, self._work = capture, work
-        self._known = capture.addresses()
-
-    def replay(self):
-        assert self._capture.addresses() >= self._known, "a buffer was made anew"
-        self._capture.replayed += 1
-        with Watch(self._known):
-            self._work()
+        return SimpleNamespace(replay=replay)

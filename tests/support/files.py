@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from elmo_fast import Options, cli, random_weights, write_weights
-from elmo_fast.testing.models import TINY, tiny
+import h5py
 
-__all__ = ["ROOT", "TINY", "names", "paths", "run", "start", "tiny", "write_model"]
+from elmo_fast import Options, cli, random_weights, write_weights
+from elmo_fast.testing import TINY, tiny
+
+__all__ = ["ROOT", "TINY", "names", "paths", "read_hdf5", "run", "start", "tiny", "write_model"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +33,12 @@ def paths(model):
 def names(folder):
     """Names of everything in a folder, sorted: shows what an interrupted writer left behind."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def read_hdf5(path):
+    """Every dataset of a file, by name."""
+    with h5py.File(path) as file:
+        return {name: dataset[()] for name, dataset in file.items()}
 
 
 def run(capsys, *arguments):

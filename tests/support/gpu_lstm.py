@@ -1,23 +1,20 @@
-"""The CUDA LSTM op on the CPU, over the running text of `op_cases`: calls, and what they are compared with."""
+"""The CUDA LSTM op over the running text of `op_cases`, on the CPU or a GPU: calls, and what they are compared with."""
 
-import contextlib
+import functools
 
 import numpy as np
 import torch
 
-from elmo_fast.ops.cuda import blocks, lstm, steps
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64, relative_error
+from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support import cuda_ops, op_cases
-from tests.support.models import SENTENCES, SHAPES, bilm
+from tests.support.models import SHAPES
 from tests.support.op_cases import LENGTHS, draw, text_order
 
 LIMITS = {"highest": AGAINST_FLOAT64["highest"], "high": AGAINST_FLOAT64["high-tf32"],
           "medium": AGAINST_FLOAT64["medium-fp16"]}
+BF16_LIMIT = AGAINST_FLOAT64["medium-bf16"]
 FIRING = SHAPES["clips that fire"]
-CLIPS = {"cell_clip": 0.3, "proj_clip": 0.05}  # of FIRING
-SLOTS = np.array([0, 1, 1, 0, 2, 1, 0])  # of the sentences: four start within slots
-INITIAL_STATE = tuple(torch.linspace(-0.2, 0.2, 2 * size) for size in (11, 37))
 
 
 def layer(of=FIRING, number=0, **more):
@@ -27,100 +24,64 @@ def layer(of=FIRING, number=0, **more):
 def text(of=FIRING, seed=0, slots=None):
     """Inputs, the row of each token, and the state of each slot, in fp32."""
     inputs, index, state = draw(of, torch.float32, seed)
-    return inputs, index, tuple(each[:slots] for each in state)
+    return inputs, index, tuple(part[:slots] for part in state)
 
 
-def run(of, precision, inputs, index, state, lengths=LENGTHS, slots=None, weights=None, halves=False, **more):
-    """As `op_cases.run`, on the GPU's op. `halves`: each direction reads its half of inputs in packed rows."""
+def ragged(slots, of=FIRING, seed=0):
+    """`text` of ragged slots, in which sequences start, and three empty ones; with the settings of the call."""
+    lengths, sizes = [0, 0, *(3 + number % 3 for number in range(slots)), 0] * 2, (of.lstm.projection_dim, of.lstm.dim)
+    generator = torch.Generator().manual_seed(seed)
+    state = tuple(torch.randn(slots + 3, 2 * size, generator=generator) / 4 for size in sizes)
+    return ((text(of, seed)[0], torch.arange(sum(lengths)) % 6, state),
+            {"lengths": lengths, **starting(of, [*range(slots + 3)] * 2)})
+
+
+def starting(of=FIRING, slots=(0, 1, 1, 0, 2, 1, 0)):
+    """Settings of sequences that start within slots, four of the text's sentences, and the state they start from."""
+    sizes = 2 * of.lstm.projection_dim, 2 * of.lstm.dim
+    return {"slots": np.array(slots), "initial_state": tuple(torch.linspace(-0.2, 0.2, size) for size in sizes)}
+
+
+def moved(tree, *to):
+    return tree if tree is None else tree.to(*to) if isinstance(tree, torch.Tensor) else tuple(
+        moved(part, *to) for part in tree)
+
+
+def prepare(of, precision, inputs, index, state, lengths=LENGTHS, slots=None, weights=None, initial_state=None,
+            halves=False, device="cpu", rows_on="cpu", **more):
+    """The GPU's op on these operands, to be called, and its tokens' order. `halves`: each direction reads its half of
+    inputs in packed rows."""
     schedule = make_schedule(lengths, slots)
     order = torch.from_numpy(schedule.tokens).long()
-    given = (torch.cat([inputs[index[one]] for one in order], 1), None) if halves else (inputs, index[order])
-    found, final = cuda_ops.projected_lstm(*given, schedule, state, weights or layer(of), cell_clip=of.lstm.cell_clip,
-                                           proj_clip=of.lstm.proj_clip, precision=precision, **more)
-    return text_order(found, order), final
+    rows = None if halves else index[order].to(rows_on)
+    inputs = torch.cat([inputs[index[tokens]] for tokens in order], 1) if halves else inputs
+    inputs, state, weights, initial_state = moved((inputs, state, weights or layer(of), initial_state), device)
+    return functools.partial(cuda_ops.projected_lstm, inputs, rows, schedule, state, weights, precision=precision,
+                             cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip, initial_state=initial_state,
+                             **more), order
 
 
-def double(tree):
-    return tree if tree is None else tree.double() if isinstance(tree, torch.Tensor) else tuple(map(double, tree))
+def run(*operands, **settings):
+    """As `op_cases.run`, on the GPU's op; arguments as in `prepare`."""
+    work, order = prepare(*operands, **settings)
+    found, final = work()
+    return text_order(found.cpu(), order), final
 
 
 def assert_close(found, expected, limit):
-    for one, other in zip((found[0], *found[1]), (expected[0], *expected[1])):
-        assert one.shape == other.shape and one.dtype == torch.float32
-        assert relative_error(one.cpu(), other) < limit
+    for ours, theirs in zip((found[0], *found[1]), (expected[0], *expected[1])):
+        assert ours.shape == theirs.shape and ours.dtype == torch.float32
+        assert relative_error(ours.cpu(), theirs) < limit
 
 
-def check(of, precision, inputs, index, state, *, limit=None, initial_state=None, weights=None, bounded=False,
-          halves=False, **more):
-    """`run`, within the limit of the reference in float64."""
-    found = run(of, precision, inputs, index, state, initial_state=initial_state, weights=weights, bounded=bounded,
-                halves=halves, **more)
-    expected = op_cases.run(of, inputs.double(), index, double(state), "reference", weights=double(weights),
-                            initial_state=double(initial_state), **more)
-    assert_close(found, expected, limit or LIMITS[precision])
+def check(of, precision, inputs, index, state, *, limit=None, times=1, weights=None, initial_state=None,
+          lengths=LENGTHS, slots=None, **how):
+    """`run`, so many times, within the limit of the reference in float64."""
+    expected = op_cases.run(of, inputs.double(), index, moved(state, torch.float64), "reference", lengths, slots,
+                            moved(initial_state, torch.float64), moved(weights, "cpu", torch.float64))
+    work, order = prepare(of, precision, inputs, index, state, lengths, slots, weights, initial_state, **how)
+    for _ in range(times):
+        found, final = work()
+        found = text_order(found.cpu(), order), final
+        assert_close(found, expected, limit or LIMITS[precision])
     return found
-
-
-def check_states_over_ragged_batches(shape, state, precision, monkeypatch):
-    """A model over a batch, a smaller one, a larger one, empty sentences, against the reference in float64."""
-    def on_gpu(*given, backend, precomputed, **settings):
-        assert not precomputed
-        bounds.append(settings["bounded"])
-        return cuda_ops.projected_lstm(*given, **{**settings, "precision": precision})
-
-    truth, found = bilm(SHAPES[shape], state=state, backend="reference").double(), bilm(SHAPES[shape], state=state)
-    batches, bounds = [SENTENCES[:4], SENTENCES[1:3], SENTENCES[::-1], [[], []], SENTENCES[2:5]], []
-    expected = [truth.embed_tokens(batch)[0] for batch in batches]
-    monkeypatch.setattr("elmo_fast.model.lstm.projected_lstm", on_gpu)
-    for batch, layers in zip(batches, expected):
-        assert all(relative_error(*pair) < LIMITS[precision] for pair in zip(found.embed_tokens(batch)[0], layers))
-    if state == "carry":
-        for pair in zip(found._elmo_lstm._states, truth._elmo_lstm._states):
-            assert relative_error(*pair) < LIMITS[precision]
-    of = SHAPES[shape].lstm
-    assert bounds[-of.n_layers :] == [
-        number == 1 or (number > 1 and not of.use_skip_connections) for number in range(of.n_layers)]
-
-
-# ---- ways to come by the input projections ----------------------------------------------------
-
-WAYS = ["a table in full", "unique rows of a block", "packed rows", "small groups"]
-
-
-class _RowsOnDevice(lstm._Call):
-    """Takes the host's rows for ones that only the device can read."""
-
-    def __init__(self, steps, inputs, rows, *settings):
-        super().__init__(steps, inputs, rows, *settings)
-        self.on_host, self.rows = False, rows
-
-
-def take_way(way, monkeypatch):
-    """Have projections come that way; in small groups not all slots step together. Gives the operands of a call."""
-    if way == "packed rows":
-        monkeypatch.setattr(lstm, "_Call", _RowsOnDevice)
-    if way == WAYS[0]:
-        return text
-    monkeypatch.setattr(blocks, "rows_held", lambda layer: 14 if "rows" in way else 8)
-    if way == "small groups":
-        monkeypatch.setitem(steps.MOST_SLOTS, "graph", 4)
-    return _many_rows
-
-
-def _many_rows(of=FIRING):
-    """`text` with so many rows besides those read that they are not projected in full."""
-    inputs, index, state = text(of)
-    return torch.cat([torch.full_like(inputs, torch.nan)] * 9 + [inputs]), index + 9 * len(inputs), state
-
-
-def triton_as_ptx(monkeypatch):
-    """The small kernels of a step, run from their PTX."""
-    from elmo_fast.kernels import lstm_pointwise
-    from tests.support import triton_on_ptx
-    from tests.support.ptx_machine import machine
-
-    machine()
-    monkeypatch.setattr(triton_on_ptx, "device_memory", lambda *tensors: contextlib.nullcontext())  # views overlap
-    for name in ("_gates", "_hidden"):
-        monkeypatch.setattr(lstm_pointwise, name, triton_on_ptx.OnPtx(getattr(lstm_pointwise, name), 90))
-    monkeypatch.setattr(steps, "pointwise_of", lambda device: lstm_pointwise)

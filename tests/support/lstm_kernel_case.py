@@ -95,7 +95,7 @@ def run(module, case: Case):
     assert plan["reason"] is None, plan["reason"]
     meta = np.full((steps + 1, 3, slots), -1, np.int32)
     meta[:-1, :2], meta[:-1, 2], meta[-1, 2] = case.rows, case.sequence_starts, 0
-    weights = [torch.from_numpy(each[d]) for d in (0, 1) for each in (case.w, case.b, case.p)]
+    weights = [torch.from_numpy(values[d]) for d in (0, 1) for values in (case.w, case.b, case.p)]
     dtype = TYPES[case.operand]
     given = {"packed": aligned(pack(weights, dtype)), "z": torch.from_numpy(case.z).to(dtype), "meta": meta,
              "packed_rows": case.packed_rows.astype(np.int32), "scale": case.scale,
@@ -105,11 +105,11 @@ def run(module, case: Case):
             "c": torch.full((2, slots + STATE_ROWS, dim), np.nan),
             "output": torch.full((int(case.batch_sizes.sum()), 2 * projection), np.nan),
             "scratch": aligned(torch.full((plan["scratch_bytes"],), 0xFF, dtype=torch.uint8))}
-    given = {name: torch.from_numpy(np.ascontiguousarray(each)) if isinstance(each, np.ndarray) else each
-             for name, each in given.items()}
+    given = {name: torch.from_numpy(np.ascontiguousarray(values)) if isinstance(values, np.ndarray) else values
+             for name, values in given.items()}
     with device_memory(module, checked=given, unwritten=made):
         module.cuda_lstm_run(
-            **{name: 0 if each is None else each.data_ptr() for name, each in (given | made).items()},
+            **{name: 0 if values is None else values.data_ptr() for name, values in (given | made).items()},
             dim=dim, projection=projection, operand=case.operand, device=case.device, steps=steps, slots=slots,
             stride=slots, state_stride=slots + STATE_ROWS, cell_clip=case.cell_clip, proj_clip=case.proj_clip,
             scratch_size=plan["scratch_bytes"], timeout_ns=case.timeout_ns, stream=0)

@@ -1,13 +1,15 @@
 """Models for the tests, from this project's own initializer."""
 
-import json
-
 import numpy as np
+import torch
 
-from elmo_fast import BiLm, Options, random_weights, write_weights
-from elmo_fast.testing.models import SHAPES, options
+from elmo_fast import BiLm, Options, batch_to_ids, random_weights, write_weights
+from elmo_fast.testing import SHAPES, TINY, options
+from tests.support.files import paths, write_model
 
-__all__ = ["SENTENCES", "SHAPES", "bilm", "files", "options", "weights"]
+__all__ = ["SENTENCES", "SHAPES", "WORD_IDS", "bilm", "files", "layers", "options", "weights", "word_bilm"]
+
+WORD_IDS = Options.from_dict({"lstm": TINY["lstm"], "n_tokens_vocab": 9})
 
 SENTENCES = [
     "The children play in the garden behind the old house .".split(),
@@ -36,10 +38,18 @@ def bilm(of: Options | None = None, seed: int = 0, **arguments) -> BiLm:
     return BiLm(of, weights(of, seed), **arguments)
 
 
+def word_bilm(**arguments) -> BiLm:
+    """A random model that reads word ids."""
+    return BiLm(WORD_IDS, random_weights(WORD_IDS), **arguments)
+
+
+def layers(model: BiLm, batch) -> torch.Tensor:
+    """Layers of tokenized sentences, with boundaries: [L, B, T + 2, 2 P]."""
+    ids = batch_to_ids(batch, *model.token_source.row_shape)
+    return torch.stack(model(ids)["activations"]).detach()
+
+
 def files(folder, of: Options, seed: int = 0):
     """A model as two files in a folder: the paths of its options and of its weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / "options.json", folder / "weights.hdf5"
-    paths[0].write_text(json.dumps(of.to_dict()), encoding="utf-8")
-    write_weights(paths[1], weights(of, seed))
-    return paths
+    write_weights(write_model(folder, of.to_dict()) / "weights.hdf5", weights(of, seed))
+    return paths(folder)

@@ -1,61 +1,161 @@
-"""Operands for the tests of the ops: layers of the small models, running text, and one call over it."""
+"""Calls of the ops on operands drawn in float64, and their comparison with the reference."""
 
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
 import torch
 
 from elmo_fast.model.weights import lstm_name
-from elmo_fast.ops.projected_lstm import projected_lstm
+from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.projected_lstm import input_projections, projected_lstm
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
+from tests.support.engines import REFERENCE, isa
 from tests.support.models import SENTENCES, weights
 
-FAST = ["torch", "native"]
-ALL = ["reference", *FAST]
 LENGTHS = [3, 1, 0, 7, 4, 1, 5]
+SLOTS = np.array([0, 1, 1, 0, 2, 1, 0])  # of those sentences
+TIGHT = {"cell_clip": 0.3, "proj_clip": 0.08}
 TOKENS = sorted({token for sentence in SENTENCES for token in sentence} | {"<S>", "</S>"} |
                 {"a" * n for n in range(49)})
 
 
-def layer(of, dtype=torch.float64, number=0, requires_grad=False):
-    """The weights of LSTM layer `number`, forward then backward."""
-    drawn, names = weights(of), ("W_0", "B", "W_P_0") if of.lstm.is_projected else ("W_0", "B")
-
-    def direction_weights(direction):
-        parts = [torch.tensor(drawn[lstm_name(direction, number, name)], dtype=dtype, requires_grad=requires_grad)
-                 for name in names]
-        return tuple(parts) if of.lstm.is_projected else (*parts, None)
-
-    return direction_weights(0), direction_weights(1)
+def normal(*shape, seed=0, scale=1.0):
+    """Float64; `seed` a number or a generator."""
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
 
 
-def dtype_of(backend):
-    return torch.float32 if backend == "native" else torch.float64
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call of an op: its operands by name, and the op as a function of them."""
+
+    operands: dict
+    function: Callable | None = None
+
+    def call(self, operands, backend, precision="highest"):
+        """The results; operands of any type."""
+        return (self.function(*operands.values(), backend=backend, precision=precision),)
+
+    def leaves(self, dtype=torch.float32, wanted=None):
+        """Operands that record gradients: those in `wanted`, or all."""
+        return {name: each.detach().to(dtype, copy=True).requires_grad_(wanted is None or name in wanted)
+                for name, each in self.operands.items()}
+
+    def run(self, engine, **how):
+        """Results without gradients."""
+        with torch.no_grad(), isa(engine.isa):
+            return self.call(self.leaves(engine.dtype), engine.backend, engine.precision, **how)
+
+    def backward(self, results):
+        """Runs backward from random gradients, the same for every type."""
+        results = [each for each in results if each.requires_grad]
+        if results:
+            torch.autograd.backward(results, [normal(*each.shape, seed=9).to(each.dtype) for each in results])
+
+    def gradients(self, engine, wanted=None, of=slice(None)):
+        """Results by number, and by name the gradients, of the results in `of`, of operands in `wanted` or all."""
+        with isa(engine.isa):
+            leaves = self.leaves(engine.dtype, wanted)
+            results = self.call(leaves, engine.backend)
+            self.backward(results[of])
+        return dict(enumerate(each.detach() for each in results)) | {
+            name: each.new_zeros(each.shape) if each.grad is None else each.grad
+            for name, each in leaves.items() if each.requires_grad}
+
+    def check(self, *engines):
+        """Results, and gradients where the engine has them, against the reference in float64."""
+        expected = self.gradients(REFERENCE)
+        for engine in engines:
+            trains = engine.precision == "highest"
+            for name, found in (self.gradients(engine) if trains else dict(enumerate(self.run(engine)))).items():
+                truth, limit = expected[name], engine.limits[isinstance(name, str)]
+                assert found.shape == truth.shape
+                if truth.norm() == 0:
+                    assert not found.any(), (engine, name)
+                else:
+                    assert relative_error(found, truth) < limit, (engine, name)
 
 
-def same(found, expected, backend):
-    """To the bit where the order of sums is fixed, to rounding in float64 elsewhere."""
-    if backend == "native":
-        return torch.equal(found, expected)
-    return torch.allclose(found, expected, rtol=1e-12, atol=1e-14)
+def char_cnn_case(of, ids=None, change=lambda weight: weight):
+    """The char-CNN of a model on `TOKENS` or other ids; `change` edits embedding and kernels."""
+    drawn = {name: torch.from_numpy(values).double() for name, values in weights(of).items()}
+    if ids is None:
+        ids = torch.from_numpy(to_model_ids(encode_tokens(TOKENS, of.char_cnn.max_characters_per_token))).long()
+
+    def function(table, *parts, backend, precision):
+        return char_cnn(ids, table, list(zip(parts[::2], parts[1::2])), of.char_cnn.activation, backend=backend,
+                        precision=precision)
+
+    operands = {"char_embed": change(drawn["char_embed"])}
+    for i in range(len(of.char_cnn.filters)):
+        operands |= {f"w_{i}": change(drawn[f"CNN/W_cnn_{i}"]), f"b_{i}": drawn[f"CNN/b_cnn_{i}"]}
+    return Case(operands, function)
 
 
-def draw(of, dtype=torch.float64, seed=0):
-    """Six input rows, the row of each token in running text, and a state for each sentence's slot."""
+@dataclasses.dataclass(frozen=True)
+class LstmCase(Case):
+    """One layer over running text. Without `index`, `inputs` [tokens, 2 I] have a half for each direction."""
+
+    lengths: list = dataclasses.field(default_factory=list)
+    slots: np.ndarray | None = None
+    index: torch.Tensor | None = None  # int64 [tokens]: the row of `inputs` of each token
+    clips: dict = dataclasses.field(default_factory=dict)
+
+    def call(self, operands, backend, precision="highest", precomputed=False):
+        """Outputs in the order of the text, and the final h and c."""
+        layer = tuple(tuple(operands.get(f"{name}_{d}") for name in "wbp") for d in (0, 1))
+        initial_state = (operands["initial_h"], operands["initial_c"]) if "initial_h" in operands else None
+        inputs = operands["inputs"]
+        if precomputed:
+            inputs = input_projections(inputs, layer, backend=backend)
+        out, final = run_text(inputs, self.index, (operands["h"], operands["c"]), layer, self.lengths, self.slots,
+                              **self.clips, initial_state=initial_state, precomputed=precomputed, backend=backend,
+                              precision=precision)
+        return out, *final
+
+    def part(self, numbers, state=None):
+        """Those sentences alone, in a slot each, and their tokens."""
+        ends = np.cumsum(self.lengths)
+        tokens = np.concatenate([np.arange(ends[k] - self.lengths[k], ends[k]) for k in numbers])
+        h, c = (self.operands[name][numbers] for name in "hc") if state is None else state
+        return dataclasses.replace(self, operands=self.operands | {"h": h, "c": c}, index=self.index[tokens],
+                                   lengths=[self.lengths[k] for k in numbers], slots=None), tokens
+
+
+def lstm_case(sizes=(11, 37, 11), lengths=LENGTHS, slots=None, gathered=True, starts=False, clips=None, seed=0):
+    """`sizes` of inputs, cells and projection."""
     generator = torch.Generator().manual_seed(seed)
-    p, d = of.lstm.projection_dim, of.lstm.dim
-    inputs = torch.randn(6, p, generator=generator, dtype=torch.float64).to(dtype)
-    index = torch.randint(0, 6, (sum(LENGTHS),), generator=generator)
-    state = tuple(torch.randn(len(LENGTHS), 2 * size, generator=generator, dtype=torch.float64).to(dtype) / 4
-                  for size in (p, d))
-    return inputs, index, state
+
+    def random(*shape, scale=0.3):
+        return normal(*shape, seed=generator, scale=scale)
+
+    (width, dim, projection), tokens = sizes, sum(lengths)
+    count, unique = len(lengths) if slots is None else max(slots) + 1, max(1, tokens // 3)
+    operands = {"inputs": random(unique, width, scale=1) if gathered else random(tokens, 2 * width, scale=1),
+                "h": random(count, 2 * projection), "c": random(count, 2 * dim)}
+    for d in (0, 1):
+        operands |= {f"w_{d}": random(width + projection, 4 * dim, scale=(width + projection) ** -0.5),
+                     f"b_{d}": random(4 * dim)}
+        if dim != projection:
+            operands[f"p_{d}"] = random(dim, projection, scale=dim ** -0.5)
+    if starts:
+        operands |= {"initial_h": random(2 * projection), "initial_c": random(2 * dim)}
+    index = torch.randint(0, unique, (tokens,), generator=generator) if gathered else None
+    return LstmCase(operands, None, lengths, slots, index, clips or {})
 
 
-def run(of, inputs, index, state, backend, lengths=LENGTHS, slots=None, initial_state=None, weights=None):
-    """Outputs in the order of the text, and the final state."""
+def run_text(inputs, index, state, weights, lengths=LENGTHS, slots=None, **more):
+    """`projected_lstm` over running text: outputs in its order, and the final state."""
     schedule = make_schedule(lengths, slots)
     order = torch.from_numpy(schedule.tokens).long()
-    steps, final = projected_lstm(inputs, index[order], schedule, state, weights or layer(of, inputs.dtype),
-                                  cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip, initial_state=initial_state,
-                                  backend=backend)
+    if index is None:
+        inputs, rows = torch.cat([half[tokens] for half, tokens in zip(inputs.chunk(2, dim=1), order)], dim=1), None
+    else:
+        rows = index[order]
+    steps, final = projected_lstm(inputs, rows, schedule, state, weights, **more)
     return text_order(steps, order), final
 
 
@@ -65,23 +165,27 @@ def text_order(steps, order):
     return torch.cat(halves, dim=1)
 
 
-def char_cnn_arguments(of, dtype=torch.float64, requires_grad=False):
-    """Ids of `TOKENS`, the character embedding, the filters and the activation of a model."""
+def layer(of, dtype=torch.float64, number=0, requires_grad=False):
+    """The weights of LSTM layer `number` of a model, forward then backward."""
     drawn = {name: torch.tensor(values, dtype=dtype, requires_grad=requires_grad)
              for name, values in weights(of).items()}
-    count = len(of.char_cnn.filters)
-    filters = [(drawn[f"CNN/W_cnn_{i}"], drawn[f"CNN/b_cnn_{i}"]) for i in range(count)]
-    ids = torch.from_numpy(to_model_ids(encode_tokens(TOKENS, of.char_cnn.max_characters_per_token))).long()
-    return ids, drawn["char_embed"], filters, of.char_cnn.activation
+    return tuple(tuple(drawn.get(lstm_name(direction, number, name)) for name in ("W_0", "B", "W_P_0"))
+                 for direction in (0, 1))
 
 
-def highway_arguments(dtype):
-    """x [9, 33] and the weights of a highway layer."""
-    generator = torch.Generator().manual_seed(0)
-    x, w_c, w_t = (torch.randn(shape, generator=generator, dtype=torch.float64) / 4
-                   for shape in ((9, 33), (33, 33), (33, 33)))
-    b_c, b_t = (torch.randn(33, generator=generator, dtype=torch.float64) for _ in range(2))
-    return [each.to(dtype) for each in (x, w_c, b_c, w_t, b_t)]
+def draw(of, dtype=torch.float64, seed=0):
+    """Six input rows, the row of each token in running text, and a state for each sentence's slot."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = normal(6, of.lstm.projection_dim, seed=generator).to(dtype)
+    index = torch.randint(0, 6, (sum(LENGTHS),), generator=generator)
+    return inputs, index, tuple(normal(len(LENGTHS), 2 * size, seed=generator, scale=0.25).to(dtype)
+                                for size in (of.lstm.projection_dim, of.lstm.dim))
+
+
+def run(of, inputs, index, state, backend, lengths=LENGTHS, slots=None, initial_state=None, weights=None):
+    """`run_text` with the clips and, unless given, the weights of a model."""
+    return run_text(inputs, index, state, weights or layer(of, inputs.dtype), lengths, slots, backend=backend,
+                    cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip, initial_state=initial_state)
 
 
 def on_threads(count, function, *arguments):
@@ -95,12 +199,13 @@ def on_threads(count, function, *arguments):
 
 
 class RecordedOps(torch.utils._python_dispatch.TorchDispatchMode):
-    """The ops that run inside a with block: `calls` has (op, arguments)."""
+    """This project's ops that run inside a with block: `calls` has (op, arguments)."""
 
     def __init__(self):
         super().__init__()
         self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls.append((func, args))
+        if func.namespace == "elmo_fast":
+            self.calls.append((func, args))
         return func(*args, **(kwargs or {}))

@@ -7,6 +7,7 @@ import torch
 
 from elmo_fast.model.softmax_head import SOFTMAX
 from tests.support import plain
+from tests.support.training import update
 
 
 def sentences(folder, reverse=False):
@@ -68,18 +69,11 @@ def softmax_loss(h, target, weights, samples=None, direction=0, position=0):
     return np.log(np.exp(scores).sum()) - scores[0]
 
 
-def run_layers(x, states, direction, weights, config, counts, masks=None):
-    """x [T, P] through a direction's layers -> [T, P] and the final states; `masks` [T, P] of the layers' inputs."""
-    lstm, after = config.model.lstm, []
-    for layer, state in enumerate(states):
-        x = x if masks is None else x * masks[layer]
-        name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-        w, b, w_p = (weights[f"{name}/{leaf}"].astype(np.float64) if leaf != "W_P_0" or lstm.is_projected else None
-                     for leaf in ("W_0", "B", "W_P_0"))
-        out, state = plain.run_direction(x, state, w, b, w_p, config.model, counts)
-        x = out + x if layer and lstm.use_skip_connections else out
-        after.append(state)
-    return x, after
+def token_vector(i, weights, config):
+    """ids int [C] of a token, or its word id -> [P]."""
+    if config.model.char_cnn is None:
+        return weights["embedding"][i - 1].astype(np.float64)
+    return plain.token_vector(i, weights, config.model)
 
 
 def losses(weights, config, batch, states, masks=None):
@@ -91,11 +85,10 @@ def losses(weights, config, batch, states, masks=None):
         for row in range(count):
             positions = np.arange(steps) * count + row
             ids = batch.tokens[numbers[positions]].numpy()
-            x = np.array([weights["embedding"][i - 1].astype(np.float64) if config.model.char_cnn is None else
-                          plain.token_vector(i, weights, config.model) for i in ids])
+            x = np.array([token_vector(i, weights, config) for i in ids])
             half = slice(k * size, (k + 1) * size)
             of_layers = masks and [masks[layer][positions][:, half] for layer in range(n_layers)]
-            x, end = run_layers(x, states[k][row], k, weights, config, counts, of_layers)
+            (*_, x), end = plain.run_layers(x, states[k][row], k, weights, config.model, counts, of_layers)
             x = x if masks is None else x * masks[n_layers + k][positions]
             for h, position in zip(x, positions):
                 target = int(batch.targets[k][position])
@@ -107,8 +100,25 @@ def losses(weights, config, batch, states, masks=None):
     return np.array(means), after
 
 
-def gradients(language_model, batch, drop=lambda x: x):
+def adagrad(model, updater, batch, sums):
+    """Train on a batch from zero states, with dropout; returns what Adagrad's weights and `sums` then are in float64,
+    by the gradients of the reference, and these gradients and their norm."""
+    training, found = model.config.training, gradients(model, batch, Masks())
+    weights = {name: value.astype(np.float64) for name, value in model.weights().items()}
+    if training.share_embedding_softmax:
+        found.pop("embedding")  # the same tensor as the softmax's W
+    norm = np.sqrt(sum(float((gradient**2).sum()) for gradient in found.values()))
+    assert abs(update(model, updater, batch, Masks())[1] / norm - 1) < 1e-5
+    for name, gradient in found.items():
+        found[name] = gradient = gradient.numpy() * min(1, training.all_clip_norm_val / norm)
+        sums[name] = sums[name] + gradient**2
+        weights[name] -= training.learning_rate * gradient / np.sqrt(sums[name])
+    return weights, sums, found, norm
+
+
+def gradients(language_model, batch, drop=None):
     """Gradients of the loss times the steps: autograd in float64, reference ops, a softmax over complete tables."""
+    drop = drop or (lambda x: x)
     twin = copy.deepcopy(language_model).double()
     twin.backend = "reference"
     training = twin.config.training

@@ -4,24 +4,28 @@
 """
 
 import functools
-import hashlib
 import importlib.util
 import os
 import shutil
-import subprocess
-import sys
+import struct
 import sysconfig
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
+
+from tests.support.native_program import digest, headers, made
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "ptx"
-FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
+FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 ARCHITECTURES = {80: "compute_80", 90: "compute_90a"}
+# Processors; shared memory of a block and of a processor; capability; processors of each part that a cluster lies in.
+DEVICES = {80: (108, 166912, 167936, (8, 0), []), 90: (132, 232448, 233472, (9, 0), [18, 18, 16, 16, 16, 16, 16, 16])}
+FIELDS = ("executed", "threads", "bytes", "sectors", "wavefronts", "ideal")
 
 
 @functools.cache
@@ -32,119 +36,72 @@ def machine(generation: int = 90):
     if os.environ.get("ELMO_FAST_NO_NATIVE") == "1" or not nvcc or not shutil.which(compiler):
         pytest.skip("needs nvcc and a C++ compiler, and ELMO_FAST_NO_NATIVE unset")
     pybind11 = pytest.importorskip("pybind11")
+    name = f"elmo_fast_ptx_{generation}"  # two modules of one name would be one to pybind11
     includes = [f"-I{path}" for path in (ROOT / "csrc", sysconfig.get_path("include"), pybind11.get_include())]
-    native = [*FLAGS, *(["-march=native"] if _takes(compiler, "-march=native") else []), *includes, "-c"]
-    host = [nvcc, "-std=c++17", "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS[2:]), "-c"]
+    native = [compiler, "-std=c++17", "-O2", "-march=native", *FLAGS]
+    host = [nvcc, "-std=c++17", "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS)]
     virtual = ARCHITECTURES[generation]
     device = [*host, "-fmad=false", "-gencode", f"arch={virtual},code={virtual}", "--compress-mode=none"]
     own, cuda = ROOT / "tests" / "native" / "ptx", ROOT / "csrc" / "cuda"
-    # Two modules of one name would be one to pybind11.
-    module_name = f"elmo_fast_ptx_{generation}"
-    objects = [_object([compiler, *native], own / "python.cpp", f"-DELMO_FAST_PTX={module_name}")]
-    objects += [_object([compiler, *native], source) for source in sorted(own.glob("*.cpp"))
-        if source.stem not in ("fake_runtime", "python")]
-    objects += [_object(host, source)
-                for source in [own / "fake_runtime.cpp", ROOT / "csrc" / "bindings" / "projected_lstm_cuda.cpp",
-                    *sorted(cuda.glob("*.cpp"))]]
-    objects += [_object(device, source) for source in sorted(cuda.glob("*.cu"))]
-    name = hashlib.sha256("".join(each.name for each in objects).encode()).hexdigest()[:16]
-    library = BUILD / name / f"{module_name}.so"
-    if not library.exists():
-        _make([compiler, "-shared", "-Wl,-Bsymbolic", *objects], library)
-    spec = importlib.util.spec_from_file_location(module_name, library)
+    jobs = [(native, path) for path in sorted(own.glob("*.cpp")) if path.stem != "fake_runtime"]
+    jobs += [([*host, f"-DELMO_FAST_PTX={name}"], own / "fake_runtime.cpp")]
+    jobs += [(host, path) for path in (ROOT / "csrc/bindings/projected_lstm_cuda.cpp", *sorted(cuda.glob("*.cpp")))]
+    jobs += [(device, path) for path in sorted(cuda.glob("*.cu"))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(_object, *zip(*jobs)))
+    library = made(BUILD / f"{name}-{digest(objects)}.so", [compiler, "-shared", "-Wl,-Bsymbolic", *objects])
+    spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if generation < 90:
-        module.set_device(108, 166912, 167936, (8, 0), [])
+    module.set_device(*DEVICES[generation])
     return module
 
 
-def _takes(compiler: str, flag: str) -> bool:
-    return subprocess.run([compiler, flag, "-E", "-x", "c++", os.devnull], capture_output=True).returncode == 0
-
-
-@functools.cache
-def _headers(folder: Path) -> bytes:
-    return b"".join(each.read_bytes() for each in sorted(folder.rglob("*.*h")))
-
-
-def _object(command: list, source: Path, *more: str) -> Path:
-    command = [*command, *more]
-    folder = ROOT / "csrc" if ROOT / "csrc" in source.parents else source.parent
-    key = hashlib.sha256(repr([sys.version, command, source.name]).encode() + _headers(folder) + source.read_bytes())
-    target = BUILD / "objects" / f"{source.stem}-{key.hexdigest()[:16]}.o"
-    if not target.exists():
-        _make([*command, source], target)
-    return target
-
-
-def _make(command: list, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{os.getpid()}-{target.name}")
-    done = subprocess.run([*command, "-o", part], capture_output=True, text=True)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    os.replace(part, target)
-
-
-def address(tensor) -> int:
-    return tensor.ctypes.data if isinstance(tensor, np.ndarray) else tensor.data_ptr()
-
-
-def _size(tensor) -> int:
-    if isinstance(tensor, np.ndarray):
-        return tensor.nbytes
-    return tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+def _object(command: list, source: Path) -> Path:
+    key = digest([command, source, source.read_text(), headers(ROOT / "csrc"), headers(ROOT / "tests/native/ptx")])
+    return made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
 
 
 @contextmanager
-def device_memory(module, checked=(), unwritten=(), tracked=()):
-    """Accesses of kernels must lie in these tensors, given as {name: tensor}.
+def device_memory(module, checked=(), unwritten=()):
+    """Accesses of kernels must lie in these tensors, given as {name: tensor} or as a list.
 
-    What `unwritten` holds may not be read before it is written; in these and `tracked`, races are traps as well.
+    What `unwritten` holds may not be read before it is written, and races in it are traps as well.
     """
-    kinds = ((checked, False, True), (unwritten, True, False), (tracked, True, True))
-    given = {address(tensor): (name, tensor, follow, defined)
-             for tensors, follow, defined in kinds for name, tensor in dict(tensors).items() if tensor is not None}
-    for begin, (name, tensor, follow, defined) in given.items():
-        module.register_memory(begin, _size(tensor), name, follow, defined)
+    for tensors, written in ((checked, True), (unwritten, False)):
+        for name, tensor in tensors.items() if isinstance(tensors, dict) else enumerate(tensors):
+            if tensor is not None:
+                tensor = torch.as_tensor(tensor)
+                size = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+                module.register_memory(tensor.data_ptr(), size, str(name), written)
     try:
         yield
     finally:
         module.forget_memory()
 
 
-class Program:
-    """PTX text loaded into a machine; `launch` takes tensors, integers, floats and None (a null pointer)."""
+def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, then=None, **memory):
+    """Runs the one kernel of a PTX text in some `device_memory`, and `then`(module, source).
 
-    def __init__(self, text: str, module=None):
-        self.module = module or machine()
-        self.source = self.module.load(text)
-        self.kernels = {name: sizes for name, sizes, _ in self.module.kernels(self.source)}
-
-    def launch(self, *arguments, kernel=None, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, cooperative=False,
-               seed=0):
-        kernel = kernel or next(iter(self.kernels))
-        packed = [_packed(value, size) for value, size in zip(arguments, self.kernels[kernel], strict=True)]
-        self.module.launch(self.source, kernel, grid, block, shared, packed, cluster, cooperative, seed)
-
-    def counters(self):
-        return counters(self.module, self.source)
-
-    def coverage(self):
-        return coverage(self.module, self.source)
+    Arguments are tensors, integers, floats and None (a null pointer).
+    """
+    module = machine()
+    source = module.load(text)
+    try:
+        with device_memory(module, **memory):
+            module.launch(source, grid, block, shared, cluster, [*map(_bits, arguments)])
+        if then:
+            then(module, source)
+    finally:
+        module.replace(source, "")
 
 
-def _packed(value, size: int) -> bytes:
-    if value is None:
-        return bytes(size)
+def _bits(value) -> int:
     if isinstance(value, float):
-        return np.float32(value).tobytes() if size == 4 else np.float64(value).tobytes()
-    if not isinstance(value, int):
-        value = address(value)
-    return (value % 256**size).to_bytes(size, "little")
-
-
-FIELDS = ("executed", "threads", "bytes", "sectors", "wavefronts", "ideal")
+        return struct.unpack("I", struct.pack("f", value))[0]
+    if value is None or isinstance(value, int):
+        return (value or 0) % 2**64
+    return torch.as_tensor(value).data_ptr()
 
 
 def counters(module, source: int) -> dict:

@@ -1,61 +1,47 @@
 """Checkpoints of bilm-tf's training, made up, and the runs imported from them."""
 
-import contextlib
 import json
+from contextlib import nullcontext
+from unittest import mock
 
 import numpy as np
 import torch
 
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train import checkpoint
+from elmo_fast.train import checkpoint, import_tf
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.import_tf import Variables, import_checkpoint, tf_names
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, initial_weights
-from elmo_fast.train.replicas import Replicas
-from tests.support.training import TINY, VOCABULARY, with_lstm, write_corpus
+from elmo_fast.train.optimizer import Replicas
+from tests.support import training
+from tests.support.training import TINY, VOCABULARY, write_corpus
 
-OPTIONS = {**TINY, "bidirectional": True, "n_tokens_vocab": VOCABULARY, "dropout": 0.0, "learning_rate": 0.2,
-           "all_clip_norm_val": 0.5, "n_epochs": 3, "n_train_tokens": 1000}
-WORD_OPTIONS = {key: value for key, value in OPTIONS.items() if key != "char_cnn"}
-KINDS = {name: {**content, "sample_softmax": False} for name, content in {
-    "characters": OPTIONS,
-    "words": WORD_OPTIONS,
-    "one layer": with_lstm(OPTIONS, n_layers=1),
-    "one layer of words": with_lstm(WORD_OPTIONS, n_layers=1),
-    "no projection": with_lstm(OPTIONS, dim=5),
-    "three layers, no skip": with_lstm(OPTIONS, n_layers=3, use_skip_connections=False),
-    "one direction": {**OPTIONS, "bidirectional": False},
-    "one direction, one layer": {**with_lstm(WORD_OPTIONS, n_layers=1), "bidirectional": False},
-    "shared table": {**WORD_OPTIONS, "share_embedding_softmax": True},
-    "tanh": {**OPTIONS, "char_cnn": {**OPTIONS["char_cnn"], "activation": "tanh", "n_highway": 2}},
-}.items()}
+_OF_BILM_TF = {"bidirectional": True, "n_tokens_vocab": VOCABULARY, "dropout": 0.0, "learning_rate": 0.2,
+               "all_clip_norm_val": 0.5, "n_epochs": 3, "n_train_tokens": 1000}
+OPTIONS = {**_OF_BILM_TF, **TINY}
+KINDS = {name: {**_OF_BILM_TF, **content, "sample_softmax": False} for name, content in training.KINDS.items()}
 
 
 def names_of(content):
     return tf_names(TrainConfig.from_dict({"bidirectional": False, **content}))
 
 
-def restored(folder):
-    """A trainer without a text, in the state of the last checkpoint of a run."""
+def restored(folder, values=None):
+    """A trainer without a text, in the state of the last checkpoint of a run, which is equal to the variables given."""
     config = TrainConfig.from_file(folder / "options.json")
     vocabulary = Vocabulary(folder / "vocab.txt", validate_file=True)
     trainer = Trainer(LanguageModel(config, initial_weights(config, 9)), [], vocabulary, Replicas(torch.device("cpu")))
     trainer.restore(checkpoint.read(checkpoint.choose(folder)))
+    for name, tf_name in tf_names(config).items() if values else ():
+        assert np.array_equal(trainer.model.weights()[name], values[tf_name]), name
+        assert np.array_equal(accumulators(trainer)[name], values[f"{tf_name}/Adagrad"]), name
     return trainer
 
 
 def accumulators(trainer):
     return {name: trainer.updater.optimizer.state[parameter]["sum"].numpy()
             for name, parameter in trainer.model.by_name().items()}
-
-
-def update(trainer, batch):
-    """The losses of a batch from zero states, and the gradient's norm of the update by it."""
-    training = trainer.config
-    losses, _, used = trainer.model.losses(batch, trainer.model.zero_state(training.batch_size), None)
-    (losses.mean() * training.unroll_steps).backward()
-    return losses.detach().numpy(), float(trainer.updater.step(used, training.learning_rate))
 
 
 def made_up(content=OPTIONS, seed=0, **changes):
@@ -70,12 +56,6 @@ def made_up(content=OPTIONS, seed=0, **changes):
     return {name: value for name, value in found.items() if value is not None}
 
 
-def opener(values):
-    """Reads a checkpoint from a dictionary."""
-    arrays = {name: np.asarray(value) for name, value in values.items()}
-    return lambda prefix: contextlib.nullcontext(Variables(prefix, arrays))
-
-
 def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.ckpt-7"\n'):
     """bilm-tf's directory with an empty checkpoint, and beside it a text (pattern) and its vocabulary."""
     folder.mkdir()
@@ -86,8 +66,15 @@ def write_folder(folder, content=OPTIONS, state='model_checkpoint_path: "model.c
     return folder, *write_corpus(folder.parent / "text")
 
 
+def import_values(values, source, output, **arguments):
+    """Import variables in place of what the checkpoint at `source` holds."""
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    with mock.patch.object(import_tf, "open_checkpoint", lambda prefix: nullcontext(Variables(prefix, arrays))):
+        return import_checkpoint(source, output, **arguments)
+
+
 def imported(tmp_path, values, content=OPTIONS, **arguments):
     """Import variables as the run `tmp_path / "run"`; returns that, what the import returned, and a text's pattern."""
     folder, pattern, vocabulary = write_folder(tmp_path / "tf", content)
-    done = import_checkpoint(folder, tmp_path / "run", vocab_file=vocabulary, opener=opener(values), **arguments)
-    return tmp_path / "run", done, pattern
+    run = tmp_path / "run"
+    return run, import_values(values, folder, run, vocab_file=vocabulary, **arguments), pattern

@@ -1,16 +1,20 @@
 """Small corpora, configurations, models and runs for the tests of the trainer."""
 
+import contextlib
+import itertools
 import json
+import resource
 
 import numpy as np
 
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
+from elmo_fast.train.checkpoint import read_log
 from elmo_fast.train.config import TrainConfig
-from elmo_fast.train.corpus import make_vocabulary, read_shards
-from elmo_fast.train.data import BatchStream, Numbering, Order, load_batches
-from elmo_fast.train.log import read_log
+from elmo_fast.train.corpus import Order, make_vocabulary, read_shards
+from elmo_fast.train.data import BatchStream
 from elmo_fast.train.model import LanguageModel, initial_weights
+from tests.support.files import run
 
 WORDS = [f"{syllable}{ending}" for syllable in ("ka", "lo", "mi", "naïv", "po", "ru")
          for ending in ("", "ta", "né", "s", "x")]
@@ -29,6 +33,23 @@ QUIET = {"quiet": True, "log_every": 3, "evaluate_batch_size": 5}
 def with_lstm(content=TINY, **changes):
     """Options with some keys of the section `lstm` replaced."""
     return {**content, "lstm": {**content["lstm"], **changes}}
+
+
+KINDS = {
+    "characters": TINY,
+    "words": WORD_INPUT,
+    "one direction": {**TINY, "bidirectional": False},
+    "one direction, even rows": {**TINY, "bidirectional": False, "batch_size": 4},
+    "one direction, one row": {**WORD_INPUT, "bidirectional": False, "batch_size": 1},
+    "one direction, one layer": {**with_lstm(WORD_INPUT, n_layers=1), "bidirectional": False},
+    "full softmax": {**TINY, "sample_softmax": False},
+    "shared table": {**WORD_INPUT, "share_embedding_softmax": True},
+    "one layer": with_lstm(n_layers=1),
+    "one layer of words": with_lstm(WORD_INPUT, n_layers=1),
+    "three layers, no skip": with_lstm(n_layers=3, use_skip_connections=False),
+    "no projection": with_lstm(dim=5),
+    "tanh": {**TINY, "char_cnn": {**TINY["char_cnn"], "activation": "tanh", "n_highway": 2}},
+}
 
 
 def write_corpus(folder, shards=3, sentences=25, seed=0):
@@ -57,17 +78,23 @@ def model(config=None, seed=0, scale=2.0):
     return LanguageModel(config, weights)
 
 
-def write_batches(config, folder, count=3):
-    """The first batches of a corpus written into `folder`, and its vocabulary."""
-    pattern, vocabulary_file = write_corpus(folder)
-    vocabulary = Vocabulary(vocabulary_file, validate_file=True)
-    cnn, training = config.model.char_cnn, config.training
-    numbering = Numbering(vocabulary, cnn and cnn.max_characters_per_token,
-                          training.n_negative_samples_batch if training.sample_softmax else None, training.seed)
-    orders = [Order(5, False), Order(5, True)][: 2 if config.bidirectional else 1]
+def write_batches(model, folder, count=3):
+    """The first batches of a corpus written into `folder`, for a language model."""
+    pattern, vocabulary = write_corpus(folder)
+    training = model.config.training
+    numbering = model.numbering(Vocabulary(vocabulary, validate_file=True),
+                                training.n_negative_samples_batch if training.sample_softmax else None)
+    orders = [Order(5, False), Order(5, True)][: model.directions]
     stream = BatchStream(read_shards(pattern, "train"), numbering, orders, training.batch_size, training.unroll_steps)
-    batches = load_batches(stream, 0, False)
-    return [next(batches) for _ in range(count)]
+    return list(itertools.islice(stream, count))
+
+
+def update(model, updater, batch, drop=None):
+    """Train on a batch from zero states; returns its losses and the gradient's norm."""
+    training = model.config.training
+    losses, _, used = model.losses(batch, model.zero_state(training.batch_size), drop)
+    (losses.mean() * training.unroll_steps).backward()
+    return losses.detach().numpy(), float(updater.step(used, training.learning_rate))
 
 
 def write_options(path, content=None, **changes):
@@ -89,6 +116,24 @@ def command_arguments(corpus, tmp_path, **changes):
     given = {"train": corpus["train"][0], "vocab": corpus["vocab"], "options-file": corpus["options_file"], **changes}
     return ["train", tmp_path / "new", "--quiet", *(part for name, value in given.items() if value is not None
                                                    for part in (f"--{name}", value))]
+
+
+def check_refusals(capsys, *rows):
+    """Rows of the command's arguments that it refuses, in a line, and a part of that line."""
+    for arguments, message in rows:
+        status, _, errors = run(capsys, *arguments)
+        assert status == 2 and message in errors and errors.count("\n") == 1, errors
+
+
+@contextlib.contextmanager
+def full_disk():
+    """No file of this process can grow beyond 6000 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def final(folder):

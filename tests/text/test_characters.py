@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elmo_fast.text import characters
@@ -19,42 +19,20 @@ def expected_ids(token, max_characters, marks):
     return bounded + [260] * (max_characters - len(bounded))
 
 
-@given(st.lists(ANY_TEXT | st.sampled_from(["<S>", "</S>", "<UNK>", ""]), max_size=5), st.integers(3, 60))
-def test_any_text_maps_as_a_loop_over_its_characters(tokens, max_characters):
-    marks = {"<S>": 256, "</S>": 257}
-    ids = characters.encode_tokens(tokens, max_characters)
+@given(st.lists(ANY_TEXT | st.sampled_from(["<S>", "</S>", "<UNK>", "[MASK]", ""]), max_size=5), st.integers(3, 60),
+       st.sampled_from([{"<S>": 256, "</S>": 257}, {"[MASK]": 7}]))
+@example(["", "Ā", "\ud800", "a\udfffb", "\0", "<S>", "</S>", "<s>"], 50, {"<S>": 256, "</S>": 257})
+@example(["aé"], 4, {})  # a character is cut between its bytes
+@example(["x" * 47, "x" * 48, "x" * 49, "x" * 300], 50, {})
+def test_any_text_maps_as_a_loop_over_its_characters(tokens, max_characters, marks):
+    ids = characters.encode_tokens(tokens, max_characters, marks)
     assert ids.tolist() == [expected_ids(token, max_characters, marks) for token in tokens]
     assert ids.shape == (len(tokens), max_characters) and ids.dtype == np.int32
 
 
-@pytest.mark.parametrize("token, head", [
-    ("", [258, 259, 260]),
-    ("Ā", [258, 196, 128, 259]),
-    ("\ud800", [258, 259, 260]),
-    ("a\udfffb", [258, 97, 98, 259]),
-    ("\0", [258, 0, 259]),
-    ("<S>", [258, 256, 259, 260]),
-    ("</S>", [258, 257, 259, 260]),
-    ("<s>", [258, 60, 115, 62, 259]),
-])
-def test_one_token(token, head):
-    ids = characters.encode_tokens([token])[0].tolist()
-    assert ids == head + [260] * (50 - len(head))
-
-
-def test_a_character_is_cut_between_its_bytes():
-    assert characters.encode_tokens(["aé"], 4).tolist() == [[258, 97, 195, 259]]
-
-
-def test_48_bytes_fit_and_the_49th_is_cut():
-    assert characters.encode_tokens(["x" * 48])[0].tolist() == characters.encode_tokens(["x" * 300])[0].tolist()
-    assert characters.encode_tokens(["x" * 47])[0].tolist() == [258] + [120] * 47 + [259, 260]
-
-
-def test_other_marks():
-    marks = {"[MASK]": 7}
-    ids = characters.encode_tokens(["[MASK]", "<S>"], 6, marks)
-    assert ids.tolist() == [[258, 7, 259, 260, 260, 260], [258, 60, 83, 62, 259, 260]]
+def test_fifty_characters_and_the_sentence_marks_by_default():
+    assert characters.encode_tokens(["<S>", "</S>", "Ā"]).tolist() == [
+        head + [260] * (50 - len(head)) for head in ([258, 256, 259], [258, 257, 259], [258, 196, 128, 259])]
 
 
 def test_model_ids_leave_0_for_no_token():

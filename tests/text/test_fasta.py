@@ -11,16 +11,10 @@ RECORDS = [FastaRecord("sp|P1|ONE first protein", "MKTaaWQ"), FastaRecord("two",
 @pytest.mark.parametrize("name", ["proteins.fasta", "proteins.fasta.gz"])
 def test_records_join_their_lines_and_lose_whitespace(tmp_path, name):
     path = tmp_path / name
-    opened = gzip.open if name.endswith(".gz") else open
-    with opened(path, "wb") as file:
-        file.write(TEXT.encode())
-    assert list(read_fasta(path)) == RECORDS
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_header(tmp_path):
-    path = tmp_path / "a.fasta"
-    path.write_bytes(b"\xef\xbb\xbf>one\nMK\n")
-    assert list(read_fasta(path)) == [FastaRecord("one", "MK")]
+    for mark in (b"", b"\xef\xbb\xbf"):  # a byte-order mark is no part of the first header
+        content = mark + TEXT.encode()
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        assert list(read_fasta(path)) == RECORDS
 
 
 @pytest.mark.parametrize("content, words", [
@@ -30,18 +24,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_header(tmp_path):
     (b">one\n>two\nMK\n", "under 'one'"),
     (b">one\nMK\n>two\n \n", "under 'two'"),
     (b">one\n\xff\xfe\n", "undecodable bytes"),
+    *((gzip.compress(TEXT.encode() * 3)[:cut], "complete gzip file") for cut in (5, 20, -6)),
 ])
 def test_what_is_no_fasta_is_refused(tmp_path, content, words):
-    path = tmp_path / "a.fasta"
+    path = tmp_path / ("a.fasta.gz" if "gzip" in words else "a.fasta")
     path.write_bytes(content)
     with pytest.raises(ValueError, match="FASTA file") as caught:
         list(read_fasta(path))
     assert words in str(caught.value) and str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("cut", [5, 20, -6])
-def test_a_gzip_file_that_is_cut_short_is_refused(tmp_path, cut):
-    path = tmp_path / "a.fasta.gz"
-    path.write_bytes(gzip.compress(TEXT.encode() * 3)[:cut])
-    with pytest.raises(ValueError, match="complete gzip file"):
-        list(read_fasta(path))

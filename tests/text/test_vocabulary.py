@@ -15,16 +15,6 @@ def write(folder, words, name="vocab.txt"):
     return folder / name
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "vocab.txt.gz"])
-def test_words_have_the_ids_of_their_lines(tmp_path, name):
-    vocabulary = Vocabulary(write(tmp_path, WORDS, name), validate_file=True)
-    assert [vocabulary.word_to_id(word) for word in WORDS] == [0, 1, 2, 3, 4, 5]
-    assert [vocabulary.id_to_word(k) for k in range(6)] == WORDS
-    assert (vocabulary.size, len(vocabulary), vocabulary.bos, vocabulary.eos, vocabulary.unk) == (6, 6, 3, 4, 5)
-    assert "the" in vocabulary and "cat" not in vocabulary
-    assert vocabulary.decode([0, 1]) == "the ."
-
-
 @pytest.mark.parametrize("sentence, options, expected", [
     ("the cat .", {}, [3, 0, 5, 1, 4]),
     (". cat the", {"reverse": True}, [4, 1, 5, 0, 3]),
@@ -36,25 +26,23 @@ def test_encode(tmp_path, sentence, options, expected):
     assert ids.tolist() == expected and ids.dtype == np.int32
 
 
-def test_the_last_of_equal_lines_gives_the_id(tmp_path):
-    vocabulary = Vocabulary(write(tmp_path, ["<S>", "a", "</S>", "a", "<S>"]))
-    assert (vocabulary.word_to_id("a"), vocabulary.bos, vocabulary.size) == (3, 4, 5)
-
-
-def test_a_maxtermid_line_takes_no_id(tmp_path):
-    vocabulary = Vocabulary(write(tmp_path, ["<S>", "!!!MAXTERMID", "</S>", "a"]))
-    assert (vocabulary.size, vocabulary.eos, vocabulary.word_to_id("a")) == (3, 1, 2)
-
-
-def test_lines_lose_their_outer_whitespace_and_blank_ones_count(tmp_path):
-    vocabulary = Vocabulary(write(tmp_path, ["  <S>\t", "", "a\r"]))
-    assert [vocabulary.id_to_word(k) for k in range(vocabulary.size)] == ["<S>", "", "a"]
-
-
-def test_without_special_words_their_ids_are_minus_1(tmp_path):
-    vocabulary = Vocabulary(write(tmp_path, ["a"]))
-    assert (vocabulary.bos, vocabulary.eos, vocabulary.unk) == (-1, -1, -1)
-    assert vocabulary.encode("a b").tolist() == [-1, 0, -1, -1]
+@pytest.mark.parametrize("name", ["vocab.txt", "vocab.txt.gz"])
+@pytest.mark.parametrize("lines, words, specials", [
+    (WORDS, WORDS, (3, 4, 5)),
+    (["<S>", "a", "</S>", "a", "<S>"], ["<S>", "a", "</S>", "a", "<S>"], (4, 2, -1)),  # the last of equal lines
+    (["<S>", "!!!MAXTERMID", "</S>", "a"], ["<S>", "</S>", "a"], (0, 1, -1)),  # takes no id
+    (["  <S>\t", "", "a\r"], ["<S>", "", "a"], (0, -1, -1)),  # outer whitespace goes, blank lines count
+    (["a"], ["a"], (-1, -1, -1)),
+])
+def test_lines_and_their_ids(tmp_path, name, lines, words, specials):
+    vocabulary = Vocabulary(write(tmp_path, lines, name), validate_file=lines is WORDS)
+    assert [vocabulary.id_to_word(k) for k in range(vocabulary.size)] == words
+    assert (len(vocabulary), vocabulary.bos, vocabulary.eos, vocabulary.unk) == (len(words), *specials)
+    last = {word: number for number, word in enumerate(words)}
+    assert {word: vocabulary.word_to_id(word) for word in words} == last
+    assert words[0] in vocabulary and "cat" not in vocabulary and vocabulary.decode([0]) == words[0]
+    unknown = specials[2]
+    assert vocabulary.encode("a b").tolist() == [specials[0], last.get("a", unknown), unknown, specials[1]]
 
 
 @pytest.mark.parametrize("missing", ["<S>", "</S>", "<UNK>"])
@@ -62,20 +50,18 @@ def test_validation_names_the_special_word_that_is_missing(tmp_path, missing):
     path = write(tmp_path, [word for word in WORDS if word != missing])
     with pytest.raises(ValueError, match=f"{path}.*missing {missing}$"):
         Vocabulary(path, validate_file=True)
+    if missing != "<UNK>":
+        with pytest.raises(ValueError, match=f"missing {missing}$"):
+            UnicodeCharsVocabulary(path, 50)
 
 
-@pytest.mark.parametrize("content", [b"the\n", gzip.compress(b"the\n" * 90)[:-20]])
-def test_a_gz_file_that_is_none_is_refused_by_name(tmp_path, content):
-    path = tmp_path / "vocab.txt.gz"
+@pytest.mark.parametrize("name, content, expected", [
+    ("vocab.txt.gz", b"the\n", "gzip-compressed text"),
+    ("vocab.txt.gz", gzip.compress(b"the\n" * 90)[:-20], "gzip-compressed text"), ("vocab.txt", b"caf\xe9\n", "UTF-8")])
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path, name, content, expected):
+    path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"vocabulary {path}: expected gzip-compressed text"):
-        Vocabulary(path)
-
-
-def test_bytes_that_are_no_utf8_are_refused_by_name(tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_bytes(b"caf\xe9\n")
-    with pytest.raises(ValueError, match=f"vocabulary {path}: expected UTF-8"):
+    with pytest.raises(ValueError, match=f"vocabulary {path}: expected {expected}"):
         Vocabulary(path)
 
 
@@ -101,15 +87,4 @@ def test_encode_chars(tmp_path, reverse, first, last):
     for sentence, split in (("a .", True), (["a", "."], False)):
         ids = vocabulary.encode_chars(sentence, reverse=reverse, split=split)
         assert ids.tolist() == expected and ids.dtype == np.int32
-
-
-def test_encode_chars_of_nothing(tmp_path):
-    vocabulary = UnicodeCharsVocabulary(write(tmp_path, WORDS), 4)
-    assert vocabulary.encode_chars("").tolist() == [[258, 256, 259, 260], [258, 257, 259, 260]]
-
-
-@pytest.mark.parametrize("missing", ["<S>", "</S>"])
-def test_characters_need_both_marks_in_the_file(tmp_path, missing):
-    path = write(tmp_path, [word for word in WORDS if word != missing])
-    with pytest.raises(ValueError, match=f"missing {missing}$"):
-        UnicodeCharsVocabulary(path, 50)
+    assert vocabulary.encode_chars("", reverse=reverse).tolist() == [expected[0], expected[-1]]

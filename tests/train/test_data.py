@@ -6,47 +6,35 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from elmo_fast.train import corpus, data
-from elmo_fast.train.corpus import Lines, Shard, make_vocabulary, map_chunks, read_shards
-from elmo_fast.train.data import Order, Rows, Sentences
-from elmo_fast.train.loss import draw_samples, draw_unique, log_expected_count, probabilities
+from elmo_fast.train import corpus
+from elmo_fast.train.corpus import Lines, Order, Sentences, Shard, make_vocabulary, map_chunks, read_shards
+from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
 from tests.support import plain_training as plain
 from tests.support.files import start
 from tests.support.training import write_corpus
 
 
-def as_pairs(inputs, targets, rows):
-    pairs = list(zip(inputs, targets))
-    steps = len(pairs) // rows
-    return [pairs[first : first + steps] for first in range(0, len(pairs), steps)]
+@pytest.fixture
+def shards(tmp_path):
+    return read_shards(write_corpus(tmp_path)[0], "train")
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("rows, steps", [(1, 1), (3, 4), (5, 20), (2, 7)])
-def test_rows_are_packed_position_by_position(tmp_path, rows, steps, reverse):
-    pattern, _ = write_corpus(tmp_path)
+def test_rows_are_packed_position_by_position(tmp_path, shards, rows, steps, reverse):
+    """What is read and what is predicted, boundaries included."""
     expected = plain.rows(plain.sentences(tmp_path, reverse), rows, steps)
-    reader = Rows(read_shards(pattern, "train"), Order(reverse=reverse), rows, steps)
-    found = []
+    reader = Rows(shards, Order(reverse=reverse), rows, steps)
+    for batch in expected:
+        assert list(zip(*reader.next())) == list(itertools.chain(*batch))
     with pytest.raises(StopIteration):
-        while True:
-            found.append(as_pairs(*reader.next(), rows))
-    assert found == expected and len(found) > 0
-
-
-def test_boundaries_are_never_read_or_predicted_from_the_wrong_side(tmp_path):
-    pattern, _ = write_corpus(tmp_path)
-    for reverse, first, last in ((False, "<S>", "</S>"), (True, "</S>", "<S>")):
-        reader = Rows(read_shards(pattern, "train"), Order(7, reverse), 2, 5)
-        inputs, targets = (list(itertools.chain(*side)) for side in zip(*(reader.next() for _ in range(40))))
-        assert last not in inputs and first not in targets
-        assert first in inputs and last in targets
+        reader.next()
+    assert len(expected) > 0
 
 
 @pytest.mark.parametrize("group", [1, 40, 1 << 22])
-def test_rows_continue_from_any_position(tmp_path, monkeypatch, group):
-    monkeypatch.setattr(data, "_GROUP_SENTENCES", group)
-    shards = read_shards(write_corpus(tmp_path)[0], "train")
+def test_rows_continue_from_any_position(shards, monkeypatch, group):
+    monkeypatch.setattr(corpus, "_GROUP_SENTENCES", group)
     reader = Rows(shards, Order(3, True, 1, 2), 3, 4)
     batches, positions = [], [reader.position()]
     for _ in range(60):  # more than an epoch
@@ -58,9 +46,7 @@ def test_rows_continue_from_any_position(tmp_path, monkeypatch, group):
         assert [again.next() for _ in range(60 - first)] == batches[first:]
 
 
-def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path):
-    shards = read_shards(write_corpus(tmp_path)[0], "train")
-
+def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path, shards):
     def epoch(**order):
         sentences, found = Sentences(shards, Order(**order)), []
         while True:
@@ -74,7 +60,6 @@ def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path):
     assert epoch(seed=1) == epoch(seed=1) != epoch(seed=2)
     assert [sentence[::-1] for sentence in epoch(seed=1, reverse=True)] != epoch(seed=1)
     streams = [epoch(seed=1, stream=stream, streams=3) for stream in range(3)]
-    assert sum(map(len, streams)) == sum(shard.sentences for shard in shards)
     assert sum(map(Counter, streams), Counter()) == everything
 
 
@@ -88,24 +73,21 @@ def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
         return [sentences.next()[1][1] for _ in range(count)]
 
     assert len(set(files(40))) == 6  # all at once
-    monkeypatch.setattr(data, "_GROUP_SENTENCES", 80)
+    monkeypatch.setattr(corpus, "_GROUP_SENTENCES", 80)
     found = files(240)
     assert all(len(set(found[first : first + 80])) == 2 for first in (0, 80, 160))
     assert set(found[:40]) == set(found[40:80])
     assert Counter(found) == {f"w{number}": 40 for number in range(6)}
-    monkeypatch.setattr(data, "_GROUP_FILES", 1)
+    monkeypatch.setattr(corpus, "_GROUP_FILES", 1)
     assert all(len(set(files(240)[first : first + 40])) == 1 for first in range(0, 240, 40))
-
-
-# ---- files ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["one", "one\n", "\none\n\n two  three\r\n\n", "a\u2028b\x85c\u00a0d\n"])
 def test_lines_are_those_of_the_file(tmp_path, text):
     path = tmp_path / "t.txt"
     path.write_bytes(text.encode())
-    lines = Lines(str(path))
     expected = text.split("\n")[: -1 if text.endswith("\n") else None]
+    lines = Lines(str(path), len(expected))
     assert [lines.tokens(number) for number in range(len(lines))] == [line.split() for line in expected]
     shard, = read_shards(str(path), "train")
     assert shard == Shard(str(path), len(text.encode()), len(expected), len(text.split()))
@@ -123,43 +105,26 @@ def test_chunks_of_files_are_complete_lines(tmp_path, monkeypatch, size):
     assert found == texts
 
 
-def test_the_vocabulary_counts_over_processes(tmp_path, monkeypatch):
+def test_the_vocabulary_counts_over_processes_and_has_special_words_once(tmp_path, monkeypatch):
     pattern, _ = write_corpus(tmp_path, shards=4)
+    (tmp_path / "part-4.txt").write_text("<S> ka </S> <UNK> !!!MAXTERMID <S>\n" * 20)
     counts = Counter(" ".join(path.read_text(encoding="utf-8") for path in tmp_path.glob("part-*")).split())
     monkeypatch.setattr(corpus, "_CHUNK", 128)
-    expected = sorted((word for word in counts if counts[word] >= 9), key=lambda word: (-counts[word], word))
+    words = counts.keys() - {"<S>", "</S>", "<UNK>", "!!!MAXTERMID"}
+    words = sorted((word for word in words if counts[word] >= 9), key=lambda word: (-counts[word], word))
+    expected, output = ["<S>", "</S>", "<UNK>", *words], tmp_path / "v.txt"
     for processes in (1, 3):
-        words, total = make_vocabulary(pattern, tmp_path / "v.txt", min_count=9, processes=processes)
-        listed = (tmp_path / "v.txt").read_text(encoding="utf-8").splitlines()
-        assert total == counts.total() and words == len(listed) and listed == ["<S>", "</S>", "<UNK>", *expected]
-    make_vocabulary(pattern, tmp_path / "v.txt", max_size=10)
-    assert len((tmp_path / "v.txt").read_text(encoding="utf-8").splitlines()) == 10
-
-
-def test_special_words_are_listed_once(tmp_path):
-    (tmp_path / "t.txt").write_text("<S> a </S> <UNK> a !!!MAXTERMID <S>\n")
-    make_vocabulary(str(tmp_path / "t.txt"), tmp_path / "v.txt")
-    assert (tmp_path / "v.txt").read_text() == "<S>\n</S>\n<UNK>\na\n"
-
-
-def test_bad_texts_are_named(tmp_path):
-    empty = tmp_path / "empty.txt"
-    with pytest.raises(FileNotFoundError, match="train: expected files of text, found none at .*absent"):
-        read_shards(str(tmp_path / "absent*"), "train")
-    empty.write_text("")
-    with pytest.raises(ValueError, match="train: expected sentences in every file, found no token in .*empty.txt"):
-        read_shards(str(tmp_path / "*.txt"), "train")
-    empty.write_bytes(b"fine\nfine again\nbad \xff\n")
-    with pytest.raises(ValueError, match=r"empty.txt, line 3: expected UTF-8 text, got undecodable bytes"):
-        read_shards(str(empty), "train")
+        found = make_vocabulary(pattern, output, min_count=9, processes=processes)
+        assert found == (len(expected), counts.total()) and output.read_text(encoding="utf-8").splitlines() == expected
+    make_vocabulary(pattern, output, max_size=10)
+    assert output.read_text(encoding="utf-8").splitlines() == expected[:10]
     with pytest.raises(ValueError, match="max_size: expected more than the 3 special words, got 3"):
-        make_vocabulary(str(empty), tmp_path / "v", max_size=3)
+        make_vocabulary(pattern, output, max_size=3)
     with pytest.raises(FileNotFoundError, match="output: expected an existing directory"):
-        make_vocabulary(str(empty), tmp_path / "no" / "v")
+        make_vocabulary(pattern, tmp_path / "no" / "v")
 
 
-def test_a_changed_file_is_noticed(tmp_path):
-    shards = read_shards(write_corpus(tmp_path)[0], "train")
+def test_a_changed_file_is_noticed(shards):
     with open(shards[0].path, "a") as file:
         file.write("one more\n")
     with pytest.raises(ValueError, match="part-0.txt: expected the 25 lines it had when the run began, found 26"):
@@ -169,10 +134,9 @@ def test_a_changed_file_is_noticed(tmp_path):
 def test_memory_is_bounded(tmp_path):
     path = tmp_path / "big.txt"
     path.write_bytes(b"some words in a line here\n" * 400_000)  # 10 MB
-    lines = Lines(str(path))
+    lines = Lines(str(path), 400_000)
     assert isinstance(lines._starts, np.ndarray) and lines._starts.nbytes <= 8 * 400_001 and len(lines) == 400_000
     assert lines.tokens(399_999) == "some words in a line here".split()
-    assert path.stat().st_size > 3 * lines._starts.nbytes
 
 
 ORPHANS = """
@@ -196,15 +160,11 @@ def test_processes_that_count_end_with_a_killed_parent(tmp_path):
     parent.communicate(timeout=30)  # ends when no process holds the pipe
 
 
-# ---- sampled words -------------------------------------------------------------------------
-
-
-def test_the_law_is_log_uniform():
-    for size in (1, 5, 1000):
-        words = np.arange(size)
-        law, expected = probabilities(words, size), (np.log(words + 2) - np.log(words + 1)) / np.log(size + 1)
-        np.testing.assert_allclose(law, expected)
-        assert law.sum() == pytest.approx(1)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_the_law_is_log_uniform(size):
+    law, words = probabilities(np.arange(size), size), np.arange(size)
+    np.testing.assert_allclose(law, (np.log(words + 2) - np.log(words + 1)) / np.log(size + 1))
+    assert law.sum() == pytest.approx(1)
 
 
 def test_draws_are_unique_follow_the_law_and_are_counted():
@@ -223,18 +183,17 @@ def test_draws_are_unique_follow_the_law_and_are_counted():
     assert (abs(np.bincount(first, minlength=size) / rounds - law) / np.sqrt(law / rounds)).max() < 5
 
 
-def test_the_count_of_draws_ends_with_the_last_new_word():
-    words, draws = draw_unique(np.random.default_rng(3), 8, 30)
+@pytest.mark.parametrize("count, size", [(8, 30), (40, 40)])
+def test_the_count_of_draws_ends_with_the_last_new_word(count, size):
+    words, draws = draw_unique(np.random.default_rng(3), count, size)
     again, raw = np.random.default_rng(3), []
-    while len(set(raw)) < 8:
-        raw += np.minimum(np.expm1(again.random(16) * np.log(31)).astype(int), 29).tolist()
-    assert list(dict.fromkeys(raw))[:8] == words.tolist()
+    while len(set(raw)) < count:
+        raw += np.minimum(np.expm1(again.random(16) * np.log(size + 1)).astype(int), size - 1).tolist()
+    assert list(dict.fromkeys(raw))[:count] == words.tolist()
     assert raw.index(words[-1]) + 1 == draws
 
 
-def test_every_word_can_be_drawn_and_no_more():
-    words, _ = draw_unique(np.random.default_rng(0), 40, 40)
-    assert sorted(words.tolist()) == list(range(40))
+def test_no_more_words_can_be_drawn_than_there_are():
     with pytest.raises(ValueError, match="n_negative_samples_batch: expected at most the 40 words .*, got 41"):
         draw_unique(np.random.default_rng(0), 41, 40)
 

@@ -1,142 +1,77 @@
-"""The loss, its gradients and an update against NumPy in float64 and torch's autograd."""
+"""The loss, its gradients, an update and the perplexity against NumPy in float64 and torch's autograd."""
 
 import numpy as np
 import pytest
 import torch
 
-from elmo_fast.testing.tolerances import relative_error
-from elmo_fast.train.loss import chunked_full_cross_entropy, full_cross_entropy, sampled_cross_entropy
-from elmo_fast.train.model import LanguageModel
-from elmo_fast.train.optimizer import Updater
-from elmo_fast.train.replicas import Replicas
+from elmo_fast.testing import relative_error
+from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train import evaluate
+from elmo_fast.train import model as training
+from elmo_fast.train.corpus import read_shards
+from elmo_fast.train.model import chunked_full_cross_entropy, full_cross_entropy, sampled_cross_entropy
+from elmo_fast.train.optimizer import Replicas, Updater
 from tests.support import plain_training as plain
-from tests.support.training import TINY, WORD_INPUT, make_config, model, with_lstm, write_batches
-
-KINDS = {
-    "characters": (TINY, {}),
-    "words": (WORD_INPUT, {}),
-    "one direction": (TINY, {"bidirectional": False}),
-    "one direction, even rows": (TINY, {"bidirectional": False, "batch_size": 4}),
-    "one direction, one row": (WORD_INPUT, {"bidirectional": False, "batch_size": 1}),
-    "full softmax": (TINY, {"sample_softmax": False}),
-    "shared table": (WORD_INPUT, {"share_embedding_softmax": True}),
-    "one layer": (with_lstm(n_layers=1), {}),
-    "three layers, no skip": (with_lstm(n_layers=3, use_skip_connections=False), {}),
-    "no projection": (with_lstm(dim=5), {}),
-}
+from tests.support.plain import Counts, run_layers
+from tests.support.training import KINDS, make_config, model, update, write_batches, write_corpus
 
 
 def set_up(kind, folder, **changes):
-    content, own = KINDS[kind]
-    config = make_config(content, **{**own, **changes})
-    return config, model(config), write_batches(config, folder)
+    language_model = model(make_config(KINDS[kind], **changes))
+    updater = Updater(language_model, language_model.config.training, Replicas(torch.device("cpu")))
+    return language_model, updater, write_batches(language_model, folder)
 
 
-def updater_of(language_model):
-    return Updater(language_model, language_model.config.training, Replicas(torch.device("cpu")))
-
-
-def update(updater, language_model, batch, rate, drop=None):
-    """Train on a batch from zero states; returns the gradient's norm."""
-    training = language_model.config.training
-    losses, _, used = language_model.losses(batch, language_model.zero_state(training.batch_size), drop)
-    (losses.mean() * training.unroll_steps).backward()
-    return float(updater.step(used, rate))
-
-
-def norm_of(gradients):
-    return np.sqrt(sum(float((gradient**2).sum()) for gradient in gradients.values()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_losses_over_carried_batches(kind, tmp_path):
-    config, language_model, batches = set_up(kind, tmp_path)
-    weights = language_model.weights()
+@pytest.mark.parametrize("kind, drops", [*((kind, False) for kind in KINDS), *(
+    (kind, True) for kind in ("characters", "one layer", "three layers, no skip", "words"))])
+def test_losses_over_carried_batches(kind, drops, tmp_path):
+    """Dropout is on every layer's input and on the top; skip connections add the dropped input."""
+    language_model, _, batches = set_up(kind, tmp_path)
+    config, weights = language_model.config, language_model.weights()
     state, plain_state = language_model.zero_state(config.training.batch_size), plain.zero_states(config)
     for batch in batches:
-        losses, state, _ = language_model.losses(batch, state, None)
-        expected, plain_state = plain.losses(weights, config, batch, plain_state)
+        drop = plain.Masks() if drops else None
+        losses, state, _ = language_model.losses(batch, state, drop)
+        expected, plain_state = plain.losses(weights, config, batch, plain_state, drop and drop.drawn)
         np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=2e-6)
+        assert not drops or len(drop.drawn) == config.model.lstm.n_layers + 2
+    if batches[0].samples is not None:  # they are drawn anew for every batch
+        assert len({tuple(samples.words[samples.drawn[0]].tolist()) for *_, samples, _ in batches}) == len(batches)
 
 
-@pytest.mark.parametrize("kind", ["characters", "one layer", "three layers, no skip", "words"])
-def test_dropout_is_on_every_layers_input_and_the_top_and_skips_add_the_dropped_input(kind, tmp_path):
-    config, language_model, batches = set_up(kind, tmp_path)
-    drop = plain.Masks()
-    losses, _, _ = language_model.losses(batches[0], language_model.zero_state(config.training.batch_size), drop)
-    assert len(drop.drawn) == config.model.lstm.n_layers + 2
-    expected, _ = plain.losses(language_model.weights(), config, batches[0], plain.zero_states(config), drop.drawn)
-    np.testing.assert_allclose(losses.detach().numpy(), expected, rtol=2e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tanh"])  # there all cells are clipped: no gradient
 @pytest.mark.parametrize("clip", [10.0, 0.05])
-def test_an_update_is_adagrads_with_the_gradients_of_the_reference(kind, clip, tmp_path):
-    config, language_model, batches = set_up(kind, tmp_path, all_clip_norm_val=clip)
-    before = language_model.weights()
-    expected = plain.gradients(language_model, batches[0], plain.Masks())
-    norm = update(updater_of(language_model), language_model, batches[0], 0.2, plain.Masks())
-    after = language_model.weights()
-    if config.training.share_embedding_softmax:
-        expected.pop("embedding")  # the same tensor as the softmax's W
-    expected_norm = norm_of(expected)
-    assert abs(norm / expected_norm - 1) < 1e-5
-    scale = min(1, clip / expected_norm)
-    assert (scale < 1) == (clip < 1)
-    for name, gradient in expected.items():
-        gradient = gradient.numpy() * scale
-        changed = before[name] - 0.2 * gradient / np.sqrt(1 + gradient**2)
-        np.testing.assert_allclose(after[name], changed, atol=3e-7 + 2e-5 * abs(gradient).max(), err_msg=name)
-        assert abs(gradient).max() > 0, name
-
-
-def test_adagrad_adds_nothing_to_the_root_and_sums_squares(tmp_path):
-    _, language_model, batches = set_up("characters", tmp_path, learning_rate=0.3)
-    updater = updater_of(language_model)
-    weights = {name: value.astype(np.float64) for name, value in language_model.weights().items()}
-    sums = {name: np.ones_like(value) for name, value in weights.items()}
-    for batch in batches:
-        gradients = plain.gradients(language_model, batch)
-        update(updater, language_model, batch, 0.3)
-        scale = min(1, 10 / norm_of(gradients))
+def test_updates_are_adagrads_with_the_gradients_of_the_reference(kind, clip, tmp_path):
+    """Squares are summed, from 1 or from what was restored, and nothing is added to the root."""
+    language_model, updater, batches = set_up(kind, tmp_path, all_clip_norm_val=clip)
+    sums = {name: updater.optimizer.state[parameter]["sum"] for name, parameter in language_model.by_name().items()}
+    assert all((total == 1).all() for total in sums.values())
+    if kind in ("characters", "words"):
+        sums = {name: total.uniform_(1, 5) for name, total in sums.items()}
+    sums = {name: total.numpy().astype(np.float64) for name, total in sums.items()}
+    for batch in batches if kind in ("characters", "words") else batches[:1]:
+        weights, sums, gradients, norm = plain.adagrad(language_model, updater, batch, sums)
+        assert (norm > clip) == (clip < 1)
         for name, gradient in gradients.items():
-            sums[name] += (gradient.numpy() * scale)**2
-            weights[name] -= 0.3 * gradient.numpy() * scale / np.sqrt(sums[name])
-    for name, value in language_model.weights().items():
-        np.testing.assert_allclose(value, weights[name], atol=2e-5, err_msg=name)
+            found, atol = language_model.weights()[name], 3e-7 + 2e-5 * abs(gradient).max()
+            np.testing.assert_allclose(found, weights[name], atol=atol, err_msg=name)
+            total = updater.optimizer.state[language_model.by_name()[name]]["sum"]
+            np.testing.assert_allclose(total, sums[name], rtol=3e-6, err_msg=name)
+            assert abs(gradient).max() > 0, name
 
 
 def test_adamw_decays_matrices_only_and_moves_unused_rows_too(tmp_path):
-    _, language_model, batches = set_up("characters", tmp_path, optimizer="adamw", weight_decay=0.1)
+    language_model, updater, batches = set_up("characters", tmp_path, optimizer="adamw", weight_decay=0.1,
+                                              learning_rate=0.01)
     before, gradients = language_model.weights(), plain.gradients(language_model, batches[0])
-    update(updater_of(language_model), language_model, batches[0], 0.01)
-    scale = min(1, 10 / norm_of(gradients))
+    _, norm = update(language_model, updater, batches[0])
     for name, value in language_model.weights().items():
-        gradient = gradients[name].numpy() * scale
+        gradient = gradients[name].numpy() * min(1, 10 / norm)
         decayed = before[name] * (1 - 0.01 * 0.1 * (value.ndim > 1))
         expected = decayed - 0.01 * gradient / (abs(gradient) + 1e-8)
         sure = abs(gradient) > 1e-4  # Adam's first step follows the sign, which rounding decides near 0
         np.testing.assert_allclose(value[sure], expected[sure], atol=1e-5, err_msg=name)
         np.testing.assert_allclose(value[gradient == 0], decayed[gradient == 0], atol=1e-6, err_msg=name)
-
-
-@pytest.mark.parametrize("optimizer", ["adagrad", "adamw"])
-def test_packed_weights_follow_an_update(optimizer, tmp_path):
-    """The native engine packs weights once for every version of them; some of torch's optimizers count no version."""
-    config, language_model, batches = set_up("characters", tmp_path, optimizer=optimizer)
-
-    @torch.no_grad()
-    def tops(model):
-        found, _ = model.outputs(batches[0].tokens, batches[0].rows, config.training.unroll_steps, model.zero_state(3))
-        return torch.cat(found, dim=1)
-
-    before = tops(language_model)
-    update(updater_of(language_model), language_model, batches[0], 0.1)
-    assert relative_error(tops(language_model), tops(LanguageModel(config, language_model.weights()))) < 1e-6
-    assert relative_error(tops(language_model), before) > 1e-3
-
-
-# ---- cross entropy -------------------------------------------------------------------------
 
 
 def test_sampled_cross_entropy_has_the_gradients_of_its_definition():
@@ -164,5 +99,37 @@ def test_chunked_losses(max_scores, monkeypatch):
     states, table, bias = torch.randn(50, 6), torch.randn(31, 6), torch.randn(31)
     targets = torch.randint(0, 31, (50,))
     expected = full_cross_entropy(states.double(), table.double(), bias.double(), targets)
-    monkeypatch.setattr("elmo_fast.train.loss._MAX_SCORES", max_scores)
+    monkeypatch.setattr(training, "_MAX_SCORES", max_scores)
     assert relative_error(chunked_full_cross_entropy(states, table, bias, targets), expected) < 1e-6
+
+
+def single_step_losses(language_model, vocabulary, folder, rows):
+    """Mean losses of batches of a step, [batches, D]."""
+    config, weights, numbering = language_model.config, language_model.weights(), language_model.numbering(vocabulary)
+    states, vectors, losses = plain.zero_states(config, rows), {}, []
+    for batch in zip(*(plain.rows(plain.sentences(folder, bool(k)), rows, 1) for k in range(len(states)))):
+        losses.append(np.zeros((len(states), rows)))
+        for k, pairs in enumerate(batch):
+            for row, ((token, target),) in enumerate(pairs):
+                if token not in vectors:
+                    vectors[token] = plain.token_vector(numbering.tokens([token])[0], weights, config)
+                tops, states[k][row] = run_layers(vectors[token][None], states[k][row], k, weights, config.model,
+                                                  Counts())
+                losses[-1][k, row] = plain.softmax_loss(tops[-1, 0], vocabulary.word_to_id(target), weights)
+    return np.mean(losses, axis=2)
+
+
+@pytest.mark.parametrize("kind, rows", [("characters", 4), ("one direction", 3), ("words", 5), ("characters", 1),
+                                        ("words", 50)])
+def test_the_perplexity_is_the_plain_loops(tmp_path, kind, rows, monkeypatch):
+    pattern, vocabulary_file = write_corpus(tmp_path, shards=2)
+    vocabulary, shards = Vocabulary(vocabulary_file, validate_file=True), read_shards(pattern, "text")
+    language_model = model(make_config(KINDS[kind]))
+    expected = single_step_losses(language_model, vocabulary, tmp_path, rows)
+    for steps in (1, 7, 16):
+        monkeypatch.setattr(evaluate, "_STEPS", steps)
+        found = evaluate.perplexity(language_model, shards, vocabulary, rows)
+        assert found.total == pytest.approx(np.exp(expected.mean()), rel=1e-6) and found.batches == len(expected)
+        assert found.by_direction == pytest.approx(tuple(np.exp(expected.mean(0))), rel=1e-6)
+    with pytest.raises(ValueError, match="batch_size: expected at most the 50 sentences of the held-out text, got 51"):
+        evaluate.perplexity(language_model, shards, vocabulary, 51)

@@ -1,4 +1,4 @@
-"""Runs: started, stopped in every way, resumed exactly, evaluated, logged."""
+"""Runs: started, stopped in every way, resumed exactly, in two processes, evaluated, logged, refused."""
 
 import json
 import logging
@@ -13,20 +13,21 @@ import pytest
 import torch
 
 from elmo_fast.train import checkpoint
-from elmo_fast.train.checkpoint import load_language_model
+from elmo_fast.train.checkpoint import load_language_model, read_log
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.corpus import read_shards
 from elmo_fast.train.evaluate import perplexity
-from elmo_fast.train.log import read_log
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import ROOT, names, run, start
 from tests.support.training import (
     QUIET,
     TINY,
     WORD_INPUT,
+    check_refusals,
     command_arguments,
     corpus_arguments,
     final,
+    full_disk,
     with_lstm,
     write_options,
 )
@@ -43,14 +44,13 @@ def log_of(folder, kind):
 
 def assert_same_run(folder, other):
     """To the bit: weights, optimizer, states, positions, losses."""
-    (state, log), (other_state, other_log) = final(folder), final(other)
-    assert state["step"] == other_state["step"] and log == other_log
-    assert all(torch.equal(value, other_state["weights"][name]) for name, value in state["weights"].items())
-    for stream, other_stream in zip(state["streams"], other_state["streams"], strict=True):
-        assert all(torch.equal(stream[key], other_stream[key]) for key in ("h", "c", "position"))
-    sums, other_sums = ([sums["sum"] for sums in each["optimizer"]["state"].values() if "sum" in sums]
-                        for each in (state, other_state))
-    assert all(map(torch.equal, sums, other_sums))
+    (state, log), (expected, expected_log) = final(folder), final(other)
+    assert state["step"] == expected["step"]
+    torch.testing.assert_close([state[key] for key in ("weights", "optimizer", "streams")],
+                               [expected[key] for key in ("weights", "optimizer", "streams")], rtol=0, atol=0)
+    trained, expected = ([line for line in lines if line["kind"] == "train"] for lines in (log, expected_log))
+    assert trained == expected and len(trained) > 0
+    return log, expected_log
 
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "adamw"}, {"accumulate": 2}, {"bidirectional": False},
@@ -62,10 +62,8 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path, corpus, changes):
     (tmp_path / "parts" / "best.pt").unlink()
     start_or_resume(tmp_path / "parts", resume=True, max_steps=9)
     start_or_resume(tmp_path / "parts", resume=True, max_steps=12, workers=2)
-    (state, log), (expected, expected_log) = final(tmp_path / "parts"), final(tmp_path / "whole")
-    assert all(torch.equal(value, state["weights"][name]) for name, value in expected["weights"].items())
-    trained, expected = ([line for line in lines if line["kind"] == "train"] for lines in (log, expected_log))
-    assert trained == expected and len(trained) == 4
+    log, _ = assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert [line["step"] for line in log if line["kind"] == "train"] == [3, 6, 9, 12]
 
 
 KILLER = """
@@ -98,7 +96,8 @@ def test_killed_at_ten_random_moments_the_weights_are_the_same(tmp_path, corpus)
                           env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    log, expected = assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    assert log == expected
     left = [name for name in names(tmp_path / "killed" / "checkpoints") if not name.endswith(".part")]
     assert left == ["step-00000096.pt", "step-00000100.pt"]
 
@@ -121,23 +120,12 @@ def test_a_signal_saves_and_exits(tmp_path, corpus, number):
     assert final(folder)[0]["step"] == state["step"] + 2
 
 
-FULL_DISK = """
-import resource
-from elmo_fast.train.setup import start_or_resume
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-start_or_resume({!r}, resume=True, max_steps=20)
-"""
-
-
 def test_a_full_disk_loses_no_checkpoint(tmp_path, corpus):
     folder = tmp_path / "run"
     start_or_resume(folder, **{**corpus, "heldout": None}, **QUIET, max_steps=10, checkpoint_every=5)
     before = {path.name: path.read_bytes() for path in checkpoint.in_order(folder)}
-    process = start(FULL_DISK.format(str(folder)))
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1 and "File too large (earlier checkpoints are unchanged)" in errors
-    assert "step-00000015.pt" in errors.splitlines()[-1]
+    with full_disk(), pytest.raises(OSError, match=r"too large \(earlier checkpoints are unchanged\).*-00000015.pt"):
+        start_or_resume(folder, resume=True, max_steps=20)
     assert {path.name: path.read_bytes() for path in (folder / "checkpoints").iterdir()} == before
     start_or_resume(folder, resume=True, max_steps=20)
     assert final(folder)[0]["step"] == 20
@@ -147,14 +135,13 @@ def test_the_files_of_a_run(tmp_path, corpus):
     folder = tmp_path / "run"
     start_or_resume(folder, **corpus, **QUIET, n_epochs=1, checkpoint_every=5, keep=3, evaluate_every=7, seed=3)
     shards = read_shards(corpus["train"], "train")
-    steps = sum(shard.tokens + shard.sentences for shard in shards) // (3 * 4)
+    steps = sum(shard.predictions for shard in shards) // (3 * 4)
     assert names(folder) == ["best.pt", "checkpoints", "log.jsonl", "loss.png", "options.json", "run.json", "vocab.txt"]
     numbers = sorted({*range(5, steps + 1, 5), steps})[-3:]
     assert names(folder / "checkpoints") == [f"step-{step:08d}.pt" for step in numbers]
-    options = json.loads((folder / "options.json").read_text())
-    assert options["n_train_tokens"] == sum(shard.tokens for shard in shards)
-    assert options["n_tokens_vocab"] == 28 and options["seed"] == 3 and options["batch_size"] == 3
-    assert options["bidirectional"] is True and options["all_clip_norm_val"] == 10
+    expected = {"n_train_tokens": sum(shard.tokens for shard in shards), "n_tokens_vocab": 28, "seed": 3,
+                "batch_size": 3, "bidirectional": True, "all_clip_norm_val": 10}
+    assert expected.items() <= json.loads((folder / "options.json").read_text()).items()
     heldout = {line["step"]: line["perplexity"] for line in log_of(folder, "heldout")}
     assert list(heldout) == sorted({*range(7, steps + 1, 7), steps})
     best = checkpoint.read(folder / "best.pt")
@@ -221,6 +208,51 @@ def test_extras_are_optional_and_nothing_is_warned_of(tmp_path, corpus, monkeypa
         start_or_resume(tmp_path / "other", **corpus, **QUIET, max_steps=3, tensorboard=True)
 
 
+def torchrun(folder, *arguments, processes=2):
+    """Run `torchrun -m elmo_fast.train` on the loopback device; returns its stderr if it failed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+                   "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m",
+               "elmo_fast.train", folder, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    return done.stderr if done.returncode else ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["adagrad", "adamw"])
+def test_two_processes_update_as_one_with_both_batches(tmp_path, corpus, optimizer):
+    """And leave the same files."""
+    arguments = {"optimizer": optimizer, "evaluate_batch_size": 5, "log_every": 3, "decay": "constant", "max_steps": 6,
+                 "checkpoint_every": 3}
+    flags = [part for name, value in arguments.items() for part in (f"--{name.replace('_', '-')}", value)]
+    new = command_arguments(corpus, tmp_path, heldout=corpus["heldout"][0])[2:]
+    assert torchrun(tmp_path / "two", *new, *flags) == ""
+    start_or_resume(tmp_path / "one", **corpus, **arguments, quiet=True, accumulate=2)
+    (state, log), (expected, expected_log) = final(tmp_path / "two"), final(tmp_path / "one")
+    torch.testing.assert_close(state["weights"], expected["weights"], rtol=1e-5, atol=2e-6)
+    positions, expected_positions = ([stream["position"] for stream in run["streams"]] for run in (state, expected))
+    assert len(positions) == 2 and not torch.equal(*positions)
+    torch.testing.assert_close(positions, expected_positions)
+    for stream, expected_stream in zip(state["streams"], expected["streams"]):
+        assert torch.allclose(stream["c"], expected_stream["c"], atol=1e-5)
+    assert [(line["step"], line["kind"]) for line in log] == [(line["step"], line["kind"]) for line in expected_log]
+    perplexities = [[line["perplexity"] for line in lines if "perplexity" in line] for lines in (log, expected_log)]
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-5)
+    assert names(tmp_path / "two") == names(tmp_path / "one")
+
+
+@pytest.mark.long
+def test_two_processes_resume_exactly_and_only_as_two(tmp_path, corpus):
+    new = [*command_arguments(corpus, tmp_path)[2:], "--device", "cpu"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder, *arguments in ((whole, *new, "--max-steps", 6), (parts, *new, "--max-steps", 2),
+                               (parts, "--resume", "--max-steps", 6)):
+        assert torchrun(folder, *arguments) == ""
+    torch.testing.assert_close(final(parts)[0]["weights"], final(whole)[0]["weights"], rtol=0, atol=0)
+    errors = torchrun(parts, "--resume", "--max-steps", 8, processes=1)
+    assert "checkpoint: expected 1 streams (processes times accumulate), got 2" in errors
+
+
 @pytest.mark.parametrize("content", [TINY, WORD_INPUT], ids=["characters", "words"])
 def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
     options = write_options(tmp_path / "o.json", content)
@@ -232,3 +264,66 @@ def test_the_command_from_text_to_perplexity(tmp_path, corpus, capsys, content):
     status, out, _ = run(capsys, "perplexity", tmp_path / "new", corpus["heldout"][0], "--batch-size", 4, "--quiet")
     assert status == 0 and out.startswith("perplexity ") and "forward" in out
     assert json.loads((tmp_path / "new" / "options.json").read_text())["sample_softmax"] is False
+
+
+@pytest.mark.parametrize("argument, value, message", [
+    ("train", "absent/*.txt", "train: expected files of text, found none at"),
+    ("train", None, "--train: expected files for a new run, got none"),
+    ("train", b"", "train: expected sentences in every file, found no token in"),
+    ("train", b"\n\n", "found no token in"),
+    ("train", b"a\nb c\n\xff\xfe\n", "bad.txt, line 3: expected UTF-8 text, got undecodable bytes"),
+    ("vocab", None, "--vocab: expected files for a new run, got none"),
+    ("vocab", "absent.txt", "absent.txt"),
+    ("vocab", b"</S>\n<UNK>\na\n", "missing <S>"),
+    ("heldout", b"a b\n" * 4, "--evaluate-batch-size: expected at most the 4 sentences"),
+    ("unroll-steps", "100000", "unroll_steps: expected at most"),
+    ("negatives", "29", "n_negative_samples_batch: expected at most the 28 words of the vocabulary, got 29"),
+    ("patience", "2", "--patience: expected --heldout beside it"),
+    ("size", "small", "--size: expected none beside --options-file"),
+    ("device", "nowhere", "device: expected an available device, got 'nowhere'"),
+    ("dropout", "1", "dropout: expected a number from 0 to 1, got 1"),
+    ("from-model", "absent", "model: expected one of"),
+    ("options-file", "absent.json", "absent.json"),
+    ("options-file", {"batch_size": 0}, "batch_size: expected an integer of at least 1, got 0"),
+    ("options-file", {"optimizer": "sgd"}, "optimizer: expected adagrad or adamw, got 'sgd'"),
+    ("options-file", {"dropout": "a"}, "dropout: expected a number from 0 to 1, got 'a'"),
+    ("options-file", {"learning_rate": 0}, "learning_rate: expected a number above 0, got 0"),
+    ("options-file", {"bidirectional": 1}, "bidirectional: expected true or false, got 1"),
+    ("options-file", {"share_embedding_softmax": True}, "share_embedding_softmax: expected false"),
+    ("options-file", {"lstm": {}}, "the key dim is missing"),
+])
+def test_bad_arguments(tmp_path, corpus, capsys, argument, value, message):
+    """Bytes and dictionaries are the contents of files."""
+    path = tmp_path / "bad.txt"
+    if isinstance(value, dict):
+        write_options(path, **value)
+    elif isinstance(value, bytes):
+        path.write_bytes(value)
+    given = {argument: path if path.exists() else value}
+    check_refusals(capsys, (command_arguments(corpus, tmp_path, **given), message))
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_cannot_be_resumed(tmp_path, corpus, capsys):
+    folder = tmp_path / "new"
+    resume = ["train", folder, "--resume"]
+    more = [*resume, "--max-steps", "5"]
+    check_refusals(capsys, (resume, "expected a run to resume, found no options.json"))
+    start_or_resume(folder, **corpus, **QUIET, max_steps=4)
+    check_refusals(capsys, (command_arguments(corpus, tmp_path), "expected a new directory, found checkpoints"),
+                   ([*resume, "--batch-size", "4"], "--batch-size: expected no such argument beside --resume"))
+    last, options = checkpoint.in_order(folder)[-1], json.loads((folder / "options.json").read_text())
+    complete = last.read_bytes()
+    last.write_bytes(complete[: len(complete) // 2])
+    check_refusals(capsys, (more, "got another or a truncated file"))
+    last.write_bytes(complete)
+    for change, message in ((with_lstm(dim=13), "expected shape"),
+                            ({"batch_size": 4}, "checkpoint: expected states of shapes"),
+                            ({"accumulate": 2}, "checkpoint: expected 2 streams"),
+                            ({"n_tokens_vocab": 29}, "vocab.txt: expected 29 words, got 28")):
+        write_options(folder / "options.json", {**options, **change})
+        check_refusals(capsys, (more, message))
+    write_options(folder / "options.json", options)
+    with open(read_shards(corpus["train"], "train")[0].path, "a") as file:
+        file.write("one more\n")
+    check_refusals(capsys, (more, "expected the 3 files that the run began with, unchanged"))

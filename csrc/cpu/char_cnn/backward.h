@@ -41,13 +41,13 @@ class CharCnnGradients {
     const Partition mine(call_.tokens, team_.rank, team_.size);
     for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
     each_bank([this](const CharBank& bank, float* rows) { transpose(bank, rows); });
-    barrier_wait(*team_.barrier);
+    team_.barrier->wait();
     each_bank([this](const CharBank& bank, float* rows) {
       if (bank.grad_weight) weights(bank, rows);
     });
     if (!plan_.grad_table) return;
     for (int64_t token = mine.begin; token < mine.end; ++token) character_gradients(token);
-    barrier_wait(*team_.barrier);
+    team_.barrier->wait();
     if (team_.rank == 0) add_to_table();
   }
 
@@ -159,7 +159,7 @@ class CharCnnGradients {
 
   void character_gradients(int64_t token) const {
     float* to = gradients_.of(token);
-    std::memset(to, 0, sizeof(float) * static_cast<size_t>(gradients_.count(token) * call_.dim + Vec::width));
+    clear_floats(to, gradients_.count(token) * call_.dim + Vec::width);
     each_bank([&](const CharBank& bank, const float* rows) {
       for (int64_t filter = 0; filter < bank.filters; ++filter) {
         const float* filter_row = rows + filter * row(bank);
@@ -176,7 +176,7 @@ class CharCnnGradients {
   }
 
   void add_to_table() const {
-    std::memset(plan_.grad_table, 0, sizeof(float) * static_cast<size_t>(call_.table_rows * call_.dim));
+    clear_floats(plan_.grad_table, call_.table_rows * call_.dim);
     for (int64_t token = 0; token < call_.tokens; ++token) {
       const float* from = gradients_.of(token);
       for (int64_t k = 0; k < gradients_.count(token); ++k, from += call_.dim) {

@@ -2,21 +2,14 @@
 #include "../../char_cnn.h"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "../engine.h"
-#include "../threads.h"
 
 namespace elmo_fast {
 namespace {
 
 using namespace cpu;
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
 
 void check_banks(const CharCnnCall& call) {
   require(call.bank_count > 0 && call.banks != nullptr, "banks: expected at least one");
@@ -32,23 +25,20 @@ void check_call(const CharCnnCall& call) {
   require(call.tokens >= 0 && call.tokens <= INT32_MAX, "tokens: expected 0 to 2^31 - 1");
   require(call.characters > 0 && call.characters < 1 << 15, "characters: expected 1 to 2^15 - 1");
   require(call.dim > 0 && call.dim <= INT32_MAX, "dim: expected a positive number");
-  require(call.threads >= 1 && call.threads <= 1024, "threads: expected 1 to 1024");
+  check_threads(call.threads);
   require(call.padding >= 0 && call.padding < call.table_rows, "padding: expected a row of the table");
   require(call.table && (call.ids || call.tokens == 0), "ids, table: expected pointers");
   check_banks(call);
-  for (int64_t k = 0; k < call.tokens * call.characters; ++k)
-    if (call.ids[k] < 0 || call.ids[k] >= call.table_rows)
-      throw std::invalid_argument("ids: expected 0 to " + std::to_string(call.table_rows - 1) + ", got " +
-                                  std::to_string(call.ids[k]));
+  check_range(call.ids, call.tokens * call.characters, 0, call.table_rows, "ids");
 }
 
 // What a plan points to.
 struct Tokens {
-  int64_t widest = 0;
   std::vector<int32_t> lengths;
   std::vector<int64_t> character_begin{0};
 
   explicit Tokens(const CharCnnCall& call) {
+    int64_t widest = 0;
     for (int64_t b = 0; b < call.bank_count; ++b) widest = std::max(widest, call.banks[b].width);
     for (int64_t token = 0; token < call.tokens; ++token) {
       const int32_t* ids = call.ids + token * call.characters;
@@ -60,22 +50,16 @@ struct Tokens {
   }
 };
 
-CharCnnPlan plan_of(const CharCnnCall& call, const Tokens& tokens) {
-  CharCnnPlan plan = {};
-  plan.call = call;
-  plan.widest = tokens.widest;
-  plan.lengths = tokens.lengths.data();
-  plan.character_begin = tokens.character_begin.data();
-  return plan;
-}
-
 const CharCnnEngine& engine() { return fp32_engine(isa_for(Precision::highest)).char_cnn; }
 
-// A plan on the forward or backward of the engine, which takes `floats` of scratch.
-void run(CharCnnPlan& plan, decltype(CharCnnEngine::forward) engine_run, size_t floats) {
-  plan.scratch = reinterpret_cast<float*>(thread_scratch(floats * sizeof(float)));
-  Barrier barrier;
-  barrier.reset(plan.call.threads);
+// The forward or backward of the engine, which takes `floats` of scratch.
+void run(CharCnnPlan plan, decltype(CharCnnEngine::forward) engine_run,
+         decltype(CharCnnEngine::forward_floats) floats) {
+  const Tokens tokens(plan.call);
+  plan.lengths = tokens.lengths.data();
+  plan.character_begin = tokens.character_begin.data();
+  plan.scratch = reinterpret_cast<float*>(thread_scratch(floats(plan) * sizeof(float)));
+  Barrier barrier(plan.call.threads);
   run_together(plan.call.threads, [&](int rank) { engine_run(plan, {rank, plan.call.threads, &barrier}); });
 }
 
@@ -84,22 +68,22 @@ void run(CharCnnPlan& plan, decltype(CharCnnEngine::forward) engine_run, size_t 
 void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks) {
   check_call(call);
   require(values || call.tokens == 0, "values: expected a pointer");
-  const Tokens tokens(call);
-  CharCnnPlan plan = plan_of(call, tokens);
+  CharCnnPlan plan = {};
+  plan.call = call;
   plan.values = values;
   plan.picks = picks;
-  run(plan, engine().forward, engine().forward_floats(plan));
+  run(plan, engine().forward, engine().forward_floats);
 }
 
 void char_cnn_backward(const CharCnnCall& call, const float* grad_values, const uint32_t* picks, float* grad_table) {
   check_call(call);
   require((grad_values && picks) || call.tokens == 0, "grad_values, picks: expected pointers");
-  const Tokens tokens(call);
-  CharCnnPlan plan = plan_of(call, tokens);
+  CharCnnPlan plan = {};
+  plan.call = call;
   plan.grad_values = grad_values;
   plan.picks = const_cast<uint32_t*>(picks);
   plan.grad_table = grad_table;
-  run(plan, engine().backward, engine().backward_floats(plan));
+  run(plan, engine().backward, engine().backward_floats);
 }
 
 }  // namespace elmo_fast

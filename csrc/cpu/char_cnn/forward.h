@@ -34,36 +34,13 @@ class CharVectors {
     const CharCnnCall& call = plan_.call;
     float* to = of(token);
     for (int64_t k = 0; k < count(token); ++k, to += call.dim)
-      std::memcpy(to, call.table + call.ids[token * call.characters + k] * call.dim,
-                  sizeof(float) * static_cast<size_t>(call.dim));
-    std::memset(to, 0, sizeof(float) * Vec::width);
+      copy_floats(to, call.table + call.ids[token * call.characters + k] * call.dim, call.dim);
+    clear_floats(to, Vec::width);
   }
 
  private:
   const CharCnnPlan& plan_;
   float* data_;
-};
-
-// sum [R, 2 vectors] = windows a, which begin `step` floats apart, x b [k, 2 vectors]. Step 0: known at run time.
-template <class Vec, int R, int Step>
-inline __attribute__((always_inline)) void window_sums(const float* a, int64_t step, const float* b, int64_t k,
-                                                       typename Vec::F (&sum)[R][2]) {
-  const int64_t apart = Step ? Step : step;
-  clear_sums<Vec>(sum);
-  for (; k > 0; --k, ++a, b += 2 * Vec::width) add_products<Vec>(a, apart, b, sum);
-}
-
-// c [R, 2 vectors] += the sums.
-template <class Vec, int Step>
-struct WindowTile {
-  using Function = void(const float*, int64_t, const float*, int64_t, float*);
-
-  template <int R>
-  static void run(const float* a, int64_t step, const float* b, int64_t k, float* c) {
-    typename Vec::F sum[R][2];
-    window_sums<Vec, R, Step>(a, step, b, k, sum);
-    store_sums<Vec>(sum, {c, 2 * Vec::width}, c, 2 * Vec::width);
-  }
 };
 
 // The largest of several vectors of products. NaN stays NaN.
@@ -82,32 +59,37 @@ struct Maximum {
 
 // The same, which window was first, and how many share it.
 template <class Vec>
-struct FirstMaximum {
+struct FirstMaximum : Maximum<Vec> {
   using F = typename Vec::F;
-  F best = Vec::set1(-INFINITY), first = Vec::set1(0.0f), count = Vec::set1(0.0f), nan = Vec::set1(0.0f);
+  using Maximum<Vec>::best;
+  F first = Vec::set1(0.0f), count = Vec::set1(0.0f);
 
   void add(F x, float at, float times) {
-    const F zero = Vec::set1(0.0f), more = Vec::set1(times);
+    const F more = Vec::set1(times);
     first = Vec::if_less(best, x, Vec::set1(at), first);
     count = Vec::if_less(best, x, more, Vec::if_less(x, best, count, Vec::add(count, more)));
-    best = Vec::at_least(best, x);
-    nan = Vec::add(nan, Vec::at_most(zero, Vec::at_least(zero, x)));
+    Maximum<Vec>::add(x, at, times);
   }
-  F value() const { return Vec::add(best, nan); }
 };
 
-// The sums go no further than the maximum of each column.
-template <class Vec, int Step>
-struct MaximumTile {
-  using Function = void(const float*, int64_t, const float*, int64_t, Maximum<Vec>*);
+// Sums [R, 2 vectors] of windows a, which begin `step` floats apart, x b [k, 2 vectors]: added to floats [R, 2
+// vectors], or they go no further than the maximum of each column. Step 0: known at run time.
+template <class Vec, int Step, class To>
+struct WindowTile {
+  using Function = void(const float*, int64_t, const float*, int64_t, To*);
 
   template <int R>
-  static void run(const float* a, int64_t step, const float* b, int64_t k, Maximum<Vec>* largest) {
+  static void run(const float* a, int64_t step, const float* b, int64_t k, To* to) {
     typename Vec::F sum[R][2];
-    window_sums<Vec, R, Step>(a, step, b, k, sum);
-    ELMO_FAST_UNROLL
-    for (int r = 0; r < R; ++r)
-      for (int v = 0; v < 2; ++v) largest[v].add(sum[r][v], 0.0f, 1.0f);
+    clear_sums<Vec>(sum);
+    for (; k > 0; --k, ++a, b += 2 * Vec::width) add_products<Vec>(a, Step ? Step : step, b, sum);
+    if constexpr (std::is_same_v<To, float>) {
+      store_sums<Vec>(sum, {to, 2 * Vec::width}, to, 2 * Vec::width);
+    } else {
+      ELMO_FAST_UNROLL
+      for (int r = 0; r < R; ++r)
+        for (int v = 0; v < 2; ++v) to[v].add(sum[r][v], 0.0f, 1.0f);
+    }
   }
 };
 
@@ -121,7 +103,7 @@ class WindowGemm {
 
   // c [rows, panel_width] = products of `rows` windows, at most Vec::rows, with b [k, panel_width].
   void multiply(const float* windows, int64_t rows, const float* b, int64_t k, float* c) const {
-    std::memset(c, 0, sizeof(float) * static_cast<size_t>(rows * panel_width));
+    clear_floats(c, rows * panel_width);
     for (int64_t k0 = 0; k0 < k; k0 += unit_k)
       table_[rows](windows + k0, dim_, b + k0 * panel_width, smaller(unit_k, k - k0), c);
   }
@@ -136,13 +118,13 @@ class WindowGemm {
 
   template <int Step>
   void fill() {
-    fill_tiles<WindowTile<Vec, Step>, Vec::rows>(table_);
-    fill_tiles<MaximumTile<Vec, Step>, Vec::rows>(maxima_);
+    fill_tiles<WindowTile<Vec, Step, float>, Vec::rows>(table_);
+    fill_tiles<WindowTile<Vec, Step, Maximum<Vec>>, Vec::rows>(maxima_);
   }
 
   const int64_t dim_;
-  typename WindowTile<Vec, 0>::Function* table_[Vec::rows + 1];
-  typename MaximumTile<Vec, 0>::Function* maxima_[Vec::rows + 1];
+  typename WindowTile<Vec, 0, float>::Function* table_[Vec::rows + 1];
+  typename WindowTile<Vec, 0, Maximum<Vec>>::Function* maxima_[Vec::rows + 1];
 };
 
 // Offsets in floats into the scratch of a forward: filters [panels, width * dim, panel_width] of each bank, their
@@ -179,36 +161,42 @@ class CharCnnForward {
     const Partition mine(call_.tokens, team_.rank, team_.size);
     for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
     pack_partition();
-    barrier_wait(*team_.barrier);
+    team_.barrier->wait();
     for (int64_t token = mine.begin; token < mine.end; token += tokens_at_once)
       pool_tokens(token, smaller(token + tokens_at_once, mine.end));
   }
 
  private:
-  // Every team_.size-th panel.
-  void pack_partition() const {
-    int64_t turn = 0;
-    float* to = plan_.scratch;
+  // body(bank, panel, the panel's filters, its product with padding) for all panels of all banks.
+  template <class Body>
+  void each_panel(Body body) const {
+    float* filters = plan_.scratch;
     float* padding = plan_.scratch + layout_.padding;
-    float window[unit_k];
     for (int64_t b = 0; b < call_.bank_count; ++b) {
       const CharBank& bank = call_.banks[b];
-      const int64_t k = bank.width * call_.dim;
-      for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel, to += k * panel_width) {
-        if (turn++ % team_.size == team_.rank) {
-          const PanelSource source = plain_panel<Vec>(bank.weight, bank.filters, panel);
-          Fp32Gemm<Vec>::pack_right(source, 0, k, reinterpret_cast<char*>(to));
-          padding_product(window, to, k, padding);
-        }
-        padding += panel_width;
+      for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel, padding += panel_width) {
+        body(bank, panel, filters, padding);
+        filters += bank.width * call_.dim * panel_width;
       }
     }
   }
 
+  // Every team_.size-th panel.
+  void pack_partition() const {
+    int64_t turn = 0;
+    each_panel([&](const CharBank& bank, int64_t panel, float* filters, float* padding) {
+      if (turn++ % team_.size != team_.rank) return;
+      const int64_t k = bank.width * call_.dim;
+      const PanelSource source = plain_panel<Vec>(bank.weight, bank.filters, panel);
+      Fp32Gemm<Vec>::pack_right(source, 0, k, reinterpret_cast<char*>(filters));
+      padding_product(filters, k, padding);
+    });
+  }
+
   // The product of one panel with a window of padding alone, unit by unit as WindowGemm has it.
-  void padding_product(float* window, const float* panel, int64_t k, float* to) const {
-    float sums[panel_width];
-    std::memset(to, 0, panel_width * sizeof(float));
+  void padding_product(const float* panel, int64_t k, float* to) const {
+    float window[unit_k], sums[panel_width];
+    clear_floats(to, panel_width);
     for (int64_t k0 = 0; k0 < k; k0 += unit_k) {
       const int64_t count = smaller(unit_k, k - k0);
       for (int64_t j = 0; j < count; ++j) window[j] = call_.table[call_.padding * call_.dim + (k0 + j) % call_.dim];
@@ -218,16 +206,9 @@ class CharCnnForward {
   }
 
   void pool_tokens(int64_t begin, int64_t end) const {
-    const float* filters = plan_.scratch;
-    const float* padding = plan_.scratch + layout_.padding;
-    for (int64_t b = 0; b < call_.bank_count; ++b) {
-      const CharBank& bank = call_.banks[b];
-      for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel) {
-        for (int64_t token = begin; token < end; ++token) pool(token, bank, panel, filters, padding);
-        filters += bank.width * call_.dim * panel_width;
-        padding += panel_width;
-      }
-    }
+    each_panel([&](const CharBank& bank, int64_t panel, const float* filters, const float* padding) {
+      for (int64_t token = begin; token < end; ++token) pool(token, bank, panel, filters, padding);
+    });
   }
 
   void pool(int64_t token, const CharBank& bank, int64_t panel, const float* filters, const float* padding) const {
@@ -259,19 +240,15 @@ class CharCnnForward {
   }
 
   void store(const Pool& largest, int64_t at, int64_t count) const {
-    float values[Vec::width];
+    float values[Vec::width], firsts[Vec::width], counts[Vec::width];
     Vec::store(values, largest.value());
-    std::memcpy(plan_.values + at, values, sizeof(float) * static_cast<size_t>(count));
-    if constexpr (picks) store_picks(largest, at, count);
-  }
-
-  void store_picks(const Pool& largest, int64_t at, int64_t count) const {
-    float firsts[Vec::width], counts[Vec::width];
-    Vec::store(firsts, largest.first);
-    Vec::store(counts, largest.count);
-    for (int64_t k = 0; k < count; ++k)
-      plan_.picks[at + k] = static_cast<uint32_t>(static_cast<int32_t>(firsts[k])) |
-                            static_cast<uint32_t>(static_cast<int32_t>(counts[k])) << 16;
+    copy_floats(plan_.values + at, values, count);
+    if constexpr (picks) {
+      Vec::store(firsts, largest.first);
+      Vec::store(counts, largest.count);
+      for (int64_t k = 0; k < count; ++k)
+        plan_.picks[at + k] = uint32_t(int32_t(firsts[k])) | uint32_t(int32_t(counts[k])) << 16;
+    }
   }
 
   static constexpr int64_t tokens_at_once = 64;

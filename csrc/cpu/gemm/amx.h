@@ -1,15 +1,14 @@
 // bf16 products on 16 x 16 tiles with fp32 sums, for one part (bf16) or two (value = high + low, three products).
-// `Tiles` are the tile registers (engine_amx.cpp) or their emulation (engine_amx_emulated.cpp).
+// `Tiles` are the tile registers or their emulation (tiles.h).
 //
 // Left operand, per 16 rows and 32 k: one tile [16 rows, 32 k] per part. Right operand, per 32 k: per part two tiles,
 // one per vector of columns, [16 pairs of k, 16 columns, 2]. k is padded to 32 with zeros on both sides.
 // Sums run over k in steps of 32 (low x high, high x high, high x low in each), the same for every row.
 #pragma once
 
-#include <cmath>
 #include <type_traits>
 
-#include "../vec/avx512.h"
+#include "../vec.h"
 #include "fp32.h"
 
 namespace elmo_fast::cpu {
@@ -20,36 +19,6 @@ namespace {
 constexpr int64_t tile_bytes = 1024;
 constexpr int64_t tile_rows = 16;
 constexpr int64_t tile_k = 32;
-
-// Rounds to the nearest bf16, ties to even; a NaN stays one.
-inline uint16_t to_bf16(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
-
-inline float from_bf16(uint16_t half) {
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
-constexpr uint16_t bf16_exponent = 0x7f80;
-constexpr uint16_t bf16_largest = 0x7f7f;
-
-// x as one bf16, or as two whose sum has 16 bits. Infinities and NaN go to the second of two, which meets one part of
-// the other operand only: two products of unlike signs would make NaN of an infinity.
-template <int Parts>
-inline void split_bf16(float x, uint16_t out[Parts]) {
-  out[0] = to_bf16(x);
-  if (Parts == 1) return;
-  const bool full = (out[0] & bf16_exponent) == bf16_exponent, finite = std::isfinite(x);
-  if (full && finite) out[0] = (out[0] & 0x8000) | bf16_largest;
-  out[Parts - 1] = finite ? to_bf16(x - from_bf16(out[0])) : out[0];
-  if (!finite) out[0] = 0;
-}
 
 // Rows of fp16, whose rounding is an eighth of that of bf16 operands, at half the traffic of fp32.
 struct HalfRows {
@@ -65,8 +34,7 @@ struct HalfRows {
 template <class Tiles, int Parts>
 struct AmxGemm {
   using Vec = Avx512Vec;
-  using Activations =
-      std::conditional_t<Parts == 1, ApproximateActivations<Vec, 4, false>, ApproximateActivations<Vec, 5, true>>;
+  using Activations = ApproximateActivations<Vec, Parts == 2>;
   using InputRows = std::conditional_t<Parts == 1, HalfRows, FloatRows<Vec>>;
   static constexpr int panel_width = 2 * Vec::width;
   static constexpr int64_t block_rows = 2 * tile_rows;
@@ -90,33 +58,27 @@ struct AmxGemm {
   void end() const { Tiles::release(); }
 
   static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
-    std::memset(packed, 0, static_cast<size_t>(padded(k) * bytes_per_k));
-    for (int64_t row = 0; row < k; ++row)
-      for (int v = 0; v < 2; ++v)
-        for (int64_t col = 0; col < source.columns[v]; ++col) {
-          uint16_t parts[Parts];
-          split_bf16<Parts>(source.start[v][(k0 + row) * source.stride + col], parts);
-          const int64_t at = (row % tile_k / 2) * 64 + col * 4 + row % 2 * 2;
-          for (int part = 0; part < Parts; ++part)
-            std::memcpy(packed + row / tile_k * (2 * Parts * tile_bytes) + (2 * part + v) * tile_bytes + at,
-                        &parts[part], sizeof(uint16_t));
-        }
+    const auto row = [&](int v, int64_t r) {
+      return load_some(source.start[v] + (k0 + r) * source.stride, r < k ? source.columns[v] : 0);
+    };
+    for (int64_t r = 0; r < padded(k); r += 2)
+      for (int v = 0; v < 2; ++v) {
+        char* to = packed + r / tile_k * (2 * Parts * tile_bytes) + v * tile_bytes + r % tile_k * 32;
+        const Split even(row(v, r)), odd(row(v, r + 1));
+        for (int part = 0; part < Parts; ++part, to += 2 * tile_bytes)
+          _mm512_storeu_si512(to, _mm512_or_epi32(even.part[part], _mm512_slli_epi32(odd.part[part], 16)));
+      }
   }
 
+  // k0 is a multiple of 16, and so is `count` where it does not reach the end of k.
   static void put_left(char* block, int64_t k_total, int /*rows*/, int r, int64_t k0, int64_t count,
                        const float* values) {
     char* row = block + r / tile_rows * (tile_rows * row_bytes(k_total)) + r % tile_rows * 64;
-    int64_t k = 0;
-    while (k < count) {
-      char* to = row + (k0 + k) / tile_k * (Parts * tile_bytes) + (k0 + k) % tile_k * 2;
-      if ((k0 + k) % 16 == 0 && count - k >= 16) {
-        put_sixteen(values + k, to);
-        k += 16;
-      } else {
-        uint16_t parts[Parts];
-        split_bf16<Parts>(values[k++], parts);
-        for (int part = 0; part < Parts; ++part) std::memcpy(to + part * tile_bytes, &parts[part], sizeof(uint16_t));
-      }
+    for (; count > 0; k0 += Vec::width, count -= Vec::width, values += Vec::width) {
+      char* to = row + k0 / tile_k * (Parts * tile_bytes) + k0 % tile_k * 2;
+      const Split x(count < Vec::width ? load_some(values, count) : Vec::load(values));
+      for (int part = 0; part < Parts; ++part, to += tile_bytes)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.part[part]));
     }
   }
 
@@ -136,26 +98,33 @@ struct AmxGemm {
     int64_t per_step;  // bytes
   };
 
-  // split_bf16 of 16 values side by side.
-  static void put_sixteen(const float* values, char* to) {
-    const __m512 x = Vec::load(values);
-    __m512i high = to_bf16_wide(x);
-    if (Parts == 1) return put_halves(high, to);
-    const __m512i exponent = _mm512_set1_epi32(bf16_exponent), halves = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
-    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(halves, exponent), exponent);
-    const __mmask16 full = _mm512_cmpeq_epi32_mask(_mm512_and_si512(high, exponent), exponent);
-    const __m512i sign = _mm512_and_si512(high, _mm512_set1_epi32(0x8000));
-    high = _mm512_mask_or_epi32(high, full & finite, sign, _mm512_set1_epi32(bf16_largest));
-    const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
-    put_halves(_mm512_maskz_mov_epi32(finite, high), to);
-    put_halves(_mm512_mask_mov_epi32(high, finite, to_bf16_wide(rest)), to + (Parts - 1) * tile_bytes);
+  // `count` floats and zeros.
+  static __m512 load_some(const float* from, int64_t count) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << count) - 1), from);
   }
 
-  static void put_halves(__m512i halves, char* to) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(halves));
-  }
+  // Values as one bf16, or as two whose sum has 16 bits. Infinities and NaN go to the second of two, which meets one
+  // part of the other operand only: two products of unlike signs would make NaN of an infinity.
+  struct Split {
+    __m512i part[Parts];
 
-  static __m512i to_bf16_wide(__m512 x) {
+    explicit Split(__m512 x) {
+      part[0] = to_bf16(x);
+      if (Parts == 1) return;
+      const __m512i exponent = _mm512_set1_epi32(0x7f80), largest = _mm512_set1_epi32(0x7f7f);
+      const __m512i halves = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
+      const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(halves, exponent), exponent);
+      const __mmask16 full = _mm512_cmpeq_epi32_mask(_mm512_and_si512(part[0], exponent), exponent);
+      const __m512i sign = _mm512_and_si512(part[0], _mm512_set1_epi32(0x8000));
+      const __m512i high = _mm512_mask_or_epi32(part[0], full & finite, sign, largest);
+      const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
+      part[0] = _mm512_maskz_mov_epi32(finite, high);
+      part[Parts - 1] = _mm512_mask_mov_epi32(high, finite, to_bf16(rest));
+    }
+  };
+
+  // Rounds to the nearest bf16, ties to even; a NaN stays one.
+  static __m512i to_bf16(__m512 x) {
     const __m512i bits = _mm512_castps_si512(x), half = _mm512_srli_epi32(bits, 16);
     const __m512i odd = _mm512_and_si512(half, _mm512_set1_epi32(1));
     const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
@@ -167,7 +136,7 @@ struct AmxGemm {
   template <int Rows, class Between>
   static void sum(const char* left, int64_t second, int64_t k, const char* right, Start start, float* c, size_t ldc,
                   Prefetch next, Between& between) {
-    Tiles::before();
+    Tiles::fence();
     const float* from = start.rows;
     Tiles::template load<0>(from, start.stride * 4);
     Tiles::template load<1>(from + Vec::width, start.stride * 4);
@@ -187,7 +156,7 @@ struct AmxGemm {
     Tiles::template store<1>(c + Vec::width, ldc * 4);
     if (Rows == 2) Tiles::template store<2>(c1, ldc * 4);
     if (Rows == 2) Tiles::template store<3>(c1 + Vec::width, ldc * 4);
-    Tiles::after();
+    Tiles::fence();
   }
 
   template <int Rows>
@@ -218,10 +187,10 @@ struct AmxGemm {
 
   template <int Rows>
   static void dot() {
-    Tiles::template dot<0, 4, 6>();
-    Tiles::template dot<1, 4, 7>();
-    if (Rows == 2) Tiles::template dot<2, 5, 6>();
-    if (Rows == 2) Tiles::template dot<3, 5, 7>();
+    Tiles::template dot<0>();
+    Tiles::template dot<1>();
+    if (Rows == 2) Tiles::template dot<2>();
+    if (Rows == 2) Tiles::template dot<3>();
   }
 };
 

@@ -2,10 +2,8 @@
 #include "../../linear.h"
 
 #include <cstring>
-#include <stdexcept>
 
 #include "../engine.h"
-#include "../threads.h"
 
 namespace elmo_fast {
 namespace {
@@ -13,19 +11,18 @@ namespace {
 using namespace cpu;
 
 void check_shape(const LinearShape& s) {
-  const auto epilogue = static_cast<int32_t>(s.epilogue);
-  if (s.input <= 0 || s.output <= 0 || s.input > INT32_MAX || s.output > INT32_MAX)
-    throw std::invalid_argument("shape: expected positive input and output");
-  if (epilogue < 0 || epilogue > 2) throw std::invalid_argument("epilogue: expected 0, 1 or 2");
-  if (s.epilogue == Epilogue::highway && s.input != s.output)
-    throw std::invalid_argument("shape: a highway layer has as many outputs as inputs");
+  require(s.input > 0 && s.output > 0 && s.input <= INT32_MAX && s.output <= INT32_MAX,
+          "shape: expected positive input and output");
+  require(s.epilogue == Epilogue::none || s.epilogue == Epilogue::highway, "epilogue: expected 0 or 2");
+  require(s.epilogue != Epilogue::highway || s.input == s.output,
+          "shape: a highway layer has as many outputs as inputs");
 }
 
 void check_call(const LinearCall& call) {
-  if (call.rows < 0 || call.x_stride < 0 || call.y_stride < call.shape.output)
-    throw std::invalid_argument("rows, x_stride, y_stride: expected rows >= 0, x_stride >= 0, y_stride >= output");
-  if (call.threads < 1 || call.threads > 1024) throw std::invalid_argument("threads: expected 1 to 1024");
-  if (call.rows > 0 && (!call.x || !call.y)) throw std::invalid_argument("x, y: expected pointers");
+  require(call.rows >= 0 && call.x_stride >= 0 && call.y_stride >= call.shape.output,
+          "rows, x_stride, y_stride: expected rows >= 0, x_stride >= 0, y_stride >= output");
+  check_threads(call.threads);
+  require(call.rows == 0 || (call.x && call.y), "x, y: expected pointers");
 }
 
 Label label_for(const LinearShape& s, Isa isa) {
@@ -47,9 +44,8 @@ void linear_pack(const LinearShape& shape, const float* weight, const float* bia
   const LinearEngine& engine = engine_for(shape.precision, isa).linear;
   check_buffer(packed, packed_size, engine.packed_size(shape));
   const bool highway = shape.epilogue == Epilogue::highway;
-  if (!weight || highway != (transform_weight != nullptr) || highway != (transform_bias != nullptr) ||
-      (highway && !bias))
-    throw std::invalid_argument("weight: expected one matrix, and both of each kind for a highway layer");
+  require(weight && bias && highway == (transform_weight != nullptr) && highway == (transform_bias != nullptr),
+          "weight: expected a matrix and a bias, and two of each for a highway layer");
   const Label label = label_for(shape, isa);
   std::memcpy(packed, &label, sizeof label);
   engine.pack(shape, {{weight, transform_weight}, {bias, transform_bias}}, static_cast<char*>(packed) + sizeof label);
@@ -63,19 +59,8 @@ void linear_forward(const LinearCall& call) {
   check_call(call);
   if (call.rows == 0) return;
   const size_t scratch_size = engine.scratch_size(call);
-  const LinearPlan plan = {call, static_cast<const char*>(call.packed) + sizeof(Label),
-                           thread_scratch(scratch_size * size_t(call.threads)), scratch_size};
-  run_together(call.threads, [&](int rank) { engine.run(plan, rank, call.threads); });
-}
-
-void sigmoid_forward(const float* x, float* y, int64_t count, Precision precision) {
-  const IeeeScope ieee;
-  engine_for(precision, isa_for(precision)).activation.sigmoid(x, y, count);
-}
-
-void tanh_forward(const float* x, float* y, int64_t count, Precision precision) {
-  const IeeeScope ieee;
-  engine_for(precision, isa_for(precision)).activation.tanh(x, y, count);
+  char* const scratch = thread_scratch(scratch_size * size_t(call.threads));
+  run_together(call.threads, [&](int rank) { engine.run(call, scratch + scratch_size * size_t(rank), rank); });
 }
 
 }  // namespace elmo_fast

@@ -4,54 +4,38 @@
 // columns of Wt. Many rows are split over the threads, few rows leave the columns to be split; neither changes bits.
 #pragma once
 
-#include "../activations.h"
 #include "../engine.h"
-#include "packing.h"
+#include "fp32.h"
 
 namespace elmo_fast::cpu {
 
 template <class Gemm>
-struct LinearLayout {
-  using Vec = typename Gemm::Vec;
+struct LinearLayout : Offsets {
+  const LinearShape s;
+  const int64_t columns_per_panel = s.epilogue == Epilogue::highway ? Gemm::Vec::width : Gemm::panel_width;
+  const int64_t panels = divided_up(s.output, columns_per_panel);
+  const size_t weights = take(panels * panel_bytes<Gemm>(s.input));
+  const size_t bias = take_floats(panels * Gemm::panel_width);
 
-  int64_t columns_per_panel, panels;
-  size_t bias, size;
-  explicit LinearLayout(const LinearShape& s)
-      : columns_per_panel(s.epilogue == Epilogue::highway ? Vec::width : Gemm::panel_width),
-        panels(divided_up(s.output, columns_per_panel)), bias(aligned64(panels * panel_bytes<Gemm>(s.input))),
-        size(bias + aligned64(panels * Gemm::panel_width * static_cast<int64_t>(sizeof(float)))) {}
+  explicit LinearLayout(const LinearShape& shape) : s(shape) {}
 };
 
 // The two vectors of columns of one panel; weight[1] is the transform of a highway layer.
 template <class Vec>
-PanelSource linear_panel(const LinearShape& s, const float* const weight[2], int64_t stride, int64_t panel) {
-  if (s.epilogue != Epilogue::highway) {
-    PanelSource source = plain_panel<Vec>(weight[0], s.output, panel);
-    source.stride = stride;
-    return source;
-  }
+PanelSource linear_panel(const LinearShape& s, const float* const weight[2], int64_t panel) {
+  if (s.epilogue != Epilogue::highway) return plain_panel<Vec>(weight[0], s.output, panel);
   const int64_t first = panel * Vec::width, columns = smaller(Vec::width, s.output - first);
-  return {{weight[0] + first, weight[1] + first}, {columns, columns}, stride};
-}
-
-// The two vectors of one panel's bias, unused columns zero.
-template <class Vec>
-void pack_linear_bias(const PanelSource& from, bool there, char* packed) {
-  std::memset(packed, 0, 2 * Vec::width * sizeof(float));
-  for (int v = 0; there && v < 2; ++v)
-    for (int64_t col = 0; col < from.columns[v]; ++col)
-      std::memcpy(packed + (v * Vec::width + col) * int64_t(sizeof(float)), from.start[v] + col, sizeof(float));
+  return {{weight[0] + first, weight[1] + first}, {columns, columns}, s.output};
 }
 
 template <class Gemm>
 void linear_pack_all(const LinearShape& s, const LinearWeights& from, char* packed) {
   using Vec = typename Gemm::Vec;
   const LinearLayout<Gemm> layout(s);
-  for (int64_t panel = 0; panel < layout.panels; ++panel) {
-    pack_panel<Gemm>(linear_panel<Vec>(s, from.weight, s.output, panel), s.input,
-                     packed + panel * panel_bytes<Gemm>(s.input));
-    char* bias = packed + layout.bias + panel * Gemm::panel_width * static_cast<int64_t>(sizeof(float));
-    pack_linear_bias<Vec>(linear_panel<Vec>(s, from.bias, s.output, panel), from.bias[0] != nullptr, bias);
+  char* bias = packed + layout.bias;
+  for (int64_t panel = 0; panel < layout.panels; ++panel, bias += float_bytes(Gemm::panel_width)) {
+    pack_panel<Gemm>(linear_panel<Vec>(s, from.weight, panel), s.input, packed + panel * panel_bytes<Gemm>(s.input));
+    Fp32Gemm<Vec>::pack_right(linear_panel<Vec>(s, from.bias, panel), 0, 1, bias);
   }
 }
 
@@ -68,11 +52,12 @@ class LinearLoop {
   static constexpr int panel_width = Gemm::panel_width;
 
  public:
-  LinearLoop(const LinearPlan& plan, char* scratch)
-      : call_(plan.call), packed_(plan.packed), shape_(plan.call.shape), layout_(shape_), left_{scratch, shape_.input},
+  LinearLoop(const LinearCall& call, char* scratch)
+      : call_(call), packed_(static_cast<const char*>(call.packed) + sizeof(Label)), shape_(call.shape),
+        layout_(shape_), left_{scratch, shape_.input},
         sums_(reinterpret_cast<float*>(
             scratch + left_bytes<Gemm>(Gemm::buffer_rows(smaller(call_.rows, Gemm::cached_rows)), shape_.input))) {
-    // Columns beyond K, which put_left never writes, multiply zero rows of weights.
+    // Columns beyond K, which put_left need not write, multiply zero rows of weights.
     if (Gemm::padded(1) > 1) std::memset(scratch, 0, static_cast<size_t>(reinterpret_cast<char*>(sums_) - scratch));
   }
 
@@ -80,7 +65,7 @@ class LinearLoop {
     for (int64_t row = rows.begin; row < rows.end; row += Gemm::cached_rows) {
       const int64_t count = smaller(Gemm::cached_rows, rows.end - row);
       const Blocks blocks = Gemm::blocks(count);
-      gather(row, blocks);
+      left_.gather(blocks, Partition(0, blocks.count), [&](int64_t r) { return call_.x + (row + r) * call_.x_stride; });
       gemm_.begin(count);
       for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
         multiply_panel(gemm_, left_, blocks, packed_ + panel * panel_bytes<Gemm>(shape_.input), {bias(panel), 0}, sums_,
@@ -92,13 +77,6 @@ class LinearLoop {
   }
 
  private:
-  void gather(int64_t row, const Blocks& blocks) {
-    for (int64_t b = 0; b < blocks.count; ++b)
-      for (int r = 0; r < blocks.size(b); ++r)
-        Gemm::put_left(left_.block(blocks, b), left_.k, blocks.size(b), r, 0, left_.k,
-                       call_.x + (row + blocks.begin(b) + r) * call_.x_stride);
-  }
-
   const float* bias(int64_t panel) const {
     return reinterpret_cast<const float*>(packed_ + layout_.bias) + panel * panel_width;
   }
@@ -106,20 +84,14 @@ class LinearLoop {
   void finish_row(int64_t row, int64_t panel, float* z) const {
     const int64_t first = panel * layout_.columns_per_panel;
     const int64_t count = smaller(layout_.columns_per_panel, shape_.output - first);
-    if (shape_.epilogue == Epilogue::relu) relu(z);
     if (shape_.epilogue == Epilogue::highway) highway(z, call_.x + row * call_.x_stride + first, count);
-    std::memcpy(call_.y + row * call_.y_stride + first, z, sizeof(float) * static_cast<size_t>(count));
-  }
-
-  static void relu(float* z) {
-    Vec::store(z, Vec::at_least(Vec::set1(0.0f), Vec::load(z)));
-    Vec::store(z + Vec::width, Vec::at_least(Vec::set1(0.0f), Vec::load(z + Vec::width)));
+    copy_floats(call_.y + row * call_.y_stride + first, z, count);
   }
 
   // z holds a vector of x Wc + bc and one of x Wt + bt; the first becomes y.
   static void highway(float* z, const float* x, int64_t count) {
     float input[Vec::width] = {};
-    std::memcpy(input, x, sizeof(float) * static_cast<size_t>(count));
+    copy_floats(input, x, count);
     const F gate = Gemm::Activations::sigmoid(Vec::load(z));
     const F transformed = Vec::at_least(Vec::set1(0.0f), Vec::load(z + Vec::width));
     const F rest = Vec::mul(Vec::sub(Vec::set1(1.0f), gate), Vec::load(input));
@@ -136,11 +108,12 @@ class LinearLoop {
 };
 
 template <class Gemm>
-void linear_run(const LinearPlan& plan, int rank, int size) {
-  const int64_t rows = plan.call.rows, panels = LinearLayout<Gemm>(plan.call.shape).panels;
-  LinearLoop<Gemm> loop(plan, plan.scratch + plan.scratch_size * static_cast<size_t>(rank));
-  if (rows >= 2 * Gemm::block_rows * size) loop.run(Partition(rows, rank, size), Partition(panels, 0, 1));
-  else loop.run(Partition(rows, 0, 1), Partition(panels, rank, size));
+void linear_run(const LinearCall& call, char* scratch, int rank) {
+  const int64_t panels = LinearLayout<Gemm>(call.shape).panels;
+  LinearLoop<Gemm> loop(call, scratch);
+  if (call.rows >= 2 * Gemm::block_rows * call.threads)
+    loop.run(Partition(call.rows, rank, call.threads), Partition(panels, 0, 1));
+  else loop.run(Partition(call.rows, 0, 1), Partition(panels, rank, call.threads));
 }
 
 template <class Gemm>

@@ -20,14 +20,29 @@ namespace elmo_fast::cpu {
 namespace {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 inline int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline size_t float_bytes(int64_t count) { return static_cast<size_t>(count) * sizeof(float); }
+inline void copy_floats(float* to, const float* from, int64_t count) { std::memcpy(to, from, float_bytes(count)); }
+inline void clear_floats(float* to, int64_t count) { std::memset(to, 0, float_bytes(count)); }
 inline size_t aligned64(int64_t bytes) { return (static_cast<size_t>(bytes) + 63) / 64 * 64; }
+
+// Buffers one after the other, each from a cache line on: offsets in bytes.
+struct Offsets {
+  size_t size = 0;
+  size_t take(int64_t bytes) {
+    const size_t begin = size;
+    size += aligned64(bytes);
+    return begin;
+  }
+  size_t take_floats(int64_t count) { return take(count * int64_t(sizeof(float))); }
+};
 
 // Partition `rank` of `size` of [0, count).
 struct Partition {
   int64_t begin, end;
-  Partition(int64_t count, int rank, int size) : begin(count * rank / size), end(count * (rank + 1) / size) {}
+  Partition(int64_t begin_, int64_t end_) : begin(begin_), end(end_) {}
+  Partition(int64_t count, int rank, int size) : Partition(count * rank / size, count * (rank + 1) / size) {}
 };
 
 // Where sums begin: rows of 2 vectors, `stride` floats apart; with 0 one row that all begin from.
@@ -85,18 +100,12 @@ int64_t panel_bytes(int64_t k) {
   return Gemm::padded(k) * Gemm::bytes_per_k;
 }
 
-// Bytes of unit `u` of a panel of k rows.
-template <class Gemm>
-int64_t unit_bytes(int64_t k, int64_t u) {
-  return Gemm::padded(smaller(Gemm::unit, k - u * Gemm::unit)) * Gemm::bytes_per_k;
-}
-
 template <class Gemm>
 void pack_panel(const PanelSource& source, int64_t k, char* packed) {
   for (int64_t k0 = 0; k0 < k; k0 += Gemm::unit) {
     const int64_t count = smaller(Gemm::unit, k - k0);
     Gemm::pack_right(source, k0, count, packed);
-    packed += unit_bytes<Gemm>(k, k0 / Gemm::unit);
+    packed += panel_bytes<Gemm>(count);
   }
 }
 
@@ -106,6 +115,20 @@ struct Left {
   char* data;
   int64_t k;
   char* block(const Blocks& blocks, int64_t b) const { return data + blocks.begin(b) * Gemm::row_bytes(k); }
+
+  // values [count] become columns [k0, k0 + count) of a row of block b.
+  void put(const Blocks& blocks, int64_t b, int64_t row, int64_t k0, int64_t count, const float* values) const {
+    const int in_block = static_cast<int>(row - blocks.begin(b));
+    Gemm::put_left(block(blocks, b), k, blocks.size(b), in_block, k0, count, values);
+  }
+
+  // Rows `row_of(row)` [k] of some blocks.
+  template <class RowOf>
+  void gather(const Blocks& blocks, const Partition& mine, RowOf row_of) const {
+    for (int64_t b = mine.begin; b < mine.end; ++b)
+      for (int64_t row = blocks.begin(b); row < blocks.begin(b) + blocks.size(b); ++row)
+        put(blocks, b, row, 0, k, row_of(row));
+  }
 };
 
 template <class Gemm>
@@ -128,9 +151,9 @@ void multiply_unit(const Gemm& gemm, const Left<Gemm>& left, const Blocks& block
 template <class Gemm, class Between = const Nothing>
 void multiply_panel(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, const char* right, Start start,
                     float* c, size_t ldc, Between& between = {}) {
-  for (int64_t u = 0; u * Gemm::unit < left.k; ++u) {
-    multiply_unit(gemm, left, blocks, u * Gemm::unit, right, u ? Start{c, ldc} : start, c, ldc, between);
-    right += unit_bytes<Gemm>(left.k, u);
+  for (int64_t k0 = 0; k0 < left.k; k0 += Gemm::unit) {
+    multiply_unit(gemm, left, blocks, k0, right, k0 ? Start{c, ldc} : start, c, ldc, between);
+    right += panel_bytes<Gemm>(smaller(Gemm::unit, left.k - k0));
   }
 }
 

@@ -5,25 +5,68 @@
 // where it wrote them. What needs no recurrence follows in weight_gradients.h.
 #pragma once
 
+#include <math.h>
+
 #include "../gemm/fp32.h"
 #include "layout.h"
 
 namespace elmo_fast::cpu {
 
+// What the threads of a direction's gradients read and write.
 template <class Vec>
-class BackwardLoop {
+class BackwardMemory {
+ protected:
   using F = typename Vec::F;
   static constexpr int panel_width = 2 * Vec::width;
   static constexpr int64_t gate_width = 2 * panel_width;
 
+  BackwardMemory(const LstmPlan& plan, const LstmBackward& direction, Team team)
+      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), scratch_(plan, team.size),
+        saved_(shape_, plan.packed_rows, direction.saved),
+        result_(floats(scratch_.result) + team.rank * scratch_.result_floats) {}
+
+  float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
+  const float* packed(int64_t offset) const { return reinterpret_cast<const float*>(d_.packed) + offset; }
+  float* paneled(size_t offset, int64_t panel, int64_t row) const {
+    return floats(offset) + (panel * plan_.packed_rows + row) * panel_width;
+  }
+  bool starts_sequence(int64_t row) const { return plan_.sequence_start && plan_.sequence_start[row]; }
+
+  // to [count, panel_width] = rows of a paneled matrix [panels, S] from `row` on x panel `panel` of a right operand.
+  void product_of_rows(size_t left, int64_t row, int64_t count, int64_t panels, const float* right, int64_t panel,
+                       float* to) const {
+    clear_floats(to, count * panel_width);
+    gemm_of_rows_.multiply(paneled(left, 0, row), plan_.packed_rows * panel_width, panels, count,
+                           right + panel * panels * panel_width * panel_width, to);
+  }
+
+  const LstmPlan& plan_;
+  const LstmBackward& d_;
+  const Team team_;
+  const LstmShape shape_;
+  const bool projected_ = shape_.dim != shape_.projection;
+  const BackwardScratch<Vec> scratch_;
+  const BackwardWeights<Vec>& weights_ = scratch_.w;
+  const Saved<Vec> saved_;
+  float* const result_;  // this thread's
+  const PaneledGemm<Vec> gemm_of_rows_{};
+};
+
+template <class Vec>
+class BackwardLoop : BackwardMemory<Vec> {
+  using Base = BackwardMemory<Vec>;
+  using Base::floats, Base::packed, Base::paneled, Base::starts_sequence;
+  using Base::plan_, Base::d_, Base::team_, Base::shape_, Base::projected_, Base::scratch_, Base::weights_,
+      Base::saved_;
+  using Base::result_, Base::product_of_rows, Base::panel_width, Base::gate_width;
+  using F = typename Vec::F;
+
  public:
   BackwardLoop(const LstmPlan& plan, const LstmBackward& direction, Team team)
-      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape), scratch_(plan, team.size),
-        projected_(shape_.dim != shape_.projection), tiles_(divided_up(shape_.dim, Vec::width)),
-        p_panels_(panels_of<Vec>(shape_.projection)), my_p_(p_panels_, team.rank, team.size),
-        my_cells_(panels_of<Vec>(shape_.dim), team.rank, team.size),
-        above_cell_clip_(Vec::set1(direction.above_cell_clip)), above_proj_clip_(Vec::set1(direction.above_proj_clip)),
-        saved_(shape_, plan.packed_rows, direction.forward.saved) {}
+      : Base(plan, direction, team), tiles_(weights_.gate_panels / 2), my_p_(weights_.p_panels, team.rank, team.size),
+        my_cells_(weights_.d_panels, team.rank, team.size), my_tiles_(tiles_of(my_cells_.begin, my_cells_.end)),
+        above_cell_clip_(Vec::set1(nextafterf(plan.cell_clip, INFINITY))),
+        above_proj_clip_(Vec::set1(nextafterf(plan.proj_clip, INFINITY))) {}
 
   void run() {
     load_states();
@@ -32,68 +75,57 @@ class BackwardLoop {
   }
 
  private:
-  void meet() const { barrier_wait(*team_.barrier); }
-  float* floats(int64_t offset) const { return reinterpret_cast<float*>(d_.forward.scratch) + offset; }
-  const float* packed(int64_t offset) const { return reinterpret_cast<const float*>(d_.forward.packed) + offset; }
-  float* result() const { return floats(scratch_.result + team_.rank * scratch_.result_floats); }
+  void meet() const { team_.barrier->wait(); }
   float* dh(int64_t panel) const { return floats(scratch_.dh) + panel * plan_.slots * panel_width; }
   float* dc(int64_t tile) const { return floats(scratch_.dc) + tile * plan_.slots * Vec::width; }
   float* first_c(int64_t tile) const { return floats(scratch_.c) + tile * plan_.slots * Vec::width; }
-  float* paneled(int64_t offset, int64_t panel, int64_t row) const {
-    return floats(offset) + (panel * plan_.packed_rows + row) * panel_width;
-  }
-  bool starts_sequence(int64_t row) const { return plan_.sequence_start && plan_.sequence_start[row]; }
-  Partition my_tiles() const { return tiles_of(my_cells_.begin, my_cells_.end); }
-  Partition tiles_of(int64_t begin, int64_t end) const {
-    Partition tiles(0, 0, 1);
-    tiles.begin = 2 * begin;
-    tiles.end = smaller(2 * end, tiles_);
-    return tiles;
-  }
+  // Of panels of cells.
+  Partition tiles_of(int64_t begin, int64_t end) const { return {2 * begin, smaller(2 * end, tiles_)}; }
   int64_t columns_of(int64_t panel) const { return smaller(panel_width, shape_.projection - panel * panel_width); }
   int64_t cells_of(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
 
   static void padded_copy(float* to, int64_t width, const float* from, int64_t count) {
-    std::memcpy(to, from, sizeof(float) * static_cast<size_t>(count));
-    std::memset(to + count, 0, sizeof(float) * static_cast<size_t>(width - count));
+    copy_floats(to, from, count);
+    clear_floats(to + count, width - count);
+  }
+
+  // [slots, width] of a panel or tile: columns [first, first + count) of `rows` [slots, stride], then zeros.
+  void load(float* to, int64_t width, const float* rows, int64_t stride, int64_t first, int64_t count) const {
+    for (int64_t slot = 0; slot < plan_.slots; ++slot)
+      padded_copy(to + slot * width, width, rows + slot * stride + first, count);
+  }
+
+  void store(const float* from, int64_t width, float* rows, int64_t stride, int64_t first, int64_t count) const {
+    for (int64_t slot = 0; slot < plan_.slots; ++slot)
+      copy_floats(rows + slot * stride + first, from + slot * width, count);
   }
 
   void load_states() const {
-    const int64_t p = 2 * shape_.projection, dim = 2 * shape_.dim;
     for (int64_t panel = my_p_.begin; panel < my_p_.end; ++panel) {
-      std::memset(floats(scratch_.initial_dh) + panel * panel_width, 0, panel_width * sizeof(float));
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        padded_copy(dh(panel) + slot * panel_width, panel_width, d_.grad_h + slot * p + panel * panel_width,
-                    columns_of(panel));
+      const int64_t first = panel * panel_width;
+      clear_floats(floats(scratch_.initial_dh) + first, panel_width);
+      load(dh(panel), panel_width, d_.grad_h, 2 * shape_.projection, first, columns_of(panel));
     }
-    for (int64_t tile = my_tiles().begin; tile < my_tiles().end; ++tile) {
-      const int64_t cell = tile * Vec::width;
-      std::memset(floats(scratch_.initial_dc) + cell, 0, Vec::width * sizeof(float));
-      std::memset(floats(scratch_.initial_c) + cell, 0, Vec::width * sizeof(float));
-      if (d_.forward.initial_c)
-        padded_copy(floats(scratch_.initial_c) + cell, Vec::width, d_.forward.initial_c + cell, cells_of(tile));
-      for (int64_t slot = 0; slot < plan_.slots; ++slot) {
-        padded_copy(dc(tile) + slot * Vec::width, Vec::width, d_.grad_c + slot * dim + cell, cells_of(tile));
-        padded_copy(first_c(tile) + slot * Vec::width, Vec::width, d_.forward.c + slot * dim + cell, cells_of(tile));
-      }
+    for (int64_t tile = my_tiles_.begin; tile < my_tiles_.end; ++tile) {
+      const int64_t cell = tile * Vec::width, count = cells_of(tile);
+      clear_floats(floats(scratch_.initial_dc) + cell, Vec::width);
+      clear_floats(floats(scratch_.initial_c) + cell, Vec::width);
+      if (d_.initial_c) copy_floats(floats(scratch_.initial_c) + cell, d_.initial_c + cell, count);
+      load(dc(tile), Vec::width, d_.grad_c, 2 * shape_.dim, cell, count);
+      load(first_c(tile), Vec::width, d_.c, 2 * shape_.dim, cell, count);
     }
   }
 
   void store_states() const {
-    const int64_t p = 2 * shape_.projection, dim = 2 * shape_.dim;
     for (int64_t panel = my_p_.begin; panel < my_p_.end; ++panel) {
-      const size_t bytes = sizeof(float) * static_cast<size_t>(columns_of(panel));
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        std::memcpy(d_.grad_h + slot * p + panel * panel_width, dh(panel) + slot * panel_width, bytes);
-      if (d_.grad_initial_h)
-        std::memcpy(d_.grad_initial_h + panel * panel_width, floats(scratch_.initial_dh) + panel * panel_width, bytes);
+      const int64_t first = panel * panel_width, count = columns_of(panel);
+      store(dh(panel), panel_width, d_.grad_h, 2 * shape_.projection, first, count);
+      if (d_.grad_initial_h) copy_floats(d_.grad_initial_h + first, floats(scratch_.initial_dh) + first, count);
     }
-    for (int64_t tile = my_tiles().begin; tile < my_tiles().end; ++tile) {
-      const int64_t cell = tile * Vec::width;
-      const size_t bytes = sizeof(float) * static_cast<size_t>(cells_of(tile));
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        std::memcpy(d_.grad_c + slot * dim + cell, dc(tile) + slot * Vec::width, bytes);
-      if (d_.grad_initial_c) std::memcpy(d_.grad_initial_c + cell, floats(scratch_.initial_dc) + cell, bytes);
+    for (int64_t tile = my_tiles_.begin; tile < my_tiles_.end; ++tile) {
+      const int64_t cell = tile * Vec::width, count = cells_of(tile);
+      store(dc(tile), Vec::width, d_.grad_c, 2 * shape_.dim, cell, count);
+      if (d_.grad_initial_c) copy_floats(d_.grad_initial_c + cell, floats(scratch_.initial_dc) + cell, count);
     }
   }
 
@@ -116,7 +148,7 @@ class BackwardLoop {
       padded_copy(to, panel_width, d_.grad_output + (begin + slot) * p + panel * panel_width, columns_of(panel));
       for (int v = 0; v < panel_width; v += Vec::width) {
         F g = Vec::add(Vec::load(to + v), Vec::load(dh(panel) + slot * panel_width + v));
-        if (d_.clips_projection && projected_) {
+        if (clips_projection_) {
           const float* raw = saved_.projected + (panel * plan_.packed_rows + begin + slot) * panel_width;
           g = through_clip(g, Vec::load(raw + v), above_proj_clip_);
         }
@@ -130,10 +162,8 @@ class BackwardLoop {
     const int64_t begin = plan_.row_begin[t], rows = plan_.batch_sizes[t];
     const float* dm = paneled(scratch_.dp, panel, begin);
     if (projected_) {
-      const float* right = packed(weights_.projection) + panel * p_panels_ * panel_width * panel_width;
-      std::memset(result(), 0, sizeof(float) * static_cast<size_t>(rows * panel_width));
-      gemm_.multiply(paneled(scratch_.dp, 0, begin), plan_.packed_rows * panel_width, p_panels_, rows, right, result());
-      dm = result();
+      product_of_rows(scratch_.dp, begin, rows, weights_.p_panels, packed(weights_.projection), panel, result_);
+      dm = result_;
     }
     const Partition tiles = tiles_of(panel, panel + 1);
     for (int64_t tile = tiles.begin; tile < tiles.end; ++tile)
@@ -159,7 +189,7 @@ class BackwardLoop {
     float* carried = dc(tile) + slot * Vec::width;
     Vec::store(paneled(scratch_.m, tile / 2, row) + tile % 2 * Vec::width, Vec::mul(o, squashed));
     F grad = Vec::fma(Vec::mul(dm, o), Vec::fnma(squashed, squashed, one), Vec::load(carried));
-    if (d_.clips_cells) grad = through_clip(grad, Vec::add(Vec::mul(f, before), Vec::mul(i, j)), above_cell_clip_);
+    if (clips_cells_) grad = through_clip(grad, Vec::add(Vec::mul(f, before), Vec::mul(i, j)), above_cell_clip_);
     carry_cell(tile, carried, Vec::mul(grad, f), starts_sequence(row));
     float* dz = paneled(scratch_.dz, 2 * tile, row);
     Vec::store(dz, Vec::mul(Vec::mul(grad, j), Vec::mul(i, Vec::sub(one, i))));
@@ -181,9 +211,7 @@ class BackwardLoop {
   void previous_h(int64_t t, int64_t panel) {
     const int64_t rows = plan_.batch_sizes[t];
     float* to = dh(panel);
-    std::memset(to, 0, sizeof(float) * static_cast<size_t>(rows * panel_width));
-    gemm_.multiply(paneled(scratch_.dz, 0, plan_.row_begin[t]), plan_.packed_rows * panel_width, weights_.gate_panels,
-                   rows, packed(weights_.recurrent) + panel * weights_.gates * panel_width, to);
+    product_of_rows(scratch_.dz, plan_.row_begin[t], rows, weights_.gate_panels, packed(weights_.recurrent), panel, to);
     float* sum = floats(scratch_.initial_dh) + panel * panel_width;
     for (int64_t slot = 0; plan_.sequence_start && slot < rows; ++slot, to += panel_width)
       for (int v = 0; starts_sequence(plan_.row_begin[t] + slot) && v < panel_width; v += Vec::width) {
@@ -192,18 +220,10 @@ class BackwardLoop {
       }
   }
 
-  const LstmPlan& plan_;
-  const LstmBackward& d_;
-  const Team team_;
-  const LstmShape shape_;
-  const BackwardWeights<Vec> weights_;
-  const BackwardScratch<Vec> scratch_;
-  const bool projected_;
-  const int64_t tiles_, p_panels_;
-  const Partition my_p_, my_cells_;
-  const F above_cell_clip_, above_proj_clip_;
-  const Saved<Vec> saved_;
-  const PaneledGemm<Vec> gemm_{};
+  const int64_t tiles_;
+  const Partition my_p_, my_cells_, my_tiles_;
+  const bool clips_cells_ = plan_.cell_clip < INFINITY, clips_projection_ = projected_ && plan_.proj_clip < INFINITY;
+  const F above_cell_clip_, above_proj_clip_;  // the smallest number above: x < it exactly where x <= the limit
 };
 
 }  // namespace elmo_fast::cpu

@@ -12,86 +12,43 @@
 
 namespace elmo_fast::cpu {
 
-// The cell states of one thread's tiles, [tiles, slots, vector], the unused cells of the last tile zero.
-template <class Vec>
-class CellTiles {
- public:
-  CellTiles(const LstmPlan& plan, const LstmDirection& direction, Partition tiles, float* cells)
-      : plan_(plan), d_(direction), dim_(plan.shape.dim), tiles_(tiles), cells_(cells) {}
-
-  float* at(int64_t tile, int64_t slot) const { return cells_ + (tile * plan_.slots + slot) * Vec::width; }
-  int64_t count(int64_t tile) const { return smaller(Vec::width, dim_ - tile * Vec::width); }
-
-  // c [slots, 2D] to the tiles.
-  void load() const {
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
-      for (int64_t slot = 0; slot < plan_.slots; ++slot) put(tile, slot, d_.c + slot * 2 * dim_);
-  }
-
-  void store() const {
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
-        std::memcpy(d_.c + slot * 2 * dim_ + tile * Vec::width, at(tile, slot), bytes(tile));
-  }
-
-  void start_sequence(int64_t slot) const {
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) put(tile, slot, d_.initial_c);
-  }
-
- private:
-  size_t bytes(int64_t tile) const { return sizeof(float) * static_cast<size_t>(count(tile)); }
-
-  // `from` [D], or null for zeros.
-  void put(int64_t tile, int64_t slot, const float* from) const {
-    Vec::store(at(tile, slot), Vec::set1(0.0f));
-    if (from) std::memcpy(at(tile, slot), from + tile * Vec::width, bytes(tile));
-  }
-
-  const LstmPlan& plan_;
-  const LstmDirection& d_;
-  const int64_t dim_;
-  const Partition tiles_;
-  float* const cells_;
-};
-
-template <class Gemm, bool Save = false>
-class LstmLoop {
+template <class Gemm, bool Save>
+class LstmLoop : InputGemm<Gemm> {
+  using Base = InputGemm<Gemm>;
+  using Base::floats, Base::panel_width, Base::gate_width;
+  using Base::plan_, Base::d_, Base::team_, Base::shape_, Base::weights_, Base::scratch_, Base::tiles_, Base::gemm_;
   using Vec = typename Gemm::Vec;
   using F = typename Vec::F;
-  static constexpr int panel_width = Gemm::panel_width;
-  static constexpr int64_t gate_width = 2 * panel_width;
 
  public:
   LstmLoop(const LstmPlan& plan, const LstmDirection& direction, Team team)
-      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape),
-        tiles_(weights_.tiles, team.rank, team.size), panels_(weights_.panels, team.rank, team.size),
-        scratch_(plan, team.size), input_gemm_(plan, direction, team, gemm_),
-        cells_(plan, direction, tiles_, floats(scratch_.c)), saved_(shape_, plan.packed_rows, direction.saved),
-        cell_limit_(Vec::set1(plan.cell_clip)), proj_limit_(Vec::set1(plan.proj_clip)) {}
+      : Base(plan, direction, team), panels_(weights_.panels, team.rank, team.size),
+        saved_(shape_, plan.packed_rows, direction.saved), cell_limit_(Vec::set1(plan.cell_clip)),
+        proj_limit_(Vec::set1(plan.proj_clip)) {}
 
   void run() {
-    cells_.load();
+    for_each_cell([this](float* cells, float* c, int64_t count) { put_cells(cells, c, count); });
     if (team_.rank == 0) {
       clear_padding();
-      first_h();
+      for (int64_t slot = 0; slot < plan_.batch_sizes[0]; ++slot)
+        put_h(0, slot, 0, shape_.projection, d_.h + slot * 2 * shape_.projection);
     }
     meet();
     for (int64_t k = 0; k < d_.chunk_count; ++k) {
-      input_gemm_.run(d_.chunks[k]);
+      this->project_inputs(d_.chunks[k]);
       for (int64_t t = d_.chunks[k].step_begin; t < d_.chunks[k].step_end; ++t) step(t);
     }
     gemm_.end();
-    cells_.store();
+    for_each_cell([](float* cells, float* c, int64_t count) { copy_floats(c, cells, count); });
   }
 
  private:
-  void meet() const { barrier_wait(*team_.barrier); }
-  float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
+  void meet() const { team_.barrier->wait(); }
   // [slots, gate_width]. Where products interleave, a tile's gates wait in one half while the next tile's are made in
   // the other.
   float* own_gates(int64_t tile = 0) const {
-    const size_t half = Gemm::interleaves ? static_cast<size_t>(tile & 1) * scratch_.gates_bytes / 2 : 0;
-    return floats(scratch_.gates + scratch_.gates_bytes * static_cast<size_t>(team_.rank) + half);
+    const int64_t half = Gemm::interleaves ? (tile & 1) * scratch_.gates_bytes / 2 : 0;
+    return floats(scratch_.gates + static_cast<size_t>(scratch_.gates_bytes * team_.rank + half));
   }
   float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
     if constexpr (Save) return saved_.gates + (tile * plan_.packed_rows + plan_.row_begin[t]) * gate_width;
@@ -104,45 +61,54 @@ class LstmLoop {
   bool starts_sequence(int64_t t, int64_t slot) const {
     return plan_.sequence_start && plan_.sequence_start[packed_row(t, slot)];
   }
-  float* output_row(int64_t t, int64_t slot) const {
-    const int64_t row = d_.out_rows[packed_row(t, slot)];
-    return row < 0 ? nullptr : d_.output + row * 2 * shape_.projection;
+
+  // [tiles, slots, vector], the unused cells of the last tile zero.
+  float* cells(int64_t tile, int64_t slot) const {
+    return floats(scratch_.c) + (tile * plan_.slots + slot) * Vec::width;
+  }
+  int64_t cell_count(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
+
+  // body(cells, the same in c [slots, 2D], their count) for this thread's tiles.
+  template <class Body>
+  void for_each_cell(Body body) const {
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
+      for (int64_t slot = 0; slot < plan_.slots; ++slot)
+        body(cells(tile, slot), d_.c + slot * 2 * shape_.dim + tile * Vec::width, cell_count(tile));
   }
 
-  // Columns beyond k of left operands, which put_left never writes, multiply zero rows of weights.
+  // `from` [count], or null for zeros.
+  static void put_cells(float* cells, const float* from, int64_t count) {
+    Vec::store(cells, Vec::set1(0.0f));
+    if (from) copy_floats(cells, from, count);
+  }
+
+  void start_sequence(int64_t slot) const {
+    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
+      put_cells(cells(tile, slot), d_.initial_c ? d_.initial_c + tile * Vec::width : nullptr, cell_count(tile));
+  }
+
+  // Columns beyond k of left operands, which put_left need not write, multiply zero rows of weights.
   void clear_padding() const {
     if (Gemm::padded(1) == 1) return;
     std::memset(d_.scratch + scratch_.x, 0, scratch_.projections - scratch_.x);
     std::memset(d_.scratch + scratch_.h[0], 0, scratch_.c - scratch_.h[0]);
   }
 
-  // The h operand of step 0; the others see it after the first barrier.
-  void first_h() {
-    for (int64_t slot = 0; slot < plan_.batch_sizes[0]; ++slot)
-      put_next_h(0, slot, 0, shape_.projection, d_.h + slot * 2 * shape_.projection);
-  }
-
   // Columns [begin, begin + count) of slot's h go to step t's operand, or the initial state's do.
-  void put_next_h(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
+  void put_h(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
     const Blocks blocks = Gemm::blocks(plan_.batch_sizes[t]);
-    put_h_in(t, blocks, blocks.find(slot), slot, begin, count, h);
-  }
-
-  void put_h_in(int64_t t, const Blocks& blocks, int64_t b, int64_t slot, int64_t begin, int64_t count,
-                const float* h) {
     const Left<Gemm> left = h_operand(t);
+    const int64_t b = blocks.find(slot);
     const float zeros[panel_width] = {};
-    const int r = static_cast<int>(slot - blocks.begin(b));
-    if (!starts_sequence(t, slot))
-      return Gemm::put_left(left.block(blocks, b), left.k, blocks.size(b), r, begin, count, h);
+    if (!starts_sequence(t, slot)) return left.put(blocks, b, slot, begin, count, h);
     for (int64_t k = 0; k < count; k += panel_width)
-      Gemm::put_left(left.block(blocks, b), left.k, blocks.size(b), r, begin + k, smaller(panel_width, count - k),
-                     d_.initial_h ? d_.initial_h + begin + k : zeros);
+      left.put(blocks, b, slot, begin + k, smaller(panel_width, count - k),
+               d_.initial_h ? d_.initial_h + begin + k : zeros);
   }
 
   void step(int64_t t) {
     for (int64_t slot = 0; plan_.sequence_start && slot < plan_.batch_sizes[t]; ++slot)
-      if (starts_sequence(t, slot)) cells_.start_sequence(slot);
+      if (starts_sequence(t, slot)) start_sequence(slot);
     const Blocks blocks = Gemm::blocks(plan_.batch_sizes[t]);
     const Left<Gemm> h = h_operand(t);
     gemm_.begin(plan_.batch_sizes[t]);
@@ -188,8 +154,8 @@ class LstmLoop {
   // gates [batch size, gate_width] = x W + B of the step's rows; the next tile's are prefetched meanwhile.
   void gather_projections(int64_t t, int64_t tile) {
     for (int64_t slot = 0; slot < plan_.batch_sizes[t]; ++slot) {
-      input_gemm_.prefetch(tile + 1, unique_index(t, slot));
-      input_gemm_.copy(tile, unique_index(t, slot), gates(t, tile) + slot * gate_width);
+      this->prefetch_projections(tile + 1, unique_index(t, slot));
+      this->copy_projections(tile, unique_index(t, slot), gates(t, tile) + slot * gate_width);
     }
   }
 
@@ -198,14 +164,14 @@ class LstmLoop {
   void update_cells(int64_t t, int64_t tile, const Blocks& blocks, int64_t b) {
     const int64_t begin = blocks.begin(b), end = begin + blocks.size(b);
     float* const z = gates(t, tile);
-    for (int64_t slot = begin; slot < end; ++slot) update_cell(z + slot * gate_width, cells_.at(tile, slot));
+    for (int64_t slot = begin; slot < end; ++slot) update_cell(z + slot * gate_width, cells(tile, slot));
     if constexpr (Save)
-      std::memcpy(saved_.cells + (tile * plan_.packed_rows + plan_.row_begin[t] + begin) * Vec::width,
-                  cells_.at(tile, begin), sizeof(float) * size_t((end - begin) * Vec::width));
+      copy_floats(saved_.cells + (tile * plan_.packed_rows + plan_.row_begin[t] + begin) * Vec::width,
+                  cells(tile, begin), (end - begin) * Vec::width);
     float* const all_m = own_gates();
     for (int64_t slot = begin; slot < end; ++slot) {
       const F out = Vec::load(z + slot * gate_width + 3 * Vec::width);
-      const F squashed = Gemm::Activations::tanh(Vec::load(cells_.at(tile, slot)));
+      const F squashed = Gemm::Activations::tanh(Vec::load(cells(tile, slot)));
       Vec::store(all_m + slot * gate_width, Vec::mul(out, squashed));
     }
     for (int64_t slot = begin; slot < end; ++slot) take_m(t, tile, blocks, b, slot, all_m + slot * gate_width);
@@ -214,10 +180,8 @@ class LstmLoop {
   // m [vector] of a slot in block b: to the projection's operand, or as h.
   void take_m(int64_t t, int64_t tile, const Blocks& blocks, int64_t b, int64_t slot, const float* m) {
     const int64_t cell = tile * Vec::width;
-    if (weights_.panels)
-      Gemm::put_left(m_operand().block(blocks, b), shape_.dim, blocks.size(b), static_cast<int>(slot - blocks.begin(b)),
-                     cell, cells_.count(tile), m);
-    else emit(t, slot, cell, cells_.count(tile), m);
+    if (weights_.panels) m_operand().put(blocks, b, slot, cell, cell_count(tile), m);
+    else emit(t, slot, cell, cell_count(tile), m);
   }
 
   // Gates -> c, m of one tile, some slots each time it is called, between the parts of the next tile's product. Then
@@ -240,13 +204,13 @@ class LstmLoop {
     void update() {
       LstmLoop& loop = *loop_;
       float* const z = loop.gates(t_, tile_) + slot_ * gate_width;
-      float* const c = loop.cells_.at(tile_, slot_);
+      float* const c = loop.cells(tile_, slot_);
       loop.update_cell(z, c);
       Vec::store(z, Vec::mul(Vec::load(z + 3 * Vec::width), Gemm::Activations::tanh(Vec::load(c))));
       loop.take_m(t_, tile_, *blocks_, blocks_->find(slot_), slot_, z);
       if (tile_ + 2 < loop.tiles_.end) {
-        loop.input_gemm_.copy(tile_ + 2, loop.unique_index(t_, slot_), z);
-        loop.input_gemm_.prefetch(tile_ + 3, loop.unique_index(t_, slot_));
+        loop.copy_projections(tile_ + 2, loop.unique_index(t_, slot_), z);
+        loop.prefetch_projections(tile_ + 3, loop.unique_index(t_, slot_));
       }
       ++slot_;
     }
@@ -276,10 +240,10 @@ class LstmLoop {
 
   // Columns [begin, begin + count) of a slot's new h: to the state, the output and the next step.
   void emit(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
-    const size_t bytes = sizeof(float) * static_cast<size_t>(count);
-    std::memcpy(d_.h + slot * 2 * shape_.projection + begin, h, bytes);
-    if (float* out = output_row(t, slot)) std::memcpy(out + begin, h, bytes);
-    if (t + 1 < plan_.steps && slot < plan_.batch_sizes[t + 1]) put_next_h(t + 1, slot, begin, count, h);
+    copy_floats(d_.h + slot * 2 * shape_.projection + begin, h, count);
+    const int64_t row = d_.out_rows[packed_row(t, slot)];
+    if (row >= 0) copy_floats(d_.output + row * 2 * shape_.projection + begin, h, count);
+    if (t + 1 < plan_.steps && slot < plan_.batch_sizes[t + 1]) put_h(t + 1, slot, begin, count, h);
   }
 
   // h = clip(m W_P) for this thread's columns, units of D outermost so that a unit of weights serves all rows.
@@ -289,12 +253,12 @@ class LstmLoop {
     const float zeros[panel_width] = {};
     float* sums = floats(scratch_.projected);
     const char* right = d_.packed + weights_.projection;
-    for (int64_t u = 0; u * Gemm::unit < shape_.dim; ++u) {
-      const int64_t bytes = unit_bytes<Gemm>(shape_.dim, u);
+    for (int64_t k0 = 0; k0 < shape_.dim; k0 += Gemm::unit) {
+      const int64_t bytes = panel_bytes<Gemm>(smaller(Gemm::unit, shape_.dim - k0));
       for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
         float* const of_panel = sums + panel * panel_floats;
-        multiply_unit(gemm_, m, blocks, u * Gemm::unit, right + panel * bytes,
-                      u ? Start{of_panel, panel_width} : Start{zeros, 0}, of_panel, panel_width);
+        multiply_unit(gemm_, m, blocks, k0, right + panel * bytes, k0 ? Start{of_panel, panel_width} : Start{zeros, 0},
+                      of_panel, panel_width);
       }
       right += bytes * weights_.panels;
     }
@@ -305,23 +269,13 @@ class LstmLoop {
   void emit_projected(int64_t t, int64_t slot, int64_t panel, float* sums) {
     float* h = sums + slot * panel_width;
     if constexpr (Save)
-      std::memcpy(saved_.projected + (panel * plan_.packed_rows + plan_.row_begin[t] + slot) * panel_width, h,
-                  panel_width * sizeof(float));
+      copy_floats(saved_.projected + (panel * plan_.packed_rows + packed_row(t, slot)) * panel_width, h, panel_width);
     Vec::store(h, clip(Vec::load(h), proj_limit_));
     Vec::store(h + Vec::width, clip(Vec::load(h + Vec::width), proj_limit_));
     emit(t, slot, panel * panel_width, smaller(panel_width, shape_.projection - panel * panel_width), h);
   }
 
-  const LstmPlan& plan_;
-  const LstmDirection& d_;
-  const Team team_;
-  const LstmShape shape_;
-  const WeightLayout<Gemm> weights_;
-  const Partition tiles_, panels_;
-  const ScratchLayout<Gemm> scratch_;
-  const Gemm gemm_{};
-  const InputGemm<Gemm> input_gemm_;
-  const CellTiles<Vec> cells_;
+  const Partition panels_;
   const Saved<Vec> saved_;
   const F cell_limit_, proj_limit_;
 };

@@ -8,53 +8,62 @@ namespace elmo_fast::cpu {
 
 template <class Gemm>
 class InputGemm {
+ protected:
   using Vec = typename Gemm::Vec;
   using Rows = typename Gemm::InputRows;
   using Value = typename Rows::Value;
   static constexpr int panel_width = Gemm::panel_width;
   static constexpr int64_t gate_width = 2 * panel_width;
 
- public:
-  InputGemm(const LstmPlan& plan, const LstmDirection& direction, Team team, const Gemm& gemm)
-      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape), scratch_(plan, team.size),
-        tiles_(weights_.tiles, team.rank, team.size), unique_stride_(Gemm::buffer_rows(plan.max_unique)), gemm_(gemm) {}
+  InputGemm(const LstmPlan& plan, const LstmDirection& direction, Team team)
+      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), scratch_(plan, team.size),
+        tiles_(weights_.tiles, team.rank, team.size) {}
 
-  void run(const Chunk& chunk) const {
+  void project_inputs(const Chunk& chunk) const {
     if (plan_.precomputed) arrange(chunk);
     else multiply(chunk);
   }
 
+  float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
+
   // Unique row `index` of the chunk in one tile, fp32 [gate_width].
-  void copy(int64_t tile, int64_t index, float* to) const {
+  void copy_projections(int64_t tile, int64_t index, float* to) const {
     const Value* row = projections(tile) + index * gate_width;
     for (int64_t k = 0; k < gate_width; k += Vec::width) Vec::store(to + k, Rows::get(row + k));
   }
 
-  // Prefetches what `copy` will read; a tile that is not there does no harm.
-  void prefetch(int64_t tile, int64_t index) const {
+  // Prefetches what `copy_projections` will read; a tile that is not there does no harm.
+  void prefetch_projections(int64_t tile, int64_t index) const {
     const Value* row = projections(tile) + index * gate_width;
     for (int64_t k = 0; k < gate_width; k += 64 / int64_t(sizeof(Value))) __builtin_prefetch(row + k, 0, 2);
   }
 
+  const LstmPlan& plan_;
+  const LstmDirection& d_;
+  const Team team_;
+  const LstmShape shape_;
+  const ScratchLayout<Gemm> scratch_;
+  const WeightLayout<Gemm>& weights_ = scratch_.w;
+  const Partition tiles_;
+  const Gemm gemm_{};
+
  private:
   Value* projections(int64_t tile) const {
-    return reinterpret_cast<Value*>(d_.scratch + scratch_.projections) + tile * unique_stride_ * gate_width;
-  }
-  const float* bias(int64_t tile) const {
-    return reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
+    return reinterpret_cast<Value*>(d_.scratch + scratch_.projections) + tile * scratch_.unique * gate_width;
   }
 
   void multiply(const Chunk& chunk) const {
     const Left<Gemm> x = {d_.scratch + scratch_.x, shape_.input};
     const Blocks blocks = Gemm::blocks(chunk.unique_count);
-    const Partition mine(blocks.count, team_.rank, team_.size);
-    for (int64_t b = mine.begin; b < mine.end; ++b) gather_block(chunk, x.block(blocks, b), blocks, b);
-    barrier_wait(*team_.barrier);
+    x.gather(blocks, Partition(blocks.count, team_.rank, team_.size),
+             [&](int64_t row) { return d_.inputs + d_.unique_rows[chunk.unique_begin + row] * plan_.input_stride; });
+    team_.barrier->wait();
     gemm_.begin(chunk.unique_count);
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       const char* right = d_.packed + weights_.input + tile * weights_.input_tile;
+      const float* bias = reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
       for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.input)) {
-        const Start start = {bias(tile) + first, 0};
+        const Start start = {bias + first, 0};
         if constexpr (std::is_same_v<Value, float>)
           multiply_panel(gemm_, x, blocks, right, start, projections(tile) + first, gate_width);
         else multiply_rounded(x, blocks, right, start, projections(tile) + first);
@@ -62,17 +71,9 @@ class InputGemm {
     }
   }
 
-  void gather_block(const Chunk& chunk, char* block, const Blocks& blocks, int64_t b) const {
-    for (int r = 0; r < blocks.size(b); ++r) {
-      const int64_t row = d_.unique_rows[chunk.unique_begin + blocks.begin(b) + r];
-      Gemm::put_left(block, shape_.input, blocks.size(b), r, 0, shape_.input, d_.inputs + row * plan_.input_stride);
-    }
-  }
-
   // to [rows, panel_width, row stride gate_width] = start + x right, rounded to Value.
   void multiply_rounded(const Left<Gemm>& x, const Blocks& blocks, const char* right, Start start, Value* to) const {
-    const size_t of_thread = scratch_.sums + scratch_.sums_bytes * static_cast<size_t>(team_.rank);
-    float* sums = reinterpret_cast<float*>(d_.scratch + of_thread);
+    float* sums = floats(scratch_.sums) + scratch_.sums_floats * team_.rank;
     multiply_panel(gemm_, x, blocks, right, start, sums, panel_width);
     for (int64_t r = 0; r < blocks.rows; ++r, sums += panel_width, to += gate_width)
       for (int64_t k = 0; k < panel_width; k += Vec::width) Rows::put(Vec::load(sums + k), to + k);
@@ -82,28 +83,17 @@ class InputGemm {
   void arrange(const Chunk& chunk) const {
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       const int64_t cell = tile * Vec::width;
-      const size_t bytes = sizeof(float) * static_cast<size_t>(smaller(Vec::width, shape_.dim - cell));
       Value* to = projections(tile);
       float values[Vec::width] = {};
       for (int64_t r = 0; r < chunk.unique_count; ++r, to += gate_width) {
         const float* row = d_.inputs + d_.unique_rows[chunk.unique_begin + r] * plan_.input_stride + cell;
         for (int gate = 0; gate < 4; ++gate) {
-          std::memcpy(values, row + gate * shape_.dim, bytes);
+          copy_floats(values, row + gate * shape_.dim, smaller(Vec::width, shape_.dim - cell));
           Rows::put(Vec::load(values), to + gate * Vec::width);
         }
       }
     }
   }
-
-  const LstmPlan& plan_;
-  const LstmDirection& d_;
-  const Team team_;
-  const LstmShape shape_;
-  const WeightLayout<Gemm> weights_;
-  const ScratchLayout<Gemm> scratch_;
-  const Partition tiles_;
-  const int64_t unique_stride_;
-  const Gemm& gemm_;
 };
 
 }  // namespace elmo_fast::cpu

@@ -12,96 +12,69 @@
 #include <type_traits>
 
 #include "../engine.h"
-#include "../gemm/packing.h"
+#include "../gemm/fp32.h"
 
 namespace elmo_fast::cpu {
 
-// Offsets in bytes into one direction's packed weights:
+// One direction's packed weights:
 //   input      [tiles, 2 panels, in]   recurrent [tiles, 2 panels, P]   bias [tiles, gate_width]
 //   projection [units of D, panels of P, unit], or nothing
 template <class Gemm>
-struct WeightLayout {
+struct WeightLayout : Offsets {
   using Vec = typename Gemm::Vec;
-  int64_t tiles, panels, input_tile, recurrent_tile;
-  size_t input, recurrent, bias, projection, size;
+  const LstmShape s;
+  const int64_t tiles = divided_up(s.dim, Vec::width);
+  const int64_t panels = s.dim != s.projection ? divided_up(s.projection, Gemm::panel_width) : 0;
+  const int64_t input_tile = 2 * panel_bytes<Gemm>(s.input), recurrent_tile = 2 * panel_bytes<Gemm>(s.projection);
+  const size_t input = take(tiles * input_tile), recurrent = take(tiles * recurrent_tile);
+  const size_t bias = take_floats(tiles * 4 * Vec::width);
+  const size_t projection = take(panels * panel_bytes<Gemm>(s.dim));
 
-  explicit WeightLayout(const LstmShape& s) {
-    const bool projected = s.dim != s.projection;
-    tiles = divided_up(s.dim, Vec::width);
-    panels = projected ? divided_up(s.projection, Gemm::panel_width) : 0;
-    input_tile = 2 * panel_bytes<Gemm>(s.input);
-    recurrent_tile = 2 * panel_bytes<Gemm>(s.projection);
-    input = 0;
-    recurrent = input + aligned64(tiles * input_tile);
-    bias = recurrent + aligned64(tiles * recurrent_tile);
-    projection = bias + aligned64(tiles * 4 * Vec::width * static_cast<int64_t>(sizeof(float)));
-    size = projection + aligned64(panels * panel_bytes<Gemm>(s.dim));
-  }
+  explicit WeightLayout(const LstmShape& shape) : s(shape) {}
 };
 
-// Offsets in bytes into one direction's scratch. Row counts are what products may touch: Gemm::buffer_rows.
+// One direction's scratch. Row counts are what products may touch: Gemm::buffer_rows.
 template <class Gemm>
-struct ScratchLayout {
+struct ScratchLayout : Offsets {
   using Vec = typename Gemm::Vec;
   using InputValue = typename Gemm::InputRows::Value;
   static constexpr int64_t panel_width = Gemm::panel_width, gate_width = 2 * panel_width;
+  const WeightLayout<Gemm> w;
+  const int64_t unique, slots, threads;
 
-  size_t x;  // left operand [max_unique, in]
-  size_t projections;  // x W + B of the chunk's rows, InputValue [tiles, max_unique, gate_width]
-  size_t h[2];  // left operands [slots, P] of this step and the next
-  size_t m;  // left operand [slots, D]
-  size_t c;  // [tiles, slots, vector]
-  size_t projected;  // m W_P [panels, slots, panel_width]
-  size_t gates;  // per thread [slots, gate_width]; twice where products interleave
-  size_t gates_bytes;  // of one thread
-  size_t sums;  // per thread, where projections are no fp32: x W + B of one panel [max_unique, panel_width]
-  size_t sums_bytes;  // of one thread
-  size_t size;
+  // left operand [max_unique, in]
+  const size_t x = take(left_bytes<Gemm>(unique, w.s.input));
+  // x W + B of the chunk's rows, InputValue [tiles, max_unique, gate_width]
+  const size_t projections = take(w.tiles * unique * gate_width * int64_t(sizeof(InputValue)));
+  // left operands [slots, P] of this step and the next
+  const size_t h[2] = {take(left_bytes<Gemm>(slots, w.s.projection)), take(left_bytes<Gemm>(slots, w.s.projection))};
+  // left operand [slots, D]
+  const size_t m = take(w.panels ? left_bytes<Gemm>(slots, w.s.dim) : 0);
+  // [tiles, slots, vector]
+  const size_t c = take_floats(w.tiles * slots * Vec::width);
+  // m W_P [panels, slots, panel_width]
+  const size_t projected = take_floats(w.panels * slots * panel_width);
+  // per thread [slots, gate_width]; twice where products interleave
+  const int64_t gates_bytes = aligned64(slots * gate_width * int64_t(sizeof(float))) * (Gemm::interleaves ? 2 : 1);
+  const size_t gates = take(gates_bytes * threads);
+  // per thread, where projections are no fp32: x W + B of one panel [max_unique, panel_width]
+  const int64_t sums_floats = std::is_same_v<InputValue, float> ? 0 : unique * panel_width;
+  const size_t sums = take_floats(sums_floats * threads);
 
-  ScratchLayout(const LstmPlan& plan, int team_size) {
-    const LstmShape& s = plan.shape;
-    const WeightLayout<Gemm> w(s);
-    const int64_t word = sizeof(float);
-    const int64_t unique = Gemm::buffer_rows(plan.max_unique), slots = Gemm::buffer_rows(plan.slots);
-    x = 0;
-    projections = x + left_bytes<Gemm>(unique, s.input);
-    h[0] = projections + aligned64(w.tiles * unique * gate_width * int64_t(sizeof(InputValue)));
-    h[1] = h[0] + left_bytes<Gemm>(slots, s.projection);
-    m = h[1] + left_bytes<Gemm>(slots, s.projection);
-    c = m + (w.panels ? left_bytes<Gemm>(slots, s.dim) : 0);
-    projected = c + aligned64(w.tiles * slots * Vec::width * word);
-    gates = projected + aligned64(w.panels * slots * panel_width * word);
-    gates_bytes = aligned64(slots * gate_width * word) * (Gemm::interleaves ? 2 : 1);
-    sums = gates + gates_bytes * static_cast<size_t>(team_size);
-    sums_bytes = std::is_same_v<InputValue, float> ? 0 : aligned64(unique * panel_width * word);
-    size = sums + sums_bytes * static_cast<size_t>(team_size);
-  }
+  ScratchLayout(const LstmPlan& plan, int team_size)
+      : w(plan.shape), unique(Gemm::buffer_rows(plan.max_unique)), slots(Gemm::buffer_rows(plan.slots)),
+        threads(team_size) {}
 };
 
-// Gates 2 * panel and 2 * panel + 1 of a tile, rows from `row` on.
-template <class Vec>
-PanelSource gate_panel(const LstmShape& s, const float* weight, int64_t row, int64_t tile, int panel) {
-  const int64_t cell = tile * Vec::width;
-  const int64_t columns = smaller(Vec::width, s.dim - cell);
-  const float* start = weight + row * 4 * s.dim + 2 * panel * s.dim + cell;
-  return {{start, start + s.dim}, {columns, columns}, 4 * s.dim};
-}
-
+// k rows of gates: two panels a tile, each of two gates.
 template <class Gemm>
-void pack_gates(const LstmShape& s, const float* weight, int64_t row, int64_t k, int64_t tiles, char* packed) {
-  for (int64_t tile = 0; tile < tiles; ++tile)
-    for (int panel = 0; panel < 2; ++panel, packed += panel_bytes<Gemm>(k))
-      pack_panel<Gemm>(gate_panel<typename Gemm::Vec>(s, weight, row, tile, panel), k, packed);
-}
-
-template <class Vec>
-void pack_gate_bias(const LstmShape& s, const float* bias, int64_t tiles, float* packed) {
-  for (int64_t tile = 0; tile < tiles; ++tile)
-    for (int gate = 0; gate < 4; ++gate)
-      for (int64_t lane = 0; lane < Vec::width; ++lane) {
-        const int64_t cell = tile * Vec::width + lane;
-        *packed++ = cell < s.dim ? bias[gate * s.dim + cell] : 0.0f;
-      }
+void pack_gates(const LstmShape& s, const float* weight, int64_t k, char* packed) {
+  for (int64_t cell = 0; cell < s.dim; cell += Gemm::Vec::width)
+    for (int gate = 0; gate < 4; gate += 2, packed += panel_bytes<Gemm>(k)) {
+      const float* start = weight + gate * s.dim + cell;
+      const int64_t columns = smaller(Gemm::Vec::width, s.dim - cell);
+      pack_panel<Gemm>({{start, start + s.dim}, {columns, columns}, 4 * s.dim}, k, packed);
+    }
 }
 
 template <class Gemm>
@@ -109,17 +82,18 @@ void pack_projection(const LstmShape& s, const float* projection, int64_t panels
   for (int64_t k0 = 0; k0 < s.dim; k0 += Gemm::unit)
     for (int64_t panel = 0; panel < panels; ++panel) {
       const PanelSource source = plain_panel<typename Gemm::Vec>(projection, s.projection, panel);
-      Gemm::pack_right(source, k0, smaller(Gemm::unit, s.dim - k0), packed);
-      packed += unit_bytes<Gemm>(s.dim, k0 / Gemm::unit);
+      const int64_t count = smaller(Gemm::unit, s.dim - k0);
+      Gemm::pack_right(source, k0, count, packed);
+      packed += panel_bytes<Gemm>(count);
     }
 }
 
 template <class Gemm>
 void lstm_pack_direction(const LstmShape& s, const LstmWeights& from, char* packed) {
   const WeightLayout<Gemm> w(s);
-  pack_gates<Gemm>(s, from.weight, 0, s.input, w.tiles, packed + w.input);
-  pack_gates<Gemm>(s, from.weight, s.input, s.projection, w.tiles, packed + w.recurrent);
-  pack_gate_bias<typename Gemm::Vec>(s, from.bias, w.tiles, reinterpret_cast<float*>(packed + w.bias));
+  pack_gates<Gemm>(s, from.weight, s.input, packed + w.input);
+  pack_gates<Gemm>(s, from.weight + s.input * 4 * s.dim, s.projection, packed + w.recurrent);
+  pack_gates<Fp32Gemm<typename Gemm::Vec>>(s, from.bias, 1, packed + w.bias);
   if (w.panels) pack_projection<Gemm>(s, from.projection, w.panels, packed + w.projection);
 }
 
@@ -131,18 +105,15 @@ int64_t panels_of(int64_t columns) {
 // What a forward saves for its gradients.
 template <class Vec>
 struct Saved {
-  float* gates;  // [tiles, S, gate_width] after their nonlinearities
-  float* cells;  // [tiles, S, vector] after the clip
-  float* projected;  // m W_P [panels, S, panel_width] before its clip, nothing without a projection
-  float* end;
+  const LstmShape s;
+  const int64_t rows, tile_floats = divided_up(s.dim, Vec::width) * Vec::width * rows;
+  float* const gates;  // [tiles, S, gate_width] after their nonlinearities
+  float* const cells = gates + 4 * tile_floats;  // [tiles, S, vector] after the clip
+  // m W_P [panels, S, panel_width] before its clip, nothing without a projection
+  float* const projected = cells + tile_floats;
+  float* const end = projected + (s.dim == s.projection ? 0 : panels_of<Vec>(s.projection) * 2 * Vec::width * rows);
 
-  Saved(const LstmShape& s, int64_t packed_rows, float* saved) {
-    const int64_t tile_floats = divided_up(s.dim, Vec::width) * Vec::width * packed_rows;
-    gates = saved;
-    cells = gates + 4 * tile_floats;
-    projected = cells + tile_floats;
-    end = projected + (s.dim == s.projection ? 0 : panels_of<Vec>(s.projection) * 2 * Vec::width * packed_rows);
-  }
+  Saved(const LstmShape& shape, int64_t packed_rows, float* saved) : s(shape), rows(packed_rows), gates(saved) {}
 };
 
 // Offsets in floats into one direction's packed weights, each a right operand [panels, rows, panel_width]:
@@ -150,91 +121,64 @@ struct Saved {
 template <class Vec>
 struct BackwardWeights {
   static constexpr int64_t panel_width = 2 * Vec::width;
-  int64_t gate_panels, gates, input, recurrent, projection, size;
+  const LstmShape s;
+  const int64_t gate_panels = 2 * divided_up(s.dim, Vec::width), gates = gate_panels * panel_width;
+  const int64_t p_panels = panels_of<Vec>(s.projection), d_panels = panels_of<Vec>(s.dim);
+  const int64_t input = 0, recurrent = panels_of<Vec>(s.input) * gates * panel_width;
+  const int64_t projection = recurrent + p_panels * gates * panel_width;
+  const int64_t size = projection + (s.dim == s.projection ? 0 : d_panels * p_panels * panel_width * panel_width);
 
-  explicit BackwardWeights(const LstmShape& s) {
-    gate_panels = 2 * divided_up(s.dim, Vec::width);
-    gates = gate_panels * panel_width;
-    input = 0;
-    recurrent = input + panels_of<Vec>(s.input) * gates * panel_width;
-    projection = recurrent + panels_of<Vec>(s.projection) * gates * panel_width;
-    const int64_t rows = panels_of<Vec>(s.projection) * panel_width;
-    size = projection + (s.dim == s.projection ? 0 : panels_of<Vec>(s.dim) * rows * panel_width);
-  }
+  explicit BackwardWeights(const LstmShape& shape) : s(shape) {}
 };
 
-// Offsets in floats into one direction's scratch.
+// One direction's scratch.
 template <class Vec>
-struct BackwardScratch {
+struct BackwardScratch : Offsets {
   static constexpr int64_t panel_width = 2 * Vec::width;
-  int64_t dz;  // [gate panels, S]: gradients of the gates' arguments
-  int64_t dp;  // [panels of P, S]: gradients of m W_P; with no projection, of m
-  int64_t m;  // [panels of D, S]
-  int64_t dh;  // [panels of P, slots] carried from step to step
-  int64_t dc;  // [tiles, slots, vector] likewise
-  int64_t c;  // [tiles, slots, vector]: cells before the first step
-  int64_t initial_c;  // [tiles, vector]
-  int64_t initial_dh;  // [panels of P, panel_width]: gradients of the initial state
-  int64_t initial_dc;  // [tiles, vector]
-  int64_t left_x;  // left operand of sums over rows [in, unique]
-  int64_t left_h;  // [P + 1, S]: h before each packed row, and ones
-  int64_t left_dp;  // [P, S]
-  int64_t result;  // per thread [result_rows, panel_width]
-  int64_t result_floats;
-  int64_t size;
+  const BackwardWeights<Vec> w;
+  const int64_t rows, unique, slots, threads, in = w.s.input, p = w.s.projection, cells = w.gates / 4;
 
-  BackwardScratch(const LstmPlan& plan, int team_size) {
-    const LstmShape& s = plan.shape;
-    const int64_t rows = plan.packed_rows, slots = plan.slots, tiles = divided_up(s.dim, Vec::width);
-    const int64_t gate_panels = 2 * tiles, p_panels = panels_of<Vec>(s.projection);
-    int64_t end = 0;
-    const auto take = [&end](int64_t floats) {
-      const int64_t begin = end;
-      end += divided_up(floats, 16) * 16;  // cache lines
-      return begin;
-    };
-    dz = take(gate_panels * rows * panel_width);
-    dp = take(p_panels * rows * panel_width);
-    m = take(panels_of<Vec>(s.dim) * rows * panel_width);
-    dh = take(p_panels * slots * panel_width);
-    dc = take(tiles * slots * Vec::width);
-    c = take(tiles * slots * Vec::width);
-    initial_c = take(tiles * Vec::width);
-    initial_dh = take(p_panels * panel_width);
-    initial_dc = take(tiles * Vec::width);
-    left_x = take(plan.max_unique * s.input);
-    left_h = take(rows * (s.projection + 1));
-    left_dp = take(rows * s.projection);
-    const int64_t widest = s.input > s.projection + 1 ? s.input : s.projection + 1;
-    result_floats = divided_up((widest > slots ? widest : slots) * panel_width, 16) * 16;
-    result = take(result_floats * team_size);
-    size = end;
-  }
+  const size_t dz = take_floats(w.gates * rows);  // [gate panels, S]: gradients of the gates' arguments
+  // [panels of P, S]: gradients of m W_P; with no projection, of m
+  const size_t dp = take_floats(w.p_panels * rows * panel_width);
+  const size_t m = take_floats(w.d_panels * rows * panel_width);  // [panels of D, S]
+  const size_t dh = take_floats(w.p_panels * slots * panel_width);  // [panels of P, slots] carried from step to step
+  const size_t dc = take_floats(cells * slots);  // [tiles, slots, vector] likewise
+  const size_t c = take_floats(cells * slots);  // [tiles, slots, vector]: cells before the first step
+  const size_t initial_c = take_floats(cells);  // [tiles, vector]
+  const size_t initial_dh = take_floats(w.p_panels * panel_width);  // gradients of the initial state
+  const size_t initial_dc = take_floats(cells);
+  const size_t left_x = take_floats(unique * in);  // left operand of sums over rows [in, unique]
+  const size_t left_h = take_floats(rows * (p + 1));  // [P + 1, S]: h before each packed row, and ones
+  const size_t left_dp = take_floats(rows * p);  // [P, S]
+  // per thread, up to [in, P + 1 or slots, panel_width]
+  const int64_t result_floats = larger(larger(in, p + 1), slots) * panel_width;
+  const size_t result = take_floats(result_floats * threads);
+
+  BackwardScratch(const LstmPlan& plan, int team_size)
+      : w(plan.shape), rows(plan.packed_rows), unique(plan.max_unique), slots(plan.slots), threads(team_size) {}
 };
 
-// Rows [row, row + count) of W transposed: [panels of count, gates, panel_width]. `packed` is zero before.
-template <class Vec>
-void pack_gates_transposed(const LstmShape& s, const float* weight, int64_t row, int64_t count, float* packed) {
-  constexpr int64_t panel_width = 2 * Vec::width, gate_width = 2 * panel_width;
-  const int64_t gates = BackwardWeights<Vec>(s).gates;
-  for (int64_t k = 0; k < count; ++k) {
-    float* column = packed + k / panel_width * gates * panel_width + k % panel_width;
-    for (int64_t gate = 0; gate < 4; ++gate) {
-      const float* from = weight + (row + k) * 4 * s.dim + gate * s.dim;
-      for (int64_t cell = 0; cell < s.dim; ++cell)
-        column[(cell / Vec::width * gate_width + gate * Vec::width + cell % Vec::width) * panel_width] = from[cell];
-    }
+// `from` [count, columns, row stride `stride`] transposed: [panels of count, rows, panel_width], whose row row_of(k) is
+// column k. `packed` is zero before.
+template <class Vec, class RowOf>
+void pack_transposed(const float* from, int64_t stride, int64_t count, int64_t columns, int64_t rows, RowOf row_of,
+                     float* packed) {
+  constexpr int64_t panel_width = 2 * Vec::width;
+  for (int64_t k = 0; k < count; ++k, from += stride) {
+    float* to = packed + k / panel_width * rows * panel_width + k % panel_width;
+    for (int64_t column = 0; column < columns; ++column) to[row_of(column) * panel_width] = from[column];
   }
 }
 
-// W_P transposed: [panels of D, P padded, panel_width]. `packed` is zero before.
+// `count` rows of W.
 template <class Vec>
-void pack_projection_transposed(const LstmShape& s, const float* projection, float* packed) {
-  constexpr int64_t panel_width = 2 * Vec::width;
-  const int64_t rows = panels_of<Vec>(s.projection) * panel_width;
-  for (int64_t cell = 0; cell < s.dim; ++cell) {
-    float* column = packed + cell / panel_width * rows * panel_width + cell % panel_width;
-    for (int64_t k = 0; k < s.projection; ++k) column[k * panel_width] = projection[cell * s.projection + k];
+void pack_gates_transposed(const LstmShape& s, const float* weight, int64_t count, float* packed) {
+  for (int64_t gate = 0; gate < 4; ++gate) {
+    const auto row_of = [gate](int64_t cell) {
+      return (cell / Vec::width * 4 + gate) * Vec::width + cell % Vec::width;
+    };
+    pack_transposed<Vec>(weight + gate * s.dim, 4 * s.dim, count, s.dim, BackwardWeights<Vec>(s).gates, row_of, packed);
   }
 }
 
@@ -242,10 +186,13 @@ template <class Vec>
 void backward_pack_direction(const LstmShape& s, const LstmWeights& from, char* packed) {
   const BackwardWeights<Vec> w(s);
   float* to = reinterpret_cast<float*>(packed);
-  std::memset(to, 0, static_cast<size_t>(w.size) * sizeof(float));
-  pack_gates_transposed<Vec>(s, from.weight, 0, s.input, to + w.input);
-  pack_gates_transposed<Vec>(s, from.weight, s.input, s.projection, to + w.recurrent);
-  if (from.projection) pack_projection_transposed<Vec>(s, from.projection, to + w.projection);
+  clear_floats(to, w.size);
+  pack_gates_transposed<Vec>(s, from.weight, s.input, to + w.input);
+  pack_gates_transposed<Vec>(s, from.weight + s.input * 4 * s.dim, s.projection, to + w.recurrent);
+  if (from.projection)
+    pack_transposed<Vec>(
+        from.projection, s.projection, s.dim, s.projection, w.p_panels * w.panel_width, [](int64_t k) { return k; },
+        to + w.projection);
 }
 
 }  // namespace elmo_fast::cpu

@@ -1,13 +1,13 @@
 // The entry points of projected_lstm.h: check, plan, split the work between threads.
 #include "../../projected_lstm.h"
 
-#include <cfloat>
-#include <cmath>
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
-#include "../threads.h"
-#include "plan.h"
+#include "../engine.h"
 
 namespace elmo_fast {
 namespace {
@@ -22,13 +22,63 @@ Label label_for(const char* op, Isa isa, Precision precision, const LstmShape& s
   return Label(op, isa, precision, s.input, s.dim, s.projection);
 }
 
+Label gradients_label(const LstmShape& s) { return label_for("lstm gradients", training_isa(), Precision::highest, s); }
+
 Label saved_label(const LstmShape& s, int64_t packed_rows) {
   return Label("a training forward", training_isa(), Precision::highest, packed_rows, s.dim, s.projection);
 }
 
+void check_shape(const LstmShape& s) {
+  require(s.input > 0 && s.dim > 0 && s.projection > 0 && s.input <= INT32_MAX && s.dim <= INT32_MAX / 4 &&
+              s.projection <= INT32_MAX,
+          "shape: expected positive input, dim and projection");
+}
+
 void check_trainable(const LstmCall& call) {
   check_shape(call.shape);
-  if (call.precomputed) throw std::invalid_argument("precomputed: expected false for a call with gradients");
+  require(!call.precomputed, "precomputed: expected false for a call with gradients");
+}
+
+void check_batch_sizes(const LstmCall& call) {
+  int64_t total = 0, last = call.slots;
+  for (int64_t t = 0; t < call.steps; ++t) {
+    if (call.batch_sizes[t] < 0 || call.batch_sizes[t] > last)
+      throw std::invalid_argument("batch_sizes: expected a non-increasing count within slots, got " +
+                                  std::to_string(call.batch_sizes[t]) + " after " + std::to_string(last));
+    last = call.batch_sizes[t];
+    total += last;
+  }
+  if (total != call.packed_rows)
+    throw std::invalid_argument("batch_sizes: expected a sum of " + std::to_string(call.packed_rows) + ", got " +
+                                std::to_string(total));
+}
+
+// All but the outputs.
+void check_inputs(const LstmCall& call) {
+  require(call.steps >= 0 && call.packed_rows >= 0 && call.input_rows >= 0 && call.output_rows >= 0 && call.slots >= 0,
+          "steps, packed_rows, input_rows, output_rows, slots: expected no negative number");
+  check_threads(call.threads);
+  require(!(call.split_input && call.precomputed), "split_input, precomputed: expected at most one");
+  require(call.chunk_rows >= 0, "chunk_rows: expected 0 or more");
+  require(call.cell_clip > 0 && call.proj_clip > 0, "cell_clip, proj_clip: expected more than 0");
+  require(call.input_rows <= INT32_MAX && call.output_rows <= INT32_MAX && call.packed_rows <= INT32_MAX,
+          "input_rows, output_rows, packed_rows: expected less than 2^31");
+  require(call.steps == 0 || call.batch_sizes != nullptr, "batch_sizes: expected a pointer");
+  check_batch_sizes(call);
+  if (call.packed_rows == 0) return;
+  require(call.rows && call.inputs && call.h && call.c, "rows, inputs, h, c: expected pointers");
+  check_range(call.rows, 2 * call.packed_rows, 0, call.input_rows, "rows");
+}
+
+void check_call(const LstmCall& call, Precision precision) {
+  const Isa isa = isa_for(precision);
+  check_shape(call.shape);
+  check_packed(call.packed, call.packed_size, 2 * engine_for(precision, isa).lstm.packed_size(call.shape),
+               label_for("lstm", isa, precision, call.shape));
+  check_inputs(call);
+  if (call.packed_rows == 0) return;
+  require(call.out_rows && call.output, "out_rows, output: expected pointers");
+  check_range(call.out_rows, 2 * call.packed_rows, -1, call.output_rows, "out_rows");
 }
 
 // Label, then each direction as `pack` of an engine packs it.
@@ -40,51 +90,150 @@ void pack_both(const Engine& engine, const Label& label, const LstmShape& shape,
   std::memcpy(packed, &label, sizeof label);
   for (int d = 0; d < 2; ++d) {
     const bool projected = shape.dim != shape.projection;
-    if (!weights[d] || (biases && !biases[d]) || projected != (projections[d] != nullptr))
-      throw std::invalid_argument("weights: expected W and B, and W_P exactly when dim and projection differ");
+    require(weights[d] && (!biases || biases[d]) && projected == (projections[d] != nullptr),
+            "weights: expected W and B, and W_P exactly when dim and projection differ");
     char* to = static_cast<char*>(packed) + sizeof label + size_t(d) * of_direction;
     engine.pack(shape, {weights[d], biases ? biases[d] : nullptr, projections[d]}, to);
   }
 }
 
-float* saved_of(const LstmCall& call, int direction, const void* saved) {
-  const size_t of_direction = training_engine().saved_size(call.shape, call.packed_rows);
-  const char* from = static_cast<const char*>(saved) + sizeof(Label) + static_cast<size_t>(direction) * of_direction;
-  return reinterpret_cast<float*>(const_cast<char*>(from));
-}
+constexpr int64_t default_chunk_rows = 448;
 
-// Scratch of direction d: two teams need one each.
-char* scratch_of(void* scratch, size_t size, int teams, int d) {
-  return static_cast<char*>(scratch) + (teams == 2 ? size_t(d) * size : 0);
-}
+struct DirectionSchedule {
+  std::vector<int32_t> unique_rows;   // rows of `inputs`, chunk by chunk, in order of first use
+  std::vector<int32_t> unique_index;  // [S] index among the unique rows of its chunk
+  std::vector<Chunk> chunks;
+  int64_t max_unique = 0;
 
-// A checked call with packed rows, on the engine's `run` or `run_saving`.
-void run_forward(const LstmCall& call, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
-  const LstmSchedule schedule = make_schedule(call);
-  LstmPlan plan = make_plan(call, schedule, engine.packed_size(call.shape));
-  const int teams = lstm_teams(call.threads);
-  const size_t scratch_size = engine.scratch_size(plan, call.threads / teams);
-  char* scratch = thread_scratch(scratch_size * size_t(teams));
-  for (int d = 0; d < 2; ++d) {
-    plan.direction[d].scratch = scratch_of(scratch, scratch_size, teams, d);
-    if (saved) plan.direction[d].saved = saved_of(call, d, saved);
+  // A step with which a chunk would have more than `limit` unique rows opens the next one.
+  DirectionSchedule(const LstmCall& call, const int32_t* rows, const std::vector<int64_t>& row_begin, int64_t limit)
+      : unique_index(size_t(call.packed_rows)), chunks{Chunk{}}, seen_in_(size_t(call.input_rows), -1),
+        index_of_(size_t(call.input_rows)) {
+    for (int64_t step = 0; step < int64_t(row_begin.size()); ++step) {
+      const int64_t begin = row_begin[size_t(step)], end = begin + call.batch_sizes[step];
+      const size_t before = unique_rows.size();
+      if (add_rows(rows, begin, end) > limit && step > chunks.back().step_begin) {
+        unique_rows.resize(before);
+        chunks.back().unique_count = int64_t(before) - chunks.back().unique_begin;
+        chunks.push_back({step, step, int64_t(before), 0});
+        add_rows(rows, begin, end);
+      }
+      chunks.back().step_end = step + 1;
+      max_unique = std::max(max_unique, chunks.back().unique_count);
+    }
   }
+
+ private:
+  // Adds packed rows to the last chunk; its unique rows then.
+  int64_t add_rows(const int32_t* rows, int64_t begin, int64_t end) {
+    Chunk& chunk = chunks.back();
+    for (int64_t k = begin; k < end; ++k) {
+      const auto row = size_t(rows[k]);
+      if (seen_in_[row] != int64_t(chunks.size())) {
+        seen_in_[row] = int64_t(chunks.size());
+        index_of_[row] = static_cast<int32_t>(int64_t(unique_rows.size()) - chunk.unique_begin);
+        unique_rows.push_back(rows[k]);
+      }
+      unique_index[size_t(k)] = index_of_[row];
+    }
+    return chunk.unique_count = int64_t(unique_rows.size()) - chunk.unique_begin;
+  }
+
+  std::vector<int64_t> seen_in_;   // [input_rows] number of the chunk that last used the row
+  std::vector<int32_t> index_of_;  // [input_rows] its index there
+};
+
+// Of a checked call.
+struct LstmSchedule {
+  std::vector<int64_t> row_begin;  // [steps] first packed row, without trailing steps of no slot
+  std::vector<DirectionSchedule> direction;
+
+  LstmSchedule(const LstmCall& call, int64_t chunk_rows) {
+    int64_t total = 0;
+    for (int64_t t = 0; t < call.steps && call.batch_sizes[t] > 0; total += call.batch_sizes[t++])
+      row_begin.push_back(total);
+    for (int d = 0; d < 2; ++d) direction.emplace_back(call, call.rows + d * call.packed_rows, row_begin, chunk_rows);
+  }
+};
+
+template <class T>
+T* half(T* both, int64_t offset) {
+  return both ? both + offset : nullptr;
+}
+
+LstmDirection make_direction(const LstmCall& call, const DirectionSchedule& schedule, int d, size_t packed_size) {
+  const int64_t p = call.shape.projection, dim = call.shape.dim;
+  LstmDirection direction = {};
+  direction.packed = static_cast<const char*>(call.packed) + sizeof(Label) + size_t(d) * packed_size;
+  direction.inputs = call.inputs + (call.precomputed ? d * 4 * dim : call.split_input ? d * call.shape.input : 0);
+  direction.unique_rows = schedule.unique_rows.data();
+  direction.unique_index = schedule.unique_index.data();
+  direction.out_rows = half(call.out_rows, d * call.packed_rows);
+  direction.chunks = schedule.chunks.data();
+  direction.chunk_count = int64_t(schedule.chunks.size());
+  direction.initial_h = half(call.initial_h, d * p);
+  direction.initial_c = half(call.initial_c, d * dim);
+  direction.output = half(call.output, d * p);
+  direction.h = call.h + d * p;
+  direction.c = call.c + d * dim;
+  return direction;
+}
+
+// A plan without scratch. It points into `call` and `schedule`; `packed_size` is that of one direction.
+LstmPlan make_plan(const LstmCall& call, const LstmSchedule& schedule, size_t packed_size) {
+  LstmPlan plan = {};
+  static_cast<LstmCall&>(plan) = call;
+  plan.input_stride = call.precomputed ? 8 * call.shape.dim : call.shape.input * (call.split_input ? 2 : 1);
+  plan.steps = int64_t(schedule.row_begin.size());
+  plan.slots = call.batch_sizes[0];
+  plan.row_begin = schedule.row_begin.data();
+  plan.max_unique = std::max(schedule.direction[0].max_unique, schedule.direction[1].max_unique);
+  for (int d = 0; d < 2; ++d) plan.direction[d] = make_direction(call, schedule.direction[d], d, packed_size);
+  return plan;
+}
+
+// An even number of threads makes two teams of one direction each; an odd one works on both in turn.
+int teams_of(int threads) { return threads % 2 == 0 ? 2 : 1; }
+
+// `scratch` has `size` bytes for each team, `saved` comes after a label, or is null.
+void give_memory(LstmPlan& plan, void* scratch, size_t size, const void* saved) {
+  const size_t of_direction = training_engine().saved_size(plan.shape, plan.packed_rows);
+  for (size_t d = 0; d < 2; ++d) {
+    plan.direction[d].scratch = static_cast<char*>(scratch) + (teams_of(plan.threads) == 2 ? d * size : 0);
+    char* const begin = const_cast<char*>(static_cast<const char*>(saved)) + sizeof(Label) + d * of_direction;
+    plan.direction[d].saved = saved ? reinterpret_cast<float*>(begin) : nullptr;
+  }
+}
+
+// Runs run(direction, team) on every thread; directions of one team after each other.
+template <class Run>
+void run_directions(int threads, const Run& run) {
+  const int teams = teams_of(threads), team_size = threads / teams;
+  Barrier barriers[] = {Barrier(team_size), Barrier(team_size)};
+  run_together(threads, [&](int rank) {
+    const int team = rank / team_size;
+    for (int k = 0; k < 2 / teams; ++k) {
+      run(team + k, Team{rank % team_size, team_size, &barriers[team]});
+      barriers[team].wait();
+    }
+  });
+}
+
+// A checked call, on the engine's `run` or `run_saving`.
+void run_forward(const LstmCall& call, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
+  if (call.packed_rows == 0) return;
+  const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows);
+  LstmPlan plan = make_plan(call, schedule, engine.packed_size(call.shape));
+  const int teams = teams_of(call.threads);
+  const size_t scratch_size = engine.scratch_size(plan, call.threads / teams);
+  give_memory(plan, thread_scratch(scratch_size * size_t(teams)), scratch_size, saved);
   run_directions(call.threads, [&](int d, Team team) { run(plan, plan.direction[d], team); });
 }
 
-// One chunk of everything: its unique rows are the call's.
-LstmSchedule schedule_in_one_chunk(LstmCall call) {
-  call.chunk_rows = INT64_MAX;
-  return make_schedule(call);
-}
-
-float* half(float* both, int64_t offset) { return both ? both + offset : nullptr; }
-
 LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirection& forward) {
   const int64_t p = call.forward.shape.projection, dim = call.forward.shape.dim;
-  const float limit = INFINITY;
   LstmBackward to = {};
-  to.forward = forward;
+  static_cast<LstmDirection&>(to) = forward;
   to.grad_output = call.grad_output + d * p;
   to.grad_h = call.grad_h + d * p;
   to.grad_c = call.grad_c + d * dim;
@@ -94,10 +243,6 @@ LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirect
   to.grad_projections = call.grad_projections[d];
   to.grad_initial_h = half(call.grad_initial_h, d * p);
   to.grad_initial_c = half(call.grad_initial_c, d * dim);
-  to.clips_cells = call.forward.cell_clip <= FLT_MAX;
-  to.clips_projection = call.forward.proj_clip <= FLT_MAX && p != dim;
-  to.above_cell_clip = std::nextafter(call.forward.cell_clip, limit);
-  to.above_proj_clip = std::nextafter(call.forward.proj_clip, limit);
   return to;
 }
 
@@ -119,8 +264,7 @@ void clear_gradients(const LstmBackwardCall& call) {
 }  // namespace
 
 std::string lstm_isa(Precision precision) {
-  Isa isa;
-  return find_isa(precision, &isa) ? isa_name(isa) : "";
+  return precision == Precision::highest || cpu_isa() >= Isa::amx ? isa_name(isa_for(precision)) : "";
 }
 
 size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
@@ -138,31 +282,24 @@ void lstm_pack(const LstmShape& shape, Precision precision, const float* const w
 }
 
 void lstm_forward(const LstmCall& call) {
-  const Isa isa = isa_for(call.precision);
-  check_shape(call.shape);
-  const LstmEngine& engine = engine_for(call.precision, isa).lstm;
-  check_packed(call.packed, call.packed_size, 2 * engine.packed_size(call.shape),
-               label_for("lstm", isa, call.precision, call.shape));
-  check_lstm_call(call);
-  if (call.packed_rows > 0) run_forward(call, engine, engine.run, nullptr);
+  check_call(call, call.precision);
+  const LstmEngine& engine = engine_for(call.precision, isa_for(call.precision)).lstm;
+  run_forward(call, engine, engine.run, nullptr);
 }
 
 size_t lstm_saved_size(const LstmShape& shape, int64_t packed_rows) {
   check_shape(shape);
-  if (packed_rows < 0) throw std::invalid_argument("packed_rows: expected no negative number");
+  require(packed_rows >= 0, "packed_rows: expected no negative number");
   return sizeof(Label) + 2 * training_engine().saved_size(shape, packed_rows);
 }
 
 void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size) {
   check_trainable(call);
-  const LstmEngine& engine = fp32_engine(training_isa()).lstm;
-  check_packed(call.packed, call.packed_size, 2 * engine.packed_size(call.shape),
-               label_for("lstm", training_isa(), Precision::highest, call.shape));
-  check_lstm_call(call);
+  check_call(call, Precision::highest);
   check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
   const Label label = saved_label(call.shape, call.packed_rows);
   std::memcpy(saved, &label, sizeof label);
-  if (call.packed_rows > 0) run_forward(call, engine, training_engine().run_saving, saved);
+  run_forward(call, fp32_engine(training_isa()).lstm, training_engine().run_saving, saved);
 }
 
 size_t lstm_backward_packed_size(const LstmShape& shape) {
@@ -173,16 +310,15 @@ size_t lstm_backward_packed_size(const LstmShape& shape) {
 void lstm_backward_pack(const LstmShape& shape, const float* const weights[2], const float* const projections[2],
                         void* packed, size_t packed_size) {
   check_shape(shape);
-  pack_both(training_engine(), label_for("lstm gradients", training_isa(), Precision::highest, shape), shape, weights,
-            nullptr, projections, packed, packed_size);
+  pack_both(training_engine(), gradients_label(shape), shape, weights, nullptr, projections, packed, packed_size);
 }
 
 size_t lstm_backward_scratch_size(const LstmCall& forward) {
   check_trainable(forward);
-  check_lstm_inputs(forward);
+  check_inputs(forward);
   if (forward.packed_rows == 0) return 0;
-  const LstmSchedule schedule = schedule_in_one_chunk(forward);
-  const int teams = lstm_teams(forward.threads);
+  const LstmSchedule schedule(forward, INT64_MAX);
+  const int teams = teams_of(forward.threads);
   return size_t(teams) * training_engine().scratch_size(make_plan(forward, schedule, 0), forward.threads / teams);
 }
 
@@ -191,25 +327,21 @@ void lstm_backward(const LstmBackwardCall& call) {
   const LstmTrainingEngine& engine = training_engine();
   check_trainable(forward);
   check_packed(forward.packed, forward.packed_size, 2 * engine.packed_size(forward.shape),
-               label_for("lstm gradients", training_isa(), Precision::highest, forward.shape));
-  check_lstm_inputs(forward);
+               gradients_label(forward.shape));
+  check_inputs(forward);
   check_packed(call.saved, call.saved_size, lstm_saved_size(forward.shape, forward.packed_rows) - sizeof(Label),
                saved_label(forward.shape, forward.packed_rows));
   if (forward.packed_rows == 0) return clear_gradients(call);
-  if (!call.grad_output || !call.grad_h || !call.grad_c)
-    throw std::invalid_argument("grad_output, grad_h, grad_c: expected pointers");
-  const LstmSchedule schedule = schedule_in_one_chunk(forward);
+  require(call.grad_output && call.grad_h && call.grad_c, "grad_output, grad_h, grad_c: expected pointers");
+  const LstmSchedule schedule(forward, INT64_MAX);
   LstmPlan plan = make_plan(forward, schedule, engine.packed_size(forward.shape));
-  const int teams = lstm_teams(forward.threads);
+  const int teams = teams_of(forward.threads);
   const size_t scratch_size = engine.scratch_size(plan, forward.threads / teams);
-  if (!call.scratch || call.scratch_size < scratch_size * size_t(teams))
-    throw std::invalid_argument("scratch: expected lstm_backward_scratch_size bytes");
-  LstmBackward backward[2];
-  for (int d = 0; d < 2; ++d) {
-    plan.direction[d].scratch = scratch_of(call.scratch, scratch_size, teams, d);
-    plan.direction[d].saved = saved_of(forward, d, call.saved);
-    backward[d] = make_backward(call, d, plan.direction[d]);
-  }
+  require(call.scratch && call.scratch_size >= scratch_size * size_t(teams),
+          "scratch: expected lstm_backward_scratch_size bytes");
+  give_memory(plan, call.scratch, scratch_size, call.saved);
+  const LstmBackward backward[] = {make_backward(call, 0, plan.direction[0]),
+                                   make_backward(call, 1, plan.direction[1])};
   run_directions(forward.threads, [&](int d, Team team) { engine.run(plan, backward[d], team); });
 }
 

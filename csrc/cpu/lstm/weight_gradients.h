@@ -10,37 +10,33 @@
 namespace elmo_fast::cpu {
 
 template <class Vec>
-class WeightGradients {
-  static constexpr int panel_width = 2 * Vec::width;
+class WeightGradients : BackwardMemory<Vec> {
+  using Base = BackwardMemory<Vec>;
+  using Base::floats, Base::packed, Base::paneled, Base::starts_sequence, Base::panel_width, Base::result_;
+  using Base::plan_, Base::d_, Base::team_, Base::shape_, Base::projected_, Base::scratch_, Base::weights_,
+      Base::saved_;
 
  public:
   WeightGradients(const LstmPlan& plan, const LstmBackward& direction, Team team)
-      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), weights_(plan.shape), scratch_(plan, team.size),
-        unique_(direction.forward.chunks->unique_count), gate_panels_(weights_.gate_panels, team.rank, team.size),
-        saved_(shape_, plan.packed_rows, direction.forward.saved),
-        result_(floats(scratch_.result + team.rank * scratch_.result_floats)) {}
+      : Base(plan, direction, team), unique_(direction.chunks->unique_count),
+        gate_panels_(weights_.gate_panels, team.rank, team.size) {}
 
   void run() const {
     pack_left_operands();
-    barrier_wait(*team_.barrier);
-    if (d_.grad_weights || d_.grad_biases) recurrent_weights();
+    team_.barrier->wait();
+    if (d_.grad_weights || d_.grad_biases)
+      gate_weights(scratch_.left_h, shape_.projection + 1, plan_.packed_rows, shape_.input);
     if (d_.grad_projections) projection();
     add_up_repeated_rows();
-    if (d_.grad_weights) input_weights();
-    barrier_wait(*team_.barrier);
+    if (d_.grad_weights) gate_weights(scratch_.left_x, shape_.input, unique_, 0);
+    team_.barrier->wait();
     if (d_.grad_inputs) inputs();
   }
 
  private:
-  float* floats(int64_t offset) const { return reinterpret_cast<float*>(d_.forward.scratch) + offset; }
-  const float* packed(int64_t offset) const { return reinterpret_cast<const float*>(d_.forward.packed) + offset; }
-  float* paneled(int64_t offset, int64_t panel, int64_t row) const {
-    return floats(offset) + (panel * plan_.packed_rows + row) * panel_width;
-  }
-
   // Columns [0, columns) of rows [0, rows), which `value(row, column)` points to until a panel's end, as left operand.
   template <class Value>
-  void pack_left(int64_t offset, int64_t columns, int64_t rows, Value value) const {
+  void pack_left(size_t offset, int64_t columns, int64_t rows, Value value) const {
     const Blocks blocks(columns, Vec::rows, true);
     const Partition mine(blocks.count, team_.rank, team_.size);
     for (int64_t b = mine.begin; b < mine.end; ++b) {
@@ -49,7 +45,7 @@ class WeightGradients {
       for (int64_t row = 0; row < rows; ++row, to += count)
         for (int64_t k = 0; k < count;) {
           const int64_t run = smaller(count - k, panel_width - (begin + k) % panel_width);
-          std::memcpy(to + k, value(row, begin + k), sizeof(float) * static_cast<size_t>(run));
+          copy_floats(to + k, value(row, begin + k), run);
           k += run;
         }
     }
@@ -58,7 +54,7 @@ class WeightGradients {
   void pack_left_operands() const {
     if (d_.grad_weights)
       pack_left(scratch_.left_x, shape_.input, unique_, [this](int64_t row, int64_t column) {
-        return d_.forward.inputs + d_.forward.unique_rows[row] * plan_.input_stride + column;
+        return d_.inputs + d_.unique_rows[row] * plan_.input_stride + column;
       });
     if (d_.grad_projections)
       pack_left(scratch_.left_dp, shape_.projection, plan_.packed_rows, [this](int64_t row, int64_t column) {
@@ -84,31 +80,29 @@ class WeightGradients {
   }
 
   void previous_h(int64_t t, int64_t slot, int64_t begin, int64_t count, float* to) const {
-    const size_t bytes = sizeof(float) * static_cast<size_t>(count);
-    if (plan_.sequence_start && plan_.sequence_start[plan_.row_begin[t] + slot]) {
-      if (d_.forward.initial_h) std::memcpy(to, d_.forward.initial_h + begin, bytes);
-      else std::memset(to, 0, bytes);
-    } else if (t == 0) {
-      std::memcpy(to, d_.forward.h + slot * 2 * shape_.projection + begin, bytes);
+    if (!starts_sequence(plan_.row_begin[t] + slot)) {
+      if (t > 0) emitted_h(plan_.row_begin[t - 1] + slot, begin, count, to);
+      else copy_floats(to, d_.h + slot * 2 * shape_.projection + begin, count);
+    } else if (d_.initial_h) {
+      copy_floats(to, d_.initial_h + begin, count);
     } else {
-      emitted_h(plan_.row_begin[t - 1] + slot, begin, count, to);
+      clear_floats(to, count);
     }
   }
 
   void emitted_h(int64_t row, int64_t begin, int64_t count, float* to) const {
-    const bool projected = shape_.dim != shape_.projection;
-    const float* from = projected ? saved_.projected : floats(scratch_.m);
+    const float* from = projected_ ? saved_.projected : floats(scratch_.m);
     const float limit = plan_.proj_clip;
     for (int64_t k = 0; k < count; ++k) {
       const int64_t column = begin + k;
       const float h = from[(column / panel_width * plan_.packed_rows + row) * panel_width + column % panel_width];
-      to[k] = !projected ? h : h > limit ? limit : h < -limit ? -limit : h;
+      to[k] = !projected_ ? h : h > limit ? limit : h < -limit ? -limit : h;
     }
   }
 
   // result_ [columns of left, panel_width] = left^T x right over `rows` rows.
-  void sum_over_rows(int64_t left, int64_t columns, int64_t rows, const float* right) const {
-    std::memset(result_, 0, sizeof(float) * static_cast<size_t>(columns * panel_width));
+  void sum_over_rows(size_t left, int64_t columns, int64_t rows, const float* right) const {
+    clear_floats(result_, columns * panel_width);
     const Left<Fp32Gemm<Vec>> operand = {reinterpret_cast<char*>(floats(left)), rows};
     multiply_panel(gemm_, operand, Blocks(columns, Vec::rows, true), reinterpret_cast<const char*>(right),
                    {result_, panel_width}, result_, panel_width);
@@ -117,17 +111,19 @@ class WeightGradients {
   // The two gates' columns of a panel of dz: row `row` of result_ to row `row` of `to` [rows, 4D].
   void store_gates(int64_t panel, int64_t row, float* to) const {
     const int64_t cell = panel / 2 * Vec::width, gate = panel % 2 * 2;
-    const size_t bytes = sizeof(float) * static_cast<size_t>(smaller(Vec::width, shape_.dim - cell));
     for (int64_t k = 0; k < 2; ++k)
-      std::memcpy(to + (gate + k) * shape_.dim + cell, result_ + row * panel_width + k * Vec::width, bytes);
+      copy_floats(to + (gate + k) * shape_.dim + cell, result_ + row * panel_width + k * Vec::width,
+                  smaller(Vec::width, shape_.dim - cell));
   }
 
-  void recurrent_weights() const {
+  // Rows of dW from `first` on, as many as `left` has columns but for one of ones, which gives dB.
+  void gate_weights(size_t left, int64_t columns, int64_t rows, int64_t first) const {
+    const int64_t biases = shape_.input + shape_.projection;
     for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
-      sum_over_rows(scratch_.left_h, shape_.projection + 1, plan_.packed_rows, paneled(scratch_.dz, panel, 0));
-      for (int64_t k = 0; d_.grad_weights && k < shape_.projection; ++k)
-        store_gates(panel, k, d_.grad_weights + (shape_.input + k) * 4 * shape_.dim);
-      if (d_.grad_biases) store_gates(panel, shape_.projection, d_.grad_biases);
+      sum_over_rows(left, columns, rows, paneled(scratch_.dz, panel, 0));
+      for (int64_t k = 0; d_.grad_weights && k < smaller(columns, biases - first); ++k)
+        store_gates(panel, k, d_.grad_weights + (first + k) * 4 * shape_.dim);
+      if (d_.grad_biases && first + columns > biases) store_gates(panel, columns - 1, d_.grad_biases);
     }
   }
 
@@ -146,7 +142,7 @@ class WeightGradients {
   // first use that index is never behind the packed row, so nothing is overwritten before it was read.
   void add_up_repeated_rows() const {
     if (unique_ == plan_.packed_rows) return;
-    const int32_t* slots = d_.forward.unique_index;
+    const int32_t* slots = d_.unique_index;
     for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
       float* rows = paneled(scratch_.dz, panel, 0);
       int64_t seen = 0;
@@ -161,44 +157,27 @@ class WeightGradients {
     }
   }
 
-  void input_weights() const {
-    for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
-      sum_over_rows(scratch_.left_x, shape_.input, unique_, paneled(scratch_.dz, panel, 0));
-      for (int64_t k = 0; k < shape_.input; ++k) store_gates(panel, k, d_.grad_weights + k * 4 * shape_.dim);
-    }
-  }
-
   // dx = dz W_x^T of this thread's unique rows, some at a time so that they stay in the cache.
   void inputs() const {
     const Partition mine(unique_, team_.rank, team_.size);
     for (int64_t row = mine.begin; row < mine.end; row += rows_at_once) {
       const int64_t count = smaller(rows_at_once, mine.end - row);
       for (int64_t panel = 0; panel < panels_of<Vec>(shape_.input); ++panel) {
-        float sums[rows_at_once * panel_width] = {};
-        product_of_rows_.multiply(paneled(scratch_.dz, 0, row), plan_.packed_rows * panel_width, weights_.gate_panels,
-                                  count, packed(weights_.input) + panel * weights_.gates * panel_width, sums);
+        float sums[rows_at_once * panel_width];
+        this->product_of_rows(scratch_.dz, row, count, weights_.gate_panels, packed(weights_.input), panel, sums);
         const int64_t first = panel * panel_width, columns = smaller(panel_width, shape_.input - first);
         for (int64_t k = 0; k < count; ++k)
-          std::memcpy(d_.grad_inputs + d_.forward.unique_rows[row + k] * plan_.input_stride + first,
-                      sums + k * panel_width, sizeof(float) * static_cast<size_t>(columns));
+          copy_floats(d_.grad_inputs + d_.unique_rows[row + k] * plan_.input_stride + first, sums + k * panel_width,
+                      columns);
       }
     }
   }
 
   static constexpr int64_t rows_at_once = 5 * Vec::rows;
 
-  const LstmPlan& plan_;
-  const LstmBackward& d_;
-  const Team team_;
-  const LstmShape shape_;
-  const BackwardWeights<Vec> weights_;
-  const BackwardScratch<Vec> scratch_;
   const int64_t unique_;
   const Partition gate_panels_;
-  const Saved<Vec> saved_;
-  float* const result_;
   const Fp32Gemm<Vec> gemm_{};
-  const PaneledGemm<Vec> product_of_rows_{};
 };
 
 template <class Vec>
@@ -210,7 +189,7 @@ LstmTrainingEngine lstm_training_engine() {
           run_lstm<Fp32Gemm<Vec>, true>,
           [](const LstmShape& s) { return float_bytes(BackwardWeights<Vec>(s).size); },
           backward_pack_direction<Vec>,
-          [](const LstmPlan& plan, int team_size) { return float_bytes(BackwardScratch<Vec>(plan, team_size).size); },
+          [](const LstmPlan& plan, int team_size) { return BackwardScratch<Vec>(plan, team_size).size; },
           [](const LstmPlan& plan, const LstmBackward& direction, Team team) {
             BackwardLoop<Vec>(plan, direction, team).run();
             WeightGradients<Vec>(plan, direction, team).run();

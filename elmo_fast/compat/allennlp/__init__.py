@@ -5,12 +5,8 @@ that putting `elmo_fast.compat.` in front of an old import is enough. What diffe
 Where AllenNLP itself is installed, its configurations build these classes as soon as this package is imported.
 """
 
-from elmo_fast.compat.allennlp.commands.elmo import (
-    DEFAULT_BATCH_SIZE,
-    DEFAULT_OPTIONS_FILE,
-    DEFAULT_WEIGHT_FILE,
-    ElmoEmbedder,
-)
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper, ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import Elmo, _ElmoBiLm, _ElmoCharacterEncoder, batch_to_ids
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
@@ -18,26 +14,18 @@ from elmo_fast.compat.allennlp.modules.highway import Highway
 from elmo_fast.compat.allennlp.modules.scalar_mix import ScalarMix
 from elmo_fast.compat.allennlp.modules.token_embedders.elmo_token_embedder import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
-from elmo_fast.compat.allennlp.tools.word_vectors import create_elmo_embeddings_from_vocab
+from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.model.options import ConfigurationError
 
-__all__ = [
-    "DEFAULT_BATCH_SIZE",
-    "DEFAULT_OPTIONS_FILE",
-    "DEFAULT_WEIGHT_FILE",
-    "ConfigurationError",
-    "ELMoCharacterMapper",
-    "ELMoTokenCharactersIndexer",
-    "Elmo",
-    "ElmoEmbedder",
-    "ElmoLstm",
-    "ElmoTokenEmbedder",
-    "Highway",
-    "ScalarMix",
-    "_ElmoBiLm",
-    "_ElmoCharacterEncoder",
-    "add_sentence_boundary_token_ids",
-    "batch_to_ids",
-    "create_elmo_embeddings_from_vocab",
-    "remove_sentence_boundaries",
-]
+__all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ConfigurationError",
+           "ELMoCharacterMapper", "ELMoTokenCharactersIndexer", "Elmo", "ElmoEmbedder", "ElmoLstm", "ElmoTokenEmbedder",
+           "Highway", "ScalarMix", "_ElmoBiLm", "_ElmoCharacterEncoder", "add_sentence_boundary_token_ids",
+           "batch_to_ids", "create_elmo_embeddings_from_vocab", "remove_sentence_boundaries"]
+
+
+def __getattr__(name: str):
+    if name != "create_elmo_embeddings_from_vocab":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from elmo_fast.compat.allennlp.tools import create_elmo_embeddings_from_vocab as tool
+
+    return tool.main  # imported at its first use: `python -m` warns of a module that is imported before it runs

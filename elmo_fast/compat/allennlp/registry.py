@@ -13,7 +13,6 @@ from elmo_fast.model.options import ConfigurationError
 logger = logging.getLogger(__name__)
 
 MODEL_FILES = "options_file", "weight_file"
-_WORDS = {"true": True, "false": False}
 
 
 def base_class(module: str, name: str, otherwise: type) -> type:
@@ -23,15 +22,11 @@ def base_class(module: str, name: str, otherwise: type) -> type:
     """
     try:
         return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name == "allennlp":
-            return otherwise
-        reason: Exception = error
     except Exception as error:  # of any kind: an old AllenNLP may fail in any of its requirements
-        reason = error
-    logger.warning("%s does not import (%s: %s): ELMo classes are not registered with AllenNLP", module,
-                   type(reason).__name__, reason)
-    return otherwise
+        if not isinstance(error, ModuleNotFoundError) or error.name != "allennlp":
+            logger.warning("%s does not import (%s: %s): ELMo classes are not registered with AllenNLP", module,
+                           type(error).__name__, error)
+        return otherwise
 
 
 def register(base: type, name: str, subclass: type) -> None:
@@ -53,14 +48,20 @@ def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping
                   required: Sequence[str] = ()) -> dict[str, Any]:
     """Arguments of a constructor from AllenNLP's `Params`, which are emptied, or from a dict, which is not changed.
 
-    `convert` has a function for every allowed name. Raises `ConfigurationError` for other names, for a value
-    that cannot be converted, and for a name of `required` that is missing.
+    `convert` has a function for every allowed name. `ConfigurationError` for wrong or missing names and values.
     """
     left = dict(params or {}) if params is None or isinstance(params, dict) else params
     missing = [name for name in required if name not in left]
     if missing:
         raise ConfigurationError(f"{owner}: expected {', '.join(required)}, got none for {', '.join(missing)}")
-    found = {name: _converted(left.pop(name), f"{owner}: {name}", to) for name, to in convert.items() if name in left}
+    found = {}
+    for name, to in convert.items():
+        if name in left:
+            value = left.pop(name)
+            try:
+                found[name] = value if value is None else to(value)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise ConfigurationError(f"{owner}: {name}: got {value!r} ({error})") from error
     if len(left):
         raise ConfigurationError(f"{owner}: expected nothing but {', '.join(convert)}, got {', '.join(sorted(left))}")
     return found
@@ -72,29 +73,13 @@ def elmo_arguments(params: Mapping[str, Any] | None) -> dict[str, Callable[[Any]
         if hasattr(params, "add_file_to_archive") and name in params:
             params.add_file_to_archive(name)
     return {**dict.fromkeys(MODEL_FILES, lambda value: value), "requires_grad": boolean, "do_layer_norm": boolean,
-            "dropout": float, "vocab_to_cache": list, "scalar_mix_parameters": _numbers,
-            "state": str, "precision": str, "backend": str}
+            "dropout": float, "vocab_to_cache": list, "state": str, "precision": str, "backend": str,
+            "scalar_mix_parameters": lambda values: [float(value) for value in values]}
 
 
 def boolean(value: Any) -> bool:
     """A truth value, also as the words `true` and `false`."""
-    value = _WORDS.get(value, value) if isinstance(value, str) else value
+    value = {"true": True, "false": False}.get(value) if isinstance(value, str) else value
     if not isinstance(value, bool):
         raise ValueError("expected true or false")
     return value
-
-
-def integers(values: Mapping[str, Any]) -> dict[str, int]:
-    """A dictionary of integers."""
-    return {name: int(value) for name, value in values.items()}
-
-
-def _numbers(values: Sequence[Any]) -> list[float]:
-    return [float(value) for value in values]
-
-
-def _converted(value: Any, name: str, convert: Callable[[Any], Any]) -> Any:
-    try:
-        return value if value is None else convert(value)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{name}: got {value!r} ({error})") from error

@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_count
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.scalar_mix import masked_layer_norm
 
 
 class WeightedLayers(dict):
-    """What `weight_layers` returns: `weighted_op` [n, T, 2 P] and `regularization_op`, a scalar.
-
-    `weights` is the module with the trained parameters: call it on the next batch.
-    """
+    """`weighted_op` [n, T, 2 P] and `regularization_op`, a scalar; `weights` is the module to call on other batches."""
 
     weights: "LayerWeights"
 
@@ -39,16 +37,18 @@ class LayerWeights(nn.Module):
     """`gamma * sum_k softmax(W + 1/n)_k h_k` over n layers, with trainable `W` [n], zeros at first, and `gamma` [1].
 
     `W` is None with `use_top_only`, where the top layer is scaled by `gamma` alone, neither normed nor regularized.
-    With `do_layer_norm`, each layer is first centred and scaled by one mean and one variance over the unmasked
-    elements of the whole batch. Called on `bilm_ops`, it returns `WeightedLayers`. From bilm-tf's `weight_layers`.
+    `do_layer_norm` as in `ScalarMix`. Called on `bilm_ops` it returns `WeightedLayers`. From bilm-tf's `weight_layers`.
     """
 
     def __init__(self, n_layers: int, l2_coef: float | None = None, use_top_only: bool = False,
                  do_layer_norm: bool = False):
         super().__init__()
-        if isinstance(n_layers, bool) or not isinstance(n_layers, int) or n_layers < 1:
-            raise ValueError(f"n_layers: expected an integer of at least 1, got {n_layers!r}")
-        self.settings = _Settings(n_layers, _check_l2(l2_coef), bool(use_top_only), bool(do_layer_norm))
+        check_count("n_layers", n_layers)
+        if l2_coef is not None:
+            if isinstance(l2_coef, bool) or not isinstance(l2_coef, numbers.Real) or not math.isfinite(l2_coef):
+                raise ValueError(f"l2_coef: expected a number or None, got {l2_coef!r}")
+            l2_coef = float(l2_coef)
+        self.settings = _Settings(n_layers, l2_coef, bool(use_top_only), bool(do_layer_norm))
         self.register_parameter("W", None if use_top_only else nn.Parameter(torch.zeros(n_layers)))
         self.gamma = nn.Parameter(torch.ones(1))
 
@@ -58,8 +58,12 @@ class LayerWeights(nn.Module):
         if layers.shape[1] != self.settings.n_layers:
             raise ConfigurationError(f"bilm_ops: expected lm_embeddings of {self.settings.n_layers} layers, "
                                      f"got {layers.shape[1]}")
-        result = WeightedLayers(weighted_op=self._mixed(layers, mask) * self.gamma,
-                                regularization_op=self.regularization())
+        mixed = layers[:, -1]
+        if self.W is not None:
+            shares = torch.softmax(self.W + 1.0 / len(self.W), dim=0)
+            mixed = sum(share * (masked_layer_norm(layer, mask) if self.settings.do_layer_norm else layer)
+                        for share, layer in zip(shares, layers.unbind(1)))
+        result = WeightedLayers(weighted_op=mixed * self.gamma, regularization_op=self.regularization())
         result.weights = self
         return result
 
@@ -69,24 +73,12 @@ class LayerWeights(nn.Module):
             return self.gamma.new_zeros(())
         return (self.settings.l2_coef or 0.0) * self.W.square().sum()
 
-    def _mixed(self, layers: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if self.W is None:
-            return layers[:, -1]
-        shares = torch.softmax(self.W + 1.0 / len(self.W), dim=0)
-        each = layers.unbind(1)
-        if self.settings.do_layer_norm:
-            each = [masked_layer_norm(layer, mask) for layer in each]
-        return sum(share * layer for share, layer in zip(shares, each))
-
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in vars(self.settings).items())
 
 
 class Variables(nn.Module):
-    """The sets of weights that `weight_layers` made, by name; `variables["input"].gamma`.
-
-    A biLM has one of its own (`BidirectionalLanguageModel.variables`), as a TensorFlow graph has its variables.
-    """
+    """The sets of weights that `weight_layers` made, by name, as a TensorFlow graph has them: `["input"].gamma`."""
 
     def __getitem__(self, name: str) -> LayerWeights:
         if name not in self:
@@ -100,16 +92,16 @@ class Variables(nn.Module):
         """The L2 terms, one for each name but those of the top layer alone; their sum is what to add to a loss."""
         return [weights.regularization() for weights in self.children() if weights.W is not None]
 
-    def get(self, name: str, settings: _Settings, reuse: bool) -> LayerWeights:
-        """The set of that name: a new one, or with `reuse` the one that is there; else `ValueError`."""
+    def get(self, name: str, weights: LayerWeights, reuse: bool) -> LayerWeights:
+        """The set of that name: now `weights`, or with `reuse` an earlier one of the same settings."""
         if reuse and name not in self:
             raise ValueError(f"name: expected the name of weights that were made before, got {name!r}")
         if not reuse and name in self:
             raise ValueError(f"name: expected a new name, got {name!r}, which is taken; reuse=True shares its weights")
         if not reuse:
-            self.add_module(_key(name), LayerWeights(**vars(settings)))
-            return self[name]
-        known = self[name].settings
+            self.add_module(_key(name), weights)
+            return weights
+        known, settings = self[name].settings, weights.settings
         if settings.l2_coef is None:
             settings = dataclasses.replace(settings, l2_coef=known.l2_coef)
         if settings != known:
@@ -118,34 +110,25 @@ class Variables(nn.Module):
         return self[name]
 
 
-def weight_layers(
-    name: str,
-    bilm_ops: Mapping[str, Any],
-    l2_coef: float | None = None,
-    use_top_only: bool = False,
-    do_layer_norm: bool = False,
-    *,
-    reuse: bool = False,
-    variables: Variables | None = None,
-) -> WeightedLayers:
+def weight_layers(name: str, bilm_ops: Mapping[str, Any], l2_coef: float | None = None, use_top_only: bool = False,
+                  do_layer_norm: bool = False, *, reuse: bool = False,
+                  variables: Variables | None = None) -> WeightedLayers:
     """Mix a biLM's layers with trainable weights: `{"weighted_op": [n, T, 2 P], "regularization_op": scalar}`.
 
     `bilm_ops` is what a `BidirectionalLanguageModel` returned, or a mapping with `lm_embeddings` [n, layers, T, 2 P]
-    and `mask` [n, T]. The weights are kept under `name` in `variables`: by default those of the model that made
-    `bilm_ops`; a mapping that no model made gets weights of its own, held by the result. A name makes new weights
-    once; after that it is refused unless `reuse=True` asks for the same ones. The other arguments are those of
-    `LayerWeights`. From bilm-tf, where `reuse` is a variable scope's.
+    and `mask` [n, T]. The weights are kept under `name` in `variables`, by default those of the model that made
+    `bilm_ops`, or else the result's own. A name makes new weights once, and gets them again with `reuse=True`. The
+    other arguments are those of `LayerWeights`. From bilm-tf, where `reuse` is a variable scope's.
     """
     layers, _ = _inputs(bilm_ops)
-    settings = _Settings(layers.shape[1], _check_l2(l2_coef), bool(use_top_only), bool(do_layer_norm))
+    weights = LayerWeights(layers.shape[1], l2_coef, use_top_only, do_layer_norm).to(layers.device)
     if variables is None:
         variables = getattr(bilm_ops, "variables", None)
     if variables is None and reuse:
         raise ValueError("variables: expected the Variables that hold the weights to reuse, since no model made "
                          "bilm_ops, got None; or call the `weights` of the earlier result")
     variables = Variables() if variables is None else variables
-    weights = variables.get(name, settings, bool(reuse))
-    return (weights if reuse else weights.to(layers.device))(bilm_ops)
+    return variables.get(name, weights, bool(reuse))(bilm_ops)
 
 
 def _inputs(bilm_ops: Mapping[str, Any], device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,14 +144,6 @@ def _inputs(bilm_ops: Mapping[str, Any], device: torch.device | None = None) -> 
     if mask.shape != layers.shape[::2]:
         raise ValueError(f"bilm_ops: expected a mask of shape {tuple(layers.shape[::2])}, got {tuple(mask.shape)}")
     return layers, mask
-
-
-def _check_l2(l2_coef: float | None) -> float | None:
-    if l2_coef is None:
-        return None
-    if isinstance(l2_coef, bool) or not isinstance(l2_coef, numbers.Real) or not math.isfinite(l2_coef):
-        raise ValueError(f"l2_coef: expected a number or None, got {l2_coef!r}")
-    return float(l2_coef)
 
 
 def _key(name: str) -> str:

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from elmo_fast.choices import STORAGES, check_choice
 from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.token_table.file import ResumableWriter, check_storage, words_of
+from elmo_fast.model.token_table.file import ResumableWriter, words_of
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.precision import numerics
-from elmo_fast.text import characters
+from elmo_fast.text.batching import BOUNDARIES
 
 _WORDS_A_BLOCK = 1 << 13  # between two writes
 _WORDS_AT_ONCE = 1 << 10  # in one call of the encoder, whose values then stay in the processor's caches
@@ -35,7 +36,7 @@ def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
     `float16`; `unknown` and `grow` are those of `TokenTable`.
     """
     words = words_of(vocabulary)
-    values = np.empty((len(words), _encoder(bilm).dim), dtype=check_storage(storage))
+    values = np.empty((len(words), _encoder(bilm).dim), dtype=check_choice("storage", storage, STORAGES))
     done = 0
     for vectors in _encoded(bilm, words, 0, progress):
         values[done : done + len(vectors)] = vectors
@@ -52,7 +53,7 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
     """
     check_target(path, "token table")
     words = words_of(vocabulary)
-    shape = words, _encoder(bilm).dim, check_storage(storage)
+    shape = words, _encoder(bilm).dim, check_choice("storage", storage, STORAGES)
     with ResumableWriter(path, *shape, bilm.fingerprint(), bilm.computes_in) as writer:
         if writer.done:
             logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(words))
@@ -63,9 +64,8 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
 
 def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
     """`<S>`, `</S>` and every word of tokenized sentences, the most frequent first: a vocabulary for a table."""
-    boundaries = [characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN]
     counts = collections.Counter(itertools.chain.from_iterable(sentences))
-    return boundaries + [word for word, _ in counts.most_common() if word not in boundaries]
+    return [*BOUNDARIES, *(word for word, _ in counts.most_common() if word not in BOUNDARIES)]
 
 
 def _encoder(bilm: BiLm) -> CharacterEncoder:

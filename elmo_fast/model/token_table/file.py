@@ -1,19 +1,14 @@
 """Files of token tables: bilm-tf's HDF5 with the dataset `embedding`, and what identifies its words and its model.
 
-    embedding          float32 or float16 [V, P]: row k is the vector of word k, no row for padding
-    vocabulary         uint8: the words in UTF-8, end to end
-    vocabulary_ends    int64 [V]: where each word ends
-    format_version, fingerprint, precision    attributes of the file
-
-A file that bilm-tf wrote has `embedding` alone; that of a resumable writer has also `done`, its number of vectors.
+docs/token_tables.md has the layout. A resumable writer's file has also `done`, its number of vectors.
 """
 
 import itertools
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -23,7 +18,7 @@ from elmo_fast.choices import STORAGES
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_hdf5, check_target, open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import check_precision
-from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
+from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
 FORMAT_VERSION = 1
@@ -32,8 +27,7 @@ _ROWS_AT_ONCE = 1 << 14
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class TableFile:
+class TableFile(NamedTuple):
     """Content of a file: `vectors` [V, P], and `words` and `fingerprint` unless bilm-tf wrote it.
 
     `precision` is what the vectors were computed in; bilm-tf's files do not record it and are fp32.
@@ -52,11 +46,32 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
     float16, has another number of words than of vectors, or a later format version.
     """
     name = os.fspath(path)
+
+    def require(fits: bool, message: str) -> None:
+        if not fits:
+            raise ConfigurationError(f"token table {name}: {message}")
+
     with open_hdf5(path, "token table") as file:
-        dataset = _embedding(file, name)
-        words = _words(file, len(dataset), name)
-        precision = check_precision(str(file.attrs.get("precision", "highest")))
-        return TableFile(_vectors(dataset, name, device), words, _fingerprint(file, name), precision)
+        dataset, words, attributes = file.get("embedding"), None, file.attrs
+        require(isinstance(dataset, h5py.Dataset), f"expected the dataset embedding, found {sorted(file)}")
+        require(dataset.ndim == 2 and 0 not in dataset.shape and dataset.dtype.name in STORAGES,
+                f"embedding: expected float32 or float16 of shape [words, values], found {dataset.dtype} of shape "
+                f"{dataset.shape}")
+        if "vocabulary" in file:
+            words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
+            require(len(words) == len(dataset),
+                    f"expected a word for each of {len(dataset)} vectors, found {len(words)}")
+        fingerprint, version = attributes.get("fingerprint"), int(attributes.get("format_version", 0))
+        require(fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
+                f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
+        precision, offset = check_precision(str(attributes.get("precision", "highest"))), dataset.id.get_offset()
+        if device is None and offset is not None and dataset.dtype.isnative:
+            # Copy on write: torch requires writable memory, and the file must not change.
+            values = np.memmap(name, dataset.dtype, "c", offset, dataset.shape)
+        else:
+            values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
+        return TableFile(torch.from_numpy(values).to(device or "cpu"), words,
+                         None if fingerprint is None else str(fingerprint), precision)
 
 
 def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[str] | None,
@@ -64,8 +79,8 @@ def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[
     """Write a table atomically."""
     check_target(path, "token table")
     with atomic_hdf5(path) as (file, disk):
-        numpy_type = np.float16 if vectors.dtype == torch.float16 else np.float32
-        dataset = file.create_dataset("embedding", tuple(vectors.shape), dtype=numpy_type)
+        dtype = str(vectors.dtype).removeprefix("torch.")
+        dataset = file.create_dataset("embedding", tuple(vectors.shape), dtype=dtype)
         for first in range(0, len(vectors), _ROWS_AT_ONCE):
             dataset[first : first + _ROWS_AT_ONCE] = vectors[first : first + _ROWS_AT_ONCE].cpu().numpy()
             disk.check()
@@ -103,23 +118,15 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
 
     Where an iterable lacks the two they are put at its end: the numbers of its words stay.
     """
-    boundaries = BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
     if isinstance(vocabulary, (str, os.PathLike)):
         read = Vocabulary(vocabulary)
-        read.require(*boundaries)
+        read.require(*BOUNDARIES)
         return list(read.words)
     if not isinstance(vocabulary, Iterable):
         raise ValueError(f"vocabulary: expected a file or words, got {type(vocabulary).__name__}")
     words = list(map(_checked, vocabulary))
     known = set(words)
-    return words + [word for word in boundaries if word not in known]
-
-
-def check_storage(storage: str) -> str:
-    """The argument itself, or `ValueError` when it is none of `STORAGES`."""
-    if storage not in STORAGES:
-        raise ValueError(f"storage: expected one of {', '.join(STORAGES)}, got {storage!r}")
-    return storage
+    return words + [word for word in BOUNDARIES if word not in known]
 
 
 class ResumableWriter:
@@ -134,7 +141,7 @@ class ResumableWriter:
                  precision: str):
         self._target = Path(os.path.realpath(target))
         self._path = self._target.with_name(f"{self._target.name}.part")
-        self._words, self._fingerprint, self._precision = words, fingerprint, precision
+        self._description = list(words), fingerprint, precision
         self._shape, self._dtype = (len(words), dim), np.dtype(storage)
         self._file = None
         self.done = 0
@@ -147,7 +154,14 @@ class ResumableWriter:
             logger.info("%s: starts over, since %s is of another vocabulary, model, precision or storage, or damaged",
                         self._target.name, self._path.name)
             self._file.close()
-        self._create()
+        with atomic_hdf5(self._path) as (file, _):  # everything but the vectors; contiguous, as in bilm-tf's files
+            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
+                            h5py.h5s.create_simple(self._shape), dcpl=properties)
+            file["done"] = np.zeros(1, dtype=np.int64)
+            describe(file, *self._description)
         self._open()
         self._resume()
         return self
@@ -183,17 +197,6 @@ class ResumableWriter:
             raise ConfigurationError(f"token table {self._target}: expected no other process to write it, "
                                      f"found one that writes {self._path.name}") from None
 
-    def _create(self) -> None:
-        """A file with everything but the vectors; `embedding` is contiguous, as in bilm-tf's files."""
-        with atomic_hdf5(self._path) as (file, _):
-            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
-                            h5py.h5s.create_simple(self._shape), dcpl=properties)
-            file["done"] = np.zeros(1, dtype=np.int64)
-            describe(file, self._words, self._fingerprint, self._precision)
-
     def _resume(self) -> bool:
         """Read offsets and `done` of the open file; False when it is not a partial file of this table."""
         try:
@@ -201,12 +204,9 @@ class ResumableWriter:
                 embedding, done = file["embedding"], file["done"]
                 self._first_offset, self._done_offset = embedding.id.get_offset(), done.id.get_offset()
                 self.done = int(done[0])
-                text, ends = joined(self._words)
+                words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
                 return (embedding.shape == self._shape and embedding.dtype == self._dtype
-                        and file.attrs["fingerprint"] == self._fingerprint
-                        and file.attrs["precision"] == self._precision
-                        and np.array_equal(file["vocabulary"][...], text)
-                        and np.array_equal(file["vocabulary_ends"][...], ends)
+                        and (words, file.attrs["fingerprint"], file.attrs["precision"]) == self._description
                         and 0 <= self.done <= self._shape[0] and None not in (self._first_offset, self._done_offset))
         except HDF5_ERRORS:
             return False
@@ -222,41 +222,3 @@ def _checked(word: str) -> str:
     if not isinstance(word, str):
         raise ValueError(f"vocabulary: expected strings, got {type(word).__name__} ({word!r:.60})")
     return word
-
-
-def _embedding(file: h5py.File, name: str) -> h5py.Dataset:
-    dataset = file.get("embedding")
-    if not isinstance(dataset, h5py.Dataset):
-        raise ConfigurationError(f"token table {name}: expected the dataset embedding, found {sorted(file)}")
-    if dataset.ndim != 2 or 0 in dataset.shape or dataset.dtype.name not in STORAGES:
-        raise ConfigurationError(f"token table {name}: embedding: expected float32 or float16 of shape "
-                                 f"[words, values], found {dataset.dtype} of shape {dataset.shape}")
-    return dataset
-
-
-def _words(file: h5py.File, count: int, name: str) -> list[str] | None:
-    if "vocabulary" not in file:
-        return None
-    words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
-    if len(words) != count:
-        raise ConfigurationError(f"token table {name}: expected a word for each of {count} vectors, found {len(words)}")
-    return words
-
-
-def _fingerprint(file: h5py.File, name: str) -> str | None:
-    if "fingerprint" not in file.attrs:
-        return None
-    version = int(file.attrs.get("format_version", 0))
-    if not 1 <= version <= FORMAT_VERSION:
-        raise ConfigurationError(f"token table {name}: expected format version 1 to {FORMAT_VERSION}, found {version}; "
-                                 "a newer elmo-fast may read it")
-    return str(file.attrs["fingerprint"])
-
-
-def _vectors(dataset: h5py.Dataset, name: str, device: torch.device | None) -> torch.Tensor:
-    offset = dataset.id.get_offset()
-    if device is None and offset is not None and dataset.dtype.isnative:
-        # Copy on write: torch requires writable memory, and the file must not change.
-        return torch.from_numpy(np.memmap(name, dataset.dtype, "c", offset, dataset.shape))
-    values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(values).to(device or "cpu")

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_choice
 from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
-from elmo_fast.model.encoder import CharacterEncoder, TokenSource, check_ids
-from elmo_fast.model.lstm import InputProjections
+from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import LastResult, version_keys
@@ -22,8 +22,9 @@ from elmo_fast.ops.projected_lstm import accepts_input_projections, input_projec
 from elmo_fast.ops.reference import LstmWeights
 from elmo_fast.ops.weight_cache import version_key
 from elmo_fast.text import characters
+from elmo_fast.text.batching import BOUNDARIES
 
-BOUNDARIES = ("add", "present")
+BOUNDARY_CHOICES = ("add", "present")
 PROJECTION_BYTES = 1 << 27  # 1,024 words in the original size, 4,096 in the small one; 25 amino acids take 3 MB
 SAMPLE = 64
 
@@ -54,11 +55,7 @@ class WordCache(nn.Module):
         with torch.no_grad():
             self.weight[:1] = 0
         self.register_buffer("boundaries", boundaries.clone(), persistent=False)
-
-    @property
-    def largest(self) -> int:
-        """The largest word number."""
-        return len(self.weight) - 1
+        self.largest = len(words) - 1
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers beside those of words: -2 and -1."""
@@ -90,15 +87,11 @@ class TableLookup:
         return len(self.table)
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = self.table.rows([characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN])
+        rows = self.table.rows(BOUNDARIES)
         if (rows < 0).any():
             raise ConfigurationError("boundaries: expected 'present' for word ids of a token table without <S> and "
                                      "</S>, got 'add'")
-        first, last = torch.from_numpy(rows + 1)
-        return first, last
-
-    def check_ids(self, ids: torch.Tensor) -> None:
-        check_ids(ids, "word", len(self.table))
+        return tuple(torch.from_numpy(rows + 1))
 
     def numbers(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of words by id, int [N], 1 to V."""
@@ -109,37 +102,38 @@ class TableLookup:
         return TokenEmbeddings(self.table.vectors(rows).to(full_precision(self._encoder.char_embed)), rows)
 
     def input_projections(self, rows: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], backend: str,
-                          precision: str) -> InputProjections | None:
-        """x W + B of rows of the table; None for a large table, an encoded row, or a backend that cannot use them.
+                          precision: str) -> torch.Tensor | None:
+        """x W + B of every row of the table, [V, 8 D]; None for a large table or where `rows` cannot use them.
 
-        `weights` are those of the first LSTM layer. All rows are computed when first needed, and again for other
-        weights.
+        `weights` are those of the first LSTM layer. Computed when first needed, and again for other weights.
         """
         (_, bias, _), _ = weights
-        if self._size * 2 * len(bias) * 4 > PROJECTION_BYTES:
-            return None
-        if not accepts_input_projections(backend, precision, weights):
+        small = self._size * 2 * len(bias) * 4 <= PROJECTION_BYTES
+        if not (small and accepts_input_projections(backend, precision, weights)):
             return None
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
-            return None
+            return None  # tokens that were encoded, or joined later
         key = backend, *(version_key(value) for w, b, _ in weights for value in (w, b))
-        table = self._projections.get(key, lambda: input_projections(
+        return self._projections.get(key, lambda: input_projections(
             self.table.vectors(np.arange(self._size)).to(bias.device), weights, backend=backend))
-        return InputProjections(table, rows)
+
+    def check_precision(self, precision: str) -> None:
+        """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
+        if lowest(self.table.precision, precision) != precision:
+            raise ConfigurationError(f"token_table: expected one computed in {precision!r}, as the model computes, got "
+                                     f"one computed in {self.table.precision!r}; build it again with this model")
 
     def check(self, precision: str) -> None:
         """Raise `ConfigurationError` where a call in `precision` may not use the table."""
-        check_precision_of(self.table, precision)
+        self.check_precision(precision)
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
-        key = version_keys(self._encoder)
-        if key != self._key:
-            if (digest := self._encoder.digest()) != self._digest:
-                raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
-                                         f"after it was set (fingerprint of the weights now {digest}, then "
-                                         f"{self._digest}); build the table again")
-            self._key = key
+        if (key := version_keys(self._encoder)) != self._key and (digest := self._encoder.digest()) != self._digest:
+            raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
+                                     f"after it was set (fingerprint of the weights now {digest}, then "
+                                     f"{self._digest}); build the table again")
+        self._key = key
 
     def __getstate__(self) -> dict:
         """Version keys of weights are invalid in a copy."""
@@ -161,8 +155,7 @@ class TokenEncoder:
         """Vectors of tokens."""
         with numerics(self.precision, self.device):
             if self.table is None:
-                ids = to_device(self.source.token_ids(tokens), self.device)
-                return TokenEmbeddings(self.source(ids, self.backend), None)
+                return TokenEmbeddings(self._encode(self.source.token_ids(tokens)), None)
             self.table.check(self.precision)
             return self._complete(self.table.table.rows(tokens), lambda some: [tokens[k] for k in some],
                                   lambda some: self.source.token_ids([tokens[k] for k in some]))
@@ -173,7 +166,7 @@ class TokenEncoder:
         source = self.table if by_number else self.source
         check_shape(ids, boundaries, source)
         ids, = on_host(ids)
-        mask = _checked_mask(ids, source)
+        mask = checked_mask(ids, source)
         if boundaries == "add":
             ids, mask = add_boundaries(ids, mask, *source.boundary_ids())
         positions = mask.flatten().nonzero().squeeze(1)
@@ -196,7 +189,7 @@ class TokenEncoder:
             check_shape(ids, "add", self.source)
         words, ids = on_host(words, ids)
         if ids is not None:
-            _checked_mask(ids, self.source)
+            checked_mask(ids, self.source)
         _check_numbers(words, ids)
         if self.cache is None:
             self.table.check(self.precision)
@@ -215,12 +208,18 @@ class TokenEncoder:
         rows[~beyond], rows[beyond] = index, rare_index + len(unique)
         return TokenEmbeddings(torch.cat([found.vectors, self._vectors(rare).vectors]), None), rows, mask
 
-    def input_projections(self, tokens: TokenEmbeddings,
-                          weights: tuple[LstmWeights, LstmWeights]) -> InputProjections | None:
-        """Precomputed first-layer input projections of tokens, where a small token table has them all."""
-        if self.table is None or tokens.rows is None:
-            return None
-        return self.table.input_projections(torch.as_tensor(tokens.rows), weights, self.backend, self.precision)
+    def inputs(self, tokens: TokenEmbeddings, rows: torch.Tensor,
+               weights: tuple[LstmWeights, LstmWeights]) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        """What the first LSTM layer with `weights` reads for `rows` int [2, S] of tokens.
+
+        Vectors, their rows, and False; or input projections, where a small token table has them, their rows, and True.
+        """
+        if self.table is not None and tokens.rows is not None:
+            of_table = torch.as_tensor(tokens.rows)
+            projections = self.table.input_projections(of_table, weights, self.backend, self.precision)
+            if projections is not None:
+                return projections, of_table[rows.long()], True
+        return tokens.vectors, rows, False
 
     @property
     def computes_in(self) -> str:
@@ -245,8 +244,9 @@ class TokenEncoder:
                                          f"of another model (fingerprint {table.fingerprint})")
         elif table.words is not None:
             self._compare_sample(table)
-        check_precision_of(table, self.precision)
-        return TableLookup(table, self.source)
+        lookup = TableLookup(table, self.source)
+        lookup.check_precision(self.precision)
+        return lookup
 
     def _vectors(self, ids: torch.Tensor) -> TokenEmbeddings:
         """Vectors of tokens given as rows of ids on the host, int [N, ...]; with a table, unique ones."""
@@ -302,8 +302,7 @@ class TokenEncoder:
 
 def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableLookup) -> None:
     """Raise `ValueError` unless ids are integers of the shape that `source` reads."""
-    if boundaries not in BOUNDARIES:
-        raise ValueError(f"boundaries: expected one of {', '.join(BOUNDARIES)}, got {boundaries!r}")
+    check_choice("boundaries", boundaries, BOUNDARY_CHOICES)
     row_shape = source.row_shape
     expected = f"integers of shape [batch, tokens{''.join(f', {size}' for size in row_shape)}]"
     if not isinstance(ids, torch.Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
@@ -312,19 +311,14 @@ def check_shape(ids: torch.Tensor, boundaries: str, source: TokenSource | TableL
         raise ValueError(f"ids: expected {expected}, got shape {tuple(ids.shape)}")
 
 
-def check_precision_of(table: TokenTable, precision: str) -> None:
-    """Raise `ConfigurationError` for a table that was computed in less than `precision`."""
-    if lowest(table.precision, precision) != precision:
-        raise ConfigurationError(f"token_table: expected one computed in {precision!r}, as the model computes, got one "
-                                 f"computed in {table.precision!r}; build it again with this model")
-
-
-def _checked_mask(ids: torch.Tensor, source: TokenSource | TableLookup) -> torch.Tensor:
-    """Where ids [B, T, ...] on the host hold tokens, bool [B, T]; `ValueError` for ids out of range or with gaps."""
-    source.check_ids(ids)
+def checked_mask(ids: torch.Tensor, source: TokenSource | TableLookup, name: str = "ids") -> torch.Tensor:
+    """Where ids [B, T, ...] hold tokens, bool [B, T]; `ValueError` for ids with gaps, on the CPU also out of range."""
+    if ids.device.type == "cpu" and ids.numel() and (ids.min() < 0 or ids.max() > source.largest):
+        raise ValueError(f"ids: expected {'character' if source.row_shape else 'word'} ids from 0 to {source.largest}, "
+                         f"got {int(ids.min())} to {int(ids.max())}")
     mask = (ids > 0).flatten(2).any(2) if source.row_shape else ids > 0
     if (mask[:, 1:] & ~mask[:, :-1]).any():
-        raise ValueError("ids: expected every sentence's tokens before its padding, "
+        raise ValueError(f"{name}: expected every sentence's tokens before its padding, "
                          "got a position without a token in front of one with a token")
     return mask
 
@@ -336,7 +330,6 @@ def _check_numbers(words: torch.Tensor, ids: torch.Tensor | None) -> None:
     if ids is not None and ids.shape[:2] != words.shape:
         raise ValueError(f"word_inputs: expected a number for each token of ids {tuple(ids.shape[:2])}, "
                          f"got shape {tuple(words.shape)}")
-    present = words > 0
-    if (present[:, 1:] & ~present[:, :-1]).any():
+    if ((words[:, 1:] > 0) & (words[:, :-1] == 0)).any():
         raise ValueError("word_inputs: expected every sentence's words before its padding (number 0), "
                          "got a 0 in front of a word")

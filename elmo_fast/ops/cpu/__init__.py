@@ -4,18 +4,14 @@ Sums have a fixed order: a row's result has the same bits in any batch and on an
 what the ops share: the precisions of this machine, packed weights, and pointers.
 """
 
-import functools
-import logging
 from collections.abc import Callable
 
 import torch
 
 from elmo_fast.ops import weight_cache
-from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.backend import log_once, native_module
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.weight_cache import Tensors
-
-logger = logging.getLogger(__name__)
 
 
 def runs_precision(precision: str) -> bool:
@@ -28,13 +24,8 @@ def on_cpu(precision: str) -> str:
     """`precision`, or `highest` where the processor has no 16-bit tile products, which is logged once."""
     if runs_precision(precision):
         return precision
-    _log_once(precision)
+    log_once(f"precision {precision!r} runs as 'highest': this processor has no AMX")
     return "highest"
-
-
-@functools.cache
-def _log_once(precision: str) -> None:
-    logger.info("precision %r runs as 'highest': this processor has no AMX", precision)
 
 
 def packed_weights(tensors: Tensors, kind: str, pack: Callable[[Tensors], torch.Tensor], keep: bool = True):

@@ -8,7 +8,7 @@ from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.schemas import library
 from elmo_fast.ops.weight_cache import Tensors, emptied
 
-NO_EPILOGUE, _HIGHWAY = 0, 2
+NO_EPILOGUE, HIGHWAY = 0, 2
 
 
 def linear(x, weights, packed, outputs, precision, bounded, epilogue=NO_EPILOGUE):
@@ -21,31 +21,19 @@ def linear(x, weights, packed, outputs, precision, bounded, epilogue=NO_EPILOGUE
 
 
 def highway(x, weights, packed, precision, bounded):
-    return linear(x, weights, packed, x.shape[1], precision, bounded, _HIGHWAY)
+    return linear(x, weights, packed, x.shape[1], precision, bounded, HIGHWAY)
 
 
-def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None, precision: str) -> torch.Tensor:
-    """Packed weights of `linear` in a precision that `runs_precision`, uint8."""
-    return packed_weights((weight, bias), f"linear {precision}", lambda tensors: pack(tensors, NO_EPILOGUE, precision))
+def packed_product(tensors: Tensors, precision: str) -> torch.Tensor:
+    """Packed weights in a precision that `runs_precision`, uint8: of `linear`, or with four tensors of `highway`."""
+    name, epilogue = ("highway", HIGHWAY) if len(tensors) == 4 else ("linear", NO_EPILOGUE)
+    return packed_weights(tensors, f"{name} {precision}", lambda detached: pack(detached, epilogue, precision))
 
 
-def packed_highway(w_carry: torch.Tensor, b_carry: torch.Tensor, w_transform: torch.Tensor, b_transform: torch.Tensor,
-                   precision: str) -> torch.Tensor:
-    """Packed weights of `highway` in a precision that `runs_precision`, uint8."""
-    return packed_weights((w_carry, b_carry, w_transform, b_transform), f"highway {precision}",
-                          lambda tensors: pack(tensors, _HIGHWAY, precision))
-
-
-def drop_linear(weight, bias, precision: str) -> list[torch.Tensor | None]:
-    """Pack a product; weight and bias, the matrix emptied."""
-    packed_linear(weight, bias, on_cpu(precision))
-    return emptied([weight, bias])
-
-
-def drop_highway(w_carry, b_carry, w_transform, b_transform, precision: str) -> list[torch.Tensor | None]:
-    """Pack a highway layer; its four tensors, the matrices emptied."""
-    packed_highway(w_carry, b_carry, w_transform, b_transform, on_cpu(precision))
-    return emptied([w_carry, b_carry, w_transform, b_transform])
+def drop_product(tensors: Tensors, precision: str) -> list[torch.Tensor | None]:
+    """Pack them as `packed_product`; the tensors, matrices emptied."""
+    packed_product(tensors, on_cpu(precision))
+    return emptied(tensors)
 
 
 def pack(tensors: Tensors, epilogue: int, precision: str) -> torch.Tensor:

@@ -16,34 +16,37 @@ from elmo_fast.ops.weight_cache import Tensors, emptied
 
 def forward(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initial_h, initial_c, width, cell_clip,
             proj_clip, packed, precomputed, precision, bounded, save):
-    module, count = native_module()[0], inputs.shape[0] if rows is None else rows.shape[1]
-    operands = _Operands(inputs, rows, batch_sizes, sequence_starts, _in_slot_order(h, slots), _in_slot_order(c, slots),
-                         initial_h, initial_c, packed)
-    call, out = operands.arguments(width, cell_clip, proj_clip), h.new_empty(count, h.shape[1])
+    module, sizes = native_module()[0], (width, c.shape[1] // 2, h.shape[1] // 2)
+    operands = _Operands(inputs, rows, slots, batch_sizes, sequence_starts, h, c, initial_h, initial_c, packed)
+    call, out = operands.arguments(*sizes, cell_clip, proj_clip), h.new_empty(operands.count, h.shape[1])
     outputs = {"output": out.data_ptr(), "out_rows": operands.numbers.data_ptr()}
-    saved = h.new_empty(module.lstm_saved_size(*_sizes(h, c, width), count) if save else 0, dtype=torch.uint8)
+    saved = h.new_empty(module.lstm_saved_size(*sizes, operands.count) if save else 0, dtype=torch.uint8)
     if save:
         module.lstm_forward_saving(call, **outputs, saved=saved.data_ptr(), saved_size=saved.numel())
     else:
-        module.lstm_forward(**call, **outputs, output_rows=count, precision=PRECISIONS.index(precision),
+        module.lstm_forward(**call, **outputs, output_rows=operands.count, precision=PRECISIONS.index(precision),
                             precomputed=precomputed)
     return out, _in_caller_order(operands.h, slots), _in_caller_order(operands.c, slots), saved
 
 
 def backward(grad_out, grad_h, grad_c, saved, inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights,
              initial_h, initial_c, width, cell_clip, proj_clip, needed):
-    module = native_module()[0]
-    operands = _Operands(inputs, rows, batch_sizes, sequence_starts, _in_slot_order(h, slots), _in_slot_order(c, slots),
-                         initial_h, initial_c, _packed_for_gradients(weights, *_sizes(h, c, width)))
-    call = operands.arguments(width, cell_clip, proj_clip)
+    module, sizes = native_module()[0], (width, c.shape[1] // 2, h.shape[1] // 2)
+    parts, contiguous = len(weights) // 2, [weight.contiguous() for weight in weights]
+    # as gradients read the weights; not cached, since an optimizer edits them before the next call
+    packed = aligned_bytes(module.lstm_backward_packed_size(*sizes))
+    matrices, _, *projections = ([pointer(weight) for weight in contiguous[k::parts]] for k in range(parts))
+    module.lstm_backward_pack(*sizes, matrices, projections[0] if projections else [0, 0], packed.data_ptr(),
+                              packed.numel())
+    operands = _Operands(inputs, rows, slots, batch_sizes, sequence_starts, h, c, initial_h, initial_c, packed)
+    call = operands.arguments(*sizes, cell_clip, proj_clip)
     grads = lstm_gradients(inputs, h, c, weights, initial_h, initial_c, needed)
     for k, given in ((1, grad_h), (2, grad_c)):
         grads[k] = torch.zeros_like(grads[k]) if given is None else _in_slot_order(given, slots)
-    grad_out = h.new_zeros(operands.numbers.shape[1], h.shape[1]) if grad_out is None else grad_out.contiguous()
+    grad_out = h.new_zeros(operands.count, h.shape[1]) if grad_out is None else grad_out.contiguous()
     by_direction = inputs.new_zeros(2, *inputs.shape) if rows is not None and needed[0] else grads[0]
     half = 4 * (inputs.shape[1] // 2 if rows is None else inputs.numel())  # bytes from one direction to the other
     of_inputs, of_weights = pointer(by_direction), [pointer(grad) for grad in grads[3:-2]]
-    parts = len(weights) // 2
     pairs = [of_weights[k::parts] for k in range(parts)] + [[0, 0]] * (3 - parts)
     scratch = torch.empty(module.lstm_backward_scratch_size(call), dtype=torch.uint8)
     module.lstm_backward(
@@ -59,29 +62,24 @@ def backward(grad_out, grad_h, grad_c, saved, inputs, rows, slots, batch_sizes, 
 class _Operands:
     """Contiguous tensors whose addresses forward and backward pass on; `h` and `c` in the order of the slots."""
 
-    def __init__(self, inputs, rows, batch_sizes, sequence_starts, h, c, initial_h, initial_c, packed):
-        count = inputs.shape[0] if rows is None else rows.shape[1]
-        self.numbers = torch.arange(count, dtype=torch.int32).expand(2, -1).contiguous()
+    def __init__(self, inputs, rows, slots, batch_sizes, sequence_starts, h, c, initial_h, initial_c, packed):
+        self.count = inputs.shape[0] if rows is None else rows.shape[1]
+        self.numbers = torch.arange(self.count, dtype=torch.int32).expand(2, -1).contiguous()
         self.rows = self.numbers if rows is None else rows.to(torch.int32).contiguous()
-        self.inputs, self.split_input, self.h, self.c = inputs.contiguous(), rows is None, h, c
+        self.inputs, self.split_input = inputs.contiguous(), rows is None
+        self.h, self.c = (_in_slot_order(x, slots) for x in (h, c))
         self.packed, self.batch_sizes, self.sequence_starts = packed, batch_sizes, sequence_starts
         self.initial_h, self.initial_c = (None if x is None else x.contiguous() for x in (initial_h, initial_c))
 
-    def arguments(self, width: int, cell_clip: float, proj_clip: float) -> dict:
+    def arguments(self, width: int, dim: int, projection: int, cell_clip: float, proj_clip: float) -> dict:
         """Arguments shared by forward and backward; valid as long as this object."""
-        _, dim, projection = _sizes(self.h, self.c, width)
         return dict(
             input=width, dim=dim, projection=projection, packed=self.packed.data_ptr(), packed_size=self.packed.numel(),
             inputs=self.inputs.data_ptr(), input_rows=len(self.inputs), split_input=self.split_input,
-            steps=len(self.batch_sizes), batch_sizes=self.batch_sizes.data_ptr(), packed_rows=self.numbers.shape[1],
+            steps=len(self.batch_sizes), batch_sizes=self.batch_sizes.data_ptr(), packed_rows=self.count,
             rows=self.rows.data_ptr(), sequence_start=pointer(self.sequence_starts), initial_h=pointer(self.initial_h),
             initial_c=pointer(self.initial_c), slots=len(self.h), h=self.h.data_ptr(), c=self.c.data_ptr(),
             cell_clip=cell_clip, proj_clip=proj_clip, threads=torch.get_num_threads())
-
-
-def _sizes(h: torch.Tensor, c: torch.Tensor, width: int) -> tuple[int, int, int]:
-    """Columns of input, cells and outputs of one direction."""
-    return width, c.shape[1] // 2, h.shape[1] // 2
 
 
 def _in_slot_order(x: torch.Tensor, slots: torch.Tensor | None) -> torch.Tensor:
@@ -113,16 +111,6 @@ def pack(tensors: Tensors, precision: str) -> torch.Tensor:
     packed = aligned_bytes(module.lstm_packed_size(*shape))
     pairs = [[pointer(tensor) for tensor in tensors[k::3]] for k in range(3)]
     module.lstm_pack(*shape, *pairs, packed.data_ptr(), packed.numel())
-    return packed
-
-
-def _packed_for_gradients(weights: list[torch.Tensor], *sizes: int) -> torch.Tensor:
-    """The weights as gradients read them; not cached, since an optimizer edits them before the next call."""
-    module, parts, contiguous = native_module()[0], len(weights) // 2, [weight.contiguous() for weight in weights]
-    packed = aligned_bytes(module.lstm_backward_packed_size(*sizes))
-    matrices, _, *projections = ([pointer(weight) for weight in contiguous[k::parts]] for k in range(parts))
-    module.lstm_backward_pack(*sizes, matrices, projections[0] if projections else [0, 0], packed.data_ptr(),
-                              packed.numel())
     return packed
 
 

@@ -1,9 +1,7 @@
 """How the steps of a schedule are cut for the GPU, and the memory at fixed addresses that they run over.
 
 Slots come in buckets, steps in blocks and chunks: a graph is captured for a bucket of slots and a chunk of steps, and a
-schedule takes a few of each; a launch of the persistent kernel runs one block. An arena holds the input projections of
-a block on one stream, and for each bucket the state and what passes between kernels. All layers and models of one size
-share it; it is freed with the last of the weights that used it.
+launch of the persistent kernel runs one block. An arena is shared by all layers and models of one size on a stream.
 """
 
 import functools
@@ -18,16 +16,20 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from elmo_fast.ops.cuda.graphs import Capture, ChunkGraphs
-from elmo_fast.ops.cuda.operands import Operands
-from elmo_fast.ops.device import to_device
+from elmo_fast.ops.device import is_capturing, settle, to_device
+from elmo_fast.ops.weight_cache import cached
 
-CHUNKS = (16, 8, 4, 2, 1)
+CHUNK = 16  # of a chunk
 _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller one, nor any for so few steps
 _PROJECTION_BYTES = 1 << 28
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
 _MOST_BUCKETS = 8
 _MOST_ARENAS = 8
 _ALIGNMENT = 256  # bytes, of scratch memory
+_LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp16 holds
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ class Block:
 
     @functools.cached_property
     def _ends(self) -> list[int]:
-        return np.cumsum(self.batch_sizes, dtype=np.int64).tolist()
+        return [0, *np.cumsum(self.batch_sizes, dtype=np.int64).tolist()]
 
     def rows_of(self, first: int, count: int) -> slice:
         """Which of `rows` belong to `count` steps from step `first` of the block on."""
-        return slice(self._ends[first - 1] if first else 0, self._ends[first + count - 1])
+        return slice(self._ends[first], self._ends[first + count])
 
 
 def bucket_of(slots: int) -> int:
@@ -65,12 +67,12 @@ def bucket_of(slots: int) -> int:
 
 
 def chunks_of(steps: int) -> Iterator[tuple[int, int]]:
-    """(first step, steps) of chunks that make up so many steps, the largest first."""
+    """(first step, steps) of chunks that make up so many steps: powers of two, the largest first."""
     first = 0
-    for size in CHUNKS:
-        while steps - first >= size:
-            yield first, size
-            first += size
+    while first < steps:
+        size = min(CHUNK, 1 << (steps - first).bit_length() - 1)
+        yield first, size
+        first += size
 
 
 def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator[Block]:
@@ -97,8 +99,7 @@ def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator
 def _steps_that_fit(running: np.ndarray, bucket: int, most_rows: int) -> int:
     few = running <= (bucket // (2 if bucket > 64 else 4) if bucket > _LEAST_BUCKET else 0)
     few[-_LEAST_STEPS + 1 :] = False
-    over = np.cumsum(running) > most_rows
-    ends = np.flatnonzero(few | over)
+    ends = np.flatnonzero(few | (np.cumsum(running) > most_rows))
     return max(1, int(ends[0])) if ends.size else running.size
 
 
@@ -138,7 +139,67 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
     """int32 arrays on `device`, in one copy."""
     flat = to_device(np.concatenate([array.ravel() for array in arrays]), device)
     parts = flat.split([array.size for array in arrays])
-    return [part.view(each.shape) if each.ndim > 1 else part for part, each in zip(parts, arrays)]
+    return [part.view(array.shape) if array.ndim > 1 else part for part, array in zip(parts, arrays)]
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, where there is a projection, `w_p` [2, D, P] in the operand type.
+
+    `bias` fp32 [2, 4 D]. Two that are not the same object may hold different values.
+    """
+
+    w_x: torch.Tensor
+    w_h: torch.Tensor
+    bias: torch.Tensor
+    w_p: torch.Tensor | None
+
+    dtype = property(lambda self: self.w_h.dtype)
+    dim = property(lambda self: self.bias.shape[1] // 4)
+    projection = property(lambda self: self.w_h.shape[1])
+
+
+def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) -> Operands:
+    """`flat_weights` in the type that their products run in.
+
+    `medium` multiplies in fp16 where the clip bounds h (without a projection |h| < 1) and every weight is at most
+    `_LARGEST`, which is checked once for each version of the weights; else in bf16.
+    """
+    dtype = torch.float32
+    if precision == "medium":
+        bounded = len(weights) == 4 or proj_clip <= _LARGEST
+        dtype = torch.float16 if bounded and cached(weights, "lstm fits fp16", _fits_fp16) else torch.bfloat16
+    return cached(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype))
+
+
+def _fits_fp16(weights: Sequence[torch.Tensor]) -> bool:
+    _refuse_while_capturing(weights)
+    largest = torch.stack([matrix.abs().amax().float() for matrix in weights if matrix.dim() == 2]).amax()
+    return float(largest) <= _LARGEST
+
+
+def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Operands:
+    _refuse_while_capturing(weights)
+    parts = len(weights) // 2
+    w, b, *w_p = (torch.stack(pair) for pair in zip(weights[:parts], weights[parts:]))
+    width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
+    made = Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w[:, width:].to(dtype).contiguous(), b.float(),
+                    w_p[0].to(dtype) if w_p else None)
+    settle(w.device)
+    return made
+
+
+def _refuse_while_capturing(weights: Sequence[torch.Tensor]) -> None:
+    """Memory allocated in a capture is freed with its graph, and nothing can be copied to the host in one."""
+    if is_capturing(weights[0].device):
+        raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
+                           "got one whose weights are not prepared")
+
+
+# ---- buffers ---------------------------------------------------------------------------------------------------------
 
 
 def rows_held(layer: Operands) -> int:
@@ -174,7 +235,8 @@ class Arena:
     def scratch(self, size: int) -> torch.Tensor:
         """`size` bytes, aligned; what they hold lasts until the next call's work."""
         if len(self._scratch) < size:
-            self._scratch = empty_bytes(size, self.device)
+            made = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=self.device)
+            self._scratch = made[-made.data_ptr() % _ALIGNMENT :][:size]
         return self._scratch
 
 
@@ -193,17 +255,17 @@ class Bucket:
         self.zh = self.h.new_empty(2, slots, 4 * layer.dim)
         self.m = torch.empty_like(self.c, dtype=torch.float32 if layer.w_p is None else layer.dtype)
         self.r = self.m if layer.w_p is None else torch.empty_like(self.h)
-        self.meta = self.h.new_empty(CHUNKS[0] + 1, 3, slots, dtype=torch.int32)
-        self.out = self.h.new_empty(CHUNKS[0], slots, 2 * layer.projection)
+        self.meta = self.h.new_empty(CHUNK + 1, 3, slots, dtype=torch.int32)
+        self.out = self.h.new_empty(CHUNK, slots, 2 * layer.projection)
         self.out_rows = self.out.view(-1, 2 * layer.projection)
         self.graphs: weakref.WeakKeyDictionary[Operands, ChunkGraphs] = weakref.WeakKeyDictionary()
 
 
 class Arenas:
-    """Arenas by key, at most `most`; the one unused for longest goes first, and those go whose weights are all gone."""
+    """A few arenas by key: the one unused for longest goes first, and those go whose weights are all gone."""
 
-    def __init__(self, most: int = _MOST_ARENAS):
-        self._most, self._lock = most, threading.RLock()
+    def __init__(self):
+        self._lock = threading.RLock()
         self.kept: weakref.WeakValueDictionary[Hashable, Arena] = weakref.WeakValueDictionary()  # used last: at the end
         self._of_weight = WeakTensorKeyDictionary()  # weight -> {key: arena}, which keeps the arena
 
@@ -212,15 +274,9 @@ class Arenas:
         with self._lock:
             arena = self.kept.pop(key, None) or make()
             self.kept[key] = self._of_weight.setdefault(weight, {})[key] = arena
-            while len(self.kept) > self._most:
+            while len(self.kept) > _MOST_ARENAS:
                 oldest = next(iter(self.kept))
                 del self.kept[oldest]
                 for arenas in self._of_weight.values():
                     arenas.pop(oldest, None)
             return arena
-
-
-def empty_bytes(size: int, device: torch.device) -> torch.Tensor:
-    """An uninitialized uint8 tensor that begins at a multiple of `_ALIGNMENT` bytes."""
-    made = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)
-    return made[-made.data_ptr() % _ALIGNMENT :][:size]

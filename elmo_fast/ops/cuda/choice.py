@@ -1,9 +1,4 @@
-"""Graph or persistent: which of its two paths the LSTM takes on a GPU, measured there at first use.
-
-For a class of calls both paths run on the caller's weights and random operands, are compared, and timed. The faster is
-kept in memory and in one file of the user's cache, by GPU, versions and class. `ELMO_FAST_CUDA_LSTM=graph|persistent`
-forces one.
-"""
+"""Graph or persistent: which of its two paths the LSTM takes on a GPU, measured there at first use (docs/gpu.md)."""
 
 import functools
 import importlib.metadata
@@ -19,12 +14,13 @@ from pathlib import Path
 
 import torch
 
+from elmo_fast.choices import cache_directory
+from elmo_fast.ops.cuda.blocks import Operands
 from elmo_fast.ops.device import is_capturing
-from elmo_fast.ops.user_cache import cache_directory
 
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"
 VARIABLE = "ELMO_FAST_CUDA_LSTM"
-TOLERANCES = {"float16": 3e-3, "bfloat16": 3e-2}  # relative Frobenius difference of the paths
+TOLERANCES = {torch.float16: 3e-3, torch.bfloat16: 3e-2}  # relative Frobenius difference of the paths
 
 _SECONDS, _MOST_TIMES = 0.2, 9  # that timing a class may take, after first runs that pack weights and load kernels
 _STEPS = {8: 4, 64: 24, math.inf: 64}  # classes of steps: all below this number, and how many are timed
@@ -33,32 +29,16 @@ _MOST_ROWS = 8192  # of a timed run
 
 logger = logging.getLogger(__name__)
 _log_once = functools.cache(logger.info)
-Run = Callable[[str], tuple[torch.Tensor, ...]]  # runs the path named
 
 
-@dataclass(frozen=True)
-class ShapeClass:
-    """Calls that are alike: D cells, P projected values, the operand type, slots rounded up, steps below `below`."""
-
-    dim: int
-    projection: int
-    operand: str
-    slots: int
-    below: float
-
-    @classmethod
-    def of(cls, dim: int, projection: int, dtype: torch.dtype, slots: int, steps: int) -> "ShapeClass":
-        rounded = min(max(1 << (slots - 1).bit_length(), _SLOTS[0]), _SLOTS[1])
-        return cls(dim, projection, str(dtype).removeprefix("torch."), rounded, next(n for n in _STEPS if steps < n))
-
-    @property
-    def trial_steps(self) -> int:
-        """Steps of a timed run."""
-        return max(1, min(_STEPS[self.below], _MOST_ROWS // self.slots))
-
-    def __str__(self) -> str:
-        steps = "64 steps and more" if self.below == math.inf else f"less than {self.below} steps"
-        return f"{self.dim} cells, {self.projection} values, {self.operand}, {self.slots} slots, {steps}"
+def shape_class(layer: Operands, slots: int, steps: int) -> tuple[str, int, int]:
+    """The name of the class of calls that are alike; slots and steps of a timed run of it."""
+    below = next(number for number in _STEPS if steps < number)
+    slots = min(max(1 << (slots - 1).bit_length(), _SLOTS[0]), _SLOTS[1])
+    operand, of_steps = str(layer.dtype).removeprefix("torch."), f"less than {below} steps"
+    return (f"{layer.dim} cells, {layer.projection} values, {operand}, {slots} slots, "
+            + (of_steps if below < math.inf else "64 steps and more"), slots,
+            max(1, min(_STEPS[below], _MOST_ROWS // slots)))
 
 
 @dataclass(frozen=True)
@@ -85,9 +65,9 @@ def seconds(work: Callable[[], object]) -> float:
     return began.elapsed_time(ended) / 1000
 
 
-def choose(shape: ShapeClass, precision: str, device: torch.device, why_not: Callable[[], str | None],
-           trial: Callable[[], Run]) -> str:
-    """The path of calls of a class. `why_not` gives the reason against the persistent path, `trial` the timed function.
+def choose(shape: str, device: torch.device, why_not: Callable[[], str | None],
+           measure: Callable[[], Measured | None]) -> str:
+    """The path of calls of a class. `why_not` gives the reason against the persistent path.
 
     Raises `RuntimeError` when that path is forced and cannot run.
     """
@@ -101,16 +81,16 @@ def choose(shape: ShapeClass, precision: str, device: torch.device, why_not: Cal
         _log_once("projected_lstm: the persistent path is passed over: %s", reason)
     if reason or forced or is_capturing(device):
         return forced or GRAPH
-    return _choices.path(machine(device), f"{shape}, {precision}",
-                         lambda: measure(trial(), TOLERANCES[shape.operand], why_not))
+    return _choices.path(machine(device), shape, measure)
 
 
-def measure(run: Run, tolerance: float, why_not: Callable[[], str | None]) -> Measured | None:
-    """Which path is faster; None where the persistent one failed or differs from the other."""
+def measure(run: Callable[[str], tuple[torch.Tensor, ...]], tolerance: float,
+            why_not: Callable[[], str | None]) -> Measured | None:
+    """Which of the paths that `run` takes by name is faster; None where the persistent one failed or differs."""
     differences = [((one - other).norm() / one.norm()).item() for one, other in zip(run(GRAPH), run(PERSISTENT))]
     if why_not():
         return None  # the launch was refused or gave up, which was warned of
-    if not all(each <= tolerance for each in differences):  # NaN is not
+    if not all(difference <= tolerance for difference in differences):  # NaN is not
         logger.warning("the persistent LSTM is not used for layers of this size: its outputs and states differ by %s "
                        "from those of the graph path, at most %g was expected", differences, tolerance)
         return None
@@ -119,7 +99,7 @@ def measure(run: Run, tolerance: float, why_not: Callable[[], str | None]) -> Me
     while len(taken[GRAPH]) < _MOST_TIMES and sum(map(sum, taken.values())) < _SECONDS:
         for path in PATHS:
             taken[path].append(seconds(functools.partial(run, path)))
-    medians = {path: statistics.median(each) for path, each in taken.items()}
+    medians = {path: statistics.median(times) for path, times in taken.items()}
     return None if why_not() else Measured(min(PATHS, key=medians.get), **medians)
 
 
@@ -155,9 +135,9 @@ class Choices:
         with self._lock:
             key = machine, shape
             if key not in self._known:
-                self._known[key] = self.read().get(machine, {}).get(shape) or measure()
-                if self._known[key] is not None:
-                    self._record(machine, shape, self._known[key])
+                self._known[key] = found = self.read().get(machine, {}).get(shape) or measure()
+                if found is not None:
+                    self._record(machine, shape, found)
             return GRAPH if self._known[key] is None else self._known[key].path
 
     def read(self) -> dict[str, dict[str, Measured]]:

@@ -1,10 +1,7 @@
-"""The char encoder on an NVIDIA GPU: Triton kernels, their packed weights and operand types.
-
-`operands_of` names what products run on: `ieee` is fp32 throughout, `tf32` lets the tensor cores round fp32 operands,
-`fp16` and `bf16` are the types of operands and results. Sums are fp32 always.
-"""
+"""The char encoder on an NVIDIA GPU: Triton kernels, their packed weights and operand types. Sums are fp32 always."""
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 
@@ -13,16 +10,18 @@ from elmo_fast.ops.schemas import RESULTS, gradient_numerics, library, no_gradie
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.ops.weight_cache import cached
 
+# fp16's largest number, less what rounding of operands and results may add.
+LARGEST_FP16 = 0.98 * torch.finfo(torch.float16).max
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
 
 def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, save):
     from elmo_fast.kernels import char_cnn as kernel
 
-    operands = operands_of(precision, bounded)
-
-    def pack(tensors):
-        return kernel.PackedFilters(tensors[0], tensors[1:][:len(weights)], tensors[1:][len(weights):], operands)
-
-    filters = cached((char_embed, *weights, *biases), f"char_cnn {operands}", pack)
+    operands, end = operands_of(precision, bounded), 1 + len(weights)
+    filters = cached((char_embed, *weights, *biases), f"char_cnn {operands}",
+                     lambda tensors: kernel.PackedFilters(tensors[0], tensors[1:end], tensors[end:], operands))
     out = torch.empty(len(ids), sum(filters.counts), dtype=RESULTS[operands], device=ids.device)
     with _on(ids.device):
         kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
@@ -32,43 +31,33 @@ def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, s
 def char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded, needed):
     """Recomputed in torch: the kernel saves no windows."""
     with _autograd_enabled():
-        found = iter(torch_char_cnn.gradients(ids, char_embed, list(zip(weights, biases)), activation, grad, needed,
-                                              lambda: gradient_numerics(precision, ids.device)))
-    return [next(found) if wanted else no_gradient(grad) for wanted in needed]
+        found = torch_char_cnn.gradients(ids, [char_embed, *weights, *biases], activation, grad, needed,
+                                         lambda: gradient_numerics(precision, ids.device))
+    return [no_gradient(grad) if each is None else each for each in found]
 
 
 def highway(x, weights, packed, precision, bounded):
-    from elmo_fast.kernels import highway as kernel
-
-    operands, (w_carry, b_carry, w_transform, b_transform) = operands_of(precision, bounded), weights
-    matrices = [_packed_matrix(matrix, operands) for matrix in (w_carry, w_transform)]
-    x = x.to(RESULTS[operands]).contiguous()
-    out = torch.empty_like(x)
-    with _on(x.device):
-        kernel.highway(x, matrices[0], b_carry.float(), matrices[1], b_transform.float(), operands, out)
-    return out
+    operands = operands_of(precision, bounded)
+    return _product(x, weights, operands, x.new_empty(x.shape, dtype=RESULTS[operands]))
 
 
 def linear(x, weights, packed, outputs, precision, bounded):
-    from elmo_fast.kernels import highway as kernel
-
     operands, (weight, bias) = operands_of(precision, bounded), weights
     if operands == "ieee":  # PyTorch's own fp32 product is the fastest there is
         with numerics("highest", x.device):
             return torch.addmm(bias.float(), x.float(), weight.float())
-    matrix = _packed_matrix(weight, operands)
-    x = x.to(RESULTS[operands]).contiguous()
-    out = torch.empty(len(x), outputs, dtype=torch.float32, device=x.device)
+    return _product(x, weights, operands, x.new_empty(len(x), outputs, dtype=torch.float32))
+
+
+def _product(x: torch.Tensor, weights, operands: str, out: torch.Tensor) -> torch.Tensor:
+    from elmo_fast.kernels.highway import pack_product, product
+
+    dtype = RESULTS[operands]
+    parts = [cached((part,), f"product {operands}", lambda tensors: pack_product(tensors[0], operands, dtype))
+             if part.dim() == 2 else part.float() for part in weights]
     with _on(x.device):
-        kernel.linear(x, matrix, bias.float(), operands, out)
+        product(x.to(dtype).contiguous(), parts, operands, out)
     return out
-
-
-def _packed_matrix(weight: torch.Tensor, operands: str) -> torch.Tensor:
-    from elmo_fast.kernels import highway as kernel
-
-    return cached((weight,), f"product {operands}",
-                  lambda tensors: kernel.pack_product(tensors[0], operands, RESULTS[operands]))
 
 
 def _on(device: torch.device):
@@ -88,3 +77,33 @@ OPS = {"char_cnn": char_cnn, "char_cnn_backward": char_cnn_backward, "highway": 
 
 for _name, _implementation in OPS.items():
     library.impl(_name, _implementation, "CUDA")
+
+
+def fits_fp16(char_embed: torch.Tensor, filters: Sequence[Pair], activation: str,
+              highways: Sequence[Sequence[torch.Tensor]], projection: Pair | None) -> bool:
+    """Whether operands and results of the char encoder stay within fp16's range for every token that can be.
+
+    `highways` are (W_carry, b_carry, W_transform, b_transform) by layer. The answer takes one copy back from the
+    device and is cached until a weight changes. Weights in training are skipped and count as unbounded, so that a
+    training step waits for nothing; so do those of a graph that is being compiled.
+    """
+    tensors = [char_embed, *(part for group in (*filters, *highways, projection or ()) for part in group)]
+    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        return False
+    return cached(tensors, f"fits_fp16 {activation}",
+                  lambda _: bool(_largest_value(char_embed, filters, activation, highways, tensors) < LARGEST_FP16))
+
+
+def _largest_value(char_embed, filters, activation, highways, tensors) -> torch.Tensor:
+    """An upper bound of every weight, operand and result; NaN where a weight is: fp64, no dimension."""
+    def size(tensor):
+        return tensor.detach().double().abs()
+
+    seen = size(char_embed).amax(0)  # [E]
+    bounds = [torch.stack([((size(weight)[0] * seen[:, None]).sum((0, 1)) + size(bias)).amax()
+                           for weight, bias in filters]).amax()]
+    bound = torch.clamp(bounds[0], max=1.0) if activation == "tanh" else bounds[0]
+    for _, _, weight, bias in highways:
+        bound = torch.maximum(bound, (size(weight).sum(0) * bound + size(bias)).amax())
+        bounds.append(bound)
+    return torch.stack([*bounds, *(size(tensor).amax() for tensor in tensors)]).amax()

@@ -30,9 +30,9 @@ class ChunkGraphs:
 
     def run(self, key: Hashable, work: Work) -> None:
         """Do `work`, which queues the same operations on the same addresses whenever `key` is the same."""
-        if key in self.held and self.held[key] is None and self._capture:
-            self.held[key] = self._capture(work)
-        if key not in self.held and len(self.held) == _MOST_CHUNKS:
+        if key in self.held and self._capture:
+            self.held[key] = self.held[key] or self._capture(work)
+        elif key not in self.held and len(self.held) == _MOST_CHUNKS:
             self.held.clear()
         graph = self.held.setdefault(key, None)
         work() if graph is None else graph.replay()
@@ -93,58 +93,48 @@ class Captures:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="elmo-fast-capture")
 
     def on(self, device: torch.device) -> CudaCapture | None:
-        """What captures for the current stream of `device`; None, and a warning, when too many streams have asked."""
+        """What captures for the current stream of `device`; None off the GPU and, with a warning, for more streams."""
+        if device.type != "cuda":
+            return None
         key = device, torch.cuda.current_stream(device).cuda_stream
         with self._lock:
             if key not in self._made:
-                stream = self._unused_stream(device) if len(self._made) < self._most else None
+                taken = {capture.stream.cuda_stream for capture in self._made.values()}
+                # PyTorch hands out a few, round and round
+                drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most if len(taken) < self._most else 0))
+                stream = next((stream for stream in drawn if stream.cuda_stream not in taken), None)
                 if stream is None:
                     logger.warning("LSTM steps run without CUDA graphs on this stream: %d others do", len(self._made))
                     return None
                 self._made[key] = CudaCapture(device, stream, self._thread)
             return self._made[key]
 
-    def _unused_stream(self, device: torch.device) -> torch.cuda.Stream | None:
-        """A stream that serves nobody here: PyTorch hands out a few, round and round."""
-        taken = {each.stream.cuda_stream for each in self._made.values()}
-        drawn = (torch.cuda.Stream(device) for _ in range(4 * self._most))
-        return next((stream for stream in drawn if stream.cuda_stream not in taken), None)
 
-
-_captures = Captures()
-
-
-def capture_on(device: torch.device) -> Capture | None:
-    """What captures for the current stream of `device`: None where there are no graphs."""
-    return _captures.on(device) if device.type == "cuda" else None
-
-
+capture_on = Captures().on
 _recording_lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """In the body Python collects no garbage, and a Triton kernel that is not loaded raises `RuntimeError`."""
+    """In the body Python collects no garbage, and a Triton kernel that is not loaded raises `RuntimeError`.
+
+    That is refused in this thread, by a hook that Triton calls before it compiles a variant, or reads and loads it.
+    """
     with _recording_lock, contextlib.ExitStack() as undo:
         if gc.isenabled():
             undo.callback(gc.enable)
         gc.disable()
         with contextlib.suppress(ImportError):
-            from triton import knobs
+            from triton.knobs import runtime
 
-            _refuse_to_load(knobs.runtime, undo)
+            thread, before = threading.get_ident(), runtime.jit_cache_hook
+
+            def refuse(**asked):
+                if threading.get_ident() != thread:
+                    return before(**asked) if before else None
+                raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, to load every "
+                                   f"kernel; got none that loaded {asked['fn'].name} for these tensors")
+
+            runtime.jit_cache_hook = refuse
+            undo.callback(setattr, runtime, "jit_cache_hook", before)
         yield
-
-
-def _refuse_to_load(runtime, undo: contextlib.ExitStack) -> None:
-    """Until `undo`, in this thread: the hook is called before a variant is compiled, or read from disk, and loaded."""
-    thread, before = threading.get_ident(), runtime.jit_cache_hook
-
-    def refuse(**asked):
-        if threading.get_ident() != thread:
-            return before(**asked) if before else None
-        raise RuntimeError("warmup: expected model.warmup() before a CUDA graph is captured, to load every kernel; "
-                           f"got none that loaded {asked['fn'].name} for these tensors")
-
-    runtime.jit_cache_hook = refuse
-    undo.callback(setattr, runtime, "jit_cache_hook", before)

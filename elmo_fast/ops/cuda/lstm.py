@@ -1,17 +1,16 @@
 """The projected LSTM on an NVIDIA GPU: input projections once for each row, then blocks of steps on one of two paths.
 
-`choice` decides between the paths when a call runs, `steps` runs them. Off the GPU, which is for tests, the graph path
-runs without graphs. `padded_lstm` runs a padded batch inside a user's CUDA graph.
+Off the GPU, which is for tests, the graph path runs without graphs.
 """
 
 import contextlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from elmo_fast.ops.cuda.blocks import CHUNKS, Arena, Arenas, Block, DeviceBlock, blocks, host_arrays, send
+from elmo_fast.ops.cuda.blocks import CHUNK, Arena, Arenas, DeviceBlock, Operands, blocks, host_arrays, operands, send
 from elmo_fast.ops.cuda.graphs import capture_on
-from elmo_fast.ops.cuda.operands import Operands, operands, scaled
 from elmo_fast.ops.cuda.steps import MOST_SLOTS, Steps, as_slice, gemm, pointwise_of, queue_steps
 from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import numerics
@@ -28,14 +27,11 @@ def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initia
         raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it was made on the host for "
                            "one batch, got one; call the model with ids, or use padded_lstm")
     order = np.arange(len(h)) if slots is None else slots.numpy()
-    starts = None if sequence_starts is None else sequence_starts.numpy()
-    with surroundings(precision, inputs.device):
-        layer = operands(weights, precision, proj_clip)
-        arena = arena_of(layer, weights[0], inputs.device)
-        with arena.lock:
-            steps = Steps(arena, layer, weights, (cell_clip, proj_clip))
-            steps.begin(batch_sizes.numpy(), None if starts is None else (initial_h, initial_c), precision)
-            out = _Call(steps, inputs, rows, starts, bounded).run(order, batch_sizes.numpy(), h, c)
+    starts, batch_sizes = None if sequence_starts is None else sequence_starts.numpy(), batch_sizes.numpy()
+    with prepared(weights, precision, proj_clip, inputs.device) as (layer, arena):
+        steps = Steps(arena, layer, weights, (cell_clip, proj_clip))
+        steps.begin(batch_sizes, None if starts is None else (initial_h, initial_c), precision)
+        out = _Call(steps, inputs, rows, starts, bounded).run(order, batch_sizes, h, c)
     return *out, h.new_empty(0, dtype=torch.uint8)
 
 
@@ -43,24 +39,25 @@ library.impl("projected_lstm", run, "CUDA")
 
 
 @contextlib.contextmanager
-def surroundings(precision: str, device: torch.device):
-    """GEMMs in fp32 or tf32 as `precision` says, on `device`; 16-bit ones have operands of that type already.
+def prepared(weights: Sequence[torch.Tensor], precision: str, proj_clip: float, device: torch.device):
+    """The operands and the arena of a layer on the current stream; in a user's capture an arena of the call's own.
 
-    Buffers outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
+    In the body GEMMs are in fp32 or tf32 as `precision` says; 16-bit ones have operands of that type already. Buffers
+    outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """
-    where = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    on_gpu = device.type == "cuda"
+    where = torch.cuda.device(device) if on_gpu else contextlib.nullcontext()
     products = numerics("highest" if precision == "medium" else precision, device)
     with torch.inference_mode(False), torch.no_grad(), where, products, torch.autocast(device.type, enabled=False):
-        yield
-
-
-def arena_of(layer: Operands, weight: torch.Tensor, device: torch.device) -> Arena:
-    """The arena for a layer on the current stream; inside a user's capture an arena for this call alone."""
-    if is_capturing(device):
-        return Arena(layer, device, None)
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-    key = device, stream, layer.dim, layer.projection, layer.w_p is None, layer.dtype
-    return _arenas.get(key, weight, lambda: Arena(layer, device, capture_on(device)))
+        layer = operands(weights, precision, proj_clip)
+        if is_capturing(device):
+            arena = Arena(layer, device, None)
+        else:
+            stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else None
+            key = device, stream, layer.dim, layer.projection, layer.w_p is None, layer.dtype
+            arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
+        with arena.lock:
+            yield layer, arena
 
 
 def project(arena: Arena, layer: Operands, x: torch.Tensor, bounded: bool) -> None:
@@ -68,17 +65,25 @@ def project(arena: Arena, layer: Operands, x: torch.Tensor, bounded: bool) -> No
 
     Rows for fp16 are `scaled`, unless `bounded` says that they fit.
     """
-    count = x.shape[-2]
+    count, shared = x.shape[-2], x.dim() == 2
     z = arena.z[:count]
     if arena.scale is not None and bounded:
         arena.scale[:count] = 1
     elif arena.scale is not None:
         x, scale = scaled(x)
-        arena.scale[:count] = scale[:, None] if x.dim() == 2 else scale.t()
-    if x.dim() == 2:
-        gemm(x.to(layer.dtype), layer.w_x.flatten(1), z.flatten(1))
-    else:
-        gemm(x.to(layer.dtype), layer.w_x.transpose(0, 1), z.transpose(0, 1))
+        arena.scale[:count] = scale[:, None] if shared else scale.t()
+    w_x, z = (layer.w_x.flatten(1), z.flatten(1)) if shared else (layer.w_x.transpose(0, 1), z.transpose(0, 1))
+    gemm(x.to(layer.dtype), w_x, z)
+
+
+def scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 rows [..., I] that fit fp16: each divided by a power of two that brings its largest finite value below 2^15.
+
+    Also returns those powers, fp32 [...].
+    """
+    largest = x.abs().nan_to_num_(0, 0).amax(-1)
+    scale = torch.frexp(largest).exponent.sub_(15).clamp_(min=0).exp2()
+    return x / scale[..., None], scale
 
 
 class _Call:
@@ -111,7 +116,7 @@ class _Call:
             self.steps.run(block, state, out)
         return out, *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
 
-    def _host_arrays(self, block: Block) -> list[np.ndarray]:
+    def _host_arrays(self, block) -> list[np.ndarray]:
         """`host_arrays`, and the rows of the inputs to project for the block where the host knows them."""
         used = np.zeros(0, np.int32)
         if self.on_host:
@@ -165,45 +170,24 @@ def _padded_group(inputs, lengths, state, weights, clips, precision):
     batch, longest, width = inputs.shape
     flat, projection = flat_weights(weights), state[0].shape[1] // 2
     directions = inputs[:, :, None] if len(flat[0]) - projection == width else inputs.unflatten(2, (2, -1))
-    with surroundings(precision, inputs.device):
-        layer = operands(flat, precision, clips[1])
-        arena = arena_of(layer, flat[0], inputs.device)
-        with arena.lock:
-            bucket, positions = arena.bucket(batch, layer), _positions(lengths, longest)  # [2, T, B]
-            bucket.h.copy_(state[0].unflatten(1, (2, -1)).transpose(0, 1))
-            bucket.c.copy_(state[1].unflatten(1, (2, -1)).transpose(0, 1))
-            bucket.operand.copy_(bucket.h)
-            found = bucket.h.new_empty(longest, batch, 2 * projection)
-            at_once = min(CHUNKS[0], max(1, len(arena.z) // batch))
-            for first in range(0, longest, at_once):
-                here = slice(first, min(first + at_once, longest))
-                _padded_chunk(arena, layer, bucket, directions, positions[:, here], clips, found[here])
-            final = tuple(each.transpose(0, 1).flatten(1).clone() for each in (bucket.h, bucket.c))
-    return _by_position(found, positions[1]), *final
-
-
-def _positions(lengths: torch.Tensor, longest: int) -> torch.Tensor:
-    """The position that each direction reads at each step, -1 past a sentence's end: int64 [2, T, B]."""
-    step = torch.arange(longest, device=lengths.device)[:, None]
-    backward = lengths - 1 - step
-    return torch.stack([torch.where(backward >= 0, step, -1), backward.clamp(min=-1)])
-
-
-def _padded_chunk(arena, layer, bucket, directions, positions, clips, found) -> None:
-    """Some steps: `directions` [B, T, 1 or 2, I], `positions` [2, steps, B], `found` [steps, B, 2 P]."""
-    _, count, batch = positions.shape
-    slot = torch.arange(batch, device=positions.device)
-    rows = [directions[slot, positions[k].clamp(min=0), k % directions.shape[2]].flatten(0, 1) for k in (0, 1)]
-    project(arena, layer, torch.stack(rows).float(), False)  # [2, steps * B, I]
-    number = torch.arange(count * batch, device=positions.device).view(count, batch)
-    bucket.meta[:count, :2] = torch.where(positions >= 0, number, -1).transpose(0, 1).int()
-    bucket.meta[:, 2] = 0
-    queue_steps(arena, layer, bucket, pointwise_of(found.device), count, clips)
-    found.copy_(bucket.out[:count])
-
-
-def _by_position(found: torch.Tensor, mirrored: torch.Tensor) -> torch.Tensor:
-    """Outputs by step [T, B, 2 P] -> by position [B, T, 2 P], zero past the end, where `mirrored` [T, B] is -1."""
-    forward, backward = found.chunk(2, dim=2)
-    backward = backward.gather(0, mirrored.clamp(min=0)[..., None].expand_as(backward))
-    return torch.where((mirrored >= 0)[..., None], torch.cat([forward, backward], dim=2), 0).transpose(0, 1)
+    slot, step = (torch.arange(size, device=inputs.device) for size in (batch, longest))
+    backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
+    positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step; -1: none
+    with prepared(flat, precision, clips[1], inputs.device) as (layer, arena):
+        bucket, at_once = arena.bucket(batch, layer), min(CHUNK, max(1, len(arena.z) // batch))
+        for own, given in zip((bucket.h, bucket.c, bucket.operand), (*state, state[0])):
+            own.copy_(given.unflatten(1, (2, -1)).transpose(0, 1))
+        found = bucket.h.new_empty(longest, batch, 2 * projection)
+        bucket.meta[:, 2] = 0
+        for here, out in zip(positions.split(at_once, dim=1), found.split(at_once)):  # [2, steps, B]
+            x = [directions[slot, here[k].clamp(min=0), k % directions.shape[2]].flatten(0, 1) for k in (0, 1)]
+            project(arena, layer, torch.stack(x).float(), False)
+            number = torch.arange(len(out) * batch, device=inputs.device).view(-1, batch)
+            bucket.meta[: len(out), :2] = torch.where(here >= 0, number, -1).transpose(0, 1).int()
+            queue_steps(arena, layer, bucket, pointwise_of(inputs.device), len(out), clips)
+            out.copy_(bucket.out[: len(out)])
+        final = tuple(part.transpose(0, 1).flatten(1).clone() for part in (bucket.h, bucket.c))
+    halves = found.chunk(2, dim=2)
+    mirrored = halves[1].gather(0, backward.clamp(min=0)[..., None].expand_as(halves[1]))
+    by_position = torch.where((backward >= 0)[..., None], torch.cat([halves[0], mirrored], dim=2), 0)
+    return by_position.transpose(0, 1), *final

@@ -1,7 +1,6 @@
 """The persistent kernel (csrc/projected_lstm_cuda.h): one cooperative launch for a block of steps of both directions.
 
-Everything is queued on the caller's current stream; nothing waits for the device. A launch that gives up is replayed on
-the device by a slower kernel with the same contract, and counted there; `why_not` tells once the count has arrived.
+Nothing waits for the device: launches that give up are counted there, and `why_not` reads the count when it arrives.
 """
 
 import functools
@@ -12,8 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cuda.blocks import Arena, DeviceBlock
-from elmo_fast.ops.cuda.operands import Operands
+from elmo_fast.ops.cuda.blocks import Arena, DeviceBlock, Operands
 from elmo_fast.ops.device import settle
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.weight_cache import cached
@@ -58,8 +56,6 @@ def lacks(device: torch.device) -> str | None:
 
 def does_not_fit(device: torch.device, dim: int, projection: int, slots: int) -> str | None:
     """None when a layer of D cells and P projected values fits on a `device` that lacks nothing, else the reason."""
-    if dim == projection:
-        return "it does not support layers without a projection, or with one to as many values as there are cells"
     return plan(dim, projection, limits(device), min(slots, MOST_SLOTS))["reason"]
 
 
@@ -67,7 +63,7 @@ def why_not(device: torch.device, layer: Operands, weights: Sequence[torch.Tenso
     """None when the kernel runs so many slots of a layer on `device`, else the reason it does not."""
     if layer.dtype not in _OPERANDS:
         return "its operands are 16-bit, which precision 'medium' alone allows"
-    if any(each.is_inference() for each in weights):
+    if any(weight.is_inference() for weight in weights):
         return "its packed weights could not be kept from call to call: the model was made in inference mode"
     return lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots) or _watch(device).reason()
 
@@ -79,7 +75,7 @@ def plan(dim: int, projection: int, native: tuple[int, ...], slots: int) -> dict
 
 
 def pack(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """W, B and W_P of each direction in the order of csrc/cuda/layout.h, with operands of 16 bits: uint8, one axis."""
+    """W, B and W_P of each direction in the order of csrc/cuda/plan.h, with operands of 16 bits: uint8, one axis."""
     dim, projection = tensors[2].shape
     units, tiles, parts = -(-dim // 16), -(-projection // 16), []
     more_cells, more_values = 16 * units - dim, 16 * tiles - projection
@@ -90,7 +86,7 @@ def pack(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         bias = pad(b.float().view(4, dim), (0, more_cells)).view(4, units, 2, 8).permute(1, 2, 0, 3)
         values = pad(w_p.to(dtype), (0, more_values, 0, more_cells))
         values = values.view(units, 4, 2, 2, tiles, 2, 8).permute(4, 0, 6, 1, 2, 5, 3)
-        gates, bias, values = (each.contiguous().view(torch.uint8) for each in (gates, bias, values))
+        gates, bias, values = (part.contiguous().view(torch.uint8) for part in (gates, bias, values))
         parts += [torch.cat([gates.view(units, -1), bias.view(units, -1)], 1).flatten(), values.flatten()]
     packed_weights = torch.cat(parts)
     settle(packed_weights.device)
@@ -107,8 +103,8 @@ def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips
     block, device, projection, operand = on_device.block, arena.device, layer.projection, _OPERANDS.index(layer.dtype)
     held = cached(weights, f"lstm persistent {operand}", lambda detached: pack(detached, layer.dtype))
     size = plan(layer.dim, projection, limits(device), block.slots)["scratch_bytes"]
-    first = [each[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
-             for each in state]
+    first = [part[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
+             for part in state]
     tensors = {"packed": held, "z": arena.z, "scale": arena.scale, "meta": on_device.meta,
                "packed_rows": on_device.packed_rows, "batch_sizes": on_device.batch_sizes,
                "initial_h": arena.initial_h if has_starts else None,
@@ -117,7 +113,7 @@ def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips
                "scratch": arena.scratch(size), "aborts": _watch(device).aborts}
     try:
         native_module()[0].cuda_lstm_run(
-            **{name: 0 if each is None else each.data_ptr() for name, each in tensors.items()}, dim=layer.dim,
+            **{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}, dim=layer.dim,
             projection=projection, operand=operand, device=limits(device), steps=block.steps, slots=block.slots,
             stride=block.bucket, state_stride=state[0].shape[1], cell_clip=clips[0], proj_clip=clips[1],
             scratch_size=size, timeout_ns=_TIMEOUT_NS,

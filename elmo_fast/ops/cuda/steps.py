@@ -1,8 +1,7 @@
 """Runs a block of LSTM steps on the chosen path: chunks of steps as CUDA graphs, or a launch of the persistent kernel.
 
-On the graph path a step is the recurrent product of both directions, a small kernel for the gates, the projection, and
-a small kernel for the clip that follows it. Chunks run over buffers at fixed addresses, so that a few graphs replay a
-sequence of any length; what differs between calls (rows, batch_sizes, starts) lies in device memory.
+Chunks run over buffers at fixed addresses, so that a few graphs replay a sequence of any length; what differs between
+calls (rows, batch_sizes, starts) lies in device memory.
 """
 
 import functools
@@ -14,9 +13,8 @@ import torch
 
 from elmo_fast.ops import backend
 from elmo_fast.ops.cuda import choice, persistent
-from elmo_fast.ops.cuda.blocks import Arena, Bucket, DeviceBlock, blocks, chunks_of, host_arrays, send
+from elmo_fast.ops.cuda.blocks import Arena, Bucket, DeviceBlock, Operands, blocks, chunks_of, host_arrays, send
 from elmo_fast.ops.cuda.graphs import ChunkGraphs
-from elmo_fast.ops.cuda.operands import Operands
 from elmo_fast.ops.precision import fp32_precision
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
@@ -39,9 +37,11 @@ class Steps:
         steps = int(np.count_nonzero(batch_sizes))
         if steps:
             device, slots = self.arena.device, int(batch_sizes[0])
-            shape = choice.ShapeClass.of(self.layer.dim, self.layer.projection, self.layer.dtype, slots, steps)
+            name, *size = choice.shape_class(self.layer, slots, steps)
             why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
-            self.path = choice.choose(shape, precision, device, why_not, functools.partial(self._trial, shape))
+            self.path = choice.choose(
+                f"{name}, {precision}", device, why_not,
+                lambda: choice.measure(self._trial(*size), choice.TOLERANCES[self.layer.dtype], why_not))
         self.has_starts = initial_state is not None
         if initial_state is not None:
             self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
@@ -54,13 +54,11 @@ class Steps:
                                  out):
                 return
             self.path = choice.GRAPH
-        self._run_graphs(on_device, state, out)
-
-    def _run_graphs(self, on_device: DeviceBlock, state: State, out: torch.Tensor) -> None:
         block, bucket = on_device.block, self.arena.bucket(on_device.block.bucket, self.layer)
-        h, c = (each[:, block.slot : block.slot + block.slots] for each in state)
-        bucket.h[:, : block.slots] = h
-        bucket.c[:, : block.slots] = c
+        own = bucket.h[:, : block.slots], bucket.c[:, : block.slots]
+        given = tuple(part[:, block.slot : block.slot + block.slots] for part in state)
+        for to, part in zip(own, given):
+            to.copy_(part)
         bucket.operand.copy_(bucket.h)
         if self.has_starts:
             starts = on_device.meta[0, 2, :, None] != 0
@@ -72,30 +70,28 @@ class Steps:
             work = functools.partial(queue_steps, self.arena, self.layer, bucket, self._pointwise, count, self._clips)
             graphs.run((count, *self._clips, products), work)
             _collect(on_device, bucket, first, count, out)
-        h.copy_(bucket.h[:, : block.slots])
-        c.copy_(bucket.c[:, : block.slots])
+        for part, found in zip(given, own):
+            part.copy_(found)
 
-    def _trial(self, shape: choice.ShapeClass) -> Callable[[str], tuple[torch.Tensor, ...]]:
-        """A function that runs blocks of the class's size on a path, on random operands: outputs, h and c."""
-        arena, size, rng = self.arena, shape.trial_steps * shape.slots, np.random.default_rng(0)
+    def _trial(self, slots: int, steps: int) -> Callable[[str], tuple[torch.Tensor, ...]]:
+        """A function that runs so many steps on a path, on random operands: outputs, h and c."""
+        arena, size, rng = self.arena, steps * slots, np.random.default_rng(0)
         generator = torch.Generator(arena.device).manual_seed(0)
-        for each in (arena.z, arena.initial_h, arena.initial_c):
-            each.normal_(0, 0.5, generator=generator)
+        before = tuple(initial.new_empty(2, slots, initial.shape[1]) for initial in (arena.initial_h, arena.initial_c))
+        for operand in (arena.z, arena.initial_h, arena.initial_c, *before):
+            operand.normal_(0, 0.5, generator=generator)
         if arena.scale is not None:
             arena.scale.fill_(1)
         self.has_starts = True
-        before = tuple(arena.initial_h.new_empty(2, shape.slots, width).normal_(0, 0.5, generator=generator)
-                       for width in (shape.projection, shape.dim))
         starts, z_rows = rng.random(size) < 1 / 8, rng.integers(0, len(arena.z), (2, size))
         sent = {path: [DeviceBlock(block, *send(host_arrays(block, z_rows[:, block.rows], starts), arena.device))
-                       for block in blocks([shape.slots] * shape.trial_steps, size, MOST_SLOTS[path])]
-                for path in choice.PATHS}
+                       for block in blocks([slots] * steps, size, MOST_SLOTS[path])] for path in choice.PATHS}
 
         def run_on(path: str) -> tuple[torch.Tensor, ...]:
-            self.path, state = path, tuple(each.clone() for each in before)
-            out = before[0].new_empty(size, 2 * shape.projection)
-            for each in sent[path]:
-                self.run(each, state, out)
+            self.path, state = path, tuple(part.clone() for part in before)
+            out = before[0].new_empty(size, 2 * self.layer.projection)
+            for block in sent[path]:
+                self.run(block, state, out)
             return out, *state
 
         return run_on
@@ -119,9 +115,7 @@ def queue_steps(arena: Arena, layer: Operands, bucket: Bucket, pointwise, count:
 def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """out = a b, matrices or batches of them, summed in fp32 whatever their type."""
     product = torch.mm if a.dim() == 2 else torch.bmm
-    if a.dtype == torch.float32:
-        product(a, b, out=out)
-    elif a.device.type == "cpu":
+    if a.device.type == "cpu" and a.dtype != torch.float32:
         out.copy_(product(a.float(), b.float()))
     elif out.dtype == a.dtype:
         product(a, b, out=out)

@@ -8,21 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from elmo_fast.ops.reference import ACTIVATIONS, with_zero_row
+from elmo_fast.ops.reference import ACTIVATIONS, Filters, with_zero_row
 
 PADDING_ID = 261
 # On a CPU the windows and their products then stay in its caches, and in memory that is not new to the process.
-_TOKENS_AT_ONCE = {"cpu": 128}
-_TOKENS_AT_ONCE_ELSEWHERE = 1024
+_TOKENS_AT_ONCE, _TOKENS_AT_ONCE_ELSEWHERE = 128, 1024
 _WINDOWS_AT_ONCE = 32768  # in a gradient, which keeps every window's values
 
 
-def char_cnn(
-    ids: torch.Tensor,
-    char_embed: torch.Tensor,
-    filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    activation: str,
-) -> torch.Tensor:
+def char_cnn(ids: torch.Tensor, char_embed: torch.Tensor, filters: Filters, activation: str) -> torch.Tensor:
     """As `reference.char_cnn`: ids [N, C] -> [N, filters]."""
     table = with_zero_row(char_embed)
     pieces = [char_embed.new_empty(0, sum(weight.shape[-1] for weight, _ in filters))]
@@ -34,27 +28,26 @@ def char_cnn(
     return torch.empty_like(values).index_copy(0, torch.cat(orders), values)
 
 
-def gradients(ids: torch.Tensor, char_embed: torch.Tensor, filters: Sequence[tuple[torch.Tensor, torch.Tensor]],
-              activation: str, grad: torch.Tensor, needed: Sequence[bool],
-              around: Callable) -> list[torch.Tensor]:
-    """Gradients of char_embed, of every weight, then of every bias, from `grad` [N, filters], recomputed in fp32.
+def gradients(ids: torch.Tensor, tensors: Sequence[torch.Tensor], activation: str, grad: torch.Tensor,
+              needed: Sequence[bool], around: Callable) -> list[torch.Tensor | None]:
+    """Gradients of `tensors`, char_embed, every weight, then every bias, from `grad` [N, filters], recomputed in fp32.
 
-    `needed` says of each whether it is wanted; the result has those that are. `around()` is a context for the products.
-    Memory holds the windows of a bounded number of tokens.
+    `needed` says of each whether it is wanted, else None. `around()` is a context for the products. Memory holds the
+    windows of a bounded number of tokens.
     """
-    tensors = [char_embed, *(weight for weight, _ in filters), *(bias for _, bias in filters)]
     leaves = [each.detach().float().contiguous().requires_grad_(wanted) for each, wanted in zip(tensors, needed)]
     wanted = [each for each in leaves if each.requires_grad]
     sums = [torch.zeros_like(each) for each in wanted]
-    pairs = list(zip(leaves[1:][:len(filters)], leaves[1:][len(filters):]))
+    filters = list(zip(leaves[1 : 1 + len(leaves) // 2], leaves[1 + len(leaves) // 2 :]))
     for rows, longest in _by_length(ids, _WINDOWS_AT_ONCE):
         with torch.enable_grad(), around():
-            value = _short_tokens(ids[rows], longest, with_zero_row(leaves[0]), pairs, activation)
+            value = _short_tokens(ids[rows], longest, with_zero_row(leaves[0]), filters, activation)
             found = torch.autograd.grad(value, wanted, grad[rows].to(value.dtype), allow_unused=True)
         for total, each in zip(sums, found):
             if each is not None:
                 total += each
-    return [total.to(of.dtype) for total, of in zip(sums, (each for each, want in zip(tensors, needed) if want))]
+    rest = iter(sums)
+    return [next(rest).to(each.dtype) if want else None for each, want in zip(tensors, needed)]
 
 
 def token_lengths(ids: torch.Tensor) -> torch.Tensor:
@@ -71,7 +64,7 @@ def _by_length(ids: torch.Tensor, windows: int | None = None) -> Iterator[tuple[
     lengths = token_lengths(ids)
     order = lengths.argsort()
     ends = lengths[order].tolist()
-    at_once = _TOKENS_AT_ONCE.get(ids.device.type, _TOKENS_AT_ONCE_ELSEWHERE)
+    at_once = _TOKENS_AT_ONCE if ids.device.type == "cpu" else _TOKENS_AT_ONCE_ELSEWHERE
     first = 0
     while first < len(ends):
         last = first + at_once
@@ -85,8 +78,7 @@ def _short_tokens(ids, longest: int, table, filters, activation: str) -> torch.T
     """Tokens whose ids from `longest` on are padding."""
     dim, positions = table.shape[1], ids.shape[1]
     widest = max(weight.shape[1] for weight, _ in filters)
-    seen = ids[:, : min(positions, longest + widest - 1)]
-    characters = table[seen].flatten(1)  # [N, seen * E]
+    characters = table[ids[:, : longest + widest - 1]].flatten(1)  # [N, characters that a window may see * E]
     pooled = []
     for weight, bias in filters:
         width = weight.shape[1]

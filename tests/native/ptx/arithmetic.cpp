@@ -1,8 +1,10 @@
-// Instructions that compute a value in each thread.
-#include <algorithm>
+// Instructions that compute: a value in each thread, or products of matrices in a warp.
 #include <limits>
 
-#include "lanes.h"
+#include "machine.h"
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace ptx {
 namespace {
@@ -27,13 +29,15 @@ T inserted(T a, T b, uint32_t from, uint32_t length) {
 float flushed(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
 
 template <class T>
-void add_comparisons(Table& t, const std::string& type) {
+void add_choices(Table& t, const std::string& type) {
   t["setp.eq." + type] = lanes<bool, T, T>([](T a, T b) { return a == b; });
   t["setp.ne." + type] = lanes<bool, T, T>([](T a, T b) { return a < b || a > b; });
   t["setp.lt." + type] = lanes<bool, T, T>([](T a, T b) { return a < b; });
   t["setp.le." + type] = lanes<bool, T, T>([](T a, T b) { return a <= b; });
   t["setp.gt." + type] = lanes<bool, T, T>([](T a, T b) { return a > b; });
   t["setp.ge." + type] = lanes<bool, T, T>([](T a, T b) { return a >= b; });
+  t["selp." + type] = lanes<T, T, T, bool>([](T a, T b, bool first) { return first ? a : b; });
+  t["mov." + type] = lanes<T, T>([](T a) { return a; });
 }
 
 template <class T>
@@ -42,26 +46,23 @@ void add_integers(Table& t, const std::string& type) {
   constexpr uint32_t size = 8 * sizeof(T);
   const auto one = [&](const char* name, auto f) { t[name + ("." + type)] = lanes<T, T>(f); };
   const auto two = [&](const char* name, auto f) { t[name + ("." + type)] = lanes<T, T, T>(f); };
+  add_choices<T>(t, type);
   // Sums and products wrap around.
   two("add", [](U a, U b) { return a + b; });
   two("sub", [](U a, U b) { return a - b; });
-  two("mul.lo", [](U a, U b) { return uint64_t(a) * b; });
-  two("mul.hi", [](T a, T b) { return __int128(a) * b >> size; });
-  t["mad.lo." + type] = lanes<T, T, T, T>([](U a, U b, U c) { return uint64_t(a) * b + c; });
+  two("mul.lo", [](U a, U b) { return a * b; });
+  t["mad.lo." + type] = lanes<T, T, T, T>([](U a, U b, U c) { return a * b + c; });
   // Division by zero and its overflow give some value on the device.
   two("div", [](T a, T b) { return !b ? T(~T(0)) : std::is_signed_v<T> && b == T(-1) ? T(U(0) - U(a)) : T(a / b); });
   two("rem", [](T a, T b) { return !b ? a : std::is_signed_v<T> && b == T(-1) ? T(0) : T(a % b); });
   two("min", [](T a, T b) { return std::min(a, b); });
   two("max", [](T a, T b) { return std::max(a, b); });
   one("neg", [](U a) { return U(0) - a; });
-  one("abs", [](T a) { return a < T(0) ? U(0) - U(a) : U(a); });
   two("and", [](T a, T b) { return a & b; });
   two("or", [](T a, T b) { return a | b; });
   two("xor", [](T a, T b) { return a ^ b; });
   one("not", [](T a) { return ~a; });
-  one("mov", [](T a) { return a; });
-  t["selp." + type] = lanes<T, T, T, bool>([](T a, T b, bool first) { return first ? a : b; });
-  t["shl." + type] = lanes<T, T, uint32_t>([](U a, uint32_t by) { return by < size ? U(a << by) : U(0); });
+  t["shl." + type] = lanes<T, T, uint32_t>([](U a, uint32_t by) { return by < size ? a << by : U(0); });
   t["shr." + type] = lanes<T, T, uint32_t>([](T a, uint32_t by) {
     return by < size ? T(a >> by) : std::is_signed_v<T> ? T(a >> (size - 1)) : T(0);
   });
@@ -71,7 +72,6 @@ void add_integers(Table& t, const std::string& type) {
     t["mad.wide." + type] = lanes<W, T, T, W>([](T a, T b, W c) { return uint64_t(W(a) * W(b)) + uint64_t(c); });
     t["bfe." + type] = lanes<T, T, uint32_t, uint32_t>(extracted<T>);
   }
-  add_comparisons<T>(t, type);
 }
 
 void add_floats(Table& t) {
@@ -80,6 +80,7 @@ void add_floats(Table& t) {
     t[name + std::string(".ftz.f32")] = lanes<float, float>([f](float a) { return flushed(f(flushed(a))); });
   };
   const auto two = [&](const char* name, auto f) { t[name + std::string(".f32")] = lanes<float, float, float>(f); };
+  add_choices<float>(t, "f32");
   one("neg", [](float a) { return -a; });
   one("abs", [](float a) { return std::fabs(a); });
   one("rcp", [](float a) { return 1 / a; });
@@ -90,12 +91,6 @@ void add_floats(Table& t) {
   two("div", [](float a, float b) { return a / b; });
   two("max.NaN", [](float a, float b) { return a != a || (a == b ? std::signbit(b) : a > b) ? a : b; });
   t["fma.f32"] = lanes<float, float, float, float>([](float a, float b, float c) { return std::fma(a, b, c); });
-  add_comparisons<float>(t, "f32");
-}
-
-template <class D, class S>
-Binder converted() {
-  return lanes<D, S>([](S a) { return D(a); });
 }
 
 template <float from(uint16_t), uint16_t to(float)>
@@ -106,21 +101,169 @@ void add_half(Table& t, const std::string& type) {
       lanes<uint32_t, float, float>([](float high, float low) { return uint32_t(to(high)) << 16 | to(low); });
 }
 
+// Matrix instructions: mma.sync, ldmatrix and wgmma. A wgmma is computed at once, but nobody may touch its accumulators
+// or overwrite its operands before the wait that completes it.
+
+enum class Format { f16, bf16, tf32 };
+
+// 8 rows of 16 bytes as numbers: of 8 columns, or 4 of tf32.
+using Tile = float[64];
+
+// From the 32 words of the rows: what lies in a register of a warp, or in shared memory.
+void widen(const uint32_t* words, Format format, Tile to) {
+#ifdef __AVX512F__
+  if (format == Format::f16) {
+    const __m256i* from = reinterpret_cast<const __m256i*>(words);
+    for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + 16 * i, _mm512_cvtph_ps(_mm256_loadu_si256(from + i)));
+    return;
+  }
+#endif
+  for (int i = 0; i < 32 && format == Format::tf32; ++i) to[i] = bits<float>(words[i] & ~0x1fffu);
+  for (int i = 0; i < 64 && format != Format::tf32; ++i) {
+    const uint32_t half = words[i / 2] >> 16 * (i % 2) & 0xffff;
+    to[i] = format == Format::f16 ? from_half(uint16_t(half)) : bits<float>(half << 16);
+  }
+}
+
+// c [16, 8] += a [16, 2 inner] b [2 inner, 8]: a in tiles of its upper left, lower left, upper right and lower right
+// quarter; b, transposed, in tiles of its halves.
+template <int inner>
+void multiply(const Tile* a, const Tile* b, float (*c)[8]) {
+  for (int half = 0; half < 2; ++half) {
+    float transposed[inner][8];
+    for (int n = 0; n < 8; ++n)
+      for (int k = 0; k < inner; ++k) transposed[k][n] = b[half][n * inner + k];
+    for (int row = 0; row < 16; ++row) {
+      const float* from = a[2 * half + row / 8] + row % 8 * inner;
+      for (int k = 0; k < inner; ++k)
+        for (int n = 0; n < 8; ++n) c[row][n] += from[k] * transposed[k][n];
+    }
+  }
+}
+
+// What thread t has in register i of the four that hold [16, 8].
+float& accumulator(float (*c)[8], size_t i, int t) { return c[t / 4 + 8 * int(i / 2)][2 * (t % 4) + int(i % 2)]; }
+
+void gather(const float* slots, size_t i, float (*c)[8]) {
+  for (int t = 0; t < warp_threads; ++t) accumulator(c, i, t) = slots[t];
+}
+
+void scatter(float (*c)[8], size_t i, float* slots) {
+  for (int t = 0; t < warp_threads; ++t) slots[t] = accumulator(c, i, t);
+}
+
+// mma.sync m16n8: "d[4], a[4], b[2], c[4]"
+Binder mma(Format format) {
+  return [format](Parser& s) {
+    s.in.convergent = true;
+    std::vector<Operand> all;
+    for (size_t i = 0; i < 4; ++i)
+      for (const Operand& o : s.vector(i, 4, i == 0)) all.push_back(o);
+    if (all.size() != 14) throw Trap("fragments of another size");
+    s.in.run = [=](Warp& warp, Mask) {
+      alignas(64) Tile tiles[6];
+      alignas(64) float sum[16][8];
+      for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(all[4 + i]), format, tiles[i]);
+      for (size_t i = 0; i < 4; ++i) gather(warp.lanes<float>(all[10 + i]), i, sum);
+      (format == Format::tf32 ? multiply<4> : multiply<8>)(tiles, tiles + 4, sum);
+      for (size_t i = 0; i < 4; ++i) scatter(sum, i, warp.lanes<float>(all[i]));
+    };
+  };
+}
+
+// ldmatrix x4: matrices of 8 rows of 16 bytes, whose addresses 8 threads have for each.
+Binder load_matrices(bool transposes) {
+  return [transposes](Parser& s) {
+    s.in.convergent = true;
+    s.in.run = [=, to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
+      count(warp, from, mask);
+      uint16_t rows[32][8];
+      for (int lane = 0; lane < warp_threads; ++lane) {
+        const Place place = place_of(warp, from, lane);
+        place.read(16, warp);
+        memcpy(rows[lane], place.at, 16);
+      }
+      for (int i = 0; i < 256; ++i)
+        warp.lanes<uint16_t>(to.at(size_t(i) / 64))[i % 64] =
+            transposes ? rows[i / 64 * 8 + i % 8][i / 8 % 8] : rows[i / 8][i % 8];
+    };
+  };
+}
+
+// Where row `row` of a matrix whose rows run along K has its byte `byte`, after the descriptor of the matrix.
+uint32_t described(uint64_t descriptor, uint32_t row, uint32_t byte) {
+  const uint32_t start = uint32_t(descriptor & 0x3fff) << 4, leading = uint32_t(descriptor >> 16 & 0x3fff) << 4;
+  const uint32_t stride = uint32_t(descriptor >> 32 & 0x3fff) << 4, swizzle = uint32_t(descriptor >> 62);
+  if (descriptor >> 49 & 7) throw Trap("a matrix descriptor with a base offset");
+  const uint32_t group = start + row / 8 * stride;
+  if (!swizzle) return group + row % 8 * 16 + byte / 16 * leading + byte % 16;
+  const uint32_t width = swizzle == 1 ? 128 : swizzle == 2 ? 64 : 32, at = group + row % 8 * width + byte;
+  return at ^ ((at >> 7 & (width / 16 - 1)) << 4);
+}
+
+// 8 rows of a matrix in shared memory, which nobody may write before the product is complete.
+void read_tile(Warp& warp, uint64_t descriptor, uint32_t row, uint32_t half, Format format, Tile to,
+               std::vector<Place>& operands) {
+  uint32_t words[32];
+  for (uint32_t r = 0; r < 8; ++r) {
+    operands.push_back(warp.machine->place(warp, Space::shared, described(descriptor, row + r, 16 * half), 16));
+    operands.back().read(16, warp, Use::starts);
+    memcpy(words + 4 * r, operands.back().at, 16);
+  }
+  widen(words, format, to);
+}
+
+// wgmma m64: "d[columns / 2], descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
+Binder product(Format format, size_t columns) {
+  return [=](Parser& s) {
+    const std::vector<Operand> d = s.vector(0, 4, true);
+    if (d.size() != columns / 2) throw Trap("fragments of another size");
+    for (size_t i = 4; i < s.arguments.size(); ++i)
+      if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
+    s.in.convergent = true;
+    s.in.writes.clear();  // products in order may share accumulators
+    s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3, 0)](Warp& warp, Mask) {
+      const uint64_t left_at = *warp.lanes<uint64_t>(a), right_at = *warp.lanes<uint64_t>(b);
+      std::vector<Place> operands;
+      alignas(64) Tile left[4], right[2];
+      for (uint32_t i = 0; i < 4; ++i)
+        read_tile(warp, left_at, warp.number % 4 * 16 + i % 2 * 8, i / 2, format, left[i], operands);
+      for (uint32_t column = 0; column < columns; column += 8) {
+        alignas(64) float sum[16][8] = {};
+        for (uint32_t i = 0; i < 2; ++i) read_tile(warp, right_at, column, i, format, right[i], operands);
+        for (size_t i = 0; i < 4 && *warp.lanes<Mask>(adds) & 1; ++i)
+          gather(warp.lanes<float>(d[column / 2 + i]), i, sum);
+        (format == Format::tf32 ? multiply<4> : multiply<8>)(left, right, sum);
+        for (size_t i = 0; i < 4; ++i) scatter(sum, i, warp.lanes<float>(d[column / 2 + i]));
+      }
+      for (const Operand& o : d) {
+        ++warp.accumulating[o.at / slot_bytes];
+        if (warp.unfenced[o.at / slot_bytes]) throw Trap("registers of a wgmma written with no wgmma.fence since");
+      }
+      warp.products.open.push_back([d, operands, &warp] {
+        for (const Operand& o : d) --warp.accumulating[o.at / slot_bytes];
+        for (const Place& place : operands) place.read(16, warp, Use::ends);
+      });
+    };
+  };
+}
+
 }  // namespace
 
 void add_arithmetic(Table& t) {
-  add_integers<uint16_t>(t, "u16"), add_integers<uint16_t>(t, "b16"), add_integers<int16_t>(t, "s16");
-  add_integers<uint32_t>(t, "u32"), add_integers<uint32_t>(t, "b32"), add_integers<int32_t>(t, "s32");
-  add_integers<uint64_t>(t, "u64"), add_integers<uint64_t>(t, "b64"), add_integers<int64_t>(t, "s64");
+  for (const char* type : {"u32", "b32"}) add_integers<uint32_t>(t, type);
+  for (const char* type : {"u64", "b64"}) add_integers<uint64_t>(t, type);
+  for (const char* type : {"u16", "b16"}) add_choices<uint16_t>(t, type);
+  add_integers<int32_t>(t, "s32"), add_integers<int64_t>(t, "s64"), add_choices<int16_t>(t, "s16");
   add_floats(t);
-  t["cvt.u16.u32"] = converted<uint16_t, uint32_t>(), t["cvt.u32.u16"] = converted<uint32_t, uint16_t>();
-  t["cvt.u32.u64"] = converted<uint32_t, uint64_t>(), t["cvt.u64.u32"] = converted<uint64_t, uint32_t>();
-  t["cvt.s32.s16"] = converted<int32_t, int16_t>(), t["cvt.s64.s32"] = converted<int64_t, int32_t>();
-  t["cvt.f32.s32"] = converted<float, int32_t>(), t["cvt.f32.u64"] = converted<float, uint64_t>();
   add_half<from_half, to_half>(t, "f16"), add_half<from_bfloat, to_bfloat>(t, "bf16");
+  t["cvt.u32.u16"] = lanes<uint32_t, uint16_t>([](uint16_t a) { return a; });
+  t["cvt.u32.u64"] = lanes<uint32_t, uint64_t>([](uint64_t a) { return a; });
+  t["cvt.u64.u32"] = lanes<uint64_t, uint32_t>([](uint32_t a) { return a; });
+  t["cvt.s64.s32"] = lanes<int64_t, int32_t>([](int32_t a) { return a; });
   t["bfi.b32"] = lanes<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>(inserted<uint32_t>);
   t["bfi.b64"] = lanes<uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>(inserted<uint64_t>);
-  t["mov.f32"] = t["mov.b32"], t["selp.f32"] = t["selp.b32"], t["cvta.to.global.u64"] = t["mov.b64"];
+  t["cvta.to.global.u64"] = t["mov.b64"];
   t["and.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a && b; });
   t["or.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a || b; });
   t["xor.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a != b; });
@@ -128,6 +271,17 @@ void add_arithmetic(Table& t) {
   t["mov.pred"] = lanes<bool, bool>([](bool a) { return a; });
   t["mapa.shared::cluster.u32"] = lanes<uint32_t, uint32_t, uint32_t>(
       [](uint32_t address, uint32_t rank) { return (address & 0xffffff) | (rank + 1) << 24; });
+  for (const auto& [name, format] : {std::pair("f16", Format::f16), {"bf16", Format::bf16}, {"tf32", Format::tf32}}) {
+    const std::string inner = format == Format::tf32 ? "k8" : "k16", types = std::string(".") + name + "." + name;
+    t["mma.sync.m16n8" + inner + ".row.col.f32" + types + ".f32"] = mma(format);
+    for (size_t n = 8; n <= 256; n += 8)
+      t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = product(format, n);
+  }
+  t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
+  t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);
+  t["wgmma.fence.sync"] = action([](Warp& warp, Mask) { warp.unfenced.assign(warp.unfenced.size(), 0); });
+  t["wgmma.commit_group.sync"] = action([](Warp& warp, Mask) { warp.products.commit(); });
+  t["wgmma.wait_group.sync"] = wait_for(&Warp::products);
 }
 
 }  // namespace ptx

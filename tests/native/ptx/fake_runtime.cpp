@@ -1,105 +1,114 @@
-#include "fake_runtime.h"
-
+// A device for the project's launchers: the runtime calls that they make, over the interpreter, and both from Python.
+// The PTX is what lies in the fat binaries of the host objects, so it is what ships. Device memory is the host's.
 #include <cuda_runtime.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cstring>
 
-namespace ptx {
+#include "machine.h"
 
-Runtime& Runtime::get() {
-  static Runtime* runtime = new Runtime;  // fat binaries register before main and leave after it
-  return *runtime;
-}
+namespace py = pybind11;
+using namespace ptx;
 
-Module& Runtime::kernels(size_t source) {
-  Source& from = sources.at(source);
-  if (from.kernels.empty()) from.kernels = Parser().parse(from.text);
-  return from.kernels;
-}
-
-Kernel& Runtime::find(const std::vector<size_t>& in, const std::string& name) {
-  for (size_t source : in)
-    for (const auto& kernel : kernels(source))
-      if (kernel->name == name) return *kernel;
-  throw Trap("no kernel " + name);
-}
-
-void Runtime::launch(Kernel& kernel, Launch launch, const std::vector<std::string>& arguments) {
-  std::vector<char> bytes(kernel.parameter_bytes);
-  if (arguments.size() != kernel.parameters.size()) throw Trap(kernel.name + ": unexpected number of arguments");
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const auto [at, size] = kernel.parameters[i];
-    if (arguments[i].size() != size) throw Trap(kernel.name + ": argument " + std::to_string(i) + " has another size");
-    memcpy(bytes.data() + at, arguments[i].data(), size);
-  }
-  if (settings.seed) launch.seed = settings.seed++;
-  Machine(kernel, launch, memory, settings).run(bytes.data());
+namespace elmo_fast {
+void bind_cuda(py::module_& m);
 }
 
 namespace {
 
-cudaError_t failed(cudaError_t error, const std::string& what) {
-  Runtime::get().error = what;
-  return error;
-}
+struct Device {
+  int processors = 0, shared = 0, shared_per_processor = 0;
+  std::pair<int, int> capability;
+  std::vector<int> clusters;  // processors of each part that a cluster lies in
+};
 
-Kernel& kernel_of(const void* function) {
-  Runtime& runtime = Runtime::get();
-  return runtime.find(runtime.embedded, runtime.names.at(function));
+struct Runtime {
+  Device device;
+  Settings settings;
+  GlobalMemory memory;
+  std::vector<std::pair<std::string, Module>> sources;  // texts; kernels: none until they are asked for
+  std::vector<size_t> embedded;  // sources that fat binaries brought
+  std::map<const void*, std::string> names;
+  std::map<std::string, int> allowed_shared;
+  std::string error;
+
+  static Runtime& get() {
+    static Runtime* runtime = new Runtime;  // fat binaries register before main and leave after it
+    return *runtime;
+  }
+
+  Module& kernels(size_t source) {
+    auto& [text, kernels] = sources.at(source);
+    if (kernels.empty()) kernels = Parser().parse(text);
+    return kernels;
+  }
+
+  Kernel& find(const std::vector<size_t>& in, const std::string& name) {
+    for (size_t source : in)
+      for (const auto& kernel : kernels(source))
+        if (kernel->name == name) return *kernel;
+    throw Trap("no kernel " + name);
+  }
+
+  Kernel& find(const void* function) { return find(embedded, names.at(function)); }
+
+  void launch(Kernel& kernel, Launch launch, const void* const* arguments) {
+    const Settings now = settings;
+    launch.parameters.resize(kernel.parameter_bytes);
+    for (const auto& [at, size] : kernel.parameters) memcpy(launch.parameters.data() + at, *arguments++, size);
+    settings.seed += settings.seed > 0;
+    run(kernel, launch, memory, now);
+  }
+};
+
+// A runtime call: a Trap of f is its error.
+template <class F>
+cudaError_t call(const F& f) {
+  try {
+    f(Runtime::get());
+    return cudaSuccess;
+  } catch (const Trap& trap) {
+    Runtime::get().error = trap.what();
+    return cudaErrorUnknown;
+  }
 }
 
 int blocks_per_processor(const Kernel& kernel, int threads, size_t shared) {
   constexpr int registers = 65536;
   const int of_thread = std::min(255, registers / int(kernel.most_threads)) / 8 * 8;
-  const int by_shared = Runtime::get().device.shared_per_processor / (int(shared + kernel.static_shared) + 1024);
+  const int by_shared = Runtime::get().device.shared_per_processor / (int(shared) + 1024);
   return std::min({by_shared, 2048 / threads, registers / std::max(1, of_thread * threads)});
 }
 
-struct Attributes {
-  unsigned cluster = 1;
-  bool cooperative = false;
-  explicit Attributes(const cudaLaunchConfig_t& config) {
-    for (unsigned i = 0; i < config.numAttrs; ++i) {
-      const cudaLaunchAttribute& given = config.attrs[i];
-      if (given.id == cudaLaunchAttributeClusterDimension) cluster = given.val.clusterDim.x;
-      if (given.id == cudaLaunchAttributeCooperative) cooperative = given.val.cooperative;
-    }
+// (blocks of a cluster, whether the launch is cooperative)
+std::pair<unsigned, bool> attributes_of(const cudaLaunchConfig_t& config) {
+  std::pair<unsigned, bool> found = {1, false};
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& given = config.attrs[i];
+    if (given.id == cudaLaunchAttributeClusterDimension) found.first = given.val.clusterDim.x;
+    if (given.id == cudaLaunchAttributeCooperative) found.second = given.val.cooperative;
   }
-};
+  return found;
+}
 
-// The first PTX in a fat binary: a header of 16 bytes, then entries of their own header and their text.
+// The PTX in a fat binary, which is not compressed: a header of 16 bytes, that of the text, and the text.
 std::string ptx_of(const char* fat) {
-  struct {
-    uint16_t kind, version;
-    uint32_t header;
-    uint64_t length;
-  } entry;
   uint64_t size;
   memcpy(&size, fat + 8, sizeof size);
-  for (const char *at = fat + 16, *end = at + size; at < end; at += entry.header + entry.length) {
-    memcpy(&entry, at, sizeof entry);
-    if (entry.kind == 1) return std::string(at + entry.header, strnlen(at + entry.header, entry.length));
-  }
-  return "";
+  const std::string all(fat, 16 + size);
+  return all.c_str() + std::min(all.find(".version"), all.size());
 }
 
 }  // namespace
-}  // namespace ptx
-
-using namespace ptx;
 
 extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) {
-  struct Wrapper {
-    int magic, version;
-    const char* data;
-    void* unused;
-  };
   Runtime& runtime = Runtime::get();
   runtime.embedded.push_back(runtime.sources.size());
-  runtime.sources.push_back({ptx_of(static_cast<Wrapper*>(wrapper)->data), {}});
+  runtime.sources.push_back({ptx_of(static_cast<const char**>(wrapper)[1]), {}});  // behind two ints
   static void* handle;
   return &handle;
 }
@@ -115,50 +124,38 @@ cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cu
 cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return cudaErrorNotSupported; }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) { return cudaErrorNotSupported; }
 
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) try {
-  Runtime& runtime = Runtime::get();
-  Kernel& kernel = kernel_of(function);
-  const auto [cluster, cooperative] = Attributes(*config);
-  const dim3 grid = config->gridDim, block = config->blockDim;
-  const size_t shared = config->dynamicSmemBytes;
-  const auto allowed = runtime.allowed_shared.find(kernel.name);
-  if (shared + kernel.static_shared > size_t(allowed == runtime.allowed_shared.end() ? 49152 : allowed->second))
-    return failed(cudaErrorInvalidValue, "more shared memory than was allowed: " + std::to_string(shared));
-  const int threads = int(block.x * block.y * block.z);
-  const int resident = blocks_per_processor(kernel, threads, shared) * runtime.device.processors;
-  if (cooperative && int(grid.x * grid.y * grid.z) > resident)
-    return failed(cudaErrorCooperativeLaunchTooLarge, std::to_string(resident) + " blocks of a cooperative launch fit");
-  if (cluster > 1 && runtime.device.capability.first < 9)
-    return failed(cudaErrorNotSupported, "clusters on a device that has none");
-  if (cluster > 8) return failed(cudaErrorInvalidClusterSize, "a cluster of more than 8 blocks");
-  std::vector<std::string> values;
-  for (size_t i = 0; i < kernel.parameters.size(); ++i)
-    values.emplace_back(static_cast<const char*>(arguments[i]), kernel.parameters[i].size);
-  runtime.launch(kernel,
-                 {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, uint32_t(shared), cluster, 0, cooperative},
-                 values);
-  return cudaSuccess;
-} catch (const Trap& trap) {
-  return failed(cudaErrorLaunchFailure, trap.what());
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
+  return call([&](Runtime& runtime) {
+    Kernel& kernel = runtime.find(function);
+    const auto [cluster, cooperative] = attributes_of(*config);
+    const dim3 grid = config->gridDim, block = config->blockDim;
+    const uint32_t shared = uint32_t(config->dynamicSmemBytes);
+    if (int(shared) > runtime.allowed_shared.insert({kernel.name, 49152}).first->second)
+      throw Trap("more shared memory than was allowed: " + std::to_string(shared));
+    const int threads = int(block.x * block.y * block.z);
+    const int resident = blocks_per_processor(kernel, threads, shared) * runtime.device.processors;
+    if (cooperative && int(grid.x * grid.y * grid.z) > resident)
+      throw Trap(std::to_string(resident) + " blocks of a cooperative launch fit");
+    if (cluster > (runtime.device.capability.first < 9 ? 1 : 8)) throw Trap("a cluster that the device cannot hold");
+    const std::array<uint32_t, 3> blocks = {grid.x, grid.y, grid.z}, threads_of = {block.x, block.y, block.z};
+    runtime.launch(kernel, {blocks, threads_of, shared, cluster, cooperative, {}}, arguments);
+  });
 }
 
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) try {
-  Runtime::get().memory.written(uintptr_t(to), bytes);
-  memset(to, value, bytes);
-  return cudaSuccess;
-} catch (const Trap& trap) {
-  return failed(cudaErrorInvalidValue, trap.what());
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
+  return call([&](Runtime& runtime) {
+    runtime.memory.written(uintptr_t(to), bytes);
+    memset(to, value, bytes);
+  });
 }
 
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
-  Runtime& runtime = Runtime::get();
-  const Kernel& kernel = kernel_of(function);
-  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  const int fixed = int(kernel.static_shared);
-  if (value < 0 || value + fixed > runtime.device.shared)
-    return failed(cudaErrorInvalidValue, "more shared memory than the device has: " + std::to_string(value));
-  runtime.allowed_shared[kernel.name] = value + fixed;
-  return cudaSuccess;
+  return call([&](Runtime& runtime) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return;
+    if (value < 0 || value > runtime.device.shared)
+      throw Trap("more shared memory than the device has: " + std::to_string(value));
+    runtime.allowed_shared[runtime.find(function).name] = value;
+  });
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
@@ -168,28 +165,72 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
+cudaError_t cudaGetDevice(int* device) { return cudaError_t(*device = 0); }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  const Device& device = Runtime::get().device;
-  if (attribute != cudaDevAttrMultiProcessorCount && attribute != cudaDevAttrMaxSharedMemoryPerBlockOptin)
-    return failed(cudaErrorInvalidValue, "a device attribute that is not modelled");
-  *value = attribute == cudaDevAttrMultiProcessorCount ? device.processors : device.shared;
-  return cudaSuccess;
+  return call([&](Runtime& runtime) {
+    if (attribute == cudaDevAttrMultiProcessorCount) *value = runtime.device.processors;
+    else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = runtime.device.shared;
+    else throw Trap("a device attribute that is not modelled");
+  });
 }
 
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, const cudaLaunchConfig_t* config) {
-  const Device& device = Runtime::get().device;
-  if (device.capability.first < 9) return failed(cudaErrorNotSupported, "clusters on a device that has none");
-  const int blocks = blocks_per_processor(kernel_of(function), int(config->blockDim.x), config->dynamicSmemBytes);
-  *count = 0;
-  for (int processors : device.clusters) *count += processors * blocks / int(Attributes(*config).cluster);
-  return cudaSuccess;
+  return call([&](Runtime& runtime) {
+    if (runtime.device.capability.first < 9) throw Trap("clusters on a device that has none");
+    const int blocks = blocks_per_processor(runtime.find(function), int(config->blockDim.x), config->dynamicSmemBytes);
+    *count = 0;
+    for (int processors : runtime.device.clusters) *count += processors * blocks / int(attributes_of(*config).first);
+  });
 }
 
 const char* cudaGetErrorString(cudaError_t) { return Runtime::get().error.c_str(); }
 cudaError_t cudaGetLastError() { return cudaSuccess; }  // every call reports its own
+}
+
+PYBIND11_MODULE(ELMO_FAST_PTX, m) {
+  static Runtime& runtime = Runtime::get();
+  py::register_local_exception<Trap>(m, "Trap", PyExc_RuntimeError);
+  m.def("load", [](const std::string& text) {
+    runtime.sources.push_back({text, {}});
+    return runtime.sources.size() - 1;
+  });
+  m.def("replace", [](size_t source, const std::string& text) { runtime.sources.at(source) = {text, {}}; });
+  m.def("source", [](size_t source) { return runtime.sources.at(source).first; });
+  m.def("embedded", [] { return runtime.embedded; });
+  using Three = std::array<uint32_t, 3>;
+  m.def("launch", [](size_t source, Three grid, Three block, uint32_t shared, uint32_t cluster,
+                     const std::vector<uint64_t>& arguments) {  // of the first kernel; their low bytes count
+    Kernel& kernel = *runtime.kernels(source).at(0);
+    if (arguments.size() != kernel.parameters.size()) throw Trap("another number of arguments than of parameters");
+    std::vector<const void*> places;
+    for (const uint64_t& argument : arguments) places.push_back(&argument);
+    runtime.launch(kernel, {grid, block, shared, cluster, false, {}}, places.data());
+  });
+  m.def("executed", [](size_t source) {  // of each instruction: kernel, line, mnemonic, text, and its counts
+    py::list result;
+    for (const auto& k : runtime.kernels(source))
+      for (size_t i = 0; i + 1 < k->code.size(); ++i) {  // the last is the end that every kernel is given
+        const auto& [executed, threads, bytes, sectors, wavefronts, ideal] = k->code[i].counts;
+        result.append(py::make_tuple(k->name, k->code[i].line, k->code[i].mnemonic, k->code[i].text, executed, threads,
+                                     bytes, sectors, wavefronts, ideal));
+      }
+    return result;
+  });
+  m.def("reset", [](size_t source) {
+    for (const auto& kernel : runtime.kernels(source))
+      for (Instruction& in : kernel->code) in.counts = {};
+  });
+  m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
+                         const std::vector<int>& clusters) {
+    runtime.device = {processors, shared, shared_per_processor, capability, clusters};
+  });
+  m.def(
+      "set", [](bool checks, bool traffic, uint32_t seed) { runtime.settings = {checks, traffic, seed}; },
+      py::arg("checks") = true, py::arg("traffic") = false, py::arg("seed") = 0);
+  m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
+    runtime.memory.add(begin, bytes, name, written);
+  });
+  m.def("forget_memory", [] { runtime.memory.clear(); });
+  elmo_fast::bind_cuda(m);
 }

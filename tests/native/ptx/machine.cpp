@@ -1,6 +1,5 @@
+// Which warp and which of its threads run next, and the instructions that decide it: branches, barriers, exchanges.
 #include "machine.h"
-
-#include <algorithm>
 
 namespace ptx {
 namespace {
@@ -9,68 +8,64 @@ constexpr uint64_t turn_instructions = 2000;
 constexpr uint64_t patience = 64;  // rounds in which nobody came further before time runs twice as fast
 constexpr uint64_t speeds = 44;    // how often it may do so before all is taken for lost
 
-Clock newest;                 // no clock of an earlier wave or launch is above it
-std::vector<char> registers;  // of the warps that run together
+struct alignas(64) Slot {
+  char bytes[slot_bytes];
+};
 
-uint32_t product(const std::array<uint32_t, 3>& of) { return of[0] * of[1] * of[2]; }
+Clock newest;                 // no clock of an earlier wave or launch is above it
+std::vector<Slot> registers;  // of the warps that run together
+
+void check_registers(Warp& warp, const Instruction& in) {
+  for (const auto* registers : {&in.reads, &in.writes})
+    for (uint32_t at : *registers)
+      if (warp.accumulating[at / slot_bytes]) throw Trap("an accumulator of a wgmma that is not complete");
+  for (uint32_t at : in.writes) warp.unfenced[at / slot_bytes] = 1;
+}
 
 }  // namespace
 
-Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, const Settings& s)
-    : kernel(k), launch(l), settings(s), global(g), random(l.seed) {
-  const uint32_t threads = product(launch.block);
-  const bool fits = threads && threads <= kernel.most_threads && product(launch.grid);
-  if (!fits || launch.grid[0] % launch.cluster) throw Trap(kernel.name + ": an empty, too large or uneven launch");
-  const uint32_t together = launch.together ? product(launch.grid) : launch.cluster;
-  blocks = std::vector<Block>(together);
-  clusters = std::vector<Cluster>(together / launch.cluster);
-  warps = std::vector<Warp>(together * ((threads + warp_threads - 1) / warp_threads));
-  registers.resize(warps.size() * kernel.register_bytes + 64);
-}
+uint32_t product(const std::array<uint32_t, 3>& of) { return of[0] * of[1] * of[2]; }
 
-void Machine::run(const char* given) {
-  parameters = given;
+void run(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings) {
+  const uint32_t threads = product(launch.block), blocks = product(launch.grid);
+  if (!threads || threads > kernel.most_threads || !blocks || launch.grid[0] % launch.cluster)
+    throw Trap(kernel.name + ": an empty, too large or uneven launch");
   std::vector<uint32_t> first;
-  for (uint32_t i = 0; i < product(launch.grid); i += uint32_t(blocks.size())) first.push_back(i);
-  if (launch.seed) std::shuffle(first.begin(), first.end(), random);
-  for (uint32_t i : first) {
-    start(i);
-    schedule();
-    for (const Warp& warp : warps) newest = std::max(newest, warp.clock());
+  for (uint32_t i = 0; i < blocks; i += launch.together ? blocks : launch.cluster) first.push_back(i);
+  if (settings.seed) std::shuffle(first.begin(), first.end(), std::mt19937(settings.seed));
+  for (uint32_t i : first) Machine(kernel, launch, global, settings, i).run();
+}
+
+Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, const Settings& s, uint32_t first_block)
+    : kernel(k), launch(l), settings(s), global(g), base(newest), random(s.seed + first_block) {
+  const uint32_t count = launch.together ? product(launch.grid) : launch.cluster, threads = product(launch.block);
+  const uint32_t per_block = (threads + warp_threads - 1) / warp_threads, slots = kernel.register_bytes / slot_bytes;
+  blocks.resize(count);
+  warps.resize(count * per_block);
+  registers.resize(warps.size() * slots);
+  for (uint32_t i = 0; i < count; ++i) {
+    Block& block = blocks[i];
+    block.leader = &block - i % launch.cluster;
+    block.leader->cluster_alive += per_block;
+    block.index = first_block + i, block.rank = i % launch.cluster;
+    block.first = i * per_block, block.alive = per_block;
+    block.shared.assign(launch.shared, char(0xff));  // NaN
+    if (settings.checks) block.shadow.resize((launch.shared + 3) / 4);
+    for (uint32_t n = 0; n < per_block; ++n) start(warps[block.first + n], block, n);
   }
 }
 
-void Machine::start(uint32_t first_block) {
-  const uint32_t per_block = uint32_t(warps.size() / blocks.size());
-  base = newest;
-  released.clear();
-  std::fill(clusters.begin(), clusters.end(), Cluster());
-  for (uint32_t i = 0; i < blocks.size(); ++i) {
-    Cluster& cluster = clusters[i / launch.cluster];
-    cluster.blocks.push_back(&blocks[i]);
-    cluster.alive += per_block;
-    blocks[i] = {&cluster, first_block + i, i % launch.cluster, i * per_block, per_block, {}, {}, {}, {}};
-    blocks[i].shared.assign(kernel.static_shared + launch.shared, char(0xff));  // NaN
-    if (settings.checks) blocks[i].shadow = Shadow(blocks[i].shared.size(), false);
-  }
-  for (Warp& warp : warps) start(warp);
-}
-
-void Machine::start(Warp& warp) {
-  warp = Warp();
+void Machine::start(Warp& warp, Block& block, uint32_t number) {
   warp.machine = this;
-  warp.index = uint32_t(&warp - warps.data());
-  Block& block = *(warp.block = &blocks[warp.index * blocks.size() / warps.size()]);
-  warp.number = warp.index - block.first;
-  const uintptr_t aligned = (reinterpret_cast<uintptr_t>(registers.data()) + 63) / 64 * 64;
-  warp.banks[Operand::registers] = reinterpret_cast<char*>(aligned) + size_t(warp.index) * kernel.register_bytes;
+  warp.block = &block;
+  warp.index = block.first + number, warp.number = number;
+  const uint32_t slots = kernel.register_bytes / slot_bytes;
+  warp.banks[Operand::registers] = registers[warp.index * slots].bytes;
   warp.banks[Operand::constants] = kernel.constants.data();
-  if (const size_t count = kernel.has_wgmma ? kernel.register_bytes / slot_bytes : 0)
-    warp.product_registers = {std::vector<uint16_t>(count), std::vector<uint16_t>(count),
-                              std::vector<uint8_t>(count, 1), std::vector<char>(kernel.register_bytes)};
-  if (settings.checks) warp.clocks.of.assign(warps.size(), base);
-  if (settings.checks) ++warp.clocks.of[warp.index];
-  const uint32_t begin = warp.number * warp_threads, left = product(launch.block) - begin;
+  warp.accumulating.resize(slots);
+  warp.unfenced.resize(slots, 1);
+  if (settings.checks) warp.clocks.assign(warps.size(), base), ++warp.clocks[warp.index];
+  const uint32_t begin = number * warp_threads, left = product(launch.block) - begin;
   const uint32_t width = launch.block[0], *g = launch.grid.data(), q = block.index;
   warp.active = warp.alive = all_threads >> (warp_threads - std::min<uint32_t>(warp_threads, left));
   for (uint32_t t = begin; t < begin + warp_threads; ++t) {
@@ -79,15 +74,15 @@ void Machine::start(Warp& warp) {
   }
 }
 
-void Machine::schedule() {
+void Machine::run() {
   std::vector<Warp*> left;
   for (Warp& warp : warps) left.push_back(&warp);
   for (uint64_t idle = 0; !left.empty();) {
-    if (launch.seed) std::shuffle(left.begin(), left.end(), random);
+    if (settings.seed) std::shuffle(left.begin(), left.end(), random);
     bool further = false, some_ready = false;
     for (Warp* warp : left)
       if (warp->state == Warp::ready)
-        further |= turn(*warp, launch.seed ? 1 + random() % turn_instructions : turn_instructions);
+        further |= turn(*warp, settings.seed ? 1 + random() % turn_instructions : turn_instructions);
     left.erase(std::remove_if(left.begin(), left.end(), [](Warp* w) { return w->state == Warp::done; }), left.end());
     for (const Warp* warp : left) some_ready |= warp->state == Warp::ready;
     idle = further ? 0 : idle + 1;
@@ -97,6 +92,7 @@ void Machine::schedule() {
     for (size_t i = 0; i < std::min<size_t>(left.size(), 4); ++i) who += "; " + where(*left[i]);
     throw Trap(who);
   }
+  for (const Warp& warp : warps) newest = std::max(newest, warp.clock());
 }
 
 bool Machine::turn(Warp& warp, uint64_t instructions) try {
@@ -125,9 +121,7 @@ void Machine::next(Warp& warp) {
   if (warp.active) warp.others[warp.pc] |= warp.active;
   for (auto split = warp.others.begin(); split != warp.others.end(); ++split) {
     const auto [pc, threads] = *split;
-    const Instruction& in = kernel.code[pc];
-    const Mask needed = in.convergent ? warp.alive & warp.lanes<Mask>(in.members)[__builtin_ctz(threads)] : 0;
-    if (needed & ~threads) continue;
+    if (kernel.code[pc].convergent && threads != warp.alive) continue;
     warp.pc = pc;
     warp.active = threads;
     const auto after = warp.others.erase(split);
@@ -140,6 +134,135 @@ void Machine::next(Warp& warp) {
 std::string Machine::where(const Warp& warp) const {
   return "line " + std::to_string(warp.current->line) + " (" + warp.current->text.substr(0, 120) + ") of " +
          kernel.name + ", block " + std::to_string(warp.block->index) + ", warp " + std::to_string(warp.number);
+}
+
+// A warp's clock moves on, so that what it does from here on is no part of what `to` has.
+void Warp::publish(Clocks& to) {
+  join(to, clocks);
+  if (!clocks.empty()) ++clocks[index];
+}
+
+uint32_t Barrier::arrive(Warp& warp, uint32_t alive) {
+  const uint32_t round = rounds;
+  ++arrived;
+  warp.spins = false;
+  warp.publish(arriving);
+  complete(alive);
+  return round;
+}
+
+void Barrier::wait(Warp& warp, uint32_t round) {
+  if (round != rounds) return join(warp.clocks, released);
+  warp.state = Warp::waiting;
+  waiting.push_back(&warp);
+}
+
+void Barrier::complete(uint32_t alive) {
+  if (!arrived || arrived < (expected ? expected : alive)) return;
+  arrived = 0;
+  ++rounds;
+  released = std::exchange(arriving, Clocks());
+  for (Warp* warp : std::exchange(waiting, {})) {
+    warp->state = Warp::ready;
+    join(warp->clocks, released);
+  }
+}
+
+namespace {
+
+void branch(Warp& warp, Mask mask) {
+  warp.others[warp.current->target] |= mask;
+  warp.active &= ~mask;
+  warp.machine->next(warp);
+}
+
+void leave(Warp& warp, Mask mask) {
+  warp.alive &= ~mask;
+  warp.active &= ~mask;
+  if (!warp.active) warp.machine->next(warp);
+  if (warp.alive) return;
+  if (warp.products.open.size() + warp.products.groups.size()) throw Trap("the warp leaves with a wgmma not complete");
+  warp.state = Warp::done;
+  warp.spins = false;
+  Block& block = *warp.block;
+  --block.alive, --block.leader->cluster_alive;
+  for (Barrier& barrier : block.barriers) barrier.complete(block.alive);
+  block.leader->cluster_barrier.complete(block.leader->cluster_alive);
+  if (block.alive) return;
+  // Who used this block's shared memory must have done so before it leaves.
+  Warp last;
+  for (const Warp& w : warp.machine->warps)
+    if (w.block == &block) join(last.clocks, w.clocks);
+  for (const auto& [visitor, clock] : block.visitors)
+    if (!warp.machine->ordered({visitor, clock}, last))
+      throw Trap("a block may leave while another uses its shared memory");
+}
+
+// bar.sync: "0" or "1, 64", the second the threads that it is for.
+void bind_barrier(Parser& s) {
+  const bool counted = s.arguments.size() > 1;
+  s.in.convergent = true;
+  s.in.run = [=, which = s.read(0), count = s.read(counted)](Warp& warp, Mask) {
+    const uint32_t id = *warp.lanes<uint32_t>(which), threads = counted ? *warp.lanes<uint32_t>(count) : 0;
+    if (id >= 16 || threads % warp_threads)
+      throw Trap("barrier " + std::to_string(id) + " for " + std::to_string(threads) + " threads");
+    Barrier& barrier = warp.block->barriers[id];
+    if (barrier.arrived && barrier.expected != threads / warp_threads)
+      throw Trap("warps that expect different numbers at a barrier");
+    barrier.expected = threads / warp_threads;
+    barrier.wait(warp, barrier.arrive(warp, warp.block->alive));
+  };
+}
+
+void arrive_at_cluster(Warp& warp, Mask) {
+  Block& leader = *warp.block->leader;
+  if (warp.cluster_round >= 0) throw Trap("a second arrival at the barrier of the cluster without a wait");
+  warp.cluster_round = leader.cluster_barrier.arrive(warp, leader.cluster_alive);
+}
+
+void wait_for_cluster(Warp& warp, Mask) {
+  if (warp.cluster_round < 0) throw Trap("a wait at the barrier of the cluster without an arrival");
+  warp.block->leader->cluster_barrier.wait(warp, uint32_t(std::exchange(warp.cluster_round, -1)));
+}
+
+// "d, a, b, 31, -1" or "d, a, -1": d = f(values of a, the thread, its b).
+template <class F>
+Binder exchange(F f) {
+  return [f](Parser& s) {
+    const bool shuffles = s.arguments.size() == 5;
+    if (shuffles && s.number(3) != 31) throw Trap("a shuffle within segments");
+    s.in.convergent = true;
+    s.in.run = [=, d = s.write(0), a = s.read(1), b = s.read(shuffles ? 2 : 1), members = s.read(shuffles ? 4 : 2)](
+                   Warp& warp, Mask mask) {
+      if (mask != all_threads || *warp.lanes<Mask>(members) != all_threads)
+        throw Trap("an exchange between some threads of a warp");
+      uint32_t values[warp_threads];
+      memcpy(values, warp.lanes<uint32_t>(a), sizeof values);
+      for (int lane = 0; lane < warp_threads; ++lane)
+        warp.lanes<uint32_t>(d)[lane] = f(values, lane, int(warp.lanes<uint32_t>(b)[lane]));
+    };
+  };
+}
+
+}  // namespace
+
+void add_control(Table& t) {
+  t["bra"] = [](Parser& s) { s.in.label = s.argument(0), s.in.run = branch; };
+  t["ret"] = action(leave, false);
+  t["bar.sync"] = bind_barrier;
+  t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);
+  t["barrier.cluster.wait.acquire"] = action(wait_for_cluster);
+  t["nanosleep.u32"] = [](Parser& s) {  // in tests that hold blocks back
+    s.read(0);
+    s.in.run = [](Warp& warp, Mask) { warp.yields = warp.spins = true; };
+  };
+  t["fence.proxy.async.shared::cta"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);
+  t["shfl.sync.idx.b32"] = exchange([](const uint32_t* values, int, int from) { return values[from & 31]; });
+  t["shfl.sync.bfly.b32"] = exchange([](const uint32_t* values, int lane, int by) { return values[lane ^ (by & 31)]; });
+  t["redux.sync.max.s32"] = exchange([](const uint32_t* values, int, int) {
+    const int32_t* begin = reinterpret_cast<const int32_t*>(values);
+    return uint32_t(*std::max_element(begin, begin + warp_threads));
+  });
 }
 
 }  // namespace ptx

@@ -1,18 +1,74 @@
-// The machine: warps, blocks and clusters, and which warp runs next.
+// The machine: memory, the warps, blocks and clusters that access it, and registers as C++ values.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstring>
 #include <deque>
 #include <random>
+#include <tuple>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
-#include "memory.h"
+#include "program.h"
 
 namespace ptx {
 
 struct Block;
 struct Machine;
+
+// Memory as the checks see it. A shadow remembers of every 4 bytes which of them were ever written, who wrote them last
+// and who has read them since; vector clocks say which of these accesses the synchronisation has put in order.
+using Clock = uint32_t;
+using Clocks = std::vector<Clock>;  // what one warp has seen of every warp that runs with it
+void join(Clocks& to, const Clocks& from);
+
+struct Epoch {
+  uint32_t warp = 0;
+  Clock clock = 0;
+};
+
+// `same`: writes the bytes that are there. Several warps may do so without order between them, as Triton's do.
+// From `starts` to `ends` nobody may touch what cp.async writes, nor write what the tensor cores read.
+enum class Use { plain, atomic, same, starts, ends };
+
+struct Word {
+  Epoch written, read;
+  uint16_t operands = 0;                    // wgmmas that read it
+  uint8_t defined = 0, last = 0, seen = 0;  // bytes: ever written, last written, read since
+  bool copies = false;
+  std::vector<Epoch> others;  // that have read since, in no order with `read`
+};
+using Shadow = std::vector<Word>;
+
+// Memory that a thread accesses; `shadow`: null where no order is checked. These throw a Trap for bytes that were never
+// written, are still being copied or race.
+struct Place {
+  char* at = nullptr;
+  Shadow* shadow = nullptr;
+  size_t offset = 0;  // in the shadow
+  void read(size_t bytes, const Warp& warp, Use use = Use::plain) const;
+  void write(size_t bytes, const Warp& warp, Use use) const;
+};
+
+// Global memory is the host's. Where nothing is registered, any address is taken as valid.
+class GlobalMemory {
+ public:
+  void add(uintptr_t begin, size_t bytes, const std::string& name, bool written);
+  void clear() { regions_.clear(), last_ = nullptr; }
+  Place find(uintptr_t begin, size_t bytes, bool checks);  // throws if no region has all of it
+  void written(uintptr_t begin, size_t bytes);             // by the host
+
+ private:
+  struct Region {
+    uintptr_t begin, end;
+    std::unique_ptr<Shadow> shadow;
+  };
+  std::map<uintptr_t, Region> regions_;
+  Region* last_ = nullptr;
+};
 
 // Copies or products under way, by groups: what completes them.
 struct Pending {
@@ -26,35 +82,31 @@ struct Pending {
   }
 };
 
-// What registers are to the wgmmas that are not complete.
-struct ProductRegisters {
-  std::vector<uint16_t> accumulating, reading;  // how many write it, read it
-  std::vector<uint8_t> unfenced;                // written by another instruction since the last wgmma.fence
-  std::vector<char> values;                     // what accumulators will be
-};
-
 struct Warp {
   enum State : uint8_t { ready, waiting, done } state = ready;
   bool yields = false, spins = false;  // spins: has found nothing new since its last effect on others
   Machine* machine = nullptr;
   Block* block = nullptr;
-  uint32_t index = 0, number = 0;      // among the warps that run together; within its block
-  char* banks[2] = {};                 // as Operand::Bank
+  uint32_t index = 0, number = 0;  // among the warps that run together; within its block
+  char* banks[2] = {};             // as Operand::Bank
   Instruction* current = nullptr;
-  uint32_t pc = 0, meets = ~0u;        // of the next instruction; the next pc where others stand
+  uint32_t pc = 0, meets = ~0u;  // of the next instruction; the next pc where others stand
   Mask active = 0, alive = 0;
-  std::map<uint32_t, Mask> others;     // by pc: threads that stand elsewhere
-  Clocks clocks, fenced, proxied, pending;  // as of the last fence of a kind; pending: what a fence will acquire
-  int64_t cluster_round = -1;          // of the barrier of the cluster, where it has arrived
+  std::map<uint32_t, Mask> others;      // by pc: threads that stand elsewhere
+  Clocks clocks, proxied;               // proxied: as of the last fence.proxy.async
+  int64_t cluster_round = -1;           // of the barrier of the cluster, where it has arrived
   std::map<uint32_t, uint64_t> polled;  // by pc: what the last load found
   Pending copies, products;
-  ProductRegisters product_registers;  // in kernels with wgmma
+  // By register, in kernels with wgmma: how many products that are not complete write it, and whether another
+  // instruction has written it since the last wgmma.fence.
+  std::vector<uint16_t> accumulating;
+  std::vector<uint8_t> unfenced;
 
   template <class T>
   T* lanes(const Operand& o) const {
     return reinterpret_cast<T*>(banks[o.bank] + o.at);
   }
-  Clock clock() const { return clocks.of.empty() ? 0 : clocks.of[index]; }
+  Clock clock() const { return clocks.empty() ? 0 : clocks[index]; }
   void publish(Clocks& to);  // what comes after is no part of it
 };
 
@@ -63,79 +115,157 @@ struct Barrier {
   Clocks arriving, released;                       // released: of the last round
   std::vector<Warp*> waiting;
 
-  void arrive(Warp& warp);
-  void wait(Warp& warp);
+  uint32_t arrive(Warp& warp, uint32_t alive);  // the round
+  void wait(Warp& warp, uint32_t round);
   void complete(uint32_t alive);  // the round, if all have arrived
 };
 
-struct Cluster {
-  std::vector<Block*> blocks;
-  uint32_t alive = 0;  // warps
-  Barrier barrier;
-};
-
 struct Block {
-  Cluster* cluster = nullptr;
+  Block* leader = nullptr;                             // rank 0 of the cluster
   uint32_t index = 0, rank = 0, first = 0, alive = 0;  // first: of its warps; alive: warps
   std::vector<char> shared;
   Shadow shadow;
   Barrier barriers[16];
+  Barrier cluster_barrier;             // in use of the leader alone, as
+  uint32_t cluster_alive = 0;          // these warps
   std::map<uint32_t, Clock> visitors;  // last accesses of warps of other blocks
 };
 
 struct Launch {
   std::array<uint32_t, 3> grid, block;
-  uint32_t shared = 0, cluster = 1, seed = 0;
+  uint32_t shared = 0, cluster = 1;
   bool together = false;  // cooperative
+  std::vector<char> parameters;
 };
 
 struct Settings {
   bool checks = true;    // of order: races, copies and products that are not complete; bounds are always checked
   bool traffic = false;  // sectors and bank conflicts are counted
-  uint32_t seed = 0;
+  uint32_t seed = 0;     // of the order in which warps run; 0: by turns
 };
 
-// Memory that a thread accesses; `shadow`: null where no order is checked.
-struct Place {
-  char* at = nullptr;
-  Shadow* shadow = nullptr;
-  size_t offset = 0;  // in the shadow
-};
-
+// The blocks that run together: a cluster, or all of a cooperative launch.
 struct Machine {
-  Machine(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings);
-  void run(const char* parameters);
+  Machine(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings, uint32_t first_block);
+  void run();
 
   void next(Warp& warp);  // chooses the threads that run
   Place place(Warp& warp, Space space, uint64_t address, size_t bytes);
   bool ordered(const Epoch& before, const Warp& warp) const {
-    return before.clock <= base || warp.clocks.of[before.warp] >= before.clock;
+    return before.clock <= base || warp.clocks[before.warp] >= before.clock;
   }
 
   Kernel& kernel;
-  const Launch launch;
+  const Launch& launch;
   const Settings settings;
   GlobalMemory& global;
-  const char* parameters = nullptr;
-  std::mt19937 random;
-  std::vector<Warp> warps;  // that run together, by blocks
+  const Clock base;         // of everything before
+  std::vector<Warp> warps;  // by blocks
   std::vector<Block> blocks;
-  std::vector<Cluster> clusters;
   std::unordered_map<const char*, Clocks> released;  // by address
-  uint64_t nanoseconds = 0;
-  Clock base = 0;  // of everything before this wave
 
  private:
-  void start(uint32_t first_block);
-  void start(Warp& warp);
-  void schedule();
+  void start(Warp& warp, Block& block, uint32_t number);
   bool turn(Warp& warp, uint64_t instructions);  // whether it came further
   std::string where(const Warp& warp) const;
+
+  std::mt19937 random;
+  uint64_t nanoseconds = 0;
 };
 
-// For instructions.
+void run(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings);
+
 Place place_of(Warp& warp, const Address& a, int lane);
 void count(Warp& warp, const Address& a, Mask mask);
-void check_registers(Warp& warp, const Instruction& in);  // in kernels with wgmma
+
+// Operands as C++ values, thread by thread.
+
+template <class To, class From>
+inline To bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline float from_half(uint16_t pattern) { return float(bits<_Float16>(pattern)); }
+inline uint16_t to_half(float value) { return bits<uint16_t>(_Float16(value)); }
+inline float from_bfloat(uint16_t pattern) { return bits<float>(uint32_t(pattern) << 16); }
+inline uint16_t to_bfloat(float value) {
+  const uint32_t b = bits<uint32_t>(value);
+  return std::isnan(value) ? 0x7fff : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+template <class T>
+constexpr int width_of = std::is_same_v<T, bool> ? 0 : std::max<int>(4, sizeof(T));
+
+// A register over the threads. Values of less than 32 bits take the low bits of a slot.
+template <class T>
+struct Lanes {
+  char* slots;
+  T get(int lane) const {
+    T value;
+    if constexpr (std::is_same_v<T, bool>) value = *reinterpret_cast<const Mask*>(slots) >> lane & 1;
+    else memcpy(&value, slots + lane * width_of<T>, sizeof value);
+    return value;
+  }
+  void set(int lane, T value) const { memcpy(slots + lane * width_of<T>, &value, sizeof value); }
+};
+
+// A register of 4 or 8 bytes in one thread.
+inline uint64_t value_of(const Warp& warp, const Operand& o, int lane) {
+  return o.width == 8 ? warp.lanes<uint64_t>(o)[lane] : warp.lanes<uint32_t>(o)[lane];
+}
+inline void set(const Warp& warp, const Operand& o, int lane, uint64_t value) {
+  if (o.width == 8) warp.lanes<uint64_t>(o)[lane] = value;
+  else if (o.width == 4) warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
+}
+
+template <class F>
+inline void for_threads(Mask mask, const F& f) {
+  if (mask == all_threads) {
+#pragma GCC ivdep
+    for (int i = 0; i < warp_threads; ++i) f(i);
+  } else {
+    for (; mask; mask &= mask - 1) f(__builtin_ctz(mask));
+  }
+}
+
+// d = f(operands) in each thread.
+template <class D, class... S, class F>
+Binder lanes(F f) {
+  return [f](Parser& s) {
+    size_t i = 1;
+    const Operand d = s.write(0, width_of<D>);
+    s.in.run = [f, d, from = std::array<Operand, sizeof...(S)>{s.read(i++, width_of<S>)...}](Warp& warp, Mask mask) {
+      const auto sources = std::apply([&](auto... o) { return std::tuple(Lanes<S>{warp.lanes<char>(o)}...); }, from);
+      const auto value = [&](int lane) {
+        return D(std::apply([&](const auto&... source) { return f(source.get(lane)...); }, sources));
+      };
+      const Lanes<D> to = {warp.lanes<char>(d)};
+      if constexpr (std::is_same_v<D, bool>) {
+        Mask result = 0;
+        for (int lane = 0; lane < warp_threads; ++lane) result |= Mask(value(lane)) << lane;
+        Mask& all = *warp.lanes<Mask>(d);
+        all = (all & ~mask) | (result & mask);
+      } else {
+        for_threads(mask, [&](int lane) { to.set(lane, value(lane)); });
+      }
+    };
+  };
+}
+
+// What has no operands; `convergent`: of the full warp.
+inline Binder action(void (*run)(Warp&, Mask), bool convergent = true) {
+  return [=](Parser& s) { s.in.run = run, s.in.convergent = convergent; };
+}
+
+// Waits until no more groups are under way than the operand says.
+inline Binder wait_for(Pending Warp::* pending) {
+  return [=](Parser& s) {
+    s.in.convergent = true;
+    s.in.run = [pending, left = s.number(0)](Warp& warp, Mask) { (warp.*pending).wait(left); };
+  };
+}
 
 }  // namespace ptx

@@ -1,75 +1,56 @@
-#include "memory.h"
-
-#include <algorithm>
+// Memory: its checks, and the instructions that read and write it.
+#include <set>
 
 #include "machine.h"
 
 namespace ptx {
 namespace {
 
-[[noreturn]] void race(const Epoch& with, const char* doing) {
-  throw Trap(std::string("race: ") + doing + " by warp " + std::to_string(with.warp) + " with no order between them");
-}
-
 inline void demand_order(const Epoch& before, const Warp& warp, const char* doing) {
-  if (!warp.machine->ordered(before, warp)) race(before, doing);
+  if (warp.machine->ordered(before, warp)) return;
+  throw Trap(std::string("race: ") + doing + " by warp " + std::to_string(before.warp) + " with no order between them");
 }
 
 // A fence.proxy.async of the writer or of `warp` has made it visible.
 bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) {
-  const auto covers = [&](const Warp& by) {
-    return written.warp < by.proxied.of.size() && by.proxied.of[written.warp] >= written.clock;
-  };
-  return written.clock <= warp.machine->base || covers(warp) || covers(warp.machine->warps[written.warp]);
-}
-
-}  // namespace
-
-void Clocks::join(const Clocks& other) {
-  if (of.size() < other.of.size()) of.resize(other.of.size());
-  for (size_t i = 0; i < other.of.size(); ++i) of[i] = std::max(of[i], other.of[i]);
+  for (const Warp* by : {&warp, &std::as_const(warp.machine->warps[written.warp])})
+    if (written.warp < by->proxied.size() && by->proxied[written.warp] >= written.clock) return true;
+  return written.clock <= warp.machine->base;
 }
 
 // Calls f(word, the access's bytes in it as a mask).
 template <class F>
-void Shadow::for_words(size_t at, size_t bytes, const F& f) {
-  for (const size_t end = at + bytes; at < end; at = (at | 3) + 1)
-    f(words_[at / 4], 15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15);
+void for_words(const Place& place, size_t bytes, const F& f) {
+  Word* words = place.shadow ? place.shadow->data() : nullptr;
+  for (size_t at = place.offset, end = at + bytes; words && at < end; at = (at | 3) + 1)
+    f(words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
 }
 
-void Shadow::define(size_t at, size_t bytes) {
-  for_words(at, bytes, [](Word& word, unsigned mine) { word.defined |= mine & 15; });
-}
-
-void Shadow::end_reads(Word& word, const Warp& warp) {
+void end_reads(Word& word, const Warp& warp) {
+  demand_order(word.read, warp, "writing what is read");
+  for (const Epoch& reader : word.others) demand_order(reader, warp, "writing what is read");
+  word.read = Epoch();
+  word.others.clear();
   word.seen = 0;
-  if (word.read.warp != several) {
-    demand_order(word.read, warp, "writing what is read");
-    word.read = Epoch();
-  } else {
-    for (const Epoch& reader : readers_[word.read.clock]) demand_order(reader, warp, "writing what is read");
-    readers_[word.read.clock].clear();
-  }
 }
 
-void Shadow::add_reader(Word& word, const Warp& warp) {
-  const Epoch mine = {warp.index, warp.clock()};
-  if (word.read.warp != several && warp.machine->ordered(word.read, warp)) {
-    word.read = mine;
-    return;
-  }
-  if (word.read.warp != several) {
-    readers_.push_back({word.read});
-    word.read = {several, Clock(readers_.size() - 1)};
-  }
-  std::vector<Epoch>& readers = readers_[word.read.clock];
-  const auto before = std::find_if(readers.begin(), readers.end(), [&](const Epoch& e) { return e.warp == mine.warp; });
-  if (before != readers.end()) *before = mine;
-  else readers.push_back(mine);
+void add_reader(Word& word, const Epoch& reader, const Warp& warp) {
+  Epoch* place = warp.machine->ordered(word.read, warp) ? &word.read : nullptr;
+  for (Epoch& other : word.others)
+    if (other.warp == reader.warp) place = &other;
+  if (place) *place = reader;
+  else word.others.push_back(reader);
 }
 
-void Shadow::read(size_t at, size_t bytes, const Warp& warp, Use use) {
-  for_words(at, bytes, [&](Word& word, unsigned mine) {
+}  // namespace
+
+void join(Clocks& to, const Clocks& from) {
+  if (to.size() < from.size()) to.resize(from.size());
+  for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
+}
+
+void Place::read(size_t bytes, const Warp& warp, Use use) const {
+  for_words(*this, bytes, [&](Word& word, uint8_t mine) {
     if (~word.defined & mine) throw Trap("reading bytes that were never written");
     if (use == Use::atomic) return;
     if (word.copies) throw Trap("reading bytes that cp.async still copies");
@@ -77,45 +58,249 @@ void Shadow::read(size_t at, size_t bytes, const Warp& warp, Use use) {
     if (use == Use::starts && !visible_to_tensor_cores(word.written, warp))
       throw Trap("wgmma reads what was written with no fence.proxy.async since");
     word.operands = uint16_t(word.operands + (use == Use::starts) - (use == Use::ends));
-    word.seen |= mine & 15;
-    if (word.read.warp != warp.index || word.read.clock != warp.clock()) add_reader(word, warp);
+    word.seen |= mine;
+    if (word.read.warp != warp.index || word.read.clock != warp.clock())
+      add_reader(word, {warp.index, warp.clock()}, warp);
   });
 }
 
-void Shadow::write(size_t at, size_t bytes, const Warp& warp, Use use) {
-  for_words(at, bytes, [&](Word& word, unsigned mine) {
-    word.defined |= mine & 15;
+void Place::write(size_t bytes, const Warp& warp, Use use) const {
+  for_words(*this, bytes, [&](Word& word, uint8_t mine) {
+    word.defined |= mine;
     if (use == Use::atomic) return;
     if (word.copies && use != Use::ends) throw Trap("writing bytes that cp.async still copies");
     if (word.last & mine && use != Use::same) demand_order(word.written, warp, "writing what was written");
     if (word.operands) throw Trap("writing an operand of a wgmma that is not complete");
     if (word.seen & mine) end_reads(word, warp);
-    word.last = mine & 15;
+    word.last = mine;
     word.written = {warp.index, warp.clock()};
     word.copies = use == Use::starts;
   });
 }
 
-void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, bool tracked, bool defined) {
+void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, bool written) {
   const auto after = regions_.upper_bound(begin);
   if (after != regions_.begin() && std::prev(after)->second.end > begin && std::prev(after)->first != begin)
-    throw Trap("memory " + name + " overlaps " + std::prev(after)->second.name);
-  auto shadow = tracked || !defined ? std::make_unique<Shadow>(bytes, defined) : nullptr;
-  regions_[begin] = {begin, begin + bytes, name, std::move(shadow)};
+    throw Trap("memory " + name + " overlaps what is registered");
+  regions_[begin] = {begin, begin + bytes, written ? nullptr : std::make_unique<Shadow>((bytes + 3) / 4)};
   last_ = nullptr;
 }
 
-Region* GlobalMemory::find(uintptr_t begin, size_t bytes) {
-  if (regions_.empty() || (last_ && begin >= last_->begin && begin + bytes <= last_->end)) return last_;
-  const auto after = regions_.upper_bound(begin);
-  if (after == regions_.begin() || begin + bytes > std::prev(after)->second.end)
-    throw Trap("global address " + std::to_string(begin) + " out of bounds, " + std::to_string(bytes) + " bytes");
-  return last_ = &std::prev(after)->second;
+Place GlobalMemory::find(uintptr_t begin, size_t bytes, bool checks) {
+  char* at = reinterpret_cast<char*>(begin);
+  if (regions_.empty()) return {at};
+  if (!last_ || begin < last_->begin || begin + bytes > last_->end) {
+    const auto after = regions_.upper_bound(begin);
+    if (after == regions_.begin() || begin + bytes > std::prev(after)->second.end)
+      throw Trap("global address " + std::to_string(begin) + " out of bounds, " + std::to_string(bytes) + " bytes");
+    last_ = &std::prev(after)->second;
+  }
+  return {at, checks ? last_->shadow.get() : nullptr, begin - last_->begin};
 }
 
 void GlobalMemory::written(uintptr_t begin, size_t bytes) {
-  Region* region = bytes ? find(begin, bytes) : nullptr;
-  if (region && region->shadow) region->shadow->define(begin - region->begin, bytes);
+  if (bytes) for_words(find(begin, bytes, true), bytes, [](Word& word, uint8_t mine) { word.defined |= mine; });
+}
+
+static constexpr const char* space_names[] = {"param", "global", "shared", "shared::cluster"};  // by Space
+
+// The block of its cluster whose shared memory a warp accesses; it must have begun, and may not leave before.
+static Block& visited(Warp& warp, uint32_t rank) {
+  if (rank >= warp.machine->launch.cluster) throw Trap("rank " + std::to_string(rank) + " is not in the cluster");
+  Block& block = warp.block->leader[rank];
+  if (&block == warp.block) return block;
+  if (!block.alive) throw Trap("the shared memory of a block that has left");
+  const bool checks = warp.machine->settings.checks && !block.leader->cluster_barrier.rounds;
+  if (checks && warp.clocks[block.first] <= warp.machine->base)
+    throw Trap("the shared memory of a block that may not have started");
+  block.visitors[warp.index] = warp.clock();
+  return block;
+}
+
+Place Machine::place(Warp& warp, Space space, uint64_t address, size_t bytes) {
+  const auto refused = [&](const std::string& before, const std::string& after) {
+    return Trap(before + space_names[int(space)] + " address " + std::to_string(address) + after);
+  };
+  if (address % bytes) throw refused("misaligned ", " for " + std::to_string(bytes) + " bytes");
+  if (space == Space::global) return global.find(address, bytes, settings.checks);
+  if (space == Space::param) {
+    if (address + bytes > kernel.parameter_bytes) throw refused("", " out of bounds");
+    return {const_cast<char*>(launch.parameters.data()) + address};
+  }
+  const uint32_t rank = uint32_t(address) >> 24, at = address & 0xffffff;
+  if (rank && space == Space::shared) throw Trap("an address of the cluster in an instruction for the own block");
+  Block& block = rank ? visited(warp, rank - 1) : *warp.block;
+  if (at + bytes > block.shared.size()) throw refused("", " out of bounds");
+  return {block.shared.data() + at, settings.checks ? &block.shadow : nullptr, at};
+}
+
+static uint64_t address_of(const Warp& warp, const Address& a, int lane) {
+  return value_of(warp, a.base, lane) + uint64_t(a.offset);
+}
+
+Place place_of(Warp& warp, const Address& a, int lane) {
+  return warp.machine->place(warp, a.space, address_of(warp, a, lane), a.bytes);
+}
+
+// In shared memory wide accesses take several passes of 128 bytes; in a pass each bank serves one word after the other.
+void count(Warp& warp, const Address& a, Mask mask) {
+  Counts& counts = warp.current->counts;
+  counts.bytes += unsigned(__builtin_popcount(mask)) * a.bytes;
+  if (!warp.machine->settings.traffic || a.space == Space::param) return;
+  const bool in_sectors = a.space == Space::global;
+  const int together = in_sectors || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
+  for (int from = 0; from < warp_threads; from += together) {
+    uint64_t units[32], *end = units;  // sectors or words; an aligned access lies in one sector
+    for (int lane = from; lane < from + together; ++lane)
+      for (size_t b = 0; b < (in_sectors ? 1 : a.bytes) && mask >> lane & 1; b += 4)
+        *end++ = (address_of(warp, a, lane) + b) / (in_sectors ? 32 : 4);
+    std::sort(units, end);
+    end = std::unique(units, end);
+    if (in_sectors) counts.sectors += uint64_t(end - units);
+    int used[32] = {}, most = 0;
+    for (const uint64_t* word = units; word < end; ++word) most = std::max(most, ++used[*word % 32]);
+    counts.wavefronts += uint64_t(in_sectors ? 0 : most);
+    counts.ideal += !in_sectors && most > 0;
+  }
+}
+
+namespace {
+
+// A warp that finds what it found before lets others run.
+void poll(Warp& warp, uint64_t value) {
+  const auto [found, fresh] = warp.polled.insert({warp.pc, value});
+  if (!fresh) warp.spins = found->second == value;
+  warp.yields |= warp.spins;
+  found->second = value;
+}
+
+struct Access : Address {
+  bool atomic = false, acquires = false, releases = false;
+  std::vector<Operand> data;
+};
+
+// "ld.acquire.gpu.global.v2.u32"; `data`, `address`: which operands these are.
+Access access(Parser& s, size_t data, size_t address) {
+  static const std::set<std::string> scopes_and_hints = {"cluster", "gpu", "nc", "cg", "L1::no_allocate", "add"};
+  Access result;
+  size_t count = 1, has_space = 0;
+  for (size_t i = 1; i + 1 < s.words.size(); ++i) {
+    const std::string& word = s.words[i] == "shared::cta" ? "shared" : s.words[i];
+    const auto space = std::find(std::begin(space_names), std::end(space_names), word);
+    if (space != std::end(space_names)) result.space = Space(space - space_names), has_space = 1;
+    else if (word == "acquire") result.atomic = result.acquires = true;
+    else if (word == "release") result.atomic = result.releases = true;
+    else if (word == "relaxed") result.atomic = true;
+    else if (word == "v2" || word == "v4") count = size_t(word[1] - '0');
+    else if (!scopes_and_hints.count(word)) throw Trap("unknown modifier ." + word);
+  }
+  if (!has_space) throw Trap("an access without a space");
+  static_cast<Address&>(result) = s.address(address, result.space, size_t(size_of(s.words.back())) * count);
+  result.data = s.vector(data, -1, s.words[0] == "ld");
+  if (result.data.size() != count) throw Trap("a vector of another length than the instruction");
+  return result;
+}
+
+// Calls f with a value of a type as wide as the named one; s32 is signed, since wider registers take loads of it.
+template <class F>
+void with_type(const std::string& name, const F& f) {
+  if (name == "s32") f(int32_t());
+  else if (size_of(name) == 8) f(uint64_t());
+  else if (size_of(name) == 4) f(uint32_t());
+  else if (name == "u16" || name == "b16") f(uint16_t());
+  else if (name == "u8") f(uint8_t());
+  else throw Trap("unknown type " + name);
+}
+
+// An acquiring load takes over what was released where it reads.
+void bind_load(Parser& s) {
+  with_type(s.words.back(), [&, from = access(s, 0, 1)](auto sample) {
+    using T = decltype(sample);
+    s.in.run = [from](Warp& warp, Mask mask) {
+      const auto& released = warp.machine->released;
+      count(warp, from, mask);
+      T* places[warp_threads];
+      for_threads(mask, [&](int lane) {
+        const Place place = place_of(warp, from, lane);
+        place.read(from.bytes, warp, from.atomic ? Use::atomic : Use::plain);
+        if (from.acquires && released.count(place.at)) join(warp.clocks, released.at(place.at));
+        places[lane] = reinterpret_cast<T*>(place.at);
+      });
+      for (size_t e = 0; e < from.data.size(); ++e)
+        for_threads(mask, [&](int lane) { set(warp, from.data[e], lane, uint64_t(places[lane][e])); });
+      if (from.atomic) poll(warp, uint64_t(*places[__builtin_ctz(mask)]));
+    };
+  });
+}
+
+// st, and red.add, which is a store of a sum and passes on what was released there before
+void bind_store(Parser& s) {
+  with_type(s.words.back(), [&, to = access(s, 1, 0)](auto sample) {
+    using T = decltype(sample);
+    s.in.run = [to, adds = s.words[0] == "red"](Warp& warp, Mask mask) {
+      count(warp, to, mask);
+      warp.spins = false;
+      for_threads(mask, [&](int lane) {
+        const Place place = place_of(warp, to, lane);
+        T data[4];
+        for (size_t e = 0; e < to.data.size(); ++e) data[e] = T(value_of(warp, to.data[e], lane));
+        if (adds) place.read(to.bytes, warp, Use::atomic);
+        if (adds) data[0] += *reinterpret_cast<T*>(place.at);
+        const bool same = !memcmp(place.at, data, to.bytes);
+        place.write(to.bytes, warp, to.atomic ? Use::atomic : same ? Use::same : Use::plain);
+        if (to.releases) warp.publish(warp.machine->released[place.at]);
+        memcpy(place.at, data, to.bytes);
+      });
+    };
+  });
+}
+
+// cp.async "[to], [from], 16, given": zeros follow the bytes that are given. It is done when it is waited for.
+void bind_copy(Parser& s) {
+  const size_t bytes = s.number(2);
+  const Address to = s.address(0, Space::shared, bytes), from = s.address(1, Space::global, bytes);
+  s.in.run = [=, given = s.read(3)](Warp& warp, Mask mask) {
+    count(warp, from, mask);
+    for_threads(mask, [&](int lane) {
+      const size_t length = std::min<size_t>(warp.lanes<uint32_t>(given)[lane], bytes);
+      const Place target = place_of(warp, to, lane), source = length ? place_of(warp, from, lane) : Place();
+      target.write(bytes, warp, Use::starts);
+      source.read(length, warp);
+      warp.copies.open.push_back([=, &warp] {
+        memset(target.at, 0, bytes);
+        memcpy(target.at, source.at, length);
+        target.write(bytes, warp, Use::ends);
+      });
+    });
+  };
+}
+
+// mov "{low, high}, whole" and "whole, {low, high}"
+void bind_parts(Parser& s) {
+  const int width = size_of(s.words.back()), bits = 4 * width;
+  const bool joins = s.arguments.at(1)[0] == '{';
+  const std::vector<Operand> parts = s.vector(joins, -1, !joins);
+  if (parts.size() != 2) throw Trap("parts that are not halves");
+  s.in.run = [=, whole = joins ? s.write(0, width) : s.read(1, width)](Warp& warp, Mask mask) {
+    for_threads(mask, [&](int lane) {
+      const uint64_t low = value_of(warp, joins ? parts[0] : whole, lane), half = low & ((1ull << bits) - 1);
+      if (joins) return set(warp, whole, lane, half | value_of(warp, parts[1], lane) << bits);
+      set(warp, parts[0], lane, half);
+      set(warp, parts[1], lane, low >> bits);
+    });
+  };
+}
+
+}  // namespace
+
+void add_access(Table& t) {
+  t["ld"] = bind_load;
+  t["st"] = t["red"] = bind_store;
+  t["mov"] = bind_parts;
+  t["cp.async.ca.shared.global"] = t["cp.async.cg.shared.global"] = bind_copy;
+  t["cp.async.commit_group"] = action([](Warp& warp, Mask) { warp.copies.commit(); });
+  t["cp.async.wait_all"] = action([](Warp& warp, Mask) { warp.copies.commit(), warp.copies.wait(0); });
+  t["cp.async.wait_group"] = wait_for(&Warp::copies);
 }
 
 }  // namespace ptx

@@ -50,25 +50,20 @@ struct Instruction {
   std::function<void(Warp&, Mask)> run;  // for the threads of a mask that is not empty
   Operand guard;                         // a predicate; the instruction runs where it differs from `skips`
   Mask skips = 0;
-  bool convergent = false;               // runs once the threads of `members` that have not left are all here
-  Operand members;
-  uint32_t target = 0;                   // of a branch
+  bool convergent = false;  // runs once all threads are here that have not left
+  uint32_t target = 0;      // of a branch to `label`
   Counts counts;
-  std::vector<uint32_t> reads, writes;   // registers
+  std::vector<uint32_t> reads, writes;  // registers
   int line = 0;
-  std::string mnemonic, text;
-};
-
-struct Parameter {
-  uint32_t at, size;
+  std::string mnemonic, text, label;
 };
 
 struct Kernel {
   std::string name;
   std::vector<Instruction> code;
-  std::vector<Parameter> parameters;
+  std::vector<std::pair<uint32_t, uint32_t>> parameters;  // offsets and sizes
   std::vector<char> constants;
-  uint32_t parameter_bytes = 0, register_bytes = 0, static_shared = 0, most_threads = 1024;
+  uint32_t parameter_bytes = 0, register_bytes = 0, most_threads = 1024;
   bool has_wgmma = false;
 };
 
@@ -78,6 +73,9 @@ constexpr const char* special_names[] = {"%tid.x", "%ntid.x", "%ctaid.x", "%ctai
 constexpr uint32_t specials = 6;
 constexpr Operand special(uint32_t i) { return {Operand::registers, 4, (2 + i) * slot_bytes}; }
 
+int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
+uint64_t parse_number(const std::string& text);
+
 using Module = std::vector<std::shared_ptr<Kernel>>;
 
 class Parser {
@@ -85,13 +83,12 @@ class Parser {
   Module parse(const std::string& text);
 
   // For binders, of the statement at hand. `width`: 4 or 8 bytes, 0: a predicate, -1: as it comes.
-  Operand operand(const std::string& name, int width, bool written);
   Operand read(size_t i, int width = 4) { return operand(argument(i), width, false); }
   Operand write(size_t i, int width = 4) { return operand(argument(i), width, true); }
   std::vector<Operand> vector(size_t i, int width, bool written);
   Address address(size_t i, Space space, size_t bytes);
-  uint64_t number(size_t i);
-  void branch_to(size_t i);  // its label is found when the kernel ends
+  uint64_t number(size_t i) { return parse_number(argument(i)); }
+  const std::string& argument(size_t i);
   std::vector<std::string> words, arguments;  // words: of the mnemonic
   Instruction in;
 
@@ -99,26 +96,17 @@ class Parser {
   bool statement(const std::string& text, char end);
   void begin_kernel(const std::string& header);
   void end_kernel();
-  void share(const std::string& text);
-  void declare(const std::string& text);
+  void declare(const std::vector<std::string>& parts);
   void instruction(const std::string& text);
-  const std::string& argument(size_t i);
-  Operand constant(uint64_t value, int width);
+  Operand operand(const std::string& name, int width, bool written);
 
   Module kernels_;
-  Kernel* kernel_ = nullptr;  // null between kernels
-  int line_ = 1;
-  size_t used_ = 0;  // arguments of the statement
-  uint32_t shared_bytes_ = 0;
-  bool open_ = false;  // shared memory ends with the variable whose size a launch gives
-  std::vector<std::map<std::string, Operand>> scopes_;  // the first: registers that every warp begins with
-  std::map<std::string, uint64_t> symbols_;             // parameters and shared variables
-  std::map<std::pair<uint64_t, int>, uint32_t> constants_;
-  std::map<std::string, uint32_t> labels_;
-  std::vector<std::pair<size_t, std::string>> branches_;
+  Kernel* kernel_ = nullptr;  // the last
+  int line_ = 1, depth_ = 0;  // of braces
+  size_t used_ = 0;           // arguments of the statement
+  std::map<std::string, Operand> names_;     // of registers, and of constants with their width
+  std::map<std::string, uint64_t> symbols_;  // parameters, shared memory, labels
 };
-
-int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
 
 // Sets what an instruction does from its words and operands.
 using Binder = std::function<void(Parser&)>;
@@ -126,7 +114,6 @@ using Binder = std::function<void(Parser&)>;
 using Table = std::map<std::string, Binder>;
 void add_arithmetic(Table& table);
 void add_access(Table& table);
-void add_tensor(Table& table);
 void add_control(Table& table);
 
 }  // namespace ptx

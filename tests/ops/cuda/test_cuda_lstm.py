@@ -2,25 +2,20 @@
 
 import gc
 
-import numpy as np
 import pytest
 import torch
 
-from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import choice, lstm, persistent, steps
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
-from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-from elmo_fast.testing.tolerances import AGAINST_FLOAT64
-from tests.support import cuda_ops
-from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, double, layer
+from tests.support.gpu_lstm import BF16_LIMIT, FIRING, LIMITS, assert_close, check, moved, prepare, ragged, run
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
-FIRING_CLIPS = {"cell_clip": 0.3, "proj_clip": 0.3}
-PERSISTENT_SHAPES = {"small": FIRING, "no clips": SHAPES["no clips"],
-                     "medium": options({"dim": 1024, "projection_dim": 128, **FIRING_CLIPS}),
-                     "original": options({"dim": 4096, "projection_dim": 512, **FIRING_CLIPS})}
+HERE = torch.device("cuda", 0)
+PERSISTENT_SHAPES = {"small": FIRING, "no clips": SHAPES["no clips"]} | {
+    name: options({"dim": dim, "projection_dim": projection, "cell_clip": 0.3, "proj_clip": 0.3})
+    for name, dim, projection in (("medium", 1024, 128), ("original", 4096, 512))}
 
 
 @pytest.fixture(autouse=True)
@@ -30,47 +25,13 @@ def path(monkeypatch):
     monkeypatch.setenv(choice.VARIABLE, GRAPH)
 
     def take(name, of=FIRING, slots=1):
-        reason = persistent.lacks(here()) or persistent.does_not_fit(here(), of.lstm.dim, of.lstm.projection_dim, slots)
+        reason = persistent.lacks(HERE) or persistent.does_not_fit(HERE, of.lstm.dim, of.lstm.projection_dim, slots)
         if name != GRAPH and reason:
             pytest.skip(reason)
         monkeypatch.setenv(choice.VARIABLE, name)
 
     yield take
     persistent._watch.cache_clear()
-
-
-def here():
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def moved(tree):
-    return tree if tree is None else tree.to(here()) if isinstance(tree, torch.Tensor) else tuple(map(moved, tree))
-
-
-class Case:
-    """Ragged slots, starts within them, and random states, for the op on the GPU and the reference in float64."""
-
-    def __init__(self, of, slots=9, seed=0):
-        generator = torch.Generator().manual_seed(slots + 1000 * seed)
-        lengths = torch.randint(8, 15, (slots,), generator=generator).tolist() + [3] * slots
-        self.schedule = make_schedule(lengths, np.tile(np.arange(slots), 2), slots)
-        sizes = 2 * of.lstm.projection_dim, 2 * of.lstm.dim
-        self.rows = torch.randint(0, 20, self.schedule.tokens.shape, generator=generator, dtype=torch.int32)
-        self.tensors = torch.randn(20, sizes[0] // 2, generator=generator), *(
-            tuple(torch.randn(*shape, size, generator=generator) / 4 for size in sizes) for shape in ([slots], [])), \
-            layer(of)
-        self.clips = {"cell_clip": of.lstm.cell_clip, "proj_clip": of.lstm.proj_clip}
-        self.on_gpu = moved(self.tensors)
-
-    def run(self, precision="medium", rows_on="cpu"):
-        inputs, state, initial_state, weights = self.on_gpu
-        return cuda_ops.projected_lstm(inputs, self.rows.to(rows_on), self.schedule, state, weights,
-                                       initial_state=initial_state, precision=precision, **self.clips)
-
-    def check(self, found, limit):
-        inputs, state, initial_state, weights = double(self.tensors)
-        assert_close(found, reference.projected_lstm(inputs, self.rows, self.schedule, state, weights,
-                                                     initial_state=initial_state, **self.clips), limit)
 
 
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
@@ -80,53 +41,56 @@ class Case:
 def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, rows_on, kernels, monkeypatch):
     if kernels == "torch":
         monkeypatch.setattr(steps, "pointwise_of", lambda device: torch_lstm_pointwise)
-    elif reason := steps.why_no_triton(here()):
+    elif reason := steps.why_no_triton(HERE):
         pytest.skip(reason)
-    case = Case(SHAPES[shape])
-    for _ in range(4):
-        case.check(case.run(precision, rows_on), LIMITS[precision])
+    operands, settings = ragged(9, SHAPES[shape])
+    check(SHAPES[shape], precision, *operands, **settings, device=HERE, rows_on=rows_on, times=4)
     arena, = lstm._arenas.kept.values()
-    assert any(any(each.held.values()) for bucket in arena._buckets.values() for each in bucket.graphs.values())
+    assert any(any(graphs.held.values()) for bucket in arena._buckets.values() for graphs in bucket.graphs.values())
 
 
 @pytest.mark.parametrize("shape", PERSISTENT_SHAPES)
 @pytest.mark.parametrize("slots", [1, 7, 16, 33, 64, 200])
 def test_launches_agree_with_float64(shape, slots, path):
-    path(PERSISTENT, PERSISTENT_SHAPES[shape], slots)
-    case = Case(PERSISTENT_SHAPES[shape], slots)
-    case.check(case.run(), AGAINST_FLOAT64["medium-bf16" if shape == "no clips" else "medium-fp16"])
-    assert persistent._watch(here()).reason() is None
+    of = PERSISTENT_SHAPES[shape]
+    path(PERSISTENT, of, slots)
+    operands, settings = ragged(slots, of)
+    check(of, "medium", *operands, **settings, device=HERE, limit=BF16_LIMIT if shape == "no clips" else None)
+    assert persistent._watch(HERE).reason() is None
 
 
 def test_a_launch_that_gives_up_is_replayed(path, monkeypatch, caplog):
     path(PERSISTENT)
     monkeypatch.setattr(persistent, "_TIMEOUT_NS", 0)
-    case = Case(FIRING)
-    case.check(case.run(), LIMITS["medium"])
+    operands, settings = ragged(9)
+    check(FIRING, "medium", *operands, **settings, device=HERE)
     torch.cuda.synchronize()
-    assert "gave up waiting" in persistent._watch(here()).reason() and "in CUDA graphs from here on" in caplog.text
+    assert "gave up waiting" in persistent._watch(HERE).reason() and "in CUDA graphs from here on" in caplog.text
 
 
 def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
-    path(PERSISTENT, PERSISTENT_SHAPES["original"], 64)
+    of = PERSISTENT_SHAPES["original"]
+    path(PERSISTENT, of, 64)
     monkeypatch.setenv(choice.VARIABLE, "")
     choices = Choices(lambda: tmp_path / "cuda-lstm.json")
     monkeypatch.setattr(choice, "_choices", choices)
-    Case(PERSISTENT_SHAPES["original"], 64).run()
-    (measured,) = choices.read()[choice.machine(here())].values()
+    operands, settings = ragged(64, of)
+    run(of, "medium", *operands, **settings, device=HERE)
+    (measured,) = choices.read()[choice.machine(HERE)].values()
     assert 0 < measured.graph < 0.1 and 0 < measured.persistent < 0.1
 
 
 @pytest.mark.parametrize("name, precision", [*((GRAPH, precision) for precision in LIMITS), (PERSISTENT, "medium")])
 def test_nothing_is_waited_for(name, precision, path):
     path(name)
-    case = Case(FIRING)
+    operands, settings = ragged(9)
+    work, _ = prepare(FIRING, precision, *operands, **settings, device=HERE)
     for _ in range(3):
-        case.run(precision)
+        work()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        case.run(precision)
+        work()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -134,17 +98,17 @@ def test_nothing_is_waited_for(name, precision, path):
 @pytest.mark.parametrize("name", choice.PATHS)
 def test_streams_do_not_disturb_each_other(name, path):
     path(name)
-    cases = [Case(FIRING, seed=seed) for seed in (0, 1)]
-    streams = [torch.cuda.Stream() for _ in cases]
-    torch.cuda.synchronize()
+    cases = [ragged(9, seed=seed) for seed in (0, 1)]
+    works = [prepare(FIRING, "medium", *operands, **settings, device=HERE)[0] for operands, settings in cases]
+    streams, expected = [torch.cuda.Stream() for _ in works], [moved(work(), "cpu", torch.float64) for work in works]
     for _ in range(20):
         found = []
-        for stream, case in zip(streams, cases):
+        for stream, work in zip(streams, works):
             with torch.cuda.stream(stream):
-                found.append(case.run())
+                found.append(work())
         torch.cuda.synchronize()
-        for case, each in zip(cases, found):
-            case.check(each, LIMITS["medium"])
+        for pair in zip(found, expected):
+            assert_close(*pair, LIMITS["medium"])
 
 
 def test_memory_goes_with_the_last_model():

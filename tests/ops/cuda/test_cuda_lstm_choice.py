@@ -9,71 +9,16 @@ import pytest
 import torch
 
 from elmo_fast.ops import doctor
-from elmo_fast.ops.cuda import choice, operands, persistent, steps
-from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured, ShapeClass
+from elmo_fast.ops.cuda import blocks, choice, persistent, steps
+from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured
 from elmo_fast.ops.schemas import flat_weights
 from tests.support.gpu_lstm import FIRING, check, layer, run, text
 from tests.support.lstm_kernel_case import SMALL
 from tests.support.models import options
-from tests.support.ptx_machine import machine
 
 CPU = torch.device("cpu")
 FASTER, SLOWER = Measured(PERSISTENT, 3e-4, 1e-4), Measured(GRAPH, 1e-4, 2e-4)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Runs take what `takes` has for the path that their work names, the first two ten times that; `timed` has them."""
-    def seconds(work):
-        clock.timed.append(work())
-        return clock.takes[clock.timed[-1]] * (10 if len(clock.timed) < 3 else 1)
-
-    clock = SimpleNamespace(takes={GRAPH: 0.003, PERSISTENT: 0.002}, timed=[], seconds=seconds)
-    monkeypatch.setattr(choice, "seconds", seconds)
-    return clock
-
-
-def measured(persistent=1.0005, why_not=lambda: None):
-    """`measure` on runs that give 1 and `persistent`, and their path when they are timed."""
-    results, first = {GRAPH: 1.0, PERSISTENT: persistent}, [GRAPH, PERSISTENT]
-
-    def run_on(path):
-        if first and first.pop(0):
-            return torch.ones(3), torch.ones(2) * results[path]
-        return path
-
-    return choice.measure(run_on, 1e-3, why_not)
-
-
-@pytest.mark.parametrize("graph, persistent, faster, rounds", [
-    (0.003, 0.002, PERSISTENT, 9), (0.002, 0.002, GRAPH, 9), (0.01, 0.005, PERSISTENT, 5), (1.0, 0.5, PERSISTENT, 1)])
-def test_the_faster_wins_and_repeats_end_when_the_time_is_used(graph, persistent, faster, rounds, clock):
-    clock.takes, slow = {GRAPH: graph, PERSISTENT: persistent}, 10 if rounds == 1 else 1
-    assert measured() == Measured(faster, graph * slow, persistent * slow)
-    assert clock.timed == [GRAPH, PERSISTENT] * rounds
-
-
-@pytest.mark.parametrize("value", [1.002, math.nan, math.inf])
-def test_a_path_that_differs_is_not_timed(value, clock, caplog):
-    assert measured(value) is None and not clock.timed
-    assert [record.levelname for record in caplog.records] == ["WARNING"] and "and states differ by" in caplog.text
-
-
-def test_a_launch_that_fails_meanwhile_decides(clock):
-    reasons = iter([None, "it gave up"])
-    assert measured(why_not=lambda: "refused") is None and not clock.timed
-    assert measured(why_not=lambda: next(reasons)) is None and clock.timed
-
-
-def test_classes():
-    names = {str(ShapeClass.of(64, 16, dtype, slots, steps)) for dtype in (torch.float16, torch.bfloat16)
-             for slots in (1, 8, 9, 32, 33, 64, 200, 5000) for steps in (1, 7, 8, 63, 64, 9999)}
-    assert len(names) == 2 * 6 * 3 and "64 cells, 16 values, bfloat16, 256 slots, less than 64 steps" in names
-    many = [ShapeClass.of(64, 16, torch.float16, slots, 99) for slots in (8, 64, 256, 1024)]
-    assert [each.trial_steps for each in many] == [64, 64, 32, 8]
-
-
-# ---- what is kept -----------------------------------------------------------------------------
+NAN, INF = math.nan, math.inf
 
 
 @pytest.fixture
@@ -81,91 +26,111 @@ def file(tmp_path):
     return tmp_path / "cache" / "cuda-lstm.json"
 
 
-def refuse():
-    raise AssertionError("measured again")
+@pytest.fixture
+def auto(file, monkeypatch):
+    """The persistent path there, `launch` on graphs, and `seconds` of a run what `takes` says, the first two ten times.
+
+    `spoils` is what a launch multiplies outputs with, `fails_at` the launch after which there is a reason against it.
+    """
+    def launch(arena, layer, weights, clips, has_starts, sent, state, out):
+        auto.launches.append((sent.block.slots, sent.block.steps, clips, has_starts))
+        on_graphs = steps.Steps(arena, layer, weights, clips)
+        on_graphs.has_starts = has_starts
+        on_graphs.run(sent, state, out)
+        out.mul_(auto.spoils)
+        return True
+
+    def seconds(work):
+        before = len(auto.launches)
+        work()
+        auto.timed.append(PERSISTENT if len(auto.launches) > before else GRAPH)
+        return auto.takes[auto.timed[-1]] * (10 if len(auto.timed) < 3 else 1)
+
+    def does_not_fit(*given):
+        return "it failed" if len(auto.launches) >= auto.fails_at else None
+
+    auto = SimpleNamespace(takes={GRAPH: 0.003, PERSISTENT: 0.002}, timed=[], launches=[], spoils=1.0, fails_at=INF)
+    for name, stand_in in (("lacks", lambda device: None), ("does_not_fit", does_not_fit), ("launch", launch)):
+        monkeypatch.setattr(persistent, name, stand_in)
+    monkeypatch.setattr(choice, "seconds", seconds)
+    monkeypatch.setattr(choice, "machine", lambda device: "an H100")
+    monkeypatch.setattr(choice, "_choices", Choices(lambda: file))
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
+    return auto
+
+
+@pytest.mark.parametrize("graph, persistent, rounds, launches", [
+    (0.003, 0.002, 9, 1), (0.003, 0.004, 9, 0), (0.002, 0.002, 9, 0), (0.01, 0.005, 5, 1), (1.0, 0.5, 1, 1)])
+def test_auto_measures_on_the_callers_weights_and_takes_the_faster(graph, persistent, rounds, launches, auto, file,
+                                                                   monkeypatch):
+    """Runs are repeated until the time is used; the choice is kept in memory, and on disk for another process."""
+    auto.takes, weights = {GRAPH: graph, PERSISTENT: persistent}, layer()
+    for number, choices in enumerate((choice._choices, choice._choices, Choices(lambda: file)), 1):
+        monkeypatch.setattr(choice, "_choices", choices)
+        check(FIRING, "medium", *text(), weights=weights)
+        assert len(auto.launches) == 1 + rounds + number * launches and auto.timed == [GRAPH, PERSISTENT] * rounds
+    assert auto.launches[0] == (8, 4, (0.3, 0.05), True)
+    slow = 10 if rounds == 1 else 1
+    assert (f"LSTM auto    37 cells, 11 values, float16, 8 slots, less than 8 steps, medium: {choice.PATHS[launches]} "
+            f"(graph {1e6 * graph * slow:.0f} us, persistent {1e6 * persistent * slow:.0f} us)"
+            in doctor.lstm_lines(CPU))
+
+
+@pytest.mark.parametrize("spoils, fails_at, launches, said", [
+    (1.01, INF, 1, "its outputs and states differ by"), (NAN, INF, 1, "its outputs and states differ by"),
+    (INF, INF, 1, "its outputs and states differ by"), (1, 1, 1, "passed over: it failed"),
+    (1, 10, 10, "passed over: it failed")])
+def test_a_path_that_differs_or_fails_meanwhile_is_never_taken(spoils, fails_at, launches, said, auto, file, caplog):
+    choice._log_once.cache_clear()
+    auto.spoils, auto.fails_at = spoils, fails_at
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            check(FIRING, "medium", *text())
+    assert len(auto.launches) == launches and len(auto.timed) == (18 if launches > 1 else 0) and not file.exists()
+    assert caplog.text.count(said) == 1
+
+
+def test_classes():
+    fp16, bf16 = (blocks.operands(flat_weights(layer()), "medium", clip) for clip in (3.0, INF))
+    names = {choice.shape_class(of, slots, steps)[0] for of in (fp16, bf16)
+             for slots in (1, 8, 9, 32, 33, 64, 200, 5000) for steps in (1, 7, 8, 63, 64, 9999)}
+    assert len(names) == 2 * 6 * 3 and "37 cells, 11 values, bfloat16, 256 slots, less than 64 steps" in names
+    many = [choice.shape_class(fp16, slots, 99)[1:] for slots in (8, 64, 256, 1024)]
+    assert many == [(8, 64), (64, 64), (256, 32), (1024, 8)]
 
 
 def path(file, machine="an H100", shape="a class", found=FASTER):
-    """What another process finds; `found` None where it must not measure."""
-    return Choices(lambda: file).path(machine, shape, refuse if found is None else lambda: found)
+    """What another process finds; `found` Ellipsis where it must not measure."""
+    def measure():
+        assert found is not ..., "measured again"
+        return found
+
+    return Choices(lambda: file).path(machine, shape, measure)
 
 
 def test_what_was_measured_is_found_again(file):
-    assert path(file) == path(file, found=None) == PERSISTENT
+    assert path(file) == path(file, found=...) == PERSISTENT
     assert path(file, "an H200", found=SLOWER) == path(file, shape="another", found=SLOWER) == GRAPH
     assert Choices(lambda: file).read()["an H100"] == {"a class": FASTER, "another": SLOWER}
-    assert [each.name for each in file.parent.iterdir()] == ["cuda-lstm.json"]
+    assert [found.name for found in file.parent.iterdir()] == ["cuda-lstm.json"]
     assert json.loads(file.read_text())["an H200"]["a class"]["path"] == GRAPH
-
-
-def test_a_path_that_failed_is_kept_in_memory_alone(file):
-    choices = Choices(lambda: file)
-    assert choices.path("an H100", "a class", lambda: None) == GRAPH
-    assert choices.path("an H100", "a class", refuse) == GRAPH and not file.exists()
 
 
 @pytest.mark.parametrize("content", [
     b"", b"{", b"[]", b"\xff\x00", b'{"an H100": []}', b'{"an H100": {"a class": 1}}',
     b'{"an H100": {"a class": {"path": "B"}}}',
     b'{"an H100": {"a class": {"path": "graph", "graph": "1", "persistent": 1.0}}}',
-    b'{"an H100": {"a class": {"path": "B", "graph": 1.0, "persistent": 1.0}}}'])
-def test_a_broken_file_means_measuring_again(content, file):
-    file.parent.mkdir()
-    file.write_bytes(content)
-    assert path(file) == path(file, found=None) == PERSISTENT
+    b'{"an H100": {"a class": {"path": "B", "graph": 1.0, "persistent": 1.0}}}', None])
+def test_a_broken_file_or_a_place_that_cannot_be_written_means_measuring_again(content, file):
+    if content is None:
+        file.parent.write_text("in the way")
+    else:
+        file.parent.mkdir()
+        file.write_bytes(content)
+    assert path(file) == path(file, found=FASTER if content is None else ...) == PERSISTENT
 
 
-def test_a_place_that_cannot_be_written_means_measuring_again(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    assert path(tmp_path / "file" / "cuda-lstm.json") == path(tmp_path / "file" / "cuda-lstm.json") == PERSISTENT
-
-
-# ---- which path -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def auto(clock, monkeypatch, file):
-    """Nothing is forced. Launches, collected in `launches`, do their work on the graph path, with `clips` if given."""
-    def launch(arena, layer, weights, clips, has_starts, sent, state, out):
-        clock.launches.append((sent.block.slots, sent.block.steps, clips, has_starts))
-        on_graphs = steps.Steps(arena, layer, weights, clock.clips or clips)
-        on_graphs.has_starts = has_starts
-        on_graphs.run(sent, state, out)
-        return True
-
-    def seconds(work):
-        before = len(clock.launches)
-        return clock.seconds(lambda: work() and (PERSISTENT if len(clock.launches) > before else GRAPH))
-
-    clock.launches, clock.clips = [], None
-    for name, stand_in in (("lacks", lambda device: None), ("does_not_fit", lambda *given: None), ("launch", launch)):
-        monkeypatch.setattr(persistent, name, stand_in)
-    monkeypatch.setattr(choice, "seconds", seconds)
-    monkeypatch.setattr(choice, "machine", lambda device: "an H100")
-    monkeypatch.setattr(choice, "_choices", Choices(lambda: file))
-    monkeypatch.delenv(choice.VARIABLE, raising=False)
-    return clock
-
-
-@pytest.mark.parametrize("takes, launches", [(0.002, 1), (0.004, 0)])
-def test_auto_measures_on_the_callers_weights_and_takes_the_faster(takes, launches, auto, file, monkeypatch):
-    auto.takes, weights = {GRAPH: 0.003, PERSISTENT: takes}, layer()
-    check(FIRING, "medium", *text(), weights=weights)
-    assert len(auto.launches) == 1 + 9 + launches and auto.launches[0] == (8, 4, (0.3, 0.05), True)
-    for choices in (choice._choices, Choices(lambda: file)):  # another process
-        monkeypatch.setattr(choice, "_choices", choices)
-        check(FIRING, "medium", *text(), weights=weights)
-    assert len(auto.launches) == 10 + 3 * launches and len(auto.timed) == 18
-    said = "\n".join(doctor.lstm_lines(CPU))
-    assert "37 cells, 11 values, float16, 8 slots, less than 8 steps, medium: " in said
-    assert f"medium: {choice.PATHS[launches]} (graph 3000 us, persistent " in said
-
-
-def test_results_that_differ_are_never_taken(auto, caplog):
-    auto.clips = (0.29, 0.05)
-    for _ in range(2):
-        check(FIRING, "medium", *text())
-    assert len(auto.launches) == 1 and caplog.text.count("its outputs and states differ") == 1
+# ---- where nothing is measured ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("precision, capturing", [("highest", False), ("high", False), ("medium", True)])
@@ -202,9 +167,6 @@ def test_doctor_launches_nothing(auto, monkeypatch):
     assert "LSTM persistent  not there: because (cpu)" in doctor.lstm_lines(CPU)
 
 
-# ---- why not ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("native, refuses, warning", [
     (90, True, "a launch was refused on cpu before (CUDA: launch: too many blocks in cooperative launch)"),
     (80, False, "a launch gave up waiting on cpu before, and a slower kernel did its work")], indirect=["native"])
@@ -225,29 +187,25 @@ def test_a_launch_that_fails_is_the_last(native, refuses, warning, caplog, monke
 
 
 @pytest.mark.parametrize("precision, dim, inference, reason", [
-    ("highest", 37, False, "16-bit, which precision 'medium' alone"), ("medium", 11, False, "without a projection"),
+    ("highest", 37, False, "16-bit, which precision 'medium' alone"), ("medium", 11, False, "layer has no projection"),
     ("medium", 5000, False, "the cells do not fit"), ("medium", 37, True, "made in inference mode"),
     ("medium", 37, False, None)])
-def test_reasons_of_a_layer(precision, dim, inference, reason, monkeypatch, uncached):
-    monkeypatch.setattr(persistent, "native_module", lambda: (machine(90), None))
-    monkeypatch.setattr(persistent, "lacks", lambda device: None)
-    monkeypatch.setattr(persistent, "limits", lambda device: SMALL[90])
+def test_reasons_of_a_layer(precision, dim, inference, reason, native):
     with torch.inference_mode(inference):
         weights = flat_weights(layer(options({"dim": dim})))
-    found = persistent.why_not(CPU, operands.operands(weights, precision, 3.0), weights, 200)
+    found = persistent.why_not(CPU, blocks.operands(weights, precision, 3.0), weights, 200)
     assert str(reason) in str(found)
 
 
-def test_reasons_of_a_device(monkeypatch, uncached):
-    cpu_only, module = (SimpleNamespace(has_cuda=has, cuda_skipped="nvcc was not found") for has in (False, True))
-    gpu, found = torch.device("cuda", 0), []
+@pytest.mark.parametrize("has_cuda, device, capability, reason", [
+    (None, "cpu", None, "because"),
+    (False, "cpu", None, "the native module was built without CUDA: nvcc was not found"),
+    (True, "cpu", None, "it runs on NVIDIA GPUs, and this is a cpu"),
+    (True, "cuda:0", (7, 5), "it needs compute capability 8.0, and this device has 7.5"),
+    (True, "cuda:0", (9, 0), None)])
+def test_reasons_of_a_device(has_cuda, device, capability, reason, monkeypatch, uncached):
+    module = None if has_cuda is None else SimpleNamespace(has_cuda=has_cuda, cuda_skipped="nvcc was not found")
     monkeypatch.setattr(persistent, "limits", lambda device: SMALL[90])
-    for native, device, capability in ((None, CPU, None), (cpu_only, CPU, None), (module, CPU, None),
-                                       (module, gpu, (7, 5)), (module, gpu, (9, 0))):
-        uncached()
-        monkeypatch.setattr(persistent, "native_module", lambda: (native, "because"))  # noqa: B023
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)  # noqa: B023
-        found.append(persistent.lacks(device))
-    assert found == [
-        "because", "the native module was built without CUDA: nvcc was not found",
-        "it runs on NVIDIA GPUs, and this is a cpu", "it needs compute capability 8.0, and this device has 7.5", None]
+    monkeypatch.setattr(persistent, "native_module", lambda: (module, "because"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda of: capability)
+    assert persistent.lacks(torch.device(device)) == reason

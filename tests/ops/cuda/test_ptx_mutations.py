@@ -1,83 +1,60 @@
 """Real kernels with an instruction broken: the interpreter or the results must notice each one that matters."""
 
+import contextlib
 import random
 import re
 
 import pytest
-import torch
 
-from elmo_fast.testing.tolerances import relative_error
+from elmo_fast.testing import relative_error
+from tests.support import cuda_ops
 from tests.support.lstm_kernel_case import errors, make, oracle, run
-from tests.support.ptx_machine import Program, coverage, machine
-from tests.support.triton_on_ptx import LIMIT, OnPtx, configs, highway, products
+from tests.support.ptx_machine import coverage, machine
+from tests.support.triton_on_ptx import LIMITS, OnPtx, configs, highway, layer
 
 pytestmark = pytest.mark.long
 
-# Kind: the instruction, what takes its place (a function of the match), and how many sites are tried.
+# Kind: the instruction, what takes its place, the sites that are tried, and how many may survive, being no faults.
 LSTM = {
-    "no barrier": (r"bar\.sync[^;]*;", "", 6),
-    "no arrival at the grid barrier": (r"red\.release[^;]*;", "", 3),
-    "relaxed arrival": (r"red\.release", "red.relaxed", 3),
-    "relaxed wait": (r"ld\.acquire", "ld.relaxed", 6),
-    "relaxed flag": (r"st\.release", "st.relaxed", 2),
-    "a wait for copies less": (r"cp\.async\.wait_all;", "", 4),
-    "no barrier of the cluster": (r"barrier\.cluster\.(arrive|wait)[^;]*;", "", 4),
-    "another block of the cluster": (r"(mapa[^,]*, [^,]*), [^;]*;", r"\1, 7;", 4),
-    "no product": (r"mma\.sync[^;]*;", "", 4),
-    "another place in shared memory": (r"((?:ld|st)\.shared\.[^\]]*)\]", lambda m: _moved(m[1], 16), 8),
-    "another place in global memory": (r"((?:ld|st)\.global\.(?:nc|f32|u16|cg)[^\]]*)\]",
-        lambda m: _moved(m[1], 1 << 16), 6),
+    # Of the barriers around a verdict one is enough while no wait fails.
+    "no barrier": (r"bar\.sync[^;]*;", "", 6, 2),
+    "no arrival at the grid barrier": (r"red\.release[^;]*;", "", 3, 0),
+    "relaxed arrival": (r"red\.release", "red.relaxed", 3, 0),
+    "relaxed wait": (r"ld\.acquire", "ld.relaxed", 6, 0),
+    "relaxed flag": (r"st\.release", "st.relaxed", 2, 0),
+    # Each step waits for all copies before weights are used.
+    "a wait for copies less": (r"cp\.async\.wait_all;", "", 4, 1),
+    # The last: no block leaves before a grid barrier behind the last remote access.
+    "no barrier of the cluster": (r"barrier\.cluster\.(arrive|wait)[^;]*;", "", 4, 1),
+    "another block of the cluster": (r"(mapa[^,]*, [^,]*), [^;]*;", r"\1, 7;", 4, 0),
+    "no product": (r"mma\.sync[^;]*;", "", 4, 0),
+    "another place in shared memory": (r"((?:ld|st)\.shared\.[^\]]*)\]", r"\1+16]", 8, 0),
+    "another place in global memory": (r"((?:ld|st)\.global\.(?:nc|f32|u16|cg)[^\]]*)\]", r"\1+65536]", 6, 0),
 }
 TRITON = {
-    "no barrier": (r"bar\.sync[^;]*;", "", 9),
-    "a wait for copies less": (r"cp\.async\.wait_group\s+(\d+)", lambda m: f"cp.async.wait_group {int(m[1]) + 2}", 4),
-    "no group of copies": (r"cp\.async\.commit_group;", "", 4),
-    "a wait for products less": (r"wgmma\.wait_group\.sync\.aligned (\d+)",
-        lambda m: f"wgmma.wait_group.sync.aligned {int(m[1]) + 1}", 3),
-    "no group of products": (r"wgmma\.commit_group[^;]*;", "", 2),
-    "no fence of products": (r"wgmma\.fence[^;]*;", "", 2),
-    "no fence between proxies": (r"fence\.proxy[^;]*;", "", 2),
-    "another place in shared memory": (r"(ldmatrix[^\]]*)\]", lambda m: _moved(m[1], 32), 4),
+    "no barrier": (r"bar\.sync[^;]*;", "", 9, 2),
+    # The last wait finds no copy left.
+    "a wait for copies less": (r"(cp\.async\.wait_group\s+)(\d+)", lambda m: f"{m[1]}{int(m[2]) + 2}", 4, 1),
+    # Joins two groups of a stage, which are waited for together.
+    "no group of copies": (r"cp\.async\.commit_group;", "", 4, 2),
+    "a wait for products less": (r"(wgmma\.wait_group\S*) (\d+)", lambda m: f"{m[1]} {int(m[2]) + 1}", 3, 0),
+    "no group of products": (r"wgmma\.commit_group[^;]*;", "", 2, 0),
+    # The second of an iteration: nothing was written since the first.
+    "no fence of products": (r"wgmma\.fence[^;]*;", "", 2, 1),
+    "no fence between proxies": (r"fence\.proxy[^;]*;", "", 2, 1),
+    "another place in shared memory": (r"(ldmatrix[^\]]*)\]", r"\1+32]", 4, 0),
 }
 
 
-# Survivors that are no faults: how many at most, and why.
-EQUIVALENT = {
-    "no barrier": (2, "of the barriers around a verdict one is enough while no wait fails"),
-    "a wait for copies less": (
-        1, "LSTM: each step waits for all copies before weights are used. Triton: the last wait finds no copy left"),
-    "no barrier of the cluster": (1, "the last: no block leaves before a grid barrier behind the last remote access"),
-    "no group of copies": (2, "joins two groups of a stage, which are waited for together"),
-    "no fence of products": (1, "the second of an iteration: no register was written since the first"),
-    "no fence between proxies": (1, "the second of an iteration: nothing was written since the first"),
-}
-
-
-def _moved(address: str, by: int) -> str:
-    """"... [%r1+8" with another offset."""
-    found = re.search(r"\+\s*(\d+)\s*$", address)
-    return f"{address[: found.start()]}+{int(found[1]) + by}]" if found else f"{address}+{by}]"
-
-
-def mutants(text, lines, pattern, to, count):
-    """(line, text with that line changed) for some of the lines that ran and hold `pattern`."""
-    rows = text.split("\n")
-    sites = [at for at in lines if re.search(pattern, rows[at - 1])]
-    for at in random.Random(1).sample(sites, min(count, len(sites))):
-        changed = rows[at - 1 : at]
-        yield at, "\n".join([*rows[: at - 1], re.sub(pattern, to, changed[0]), *rows[at:]])
-
-
-def survivors(found, check):
-    """Those of (line, text) that `check` finds nothing wrong with: neither a trap nor another result."""
-    result = []
-    for line, text in found:
-        try:
-            if check(text):
-                result.append(line)
-        except RuntimeError:
-            pass
-    return result
+def check(same, text, ran, pattern, to, count, equivalent):
+    """Changes some of the lines that ran and hold `pattern`: but for so many, a trap or another result must follow."""
+    rows, left = text.split("\n"), []
+    sites = [line for line in sorted(ran) if re.search(pattern, rows[line - 1])]
+    for line in random.Random(1).sample(sites, min(count, len(sites))):
+        changed = re.sub(pattern, to, rows[line - 1])
+        with contextlib.suppress(RuntimeError):
+            left += [changed] * same("\n".join([*rows[: line - 1], changed, *rows[line:]]))
+    assert len(left) <= equivalent, left
 
 
 @pytest.mark.parametrize("kind", LSTM)
@@ -99,13 +76,12 @@ def test_the_persistent_lstm(kind):
 
     try:
         assert same(text)
-        lines = sorted(line for kernel, (ran, _) in coverage(module, source).items() if "persistent" in kernel
-            for line, _ in ran)
-        left = survivors(mutants(text, lines, *LSTM[kind]), same)
+        ran = [line for kernel, (lines, _) in coverage(module, source).items() if "persistent" in kernel
+               for line, _ in lines]
+        check(same, text, ran, *LSTM[kind])
     finally:
         module.replace(source, text)
         module.set()
-    assert len(left) <= EQUIVALENT.get(kind, (0,))[0], [text.split("\n")[line - 1] for line in left]
 
 
 @pytest.mark.parametrize("kind", TRITON)
@@ -114,15 +90,13 @@ def test_a_triton_kernel(monkeypatch, generation, kind):
     tile = configs.tiles("highway", generation, "fp16", "many")[0]
     stand_in = OnPtx(highway._highway, generation, tile)
     monkeypatch.setattr(highway, "choose", lambda *_: stand_in)
+    case = layer("highway", tile.bm, 512)
+    expected = case.run()
 
     def same(changed):
-        torch.manual_seed(0)
         stand_in.text = changed
-        return relative_error(*products("highway", "fp16", tile.bm, 512, 512)) < LIMIT["fp16"]
+        with cuda_ops.registered_on_cpu():
+            return relative_error(case.run("fp16"), expected) < LIMITS["fp16"]
 
     assert same(None)
-    text = stand_in.ran
-    program = Program(text)
-    lines = sorted({line for line, _ in program.coverage()["_highway"][1]})
-    left = survivors(mutants(text, lines, *TRITON[kind]), same)
-    assert len(left) <= EQUIVALENT.get(kind, (0,))[0], [text.split("\n")[line - 1] for line in left]
+    check(same, stand_in.ran, range(1, stand_in.ran.count("\n")), *TRITON[kind])

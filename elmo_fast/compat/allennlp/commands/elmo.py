@@ -7,14 +7,8 @@ from elmo_fast.embed import embedder
 from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.model.options import ConfigurationError
 
-__all__ = [
-    "DEFAULT_BATCH_SIZE",
-    "DEFAULT_OPTIONS_FILE",
-    "DEFAULT_WEIGHT_FILE",
-    "ConfigurationError",
-    "ElmoEmbedder",
-    "batch_to_ids",
-]
+__all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ConfigurationError", "ElmoEmbedder",
+           "batch_to_ids"]
 
 
 class ElmoEmbedder(embedder.ElmoEmbedder):

@@ -20,7 +20,8 @@ from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.sources import ModelFiles, find_model
-from elmo_fast.model.weights import read_weights
+from elmo_fast.model.token_table.lookup import checked_mask
+from elmo_fast.model.weights import read_model
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision, numerics
 from elmo_fast.text.batching import batch_to_ids
@@ -33,87 +34,62 @@ logger = logging.getLogger(__name__)
 
 
 class _ElmoCharacterEncoder(CharacterEncoder):
-    """Token vectors without context, from character ids. From AllenNLP's `_ElmoCharacterEncoder`.
+    """Token vectors without context, of a model's files or URLs. From AllenNLP's `_ElmoCharacterEncoder`."""
 
-    `options_file` and `weight_file` are paths or URLs; `precision` and `backend` are those of `BiLm`.
-    """
+    # Character ids of `<S>` and `</S>`, int64 [C].
+    _beginning_of_sentence_characters = property(lambda self: self.boundary_ids()[0])
+    _end_of_sentence_characters = property(lambda self: self.boundary_ids()[1])
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
                  precision: str = "highest", backend: str = "auto"):
-        self._build(*_read_model(find_model(options_file=options_file, weight_file=weight_file)), requires_grad,
-                    precision, backend)
-
-    @classmethod
-    def from_weights(cls, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool, precision: str,
-                     backend: str) -> "_ElmoCharacterEncoder":
-        """An encoder of weights in memory, by dataset name."""
-        encoder = cls.__new__(cls)
-        encoder._build(options, weights, requires_grad, precision, backend)
-        return encoder
+        files = find_model(options_file=options_file, weight_file=weight_file)
+        self._build(*read_model(files), requires_grad, precision, backend)
 
     def _build(self, options: Options, weights, requires_grad: bool, precision: str, backend: str) -> None:
         if options.char_cnn is None:
             raise ConfigurationError("options_file: expected a model with the section char_cnn, "
                                      "got one that reads word ids")
         super().__init__(options, weights, requires_grad)
-        self.output_dim = options.lstm.projection_dim
-        self.requires_grad = requires_grad
-        self.precision = check_precision(precision)
-        self.backend = check_backend(backend)
-
-    @property
-    def _beginning_of_sentence_characters(self) -> torch.Tensor:
-        """Character ids of `<S>`, int64 [C]."""
-        return self.boundary_ids()[0]
-
-    @property
-    def _end_of_sentence_characters(self) -> torch.Tensor:
-        """Character ids of `</S>`, int64 [C]."""
-        return self.boundary_ids()[1]
+        self.output_dim, self.requires_grad = options.lstm.projection_dim, requires_grad
+        self.precision, self.backend = check_precision(precision), check_backend(backend)
 
     def get_output_dim(self) -> int:
         """Values of one token, P."""
         return self.output_dim
 
     def forward(self, inputs: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
-        """Vectors of sentences, `<S>` and `</S>` added: character ids int [B, T, C], zero past a sentence's end.
+        """Vectors of sentences given as character ids int [B, T, C], or of single tokens, [N, C] -> [N, P], for a biLM.
 
-        Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2]. A biLM calls with the
-        ids of single tokens [N, C], which give vectors [N, P].
+        Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2], with `<S>` and `</S>`.
         """
         if inputs.dim() == 2:
             return super().forward(inputs, backend or self.backend)
-        bounded, mask = add_boundaries(inputs, self._mask(inputs), *self.boundary_ids())
-        rows, index = unique_rows(bounded[mask])
-        with numerics(self.precision, inputs.device):
-            vectors = super().forward(rows, backend or self.backend)[index].to(self.char_embed.dtype)  # [N, P]
-        positions = mask.flatten().nonzero().squeeze(1)
-        padded = vectors.new_zeros(mask.numel(), self.output_dim).index_copy(0, positions, vectors)
-        return {"mask": mask.long(), "token_embedding": padded.view(*mask.shape, -1)}
-
-    def _mask(self, inputs: torch.Tensor) -> torch.Tensor:
         if inputs.dim() != 3 or inputs.shape[2:] != self.row_shape or inputs.is_floating_point():
             raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
                              f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        self.check_ids(inputs)
-        mask = (inputs > 0).any(2)
-        if (mask[:, 1:] & ~mask[:, :-1]).any():
-            raise ValueError("inputs: expected every sentence's tokens before its padding, "
-                             "got a position without a token in front of one with a token")
-        return mask
+        bounded, mask = add_boundaries(inputs, checked_mask(inputs, self, "inputs"), *self.boundary_ids())
+        rows, index = unique_rows(bounded[mask])
+        with numerics(self.precision, inputs.device):
+            vectors = super().forward(rows, backend or self.backend)[index].to(self.char_embed.dtype)  # [N, P]
+        padded = vectors.new_zeros(*mask.shape, self.output_dim)
+        padded[mask] = vectors
+        return {"mask": mask.long(), "token_embedding": padded}
 
 
 class _ElmoBiLm(BiLm):
     """The biLM, with AllenNLP's call and result. From AllenNLP's `_ElmoBiLm`.
 
-    `vocab_to_cache` is a list of words whose vectors are cached: `word_inputs` are indices into it, where index 0
-    is padding. `arguments` are those of `BiLm`: `state`, `precision`, `backend`, `warm_text`, `keep_fp32`.
+    `word_inputs` are indices into `vocab_to_cache`, where index 0 is padding. `arguments` are those of `BiLm`.
     """
+
+    # Cached vectors of `<S>` and `</S>`, [P], or None.
+    _bos_embedding = property(lambda self: self._word_embedding and self._word_embedding.boundaries[0])
+    _eos_embedding = property(lambda self: self._word_embedding and self._word_embedding.boundaries[1])
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
                  vocab_to_cache: Sequence[str] | None = None, **arguments):
         files = find_model(options_file=options_file, weight_file=weight_file)
-        super().__init__(*_read_model(files), requires_grad=requires_grad, **arguments)
+        super().__init__(*read_model(files), requires_grad=requires_grad, **arguments)
         if vocab_to_cache:
             self.cache_words(vocab_to_cache)
 
@@ -124,20 +100,14 @@ class _ElmoBiLm(BiLm):
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         if self.options.char_cnn is None:
             return super()._make_token_source(weights, requires_grad)
-        return _ElmoCharacterEncoder.from_weights(self.options, weights, requires_grad, self.precision, self.backend)
+        encoder = _ElmoCharacterEncoder.__new__(_ElmoCharacterEncoder)
+        encoder._build(self.options, weights, requires_grad, self.precision, self.backend)
+        return encoder
 
     def _make_lstm(self, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str) -> ElmoLstm:
-        return ElmoLstm.from_weights(self.options, weights, requires_grad, state, self.precision, self.backend)
-
-    @property
-    def _bos_embedding(self) -> torch.Tensor | None:
-        """Cached vector of `<S>`, [P]."""
-        return None if self._word_embedding is None else self._word_embedding.boundaries[0]
-
-    @property
-    def _eos_embedding(self) -> torch.Tensor | None:
-        """Cached vector of `</S>`, [P]."""
-        return None if self._word_embedding is None else self._word_embedding.boundaries[1]
+        stack = ElmoLstm.__new__(ElmoLstm)
+        stack._build(self.options, weights, requires_grad, state, self.precision, self.backend)
+        return stack
 
     def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
         """Layers of sentences given as character ids int [B, T, C], zero past a sentence's end, without boundaries.
@@ -178,8 +148,3 @@ class Elmo(elmo.Elmo):
     def _scalar_mixes(self) -> list[ScalarMix]:
         """`scalar_mix_0`, `scalar_mix_1`, ..."""
         return [getattr(self, f"scalar_mix_{k}") for k in range(self._mixes)]
-
-
-def _read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
-    options = Options.from_file(files.options_file)
-    return options, read_weights(files.weight_file, options)

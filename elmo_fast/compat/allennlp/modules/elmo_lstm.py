@@ -1,5 +1,6 @@
 """`allennlp.modules.elmo_lstm`: the stack of LSTM layers by itself, over padded vectors and a mask."""
 
+import itertools
 import math
 import os
 from collections.abc import Mapping
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_count
 from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError, LstmOptions, Options
@@ -29,72 +31,58 @@ class ElmoLstm(LstmStack):
     those of `BiLm`.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        cell_size: int,
-        num_layers: int,
-        requires_grad: bool = False,
-        recurrent_dropout_probability: float = 0.0,
-        memory_cell_clip_value: float | None = None,
-        state_projection_clip_value: float | None = None,
-        *,
-        precision: str = "highest",
-        backend: str = "auto",
-    ):
+    def __init__(self, input_size: int, hidden_size: int, cell_size: int, num_layers: int, requires_grad: bool = False,
+                 recurrent_dropout_probability: float = 0.0, memory_cell_clip_value: float | None = None,
+                 state_projection_clip_value: float | None = None, *, precision: str = "highest",
+                 backend: str = "auto"):
         for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("cell_size", cell_size),
                            ("num_layers", num_layers)):
-            _check(isinstance(size, int) and size >= 1, name, "an integer of at least 1", size)
+            check_count(name, size, ConfigurationError)
         for name, clip in (("memory_cell_clip_value", memory_cell_clip_value),
                            ("state_projection_clip_value", state_projection_clip_value)):
             _check(clip is None or clip > 0, name, "a number above 0, or None for no clipping", clip)
         _check(0 <= recurrent_dropout_probability < 1, "recurrent_dropout_probability", "a number from 0 to below 1",
                recurrent_dropout_probability)
-        options = Options(LstmOptions(cell_size, hidden_size, num_layers, True, memory_cell_clip_value,
-                                      state_projection_clip_value), None)
-        super().__init__(options, _random_weights(options.lstm, input_size), requires_grad=True)
-        self._describe(input_size, requires_grad, recurrent_dropout_probability, precision, backend)
+        lstm = LstmOptions(cell_size, hidden_size, num_layers, True, memory_cell_clip_value,
+                           state_projection_clip_value)
+        self._build(Options(lstm, None), _random_weights(lstm, input_size), True, "carry", precision, backend)
+        self.input_size, self.requires_grad = input_size, requires_grad
+        self.recurrent_dropout_probability = recurrent_dropout_probability
 
-    @classmethod
-    def from_weights(cls, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str,
-                     precision: str, backend: str) -> "ElmoLstm":
-        """A stack of weights in memory, by dataset name."""
-        stack = cls.__new__(cls)
-        LstmStack.__init__(stack, options, weights, requires_grad, state)
-        stack._describe(options.lstm.projection_dim, requires_grad, 0.0, precision, backend)
-        return stack
-
-    def _describe(self, input_size: int, requires_grad: bool, dropout: float, precision: str, backend: str) -> None:
-        self.input_size = input_size
-        self.hidden_size = self.options.projection_dim
-        self.cell_size = self.options.dim
-        self.num_layers = self.options.n_layers
-        self.requires_grad = requires_grad
-        self.recurrent_dropout_probability = dropout
-        self.precision = check_precision(precision)
-        self.backend = check_backend(backend)
+    def _build(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str,
+               precision: str, backend: str) -> None:
+        super().__init__(options, weights, requires_grad, state)
+        self.input_size = self.hidden_size = self.options.projection_dim
+        self.cell_size, self.num_layers = self.options.dim, self.options.n_layers
+        self.requires_grad, self.recurrent_dropout_probability = requires_grad, 0.0
+        self.precision, self.backend = check_precision(precision), check_backend(backend)
 
     def load_weights(self, weight_file: str | os.PathLike) -> None:
         """Read the weights of the LSTM layers from a model's HDF5 file, a path or URL."""
-        shapes = {name: tuple(getattr(self, own).shape) for own, name in self.datasets.items()}
-        values = read_datasets(fetch(weight_file), shapes)
-        for own, name in self.datasets.items():
+        parameters = {name: getattr(self, own) for own, name in self.datasets.items()}
+        values = read_datasets(fetch(weight_file), {name: tuple(value.shape) for name, value in parameters.items()})
+        for name, parameter in parameters.items():
             with torch.no_grad():
-                getattr(self, own).copy_(torch.from_numpy(values[name]))
-            getattr(self, own).requires_grad_(self.requires_grad)
+                parameter.copy_(torch.from_numpy(values[name]))
+            parameter.requires_grad_(self.requires_grad)
 
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
 
         Zero where the mask is zero. The carried state of a row whose mask is all zero does not change.
         """
-        lengths = self._lengths(inputs, mask)
+        if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
+            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {self.input_size}], "
+                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
+        if mask.shape != inputs.shape[:2]:
+            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
+        present = mask > 0
+        if (present[:, 1:] & ~present[:, :-1]).any():
+            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
         with numerics(self.precision, inputs.device):
             if self.training and self.recurrent_dropout_probability:
-                return self._run_dropping(inputs, lengths)
-            present = mask > 0
-            schedule = make_schedule(lengths.cpu().numpy())
+                return self._run_dropping(inputs, present)
+            schedule = make_schedule(present.sum(1).cpu().numpy())
             order = torch.from_numpy(schedule.tokens).to(inputs.device).long()  # [2, N]
             state = self.begin(schedule.slots.size, None, inputs)
             layers, final = self.run(inputs[present], order, schedule, *state, self.backend, self.precision)
@@ -104,48 +92,33 @@ class ElmoLstm(LstmStack):
         values = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
         return padded.index_copy(1, positions, values).view(len(layers), *mask.shape, -1)
 
-    def _lengths(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if inputs.dim() != 3 or inputs.shape[2] != self.input_size or not inputs.is_floating_point():
-            raise ValueError(f"inputs: expected vectors of shape [batch, tokens, {self.input_size}], "
-                             f"got {inputs.dtype} of shape {tuple(inputs.shape)}")
-        if mask.shape != inputs.shape[:2]:
-            raise ValueError(f"mask: expected shape {tuple(inputs.shape[:2])}, got {tuple(mask.shape)}")
-        present = mask > 0
-        if (present[:, 1:] & ~present[:, :-1]).any():
-            raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
-        return present.sum(1)
-
-    def _run_dropping(self, inputs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    def _run_dropping(self, inputs: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         """As `forward`, with recurrent dropout: every direction of every layer has its own mask."""
         initial, _ = self.begin(len(inputs), None, inputs)
         outputs, finals = [], []
         x = [inputs, inputs]
         for layer in range(self.num_layers):
-            state = [[reference.half(values[layer], direction) for values in initial] for direction in DIRECTIONS]
-            runs = [self._run_one(x[d], lengths, state[d], self._cell(d, layer), reverse=d == 1) for d in DIRECTIONS]
-            x = [run[0] + before if layer else run[0] for run, before in zip(runs, x)]
+            runs = [self._run_one(x[d], present, [reference.half(values[layer], d) for values in initial], weights,
+                                  reverse=d == 1) for d, weights in enumerate(self.layer_weights(layer))]
+            x = [out + before if layer else out for (out, _), before in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
-            finals.append([torch.cat(pair, dim=1) for pair in zip(runs[0][1], runs[1][1])])
+            finals.append([torch.cat(pair, dim=1) for pair in zip(*(final for _, final in runs))])
         self.store_state(tuple(torch.stack(values) for values in zip(*finals)))
-        present = torch.arange(inputs.shape[1], device=inputs.device) < lengths[:, None]
         return torch.stack(outputs) * present[..., None]
 
-    def _run_one(self, x: torch.Tensor, lengths: torch.Tensor, state, weights: LstmWeights,
+    def _run_one(self, x: torch.Tensor, present: torch.Tensor, state, weights: LstmWeights,
                  reverse: bool) -> tuple[torch.Tensor, State]:
         """One direction of one layer: x [B, T, I] -> outputs [B, T, P], final h [B, P] and c [B, D]."""
         h, c = state
-        clips = self.options.cell_clip, self.options.proj_clip
         dropout_mask = nn.functional.dropout(torch.ones_like(h), self.recurrent_dropout_probability)
         outputs = [torch.zeros_like(h)] * x.shape[1]
         for step in sorted(range(x.shape[1]), reverse=reverse):
-            present = (step < lengths)[:, None]
-            new_h, new_c = reference.lstm_cell(x[:, step], h, c, *weights, *clips)
-            outputs[step] = torch.where(present, dropout_mask * new_h, outputs[step])
-            h, c = torch.where(present, dropout_mask * new_h, h), torch.where(present, new_c, c)
+            new_h, new_c = reference.lstm_cell(x[:, step], h, c, *weights, self.options.cell_clip,
+                                               self.options.proj_clip)
+            here = present[:, step, None]
+            outputs[step] = torch.where(here, dropout_mask * new_h, outputs[step])
+            h, c = torch.where(here, dropout_mask * new_h, h), torch.where(here, new_c, c)
         return torch.stack(outputs, dim=1), (h, c)
-
-    def _cell(self, direction: int, layer: int) -> LstmWeights:
-        return tuple(getattr(self, f"{dataset}_{direction}_{layer}", None) for dataset in ("W_0", "B", "W_P_0"))
 
 
 def _check(fits: bool, name: str, expected: str, value) -> None:
@@ -155,14 +128,12 @@ def _check(fits: bool, name: str, expected: str, value) -> None:
 
 def _random_weights(lstm: LstmOptions, input_size: int) -> dict[str, np.ndarray]:
     """Weights by dataset name: orthogonal blocks for each gate, uniform projections, zero biases."""
-    weights = {}
-    for direction in DIRECTIONS:
-        for layer in range(lstm.n_layers):
-            widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
-            rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, lstm.dim)) for _ in range(4)], dim=1)
-                    for width in widths]
-            limit = 1 / math.sqrt(lstm.dim)
-            values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
-                      "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
-            weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
+    weights, limit = {}, 1 / math.sqrt(lstm.dim)
+    for direction, layer in itertools.product(DIRECTIONS, range(lstm.n_layers)):
+        widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
+        rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, lstm.dim)) for _ in range(4)], dim=1)
+                for width in widths]
+        values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
+                  "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
+        weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
     return weights

@@ -9,8 +9,7 @@ from torch import nn
 class Highway(nn.Module):
     """`g * x + (1 - g) * activation(A x)` with `g = sigmoid(B x)`, `num_layers` times. From AllenNLP's `Highway`.
 
-    `_layers[k]` is a linear layer whose first `input_dim` outputs are `A x` and whose second are `B x`; a new one is
-    biased towards passing its input on. The char encoder's own highway layers have the op `elmo_fast.ops.highway`.
+    `_layers[k](x)` is `A x` and `B x`, `input_dim` values each; a new one is biased towards passing its input on.
     """
 
     def __init__(self, input_dim: int, num_layers: int = 1,

@@ -8,10 +8,7 @@ from elmo_fast.model.batch_layout import add_boundaries, remove_boundaries
 
 
 def remove_sentence_boundaries(tensor: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drop the first and last position of each sentence: tensor [B, T, ...] and mask [B, T] -> T - 2 positions.
-
-    The result is zero past a sentence's end, its mask int64. From AllenNLP's function of that name.
-    """
+    """Drop `<S>` and `</S>`: tensor [B, T, ...] and mask [B, T] -> T - 2 positions, zero past the end; int64 mask."""
     inner, inner_mask = remove_boundaries(tensor, mask)
     return inner, inner_mask.long()
 
@@ -20,8 +17,7 @@ def add_sentence_boundary_token_ids(tensor: torch.Tensor, mask: torch.Tensor, se
                                     sentence_end_token: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Add a begin and an end token to each sentence: tensor [B, T] or [B, T, D], mask [B, T] -> T + 2 positions.
 
-    The tokens are numbers for [B, T], vectors [D] for [B, T, D]. The new mask, int64, follows from the old one
-    (AllenNLP's from the values: it loses a position whose values are not positive). From AllenNLP's function.
+    The tokens are numbers for [B, T], vectors [D] for [B, T, D]. The new mask, int64, follows from the old one.
     """
     if tensor.dim() not in (2, 3):
         raise ValueError("tensor: expected shape [batch, tokens] or [batch, tokens, values], "

@@ -1,18 +1,71 @@
-"""`python -m elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab`, with the flags of AllenNLP's tool."""
+"""`python -m` this module: AllenNLP's tool for vectors of words without context, as GloVe-format text."""
 
 import argparse
+import gzip
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
 
+import torch
+
+from elmo_fast.choices import check_count
 from elmo_fast.compat.allennlp import registry
-from elmo_fast.compat.allennlp.tools.word_vectors import create_elmo_embeddings_from_vocab
+from elmo_fast.embed.embedder import torch_device
+from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.text.batching import BOUNDARIES
+
+UNKNOWN = "@@UNKNOWN@@"  # the unknown word of AllenNLP's vocabularies
+
+
+def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config_path: str | os.PathLike,
+                                      elmo_weights_path: str | os.PathLike, output_dir: str | os.PathLike,
+                                      batch_size: int = 64, device: int = -1,
+                                      use_custom_oov_token: bool = False) -> None:
+    """Write `elmo_embeddings.txt.gz`, a word and its P numbers a line, and the vocabulary with `<S>` and `</S>` added.
+
+    `vocab_path` is UTF-8 text, a word a line, the unknown word first: `@@UNKNOWN@@` unless `use_custom_oov_token`.
+    `<S>` and `</S>` follow it in both files, and are moved there if the file has them. The new vocabulary keeps the
+    old one's name, in `output_dir`. `batch_size` is in sentences of 50 words, `device` -1 for the CPU or the number of
+    a GPU. Both files are written atomically, after all words are encoded. From AllenNLP's tool of that name.
+    """
+    words = _read_vocabulary(vocab_path, use_custom_oov_token)
+    check_count("batch_size", batch_size, error=ConfigurationError)
+    bilm = BiLm.from_files(elmo_config_path, elmo_weights_path).to(torch_device(device, "device"))
+    if bilm.options.char_cnn is None:
+        raise ConfigurationError("elmo_config: expected a model with the section char_cnn, got one that reads word ids")
+    folder = Path(output_dir)
+    vocabulary = folder / Path(vocab_path).name
+    if vocabulary.exists() and vocabulary.samefile(vocab_path):
+        raise ConfigurationError(f"output_dir: expected another folder than that of vocab_path, whose file would be "
+                                 f"overwritten, got {folder}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_path(folder / "elmo_embeddings.txt.gz") as vectors_part, atomic_path(vocabulary) as vocabulary_part:
+        with gzip.open(vectors_part, "wt", encoding="utf-8", newline="\n") as file:
+            _write_vectors(file, words, bilm, batch_size * 50)
+        with open(vocabulary_part, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{word}\n" for word in words)
+
 
 main = create_elmo_embeddings_from_vocab  # the name that AllenNLP's tool has for its function
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the tool; 0 when done, 2 for bad usage or input, with one line on stderr."""
-    parsed = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="create_elmo_embeddings_from_vocab",
+                                     description="Write vectors without context for the words of a vocabulary.")
+    parser.add_argument("--vocab_path", required=True, help="vocabulary, UTF-8, a word a line, the unknown word first")
+    parser.add_argument("--elmo_config", required=True, help="options.json, a path or URL")
+    parser.add_argument("--elmo_weights", required=True, help="HDF5 weights, a path or URL")
+    parser.add_argument("--output_dir", required=True, help="folder for elmo_embeddings.txt.gz and the new vocabulary")
+    parser.add_argument("--batch_size", type=int, default=64, help="sentences of 50 words at a time (default: 64)")
+    parser.add_argument("--device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
+    parser.add_argument("--use_custom_oov_token", nargs="?", type=_boolean, const=True, default=False,
+                        metavar="true|false", help="the first word is the unknown word, whatever it is")
+    parsed = parser.parse_args(arguments)
     try:
         create_elmo_embeddings_from_vocab(parsed.vocab_path, parsed.elmo_config, parsed.elmo_weights, parsed.output_dir,
                                           parsed.batch_size, parsed.device, parsed.use_custom_oov_token)
@@ -22,19 +75,28 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="create_elmo_embeddings_from_vocab",
-                                     description="Write vectors without context for the words of a vocabulary.")
-    parser.add_argument("--vocab_path", required=True, help="vocabulary, UTF-8, a word a line, the unknown word first")
-    parser.add_argument("--elmo_config", required=True, help="options.json, a path or URL")
-    parser.add_argument("--elmo_weights", required=True, help="HDF5 weights, a path or URL")
-    parser.add_argument("--output_dir", required=True, help="folder for elmo_embeddings.txt.gz and the new vocabulary")
-    parser.add_argument("--batch_size", type=int, default=64,
-                        help="sentences of 50 words at a time (default: %(default)s)")
-    parser.add_argument("--device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
-    parser.add_argument("--use_custom_oov_token", nargs="?", type=_boolean, const=True, default=False,
-                        metavar="true|false", help="the first word is the unknown word, whatever it is")
-    return parser
+def _read_vocabulary(path: str | os.PathLike, use_custom_oov_token: bool) -> list[str]:
+    """The words of a file, `<S>` and `</S>` after the first."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            first, *words = file.read().strip().split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"vocab_path {os.fspath(path)}: expected UTF-8 text, "
+                                 f"got undecodable bytes ({error})") from error
+    if not (first or words):
+        raise ConfigurationError("vocab_path: expected a word a line, got an empty file")
+    if first != UNKNOWN and not use_custom_oov_token:
+        raise ConfigurationError(f"vocab_path: expected {UNKNOWN} on the first line, got {first!r}; where that is "
+                                 "the unknown word, say so with use_custom_oov_token")
+    return [first, *BOUNDARIES, *(word for word in words if word not in BOUNDARIES)]
+
+
+def _write_vectors(file: IO[str], words: list[str], bilm: BiLm, batch_size: int) -> None:
+    for first in range(0, len(words), batch_size):
+        batch = words[first : first + batch_size]
+        with torch.no_grad():
+            vectors = bilm.encode(batch).cpu().numpy()  # float32 [words, P]
+        file.writelines(" ".join([word, *map(str, vector)]) + "\n" for word, vector in zip(batch, vectors))
 
 
 def _boolean(text: str) -> bool:

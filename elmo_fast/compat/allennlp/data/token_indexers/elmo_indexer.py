@@ -10,7 +10,6 @@ from elmo_fast.compat.allennlp import registry
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text import characters
 
-Counts = dict[str, dict[str, int]]
 _TokenIndexer = registry.base_class("allennlp.data.token_indexers.token_indexer", "TokenIndexer", object)
 _KEY = "elmo_tokens"  # the name of the ids from AllenNLP 1.0 on
 
@@ -23,18 +22,14 @@ class ELMoCharacterMapper:
     """
 
     max_word_length = characters.MAX_CHARACTERS_PER_TOKEN
-
     beginning_of_sentence_character = characters.BEGIN_SENTENCE
     end_of_sentence_character = characters.END_SENTENCE
     beginning_of_word_character = characters.BEGIN_WORD
     end_of_word_character = characters.END_WORD
     padding_character = characters.PADDING
-
     beginning_of_sentence_characters = characters.mark_ids(characters.BEGIN_SENTENCE).tolist()
     end_of_sentence_characters = characters.mark_ids(characters.END_SENTENCE).tolist()
-
-    bos_token = characters.BEGIN_SENTENCE_TOKEN
-    eos_token = characters.END_SENTENCE_TOKEN
+    bos_token, eos_token = characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN
 
     def __init__(self, tokens_to_add: Mapping[str, int] | None = None):
         self.tokens_to_add = dict(tokens_to_add or {})
@@ -74,9 +69,10 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
     def from_params(cls, params: Mapping[str, Any] | None = None, **extras: Any) -> "ELMoTokenCharactersIndexer":
         """From a section of an AllenNLP configuration, or a dict of the constructor's arguments."""
         return cls(**registry.pop_arguments(params, cls.__name__, {
-            "namespace": str, "tokens_to_add": registry.integers, "token_min_padding_length": int}))
+            "namespace": str, "token_min_padding_length": int,
+            "tokens_to_add": lambda words: {word: int(character) for word, character in words.items()}}))
 
-    def count_vocab_items(self, token: Any, counter: Counts) -> None:
+    def count_vocab_items(self, token: Any, counter: dict[str, dict[str, int]]) -> None:
         """Nothing: characters need no vocabulary."""
 
     def tokens_to_indices(self, tokens: Sequence[Any], vocabulary: Any = None,
@@ -97,7 +93,12 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
     def as_padded_tensor(self, tokens: Mapping[str, list[list[int]]], desired_num_tokens: Mapping[str, int],
                          padding_lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """int64 [desired tokens, characters] for each list: zeros where tokens are missing, surplus ones cut."""
-        return {name: self._padded(ids, desired_num_tokens[name]) for name, ids in tokens.items()}
+        padded = {name: torch.zeros(desired_num_tokens[name], self._mapper.max_word_length, dtype=torch.int64)
+                  for name in tokens}
+        for name, ids in padded.items():
+            if kept := tokens[name][: len(ids)]:
+                ids[: len(kept)] = torch.tensor(kept)
+        return padded
 
     def as_padded_tensor_dict(self, tokens: Mapping[str, list[list[int]]],
                               padding_lengths: Mapping[str, int]) -> dict[str, torch.Tensor]:
@@ -116,16 +117,7 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
         """Fewest tokens that a field pads to."""
         return self._token_min_padding_length
 
-    def _padded(self, ids: list[list[int]], length: int) -> torch.Tensor:
-        padded = torch.zeros(length, self._mapper.max_word_length, dtype=torch.int64)
-        kept = ids[:length]
-        if kept:
-            padded[: len(kept)] = torch.tensor(kept)
-        return padded
-
-    def __eq__(self, other: object) -> bool:
-        return self.__dict__ == other.__dict__ if isinstance(self, other.__class__) else NotImplemented
-
+    __eq__ = ELMoCharacterMapper.__eq__
     __hash__ = None
 
 

@@ -18,22 +18,14 @@ _TokenEmbedder = registry.base_class("allennlp.modules.token_embedders.token_emb
 class ElmoTokenEmbedder(_TokenEmbedder):
     """`Elmo` with one representation, followed by a linear layer to `projection_dim` where that is given.
 
-    The arguments, results and parameter names are AllenNLP's, 0.9 and later; further `arguments` are those of `Elmo`:
-    `state`, `precision`, `backend`. The default files are the original model's.
+    Names and results are AllenNLP's, 0.9 and later; further `arguments` are those of `Elmo`.
     """
 
-    def __init__(
-        self,
-        options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
-        weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE,
-        do_layer_norm: bool = False,
-        dropout: float = 0.5,
-        requires_grad: bool = False,
-        projection_dim: int | None = None,
-        vocab_to_cache: Sequence[str] | None = None,
-        scalar_mix_parameters: Sequence[float] | None = None,
-        **arguments,
-    ):
+    def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
+                 weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, do_layer_norm: bool = False,
+                 dropout: float = 0.5, requires_grad: bool = False, projection_dim: int | None = None,
+                 vocab_to_cache: Sequence[str] | None = None, scalar_mix_parameters: Sequence[float] | None = None,
+                 **arguments):
         super().__init__()
         if projection_dim is not None and projection_dim < 0:
             raise ConfigurationError(f"projection_dim: expected an integer of at least 1, or None, "
@@ -50,10 +42,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
 
     def forward(self, inputs: torch.Tensor | None = None, word_inputs: torch.Tensor | None = None, *,
                 elmo_tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Character ids int [B, ..., T, C] -> [B, ..., T, output_dim]; `word_inputs` int [B, ..., T] as in `Elmo`.
-
-        From AllenNLP 1.0 on the ids are called `elmo_tokens`.
-        """
+        """Ids as in `Elmo`, int [B, ..., T, C] -> [B, ..., T, output_dim]; AllenNLP 1.0 calls them `elmo_tokens`."""
         ids = elmo_tokens if inputs is None else inputs
         representation = self._elmo(ids, word_inputs)["elmo_representations"][0]
         return representation if self._projection is None else self._projection(representation)
@@ -61,10 +50,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
     @classmethod
     def from_params(cls, vocab: Any = None, params: Mapping[str, Any] | None = None,
                     **extras: Any) -> "ElmoTokenEmbedder":
-        """From a section of an AllenNLP configuration (`Params`), or a dict of the constructor's arguments.
-
-        `namespace_to_cache` caches the words of that namespace of `vocab`.
-        """
+        """As `Elmo.from_params`; `namespace_to_cache` caches the words of that namespace of `vocab`."""
         found = registry.pop_arguments(params, cls.__name__, {
             **registry.elmo_arguments(params), "projection_dim": int, "namespace_to_cache": str})
         namespace = found.pop("namespace_to_cache", None)

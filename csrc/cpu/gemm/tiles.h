@@ -1,0 +1,122 @@
+// The eight tile registers of AMX: 0-3 sums, 4-5 left operands, 6-7 right operands, all 64 bytes wide.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace elmo_fast::cpu {
+namespace {
+
+#ifdef __AMX_TILE__
+struct Tiles {
+  // Sums and left operands of `rows` rows. Clears all tiles.
+  static void configure(int rows) {
+    alignas(64) unsigned char config[64] = {1};
+    for (int tile = 0; tile < 8; ++tile) {
+      config[16 + 2 * tile] = 64;
+      config[48 + tile] = static_cast<unsigned char>(tile < 6 ? rows : 16);
+    }
+    fence();  // some compilers declare only the first bytes as read
+    _tile_loadconfig(config);
+    fence();
+  }
+
+  static void release() { _tile_release(); }
+
+  // Tile intrinsics need not declare the memory they touch: keeps other accesses on their side.
+  static void fence() { asm volatile("" ::: "memory"); }
+
+  // The intrinsics take literal register numbers only.
+  template <int T>
+  static void load(const void* from, size_t stride) {
+    if constexpr (T == 0) _tile_loadd(0, from, stride);
+    if constexpr (T == 1) _tile_loadd(1, from, stride);
+    if constexpr (T == 2) _tile_loadd(2, from, stride);
+    if constexpr (T == 3) _tile_loadd(3, from, stride);
+    if constexpr (T == 4) _tile_loadd(4, from, stride);
+    if constexpr (T == 5) _tile_loadd(5, from, stride);
+    if constexpr (T == 6) _tile_loadd(6, from, stride);
+    if constexpr (T == 7) _tile_loadd(7, from, stride);
+  }
+
+  template <int T>
+  static void store(void* to, size_t stride) {
+    if constexpr (T == 0) _tile_stored(0, to, stride);
+    if constexpr (T == 1) _tile_stored(1, to, stride);
+    if constexpr (T == 2) _tile_stored(2, to, stride);
+    if constexpr (T == 3) _tile_stored(3, to, stride);
+  }
+
+  // Sums in tile C += left operand 4 + C / 2 x right operand 6 + C % 2.
+  template <int C>
+  static void dot() {
+    if constexpr (C == 0) _tile_dpbf16ps(0, 4, 6);
+    if constexpr (C == 1) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (C == 2) _tile_dpbf16ps(2, 5, 6);
+    if constexpr (C == 3) _tile_dpbf16ps(3, 5, 7);
+  }
+};
+#endif
+
+// The same in ordinary memory, for tests on machines without AMX: the same sums in the same rounding order. tdpbf16ps
+// adds even and odd products of a row in two fused chains from zero, adds the chains, adds that to the sum, and treats
+// denormals as zero throughout.
+struct EmulatedTiles {
+  static void configure(int rows) {
+    state.rows = static_cast<size_t>(rows);
+    std::memset(state.tile, 0, sizeof state.tile);
+  }
+  static void release() {}
+  static void fence() {}
+
+  template <int T>
+  static void load(const void* from, size_t stride) {
+    for (size_t r = 0; r < rows_of(T); ++r)
+      std::memcpy(state.tile[T][r], static_cast<const char*>(from) + r * stride, 64);
+  }
+
+  template <int T>
+  static void store(void* to, size_t stride) {
+    for (size_t r = 0; r < rows_of(T); ++r) std::memcpy(static_cast<char*>(to) + r * stride, state.tile[T][r], 64);
+  }
+
+  template <int C>
+  static void dot() {
+    const unsigned mode = _mm_getcsr();
+    _mm_setcsr(0x1f80 | 0x8040);  // denormals in and out are zero
+    for (size_t r = 0; r < rows_of(C); ++r) dot_row(state.tile[4 + C / 2][r], state.tile[6 + C % 2], state.tile[C][r]);
+    _mm_setcsr(mode);
+  }
+
+ private:
+  struct State {
+    size_t rows;
+    alignas(64) unsigned char tile[8][16][64];
+  };
+  static inline thread_local State state;
+
+  static size_t rows_of(int tile) { return tile < 6 ? state.rows : 16; }
+
+  static void dot_row(const unsigned char* a, const unsigned char (*b)[64], unsigned char* c) {
+    __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+    for (int pair = 0; pair < 16; ++pair) {
+      int both;
+      std::memcpy(&both, a + 4 * pair, sizeof both);
+      const __m512i left = _mm512_set1_epi32(both), right = _mm512_load_si512(b[pair]);
+      even = _mm512_fmadd_ps(low_half(left), low_half(right), even);
+      odd = _mm512_fmadd_ps(high_half(left), high_half(right), odd);
+    }
+    float* const sum = reinterpret_cast<float*>(c);
+    _mm512_store_ps(sum, _mm512_add_ps(_mm512_load_ps(sum), _mm512_add_ps(even, odd)));
+  }
+
+  static __m512 low_half(__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+  static __m512 high_half(__m512i x) {
+    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+};
+
+}  // namespace
+}  // namespace elmo_fast::cpu

@@ -1,0 +1,164 @@
+"""Sentences from text files; arrays to files, written atomically: HDF5 as AllenNLP's, and `.h5`, `.npz`, `.npy`."""
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import h5py
+import numpy as np
+
+from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_target, deferred_signals
+from elmo_fast.model.options import ConfigurationError
+
+
+class Line(NamedTuple):
+    """A line without its outer whitespace, and its tokens."""
+
+    text: str
+    tokens: list[str]
+
+
+def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
+    """Lines of a file, split on whitespace; refuses a file without lines and, unless allowed, blank lines."""
+    number = -1
+    for number, line in enumerate(_decoded(file)):
+        text = line.strip()
+        if not text and not allow_blank:
+            raise ConfigurationError(f"input file: expected a sentence on every line, got a blank line at index "
+                                     f"{number}; remove it, or allow blank lines")
+        yield Line(text, text.split())
+    if number < 0:
+        raise ConfigurationError("input file: expected one tokenized sentence a line, got an empty file")
+
+
+def scan(file: IO[str], allow_blank: bool = False) -> int | None:
+    """The number of lines, before they are read; None for a file that cannot be rewound. Refuses as `read_lines`."""
+    if not file.seekable():
+        return None
+    start = file.tell()
+    blank, count = [], 0
+    for count, line in enumerate(read_lines(file, allow_blank=True), start=1):
+        if not line.text:
+            blank.append(count - 1)
+    file.seek(start)
+    if blank and not allow_blank:
+        shown = ", ".join(map(str, blank[:10])) + (", ..." if len(blank) > 10 else "")
+        raise ConfigurationError(f"input file: expected a sentence on every line, got blank lines at indexes {shown}; "
+                                 "remove them, or allow blank lines")
+    return count
+
+
+def _decoded(file: IO[str]) -> Iterator[str]:
+    try:
+        for number, line in enumerate(iter(file.readline, "")):
+            if not isinstance(line, str):
+                raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
+                                         f"opened for {type(line).__name__}")
+            # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word.
+            yield line if number else line.removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_position(file)} "
+                                 f"({error})") from error
+
+
+def _position(file: IO[str]) -> str:
+    """The first undecodable line: the decoder reads whole blocks, and its error does not say which line it was."""
+    if not file.seekable() or not hasattr(file, "buffer"):
+        return ""
+    file.buffer.seek(0)
+    for number, line in enumerate(file.buffer):
+        try:
+            line.decode(file.encoding)
+        except UnicodeDecodeError:
+            return f" at line index {number}"
+    return ""
+
+
+class Hdf5Writer:
+    """Writes float32 datasets, one a sentence, into an open file in the layout of AllenNLP's `ElmoEmbedder`."""
+
+    def __init__(self, file: h5py.File, disk: Disk):
+        self._file = file
+        self._disk = disk
+
+    def write(self, key: str, vectors: np.ndarray) -> None:
+        """Add one sentence's vectors; `ConfigurationError` when the key is taken or cannot be a name in HDF5."""
+        accepted = "\0" not in key and key.rpartition("/")[2] not in ("", ".")
+        if accepted and key in self._file:
+            raise ConfigurationError(f"use_sentence_keys: expected different sentences, got {key!r:.80} twice (or as a "
+                                     f"part of another's path) in {self._disk.target}; line numbers always work")
+        try:
+            if not accepted:
+                raise ValueError("HDF5 would cut the name or take it for a group's")
+            with deferred_signals():
+                self._file.create_dataset(key, data=vectors, dtype="float32")
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError("use_sentence_keys: expected sentences that HDF5 takes as names, got "
+                                     f"{key!r:.80}; line numbers always work") from error
+        self._disk.check()
+
+    def write_index(self, sentence_to_index: dict[str, str]) -> None:
+        """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
+        with deferred_signals():
+            index = self._file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
+            index[0] = json.dumps(sentence_to_index)
+
+
+@contextlib.contextmanager
+def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
+    """A writer of a file that appears at `path` only when the body succeeds; `OSError` where none can be written."""
+    check_target(path, "output file")
+    with atomic_hdf5(path) as (file, disk):
+        yield Hdf5Writer(file, disk)
+
+
+def check_array_file(path: str | os.PathLike, equal_shapes: bool) -> None:
+    """Raise `ConfigurationError` or `OSError` when `write_arrays` could not write there; `.npy` needs equal shapes."""
+    suffix = Path(path).suffix
+    if suffix not in _WRITERS:
+        raise ConfigurationError(f"output: expected a file that ends in {', '.join(_WRITERS)}, got {os.fspath(path)}")
+    if suffix == ".npy" and not equal_shapes:
+        raise ConfigurationError("output: expected .h5 or .npz for arrays of different lengths, got .npy, which is for "
+                                 "a single vector a text (pooled; --protein)")
+    check_target(path, "output")
+    if suffix == ".npy":
+        check_target(Path(path).with_suffix(".json"), "output")
+
+
+def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
+    _WRITERS[Path(path).suffix](path, arrays)
+
+
+def _write_h5(path, arrays) -> None:
+    with atomic_hdf5(path) as (file, disk):
+        for name, values in arrays:
+            try:
+                with deferred_signals():
+                    file.create_dataset(name, data=values)
+            except (ValueError, TypeError) as error:
+                raise ConfigurationError(f"output: expected identifiers that HDF5 takes as names, got {name!r:.60} "
+                                         f"({error}); .npz takes any") from error
+            disk.check()
+
+
+def _write_npz(path, arrays) -> None:
+    with atomic_path(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
+        for name, values in arrays:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
+
+
+def _write_npy(path, arrays) -> None:
+    named = list(arrays)
+    with atomic_path(Path(path).with_suffix(".json")) as names_part, atomic_path(path) as part:
+        names_part.write_text(json.dumps([name for name, _ in named]), encoding="utf-8")
+        with open(part, "wb") as file:
+            np.save(file, np.asarray([values for _, values in named]), allow_pickle=False)
+
+
+_WRITERS = {".h5": _write_h5, ".npz": _write_npz, ".npy": _write_npy}

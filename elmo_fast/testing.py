@@ -1,0 +1,81 @@
+"""What tests and benchmarks share: how far numbers may be apart, and models from the published sizes to a tiny one.
+
+Loosening a tolerance is a decision to defend in a commit message.
+"""
+
+import copy
+from typing import Any
+
+import torch
+
+from elmo_fast import choices
+from elmo_fast.model.options import Options
+from elmo_fast.train.config import FILTERS
+
+# Relative Frobenius error of a layer against the float64 reference, by precision and hardware path.
+AGAINST_FLOAT64 = {"highest": 2e-6, "high-amx": 4e-5, "high-tf32": 2.5e-3, "medium-fp16": 3e-3, "medium-bf16": 3e-2}
+GRADIENT_AGAINST_FLOAT64 = 2e-5  # the same of a gradient in fp32, against the reference's autograd
+AGAINST_TENSORFLOW = 1e-5  # largest absolute error against embeddings that TensorFlow wrote
+SAME_MODEL = 2e-6  # the same between two runs of one model in fp32 whose sums may be ordered differently
+
+SIZES = {"tiny": (32, 16, 1), **choices.SIZES}  # the first is for dry runs
+TINY = {
+    "lstm": {"dim": 8, "projection_dim": 4, "n_layers": 2, "use_skip_connections": True, "cell_clip": 3,
+             "proj_clip": 3},
+    "char_cnn": {"embedding": {"dim": 3}, "filters": [[1, 4], [2, 6]], "n_highway": 1, "n_characters": 262,
+                 "max_characters_per_token": 50, "activation": "relu"},
+}
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """|found - expected| / |expected|, Frobenius norms in float64."""
+    found, expected = found.double(), expected.double()
+    return float((found - expected).norm() / expected.norm())
+
+
+def _content(lstm: dict[str, Any], char_cnn: dict[str, Any]) -> dict[str, Any]:
+    """Content of an `options.json`: the sections of `TINY` with keys replaced."""
+    return {"lstm": {**TINY["lstm"], **lstm}, "char_cnn": {**TINY["char_cnn"], **char_cnn}}
+
+
+def standard_options(size: str, **lstm) -> dict[str, Any]:
+    """Content of a published model's `options.json`; keyword arguments replace entries of `lstm`."""
+    cells, projection, highways = SIZES[choices.check_choice("size", size, tuple(SIZES))]
+    filters = [[1, 4], [2, 8], [3, 12]] if size == "tiny" else FILTERS
+    return _content({"dim": cells, "projection_dim": projection, **lstm},
+                    {"embedding": {"dim": 16}, "filters": filters, "n_highway": highways})
+
+
+def tiny(**changes) -> dict[str, Any]:
+    """Content of `TINY`'s `options.json`; `lstm__dim=16` changes `dim` in the section `lstm`."""
+    content = copy.deepcopy(TINY)
+    for path, value in changes.items():
+        *sections, key = path.split("__")
+        section = content
+        for name in sections:
+            section = section[name]
+        section[key] = value
+    return content
+
+
+def options(lstm: dict[str, Any] | None = None, char_cnn: dict[str, Any] | None = None) -> Options:
+    """Options of a small model with odd sizes; the arguments replace keys of the two sections."""
+    return Options.from_dict(_content(
+        {"dim": 37, "projection_dim": 11, **(lstm or {})},
+        {"embedding": {"dim": 5}, "filters": [[1, 3], [2, 6], [3, 9], [5, 7]], "n_highway": 2, **(char_cnn or {})}))
+
+
+SHAPES: dict[str, Options] = {
+    "two layers": options(),
+    "one layer": options({"n_layers": 1}),
+    "four layers": options({"n_layers": 4}),
+    "tanh": options(char_cnn={"activation": "tanh"}),
+    "no highway": options(char_cnn={"n_highway": 0}),
+    "no skip connections": options({"use_skip_connections": False}),
+    "no projection": options({"dim": 11}),
+    "no clips": options({"cell_clip": None, "proj_clip": None}),
+    "filters as wide as the projection": options(char_cnn={"filters": [[1, 4], [4, 7]]}),
+    "clips that fire": options({"cell_clip": 0.3, "proj_clip": 0.05}),
+    "short tokens": options(char_cnn={"max_characters_per_token": 9}),
+    "one filter as wide as a token": options(char_cnn={"filters": [[7, 8]], "max_characters_per_token": 7}),
+}

@@ -1,1 +1,0 @@
-"""Models and tolerances that tests and benchmarks share."""

@@ -1,0 +1,254 @@
+"""The PTX interpreter: instructions against NumPy and Python integers, what it must refuse, and its counts.
+
+Products of tiles and `ldmatrix` are compared with float64 in the kernels that use them (test_cuda_lstm_kernel,
+test_ptx_triton).
+"""
+
+import operator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.lstm_kernel_case import make
+from tests.support.lstm_kernel_case import run as run_lstm
+from tests.support.ptx_machine import DEVICES, counters, coverage, launch, machine
+
+U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32
+TYPES = {"H": U16, "I": U32, "i": np.int32, "Q": np.uint64, "q": np.int64, "e": F16, "f": F32}
+SPECIAL = {"f": [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -1e-40, 3e38, -3e38, 1, -1, 0.5, 2.5, -3.5, 65504, 65520],
+           "e": [0.0, -0.0, np.nan, np.inf, -np.inf, 6e-8, 65504, 1]}
+THREADS = 64
+HEAD = """.version 8.0
+.target sm_90a
+.extern .shared .align 128 .b8 s[];
+.entry test(.param .u64 data, .param .u64 at_a, .param .u64 at_b, .param .u64 at_c)
+{
+.reg .pred %p, %q; .reg .b32 %t, %w, %x, %y, %z, %r<9>; .reg .b64 %g, %at;
+ld.param.u64 %g, [data]; mov.u32 %t, %tid.x; shr.u32 %w, %t, 5; mov.u32 %r0, %cluster_ctarank;
+setp.eq.s32 %p, %w, 0;
+"""
+
+
+def run(body, *sources, data=None, threads=THREADS, grid=1, cluster=1, seed=0, then=None, memory=None):
+    """`data` (what [%g] is) after a kernel of `body`."""
+    data = np.arange(64, dtype=U32) if data is None else data
+    given = [data, *sources]
+    machine().set(seed=seed, traffic=True)
+    try:
+        launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1),
+               block=(threads, 1, 1), cluster=cluster, shared=2048, then=then, **(memory or {"checked": given}))
+    finally:
+        machine().set()
+    return data
+
+
+def values(kind, rng):
+    """THREADS values of a type: special ones, and some of every size."""
+    dtype = TYPES[kind]
+    if kind in SPECIAL:
+        sized = rng.standard_normal(THREADS) * 10.0 ** rng.integers(-6, 5, THREADS)
+        sized[: len(SPECIAL[kind])] = SPECIAL[kind]
+        with np.errstate(over="ignore"):
+            return rng.permutation(sized.astype(dtype))
+    info = np.iinfo(dtype)
+    sized = rng.integers(info.min, info.max, THREADS, dtype, endpoint=True)
+    sized >>= rng.integers(0, 8 * dtype().itemsize, THREADS).astype(dtype)
+    sized[:6] = [0, 1, info.max, info.min, info.max - 1, 2]
+    return rng.permutation(sized)
+
+
+def inserted(a, b, c):
+    field = ((1 << 9) - 1) << (c & 255) if c & 255 < 32 else 0
+    return (a << (c & 255)) & field | b & ~field
+
+
+def truncated(a, b):
+    return (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)) if b else -1
+
+
+def half(x):
+    return x.astype(F16).view(U16).astype(U32)
+
+
+def bfloat(x):
+    patterns = torch.from_numpy(x).bfloat16().view(torch.int16).numpy().view(U16)
+    return np.where(np.isnan(x), 0x7FFF, patterns).astype(U32)
+
+
+def ftz(x):
+    return np.where(np.abs(x) < np.finfo(F32).tiny, np.copysign(F32(0), x), x)
+
+
+WRAPPING = {"add": operator.add, "sub": operator.sub, "mul.lo": operator.mul, "min": min, "max": max}
+COMPARED = [(f"setp.{name}.{{}} %p, %a, %b; selp.u32 %d, 1, 0, %p;", getattr(operator, name))
+            for name in ("eq", "ne", "lt", "le", "gt", "ge")]
+# The types of %d = %a %b %c: instruction (with these operands, where it names none) and its model over integers.
+INTEGER = [
+    *[(f"{kind}={kind}{kind}", {f"{op}.{name}": f for op, f in WRAPPING.items()})
+      for kind, name in zip("IiQq", ("u32", "s32", "u64", "s64"))],
+    *[(f"I={kind}{kind}", {text.format(name): f for text, f in COMPARED})
+      for kind, name in zip("IiQq", ("b32", "s32", "u64", "s64"))],
+    ("q=ii", {"mul.wide.s32": operator.mul}), ("Q=II", {"mul.wide.u32": operator.mul}),
+    ("i=iii", {"mad.lo.s32": lambda a, b, c: a * b + c}), ("q=iiq", {"mad.wide.s32": lambda a, b, c: a * b + c}),
+    ("i=ii", {"div.s32": truncated, "rem.s32": lambda a, b: a - b * truncated(a, b) if b else a}),
+    ("I=II", {"and.b32": operator.and_, "or.b32": operator.or_, "shl.b32": lambda a, b: a << b if b < 32 else 0}),
+    ("Q=QQ", {"xor.b64": operator.xor, "bfi.b64 %d, %a, %b, 1, 63;": lambda a, b: a << 1 | b & 1}),
+    ("Q=Q", {"not.b64": operator.invert}), ("q=i", {"cvt.s64.s32": int}), ("Q=I", {"cvt.u64.u32": int}),
+    ("I=Q", {"cvt.u32.u64": int, "mov.b64 {_, %x}, %a; mov.b32 %d, %x;": lambda a: a >> 32}),
+    ("i=iI", {"shr.s32": lambda a, b: a >> min(b, 31)}), ("Q=QI", {"shr.u64": lambda a, b: a >> min(b, 64)}),
+    ("I=III", {"bfe.u32": lambda a, b, c: (a >> (b & 255)) & ((1 << (c & 255)) - 1),
+               "bfi.b32 %d, %a, %b, %c, 9;": inserted}),
+    ("i=i", {"neg.s32": operator.neg, "bfe.s32 %d, %a, 28, 1;": lambda a: -(a >> 28 & 1)}),
+    ("I=qq", {"setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;":
+              lambda a, b: 5 + (a >= b)}),
+    ("I=H", {"cvt.u32.u16": int, "setp.eq.s16 %p, %a, 2; selp.u32 %d, 1, 0, %p;": lambda a: a == 2}),
+    ("H=HH", {"setp.eq.s16 %p, %a, 2; selp.u16 %d, %a, %b, %p;": lambda a, b: a if a == 2 else b}),
+    ("Q=II", {"mov.b64 %d, {%a, %b};": lambda a, b: b << 32 | a}),
+    ("I=I", {".reg .b16 %l, %h; mov.b32 {%l, %h}, %a; mov.b32 %d, {%h, %l};": lambda a: a >> 16 | a << 16}),
+]
+# The same over arrays of all threads.
+ARRAYS = [
+    ("I=I", {"shfl.sync.bfly.b32 %d, %a, 5, 31, -1;": lambda a: a[np.arange(THREADS) ^ 5],
+             "shfl.sync.idx.b32 %d, %a, 3, 31, -1;": lambda a: a[np.arange(THREADS) // 32 * 32 + 3]}),
+    ("i=i", {"redux.sync.max.s32 %d, %a, -1;": lambda a: a.reshape(2, 32).max(1).repeat(32)}),
+    ("f=ff", {"add.rn.f32": np.add, "sub.f32": np.subtract, "mul.rn.f32": np.multiply, "div.rn.f32": np.divide,
+              "div.full.f32": np.divide, "max.NaN.f32": np.maximum}),
+    ("f=fff", {"fma.rn.f32": lambda a, b, c: (a.astype(np.longdouble) * b + c).astype(F32)}),
+    ("f=f", {"neg.f32": np.negative, "abs.f32": np.abs, "ex2.approx.f32": np.exp2,
+             "ex2.approx.ftz.f32": lambda a: ftz(np.exp2(a)), "rcp.approx.ftz.f32": lambda a: ftz(1 / ftz(a))}),
+    ("I=ff", {text.format("f32"): f for text, f in COMPARED} | {COMPARED[1][0].format("f32"): lambda a, b:
+              (a < b) | (a > b)}),
+    ("e=f", {"cvt.rn.f16.f32": lambda a: a.astype(F16)}), ("f=e", {"cvt.f32.f16": lambda a: a.astype(F32)}),
+    ("I=ff", {f"cvt.rn.{name}x2.f32": lambda a, b, f=f: f(a) << 16 | f(b)
+              for name, f in (("f16", half), ("bf16", bfloat))}),
+    ("H=f", {"cvt.rn.bf16.f32": bfloat}),
+]
+CASES = [(kinds, text, f, table is INTEGER) for table in (INTEGER, ARRAYS) for kinds, rows in table
+         for text, f in rows.items()]
+
+
+@pytest.mark.parametrize("kinds,text,model,each", CASES, ids=[f"{kinds} {text}" for kinds, text, *_ in CASES])
+def test_against_numpy(kinds, text, model, each):
+    rng, dtype = np.random.default_rng(len(text)), TYPES[kinds[0]]
+    given = [values(kind, rng) for kind in kinds[2:]]
+    with np.errstate(all="ignore"):
+        expected = np.array([model(*map(int, row)) % 256 ** dtype().itemsize for row in zip(*given)],
+                            f"u{dtype().itemsize}") if each else np.asarray(model(*given))
+    body, move = "", "mad.wide.u32 %at, %t, {0}, {1}; {2}.global.b{3} {4};"
+    for name, array in zip("abc", given):
+        size = array.itemsize
+        body += f".reg .b{8 * size} %{name}; ld.param.u64 %at, [at_{name}];\n"
+        body += move.format(size, "%at", "ld", 8 * size, f"%{name}, [%at]")
+    body += f".reg .b{8 * dtype().itemsize} %d; {text}"
+    if "%" not in text:
+        body += " %d, %a, %b, %c"[: 4 * len(kinds) - 5] + ";"
+    found = run(body + move.format(dtype().itemsize, "%g", "st", 8 * dtype().itemsize, "[%at], %d"), *given,
+                data=np.zeros(THREADS, dtype))
+    expected = expected.astype(dtype)
+    np.testing.assert_allclose(found, expected, rtol=2e-7 if "approx" in text else 0, atol=0)
+    if kinds[0] in SPECIAL:
+        assert (np.signbit(found) == np.signbit(expected))[expected == 0].all()
+
+
+PAIR = {"grid": 2, "cluster": 2, "threads": 32}
+SECOND = "setp.eq.s32 %p, %r0, 1; @!%p "
+STORE_REMOTE = SECOND + "bra past; mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], %t; past:"
+CLUSTER_BARRIER = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
+INIT = "@%p st.shared.u32 [s], 0; bar.sync 0; "
+PLACE = "shl.b32 %x, %t, 4; mov.b32 %y, s; add.s32 %x, %x, %y; "
+COPY = PLACE + "cp.async.cg.shared.global [%x], [%g], 16, 16;"
+FILL = PLACE + "st.shared.v2.u64 [%x], {0, 0}; bar.sync 0; mov.b64 %at, 0x1000080000; "
+FENCES = "fence.proxy.async.shared::cta; wgmma.fence.sync.aligned; "
+WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%r1, %r2, %r3, %r4}, %at, %at, 0, 1, 1, 0, 0; "
+# Message: what must be refused, and how it is launched.
+TRAPS = {
+    "never written": ("ld.shared.u32 %x, [s+16];", {}),
+    "shared address 2048 out of bounds": ("st.shared.u32 [s+2048], %t;", {}),
+    "misaligned shared address": ("st.shared.u32 [s+2], %t;", {}),
+    "global address .* out of bounds": ("ld.global.u32 %x, [%g+256];", {}),
+    "misaligned global address": ("ld.global.v2.u32 {%x, %y}, [%g+4];", {}),
+    "race: writing what was written": ("st.shared.u32 [s], %t;", {}),
+    "race: (reading what was written|writing what is read)": (INIT
+        + "@%p st.shared.u32 [s], 1; @!%p ld.shared.u32 %x, [s];", {}),
+    "race: (writing what is read|reading)": (INIT + "ld.shared.u32 %x, [s]; @!%p st.shared.u32 [s], 2;", {}),
+    "deadlock": ("@!%p bra past; bar.sync 1, 64; past:", {}),
+    "deadlock: 2 warps": ("again: ld.acquire.gpu.global.u32 %x, [%g]; setp.ne.u32 %p, %x, 77; @%p bra again;", {}),
+    "differs within the warp": ("setp.lt.u32 %p, %t, 7; @%p bar.sync 0;", {}),
+    "threads missing": ("setp.lt.u32 %p, %t, 7; @%p bra past; shfl.sync.idx.b32 %x, %t, 0, 31, -1; past: bar.sync 0;",
+                        {}),
+    "cp.async still copies": (COPY + "ld.shared.u32 %y, [%x];", {}),
+    "race: reading what was written by warp|never written|still copies": (COPY
+        + "cp.async.wait_all; ld.shared.u32 %y, [s+512];", {}),
+    "may not have started": (STORE_REMOTE + CLUSTER_BARRIER, PAIR),
+    "has left|may leave": (CLUSTER_BARRIER + STORE_REMOTE, PAIR),
+    "an accumulator of a wgmma": (FILL + FENCES + WGMMA + "mov.b32 %x, %r1;", {"threads": 128}),
+    "accumulator of a wgmma that is not": (FILL + FENCES + WGMMA + "mov.b32 %r1, %x;", {"threads": 128}),
+    "no wgmma.fence since": (FILL + FENCES + "mov.b32 %r1, 0;" + WGMMA, {"threads": 128}),
+    "no fence.proxy.async": (FILL + "wgmma.fence.sync.aligned;" + WGMMA, {"threads": 128}),
+    "writing an operand of a wgmma": (FILL + FENCES + WGMMA + "st.shared.u64 [%x], 0;", {"threads": 128}),
+    "wgmma not complete": (FILL + FENCES + WGMMA + "wgmma.wait_group.sync.aligned 0;", {"threads": 128}),
+    r"line 9: unknown instruction frob.u32": ("frob.u32 %x, %t;", {}),
+    r"unknown instruction add.odd.s32": ("add.odd.s32 %x, %t, %t;", {}),
+    r"unknown modifier .odd": ("ld.odd.shared.u32 %x, [s];", {}),
+}
+SHOWN = "ld.shared.u32 %x, [s]; st.global.u32 [%g], %x; "
+# What is in order, and stores 5.
+ORDERED = {
+    "barrier": ("@%p st.shared.u32 [s], 5; bar.sync 0; ld.shared.u32 %x, [s]; @!%p st.global.u32 [%g], %x;", {}),
+    "named barrier": ("@%p bra one; bar.sync 3, 64;" + SHOWN + "ret; one: st.shared.u32 [s], 5; bar.sync 3, 64;", {}),
+    "the same value": ("st.shared.u32 [s], 5; bar.sync 0;" + SHOWN, {}),
+    "loops that end apart": ("""mov.u32 %x, 0; and.b32 %y, %t, 7;
+again: add.s32 %x, %x, 1; setp.lt.u32 %p, %x, %y; @%p bra again;
+redux.sync.max.s32 %x, %x, -1; sub.s32 %x, %x, 2; st.global.u32 [%g], %x;""", {}),
+    "flag of the cluster": (SECOND + "st.shared.u32 [s+4], 0; " + CLUSTER_BARRIER + """@!%p bra wait;
+mapa.shared::cluster.u32 %x, s, 0; st.shared::cluster.u32 [%x], 5;
+st.release.cluster.shared::cluster.u32 [%x+4], 1; bra end;
+wait: ld.acquire.cluster.shared::cta.u32 %y, [s+4]; setp.eq.u32 %p, %y, 0; @%p bra wait;
+""" + SHOWN + "end:", PAIR),
+}
+
+
+@pytest.mark.parametrize("message", TRAPS)
+def test_traps(message):
+    body, options = TRAPS[message]
+    for seed in (0, 1, 2):
+        with pytest.raises(RuntimeError, match=message):
+            run(body, seed=seed, **options)
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_what_is_in_order_is_no_trap(name):
+    body, options = ORDERED[name]
+    for seed in range(10):
+        assert run(body, seed=seed, **options)[0] == 5
+
+
+def test_the_device_refuses_more_blocks_than_it_has_room_for():
+    module = machine()
+    module.set_device(4, *DEVICES[90][1:])
+    try:
+        with pytest.raises(RuntimeError, match="8 blocks of a cooperative launch fit"):
+            run_lstm(module, make(150, 40, [3]))
+    finally:
+        module.set_device(*DEVICES[90])
+
+
+def test_global_memory_that_nobody_wrote():
+    data = np.zeros(64, U32)
+    with pytest.raises(RuntimeError, match="never written"):
+        run("ld.global.u32 %x, [%g];", data=data, memory={"unwritten": [data]})
+
+
+def test_counts_and_coverage():
+    def check(module, source):
+        counts = counters(module, source)["test"]
+        assert counts["ld.global.u32"] == dict(executed=1, threads=32, bytes=128, sectors=4, wavefronts=0, ideal=0)
+        assert (counts["st.shared.u32"]["wavefronts"], counts["st.shared.u32"]["ideal"]) == (8, 1)
+        assert [line for line, _ in coverage(module, source)["test"][1]] == [11]
+
+    memory = np.zeros(72, U32)
+    run("""mad.wide.u32 %at, %t, 4, %g; ld.global.u32 %x, [%at]; shl.b32 %y, %t, 7;
+and.b32 %y, %y, 1023; mov.b32 %z, s; add.s32 %y, %y, %z; st.shared.u32 [%y], 0; @%p bra past;
+mov.u32 %x, 7;
+past:""", threads=32, data=memory[-memory.ctypes.data % 32 // 4 :], then=check)

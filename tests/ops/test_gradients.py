@@ -1,0 +1,188 @@
+"""What training asks of the native LSTM and char-CNN, beside gradients that agree with float64."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import SGD, Adagrad, AdamW
+from torch.utils._pytree import tree_map_only
+
+from elmo_fast import Elmo, batch_to_ids
+from elmo_fast.ops.linear import linear
+from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
+from tests.support.engines import HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, isa
+from tests.support.grid import grid
+from tests.support.models import SENTENCES, SHAPES, bilm, files, options
+from tests.support.op_cases import SLOTS, TIGHT, Case, RecordedOps, char_cnn_case, lstm_case, normal, on_threads
+
+WIDE = options(char_cnn={"filters": [[1, 33], [2, 4], [6, 47], [7, 3]]})
+LSTM, CHAR_CNN = lstm_case(starts=True, clips=TIGHT), char_cnn_case(WIDE)
+LINEAR = Case({"x": normal(9, 11), "weight": normal(11, 5), "bias": normal(5)}, linear)
+
+
+@pytest.mark.parametrize("case", [
+    *(lstm_case(sizes, starts=True, clips=TIGHT) for sizes in [(11, 37, 11), (16, 24, 24), (64, 130, 64)]), CHAR_CNN])
+def test_any_number_of_threads_gives_the_same_bits(case):
+    expected, *others = (on_threads(threads, case.gradients, NATIVE) for threads in (1, 2, 3, 4, 7))
+    assert all(torch.equal(other[name], each) for other in others for name, each in expected.items())
+
+
+@pytest.mark.parametrize("engine, case", grid(HIGHEST, [
+    *(lstm_case(sizes, starts=True, clips=TIGHT) for sizes in [(11, 37, 11), (16, 24, 24), (33, 70, 45), (1, 1, 1)]),
+    *(char_cnn_case(of) for of in (*SHAPES.values(), WIDE))], together=1))
+@pytest.mark.parametrize("broken", [None, float("nan"), float("inf")])
+def test_a_forward_that_saves_has_the_bits_of_one_that_does_not(engine, case, broken):
+    if broken is not None:
+        first, *others = case.operands
+        table = case.operands[first].clone()
+        table[len(table) // 2, 0] = broken
+        case = dataclasses.replace(case, operands={first: table} | {name: case.operands[name] for name in others})
+    alone, recorded = case.run(engine), case.gradients(engine)
+    assert all(engine.same(each, recorded[k]) for k, each in enumerate(alone))
+    assert broken is not None or not any(each.isnan().any() for each in alone)
+
+
+@pytest.mark.parametrize("case, wanted", [(case, name) for case in (LSTM, CHAR_CNN) for name in case.operands])
+def test_one_operand_alone(case, wanted):
+    found = case.gradients(NATIVE, [wanted])
+    assert torch.equal(found[wanted], case.gradients(NATIVE)[wanted])
+    assert [name for name in found if isinstance(name, str)] == [wanted]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_gradient_of_one_result_alone(which):
+    case = lstm_case()
+    expected, found = (case.gradients(engine, of=slice(which, which + 1)) for engine in (REFERENCE, NATIVE))
+    for name in case.operands:
+        assert relative_error(found[name], expected[name]) < GRADIENT_AGAINST_FLOAT64
+
+
+def test_two_backwards_through_one_graph_add_up():
+    leaves = LSTM.leaves()
+    loss = sum((each * (k + 2)).sin().sum() for k, each in enumerate(LSTM.call(leaves, "native")))
+    loss.backward(retain_graph=True)
+    once = {name: each.grad.clone() for name, each in leaves.items()}
+    loss.backward()
+    assert all(torch.equal(each.grad, 2 * once[name]) for name, each in leaves.items())
+
+
+@pytest.mark.parametrize("case", [LSTM, LINEAR])
+@pytest.mark.parametrize("how, optimizer", [
+    ("in place", AdamW), ("foreach", AdamW), ("fused", AdamW), ("fused", SGD), ("fused", Adagrad)])
+def test_edits_between_calls_are_seen(how, optimizer, case):
+    """Fused optimizers do not count as edits: inference after a step must not run on what was packed before."""
+    leaves = case.leaves()
+    steps = optimizer(leaves.values(), lr=0.05, **({} if how == "in place" else {how: True}))
+    for _ in range(3):
+        steps.zero_grad()
+        case.backward(case.call(leaves, "native"))
+        if how == "in place":
+            with torch.no_grad():
+                for each in leaves.values():
+                    each.mul_(1.125)
+        else:
+            steps.step()
+        with torch.no_grad():
+            found = case.call(leaves, "native")
+        steps.zero_grad()
+        case.backward(case.call(leaves, "native"))
+        fresh = dataclasses.replace(case, operands=leaves)
+        assert all(map(torch.equal, found, fresh.run(NATIVE)))
+        gradients = fresh.gradients(NATIVE)
+        assert all(torch.equal(each.grad, gradients[name]) for name, each in leaves.items())
+
+
+@pytest.mark.parametrize("case, name", [(LSTM, "inputs"), (LSTM, "w_1"), (LSTM, "p_0"), (CHAR_CNN, "w_0")])
+def test_an_edit_between_forward_and_backward_is_refused(case, name):
+    leaves = case.leaves()
+    results = case.call(leaves, "native")
+    with torch.no_grad():
+        leaves[name].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        case.backward(results)
+
+
+def test_outputs_may_be_edited():
+    leaves, expected = LSTM.leaves(), LSTM.leaves()
+    LSTM.call(leaves, "native")[0].mul_(3.0).sum().backward()
+    (LSTM.call(expected, "native")[0] * 3.0).sum().backward()
+    assert torch.equal(leaves["w_0"].grad, expected["w_0"].grad)
+
+
+@pytest.mark.parametrize("case, op", [(LSTM, "projected_lstm"), (CHAR_CNN, "char_cnn")])
+def test_no_second_derivatives(case, op):
+    leaves = case.leaves()
+    grad, = torch.autograd.grad(case.call(leaves, "native")[0].square().sum(), leaves["w_0"], create_graph=True)
+    with pytest.raises(RuntimeError, match=f"{op}: the native backend has no second derivatives"):
+        grad.sum().backward()
+
+
+@pytest.mark.skipif(len(ISAS) < 2, reason="one instruction set here")
+def test_a_forward_of_another_instruction_set_is_refused():
+    with isa(ISAS[0]):
+        results = LSTM.call(LSTM.leaves(), "native")
+    with isa(ISAS[1]), pytest.raises(ValueError, match="packed: expected a training forward for"):
+        LSTM.backward(results)
+
+
+@pytest.mark.parametrize("clip", ["cell_clip", "proj_clip"])
+def test_a_value_on_its_limit_passes_gradients_as_clamp_does(clip):
+    """Weights of zero but for a bias make every value of a layer the same known number, which is then the limit."""
+    case = lstm_case((2, 3, 2), [1, 1])
+    operands = {name: each * 0 for name, each in case.operands.items()}
+    for d in (0, 1):
+        operands[f"b_{d}"][3:6] = 1.0  # j
+        operands[f"p_{d}"] += 0.25
+    results = dataclasses.replace(case, operands=operands).run(NATIVE)
+    limit = float(results[2 if clip == "cell_clip" else 0].abs().max())
+    for value, passes in ((limit, True), (float(np.nextafter(np.float32(limit), np.float32(0))), False)):
+        limited = dataclasses.replace(case, operands=operands, clips={clip: value})
+        found = limited.gradients(NATIVE, of=slice(3 if clip == "cell_clip" else 2))  # c goes around h's clip
+        assert bool(found["b_0"][:6].any()) == passes
+
+
+@pytest.mark.parametrize("engine", [REFERENCE, TORCH], ids=str)
+def test_gradcheck_of_what_the_native_gradients_are_held_to(engine):
+    case = lstm_case((2, 4, 3), [2, 1, 3], np.array([0, 0, 1]), True, True, {"cell_clip": 0.4, "proj_clip": 0.2})
+    assert torch.autograd.gradcheck(lambda *given: case.call(dict(zip(case.operands, given)), engine.backend),
+                                    [*case.leaves(torch.float64).values()])
+
+
+@pytest.mark.parametrize("case, op", [
+    (LSTM, "projected_lstm"), (lstm_case(gathered=False, slots=SLOTS), "projected_lstm"), (CHAR_CNN, "char_cnn"),
+    (LINEAR, "linear")])
+def test_registered_ops(case, op):
+    with RecordedOps() as ran:
+        case.run(NATIVE)
+        case.gradients(NATIVE, [*case.operands][::2])
+    trained = [] if op == "linear" else [op, f"{op}_backward"]  # products with gradients run in torch
+    assert [func.name() for func, _ in ran.calls] == [f"elmo_fast::{name}" for name in (op, *trained)]
+    for number, (func, args) in enumerate(ran.calls):
+        def detached(each, saves=number == 1):
+            return each.detach().clone().requires_grad_(each.is_floating_point() and saves)
+
+        torch.library.opcheck(func, tree_map_only(torch.Tensor, detached, args))
+
+
+def test_inference_saves_nothing():
+    model = bilm(backend="native", requires_grad=True)
+    with torch.no_grad(), RecordedOps() as ran:
+        model(batch_to_ids(SENTENCES))
+    saving = {func.name(): args[-1] for func, args in ran.calls if func.name().endswith(("projected_lstm", "char_cnn"))}
+    assert saving == {"elmo_fast::projected_lstm": False, "elmo_fast::char_cnn": False}
+
+
+@pytest.mark.parametrize("shape, state", grid(["two layers", "no projection", "clips that fire"],
+                                              ["carry", "zero", "warm"], together=1))
+def test_fine_tuning_has_the_gradients_of_torch(tmp_path, shape, state):
+    paths, found = files(tmp_path, SHAPES[shape]), {}
+    for backend in ("torch", "native", "auto"):
+        elmo = Elmo(*map(str, paths), 1, requires_grad=True, dropout=0, state=state, backend=backend)
+        for sentences in (SENTENCES, SENTENCES[:3]):
+            elmo(batch_to_ids(sentences))["elmo_representations"][0].sin().sum().backward()
+        found[backend] = {name: each.grad for name, each in elmo.named_parameters() if each.grad is not None}
+    assert found["torch"].keys() == found["native"].keys() and len(found["native"]) > 10
+    for name, expected in found["torch"].items():
+        assert relative_error(found["native"][name], expected) < GRADIENT_AGAINST_FLOAT64, name
+        assert torch.equal(found["auto"][name], found["native"][name])

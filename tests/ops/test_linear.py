@@ -1,0 +1,149 @@
+"""Products with a bias and highway layers of every engine here, against float64."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from elmo_fast.ops.linear import highway, linear
+from elmo_fast.testing import relative_error
+from tests.support.engines import HIGHEST, NATIVE, REFERENCE, TILES, Engine, altered, native, needs_native
+from tests.support.grid import grid
+from tests.support.models import options
+from tests.support.op_cases import Case, char_cnn_case, lstm_case, normal, on_threads
+
+HIGHWAY = 2  # epilogue
+ENGINES = [*HIGHEST, *TILES]
+
+
+def linear_case(rows, inputs, outputs):
+    sizes = {"x": (rows, inputs), "weight": (inputs, outputs), "bias": (outputs,)}
+    return Case({name: normal(*size, seed=len(name)) + 0.5 for name, size in sizes.items()}, linear)
+
+
+def highway_case(rows=9, size=33, _=None):
+    sizes = {"x": (rows, size), "w_carry": (size, size), "b_carry": (size,), "w_transform": (size, size),
+             "b_transform": (size,)}
+    return Case({name: normal(*shape, seed=len(name), scale=0.25) for name, shape in sizes.items()}, highway)
+
+
+def with_x(case, x):
+    return dataclasses.replace(case, operands=case.operands | {"x": x})
+
+
+@pytest.mark.parametrize("engine, make, size, rows", grid(
+    [Engine("torch"), Engine("auto"), *ENGINES], [linear_case, highway_case],
+    [(1, 1), (16, 32), (33, 17), (37, 11), (700, 70), (512, 512)], [1, 5, 14, 15, 100, 1000]))
+def test_agrees_with_float64(engine, make, size, rows):
+    if engine in TILES and rows * max(size) ** 2 > 1e7:
+        rows = rows // 10 + 3  # an emulation of tiles is slow
+    case = make(rows, *size)
+    found, = case.run(engine)
+    assert relative_error(found, case.run(REFERENCE)[0]) <= limit(engine)
+    if engine in ENGINES:
+        for threads in (2, 3, 5):
+            assert torch.equal(on_threads(threads, case.run, engine)[0], found)
+        for k in (0, rows // 2, rows - 1):
+            assert torch.equal(with_x(case, case.operands["x"][k : k + 1]).run(engine)[0][0], found[k])
+
+
+def limit(engine):
+    return 1e-6 if engine.precision == "highest" else engine.limits[0]
+
+
+@pytest.mark.parametrize("case", [highway_case(), linear_case(9, 33, 17)])
+def test_gradients_agree_with_float64(case):
+    for each in (case, with_x(case, case.operands["x"][:0])):
+        each.check(Engine("torch"), NATIVE)
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_a_shut_gate_keeps_the_input(backend):
+    x, w_c, b_c, w_t, b_t = (each.float() for each in highway_case().operands.values())
+    assert torch.equal(highway(x, w_c * 0, b_c * 0 - 800, w_t, b_t, backend=backend), x)
+
+
+@pytest.mark.parametrize("engine", [Engine("reference", dtype=torch.float16), Engine("torch", dtype=torch.bfloat16),
+                                    Engine(dtype=torch.float16), Engine(dtype=torch.bfloat16)], ids=str)
+def test_16_bit_operands_compute_in_fp32_from_their_rounded_values(engine):
+    for case in (linear_case(5, 7, 6), highway_case(), lstm_case(starts=True), char_cnn_case(options())):
+        rounded = {name: each.to(engine.dtype).double() for name, each in case.operands.items()}
+        expected = dataclasses.replace(case, operands=rounded).run(REFERENCE)
+        for found, truth in zip(case.run(engine), expected):
+            assert found.dtype == torch.float32 and relative_error(found, truth) < engine.limits[0]
+
+
+def test_float64_and_gradients_of_other_types_go_elsewhere():
+    x, weight, bias = torch.ones(2, 3), torch.ones(3, 4, requires_grad=True), torch.zeros(4)
+    assert linear(x, weight, bias).requires_grad and linear(x, weight.half(), bias).requires_grad
+    with pytest.raises(RuntimeError, match="is not available: the native kernels have gradients in float32 only"):
+        linear(x, weight.half(), bias, backend="native")
+    with pytest.raises(RuntimeError, match="an operand is float64"):
+        linear(x.double(), weight.detach().double(), bias.double(), backend="native")
+    with torch.no_grad():
+        assert torch.equal(linear(x, weight, bias, backend="native"), torch.full((2, 4), 3.0))
+
+
+@pytest.mark.parametrize("shapes, message", [
+    ([(2, 3), (3,), (4,)], r"weight: expected a matrix, got shape \(3,\)"),
+    ([(2, 4), (3, 4), (4,)], r"x: expected shape \(2, 3\), got \(2, 4\)"),
+    ([(2, 3), (3, 4), (3,)], r"bias: expected shape \(4,\), got \(3,\)"),
+])
+def test_products_that_do_not_fit_are_refused(shapes, message):
+    for op, more in ((linear, []), (highway, [torch.zeros(3, 4), torch.zeros(4)])):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            op(*map(torch.zeros, shapes), *more)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_rows_may_overlap_and_lie_apart(engine):
+    """A sliding window; what lies between the rows of the result is left alone."""
+    x, y = normal(16 * 50), torch.full((48, 23), torch.nan)
+    case = with_x(linear_case(1, 48, 20), x.unfold(0, 48, 16))
+    values = x.float()
+    with altered("linear_forward", x=values, x_stride=16, y=y, y_stride=23):
+        case.run(engine)
+    assert y[:, 20:].isnan().all() and relative_error(y[:, :20], case.run(REFERENCE)[0]) <= limit(engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+@pytest.mark.parametrize("make", [linear_case, highway_case])
+@pytest.mark.parametrize("size", [6, 40])  # values put one by one, and sixteen at a time
+def test_nan_and_infinity_pass(engine, make, size):
+    case = make(5, size, size)
+    x = case.operands["x"]
+    x[1, 2], x[2, 3], x[3, 4] = torch.nan, torch.inf, -torch.inf
+    if engine.precision != "medium" and make is linear_case:  # the largest bf16 is smaller
+        x[4, 5] = 3.4e38
+    found, expected = case.run(engine)[0], case.run(REFERENCE)[0].float()
+    assert found[1].isnan().all() and torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf()) and expected.isinf().any()
+    assert torch.equal(found[expected.isinf()], expected[expected.isinf()])
+
+
+@pytest.mark.parametrize("engine", HIGHEST, ids=str)
+def test_denormals_follow_ieee(engine):
+    operands = {"x": torch.full((1, 3), 1e-42), "weight": torch.ones(3, 2), "bias": torch.zeros(2)}
+    found, = Case(operands, linear).run(engine)
+    assert torch.equal(found, operands["x"].double().sum(1, keepdim=True).float().expand(1, 2))
+
+
+@needs_native
+@pytest.mark.parametrize("change, error, message", [
+    ({"threads": 0}, ValueError, "threads"), ({"x_stride": -1}, ValueError, "x_stride"),
+    ({"input": 5}, ValueError, "packed: expected linear"),
+    ({"threads": "x"}, TypeError, r"linear_forward\(\): threads: unexpected value 'x'"),
+    ({"row": 1}, TypeError, r"linear_forward\(\) has no argument 'row'"),
+])
+def test_wrong_arguments_are_refused(change, error, message):
+    with altered("linear_forward", **change), pytest.raises(error, match=message):
+        linear_case(2, 4, 3).run(NATIVE)
+
+
+@needs_native
+def test_what_cannot_be_packed_or_called_is_refused():
+    for epilogue, message in ((HIGHWAY, "shape"), (1, "epilogue"), (3, "epilogue")):
+        with pytest.raises(ValueError, match=message):
+            native.linear_packed_size(4, 3, epilogue, 0)
+    with pytest.raises(TypeError, match=r"linear_forward\(\) misses the argument 'input'"):
+        native.linear_forward()

@@ -1,0 +1,76 @@
+"""What runs an op here: backends, instruction sets and precisions, and how far each may be from float64."""
+
+import contextlib
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from elmo_fast.ops.backend import native_module
+from elmo_fast.ops.precision import PRECISIONS
+from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
+
+native, _missing = native_module()
+needs_native = pytest.mark.skipif(native is None, reason=f"no native module: {_missing}")
+_LIMITS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
+
+
+@contextlib.contextmanager
+def isa(name):
+    """Caps the instruction set inside a with block, unless `name` is None."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name:
+            patch.setenv("ELMO_FAST_CPU_ISA", name)
+        yield
+
+
+class Engine(NamedTuple):
+    backend: str = "native"
+    isa: str | None = None
+    precision: str = "highest"
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def limits(self):
+        """Relative Frobenius errors of results and of gradients."""
+        if self.dtype == torch.float64:
+            return 1e-12, 1e-10
+        return AGAINST_FLOAT64[_LIMITS[self.precision]], GRADIENT_AGAINST_FLOAT64
+
+    def same(self, found, expected):
+        """To the bit where the order of sums is fixed, to rounding in float64 elsewhere."""
+        if self.backend == "native":
+            return torch.equal(found.nan_to_num(7e9), expected.nan_to_num(7e9))
+        return torch.allclose(found, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
+
+
+def _runs(name, precision):
+    with isa(name):
+        return native is not None and native.lstm_isa(PRECISIONS.index(precision)) == name
+
+
+REFERENCE, TORCH = (Engine(backend, dtype=torch.float64) for backend in ("reference", "torch"))
+NATIVE = Engine()
+ISAS = [name for name in ("generic", "avx2", "avx512") if _runs(name, "highest")]
+TILE_ISAS = [name for name in ("amx", "amx-emulated") if _runs(name, "medium")]  # the emulation needs AVX-512
+HIGHEST = [Engine(isa=name) for name in ISAS]
+TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]
+FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES]
+FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
+
+
+@contextlib.contextmanager
+def altered(name, **changes):
+    """Inside the block the native function `name` has other arguments: numbers, tensors by their address, or functions
+    of the number that is replaced."""
+    original = getattr(native, name)
+
+    def call(**arguments):
+        for key, value in changes.items():
+            value = value.data_ptr() if isinstance(value, torch.Tensor) else value
+            arguments[key] = value(arguments.get(key)) if callable(value) else value
+        return original(**arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, name, call)
+        yield
