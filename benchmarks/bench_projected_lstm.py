@@ -2,7 +2,7 @@
 
     python -m pytest benchmarks/bench_projected_lstm.py --benchmark-only -k "native and original and b64"
     python -m pytest benchmarks/bench_projected_lstm.py --benchmark-only --benchmark-timer=time.process_time
-    python -m benchmarks.bench_projected_lstm --onednn PREFIX
+    python -m benchmarks.bench_projected_lstm --onednn [PREFIX]
 
 The second counts the CPU time of all threads, which other programs on the machine disturb less.
 
@@ -182,8 +182,8 @@ def table(content: dict) -> str:
 def main() -> int:
     parser = common.make_parser("Time one LSTM layer by turns with oneDNN's.", "onednn-SIZE.json",
                                 ("--rounds", 9, "turns of each"))
-    parser.add_argument("--onednn", type=Path, required=True, metavar="PREFIX",
-                        help="a directory with oneDNN's include/ and lib/")
+    parser.add_argument("--onednn", type=Path, required=True, nargs="?", const=Path(sys.prefix), metavar="PREFIX",
+                        help="a directory with oneDNN's include/ and lib/ (without PREFIX: Python's own prefix)")
     parser.add_argument("--size", choices=common.SIZES, default="original", help="model size (default: original)")
     parser.add_argument("--rows", type=common.positive, nargs="+", default=[25, 64, 256], metavar="N",
                         help="rows of a step (default: 25 64 256)")

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks import common
 
+HEADER = Path("include", "oneapi", "dnnl", "dnnl.hpp")
 SOURCE = common.ROOT / "benchmarks" / "native" / "onednn_lstm.cpp"
 TYPES = {"highest": "fp32", "medium": "bf16"}  # by precision of ours; oneDNN has no sum of three bf16 products
 GATES = (0, 2, 1, 3)  # oneDNN's order i, f, candidate, o in ours, i, j, f, o
@@ -56,9 +57,8 @@ class OneDnnLstm:
 
 
 def _compile(prefix: Path, program: Path) -> None:
-    if not (prefix / "include" / "oneapi" / "dnnl" / "dnnl.hpp").is_file():
-        raise OneDnnError(f"--onednn: expected a directory with include/oneapi/dnnl/dnnl.hpp and lib/libdnnl.so, "
-                          f"got {prefix}")
+    if not (prefix / HEADER).is_file():
+        raise OneDnnError(f"--onednn: expected a directory with {HEADER} and lib/libdnnl.so, got {prefix}")
     library = prefix.resolve() / "lib"
     done = subprocess.run(["c++", "-O2", "-std=c++17", f"-I{prefix}/include", SOURCE, f"-L{library}", "-ldnnl",
                            f"-Wl,-rpath,{library}", "-o", program], capture_output=True, text=True)
