@@ -58,8 +58,10 @@ class World:
             file["values"] = np.full((64, 64), 7.0, dtype=np.float32)
         self.archive = folder / "model.zip"
         shutil.make_archive(str(self.archive.with_suffix("")), "zip", self.model)
-        self.vocabulary = folder / "vocab.txt"
+        self.words = WORDS[3:]
+        self.vocabulary, self.large_vocabulary = folder / "vocab.txt", folder / "large.txt"
         self.vocabulary.write_text("\n".join(WORDS) + "\n")
+        self.large_vocabulary.write_text("\n".join([*WORDS, *(f"more{k}" for k in range(40_000))]) + "\n")
         self.table = folder / "table.hdf5"
         self.command("cache", self.vocabulary, self.table, *self.files(self.model), "--quiet")
         self.run = folder / "run"
