@@ -13,6 +13,7 @@ from pathlib import Path
 from elmo_fast.choices import cache_directory
 from elmo_fast.model.atomic_file import atomic_path
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.stops import interruptible
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
 NAMED_MODELS = {
@@ -168,7 +169,7 @@ def _unpacked(archive: Path) -> Path:
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(target) as part:
+        with atomic_path(target, shared=True) as part:
             part.mkdir()
             try:
                 _unpack_members(archive, part)
@@ -209,8 +210,8 @@ def _download(url: str, target: Path) -> None:
         import fsspec
 
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(target) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
-            shutil.copyfileobj(source, copy, _BLOCK)
+        with atomic_path(target, shared=True) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
+            interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
             expected = getattr(source, "size", None)
             if expected not in (None, copy.tell()):
                 raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 from torch import nn
 
+from elmo_fast import stops
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target, open_hdf5
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
 from elmo_fast.model.sources import ModelFiles
@@ -128,6 +129,7 @@ def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.fl
     with atomic_hdf5(path) as (file, _):
         for dataset, values in weights.items():
             file.create_dataset(dataset, data=np.asarray(values, dtype=dtype))
+            stops.check()
 
 
 def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ import concurrent.futures
 import glob
 import mmap
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elmo_fast.model.atomic_file import atomic_path, check_target
+from elmo_fast import stops
+from elmo_fast.model.atomic_file import atomic_path, check_target, locked
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
@@ -77,6 +79,12 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     Words counted less than `min_count` times are left out, and words beyond `max_size`, which includes the first three.
     """
     check_target(output, "output")
+    with locked(output, reserve=True):
+        return _make_vocabulary(inputs, output, min_count, max_size, processes)
+
+
+def _make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, min_count: int, max_size: int | None,
+                     processes: int | None) -> tuple[int, int]:
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
         raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
     counts: Counter[str] = Counter()
@@ -108,15 +116,26 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores), len(chunks))
     if wanted == 1:
-        yield from ((chunk[0], _on_chunk(function, chunk)) for chunk in chunks)
+        yield from _unless_stopped(chunks, (_on_chunk(function, chunk) for chunk in chunks))
         return
-    with concurrent.futures.ProcessPoolExecutor(wanted, None, _exit_with_parent, (os.getpid(),)) as pool:
-        results = pool.map(_on_chunk, [function] * len(chunks), chunks)
-        yield from ((chunk[0], result) for chunk, result in zip(chunks, results))
+    with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent, (os.getpid(),)) as pool:
+        try:
+            yield from _unless_stopped(chunks, pool.map(_on_chunk, [function] * len(chunks), chunks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def _exit_with_parent(parent: int) -> None:
-    """End this process when its parent was killed: a pool's processes would wait for work for ever."""
+def _unless_stopped(chunks: Iterable[tuple[str, int, int]], results: Iterable) -> Iterator[tuple[str, object]]:
+    for chunk, result in zip(chunks, results):
+        stops.check()
+        yield chunk[0], result
+
+
+def _follow_parent(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and end this process when that was killed: it would wait for work for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)

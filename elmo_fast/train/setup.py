@@ -1,14 +1,18 @@
 """Sets up a run from its arguments: new, from a model to fine-tune, or resumed."""
 
+import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from elmo_fast import stops
+from elmo_fast.model.atomic_file import locked, remove_partials
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
@@ -44,15 +48,25 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, d
         raise ValueError(f"device: expected an available device, got {device!r} ({error})") from error
     if available.type == "cuda":
         torch.cuda.set_device(available)
-    replicas = Replicas(available)
+    folder = Path(run_directory)
+    replicas = stops.interruptible(Replicas)(available)  # waits for the others
     try:
         if replicas.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
         workers = (2 if replicas.device.type == "cuda" else 0) if workers is None else workers
         set_up = _resume if resume else _start
-        set_up(Path(run_directory), replicas, workers, given).train()
+        with stops.stoppable(terminate=True), _locked(folder) if replicas.is_first else contextlib.nullcontext():
+            set_up(folder, replicas, workers, given).train()
     finally:
         replicas.close()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        remove_partials(folder)
+        yield
 
 
 def _default_precision(device: torch.device) -> str:
