@@ -43,8 +43,8 @@ def _run(arguments: Sequence[str] | None) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
     run = pkgutil.resolve_name(run) if isinstance(run, str) else run
     for line in run(**parsed) or ():
-        stops.interruptible(print)(line)
-    stops.interruptible(sys.stdout.flush)()
+        print(line)
+    sys.stdout.flush()
 
 
 def _report(error: BaseException | str, status: int) -> int:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from elmo_fast import stops
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, DIRECTIONS, SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, UNKNOWN
 from elmo_fast.cli.flags import add_command, at_least
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
-from elmo_fast.stops import interruptible
 
 _FILES = "--model", "--options-file", "--weight-file"
 _NUMERICS = "--precision", "--backend"
@@ -160,20 +160,26 @@ def _score(input_file, tokens, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, score_lines
 
     with _open(input_file) as file:
-        yield from score_lines(load_head(**head), file, tokens)
+        yield from map(_unless_stopped, score_lines(load_head(**head), file, tokens))
 
 
 def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, substitute_lines
 
     with _open(input_file) as file:
-        yield from substitute_lines(load_head(**head), file, top, direction, word)
+        yield from map(_unless_stopped, substitute_lines(load_head(**head), file, top, direction, word))
+
+
+def _unless_stopped(line: str) -> str:
+    stops.check()
+    return line
 
 
 def _open(name: str) -> IO[str]:
     if name == "-" and sys.stdin is None:
         raise ConfigurationError("input file: expected text on stdin, which is closed")
-    return interruptible(open)(sys.stdin.fileno() if name == "-" else name, encoding="utf-8", closefd=name != "-")
+    file = sys.stdin.fileno() if name == "-" else name
+    return stops.interruptible(open)(file, encoding="utf-8", closefd=name != "-")
 
 
 def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:

@@ -122,7 +122,7 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
         try:
             yield from _unless_stopped(chunks, pool.map(_on_chunk, [function] * len(chunks), chunks))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
 
 
