@@ -128,7 +128,7 @@ def _original_table(table: Path) -> str:
 
 
 def _table_digest(table: Path) -> str:
-    found = read_table(table)
+    found = read_table(table, torch.device("cpu"))  # all vectors are compared with their checksums
     return digest(found.vectors.numpy()) + str(found.words) + str(found.fingerprint) + found.precision
 
 

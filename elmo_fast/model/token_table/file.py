@@ -20,7 +20,7 @@ from elmo_fast import stops
 from elmo_fast.choices import STORAGES
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_path, check_target, locked, new_hdf5, open_hdf5
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.token_table.seal import ROWS, Blocks, pieces, read_seal, write_seal
+from elmo_fast.model.token_table.seal import ROWS, Blocks, Seal, pieces, read_seal, write_seal
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
@@ -65,10 +65,6 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
         require(dataset.ndim == 2 and 0 not in dataset.shape and dataset.dtype.name in STORAGES,
                 f"embedding: expected float32 or float16 of shape [words, values], found {dataset.dtype} of shape "
                 f"{dataset.shape}")
-        if "vocabulary" in file:
-            words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
-            require(len(words) == len(dataset),
-                    f"expected a word for each of {len(dataset)} vectors, found {len(words)}")
         fingerprint, version = attributes.get("fingerprint"), int(attributes.get("format_version", 0))
         require(fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
                 f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
@@ -77,22 +73,31 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
         done = sealed[1][0] if sealed else file["done"][0] if version and "done" in file else len(dataset)
         require(done == len(dataset), f"expected all of its {len(dataset)} vectors, found {done}; elmo-fast cache "
                 "resumes the partial file OUT.part, and renames it when it is complete")
-        precision, offset = check_precision(str(attributes.get("precision", "highest"))), dataset.id.get_offset()
-        is_mapped = device is None and offset is not None and dataset.dtype.isnative
-        if is_mapped:
-            # Copy on write: torch requires writable memory, and the file must not change.
-            values = np.memmap(name, dataset.dtype, "c", offset, dataset.shape)
-        else:
-            values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
-        blocks = Blocks(name, values, sealed[1][1:]) if sealed else None
-        if blocks and not is_mapped:
-            blocks.check()
-        return TableFile(torch.from_numpy(values).to(device or "cpu"), words,
-                         None if fingerprint is None else str(fingerprint), precision, blocks if is_mapped else None)
+        if "vocabulary" in file:
+            words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
+            require(len(words) == len(dataset),
+                    f"expected a word for each of {len(dataset)} vectors, found {len(words)}")
+        precision = check_precision(str(attributes.get("precision", "highest")))
+        values = _values(dataset, name, device is None)
+    blocks = Blocks(name, values, sealed[1][1:]) if sealed else None
+    if blocks and not isinstance(values, np.memmap):
+        blocks.check()
+        blocks = None
+    return TableFile(torch.from_numpy(values).to(device or "cpu"), words,
+                     None if fingerprint is None else str(fingerprint), precision, blocks)
 
 
-def _sealed(name: str):
-    """As `read_seal`; None where there is no file."""
+def _values(dataset: h5py.Dataset, name: str, mapped: bool) -> np.ndarray:
+    """The vectors in memory, or memory-mapped where that is possible."""
+    offset = dataset.id.get_offset()
+    if mapped and offset is not None and dataset.dtype.isnative:
+        # Copy on write: torch requires writable memory, and the file must not change.
+        return np.memmap(name, dataset.dtype, "c", offset, dataset.shape)
+    return dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
+
+
+def _sealed(name: str) -> tuple[Seal, np.ndarray] | None:
+    """As `read_seal`; None where no file can be read."""
     if not os.path.isfile(name) or not os.access(name, os.R_OK):
         return None  # HDF5's errors say more
     with open(name, "rb") as file:
