@@ -20,7 +20,7 @@ from elmo_fast import stops
 from elmo_fast.choices import STORAGES
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_path, check_target, locked, new_hdf5, open_hdf5
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.token_table.seal import ROWS, Blocks, Seal, pieces, read_seal, write_seal
+from elmo_fast.model.token_table.seal import ROWS, Blocks, read_seal, write_seal
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
@@ -53,7 +53,7 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
     damaged.
     """
     name = os.fspath(path)
-    sealed = _sealed(name)
+    sealed = read_seal(name)
 
     def require(fits: bool, message: str) -> None:
         if not fits:
@@ -94,14 +94,6 @@ def _values(dataset: h5py.Dataset, name: str, mapped: bool) -> np.ndarray:
         # Copy on write: torch requires writable memory, and the file must not change.
         return np.memmap(name, dataset.dtype, "c", offset, dataset.shape)
     return dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
-
-
-def _sealed(name: str) -> tuple[Seal, np.ndarray] | None:
-    """As `read_seal`; None where no file can be read."""
-    if not os.path.isfile(name) or not os.access(name, os.R_OK):
-        return None  # HDF5's errors say more
-    with open(name, "rb") as file:
-        return read_seal(file, name)
 
 
 def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[str] | None,
@@ -189,9 +181,10 @@ class TableWriter:
                 file.attrs["fingerprint"] = fingerprint
             file.attrs["format_version"], file.attrs["precision"] = FORMAT_VERSION, precision
             first = dataset.get_offset()
-        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
-        self._seal = write_seal(self._file, first, self._shape[0] * self._row, self._shape[0])
+        with open(path, "r+b") as sealed:
+            self._seal = write_seal(sealed, first, self._shape[0] * self._row, self._shape[0])
         self._progress = np.zeros(1 + self._seal.blocks, dtype=np.int64)
+        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
 
     @property
     def _row(self) -> int:
@@ -202,10 +195,10 @@ class TableWriter:
         values = np.ascontiguousarray(vectors, dtype=self._dtype)
         self._put(self._seal.first + self.done * self._row, values)
         self._sync()
-        for first, last in pieces(len(values), self.done):
-            block = 1 + (self.done + first) // ROWS
-            self._progress[block] = zlib.crc32(values[first:last], int(self._progress[block]))
-        self.done += len(values)
+        for piece in np.split(values, range(ROWS - self.done % ROWS, len(values), ROWS)):  # of a block each
+            block = 1 + self.done // ROWS
+            self._progress[block] = zlib.crc32(piece, int(self._progress[block]))
+            self.done += len(piece)
         self._progress[0] = self.done
         self._put(self._seal.size, self._progress)
 
@@ -263,7 +256,7 @@ class ResumableWriter(TableWriter):
         """Open the partial file, `done` its good vectors; False when it is damaged or not one of this table."""
         self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115
         try:
-            self._seal, self._progress = read_seal(self._file, str(self._path))
+            self._seal, self._progress = read_seal(self._path)
             with h5py.File(self._path, "r") as file:
                 embedding, attributes = file["embedding"], file.attrs
                 words = split(file["vocabulary"][...], file["vocabulary_ends"][...])

@@ -152,7 +152,7 @@ class TokenTable:
         """Vectors of rows, int64 [N] -> float32 [N, P], on the table's device; refused where the file is damaged."""
         rows = torch.as_tensor(rows, device=self.device)
         joined = rows >= len(self._base)
-        if self._blocks:
+        if self._blocks and self._blocks.left:
             self._blocks.check(rows[~joined].numpy())
         if not self._grown or not joined.any():
             return self._base.index_select(0, rows).float()
