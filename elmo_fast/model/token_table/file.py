@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from elmo_fast.choices import STORAGES
-from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_hdf5, check_target, open_hdf5
+from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_hdf5, check_target
+from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.batching import BOUNDARIES
