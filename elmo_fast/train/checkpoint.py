@@ -85,8 +85,9 @@ def load_tensors(path: str | os.PathLike, name: str, expected: str) -> Any:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    with atomic_path(path) as partial:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with atomic_path(path) as partial, Disk(partial, path) as disk:
+        disk.write((json.dumps(content, indent=1) + "\n").encode())
+        disk.check()
 
 
 def copy_vocabulary(source: str, run: Path) -> None:
@@ -94,8 +95,9 @@ def copy_vocabulary(source: str, run: Path) -> None:
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
         open_source = gzip.open if source.endswith(".gz") else open
-        with atomic_path(target) as partial, open_source(source, "rb") as words, open(partial, "wb") as copy:
+        with atomic_path(target) as partial, open_source(source, "rb") as words, Disk(partial, target) as copy:
             shutil.copyfileobj(words, copy)
+            copy.check()
 
 
 def weights_of_run(run: str | os.PathLike,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elmo_fast.model.atomic_file import atomic_path, check_target
+from elmo_fast.model.atomic_file import Disk, atomic_path, check_target
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
@@ -89,8 +89,9 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
         counts.pop(word, None)
     by_count = sorted((-count, word) for word, count in counts.items() if count >= min_count)
     words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
-    with atomic_path(output) as partial:
-        partial.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    with atomic_path(output) as partial, Disk(partial, output) as disk:
+        disk.write("".join(f"{word}\n" for word in words).encode())
+        disk.check()
     return len(words), total
 
 
