@@ -1,6 +1,7 @@
 """HDF5 files opened to read: all they hold is inside the file and of a plausible size, and errors name the file."""
 
 import contextlib
+import mmap
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def _check_inside(file: "h5py.File", where: str) -> None:
 
     links: list[tuple[bytes, int]] = []
     file.id.links.visit(lambda link, info: links.append((link, info.type)), info=True)  # follows hard links alone
-    stored = os.path.getsize(file.filename)
+    stored, extents = os.path.getsize(file.filename), []
     for link, kind in links:
         shown = f"{where}: {link.decode(errors='replace')}"
         if kind != h5py.h5l.TYPE_HARD:
@@ -60,6 +61,32 @@ def _check_inside(file: "h5py.File", where: str) -> None:
         if properties.get_external_count() or properties.get_layout() == h5py.h5d.VIRTUAL:
             raise ConfigurationError(f"{shown}: expected values in the file itself, found them in other files")
         check_unpacked(shown, h5py.Dataset(item).nbytes, stored)
+        if properties.get_layout() == h5py.h5d.CONTIGUOUS and item.get_offset() is not None:
+            extents.append((item.get_offset(), item.get_storage_size()))
+    _check_heaps(file.filename, sorted(extents))
+
+
+def _check_heaps(path: str, extents: list[tuple[int, int]]) -> None:
+    """Raise `ValueError` for a damaged heap of strings outside the datasets' extents: HDF5 reads some for ever.
+
+    A heap is `GCOL`, a version, its size, then objects: number u16, references u16, 4 bytes, size u64 and values;
+    number 0 is the free space, whose size is that of all of it ("Global Heap" in HDF5's file format specification).
+    """
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = 0
+        for offset, size in [*extents, (len(content), 0)]:
+            while (heap := content.find(b"GCOL\1", end, offset)) >= 0:
+                end = heap + int.from_bytes(content[heap + 8 : heap + 16], "little")
+                at = heap + 16
+                if not at <= end <= len(content):
+                    raise ValueError("a heap of strings is cut short")
+                while at + 16 <= end:
+                    own = int.from_bytes(content[at + 8 : at + 16], "little")
+                    own = 16 + (own + 7 & ~7) if any(content[at : at + 2]) else own
+                    if not 16 <= own <= end - at:
+                        raise ValueError("a heap of strings is damaged")
+                    at += own
+            end = max(end, offset + size)
 
 
 def check_unpacked(name: str, size: int, stored: int) -> None:

@@ -3,13 +3,14 @@
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, Options, load, read_weights
 from elmo_fast.compat.allennlp.modules import Elmo as AllenNlpElmo
 from elmo_fast.model import hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.softmax_head import read_softmax
-from elmo_fast.model.token_table.file import read_table
+from elmo_fast.model.token_table.file import read_table, write_table
 from tests.support.files import TINY, paths, write_model
 
 B = "RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"
@@ -130,3 +131,37 @@ def test_a_softmax_that_is_not_finite_is_refused(tmp_path):
         file["softmax/W"], file["softmax/b"] = np.zeros((3, 4), np.float32), np.array([0, np.nan, 0], np.float32)
     with pytest.raises(ConfigurationError, match="softmax/b: expected finite float32 numbers, found 1 that"):
         read_softmax(tmp_path / "softmax.hdf5", 4)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 63, (1 << 64) - 16])
+def test_a_heap_of_strings_that_hdf5_reads_for_ever_is_refused(tmp_path, size):
+    path = tmp_path / "table.hdf5"
+    write_table(path, torch.zeros(2, 3), ["a", "b"], "0" * 32, "highest")
+    content = bytearray(path.read_bytes())
+    heap = content.index(b"GCOL")
+    end, at = heap + int.from_bytes(content[heap + 8 : heap + 16], "little"), heap + 16
+    while any(content[at : at + 2]):  # to the free space
+        at += 16 + (int.from_bytes(content[at + 8 : at + 16], "little") + 7 & ~7)
+    assert at < end
+    content[at + 8 : at + 16] = size.to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"^token table {path}: expected an HDF5 file, .*a heap of strings is"):
+        read_table(path)
+
+
+def test_heaps_of_strings_of_every_size_are_read(tmp_path):
+    path = tmp_path / "strings.hdf5"
+    texts = ["x" * (7 * k % 200) for k in range(300)]
+    with h5py.File(path, "w") as file:
+        for number, text in enumerate(texts):
+            file.attrs[str(number)] = text
+        file["numbers"] = np.zeros((100, 10))
+        file.create_dataset("texts", data=texts, dtype=h5py.string_dtype())
+    with h5py.File(path, "a") as file:
+        for number in range(0, 300, 3):
+            del file.attrs[str(number)]
+        file["texts"][::2] = "y"
+        file.attrs["large"] = "z" * 20_000
+    with open_hdf5(path, "weight_file") as file:
+        assert file.attrs["large"] == "z" * 20_000 and file.attrs["1"] == texts[1]
+        assert [text.decode() for text in file["texts"][1:6:2]] == texts[1:6:2]
