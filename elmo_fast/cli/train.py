@@ -72,6 +72,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vocab", metavar="FILE", help="vocabulary file with <S>, </S> and <UNK>, most frequent first")
     add = parser.add_argument_group("start").add_argument
     add("--resume", action="store_true", help="continue RUN exactly from its last checkpoint")
+    add("--resume-from", metavar="FILE", help="continue RUN from this checkpoint; later ones are replaced")
     add("--from-model", metavar="MODEL", help="fine-tune: a directory, ZIP, URL or name, as in embed")
     add("--from-options", metavar="FILE", help="fine-tune: options.json, with --from-weights")
     add("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")

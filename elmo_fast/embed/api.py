@@ -21,13 +21,15 @@ Layers = str | Sequence[float]
 
 
 def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device | None = None,
-         precision: str = "highest", backend: str = "auto") -> "LoadedElmo":
+         precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False) -> "LoadedElmo":
     """Load a model to get vectors from.
 
     `model` is a name, a directory, a ZIP, or the URL of a ZIP or of a directory (`find_model`), by default the bundled
     one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
+    NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
-    bilm = BiLm.from_model(model, state="warm", precision=precision, backend=backend)
+    bilm = BiLm.from_model(model, state="warm", precision=precision, backend=backend,
+                            allow_nonfinite=allow_nonfinite)
     return LoadedElmo(bilm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 

@@ -152,20 +152,27 @@ def _write_h5(path, arrays) -> None:
 
 
 def _write_npz(path, arrays) -> None:
-    with atomic_path(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
-        for name, values in arrays:
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
+    with atomic_path(path) as part, Disk(part, path) as disk:
+        with zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
+            for name, values in arrays:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
+                disk.check()
+        disk.check()
 
 
 def _write_npy(path, arrays) -> None:
-    names_file = Path(path).with_suffix(".json")
-    with atomic_path(names_file) as names_part, atomic_path(path) as part:
+    names_path = Path(path).with_suffix(".json")
+    with (atomic_path(names_path) as names_part, atomic_path(path) as part, Disk(names_part, names_path) as names_disk,
+          Disk(part, path) as disk):
         named = list(arrays)
-        names_part.write_text(json.dumps([name for name, _ in named]), encoding="utf-8")
-        with open(part, "wb") as file:
-            np.save(file, np.asarray([values for _, values in named]), allow_pickle=False)
-        Path(os.path.realpath(names_file)).unlink(missing_ok=True)  # old names never stand beside new vectors
+        values = np.asarray([values for _, values in named])
+        names_disk.write(json.dumps([name for name, _ in named]).encode())
+        np.lib.format.write_array_header_1_0(disk, np.lib.format.header_data_from_array_1_0(values))
+        disk.write(values if values.size else b"")  # `np.save` would go past the `Disk`, to the file's descriptor
+        for written in (names_disk, disk):
+            written.check()
+        Path(os.path.realpath(names_path)).unlink(missing_ok=True)  # old names never stand beside new vectors
 
 
 _WRITERS = {".h5": _write_h5, ".npz": _write_npz, ".npy": _write_npy}

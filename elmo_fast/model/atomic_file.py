@@ -1,4 +1,4 @@
-"""Files and directories written atomically by a process at a time, and HDF5 files read with named errors."""
+"""Files and directories written atomically, by a process at a time: they take their name only when complete."""
 
 import contextlib
 import ctypes
@@ -191,31 +191,6 @@ def check_target(path: str | os.PathLike, name: str) -> None:
                               f"got the device or pipe {target}")
     if not os.access(folder, os.W_OK) or (os.path.exists(target) and not os.access(target, os.W_OK)):
         raise PermissionError(f"{name}: expected a path that can be written, got {target}")
-
-
-@contextlib.contextmanager
-def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
-    """An HDF5 file to read; `name` is what it is.
-
-    Raises `OSError` where there is no file that can be read, and `ConfigurationError` for damage found in the body.
-    """
-    import h5py
-
-    source = os.fspath(path)
-    if os.path.isdir(source):
-        raise IsADirectoryError(f"{name}: expected an HDF5 file, got the directory {source}")
-    if not os.path.exists(source):
-        raise FileNotFoundError(f"{name}: expected an HDF5 file, found nothing at {source}")
-    if not os.access(source, os.R_OK):
-        raise PermissionError(f"{name}: expected a file that can be read, got {source}")
-    try:
-        with h5py.File(source, "r") as file:
-            yield file
-    except ConfigurationError:
-        raise
-    except HDF5_ERRORS as error:
-        raise ConfigurationError(f"{name} {source}: expected an HDF5 file, got something else or a file cut short "
-                                 f"or damaged ({error})") from error
 
 
 class Disk(io.FileIO):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import glob
+import hashlib
 import mmap
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elmo_fast import stops
-from elmo_fast.model.atomic_file import atomic_path, check_target, locked
+from elmo_fast.model.atomic_file import Disk, atomic_path, check_target, locked
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
@@ -28,12 +29,13 @@ Location = tuple[int, int, int]  # epoch, group of shards and sentence, numbered
 
 
 class Shard(NamedTuple):
-    """One file: its size in bytes, lines and whitespace-separated tokens."""
+    """One file: its size in bytes, lines and whitespace-separated tokens, and a hash of its text."""
 
     path: str
     size: int
     sentences: int
     tokens: int
+    digest: str
 
     @property
     def predictions(self) -> int:
@@ -59,16 +61,21 @@ def read_shards(patterns: Sequence[str] | str, name: str) -> list[Shard]:
     """Count every file that `patterns` match. `ValueError` for an empty file and for bytes that are not UTF-8."""
     paths = find_files(patterns, name)
     totals = {path: np.zeros(2, dtype=np.int64) for path in paths}
-    for path, counted in map_chunks(_count, paths):
+    digests = {path: hashlib.blake2b(digest_size=16) for path in paths}  # of the chunks' digests
+    for path, (counted, digest) in map_chunks(_count, paths):
         totals[path] += counted
+        digests[path].update(digest)
     for path, (_, tokens) in totals.items():
         if not tokens:
             raise ValueError(f"{name}: expected sentences in every file, found no token in {path}")
-    return [Shard(path, os.path.getsize(path), *total.tolist()) for path, total in totals.items()]
+    return [Shard(path, os.path.getsize(path), *total.tolist(), digests[path].hexdigest())
+            for path, total in totals.items()]
 
 
-def _count(text: str) -> tuple[int, int]:
-    return text.count("\n") + bool(text and not text.endswith("\n")), len(text.split())
+def _count(text: str) -> tuple[tuple[int, int], bytes]:
+    """Lines and tokens, and a hash of the text."""
+    counted = text.count("\n") + bool(text and not text.endswith("\n")), len(text.split())
+    return counted, hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, min_count: int = 1,
@@ -97,8 +104,9 @@ def _make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, min
         counts.pop(word, None)
     by_count = sorted((-count, word) for word, count in counts.items() if count >= min_count)
     words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
-    with atomic_path(output) as partial:
-        partial.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    with atomic_path(output) as partial, Disk(partial, output) as disk:
+        disk.write("".join(f"{word}\n" for word in words).encode())
+        disk.check()
     return len(words), total
 
 

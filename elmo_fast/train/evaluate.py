@@ -102,7 +102,11 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
             bar.update(steps * batch_size)
     by_batch = torch.cat(losses, dim=1)
     means = by_batch.mean(1)
-    return Perplexity(math.exp(means.mean()), tuple(map(math.exp, means.tolist())), by_batch.shape[1], batch_size)
+    return Perplexity(_exp(float(means.mean())), tuple(map(_exp, means.tolist())), by_batch.shape[1], batch_size)
+
+
+def _exp(value: float) -> float:
+    return math.inf if value > 700 else math.exp(value)  # where it would be too large for a float
 
 
 def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkpoint: str | os.PathLike | None = None,

@@ -18,14 +18,14 @@ import torch
 from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import expected_shapes, lstm_name
+from elmo_fast.model.weights import lstm_name
 from elmo_fast.stops import interruptible
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.loop import Trainer
-from elmo_fast.train.model import LanguageModel
+from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.optimizer import Replicas, Updater
 
 PYTHON_VARIABLE = "ELMO_FAST_TENSORFLOW_PYTHON"
@@ -177,7 +177,7 @@ def tf_names(config: TrainConfig) -> dict[str, str]:
 
     From `bilm/training.py`, as TensorFlow 1.2 and later name its variables.
     """
-    names = {name: f"{_SCOPE}/{name}" for name in _shapes(config)}
+    names = {name: f"{_SCOPE}/{name}" for name in parameter_shapes(config)}
     for direction, layer, dataset in itertools.product((0, 1), range(config.model.lstm.n_layers), _TF_LSTM):
         name = lstm_name(direction, layer, dataset)
         if name in names:
@@ -189,19 +189,11 @@ def tf_names(config: TrainConfig) -> dict[str, str]:
     return names
 
 
-def _shapes(config: TrainConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every dataset, softmax included."""
-    shapes = {name: shape for name, shape in expected_shapes(config.model).items()
-              if config.bidirectional or not name.startswith("RNN_1")}
-    words = config.model.n_tokens_vocab
-    return {**shapes, **dict(zip(SOFTMAX, ((words, config.model.lstm.projection_dim), (words,))))}
-
-
 def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulators: bool) -> set[str]:
     """The variables without accumulator. `ConfigurationError` for missing, misshapen or unexpected variables."""
     source, names = f"checkpoint {variables.prefix}", tf_names(config)
     found = {name: values.shape for name, values in variables.arrays.items()}
-    expected = {names[name]: shape for name, shape in _shapes(config).items()}
+    expected = {names[name]: shape for name, shape in parameter_shapes(config).items()}
     accumulators = {f"{name}/{_ACCUMULATOR}": shape for name, shape in expected.items()}
     missing = sorted(expected.keys() - found.keys())
     if missing:

@@ -145,10 +145,16 @@ class Trainer:
             found, expected = (tuple(tuple(part.shape) for part in parts) for parts in ((h, c), self._states[k]))
             if found != expected:
                 raise ConfigurationError(f"checkpoint: expected states of shapes {expected}, got {found}")
+            places = (self.model.directions, 1 + self.config.batch_size, 4)
+            if position is not None and tuple(position.shape) != places:
+                raise ConfigurationError(f"checkpoint: expected positions of shape {places}, got "
+                                         f"{tuple(position.shape)}")
             self._states[k] = _to_device((h, c), self.replicas.device)
             self._positions[k] = None if position is None else position.numpy()
         if "losses" in state and streams is not None:  # earlier versions have none
-            self.losses = list(state["losses"][self.replicas.rank].to(self.replicas.device))
+            by_rank, replicas = state["losses"], self.replicas
+            own = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
+            self.losses = list(own.to(replicas.device))
         self.step_number, self._batches = state["step"], None
 
 

@@ -35,7 +35,8 @@ _WITH_FIRST_RESUME = (
     "n_negative_samples_batch", "all_clip_norm_val", "learning_rate", "warmup_steps", "decay", "reset_states", "seed")
 
 
-def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, device: str | None = None,
+def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
+                    resume_from: str | os.PathLike | None = None, device: str | None = None,
                     workers: int | None = None, **given: Any) -> None:
     """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
     if device is None:
@@ -54,9 +55,12 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, d
         if replicas.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
         workers = (2 if replicas.device.type == "cuda" else 0) if workers is None else workers
-        set_up = _resume if resume else _start
         with stops.stoppable(terminate=True), _locked(folder) if replicas.is_first else contextlib.nullcontext():
-            set_up(folder, replicas, workers, given).train()
+            if resume or resume_from:
+                run = _resume(folder, replicas, workers, given, resume_from)
+            else:
+                run = _start(folder, replicas, workers, given)
+            run.train()
     finally:
         replicas.close()
 
@@ -160,11 +164,13 @@ def _trainer(config: TrainConfig, weights, precision: str, shards: list[Shard], 
     return trainer
 
 
-def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
+def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any],
+            start: str | os.PathLike | None) -> Run:
+    """`start` is the checkpoint to continue from, without it the run's last."""
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
-    data, found = read_json(folder / RUN_FILE), checkpoint.in_order(folder)
-    state = checkpoint.read(found[-1]) if found else None
+    data, found = read_json(folder / RUN_FILE), start or next(reversed(checkpoint.in_order(folder)), None)
+    state = checkpoint.read(found, "optimizer", "streams", "shards", "evaluations") if found else None
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
     run_config = RunConfig.take_from({**data, **given})
     given = {name: value for name, value in given.items() if not hasattr(run_config, name)}
@@ -209,8 +215,10 @@ def _first_data(data: dict[str, Any], given: dict[str, Any], replicas: Replicas)
 
 
 def _check_shards(before: list[list], now: list[Shard]) -> None:
-    expected, found = ([[os.path.basename(path), *rest] for path, *rest in shards] for shards in (before, now))
-    if found != expected:
-        changed = next((old for old, new in zip(expected, found) if old != new), ["their number"])
+    """Of files that a run began with before their text was hashed, the sizes and counts are compared."""
+    expected = [[os.path.basename(path), *rest] for path, *rest in before]
+    found = [[os.path.basename(path), *rest] for path, *rest in now]
+    changed = [old[0] for old, new in zip(expected, found) if old != new[: len(old)]]
+    if changed or len(found) != len(expected):
         raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "
-                                 f"a difference in {changed[0]}")
+                                 f"a difference in {(changed or ['their number'])[0]}")
