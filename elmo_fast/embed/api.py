@@ -13,7 +13,7 @@ from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.files import check_array_file, write_arrays
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.sources import DEFAULT_MODEL
-from elmo_fast.text.batching import check_batch
+from elmo_fast.text.batching import check_batch, check_iterable
 from elmo_fast.text.fasta import FastaRecord
 
 Text = str | Sequence[str] | FastaRecord
@@ -126,6 +126,7 @@ POOLS: dict[str, Callable] = {"mean": partial(np.mean, axis=-2), "max": partial(
 def _listed(sentences: Iterable[Text]) -> list[Text]:
     if isinstance(sentences, (str, bytes, FastaRecord)):
         raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a list")
+    check_iterable(sentences, "sentences")
     return list(sentences)
 
 

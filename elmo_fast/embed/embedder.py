@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, check_choice, check_count
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, MOST_SENTENCES, check_choice, check_count
 from elmo_fast.embed.files import hdf5_file, read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.batch_layout import remove_boundaries
@@ -20,7 +20,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_host
-from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
+from elmo_fast.text.batching import batch_to_ids, check_batch, check_iterable, check_sentence
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
@@ -103,12 +103,13 @@ class ElmoEmbedder:
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
+        check_iterable(sentences, "sentences")
         checked = (check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
         return self.stream(checked, batch_size)
 
     def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         """As `embed_sentences`, of sentences that were checked before."""
-        check_count("batch_size", batch_size)
+        check_count("batch_size", batch_size, most=MOST_SENTENCES)
         if self.elmo_bilm.backend == "reference":
             source = iter(sentences)
             batches = iter(lambda: list(itertools.islice(source, batch_size)), [])

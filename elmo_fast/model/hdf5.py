@@ -64,6 +64,9 @@ def _check_inside(file: "h5py.File", where: str) -> None:
         if properties.get_layout() == h5py.h5d.CONTIGUOUS and item.get_offset() is not None:
             extents.append((item.get_offset(), item.get_storage_size()))
     _check_heaps(file.filename, sorted(extents))
+    for attribute in file.attrs:
+        if file.attrs.get_id(attribute).get_type().get_class() == h5py.h5t.VLEN:  # HDF5 crashes over damaged ones
+            raise ConfigurationError(f"{where}: attribute {attribute}: expected numbers or strings, found sequences")
 
 
 def _check_heaps(path: str, extents: list[tuple[int, int]]) -> None:

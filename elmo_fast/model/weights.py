@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -153,8 +154,9 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
     Characters uniform in ±1, words and LSTM uniform by fan-in and fan-out (Glorot); convolutions uniform in ±0.05 for
     relu (Kim et al. 2015), else normal by fan-in; highway and projection normal by fan-in, carry bias -2.
     """
-    generator, weights = np.random.default_rng(seed), {}
-    for name, shape in expected_shapes(options).items():
+    generator, weights, shapes = np.random.default_rng(seed), {}, expected_shapes(options)
+    _check_memory(4 * sum(map(math.prod, shapes.values())))
+    for name, shape in shapes.items():
         leaf, limit = name.rsplit("/", 1)[-1], None
         if leaf == "char_embed":
             limit = 1
@@ -170,6 +172,16 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
             values = generator.normal(0, np.sqrt(1 / np.prod(shape[:-1])), shape)
         weights[name] = values.astype(np.float32)
     return weights
+
+
+def _check_memory(size: int) -> None:
+    """Raise `ConfigurationError` for weights of more bytes than the machine has, before it begins to swap."""
+    if not hasattr(os, "sysconf"):  # not POSIX
+        return
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > available:
+        raise ConfigurationError(f"options: expected a model whose weights fit into the {available >> 30:,} GB of this "
+                                 f"machine, got one of {size >> 30:,} GB")
 
 
 def fingerprint(weights: Weights, options: Options | None = None) -> str:

@@ -46,7 +46,10 @@ class Shard(NamedTuple):
 def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
     """Sorted files that paths and globs match, without repetition. `FileNotFoundError` without a match."""
     found: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, Sequence) or not all(isinstance(pattern, (str, os.PathLike)) for pattern in listed):
+        raise ValueError(f"{name}: expected paths of text, got {patterns!r:.80}")
+    for pattern in listed:
         paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
         matches = list(filter(os.path.isfile, paths))
         if not matches:

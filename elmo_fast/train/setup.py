@@ -17,6 +17,7 @@ from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import read_weights
+from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
@@ -106,7 +107,7 @@ def _absolute(value: list[str] | str | None) -> list[str] | str | None:
 
 def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], list[Shard]]:
     """Shards of the training and of the held-out text."""
-    shards, heldout = (read_shards(data[name], name) if data[name] else [] for name in ("train", "heldout"))
+    shards, heldout = (read_shards(data[name], name) if data.get(name) else [] for name in ("train", "heldout"))
     sentences = sum(shard.sentences for shard in heldout)
     if heldout and sentences < config.evaluate_batch_size:
         raise ValueError(f"--evaluate-batch-size: expected at most the {sentences} sentences of the held-out text, got "
@@ -148,20 +149,21 @@ def _fine_tuned(model: dict[str, Any], options: dict[str, Any], given: dict[str,
     return config, weights
 
 
-def _trainer(config: TrainConfig, weights, precision: str, shards: list[Shard], vocabulary: Vocabulary,
+def _trainer(config: TrainConfig, weights, precision: str | None, shards: list[Shard], vocabulary: Vocabulary,
              replicas: Replicas, workers: int) -> Trainer:
     """`ValueError` if there are fewer words than samples, or less text than a step reads."""
-    model = LanguageModel(config, weights, precision=precision).to(replicas.device)
-    trainer, training = Trainer(model, shards, vocabulary, replicas, workers), config.training
+    training, available = config.training, sum(shard.predictions for shard in shards)
+    streams = replicas.world * training.accumulate
+    rows = training.batch_size * streams
     if training.sample_softmax and training.n_negative_samples_batch > vocabulary.size:
         raise ValueError(f"n_negative_samples_batch: expected at most the {vocabulary.size} words of the vocabulary, "
                          f"got {training.n_negative_samples_batch}; lower --negatives, or train with --full-softmax")
-    if trainer.steps_per_epoch < 1:
-        available = sum(shard.predictions for shard in shards)
-        raise ValueError(f"unroll_steps: expected at most {available // (training.batch_size * trainer.streams)} for "
-                         f"{available:,} tokens with their sentences' ends in {training.batch_size} rows of "
-                         f"{trainer.streams} streams, got {training.unroll_steps}")
-    return trainer
+    if training.unroll_steps * rows > available:
+        name, most = ("unroll_steps", available // rows) if rows <= available else ("batch_size", available // streams)
+        raise ValueError(f"{name}: expected at most {most} for {available:,} tokens with their sentences' ends in "
+                         f"{training.batch_size} rows of {streams} streams, got {getattr(training, name)}")
+    model = LanguageModel(config, weights, precision=check_precision(precision)).to(replicas.device)
+    return Trainer(model, shards, vocabulary, replicas, workers)
 
 
 def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any],
@@ -181,6 +183,8 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if is_first:
         data = _first_data(data, given, replicas)
     shards, heldout = _read_text(data, run_config)
+    if state is not None and not is_first:
+        _check_shards(state["shards"] or [], shards)
     if is_first:
         given["n_train_tokens"] = sum(shard.tokens for shard in shards)
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
@@ -189,10 +193,8 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
         raise ConfigurationError(f"vocabulary {folder / VOCABULARY_FILE}: expected {config.model.n_tokens_vocab} "
                                  f"words, got {vocabulary.size}")
     weights = initial_weights(config, config.training.seed)
-    trainer = _trainer(config, weights, data["precision"], shards, vocabulary, replicas, workers)
+    trainer = _trainer(config, weights, data.get("precision"), shards, vocabulary, replicas, workers)
     if state is not None:
-        if not is_first:
-            _check_shards(state["shards"], shards)
         trainer.restore(state)
     if given and replicas.is_first:
         write_json(folder / OPTIONS_FILE, config.to_dict())

@@ -166,3 +166,15 @@ def test_heaps_of_strings_of_every_size_are_read(tmp_path):
     with open_hdf5(path, "weight_file") as file:
         assert file.attrs["large"] == "z" * 20_000 and file.attrs["1"] == texts[1]
         assert [text.decode() for text in file["texts"][1:6:2]] == texts[1:6:2]
+
+
+def test_attributes_that_are_sequences_are_refused(tmp_path):
+    """A flipped bit makes one of a string, and HDF5 then reads memory that is not its own."""
+    path = tmp_path / "table.hdf5"
+    write_table(path, torch.zeros(2, 3), ["a", "b"], "0" * 32, "highest")
+    with h5py.File(path, "a") as file:
+        del file.attrs["fingerprint"]
+        kind = h5py.h5t.vlen_create(h5py.h5t.NATIVE_INT64)
+        h5py.h5a.create(file.id, b"fingerprint", kind, h5py.h5s.create(h5py.h5s.SCALAR))
+    with pytest.raises(ConfigurationError, match="attribute fingerprint: expected numbers or strings, found sequences"):
+        read_table(path)

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 SECONDS, MEMORY = 10, 2 << 30
@@ -58,7 +59,7 @@ def call(function: Callable[[], Any], seconds: float = SECONDS, memory: int = ME
 
 def _answer(function: Callable[[], Any], writer: int, memory: int) -> None:
     """Never returns: the fork must not run its parent's clean-up."""
-    own = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (own + memory, own + memory))
     try:
         answer = "returned", function()

@@ -11,7 +11,7 @@ from torch import nn
 from tqdm import tqdm
 
 from elmo_fast import stops
-from elmo_fast.choices import check_count
+from elmo_fast.choices import MOST_SENTENCES, check_count
 from elmo_fast.compat.bilm.elmo import Variables
 from elmo_fast.embed.files import hdf5_file, read_lines, scan
 from elmo_fast.embed.stream import SlotStream
@@ -54,7 +54,7 @@ class BidirectionalLanguageModel(nn.Module):
         if not use_character_inputs and embedding_weight_file is None:
             raise ValueError("embedding_weight_file: expected the file of token vectors, which "
                              "use_character_inputs=False reads, got None")
-        self.max_batch_size = int(check_count("max_batch_size", max_batch_size))
+        self.max_batch_size = int(check_count("max_batch_size", max_batch_size, most=MOST_SENTENCES))
         self.use_character_inputs = bool(use_character_inputs)
         table = None if use_character_inputs else embedding_weight_file
         self.bilm = _read(options_file, weight_file, table, state=state, precision=precision, backend=backend)
@@ -163,7 +163,7 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
     which are much faster, from that of line `i - batch_size`. With `state` `zero` or `warm` the size does not matter.
     A blank line has no tokens and runs as `<S> </S>`. The output is written atomically.
     """
-    check_count("batch_size", batch_size)
+    check_count("batch_size", batch_size, most=MOST_SENTENCES)
     check_target(outfile, "output file")
     _, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, state=state, precision=precision,
                                     backend=backend)
