@@ -26,12 +26,16 @@ class _Stop:
         if number == signal.SIGINT:  # the next one acts at once
             signal.signal(number, signal.SIG_DFL if self.in_command else self.handlers[number])
         if self.raises_at_once:
-            self.pass_on()
+            try:
+                self.pass_on()
+            finally:
+                self.number = number  # in case what it raises is lost
 
     def pass_on(self) -> None:
-        """Call the handler that was there before: Python's own raises `KeyboardInterrupt`."""
-        handler = self.handlers[self.number]
-        (handler if callable(handler) else signal.default_int_handler)(self.number, None)
+        """Call the handler that was there before, once: Python's own raises `KeyboardInterrupt`."""
+        number, self.number = self.number, None
+        handler = self.handlers[number]
+        (handler if callable(handler) else signal.default_int_handler)(number, None)
 
 
 _stop = _Stop()

@@ -77,16 +77,16 @@ def locked(target: str | os.PathLike, reserve: bool = False) -> Iterator[Path]:
         del _held[final]
 
 
-def _lock(final: Path, mine: _Held) -> IO[str]:
+def _lock(final: Path, mine: _Held) -> IO[bytes]:
     """The lock file of an output, locked. POSIX locks: unlike those of `flock`, forked workers do not inherit them."""
     import fcntl
 
     while True:
-        file = open(final.with_name(f"{final.name}.lock"), "a+", encoding="utf-8")  # noqa: SIM115
+        file = open(final.with_name(f"{final.name}.lock"), "a+b", buffering=0)  # noqa: SIM115
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            process, host = (_content(file) + ["unknown", "an unknown host"])[:2]
+            process, host = [*_content(file), "unknown", "an unknown host"][:2]
             file.close()
             if isinstance(error, (BlockingIOError, PermissionError)):
                 raise ConfigurationError(f"output {final}: expected no other process to write it, found process "
@@ -100,15 +100,18 @@ def _lock(final: Path, mine: _Held) -> IO[str]:
     if len(content) == 3 and _PARTIAL.fullmatch(content[2]):
         for folder in filter(Path.is_dir, (final.parent, final)):
             _remove(folder / f"{final.name}{content[2]}")
-    file.truncate(0)
-    file.write(f"{mine.process} {socket.gethostname()} {mine.partial.name.removeprefix(final.name)}\n")
-    file.flush()
+    try:
+        file.truncate(0)
+        file.write(f"{mine.process} {socket.gethostname()} {mine.partial.name.removeprefix(final.name)}\n".encode())
+    except OSError as error:
+        os.unlink(file.name)
+        raise OSError(error.errno, error.strerror, file.name) from error
     return file
 
 
-def _content(file: IO[str]) -> list[str]:
+def _content(file: IO[bytes]) -> list[str]:
     file.seek(0)
-    return file.read(4096).split()
+    return file.read(4096).decode(errors="replace").split()
 
 
 def _partial_path(final: Path) -> Path:

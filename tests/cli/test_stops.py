@@ -141,6 +141,20 @@ def test_a_flag_that_nothing_looked_at_is_passed_on_once():
     stops.check()
 
 
+def test_a_handler_of_the_user_is_called_once():
+    calls = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: calls.append(number))
+    try:
+        with stops.stoppable():
+            signal.raise_signal(signal.SIGTERM)
+            assert stops.is_requested() and not calls
+            stops.check()
+            stops.check()
+        assert calls == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_other_threads_have_no_stops():
     found = []
     with pytest.raises(KeyboardInterrupt), stops.stoppable():

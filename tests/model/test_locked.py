@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 import signal
 import socket
 import threading
@@ -140,10 +141,21 @@ def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
         pytest.fail("no lock")
 
 
+def test_a_full_disk_names_the_lock_file_and_leaves_none(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large: '.*a.lock'"), atomic_path(tmp_path / "a"):
+            pytest.fail("no lock")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(tmp_path) == []
+
+
 def test_a_damaged_lock_file_removes_nothing_else(tmp_path):
     (tmp_path / "b").touch()
-    for content in ("1 host ../b", "1 host /b", "\0" * 100, "1 host .0123abcd.part more", ""):
-        (tmp_path / "a.lock").write_text(content)
+    for content in (b"1 host ../b", b"1 host /b", bytes(100), b"1 host .0123abcd.part more", b"", b"\xff \xfe \xfd"):
+        (tmp_path / "a.lock").write_bytes(content)
         with locked(tmp_path / "a"):
             assert names(tmp_path) == ["a.lock", "b"]
 

@@ -190,7 +190,9 @@ def race(name: str, command: Command, folder: Path, processes: int, expected: st
         reader, writer = os.pipe()  # closed when all may start
         children = []
         for number in range(processes):
-            def run(number=number, wait=rng.choice((0, 0, 0.002, 0.02))):
+            wait = rng.choice((0, 0, 0.002, 0.02))
+
+            def run(number=number, wait=wait):
                 sys.stderr = open(f"{errors}-{number}", "w")  # noqa: SIM115
                 os.close(writer)
                 os.read(reader, 1)
