@@ -90,7 +90,7 @@ def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
     has_manifest = _has_manifest(path)
     content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train", _remedy(path))
     found = content.get("format") if isinstance(content, dict) else None
-    if found not in (1, FORMAT):
+    if type(found) is not int or found not in (1, FORMAT):
         raise ConfigurationError(f"checkpoint {path}: expected format {FORMAT} of elmo-fast train, got another file")
     if found == FORMAT and not has_manifest:
         raise ConfigurationError(f"checkpoint {path}: expected its checksum at the end, found none: the file is damaged"

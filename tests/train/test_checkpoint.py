@@ -125,6 +125,14 @@ def test_such_a_run_is_not_resumed(run, capsys, entry, value):
     check_refusals(capsys, (["train", run, "--resume", "--max-steps", "6"], f"checkpoint {last}: {entry}: expected"))
 
 
+@pytest.mark.parametrize("number", [None, 0, 3, "1", torch.zeros(3, 1)])
+def test_another_format_is_refused(run, number):
+    last = checkpoint.in_order(run)[-1]
+    torch.save({**checkpoint.read(last), "format": number}, last)
+    with pytest.raises(ConfigurationError, match="expected format 2 of elmo-fast train, got another file"):
+        checkpoint.read(last)
+
+
 def test_positions_of_another_shape_are_refused(run, capsys):
     last = checkpoint.in_order(run)[-1]
     content = checkpoint.read(last)
