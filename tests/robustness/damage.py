@@ -17,6 +17,8 @@ def damage_bytes(path: Path, rng: random.Random) -> str:
     """Flip bits, overwrite or cut a block, or append one; returns what was done."""
     content = bytearray(path.read_bytes())
     way = rng.choice(("flip", "flip", "overwrite", "zero", "cut", "append", "swap"))
+    if not content:
+        content += b"\n"
     at = rng.randrange(len(content) or 1)
     size = min(rng.choice((1, 8, 64, 512, 4096)), len(content) - at)
     if way == "flip":
