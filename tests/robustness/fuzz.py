@@ -260,8 +260,8 @@ def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
            "--options-file", world.corpus["options_file"], "--max-steps", 1)
           for name in ("batch-size", "unroll-steps", "negatives", "max-steps", "epochs", "dropout", "clip-norm", "seed",
                        "learning-rate", "log-every", "keep", "accumulate", "warmup-steps", "patience", "workers"))))
-    if flag == "--max-steps" and isinstance(value, int):
-        value = min(value, 3)  # more would train for as long as it was told to
+    if flag == "--max-steps" and str(value).strip().isdigit():
+        value = min(int(value), 3)  # more would train for as long as it was told to
     return Case(f"{command[0]} {flag} {value!r}", lambda: len(world.command(*command, flag, value)))
 
 
