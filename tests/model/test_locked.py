@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -41,8 +42,8 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
     target = tmp_path / "a"
     target.write_text("old")
     process = hold(target)
-    message = f"^output {target}: expected no other process to write it, found process {process.pid} on " \
-              f"{socket.gethostname()}, which has locked {target}.lock$"
+    message = (f"^output {target}: expected no other process to write it, found process {process.pid} on "
+               f"{socket.gethostname()}, which has locked {target}.lock$")
     for writer in (atomic_path, atomic_hdf5, locked):
         with pytest.raises(ConfigurationError, match=message), writer(target):
             pytest.fail("two writers")
@@ -61,13 +62,12 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
 
 def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):
     process = hold(tmp_path / "a", forks=True)
-    kill_group = signal.SIGKILL
-    child = int(open(f"/proc/{process.pid}/task/{process.pid}/children").read())
-    os.kill(process.pid, kill_group)
+    child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)
     with locked(tmp_path / "a"):
         assert names(tmp_path) == ["a.lock"]
-    os.kill(child, kill_group)
+    os.kill(child, signal.SIGKILL)
 
 
 def test_a_fork_is_refused_and_leaves_the_lock(tmp_path):

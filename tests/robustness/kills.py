@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
-import numpy as np
 import torch
 
 from elmo_fast.train.checkpoint import read_log
@@ -166,7 +164,7 @@ class Kills:
                 os.kill(child, signal.SIGKILL)
                 self.kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
                 self._check_name(output)
-            if output.exists() and self.name in ("import-tf",):  # wants a new directory, and the one there is complete
+            if output.exists() and self.name == "import-tf":  # wants a new directory, and the one there is complete
                 return
             if os.waitpid(fork(lambda: self.command.run(output)), 0)[1]:
                 self.faults.append(f"{self.name}: the run after a kill failed")

@@ -10,12 +10,10 @@ from tests.robustness.fuzz import KINDS
 from tests.support.files import ROOT
 
 CASES = 56  # of a kind: 500 in all
-# Flipped bits of vectors are not noticed: files of tables have no checksums.
-KNOWN = {kind: pytest.mark.xfail(reason="no checksums of vectors") for kind in ("table", "partial table")}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=KNOWN.get(kind, ())) for kind in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_damaged_input_gives_the_right_result_or_a_refusal(kind):
     """In a process of its own: the forks of this one would lack the threads that earlier tests started."""
     arguments = [sys.executable, "-m", "tests.robustness.fuzz", "--kind", kind, "--cases", str(CASES)]

@@ -258,7 +258,7 @@ class ResumableWriter(TableWriter):
         self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115
         try:
             self._seal, self._progress = read_seal(self._path)
-            with h5py.File(self._path, "r") as file:
+            with open_hdf5(self._path, "partial token table") as file:
                 embedding, attributes = file["embedding"], file.attrs
                 words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
                 is_own = ((embedding.shape, embedding.dtype) == (self._shape, self._dtype)
