@@ -1,6 +1,7 @@
 # make embed     set up, then embed examples/sentences.txt
 # make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
 # make test-all  set up, then run the long tests, which `make test` leaves out
+# make test-integrations  set up, add the libraries of the extra `integrations`, then run their tests
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
 # make venv      set up only: an environment with torch, the build tools and this checkout, installed editable
 # make native    build the native module again and say what came of it
@@ -30,6 +31,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q $(PIP_FLAGS)
 TOOLS := $(VENV)/.elmo-fast-tools
 LINTERS := $(VENV)/.elmo-fast-linters
+INTEGRATIONS := $(VENV)/.elmo-fast-integrations
 # Named after the checkout: two of them may share an environment, and the last one installed is the one it runs.
 INSTALLED := $(VENV)/.elmo-fast-installed$(subst /,-,$(CURDIR))
 SOURCES := setup.py CMakeLists.txt $(shell find csrc)
@@ -41,7 +43,7 @@ SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"];
 	print("native module:", why and "none, because " + why or "built"); why or \
 	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
 
-.PHONY: venv native embed test test-all lint clean FORCE
+.PHONY: venv native embed test test-all test-integrations lint clean FORCE
 
 venv: $(INSTALLED)
 
@@ -76,6 +78,13 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(PY) -m pytest -q -m long $(PYTEST_FLAGS)
+
+test-integrations: $(INTEGRATIONS)
+	$(PY) -m pytest -q -m long tests/integrations $(PYTEST_FLAGS)
+
+$(INTEGRATIONS): pyproject.toml $(INSTALLED)
+	$(PIP) --no-build-isolation -e ".[integrations]"
+	touch $@
 
 lint: $(LINTERS)
 	$(VENV)/bin/ruff check .
