@@ -6,9 +6,8 @@ import numpy as np
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.embed.api import Layers, Text, load
-from elmo_fast.integrations import check_arguments, extra, width
+from elmo_fast.integrations import check_arguments, extra, pooled_vectors, tokenized, width
 from elmo_fast.model.sources import DEFAULT_MODEL
-from elmo_fast.text.batching import check_sentence
 
 with extra("scikit-learn"):
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
@@ -50,21 +49,12 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def transform(self, X: Iterable[Text]) -> np.ndarray:
         """Vectors of texts: float32 [texts, features]."""
         check_is_fitted(self)
-        texts = self._tokens(X)
-        filled = [number for number, tokens in enumerate(texts) if len(tokens)]
-        vectors = self.elmo_.embed([texts[number] for number in filled], self.layers, self.state, self.pool,
-                                   self.batch_size)
-        result = np.zeros((len(texts), self._n_features_out), np.float32)
-        for number, vector in zip(filled, vectors):
-            result[number] = vector.ravel()
-        return result
+        return pooled_vectors(self.elmo_, self._tokens(X), self.layers, self.state, self.batch_size, self.pool)
 
     def _tokens(self, X: Iterable[Text]) -> list[Sequence[str]]:
         if isinstance(X, (str, bytes)) or not isinstance(X, Iterable) or getattr(X, "ndim", 1) != 1:
             raise ValueError(f"X: expected a list of texts, got {type(X).__name__} {getattr(X, 'shape', '')}".rstrip())
-        split = self.tokenizer or str.split
-        return [split(text) if isinstance(text, str) else check_sentence(text, f"X[{number}]")
-                for number, text in enumerate(X)]
+        return tokenized(X, "X", self.tokenizer or str.split)
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
