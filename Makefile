@@ -82,10 +82,11 @@ test-all: $(INSTALLED)
 	$(PY) -m pytest -q -m long $(PYTEST_FLAGS)
 
 test-integrations: $(LIBRARIES)
-	$(PY) -m pytest -q -m long tests/integrations $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -m long tests/integrations tests/compat/test_elmoformanylangs.py $(PYTEST_FLAGS)
 
 $(LIBRARIES): pyproject.toml $(INSTALLED)
 	$(PIP) --no-build-isolation -e ".[$(INTEGRATIONS)]"
+	$(PIP) --no-deps elmoformanylangs
 	touch $@
 
 lint: $(LINTERS)

@@ -129,7 +129,8 @@ class WordEmbedder(nn.Module):
         raise ConfigurationError("tokens: expected word ids (this model reads no characters), got strings; "
                                  "number them with TokenBatcher and the model's vocabulary")
 
-    batch_ids = token_ids
+    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
+        return self.token_ids([])
 
     def warmup(self, backend: str = "auto") -> None:
         """A table has nothing to compile."""
