@@ -95,7 +95,8 @@ def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
     if found == FORMAT and not has_manifest:
         raise ConfigurationError(f"checkpoint {path}: expected its checksum at the end, found none: the file is damaged"
                                  f"{_remedy(path)}")
-    for name in ("step", "weights", *required):
+    optional = {"losses"} & content.keys()  # earlier versions wrote none
+    for name in ("step", "weights", *required, *optional):
         if not _FITS[name](content.get(name, ...)):
             raise ConfigurationError(f"checkpoint {path}: {name}: expected what elmo-fast train writes, got something "
                                      f"else or nothing{_remedy(path)}")
@@ -141,6 +142,8 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "weights": lambda value: isinstance(value, dict) and all(map(_is_numbers, value.values())),
     "optimizer": lambda value: isinstance(value, dict) and isinstance(value.get("state"), dict),
     "streams": lambda value: value is None or _is_list(value, _is_stream),
+    "losses": lambda value: (_is_list(value, lambda own: _is_numbers(own) and own.dim() == 1)
+                             and len(set(map(len, value))) == 1),
     "shards": lambda value: value is None or _is_list(
         value, lambda shard: isinstance(shard, list) and len(shard) > 3 and isinstance(shard[0], str)),
     "evaluations": lambda value: _is_list(

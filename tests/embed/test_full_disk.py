@@ -8,8 +8,7 @@ import pytest
 from elmo_fast.embed.files import write_arrays
 from elmo_fast.train.checkpoint import copy_vocabulary, write_json
 from elmo_fast.train.corpus import make_vocabulary
-from tests.support.files import names
-from tests.support.training import full_disk
+from tests.support.files import full_disk, names
 
 
 def arrays(*shape):

@@ -8,8 +8,7 @@ import pytest
 from elmo_fast import ConfigurationError
 from elmo_fast.model import hdf5
 from elmo_fast.model.sources import find_model
-from tests.support.files import paths, write_model
-from tests.support.training import full_disk
+from tests.support.files import full_disk, paths, write_model
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,8 @@ def test_old_checkpoints_load_and_go_on(run, tmp_path):
 @pytest.mark.parametrize("entry, value", [
     ("step", "a"), ("weights", {}), ("weights", "a"), ("optimizer", {"state": {}}), ("optimizer", "a"),
     ("optimizer", {"state": {0: {"step": torch.zeros(())}}}), ("streams", "a"), ("streams", []), ("shards", []),
-    ("streams", [{"h": 1, "c": 2, "position": None}]), ("shards", [["a"]]), ("evaluations", [{"step": 1}])])
+    ("streams", [{"h": 1, "c": 2, "position": None}]), ("shards", [["a"]]), ("evaluations", [{"step": 1}]),
+    ("losses", ["a"]), ("losses", []), ("losses", [torch.zeros(2), torch.zeros(3)])])
 def test_such_a_run_is_not_resumed(run, capsys, entry, value):
     last = checkpoint.in_order(run)[-1]
     as_old(last, {**checkpoint.read(last), entry: value})
