@@ -71,17 +71,20 @@ class BiLm(nn.Module):
 
     @classmethod
     def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
-        """Read a model from two paths or URLs; `arguments` are those of `BiLm`."""
+        """Read a model from two paths or URLs; `arguments` are those of `from_model`."""
         return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), **arguments)
 
     @classmethod
     def from_model(cls, model: str | os.PathLike | ModelFiles, **arguments) -> "BiLm":
-        """Read a model from what `find_model` takes or has found; `arguments` are those of `BiLm`."""
+        """Read a model from what `find_model` takes or has found; further `arguments` are those of `BiLm`.
+
+        NaN and infinities in the weights are refused unless `allow_nonfinite=True`.
+        """
         return cls._read(model if isinstance(model, ModelFiles) else find_model(model), **arguments)
 
     @classmethod
-    def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
-        return cls(*read_model(files), **arguments)
+    def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "BiLm":
+        return cls(*read_model(files, allow_nonfinite), **arguments)
 
     @staticmethod
     def _check(weights: Mapping[str, np.ndarray], options: Options) -> None:

@@ -19,7 +19,7 @@ from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.model.options import CharCnnOptions, ConfigurationError, LstmOptions, Options, read_json
 from elmo_fast.model.sources import ModelFiles
 from elmo_fast.model.state_dict import Conversion
-from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
+from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import full_precision
@@ -110,8 +110,8 @@ class ManyLangsBiLm(BiLm):
     """A `BiLm` of a model of ELMoForManyLangs, for texts as lists of tokens: its `forward` takes ids on the CPU."""
 
     @classmethod
-    def _read(cls, files: ModelFiles, **arguments) -> "ManyLangsBiLm":
-        return cls(*read_manylangs(files.weight_file.parent), **arguments)
+    def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "ManyLangsBiLm":
+        return cls(*read_manylangs(files.weight_file.parent, allow_nonfinite), **arguments)
 
     @staticmethod
     def _check(weights: Mapping[str, np.ndarray], options: Options) -> None:
@@ -121,7 +121,8 @@ class ManyLangsBiLm(BiLm):
         return ManyLangsEncoder(self.options, weights, requires_grad)
 
 
-def read_manylangs(directory: Path) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
+def read_manylangs(directory: Path,
+                   allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
     """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for what the files lack or do not fit."""
     config, source = read_config(directory)
     embedder, encoder = (config.get(name) for name in ("token_embedder", "encoder"))
@@ -136,9 +137,9 @@ def read_manylangs(directory: Path) -> tuple[ManyLangsOptions, dict[str, np.ndar
         raise ConfigurationError(f"{source}: encoder: expected a projection_dim below dim, got {options.lstm.dim}")
     characters = _lexicon(directory / "char.dic", (_BEGIN_WORD, _END_WORD, *BOUNDARIES, _OOV, _PAD))
     words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if embedder.get("word_dim") else None
-    tensors = _Tensors(directory / "token_embedder.pkl")
+    tensors = _Tensors(directory / "token_embedder.pkl", allow_nonfinite)
     weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, embedder.get("word_dim"))
-    weights |= _lstm_weights(_Tensors(directory / "encoder.pkl"), options.lstm)
+    weights |= _lstm_weights(_Tensors(directory / "encoder.pkl", allow_nonfinite), options.lstm)
     padding = characters[_PAD]
     numbered = {token: _model_id(number, padding) for token, number in characters.items()}
     return ManyLangsOptions(options.lstm, options.char_cnn, characters=numbered, words=words), weights
@@ -182,8 +183,8 @@ def _model_id(number: int, padding: int) -> int:
 class _Tensors:
     """The tensors of a `state_dict` in a file, read without running code from it."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, allow_nonfinite: bool):
+        self._path, self._allow_nonfinite = path, allow_nonfinite
         try:
             self._content = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
@@ -196,7 +197,10 @@ class _Tensors:
                 size not in (None, own) for size, own in zip(shape, found.shape)):
             given = tuple(found.shape) if isinstance(found, torch.Tensor) else "none"
             raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {given}")
-        return found.detach().float()
+        found = found.detach().float()
+        if not self._allow_nonfinite:
+            check_finite(f"{self._path}: {name}", found.numpy(), "; allow_nonfinite=True loads them")
+        return found
 
 
 def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, characters: Mapping[str, int],

@@ -171,6 +171,15 @@ class Harmful:
         return exec, ("import sys; sys.harmed = True",)
 
 
+def test_nan_is_refused_unless_it_is_allowed(common):
+    content = torch.load(common / "encoder.pkl")
+    content["backward_layer_1.state_projection.weight"][0, 0] = torch.nan
+    torch.save(content, common / "encoder.pkl")
+    with pytest.raises(ConfigurationError, match="backward_layer_1.state_projection.weight: expected finite .* found 1"):
+        elmo_fast.load(common)
+    assert np.isnan(elmo_fast.load(common, allow_nonfinite=True).embed([["a"]])[0]).any()
+
+
 @pytest.mark.parametrize("changes, message", [
     ({"activation": "gelu"}, "activation: expected one of relu, tanh"), ({"char_dim": 0}, "dim: expected an integer"),
     ({"dim": 6}, "encoder: expected a projection_dim below dim, got 6"), ({"cell_clip": -1}, "cell_clip: expected")])
