@@ -175,7 +175,7 @@ def test_nan_is_refused_unless_it_is_allowed(common):
     content = torch.load(common / "encoder.pkl")
     content["backward_layer_1.state_projection.weight"][0, 0] = torch.nan
     torch.save(content, common / "encoder.pkl")
-    with pytest.raises(ConfigurationError, match="backward_layer_1.state_projection.weight: expected finite .* found 1"):
+    with pytest.raises(ConfigurationError, match="backward_layer_1.state_projection.weight: expected finite"):
         elmo_fast.load(common)
     assert np.isnan(elmo_fast.load(common, allow_nonfinite=True).embed([["a"]])[0]).any()
 
