@@ -20,7 +20,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_host
-from elmo_fast.text.batching import batch_to_ids, check_batch, check_iterable, check_sentence
+from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
@@ -62,7 +62,7 @@ class ElmoEmbedder:
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a batch, padded: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
-        ids = batch_to_ids(batch, *self.elmo_bilm.token_source.row_shape)
+        ids = self.elmo_bilm.token_source.batch_ids(batch)
         with torch.no_grad():
             output = self.elmo_bilm(ids)
         inner = [remove_boundaries(layer, output["mask"]) for layer in output["activations"]]

@@ -16,7 +16,6 @@ from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.batching import not_a_string
-from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 
 _ROWS_PER_CHUNK = 4096
 _TOKENS_AHEAD = 1 << 15
@@ -183,7 +182,8 @@ class _TokenVectors:
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, with BOS and EOS: int32 [tokens + 2]; `update` then encodes new ones."""
-        bounded = (BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN)
+        first, last = self._bilm.token_source.boundaries
+        bounded = (first, *tokens, last)
         try:
             return np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
         except TypeError as error:

@@ -29,6 +29,8 @@ MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS)
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 SOFTMAX_FILE = "softmax.hdf5"  # beside a model's weights, where it has one
 _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
+MANYLANGS_WEIGHTS = "encoder.pkl"  # in the directory of a model of ELMoForManyLangs
+_MANYLANGS_NAMES = (MANYLANGS_WEIGHTS, "token_embedder.pkl", "char.dic", "word.dic")  # and *.json
 _BLOCK = 1 << 20
 # RuntimeError for a password, OSError from bz2 and from seeks before the file's start.
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError, OSError, ValueError)
@@ -49,7 +51,8 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
     Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory
     where the file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`,
-    paths or URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
+    paths or URLs. A model of ELMoForManyLangs has its `config.json` and `encoder.pkl` in their places. Raises
+    `FileNotFoundError` or `ConfigurationError` saying what is missing.
     """
     if model is None:
         return _two_files(options_file=options_file, weight_file=weight_file)
@@ -157,6 +160,8 @@ def _remote_model_files(url: str) -> list[str]:
 
 
 def _in_directory(directory: Path) -> ModelFiles:
+    if (directory / MANYLANGS_WEIGHTS).is_file():
+        return ModelFiles(directory / "config.json", directory / MANYLANGS_WEIGHTS)
     names = sorted(path.name for path in directory.iterdir() if _is_model_file(path.name))
     options = _only(directory, "options.json", [name for name in names if name.endswith("options.json")])
     weights = _only(directory, "*.hdf5", [name for name in names if name.endswith(".hdf5") and name != SOFTMAX_FILE])
@@ -195,12 +200,14 @@ def _unpacked(archive: Path) -> Path:
 def _unpack_members(archive: Path, part: Path) -> None:
     with zipfile.ZipFile(archive) as file:
         wanted: dict[str, zipfile.ZipInfo] = {}
+        many = any(name.rpartition("/")[2] == MANYLANGS_WEIGHTS for name in file.namelist())
         for info in file.infolist():
             name = info.filename.rpartition("/")[2]  # empty for a directory
-            if _is_model_file(name) and wanted.setdefault(name, info) is not info:
+            of_model = name in _MANYLANGS_NAMES or name.endswith(".json") if many else _is_model_file(name)
+            if of_model and wanted.setdefault(name, info) is not info:
                 raise ConfigurationError(f"model {archive}: expected one model inside, "
                                          f"found both {wanted[name].filename} and {info.filename}")
-        if {".hdf5", ".json"} - {Path(name).suffix for name in wanted}:
+        if not many and {".hdf5", ".json"} - {Path(name).suffix for name in wanted}:
             raise ConfigurationError(f"model {archive}: expected options.json and *.hdf5 inside, "
                                      f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
         check_unpacked(f"model {archive}", sum(info.file_size for info in wanted.values()), archive.stat().st_size)

@@ -17,7 +17,7 @@ from elmo_fast import stops
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
-from elmo_fast.model.sources import ModelFiles
+from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.ops.weight_cache import version_key
 
 Weights = Mapping[str, np.ndarray]
@@ -57,6 +57,9 @@ def expected_shapes(options: Options, has_projection: bool = False) -> dict[str,
 
 def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
     """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`."""
+    if files.weight_file.name == MANYLANGS_WEIGHTS:
+        raise ConfigurationError(f"model {files.weight_file.parent}: expected options.json and *.hdf5, found a model "
+                                 "of ELMoForManyLangs, which elmo_fast.load and elmo_fast.compat.elmoformanylangs read")
     options = Options.from_file(files.options_file)
     return options, read_weights(files.weight_file, options, allow_nonfinite)
 
