@@ -51,8 +51,10 @@ def test_the_engine_is_clean(name, tests, tmp_path):
     if not compiles(*flags.split()):
         pytest.skip(f"no g++ with {flags}")
     module = native_module(name, f"-DCMAKE_CXX_FLAGS=-O1 -g {flags}", "-DCMAKE_BUILD_TYPE=Checked")
-    found = subprocess.run([COMPILER, f"-print-file-name={library}"], capture_output=True, text=True).stdout.strip()
-    run_tests(module, [tests], tmp_path, LD_PRELOAD=found, ASAN_OPTIONS=options, TSAN_OPTIONS=options)
+    # libstdc++ too: a sanitizer looks for what throws an exception when the process starts
+    preloaded = [subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+                 for name in (library, "libstdc++.so")]
+    run_tests(module, [tests], tmp_path, LD_PRELOAD=" ".join(preloaded), ASAN_OPTIONS=options, TSAN_OPTIONS=options)
 
 
 def test_the_tile_instructions_give_the_bits_of_the_emulation(tmp_path):
