@@ -3,16 +3,19 @@
 AllenNLP's own code at batch 64 (without --allennlp: our reference path), and ours in three ways: a stream in 64 slots,
 one batch of 64 at a time, one sentence of 25 tokens. All run the same random weights by turns in this process, after
 their numbers were compared; a disagreement ends the run. The slow side has fewer batches a turn: every turn takes the
-next batches of the same text. Every figure stands beside its floor (benchmarks/floor.py).
+next batches of the same text. Every figure stands beside its floor (benchmarks/floor.py). The machine's rates are also
+measured between the turns; a turn is marked as busy where its precision's rate fell a third below the best.
 
     python -m benchmarks.bench_embed --size original --allennlp CHECKOUT
     python -m benchmarks.bench_embed --table benchmarks/results/cpu/embed-*.json
 """
 
 import argparse
+import contextlib
 import itertools
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,30 +130,53 @@ def slots_turn(embedder: models.Embedder, text: Text, slots: int):
     return turn
 
 
-def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int) -> dict[tuple, common.Timing]:
+class Watch:
+    """The machine's rates between the turns, and which turns found it busy; without rates, no turn is marked."""
+
+    def __init__(self, measure: Callable[[], floor.Rates]):
+        self._measure, self._rates, self._turns = measure, [], {}
+        with contextlib.suppress(floor.NoFloor):
+            self._rates.append(measure())
+
+    def __call__(self, case: tuple) -> None:
+        """End a turn of (way, variant, precision)."""
+        if self._rates:
+            self._turns.setdefault(case, []).append(len(self._rates))
+            self._rates.append(self._measure())
+
+    def busy(self) -> dict[tuple, list[bool]]:
+        """By case and turn: whether the rate before or after it was a third below the best of the run."""
+        return {case: self._marks(turns, case[2]) for case, turns in self._turns.items()}
+
+    def _marks(self, turns: list[int], precision: str) -> list[bool]:
+        speeds = [rates.flops(precision) for rates in self._rates]
+        return [min(speeds[turn - 1 : turn + 1]) < 2 / 3 * max(speeds) for turn in turns]
+
+
+def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int, watch: Watch) -> dict[tuple, common.Timing]:
     """Tokens per second by (way, variant, precision), the peer first."""
     batch, slots = f"one batch of {setup.batch_size}", f"slots of {setup.batch_size}"
     turns = {(batch, setup.peer_name, "highest"): peer_turn(setup, text, peer_batches)}
     for precision, embedder in setup.ours.items():
         turns[slots, "ours", precision] = slots_turn(embedder, text, setup.batch_size)
         turns[batch, "ours", precision] = batches_turn(embedder, text)
-    return {key: common.Timing.of(speeds) for key, speeds in common.alternate(turns, rounds).items()}
+    return {key: common.Timing.of(speeds) for key, speeds in common.alternate(turns, rounds, watch).items()}
 
 
-def time_sentence(setup: Setup, text: Text, rounds: int) -> dict[tuple, common.Timing]:
+def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch) -> dict[tuple, common.Timing]:
     """Seconds for one sentence by (way, variant, precision), the peer first."""
     embedders = {("one sentence", setup.peer_name, "highest"): setup.peer}
     embedders |= {("one sentence", "ours", precision): embedder for precision, embedder in setup.ours.items()}
     for embedder in embedders.values():
         embedder.reset_states()
     calls = {key: lambda embedder=embedder: embedder.embed_batch([text.alone]) for key, embedder in embedders.items()}
-    return common.interleave(calls, rounds, SENTENCE_SECONDS)
+    return common.interleave(calls, rounds, SENTENCE_SECONDS, watch)
 
 
 # ---- floors, the whole run -------------------------------------------------------------------
 
 
-def floors(setup: Setup, text: Text, threads: int) -> tuple[dict, dict]:
+def floors(setup: Setup, text: Text, threads: int, meter: floor.Meter) -> tuple[dict, dict]:
     """Floor by (way, precision) and the machine's rates by precision; reasons stand where there are none."""
     options = common.standard_options(setup.size)
     work = {f"slots of {setup.batch_size}": floor.work_of_slots(text.sentences, setup.batch_size),
@@ -159,7 +185,7 @@ def floors(setup: Setup, text: Text, threads: int) -> tuple[dict, dict]:
     by_case, by_precision = {}, {}
     for precision in setup.ours:
         try:
-            rates = floor.measure_rates(threads, floor.kib_per_thread(options, precision, threads))
+            rates = meter(threads, floor.kib_per_thread(options, precision, threads))
             by_precision[precision] = rates.as_dict()
             for way, of_way in work.items():
                 by_case[way, precision] = floor_of(options, of_way, rates, precision)
@@ -182,13 +208,17 @@ def run(arguments: argparse.Namespace) -> dict:
     text = Text.read(arguments.batches, arguments.batch_size)
     setup = set_up(arguments)
     agreed = check(setup, text, arguments.peer_batches)
-    floors_found, rates = floors(setup, text, torch.get_num_threads())
-    speeds = time_text(setup, text, arguments.rounds, arguments.peer_batches)
-    alone = time_sentence(setup, text, arguments.rounds)
+    threads = torch.get_num_threads()
+    with floor.Meter() as meter:
+        floors_found, rates = floors(setup, text, threads, meter)
+        kib = floor.kib_per_thread(common.standard_options(setup.size), "highest", threads)
+        watch = Watch(lambda: meter(threads, kib))
+        speeds = time_text(setup, text, arguments.rounds, arguments.peer_batches, watch)
+        alone = time_sentence(setup, text, arguments.rounds, watch)
     settings = {"size": setup.size, "states": "carry", "text": text.source,
                 **common.text_facts(text.sentences, setup.batch_size), "peer_batches_a_turn": arguments.peer_batches,
                 "times_as_fast_as": setup.peer_name, "absent": setup.absent, "agreement": agreed, "rates": rates}
-    results = embed_results.rows_of(speeds, alone, len(text.alone), floors_found)
+    results = embed_results.rows_of(speeds, alone, len(text.alone), floors_found, watch.busy())
     return common.document(f"embed {setup.size}", settings, results)
 
 

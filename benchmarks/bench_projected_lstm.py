@@ -2,23 +2,31 @@
 
     python -m pytest benchmarks/bench_projected_lstm.py --benchmark-only -k "native and original and b64"
     python -m pytest benchmarks/bench_projected_lstm.py --benchmark-only --benchmark-timer=time.process_time
+    python -m benchmarks.bench_projected_lstm --onednn [PREFIX]
 
 The second counts the CPU time of all threads, which other programs on the machine disturb less.
 
 The yardstick that runs between the rounds is `torch.nn.LSTM(proj_size)` on the same packed sequences. It has no clips
 and multiplies repeated tokens again, so it is a bound on what a library offers, not an ELMo. `share` in `extra_info` is
 that of the floor of this layer (benchmarks/floor.py); with the timer of CPU time, of the floor times the threads.
+
+The third times the layer by turns with oneDNN's LSTM with projection (benchmarks/onednn.py), rows all of one length,
+zero states and no clips, after their outputs were compared. oneDNN has one direction a call, so two calls count.
 """
 
+import argparse
 import functools
+import itertools
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks import common, floor, op_cases
+from benchmarks import agreement, common, floor, models, onednn, op_cases
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schedule import Schedule, make_schedule
@@ -116,3 +124,72 @@ def test_projected_lstm(request, benchmark, size, batch, backend, precision):
         least *= torch.get_num_threads()
     if least and benchmark.stats is not None:
         benchmark.extra_info["share"] = common.rounded(least / benchmark.stats.stats.median)
+
+
+# ---- oneDNN --------------------------------------------------------------------------------
+
+STEPS = 12  # of all rows
+
+
+def compare_with_onednn(arguments: argparse.Namespace) -> dict:
+    """The content of the results file."""
+    absent = {name: why for name, why in models.absent_precisions().items() if name in onednn.TYPES}
+    results = [beside_onednn(arguments, rows, precision)
+               for precision, rows in itertools.product(onednn.TYPES, arguments.rows) if precision not in absent]
+    settings = {"size": arguments.size, "steps": STEPS, "directions": 2, "absent": absent}
+    return common.document(f"projected_lstm beside oneDNN {arguments.size}", settings, results)
+
+
+def beside_onednn(arguments: argparse.Namespace, rows: int, precision: str) -> dict:
+    cells, projection, _ = common.SIZES[arguments.size]
+    torch.manual_seed(op_cases.SEED)
+    x = torch.randn(STEPS, rows, projection)
+    schedule = make_schedule(np.full(rows, STEPS))
+    state = torch.zeros(rows, 2 * projection), torch.zeros(rows, 2 * cells)
+    weights = direction(cells, projection), direction(cells, projection)
+    inputs, packed = x.transpose(0, 1).reshape(-1, projection), torch.from_numpy(schedule.tokens)
+
+    def ours() -> torch.Tensor:
+        with torch.no_grad():
+            return projected_lstm(inputs, packed, schedule, state, weights, backend="native", precision=precision)[0]
+
+    peer = onednn.OneDnnLstm(arguments.onednn, precision, x.numpy(), tuple(part.numpy() for part in weights[0]))
+    with peer:
+        forward = ours()[:, :projection].reshape(STEPS, rows, projection)
+        error = agreement.relative_error([forward.numpy()], [peer.outputs])
+        agreement.require(f"{precision} against oneDNN", error, 2 * agreement.limit(precision))
+        calls = max(1, round(0.3 / common.seconds_per_call(ours, 1)))
+        samples = common.take_turns({"ours": lambda: common.seconds_per_call(ours, calls),
+                                     "oneDNN": lambda: 2 * peer.seconds(calls) / calls}, arguments.rounds)
+    ours_timing, peer_timing = (common.Timing.of(samples[name], calls) for name in ("ours", "oneDNN"))
+    return {"rows": rows, "precision": precision, "implementation": peer.implementation, "error": common.rounded(error),
+            "ours": ours_timing.as_dict(), "onednn": peer_timing.as_dict(),
+            "times_as_fast": common.rounded(ours_timing.times_as_fast_as(peer_timing))}
+
+
+def table(content: dict) -> str:
+    """Results as Markdown; times of both directions of a layer in ms a step."""
+    lines = ["| size | rows | precision | ours, ms a step | oneDNN | implementation | times as fast |",
+             "|---|---|---|---|---|---|---|"]
+    for row in content["results"]:
+        ours, peer = (1e3 * row[side]["median"] / STEPS for side in ("ours", "onednn"))
+        cells = [content["settings"]["size"], row["rows"], row["precision"], f"{ours:.2f}", f"{peer:.2f}",
+                 row["implementation"], f"{row['times_as_fast']:.2f}"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = common.make_parser("Time one LSTM layer by turns with oneDNN's.", "onednn-SIZE.json",
+                                ("--rounds", 9, "turns of each"))
+    parser.add_argument("--onednn", type=Path, required=True, nargs="?", const=Path(sys.prefix), metavar="PREFIX",
+                        help="a directory with oneDNN's include/ and lib/ (without PREFIX: Python's own prefix)")
+    parser.add_argument("--size", choices=common.SIZES, default="original", help="model size (default: original)")
+    parser.add_argument("--rows", type=common.positive, nargs="+", default=[25, 64, 256], metavar="N",
+                        help="rows of a step (default: 25 64 256)")
+    arguments = parser.parse_args()
+    return common.run_and_write(arguments, compare_with_onednn, f"onednn-{arguments.size}.json", table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -209,38 +209,41 @@ def seconds_per_call(fn, calls: int) -> float:
     return (time.perf_counter() - start) / calls
 
 
-def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0) -> dict[str, Timing]:
+def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0,
+               after: Callable[[object], None] | None = None) -> dict[str, Timing]:
     """Times functions by turns, so that a slow minute of the machine hits all of them alike.
 
     Every function is called once to warm up, then once a round, or as often as fills
-    `min_seconds`; the order moves on by one every round.
+    `min_seconds`; the order moves on by one every round. `after` as in `take_turns`.
     """
     if rounds < 1:
         raise ValueError(f"rounds: expected at least 1, got {rounds}")
     calls = {name: max(1, round(min_seconds / max(seconds_per_call(fn, 1), 1e-9)))
              for name, fn in functions.items()}
     samples = take_turns({name: lambda name=name: seconds_per_call(functions[name], calls[name]) for name in functions},
-                         rounds)
+                         rounds, after)
     return {name: Timing.of(samples[name], calls[name]) for name in functions}
 
 
-def alternate(turns: dict, rounds: int) -> dict[object, list[float]]:
+def alternate(turns: dict, rounds: int, after: Callable[[object], None] | None = None) -> dict[object, list[float]]:
     """Tokens per second in every round, of functions that return the tokens of a turn."""
     def speed(turn) -> float:
         start = time.perf_counter()
         tokens = turn()
         return tokens / (time.perf_counter() - start)
 
-    return take_turns({key: lambda turn=turn: speed(turn) for key, turn in turns.items()}, rounds)
+    return take_turns({key: lambda turn=turn: speed(turn) for key, turn in turns.items()}, rounds, after)
 
 
-def take_turns(measure: dict, rounds: int) -> dict[object, list[float]]:
-    """What functions measure in every round; the order moves on by one every round."""
+def take_turns(measure: dict, rounds: int, after: Callable[[object], None] | None = None) -> dict[object, list[float]]:
+    """What functions measure in every round; the order moves on by one every round. `after(key)` ends a turn."""
     samples: dict[object, list[float]] = {key: [] for key in measure}
     order = list(measure)
     for _ in range(rounds):
         for key in order:
             samples[key].append(measure[key]())
+            if after:
+                after(key)
         order = order[1:] + order[:1]
     return samples
 

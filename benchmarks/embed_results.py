@@ -6,8 +6,8 @@ from pathlib import Path
 from benchmarks import common
 
 
-def rows_of(speeds: dict, seconds: dict, tokens: int, floors_found: dict) -> list[dict]:
-    """A result per case: speed, ratio to the peer (a stream's: to its batches), floor, share.
+def rows_of(speeds: dict, seconds: dict, tokens: int, floors_found: dict, busy: dict) -> list[dict]:
+    """A result per case: speed, ratio to the peer (a stream's: to its batches), floor, share, busy turns.
 
     Timings by case: of the text in tokens per second, of the sentence with `tokens` in seconds.
     """
@@ -23,6 +23,8 @@ def rows_of(speeds: dict, seconds: dict, tokens: int, floors_found: dict) -> lis
         found = floors_found.get((way, precision)) if variant == "ours" else None
         if found:
             row |= {**found, "share": speed / found["floor_tokens_per_s"]}
+        if (way, variant, precision) in busy:
+            row["busy_turns"] = sum(busy[way, variant, precision])
         results.append(common.rounded(row))
     return results
 
@@ -43,8 +45,10 @@ def table(documents: list[dict]) -> str:
         beside = "" if peer == "allennlp" else f" (to our {peer})"
         for row in (row for row in document["results"] if row["variant"] == "ours"):
             least, share = row.get("floor_tokens_per_s"), row.get("share")
+            busy = row.get("busy_turns")
+            disturbed = f" (machine busy in {busy} of {row['rounds']} turns)" if busy else ""
             cells = [document["settings"]["size"], row["way"], row["precision"], f"{least:,.0f}" if least else "-",
-                     f"{row['tokens_per_s']:,.0f}", f"{share:.0%}" if share else "-",
+                     f"{row['tokens_per_s']:,.0f}{disturbed}", f"{share:.0%}" if share else "-",
                      f"{row['times_as_fast']:.1f}{beside}"]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

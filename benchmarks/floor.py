@@ -50,27 +50,45 @@ class Rates:
         return common.rounded(asdict(self))
 
 
+class Meter:
+    """Measures the machine's rates as often as it is called; a context manager that holds the compiled program."""
+
+    def __enter__(self) -> "Meter":
+        self._folder = tempfile.TemporaryDirectory()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._folder.cleanup()
+
+    def __call__(self, threads: int, kib: int) -> Rates:
+        """The rates of all threads together; raises `NoFloor` where the program does not compile or run."""
+        program = Path(self._folder.name) / "floor"
+        if not program.exists():
+            _run(*_compile_command(program))
+        fp32, read, tiles = (1e9 * float(line) for line in _run(program, str(threads), str(kib)).split())
+        return Rates(threads, kib, fp32, read, tiles)
+
+
 def measure_rates(threads: int, kib: int) -> Rates:
-    """The rates of all threads together; raises `NoFloor` where the program does not compile or run."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "floor"
-        try:
-            _compile(program)
-            printed = subprocess.run([program, str(threads), str(kib)], check=True, capture_output=True, text=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            raise NoFloor(f"{SOURCE.name}: {said[0] if said else error}") from error
-    fp32, read, tiles = (1e9 * float(line) for line in printed.stdout.split())
-    return Rates(threads, kib, fp32, read, tiles)
+    """The rates of all threads together, measured once."""
+    with Meter() as meter:
+        return meter(threads, kib)
 
 
-def _compile(program: Path) -> None:
+def _run(*command) -> str:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        raise NoFloor(f"{SOURCE.name}: {said[0] if said else error}") from error
+
+
+def _compile_command(program: Path) -> list[str]:
     features = common.machine()["cpu"]["features"]
     vector = next((flags for name, flags in _FEATURES.items() if name in features), [])
     tiles = _TILES if "amx_bf16" in features else []
     compiler = os.environ.get("CXX", "c++")
-    command = [compiler, "-O3", "-std=c++17", *vector, *tiles, str(SOURCE), "-o", str(program), "-lpthread"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    return [compiler, "-O3", "-std=c++17", *vector, *tiles, str(SOURCE), "-o", str(program), "-lpthread"]
 
 
 # ---- work ----------------------------------------------------------------------------------

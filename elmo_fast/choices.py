@@ -19,7 +19,7 @@ SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 # LSTM cells, projection and highway layers of the published models.
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
 
-DEFAULT_BATCH_SIZE = 64  # sentences
+DEFAULT_BATCH_SIZE, MOST_SENTENCES = 64, 1 << 20  # of a batch
 SEQVEC_BATCH_SIZE = 15000  # residues
 
 
@@ -30,10 +30,12 @@ def check_choice(name: str, value: str, choices: Sequence[str], error: type[Valu
     return value
 
 
-def check_count(name: str, value: int, error: type[ValueError] = ValueError) -> int:
-    """The value itself, or an error that names the argument unless it is an integer of at least 1."""
+def check_count(name: str, value: int, error: type[ValueError] = ValueError, most: int | None = None) -> int:
+    """The value itself, or an error that names the argument unless it is an integer of at least 1, at most `most`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise error(f"{name}: expected an integer of at least 1, got {value!r}")
+    if most is not None and value > most:
+        raise error(f"{name}: expected an integer of at most {most:,}, got {value:,}")
     return value
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common
+from elmo_fast.testing import options
 
 COUNTS = Path(__file__).with_name("counts.json")
 SLOTS = (1, 8, 16, 32, 64)
@@ -102,24 +103,26 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
 
 def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     """A step of the original size in fp16, on an H100's plan; the numbers of the run are checked."""
-    from tests.support import lstm_kernel_case as cases
-    from tests.support import ptx_machine
+    import pytest
 
-    size, module, runs = common.SIZES["original"][:2], ptx_machine.machine(90), []
-    module.set(checks=False, traffic=True, seed=0)
-    (source,) = module.embedded()
-    for steps in (2, 3):
-        module.reset(source)
-        case = cases.make(*size, [slots] * steps, starts=0.0, rows=2 * slots * steps, cell_clip=3.0, proj_clip=3.0,
-                          device=cases.H100)
-        error = max(cases.errors(cases.run(module, case), cases.oracle(case)))
-        assert error < 3e-3, error
-        runs += [opcodes for kernel, opcodes in ptx_machine.counters(module, source).items()
-                 if "persistent_kernel" in kernel]
+    from tests.support import gpu_lstm, lstm_on_ptx, ptx_machine
+
+    (dim, projection, _), runs = common.SIZES["original"], []
+    of = options({"dim": dim, "projection_dim": projection, "n_layers": 1})
+    with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx(90, patch) as native:
+        native.device(*lstm_on_ptx.H100)
+        native.machine.set(checks=False, traffic=True, seed=0)
+        (source,) = native.machine.embedded()
+        for steps in (2, 3):
+            native.machine.reset(source)
+            operands, settings = gpu_lstm.ragged([slots] * steps, of, starts=False, rows=slots * steps)
+            gpu_lstm.check(of, "medium", *operands, **settings)
+            runs += [opcodes for kernel, opcodes in ptx_machine.counters(native.machine, source).items()
+                     if "persistent_kernel" in kernel]
+        plan = native.plan(dim, projection, slots)
     step = {opcode: {field: more - runs[0].get(opcode, {}).get(field, 0) for field, more in fields.items()}
             for opcode, fields in runs[1].items()}
-    plan = module.cuda_lstm_plan(*size, cases.H100, slots)
-    found = classified(step, blocks=plan["blocks"], z_bytes=slots * case.z[0].size * 2, rounds=rounds,
+    found = classified(step, blocks=plan["blocks"], z_bytes=slots * 2 * 4 * dim * 2, rounds=rounds,
                        cluster_rounds=cluster_rounds)
     assert found["weight_sectors"] * 32 == plan["streamed_bytes"], (found, plan)
     return found

@@ -71,6 +71,7 @@ bool tiles_permitted() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 void multiply_tiles(long rounds) {
   alignas(64) unsigned char config[64] = {1};
   for (int t = 0; t < 8; ++t) config[16 + 2 * t] = 64, config[48 + t] = 16;
+  asm volatile("" ::: "memory");  // some compilers declare only the first 8 bytes as read
   _tile_loadconfig(config);
   // clang-format off: these are statements, not expressions
   _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);

@@ -1,5 +1,7 @@
 #include "engine.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -59,6 +61,18 @@ void check_buffer(const void* packed, size_t size, size_t payload) {
   if (size < sizeof(Label) + payload)
     throw std::invalid_argument("packed: expected " + std::to_string(sizeof(Label) + payload) + " bytes, got " +
                                 std::to_string(size));
+}
+
+void begin_packed(void* packed, size_t size, size_t payload, const Label& label) {
+  check_buffer(packed, size, payload);
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t page = 2 << 20;
+  const auto address = reinterpret_cast<uintptr_t>(packed);
+  const uintptr_t begin = (address + page - 1) / page * page, end = (address + size) / page * page;
+  // Where there are none, the pages stay small.
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+  std::memcpy(packed, &label, sizeof label);
 }
 
 void check_packed(const void* packed, size_t size, size_t payload, const Label& label) {

@@ -182,6 +182,10 @@ void check_range(const int32_t* values, int64_t count, int64_t low, int64_t high
 // The same unless `packed` is aligned to 4 bytes and holds a label and `payload` bytes.
 void check_buffer(const void* packed, size_t size, size_t payload);
 
+// check_buffer, then puts `label` where packed weights begin. What is read at every step had better lie in huge pages:
+// asks for them, which comes before the first write.
+void begin_packed(void* packed, size_t size, size_t payload, const Label& label);
+
 // check_buffer, and the buffer begins with `label`.
 void check_packed(const void* packed, size_t size, size_t payload, const Label& label);
 

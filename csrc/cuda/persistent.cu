@@ -80,17 +80,20 @@ void check_call(const Call& call, const Plan& plan) {
                                 std::to_string(call.scratch_size));
 }
 
-cudaLaunchConfig_t config_of(dim3 grid, int threads, int64_t shared, cudaStream_t stream,
-                             cudaLaunchAttribute* attributes, int cluster) {
-  cudaLaunchConfig_t config = {grid, dim3(unsigned(threads)), size_t(shared), stream, attributes, 0};
-  if (cluster > 1) {
-    cudaLaunchAttribute& clusters = attributes[config.numAttrs++];
-    clusters.id = cudaLaunchAttributeClusterDimension;
-    clusters.val.clusterDim.x = unsigned(cluster);
-    clusters.val.clusterDim.y = clusters.val.clusterDim.z = 1;
+struct Config : cudaLaunchConfig_t {
+  cudaLaunchAttribute own[2] = {};
+
+  Config(dim3 grid, int threads, int64_t shared, void* on, int cluster = 1, bool cooperative = false)
+      : cudaLaunchConfig_t{grid, dim3(unsigned(threads)), size_t(shared), static_cast<cudaStream_t>(on), own, 0} {
+    if (cluster > 1) {
+      own[numAttrs].id = cudaLaunchAttributeClusterDimension;
+      own[numAttrs++].val.clusterDim = {unsigned(cluster), 1, 1};
+    }
+    own[numAttrs].id = cudaLaunchAttributeCooperative;
+    own[numAttrs].val.cooperative = cooperative;
+    numAttrs += cooperative;
   }
-  return config;
-}
+};
 
 }  // namespace
 
@@ -102,10 +105,9 @@ Device current_device() {
   if (of.ptxVersion < 90) return device;  // the code that runs has no clusters
   allow_shared_memory();
   for (int j = 0; j < 3; ++j) {
-    cudaLaunchAttribute attributes[1] = {};
     const int cluster = 8 >> j;
-    const cudaLaunchConfig_t config = config_of(dim3(unsigned(device.processors / cluster * cluster)),
-                                                instances[0].most_threads, device.shared, nullptr, attributes, cluster);
+    const Config config(dim3(unsigned(device.processors / cluster * cluster)), instances[0].most_threads, device.shared,
+                        nullptr, cluster);
     check(cudaOccupancyMaxActiveClusters(&device.clusters[j], kernel, &config), "clusters");
   }
   return device;
@@ -121,17 +123,11 @@ void run_persistent(const Call& call) {
   launch.abort = reinterpret_cast<uint32_t*>(call.scratch + at.abort);
   launch.operands = reinterpret_cast<uint16_t*>(call.scratch + at.operands);
   launch.partials = reinterpret_cast<float*>(call.scratch + at.partials);
-  const cudaStream_t stream = static_cast<cudaStream_t>(call.stream);
-  check(cudaMemsetAsync(call.scratch, 0, at.zeroed, stream), "clear");
-  cudaLaunchAttribute attributes[2] = {};
-  cudaLaunchConfig_t config =
-      config_of(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, stream, attributes, plan.cluster);
-  attributes[config.numAttrs].id = cudaLaunchAttributeCooperative;
-  attributes[config.numAttrs++].val.cooperative = 1;
-  check(cudaLaunchKernelEx(&config, kernel_for(call.operand, plan.instance), launch), "launch");
-  config = config_of(dim3(unsigned(call.slots), 2), replay_threads, int64_t(replay_shared(plan.layout)), stream,
-                     attributes, 1);
-  check(cudaLaunchKernelEx(&config, kernel_for(call.operand, instance_count), launch), "replay");
+  const Config steps(dim3(unsigned(plan.blocks)), plan.threads, plan.shared_bytes, call.stream, plan.cluster, true);
+  const Config replay(dim3(unsigned(call.slots), 2), replay_threads, int64_t(replay_shared(plan.layout)), call.stream);
+  check(cudaMemsetAsync(call.scratch, 0, at.zeroed, steps.stream), "clear");
+  check(cudaLaunchKernelEx(&steps, kernel_for(call.operand, plan.instance), launch), "launch");
+  check(cudaLaunchKernelEx(&replay, kernel_for(call.operand, instance_count), launch), "replay");
 }
 
 }  // namespace cuda

@@ -11,19 +11,18 @@ namespace cuda {
 template <class O, int NT, int R, int depth>
 class Team {
  public:
-  __device__ __forceinline__ Team(const Launch& p, char* shared)
+  ELMO_DEVICE Team(const Launch& p, char* shared)
       : p_(p), threads_(int(blockDim.x) / 2), d_(int(threadIdx.x) >= threads_),
         thread_(int(threadIdx.x) - d_ * threads_), warp_(thread_ / 32), lane_(thread_ % 32), index_(int(blockIdx.x)),
-        rank_(index_ % p.cluster), shared_(shared + d_ * p.at.team) {
+        rank_(index_ % p.cluster), shared_(shared + d_ * p.at.team),
+        cells_(p, d_, index_ * p.units_per_block * unit_cells, warp_, lane_) {
     const int first_unit = index_ * p.units_per_block;
     const int unit = warp_ / 2 < present_units(first_unit, p.units_per_block) ? first_unit + warp_ / 2 : 0;
-    local_cell_ = warp_ * group_cells + lane_ / 4;
-    cell_ = first_unit * unit_cells + local_cell_;
     record_ = direction_weights(p, d_) + size_t(unit) * size_t(p.layout.unit_bytes());
   }
 
   // Resident weights, the initial state, and h before step 0 for all blocks.
-  __device__ __forceinline__ void begin() {
+  ELMO_DEVICE void begin() {
 #pragma unroll
     for (int k = 0; k < R; ++k)
       if (k < p_.layout.k_steps()) fetch(k, kept_[k]);
@@ -31,9 +30,7 @@ class Team {
     for (int at = 0; at < 2 * p_.shared_steps; ++at)
       copy_async(shared_gates() + at * tile_bytes, gates + at * tile_bytes, true);
     if (p_.projection_resident) keep_projection();
-    for (int gate = 0; gate < 4; ++gate) bias_[gate] = bias_of(p_, record_, warp_ % 2, gate, lane_);
-    initial_c_ = p_.initial_c && cell_ < p_.layout.dim ? p_.initial_c[d_ * p_.layout.dim + cell_] : 0.0f;
-    first_cells<NT>(p_, d_, cell_, lane_, initial_c_, c_);
+    cells_.begin(record_, warp_ % 2);
     if (thread_ < most_cluster) flags()[thread_] = 0;
     const int width = p_.layout.h_width();
     for (int at = index_ * threads_ + thread_; at < p_.slots * width; at += p_.blocks * threads_)
@@ -42,7 +39,7 @@ class Team {
     arrive();
   }
 
-  __device__ __forceinline__ void run() {
+  ELMO_DEVICE void run() {
     if (load_relaxed(p_.aborts) != 0 || p_.timeout_ns == 0) return store_relaxed(p_.abort, 1u);
     Step now = {d_, 0, 0, p_.batch_sizes[0]};
     for (; now.t < p_.steps; ++now.t) {
@@ -53,36 +50,32 @@ class Team {
   }
 
  private:
-  __device__ __forceinline__ int present_units(int first, int count) const {
+  ELMO_DEVICE int present_units(int first, int count) const {
     return larger(0, smaller(count, p_.layout.units() - first));
   }
-  __device__ __forceinline__ int register_steps() const { return smaller(R, p_.layout.k_steps()); }
-  __device__ __forceinline__ char* shared_gates() const {
-    return shared_ + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16;
-  }
-  __device__ __forceinline__ uint16_t* halves(int offset) const {
-    return reinterpret_cast<uint16_t*>(shared_ + offset);
-  }
-  __device__ __forceinline__ uint32_t* flags() const { return reinterpret_cast<uint32_t*>(shared_ + p_.at.flags); }
-  __device__ __forceinline__ uint16_t* operand(int t) const {
+  ELMO_DEVICE int register_steps() const { return smaller(R, p_.layout.k_steps()); }
+  ELMO_DEVICE char* shared_gates() const { return shared_ + warp_ * p_.shared_steps * 2 * tile_bytes + lane_ * 16; }
+  ELMO_DEVICE uint16_t* halves(int offset) const { return reinterpret_cast<uint16_t*>(shared_ + offset); }
+  ELMO_DEVICE uint32_t* flags() const { return reinterpret_cast<uint32_t*>(shared_ + p_.at.flags); }
+  ELMO_DEVICE uint16_t* operand(int t) const {
     return p_.operands + size_t((t & 1) * 2 + d_) * size_t(p_.slots) * size_t(p_.layout.h_width());
   }
-  __device__ __forceinline__ float* partials(int cluster) const {
+  ELMO_DEVICE float* partials(int cluster) const {
     return p_.partials + (size_t(d_) * size_t(p_.blocks / p_.cluster) + size_t(cluster)) * size_t(p_.slots) *
                              size_t(p_.layout.h_width());
   }
-  __device__ __forceinline__ void sync() const { sync_threads(1 + d_, threads_); }
+  ELMO_DEVICE void sync() const { sync_threads(1 + d_, threads_); }
 
   // ---- barriers ----
 
-  __device__ __forceinline__ void arrive() {
+  ELMO_DEVICE void arrive() {
     sync();
     if (thread_ == 0) add_release(&p_.barriers[d_].count);
     target_ += uint32_t(p_.blocks);
   }
 
   // False: the launch is given up.
-  __device__ __forceinline__ bool wait() {
+  ELMO_DEVICE bool wait() {
     const auto reached = [&] { return int32_t(load_acquire(&p_.barriers[d_].count) - target_) >= 0; };
     if (thread_ == 0) flags()[most_cluster] = poll(p_, reached);
     sync();
@@ -90,7 +83,7 @@ class Team {
   }
 
   // Every block of the cluster has written its m of step t.
-  __device__ __forceinline__ bool exchange(int t) {
+  ELMO_DEVICE bool exchange(int t) {
     sync();
     const uint32_t step = uint32_t(t) + 1;
     if (thread_ == 0) flags()[most_cluster] = 1;
@@ -104,22 +97,17 @@ class Team {
 
   // ---- a step ----
 
-  __device__ __forceinline__ bool step(const Step& now) {
-    GateSums<NT> sums;
-    uint16_t z[NT][2][4];
-    read_inputs(now, z);
+  ELMO_DEVICE bool step(const Step& now) {
+    read_inputs(now);
     if (!wait()) return false;
     const int k_steps = p_.layout.k_steps(), streamed = register_steps() + p_.shared_steps;
     for (int part = 0; part < (take_turns ? 1 : divided_up(k_steps, staged_steps)); ++part) stage(now, part);
-    const auto scale = [&](int n, int e) { return slots().scale[slot_of(n, e, lane_)]; };
-    const auto starts = [&](int n, int e) { return slots().starts[slot_of(n, e, lane_)] != 0; };
-    begin_sums<O, NT>(p_, now, cell_, bias_, lane_, z, scale, sums);
+    cells_.begin_sums(now, slots().scale);
 #pragma unroll
     for (int j = 0; j < depth; ++j)
       if (streamed + j < k_steps) fetch(streamed + j, ahead_[j]);
-    gates(now, sums);
-    uint16_t* m = halves(p_.at.m);
-    update_cells<O, NT>(p_, now, cell_, local_cell_, lane_, sums, starts, initial_c_, c_, m, p_.at.m_stride);
+    gates(now);
+    cells_.update(now, slots().starts, halves(p_.at.m), p_.at.m_stride);
     if (has_clusters && p_.cluster > 1) {
       if (!exchange(now.t)) return false;
       gather_m();
@@ -139,10 +127,10 @@ class Team {
     int row[most_slots], starts[most_slots];  // of z; whether a sequence starts at the next step
     float scale[most_slots];
   };
-  __device__ __forceinline__ Slots& slots() const { return *reinterpret_cast<Slots*>(shared_ + p_.at.slots); }
+  ELMO_DEVICE Slots& slots() const { return *reinterpret_cast<Slots*>(shared_ + p_.at.slots); }
 
   // Input projections, on their way; scales and starts are there after the next barrier.
-  __device__ __forceinline__ void read_inputs(const Step& now, uint16_t (&z)[NT][2][4]) {
+  ELMO_DEVICE void read_inputs(const Step& now) {
     const int slot = smaller(thread_, now.size - 1);
     int row = 0, starts = 0;
     if (thread_ < NT * tile_slots) {
@@ -151,14 +139,14 @@ class Team {
       slots().row[thread_] = row;
     }
     sync();
-    load_inputs<NT>(p_, d_, cell_, [&](int n, int e) { return slots().row[slot_of(n, e, lane_)]; }, z);
+    cells_.load_inputs(slots().row);
     if (thread_ < NT * tile_slots) {
       slots().scale[thread_] = p_.scale ? p_.scale[int64_t(row) * 2 + d_] : 1.0f;
       slots().starts[thread_] = starts && thread_ < now.next;
     }
   }
 
-  __device__ __forceinline__ void fetch(int k, TileA (&a)[2]) const {
+  ELMO_DEVICE void fetch(int k, TileA (&a)[2]) const {
     for (int tile = 0; tile < 2; ++tile)
       a[tile] = load_weights(record_ + p_.layout.gate_offset(warp_ % 2, k) + tile * tile_bytes + lane_ * 16);
   }
@@ -166,12 +154,12 @@ class Team {
   static constexpr bool take_turns = stages_take_turns(NT);
 
   // 16-bit values between two parts of h in shared memory.
-  __device__ __forceinline__ int part_offset(int part) const {
+  ELMO_DEVICE int part_offset(int part) const {
     return take_turns ? part % 2 * NT * tile_slots * p_.at.h_stride : part * staged_steps * 16;
   }
 
   // Begin to copy a part of h, 8 k-steps: 16 threads a slot, 16 bytes each.
-  __device__ __forceinline__ void stage(const Step& now, int part) {
+  ELMO_DEVICE void stage(const Step& now, int part) {
     const int width = p_.layout.h_width(), column = thread_ % 16 * 8, slots_at_once = threads_ / 16;
     if (part * staged_steps * 16 + column >= width) return;
     const uint16_t* from = operand(now.t) + part * staged_steps * 16 + column;
@@ -182,18 +170,18 @@ class Team {
   }
 
   // Before the product of k-step k where parts take turns: its part is there, and the part after it on its way.
-  __device__ __forceinline__ void enter(const Step& now, int k) {
+  ELMO_DEVICE void enter(const Step& now, int k) {
     if (!take_turns || k % staged_steps != 0) return;
     wait_for_copies();
     sync();
     stage(now, k / staged_steps + 1);
   }
 
-  __device__ __forceinline__ const uint16_t* staged(int k) const {
+  ELMO_DEVICE const uint16_t* staged(int k) const {
     return halves(p_.at.h) + part_offset(k / staged_steps) + k % staged_steps * 16;
   }
 
-  __device__ __forceinline__ void gates(const Step& now, GateSums<NT>& sums) {
+  ELMO_DEVICE void gates(const Step& now) {
     const int k_steps = p_.layout.k_steps(), in_registers = register_steps();
     if (!take_turns) {
       wait_for_copies();
@@ -203,13 +191,13 @@ class Team {
     for (int k = 0; k < R; ++k) {
       if (k >= k_steps) break;
       enter(now, k);
-      multiply_gates<O, NT>(sums, kept_[k], staged(k), p_.at.h_stride, lane_);
+      cells_.multiply(kept_[k], staged(k), p_.at.h_stride);
     }
     const char* from = shared_gates();
     for (int k = in_registers; k < in_registers + p_.shared_steps; ++k, from += 2 * tile_bytes) {
       enter(now, k);
       const TileA a[2] = {load_shared_weights(from), load_shared_weights(from + tile_bytes)};
-      multiply_gates<O, NT>(sums, a, staged(k), p_.at.h_stride, lane_);
+      cells_.multiply(a, staged(k), p_.at.h_stride);
     }
     for (int first = in_registers + p_.shared_steps; first < k_steps; first += depth) {
 #pragma unroll
@@ -217,14 +205,14 @@ class Team {
         const int k = first + j;
         if (k >= k_steps) break;
         enter(now, k);
-        multiply_gates<O, NT>(sums, ahead_[j], staged(k), p_.at.h_stride, lane_);
+        cells_.multiply(ahead_[j], staged(k), p_.at.h_stride);
         if (k + depth < k_steps) fetch(k + depth, ahead_[j]);
       }
     }
   }
 
   // m of the cluster's blocks, side by side: [slot, gathered_stride], in the place of h. 32 slots at a time.
-  __device__ __forceinline__ void gather_m() {
+  ELMO_DEVICE void gather_m() {
     const int cells = p_.units_per_block * unit_cells, column = thread_ % (cells / 8) * 8;
     const uint16_t* m = halves(p_.at.m) + column;
     uint16_t* to = halves(p_.at.h) + column;
@@ -248,11 +236,11 @@ class Team {
 
   // ---- projection ----
 
-  __device__ __forceinline__ int tiles_per_block() const { return divided_up(p_.layout.p_tiles(), p_.cluster); }
-  __device__ __forceinline__ int cluster_unit() const { return (index_ - rank_) * p_.units_per_block; }
+  ELMO_DEVICE int tiles_per_block() const { return divided_up(p_.layout.p_tiles(), p_.cluster); }
+  ELMO_DEVICE int cluster_unit() const { return (index_ - rank_) * p_.units_per_block; }
 
   // The block's tiles of W_P over the cluster's cells: [tile, unit] in shared memory.
-  __device__ __forceinline__ void keep_projection() {
+  ELMO_DEVICE void keep_projection() {
     const int units = present_units(cluster_unit(), p_.cluster * p_.units_per_block), first = rank_ * tiles_per_block();
     for (int tile = 0; tile < tiles_per_block() && first + tile < p_.layout.p_tiles(); ++tile) {
       const char* from = direction_weights(p_, d_) + p_.layout.projection_offset(first + tile, cluster_unit());
@@ -262,7 +250,7 @@ class Team {
   }
 
   // Partial sums of the block's projected values over the cluster's cells.
-  __device__ __forceinline__ void project(const Step& now) {
+  ELMO_DEVICE void project(const Step& now) {
     const bool gathered = has_clusters && p_.cluster > 1;
     const uint16_t* m = halves(gathered ? p_.at.h : p_.at.m);
     const int stride = gathered ? p_.at.gathered_stride : p_.at.m_stride;
@@ -280,23 +268,19 @@ class Team {
         for (int n = 0; n < NT; ++n)
           mma(sums[n], a, right_tile(m + n * tile_slots * stride + unit * unit_cells, stride, lane_), O());
       }
-      store_partials(now, 16 * (first + tile), sums);
+      float* to = partials(index_ / p_.cluster) + 16 * (first + tile) + lane_ / 4;
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          const int slot = slot_of(n, r % 2, lane_);
+          if (slot < now.size) to[size_t(slot) * size_t(p_.layout.h_width()) + r / 2 * 8] = sums[n].r[r];
+        }
     }
   }
 
-  __device__ __forceinline__ void store_partials(const Step& now, int first_row, const TileC (&sums)[NT]) {
-    float* to = partials(index_ / p_.cluster) + first_row + lane_ / 4;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int slot = slot_of(n, r % 2, lane_);
-        if (slot < now.size) to[size_t(slot) * size_t(p_.layout.h_width()) + r / 2 * 8] = sums[n].r[r];
-      }
-  }
-
   // h = clip(sum of the clusters' partial sums, in order): a pair of columns of a slot.
-  __device__ __forceinline__ void finish_h(const Step& now, int at) {
+  ELMO_DEVICE void finish_h(const Step& now, int at) {
     constexpr int at_once = R > 0 ? 16 : 8;
     const int width = p_.layout.h_width(), clusters = p_.blocks / p_.cluster;
     const int slot = at / (width / 2), column = at % (width / 2) * 2;
@@ -328,11 +312,10 @@ class Team {
   const int threads_, d_, thread_, warp_, lane_, index_, rank_;
   char* const shared_;
   const char* record_;
-  int cell_, local_cell_;
+  Cells<O, NT> cells_;
   uint32_t target_ = 0;
   TileA kept_[R > 0 ? R : 1][2];
   TileA ahead_[depth][2];
-  float bias_[4], initial_c_, c_[NT][2];
 };
 
 template <class O, int NT, int R, int depth, int most_threads>

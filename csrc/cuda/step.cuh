@@ -23,7 +23,7 @@ struct Step {
 
 // Until `reached`. False: the launch is given up.
 template <class Reached>
-__device__ __forceinline__ bool poll(const Launch& p, Reached&& reached) {
+ELMO_DEVICE bool poll(const Launch& p, Reached&& reached) {
   int64_t begin = 0;
   for (uint32_t count = 1; !reached(); ++count) {
     if (count % 32 != 0) continue;
@@ -35,127 +35,122 @@ __device__ __forceinline__ bool poll(const Launch& p, Reached&& reached) {
   return true;
 }
 
-// (i, j) and (f, o) of cell lane / 4 of a group, slots 2 * (lane % 4) and the next of each tile.
-template <int NT>
-struct GateSums {
-  TileC of[2][NT];
-};
-
 ELMO_HD int slot_of(int n, int e, int lane) { return n * tile_slots + lane % 4 * 2 + e; }
 
-__device__ __forceinline__ const char* direction_weights(const Launch& p, int d) {
+ELMO_DEVICE const char* direction_weights(const Launch& p, int d) {
   return p.packed + size_t(d) * p.layout.direction_bytes();
 }
 
 // Of a unit's record: the bias of a gate for cell lane / 4 of a group.
-__device__ __forceinline__ float bias_of(const Launch& p, const char* record, int group, int gate, int lane) {
+ELMO_DEVICE float bias_of(const Launch& p, const char* record, int group, int gate, int lane) {
   return reinterpret_cast<const float*>(record + p.layout.bias_offset())[(group * 4 + gate) * group_cells + lane / 4];
 }
 
-__device__ __forceinline__ bool starts_at(const Launch& p, int t, int slot) {
+ELMO_DEVICE bool starts_at(const Launch& p, int t, int slot) {
   return p.meta[(int64_t(t) * 3 + 2) * p.stride + slot] != 0;
 }
 
-// z of the thread's cell and slots: `row(n, e)` is the row of slot_of(n, e, lane). Nothing is waited for.
-template <int NT, class Row>
-__device__ __forceinline__ void load_inputs(const Launch& p, int d, int cell, Row&& row, uint16_t (&z)[NT][2][4]) {
-  const uint16_t* of_cell = p.z + (cell < p.layout.dim ? cell : 0);
-#pragma unroll
-  for (int n = 0; n < NT; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const uint16_t* from = of_cell + (int64_t(row(n, e)) * 2 + d) * 4 * p.layout.dim;
-#pragma unroll
-      for (int gate = 0; gate < 4; ++gate) z[n][e][gate] = load_input(from + int64_t(gate) * p.layout.dim);
-    }
-}
-
-// Sums begin as bias + scale * z.
-template <class O, int NT, class Scale>
-__device__ __forceinline__ void begin_sums(const Launch& p, const Step& now, int cell, const float (&bias)[4], int lane,
-                                           const uint16_t (&z)[NT][2][4], Scale&& scale, GateSums<NT>& sums) {
-#pragma unroll
-  for (int n = 0; n < NT; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const bool there = cell < p.layout.dim && slot_of(n, e, lane) < now.size;
-      const float of_slot = scale(n, e);
-#pragma unroll
-      for (int gate = 0; gate < 4; ++gate)
-        sums.of[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(O::to(z[n][e][gate]), of_slot, bias[gate]) : 0.0f;
-    }
-}
-
-// sums += two tiles of weights times 16 columns of h.
-template <class O, int NT>
-__device__ __forceinline__ void multiply_gates(GateSums<NT>& sums, const TileA (&a)[2], const uint16_t* h, int stride,
-                                               int lane) {
-#pragma unroll
-  for (int n = 0; n < NT; ++n) {
-    const TileB b = right_tile(h + n * tile_slots * stride, stride, lane);
-    mma(sums.of[0][n], a[0], b, O());
-    mma(sums.of[1][n], a[1], b, O());
-  }
-}
-
-// The cells of a group: c to what the next step reads, final c to the state, m into shared memory [slot, m_stride].
-// Where `starts(n, e)`, a sequence starts at the next step, c is `initial` then.
-template <class O, int NT, class Starts>
-__device__ __forceinline__ void update_cells(const Launch& p, const Step& now, int cell, int local_cell, int lane,
-                                             const GateSums<NT>& sums, Starts&& starts, float initial,
-                                             float (&c)[NT][2], uint16_t* m, int m_stride) {
-  const bool is_cell = cell < p.layout.dim;
-  float* state = p.c + int64_t(now.d) * p.state_stride * p.layout.dim + cell;
-#pragma unroll
-  for (int n = 0; n < NT; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int slot = slot_of(n, e, lane);
-      const float i = sums.of[0][n].r[e], j = sums.of[0][n].r[2 + e];
-      const float f = sums.of[1][n].r[e], o = sums.of[1][n].r[2 + e];
-      const float next = clipped(fmaf(sigmoid(f + 1.0f), c[n][e], sigmoid(i) * tanh_of(j)), p.cell_clip);
-      const bool there = is_cell && slot < now.size;
-      m[slot * m_stride + local_cell] = there ? O::from(sigmoid(o) * tanh_of(next)) : uint16_t(0);
-      if (there && slot >= now.next) state[int64_t(slot) * p.layout.dim] = next;
-      c[n][e] = starts(n, e) ? initial : next;
-    }
-}
-
-// c before step 0.
-template <int NT>
-__device__ __forceinline__ void first_cells(const Launch& p, int d, int cell, int lane, float initial,
-                                            float (&c)[NT][2]) {
-#pragma unroll
-  for (int n = 0; n < NT; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int slot = slot_of(n, e, lane);
-      const bool there = cell < p.layout.dim && slot < p.slots;
-      const int64_t at = (int64_t(d) * p.slots + (there ? slot : 0)) * p.layout.dim + (there ? cell : 0);
-      c[n][e] = there && starts_at(p, 0, slot) ? initial : (there ? p.c_in[at] : 0.0f);
-    }
-}
-
 // A clipped h goes to the output and, after the slot's last step, to the state.
-__device__ __forceinline__ void store_h(const Launch& p, const Step& now, int packed_row, int slot, int column,
-                                        float h) {
+ELMO_DEVICE void store_h(const Launch& p, const Step& now, int packed_row, int slot, int column, float h) {
   const int width = p.layout.projection;
   p.output[(int64_t(packed_row) * 2 + now.d) * width + column] = h;
   if (slot >= now.next) p.h[(int64_t(now.d) * p.state_stride + slot) * width + column] = h;
 }
 
-__device__ __forceinline__ float initial_h_of(const Launch& p, int d, int column) {
+ELMO_DEVICE float initial_h_of(const Launch& p, int d, int column) {
   return p.initial_h && column < p.layout.projection ? p.initial_h[d * p.layout.projection + column] : 0.0f;
 }
 
 // h before step 0, as an operand.
 template <class O>
-__device__ __forceinline__ uint16_t first_operand(const Launch& p, int d, int slot, int column) {
+ELMO_DEVICE uint16_t first_operand(const Launch& p, int d, int slot, int column) {
   const float initial = initial_h_of(p, d, column);
   const bool there = column < p.layout.projection;
   const int64_t at = (int64_t(d) * p.slots + slot) * p.layout.projection + (there ? column : 0);
   return O::from(starts_at(p, 0, slot) ? initial : (there ? p.h_in[at] : 0.0f));
 }
+
+// A thread's cell, number lane / 4 of its warp's group, in NT tiles of slots: of each tile 2 * (lane % 4) and the next.
+template <class O, int NT>
+class Cells {
+ public:
+  ELMO_DEVICE Cells(const Launch& p, int d, int first_cell, int warp, int lane)
+      : p_(p), d_(d), lane_(lane), local_cell_(warp * group_cells + lane / 4), cell_(first_cell + local_cell_) {}
+
+  // The biases, and c before step 0.
+  ELMO_DEVICE void begin(const char* record, int group) {
+    for (int gate = 0; gate < 4; ++gate) bias_[gate] = bias_of(p_, record, group, gate, lane_);
+    initial_c_ = p_.initial_c && is_cell() ? p_.initial_c[d_ * p_.layout.dim + cell_] : 0.0f;
+    for_slots([&](int n, int e, int slot) {
+      const bool there = is_cell() && slot < p_.slots;
+      const int64_t at = (int64_t(d_) * p_.slots + (there ? slot : 0)) * p_.layout.dim + (there ? cell_ : 0);
+      c_[n][e] = there && starts_at(p_, 0, slot) ? initial_c_ : (there ? p_.c_in[at] : 0.0f);
+    });
+  }
+
+  // z of each slot from its row. Nothing is waited for.
+  ELMO_DEVICE void load_inputs(const int* rows) {
+    const uint16_t* of_cell = p_.z + (is_cell() ? cell_ : 0);
+    for_slots([&](int n, int e, int slot) {
+      const uint16_t* from = of_cell + (int64_t(rows[slot]) * 2 + d_) * 4 * p_.layout.dim;
+#pragma unroll
+      for (int gate = 0; gate < 4; ++gate) z_[n][e][gate] = load_input(from + int64_t(gate) * p_.layout.dim);
+    });
+  }
+
+  // Sums begin as bias + scale * z.
+  ELMO_DEVICE void begin_sums(const Step& now, const float* scales) {
+    for_slots([&](int n, int e, int slot) {
+      const bool there = is_cell() && slot < now.size;
+      const float scale = scales[slot];
+#pragma unroll
+      for (int gate = 0; gate < 4; ++gate)
+        sums_[gate / 2][n].r[gate % 2 * 2 + e] = there ? fmaf(O::to(z_[n][e][gate]), scale, bias_[gate]) : 0.0f;
+    });
+  }
+
+  // sums += two tiles of weights, (i, j) and (f, o), times 16 columns of h.
+  ELMO_DEVICE void multiply(const TileA (&a)[2], const uint16_t* h, int stride) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const TileB b = right_tile(h + n * tile_slots * stride, stride, lane_);
+      mma(sums_[0][n], a[0], b, O());
+      mma(sums_[1][n], a[1], b, O());
+    }
+  }
+
+  // c to what the next step reads, final c to the state, m into shared memory [slot, m_stride]. `starts`: whether a
+  // slot's sequence starts at the next step.
+  ELMO_DEVICE void update(const Step& now, const int* starts, uint16_t* m, int m_stride) {
+    float* state = p_.c + int64_t(d_) * p_.state_stride * p_.layout.dim + cell_;
+    for_slots([&](int n, int e, int slot) {
+      const float i = sums_[0][n].r[e], j = sums_[0][n].r[2 + e];
+      const float f = sums_[1][n].r[e], o = sums_[1][n].r[2 + e];
+      const float next = clipped(fmaf(sigmoid(f + 1.0f), c_[n][e], sigmoid(i) * tanh_of(j)), p_.cell_clip);
+      const bool there = is_cell() && slot < now.size;
+      m[slot * m_stride + local_cell_] = there ? O::from(sigmoid(o) * tanh_of(next)) : uint16_t(0);
+      if (there && slot >= now.next) state[int64_t(slot) * p_.layout.dim] = next;
+      c_[n][e] = starts[slot] ? initial_c_ : next;
+    });
+  }
+
+ private:
+  ELMO_DEVICE bool is_cell() const { return cell_ < p_.layout.dim; }
+
+  template <class F>
+  ELMO_DEVICE void for_slots(F&& f) const {
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) f(n, e, slot_of(n, e, lane_));
+  }
+
+  const Launch& p_;
+  const int d_, lane_, local_cell_, cell_;
+  float bias_[4], initial_c_, c_[NT][2];
+  uint16_t z_[NT][2][4];
+  TileC sums_[2][NT];
+};
 
 // ---- what a launch that gave up would have done, slowly: a slot of one direction in a block of its own, which waits
 // for no other block
@@ -167,7 +162,7 @@ ELMO_HD size_t replay_shared(const Layout& of) { return size_t(of.h_width() + of
 
 // sum + a row of a tile of weights times 16 values.
 template <class O>
-__device__ __forceinline__ float multiply_row(float sum, const char* tile, int row, const uint16_t* values) {
+ELMO_DEVICE float multiply_row(float sum, const char* tile, int row, const uint16_t* values) {
   const uint16_t* weights = reinterpret_cast<const uint16_t*>(tile) + row % 8 * 32 + row / 8 * 2;
   for (int k = 0; k < 16; ++k) sum = fmaf(O::to(weights[k / 4 * 8 + k / 2 % 2 * 4 + k % 2]), O::to(values[k]), sum);
   return sum;
@@ -183,6 +178,7 @@ __global__ void __launch_bounds__(replay_threads, 1) replay_kernel(const __grid_
   const char* weights = direction_weights(p, d);
   uint16_t* h = reinterpret_cast<uint16_t*>(shared);
   uint16_t* m = h + width;
+#pragma unroll 1
   for (int column = thread; column < width; column += replay_threads) h[column] = first_operand<O>(p, d, slot, column);
   for (int t = 0; t < p.steps && slot < p.batch_sizes[t]; ++t) {
     const Step now = {d, t, p.batch_sizes[t], t + 1 < p.steps ? p.batch_sizes[t + 1] : 0};

@@ -4,12 +4,11 @@ import argparse
 import logging
 import os
 import pkgutil
-import signal
 import sys
 from collections.abc import Sequence
 
 import elmo_fast
-from elmo_fast.cli import embed, train
+from elmo_fast import stops
 
 DONE, FAILED, REFUSED = 0, 1, 2
 _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -17,6 +16,22 @@ _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryErro
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; 0 when done, 2 for bad usage or input, 1 for any other failure, with one line on stderr."""
+    try:
+        with stops.stoppable(terminate=True, in_command=True):
+            _run(arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt as interrupt:
+        return _report(str(interrupt) or "interrupted; no output was left behind", FAILED)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        return _report(error, REFUSED if isinstance(error, _REFUSALS) else FAILED)
+    return DONE
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    from elmo_fast.cli import embed, train
+
     parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
@@ -26,22 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = vars(parser.parse_args(arguments))
     run, verbose = parsed.pop("run"), parsed.pop("verbose")
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run = pkgutil.resolve_name(run) if isinstance(run, str) else run
-        for line in run(**parsed) or ():
-            print(line)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except KeyboardInterrupt as interrupt:
-        return _report(str(interrupt) or "interrupted; no output was left behind", FAILED)
-    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        return _report(error, REFUSED if isinstance(error, _REFUSALS) else FAILED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return DONE
+    run = pkgutil.resolve_name(run) if isinstance(run, str) else run
+    for line in run(**parsed) or ():
+        print(line)
+    sys.stdout.flush()
 
 
 def _report(error: BaseException | str, status: int) -> int:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from elmo_fast import stops
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, DIRECTIONS, SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, UNKNOWN
 from elmo_fast.cli.flags import add_command, at_least
-from elmo_fast.model.atomic_file import check_target
+from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 
@@ -116,7 +117,8 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
 
         for package in include_package:
             import_submodules(package)
-    with _open(input_file) as file:
+    check_target(output_file, "output file")
+    with locked(output_file, reserve=True), _open(input_file) as file:
         files = _files(output_file, [input_file, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
@@ -131,17 +133,19 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.build import corpus_words, write_token_table
 
-    files = _files(output_file, [vocabulary], **names)
-    device = torch_device(cuda_device)
-    if corpus:
-        with _open(vocabulary) as file:
-            vocabulary = corpus_words(line.tokens for line in read_lines(file, allow_blank=True))
-    bilm = BiLm.from_model(files, precision=precision, backend=backend).to(device)
-    try:
-        write_token_table(bilm, vocabulary, output_file, storage=storage, progress=progress)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
-                                f"{output_file}.part") from None
+    check_target(output_file, "output file")
+    with locked(output_file, reserve=True):
+        files = _files(output_file, [vocabulary], **names)
+        device = torch_device(cuda_device)
+        if corpus:
+            with _open(vocabulary) as file:
+                vocabulary = corpus_words(line.tokens for line in read_lines(file, allow_blank=True))
+        bilm = BiLm.from_model(files, precision=precision, backend=backend).to(device)
+        try:
+            write_token_table(bilm, vocabulary, output_file, storage=storage, progress=progress)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; the same command resumes from the partial table in "
+                                    f"{output_file}.part") from None
 
 
 def _info(**names) -> list[str]:
@@ -156,25 +160,30 @@ def _score(input_file, tokens, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, score_lines
 
     with _open(input_file) as file:
-        yield from score_lines(load_head(**head), file, tokens)
+        yield from map(_unless_stopped, score_lines(load_head(**head), file, tokens))
 
 
 def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, substitute_lines
 
     with _open(input_file) as file:
-        yield from substitute_lines(load_head(**head), file, top, direction, word)
+        yield from map(_unless_stopped, substitute_lines(load_head(**head), file, top, direction, word))
+
+
+def _unless_stopped(line: str) -> str:
+    stops.check()
+    return line
 
 
 def _open(name: str) -> IO[str]:
     if name == "-" and sys.stdin is None:
         raise ConfigurationError("input file: expected text on stdin, which is closed")
-    return open(sys.stdin.fileno() if name == "-" else name, encoding="utf-8", closefd=name != "-")
+    file = sys.stdin.fileno() if name == "-" else name
+    return stops.interruptible(open)(file, encoding="utf-8", closefd=name != "-")
 
 
 def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:
-    """The model's files; refuses an output that cannot be written, or is a file of the model or of the inputs."""
-    check_target(output, "output file")
+    """The model's files; refuses an output that is a file of the model or of the inputs."""
     model = DEFAULT_MODEL if model is options_file is weight_file is None else model
     files = find_model(model, options_file=options_file, weight_file=weight_file)
     for path in (*inputs, files.options_file, files.weight_file):

@@ -12,6 +12,7 @@ _FRACTION = value_of(float, "a number from 0 to 1", lambda value: 0 <= value <= 
 _POSITIVE = value_of(float, "a number from 0 to inf", lambda value: 0 <= value < math.inf)
 _CHECKPOINT = {"metavar": "FILE", "help": "a checkpoint of the run (default: the best, else the last)"}
 _COUNT = {"type": at_least(1), "metavar": "N"}
+_WORKERS = value_of(int, "an integer from 0 to 256", lambda value: 0 <= value <= 256)
 
 
 def add_commands(commands) -> None:
@@ -72,6 +73,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vocab", metavar="FILE", help="vocabulary file with <S>, </S> and <UNK>, most frequent first")
     add = parser.add_argument_group("start").add_argument
     add("--resume", action="store_true", help="continue RUN exactly from its last checkpoint")
+    add("--resume-from", metavar="FILE", help="continue RUN from this checkpoint; later ones are replaced")
     add("--from-model", metavar="MODEL", help="fine-tune: a directory, ZIP, URL or name, as in embed")
     add("--from-options", metavar="FILE", help="fine-tune: options.json, with --from-weights")
     add("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
@@ -117,7 +119,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-every", **_COUNT, help="steps (default: 500)")
     add("--log-every", **_COUNT, help="steps (default: 10)")
     add("--keep", type=at_least(1), metavar="K", help="number of checkpoints to keep (default: 2)")
-    add("--workers", type=at_least(0), metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 for a "
+    add("--workers", type=_WORKERS, metavar="N", help="processes that prepare batches (default: 0 on a CPU, 2 for a "
         "GPU)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: a GPU if there is one)")
     add("--precision", choices=PRECISIONS, help="(default: medium, which is bf16, on GPUs that have it, else highest)")

@@ -12,8 +12,9 @@ from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.files import check_array_file, write_arrays
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.sources import DEFAULT_MODEL
-from elmo_fast.text.batching import check_batch
+from elmo_fast.model.manylangs import ManyLangsBiLm
+from elmo_fast.model.sources import DEFAULT_MODEL, MANYLANGS_WEIGHTS, find_model
+from elmo_fast.text.batching import check_batch, check_iterable
 from elmo_fast.text.fasta import FastaRecord
 
 Text = str | Sequence[str] | FastaRecord
@@ -21,13 +22,16 @@ Layers = str | Sequence[float]
 
 
 def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device | None = None,
-         precision: str = "highest", backend: str = "auto") -> "LoadedElmo":
+         precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False) -> "LoadedElmo":
     """Load a model to get vectors from.
 
     `model` is a name, a directory, a ZIP, or the URL of a ZIP or of a directory (`find_model`), by default the bundled
     one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
+    NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
-    bilm = BiLm.from_model(model, state="warm", precision=precision, backend=backend)
+    files = find_model(model)
+    kind = ManyLangsBiLm if files.weight_file.name == MANYLANGS_WEIGHTS else BiLm
+    bilm = kind.from_model(files, state="warm", precision=precision, backend=backend, allow_nonfinite=allow_nonfinite)
     return LoadedElmo(bilm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
@@ -124,6 +128,7 @@ POOLS: dict[str, Callable] = {"mean": partial(np.mean, axis=-2), "max": partial(
 def _listed(sentences: Iterable[Text]) -> list[Text]:
     if isinstance(sentences, (str, bytes, FastaRecord)):
         raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a list")
+    check_iterable(sentences, "sentences")
     return list(sentences)
 
 

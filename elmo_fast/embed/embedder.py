@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, check_choice, check_count
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, MOST_SENTENCES, check_choice, check_count
 from elmo_fast.embed.files import hdf5_file, read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.batch_layout import remove_boundaries
@@ -20,7 +20,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_host
-from elmo_fast.text.batching import batch_to_ids, check_batch, check_sentence
+from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
@@ -30,7 +30,8 @@ class ElmoEmbedder:
     """Vectors of tokenized sentences: float32 [layers, tokens, 2 P] a sentence, token layer first.
 
     With `state="carry"`, as in AllenNLP, a sentence embedded twice gives two results. `options_file` and `weight_file`
-    are paths or URLs; `cuda_device` -1 is the CPU, where `keep_fp32=False` halves the memory. All else as in `BiLm`.
+    are paths or URLs; `cuda_device` -1 is the CPU, where `keep_fp32=False` halves the memory. NaN and infinities in the
+    weights are refused unless `allow_nonfinite`. All else as in `BiLm`.
     """
 
     _bilm: type[BiLm] = BiLm
@@ -38,12 +39,13 @@ class ElmoEmbedder:
     def __init__(self, options_file: str | os.PathLike = DEFAULT_OPTIONS_FILE,
                  weight_file: str | os.PathLike = DEFAULT_WEIGHT_FILE, cuda_device: int = -1, *, state: str = "carry",
                  precision: str = "highest", backend: str = "auto", keep_fp32: bool = True,
-                 token_table: TokenTable | str | os.PathLike | None = None):
+                 token_table: TokenTable | str | os.PathLike | None = None, allow_nonfinite: bool = False):
         device = torch_device(cuda_device)
         if not keep_fp32 and device.type != "cpu":
             raise ValueError(f"keep_fp32: expected True on a GPU, got False with cuda_device {cuda_device}")
         bilm = self._bilm.from_files(options_file, weight_file, state=state, precision=precision, backend=backend,
-                                     keep_fp32=keep_fp32, token_table=token_table)
+                                     keep_fp32=keep_fp32, token_table=token_table,
+                                     allow_nonfinite=allow_nonfinite)
         self._take(bilm if device.type == "cpu" else bilm.to(device), cuda_device)
 
     @classmethod
@@ -60,7 +62,7 @@ class ElmoEmbedder:
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a batch, padded: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
-        ids = batch_to_ids(batch, *self.elmo_bilm.token_source.row_shape)
+        ids = self.elmo_bilm.token_source.batch_ids(batch)
         with torch.no_grad():
             output = self.elmo_bilm(ids)
         inner = [remove_boundaries(layer, output["mask"]) for layer in output["activations"]]
@@ -101,12 +103,13 @@ class ElmoEmbedder:
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
+        check_iterable(sentences, "sentences")
         checked = (check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
         return self.stream(checked, batch_size)
 
     def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         """As `embed_sentences`, of sentences that were checked before."""
-        check_count("batch_size", batch_size)
+        check_count("batch_size", batch_size, most=MOST_SENTENCES)
         if self.elmo_bilm.backend == "reference":
             source = iter(sentences)
             batches = iter(lambda: list(itertools.islice(source, batch_size)), [])

@@ -11,7 +11,8 @@ from typing import IO, NamedTuple
 import h5py
 import numpy as np
 
-from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_target, deferred_signals
+from elmo_fast import stops
+from elmo_fast.model.atomic_file import Disk, atomic_hdf5, atomic_path, check_target
 from elmo_fast.model.options import ConfigurationError
 
 
@@ -54,7 +55,8 @@ def scan(file: IO[str], allow_blank: bool = False) -> int | None:
 
 def _decoded(file: IO[str]) -> Iterator[str]:
     try:
-        for number, line in enumerate(iter(file.readline, "")):
+        read = file.readline if file.seekable() else stops.interruptible(file.readline)
+        for number, line in enumerate(iter(read, "")):
             if not isinstance(line, str):
                 raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
                                          f"opened for {type(line).__name__}")
@@ -94,18 +96,17 @@ class Hdf5Writer:
         try:
             if not accepted:
                 raise ValueError("HDF5 would cut the name or take it for a group's")
-            with deferred_signals():
-                self._file.create_dataset(key, data=vectors, dtype="float32")
+            self._file.create_dataset(key, data=vectors, dtype="float32")
         except (ValueError, TypeError) as error:
             raise ConfigurationError("use_sentence_keys: expected sentences that HDF5 takes as names, got "
                                      f"{key!r:.80}; line numbers always work") from error
         self._disk.check()
+        stops.check()
 
     def write_index(self, sentence_to_index: dict[str, str]) -> None:
         """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
-        with deferred_signals():
-            index = self._file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
-            index[0] = json.dumps(sentence_to_index)
+        index = self._file.create_dataset("sentence_to_index", (1,), dtype=h5py.string_dtype())
+        index[0] = json.dumps(sentence_to_index)
 
 
 @contextlib.contextmanager
@@ -131,15 +132,19 @@ def check_array_file(path: str | os.PathLike, equal_shapes: bool) -> None:
 
 def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
-    _WRITERS[Path(path).suffix](path, arrays)
+    _WRITERS[Path(path).suffix](path, map(_unless_stopped, arrays))
+
+
+def _unless_stopped(named: tuple[str, np.ndarray]) -> tuple[str, np.ndarray]:
+    stops.check()
+    return named
 
 
 def _write_h5(path, arrays) -> None:
     with atomic_hdf5(path) as (file, disk):
         for name, values in arrays:
             try:
-                with deferred_signals():
-                    file.create_dataset(name, data=values)
+                file.create_dataset(name, data=values)
             except (ValueError, TypeError) as error:
                 raise ConfigurationError(f"output: expected identifiers that HDF5 takes as names, got {name!r:.60} "
                                          f"({error}); .npz takes any") from error
@@ -147,18 +152,27 @@ def _write_h5(path, arrays) -> None:
 
 
 def _write_npz(path, arrays) -> None:
-    with atomic_path(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
-        for name, values in arrays:
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
+    with atomic_path(path) as part, Disk(part, path) as disk:
+        with zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
+            for name, values in arrays:
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(values), allow_pickle=False)
+                disk.check()
+        disk.check()
 
 
 def _write_npy(path, arrays) -> None:
-    named = list(arrays)
-    with atomic_path(Path(path).with_suffix(".json")) as names_part, atomic_path(path) as part:
-        names_part.write_text(json.dumps([name for name, _ in named]), encoding="utf-8")
-        with open(part, "wb") as file:
-            np.save(file, np.asarray([values for _, values in named]), allow_pickle=False)
+    names_path = Path(path).with_suffix(".json")
+    with (atomic_path(names_path) as names_part, atomic_path(path) as part, Disk(names_part, names_path) as names_disk,
+          Disk(part, path) as disk):
+        named = list(arrays)
+        values = np.asarray([values for _, values in named])
+        names_disk.write(json.dumps([name for name, _ in named]).encode())
+        np.lib.format.write_array_header_1_0(disk, np.lib.format.header_data_from_array_1_0(values))
+        disk.write(values if values.size else b"")  # `np.save` would go past the `Disk`, to the file's descriptor
+        for written in (names_disk, disk):
+            written.check()
+        Path(os.path.realpath(names_path)).unlink(missing_ok=True)  # old names never stand beside new vectors
 
 
 _WRITERS = {".h5": _write_h5, ".npz": _write_npz, ".npy": _write_npy}

@@ -1,5 +1,6 @@
 """Continuous batching: sentences run back to back in a fixed number of slots, and none waits for a longer one."""
 
+import heapq
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ from elmo_fast.model.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
+from elmo_fast.text.batching import not_a_string
 
 _ROWS_PER_CHUNK = 4096
 _TOKENS_AHEAD = 1 << 15
@@ -46,7 +47,7 @@ _Chunk = tuple[list[_Piece], list[np.ndarray], HostCopy]
 
 
 class SlotStream:
-    """Embeds a stream of sentences in `slots` slots; iterate once over `run`.
+    """Embeds a stream of sentences in `slots` slots, but no more than there are sentences; iterate once over `run`.
 
     Where states are carried, sentence i runs in slot i mod B, as in batches of B; else in any slot with room. The
     results are those of batches, in the order of the input. Carried states pass over an empty sentence alone in its
@@ -55,10 +56,10 @@ class SlotStream:
 
     def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False):
         self._bilm = bilm
-        self._queues: list[deque[_Sentence]] = [deque() for _ in range(slots)]
+        self._slots = slots
+        self._queues: list[deque[_Sentence]] = []
         self._carried = bilm.state == "carry"
         self._runs_empty = runs_empty
-        self._steps = max(16, _ROWS_PER_CHUNK // slots)
         self._tokens = _TokenVectors(bilm)
         self._read = self._written = self._ahead = 0
         self._finished: dict[int, np.ndarray] = {}
@@ -69,7 +70,12 @@ class SlotStream:
 
     def run(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
         """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states are stored when the stream has ended."""
-        self._source = itertools.pairwise(itertools.chain(sentences, [None]))
+        sentences = iter(sentences)
+        first = list(itertools.islice(sentences, self._slots))
+        slots = max(1, len(first))
+        self._queues = [deque() for _ in range(slots)]
+        self._steps = max(16, _ROWS_PER_CHUNK // slots)
+        self._source = itertools.pairwise(itertools.chain(first, sentences, [None]))
         state: RunState | None = None
         queued: deque[_Chunk] = deque()
         while (pieces := self._plan()) or queued or self._finished:
@@ -92,23 +98,21 @@ class SlotStream:
     def _plan(self) -> list[_Piece]:
         """The pieces of the next chunk of steps."""
         pieces: list[_Piece] = []
-        planned = [0] * len(self._queues)
-        while (slot := self._slot_with_room(planned)) is not None:
+        least = [(0, slot) for slot in range(len(self._queues))]  # a heap of planned steps and slots
+        while least:
+            planned, slot = heapq.heappop(least)
+            if not self._queues[slot] and not self._read_for(slot):
+                continue
             sentence = self._queues[slot][0]
             begin = sentence.done
-            sentence.done = min(len(sentence.rows), begin + self._steps - planned[slot])
+            sentence.done = min(len(sentence.rows), begin + self._steps - planned)
             pieces.append(_Piece(sentence, slot, begin, sentence.done))
-            planned[slot] += sentence.done - begin
+            planned += sentence.done - begin
             if sentence.done == len(sentence.rows):
                 self._queues[slot].popleft()
+            if planned < self._steps:
+                heapq.heappush(least, (planned, slot))
         return pieces
-
-    def _slot_with_room(self, planned: list[int]) -> int | None:
-        """The slot with the fewest `planned` steps that has room and a sentence; reads further sentences for it."""
-        for slot in sorted(range(len(planned)), key=planned.__getitem__):
-            if planned[slot] < self._steps and (self._queues[slot] or self._read_for(slot)):
-                return slot
-        return None
 
     def _read_for(self, slot: int) -> bool:
         """Read until the slot has a sentence; False when the stream ended or enough was read ahead."""
@@ -178,8 +182,12 @@ class _TokenVectors:
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, with BOS and EOS: int32 [tokens + 2]; `update` then encodes new ones."""
-        bounded = (BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN)
-        return np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
+        first, last = self._bilm.token_source.boundaries
+        bounded = (first, *tokens, last)
+        try:
+            return np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
+        except TypeError as error:
+            raise not_a_string(error) from error
 
     def update(self, in_flight: list[_Sentence]) -> TokenEmbeddings:
         """The table, with new tokens encoded. A full one keeps the tokens in flight and renumbers their `rows`."""

@@ -1,17 +1,19 @@
-"""Files written atomically, which take their name only when complete, and HDF5 files read with named errors."""
+"""Files and directories written atomically, by a process at a time: they take their name only when complete."""
 
 import contextlib
 import ctypes
 import io
 import os
+import re
 import secrets
 import shutil
-import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
+from elmo_fast import stops
 from elmo_fast.model.options import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,27 +24,159 @@ HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 _TRIM_EVERY = 32 << 20  # bytes written between two returns of free memory
 
 
-@contextlib.contextmanager
-def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
-    """A path beside `target` that replaces it when the body succeeds, and is removed when the body fails.
+class _Held(NamedTuple):
+    """Who has a lock, the path of the partial file that is named in it, and whether nothing is written yet."""
 
-    The body makes a file or a directory there. A symbolic link is followed, an old file replaced; a directory that
-    another process finished first is kept. The name is random: process ids repeat from container to container, and
-    what a killed process left behind must not block another.
+    process: int
+    thread: int
+    partial: Path
+    is_reserved: bool
+
+
+_PARTIAL = re.compile(r"\.[0-9a-f]{8}\.part")
+_held: dict[Path, _Held] = {}  # the locks of this process, which the system counts by processes, not by threads
+
+
+@contextlib.contextmanager
+def locked(target: str | os.PathLike, reserve: bool = False) -> Iterator[Path]:
+    """The right to write `target`, a file or a directory, while the body runs: `ConfigurationError` if it is taken.
+
+    Yields a path for a partial file. The lock is on the file `TARGET.lock`, which holds the process, its host and the
+    partial file's name: what a killed process left is removed by the next one. A thread may write the files of a
+    directory that it has locked, and, with `reserve`, take the lock again. In the body stops are deferred (see
+    `stops`). Readers need no lock.
     """
     final = Path(os.path.realpath(target))
-    part = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
-    try:
-        yield part
+    mine = _Held(os.getpid(), threading.get_ident(), _partial_path(final), reserve)
+    held = _held.setdefault(final, mine)
+    if held.is_reserved and held is not mine and held[:2] == mine[:2]:
+        _held[final] = held._replace(is_reserved=False)
         try:
-            os.replace(part, final)
-        except OSError:
-            if not (part.is_dir() and final.is_dir()):
-                raise
+            yield held.partial
+        finally:
+            _held[final] = held
+        return
+    if held is not mine and held.process == mine.process:
+        raise ConfigurationError(f"output {final}: expected no other writer, found one in this process")
+    _held[final] = mine  # in place of what a fork copied from its parent
+    try:
+        if any((above := _held.get(path)) and above[:2] == mine[:2] for path in final.parents):
+            yield mine.partial
+            return
+        with stops.stoppable():
+            stops.check()
+            file = _lock(final, mine)
+            try:
+                yield mine.partial
+            finally:
+                if os.getpid() == mine.process:
+                    _remove(mine.partial)
+                    Path(file.name).unlink(missing_ok=True)
+                file.close()
     finally:
-        if part.is_dir():
-            shutil.rmtree(part)
-        part.unlink(missing_ok=True)
+        del _held[final]
+
+
+def _lock(final: Path, mine: _Held) -> IO[bytes]:
+    """The lock file of an output, locked. POSIX locks: unlike those of `flock`, forked workers do not inherit them."""
+    import fcntl
+
+    while True:
+        file = open(final.with_name(f"{final.name}.lock"), "a+b", buffering=0)  # noqa: SIM115
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            process, host = [*_content(file), "unknown", "an unknown host"][:2]
+            file.close()
+            if isinstance(error, (BlockingIOError, PermissionError)):
+                raise ConfigurationError(f"output {final}: expected no other process to write it, found process "
+                                         f"{process} on {host}, which has locked {file.name}") from None
+            raise OSError(error.errno, f"expected a file system with locks ({error.strerror})", file.name) from error
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
+                break
+        file.close()  # its last owner removed it
+    content = _content(file)
+    if len(content) == 3 and _PARTIAL.fullmatch(content[2]):
+        for folder in filter(Path.is_dir, (final.parent, final)):
+            _remove(folder / f"{final.name}{content[2]}")
+    try:
+        file.truncate(0)
+        file.write(f"{mine.process} {socket.gethostname()} {mine.partial.name.removeprefix(final.name)}\n".encode())
+    except OSError as error:
+        os.unlink(file.name)
+        raise OSError(error.errno, error.strerror, file.name) from error
+    return file
+
+
+def _content(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read(4096).decode(errors="replace").split()
+
+
+def _partial_path(final: Path) -> Path:
+    return final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what killed processes left in a directory, which must be locked."""
+    for path in folder.rglob("*.part"):
+        if _PARTIAL.search(path.name):
+            _remove(path)
+
+
+@contextlib.contextmanager
+def atomic_path(target: str | os.PathLike, shared: bool = False) -> Iterator[Path]:
+    """A path beside `target` that replaces it when the body succeeds, and is removed when the body fails.
+
+    The body makes a file there. A symbolic link is followed, an old file replaced. Other writers are refused. With
+    `shared` they are not, the body may make a directory, and that of a process which finished first is kept.
+    """
+    final = Path(os.path.realpath(target))
+    with contextlib.nullcontext(_partial_path(final)) if shared else locked(final) as part:
+        try:
+            yield part
+            try:
+                os.replace(part, final)
+            except OSError:
+                if not (shared and part.is_dir() and final.is_dir()):
+                    raise
+        finally:
+            _remove(part)
+
+
+@contextlib.contextmanager
+def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iterator[Path]:
+    """A new directory that becomes `target`, by a rename, when the body succeeds; `target` must not exist.
+
+    With `last` it may be a directory: the new files are moved into it. `last`, a file without which nothing can be
+    loaded, is removed before the others are moved and put there at the end: old and new files do not mix.
+    """
+    final = Path(os.path.realpath(target))
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with locked(final) as part:
+        is_new = not os.path.lexists(target)
+        if not is_new and (last is None or not final.is_dir()):
+            raise ConfigurationError(f"output: expected a new directory, found {target} there already")
+        part = part if is_new else final / part.name
+        part.mkdir()
+        try:
+            yield part
+            if is_new:
+                part.rename(final)
+            else:
+                (final / last).unlink(missing_ok=True)
+                for file in sorted(part.iterdir(), key=lambda file: file.name == last):
+                    os.replace(file, final / file.name)
+        finally:
+            _remove(part)
 
 
 def check_target(path: str | os.PathLike, name: str) -> None:
@@ -60,31 +194,6 @@ def check_target(path: str | os.PathLike, name: str) -> None:
                               f"got the device or pipe {target}")
     if not os.access(folder, os.W_OK) or (os.path.exists(target) and not os.access(target, os.W_OK)):
         raise PermissionError(f"{name}: expected a path that can be written, got {target}")
-
-
-@contextlib.contextmanager
-def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
-    """An HDF5 file to read; `name` is what it is.
-
-    Raises `OSError` where there is no file that can be read, and `ConfigurationError` for damage found in the body.
-    """
-    import h5py
-
-    source = os.fspath(path)
-    if os.path.isdir(source):
-        raise IsADirectoryError(f"{name}: expected an HDF5 file, got the directory {source}")
-    if not os.path.exists(source):
-        raise FileNotFoundError(f"{name}: expected an HDF5 file, found nothing at {source}")
-    if not os.access(source, os.R_OK):
-        raise PermissionError(f"{name}: expected a file that can be read, got {source}")
-    try:
-        with h5py.File(source, "r") as file:
-            yield file
-    except ConfigurationError:
-        raise
-    except HDF5_ERRORS as error:
-        raise ConfigurationError(f"{name} {source}: expected an HDF5 file, got something else or a file cut short "
-                                 f"or damaged ({error})") from error
 
 
 class Disk(io.FileIO):
@@ -135,36 +244,16 @@ class Disk(io.FileIO):
 @contextlib.contextmanager
 def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]:
     """A new HDF5 file that becomes `target` when the body succeeds, and its `Disk`, to check in a long body."""
-    import h5py
-
-    with atomic_path(target) as part, Disk(part, target) as disk:
-        file = None
-        try:
-            with deferred_signals():
-                file = h5py.File(disk, "w")
-            yield file, disk
-        finally:
-            if file is not None:
-                with deferred_signals():
-                    file.close()
-        disk.check()
+    with atomic_path(target) as part, new_hdf5(part, target) as opened:
+        yield opened
 
 
 @contextlib.contextmanager
-def deferred_signals() -> Iterator[None]:
-    """Run the handlers of SIGINT and SIGTERM after the body: HDF5 loses what a handler raises inside its callbacks."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # handlers run in the main thread alone
-        return
-    handlers = {number: handler for number in (signal.SIGINT, signal.SIGTERM)
-                if callable(handler := signal.getsignal(number))}
-    arrived: list[tuple] = []
-    for number in handlers:
-        signal.signal(number, lambda *arguments: arrived.append(arguments))
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in arrived:
-            handlers[number](number, frame)
+def new_hdf5(path: Path, target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]:
+    """A new HDF5 file and its `Disk`; errors name `target`."""
+    import h5py
+
+    with Disk(path, target) as disk:
+        with h5py.File(disk, "w") as file:
+            yield file, disk
+        disk.check()

@@ -22,7 +22,7 @@ from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
-from elmo_fast.text.batching import BOUNDARIES, number_tokens
+from elmo_fast.text.batching import number_tokens
 
 # The text whose final state, run from zeros, is the initial state of `warm`.
 WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
@@ -53,7 +53,7 @@ class BiLm(nn.Module):
                  warm_text: Sequence[Sequence[str]] = WARM_TEXT, keep_fp32: bool = True,
                  token_table: TokenTable | str | os.PathLike | None = None):
         super().__init__()
-        check_weights(weights, options)
+        self._check(weights, options)
         self.options, self.num_layers = options, options.n_layers  # of representations, with the token layer
         self.precision = check_precision(precision)
         self.backend = check_backend(backend)
@@ -71,17 +71,24 @@ class BiLm(nn.Module):
 
     @classmethod
     def from_files(cls, options_file: str | os.PathLike, weight_file: str | os.PathLike, **arguments) -> "BiLm":
-        """Read a model from two paths or URLs; `arguments` are those of `BiLm`."""
+        """Read a model from two paths or URLs; `arguments` are those of `from_model`."""
         return cls.from_model(find_model(options_file=options_file, weight_file=weight_file), **arguments)
 
     @classmethod
     def from_model(cls, model: str | os.PathLike | ModelFiles, **arguments) -> "BiLm":
-        """Read a model from what `find_model` takes or has found; `arguments` are those of `BiLm`."""
+        """Read a model from what `find_model` takes or has found; further `arguments` are those of `BiLm`.
+
+        NaN and infinities in the weights are refused unless `allow_nonfinite=True`.
+        """
         return cls._read(model if isinstance(model, ModelFiles) else find_model(model), **arguments)
 
     @classmethod
-    def _read(cls, files: ModelFiles, **arguments) -> "BiLm":
-        return cls(*read_model(files), **arguments)
+    def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "BiLm":
+        return cls(*read_model(files, allow_nonfinite), **arguments)
+
+    @staticmethod
+    def _check(weights: Mapping[str, np.ndarray], options: Options) -> None:
+        check_weights(weights, options)
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
@@ -157,7 +164,7 @@ class BiLm(nn.Module):
     def cache_words(self, words: Sequence[str]) -> None:
         """Store the vectors of `words` for `forward(..., word_inputs=)`: word number k is `words[k]`, 0 is padding."""
         with torch.no_grad(), numerics(self._precision, self._device):
-            ids = self._token_embedder.token_ids([*BOUNDARIES, *words]).to(self._device)
+            ids = self._token_embedder.token_ids([*self._token_embedder.boundaries, *words]).to(self._device)
             vectors = torch.cat([self._token_embedder(some, self.backend) for some in ids.split(1024)])
         trained = self._elmo_lstm.B_0_0.requires_grad
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
@@ -225,7 +232,7 @@ class BiLm(nn.Module):
         Returns a list of [N, 2 P], token layer first, and the positions of each sentence, int64 [sentences],
         `<S>` and `</S>` included.
         """
-        first, last = BOUNDARIES
+        first, last = self._token_embedder.boundaries
         unique, index, lengths = number_tokens((first, *sentence, last) for sentence in batch)
         return self._run_batch(self.token_encoder.strings(unique), torch.from_numpy(index), lengths), lengths
 
@@ -286,7 +293,8 @@ class BiLm(nn.Module):
 
     def _run_warm_text(self) -> State:
         """In `highest`, whatever the call around it computes in."""
-        tokens = [token for sentence in self.warm_text for token in (BOUNDARIES[0], *sentence, BOUNDARIES[1])]
+        first, last = self._token_embedder.boundaries
+        tokens = [token for sentence in self.warm_text for token in (first, *sentence, last)]
         lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
         with torch.no_grad(), numerics("highest", self._device):
             ids = to_device(self._token_embedder.token_ids(tokens), self._device)

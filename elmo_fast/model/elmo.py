@@ -27,7 +27,8 @@ class Elmo(nn.Module):
     where number 0 is padding. `token_table` is a `TokenTable` or the file of one: tokens have their vectors from it,
     and without `vocab_to_cache`, `word_inputs` are its ids. `scalar_mix_parameters` fixes the mixing weights (before
     the softmax). `module` replaces the biLM: called with (ids, word ids or None), it returns a mapping with
-    `activations` and `mask`, and it has `num_layers`. `state`, `precision` and `backend` are those of `BiLm`.
+    `activations` and `mask`, and it has `num_layers`. `state`, `precision` and `backend` are those of `BiLm`. NaN and
+    infinities in the weights are refused unless `allow_nonfinite`.
     """
 
     _bilm: type[BiLm] = BiLm
@@ -37,11 +38,13 @@ class Elmo(nn.Module):
                  dropout: float = 0.5, vocab_to_cache: Sequence[str] | None = None,
                  keep_sentence_boundaries: bool = False, scalar_mix_parameters: Sequence[float] | None = None,
                  module: nn.Module | None = None, *, state: str = "carry", precision: str = "highest",
-                 backend: str = "auto", token_table: TokenTable | str | os.PathLike | None = None):
+                 backend: str = "auto", token_table: TokenTable | str | os.PathLike | None = None,
+                 allow_nonfinite: bool = False):
         super().__init__()
         if module is None:
             module = self._bilm.from_files(options_file, weight_file, state=state, precision=precision,
-                                           backend=backend, requires_grad=requires_grad, token_table=token_table)
+                                           backend=backend, requires_grad=requires_grad, token_table=token_table,
+                                           allow_nonfinite=allow_nonfinite)
         elif token_table is not None:
             raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
         elif options_file is not None or weight_file is not None:

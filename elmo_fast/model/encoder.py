@@ -18,7 +18,7 @@ from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.text import characters
-from elmo_fast.text.batching import BOUNDARIES
+from elmo_fast.text.batching import BOUNDARIES, batch_to_ids
 
 _WARMUP_TOKENS = 4096
 
@@ -32,6 +32,7 @@ class CharacterEncoder(AllenNlpStateDict):
     """
 
     largest = int(characters.to_model_ids(characters.PADDING))
+    boundaries = BOUNDARIES
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__({_own_name(name): name for name in weights if not name.startswith("RNN_")}, weights,
@@ -42,12 +43,16 @@ class CharacterEncoder(AllenNlpStateDict):
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids of `<S>` and of `</S>`, each [*row_shape]."""
-        return tuple(self.token_ids(BOUNDARIES))
+        return tuple(self.token_ids(self.boundaries))
 
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
         """Ids of tokens: int64 [len(tokens), *row_shape]."""
         raw = characters.encode_tokens(tokens, self.options.max_characters_per_token)
         return torch.from_numpy(characters.to_model_ids(raw)).long()
+
+    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
+        """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T, *row_shape]."""
+        return batch_to_ids(batch, *self.row_shape)
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own = {name: getattr(self, name) for name in self.datasets}
@@ -107,6 +112,7 @@ class WordEmbedder(nn.Module):
     """A table of word vectors, for models trained on word ids: ids [N], 1 to V, 0 for no token -> [N, P]."""
 
     row_shape: tuple[int, ...] = ()
+    boundaries = BOUNDARIES
     datasets: ClassVar[dict[str, str]] = {"embedding": "embedding"}
 
     @torch.inference_mode(False)
@@ -122,6 +128,9 @@ class WordEmbedder(nn.Module):
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
         raise ConfigurationError("tokens: expected word ids (this model reads no characters), got strings; "
                                  "number them with TokenBatcher and the model's vocabulary")
+
+    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
+        return self.token_ids([])
 
     def warmup(self, backend: str = "auto") -> None:
         """A table has nothing to compile."""

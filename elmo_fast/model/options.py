@@ -11,6 +11,8 @@ from typing import Any
 
 N_CHARACTERS = (261, 262)
 ACTIVATIONS = ("relu", "tanh")
+# Far beyond every model; without bounds a wrong number costs hours and all memory before anything else is checked.
+MOST_LAYERS, MOST_CHARACTERS, MOST_CELLS, MOST_WORDS = 1000, 10_000, 1 << 20, (1 << 31) - 1
 
 
 class _ConfigurationErrorBase(ValueError):
@@ -80,17 +82,19 @@ class Options:
         top.value("bidirectional", "true (a two-direction model)", lambda value: value is True, default=True)
         section, char_cnn = top.section("lstm"), None
         lstm = LstmOptions(
-            section.count("dim"), section.count("projection_dim"), section.count("n_layers", default=1),
+            section.count("dim"), section.count("projection_dim"),
+            section.count("n_layers", default=1, most=MOST_LAYERS),
             section.value("use_skip_connections", "true or false", lambda value: isinstance(value, bool)),
             section.clip("cell_clip"), section.clip("proj_clip"))
         if "char_cnn" in options:
             section = top.section("char_cnn")
-            max_characters = section.count("max_characters_per_token", least=3)
+            max_characters = section.count("max_characters_per_token", least=3, most=MOST_CHARACTERS)
             section.one_of("n_characters", N_CHARACTERS, default=N_CHARACTERS[1])
             char_cnn = CharCnnOptions(
                 section.section("embedding").count("dim"), section.filters("filters", max_characters), max_characters,
-                section.one_of("activation", ACTIVATIONS), section.count("n_highway", default=0, least=0))
-        words = top.count("n_tokens_vocab", default=None)
+                section.one_of("activation", ACTIVATIONS),
+                section.count("n_highway", default=0, least=0, most=MOST_LAYERS))
+        words = top.count("n_tokens_vocab", default=None, most=MOST_WORDS)
         if char_cnn is None and words is None:
             raise ConfigurationError(f"{source}: expected the section char_cnn, or n_tokens_vocab for a model that "
                                      f"reads word ids; found neither among {sorted(options)}")
@@ -121,7 +125,7 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
     try:
         with open(name, encoding="utf-8-sig") as file:  # Windows editors put a byte order mark in front
             content = json.load(file)
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"options_file {name}: expected JSON, got something else ({error})") from error
     if not isinstance(content, dict):
         raise ConfigurationError(f"options_file {name}: expected a JSON object, got {content!r:.80}")
@@ -150,9 +154,11 @@ class _Section:
     def section(self, key: str) -> "_Section":
         return _Section(self.value(key, "", lambda _: True), f"{self.name}: {key}")
 
-    def count(self, key: str, default: Any = _REQUIRED, least: int = 1) -> int:
+    def count(self, key: str, default: Any = _REQUIRED, least: int = 1, most: int = MOST_CELLS) -> int:
         found = self.value(key, f"an integer of at least {least}", lambda value: _is_integer(value, least)
                            or (value is None and default is not _REQUIRED), default)
+        if found is not None and found > most:
+            raise self.error(key, f"at most {most:,}", found)
         return default if found is None else int(found)
 
     def clip(self, key: str) -> float | None:
@@ -170,6 +176,8 @@ class _Section:
         for pair in found:
             if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not all(_is_integer(n, 1) for n in pair):
                 raise self.error(key, "pairs of two integers above 0, [width, count]", pair)
+            if pair[1] > MOST_CELLS:
+                raise self.error(key, f"counts of at most {MOST_CELLS:,}", pair)
             if pair[0] > max_characters:
                 raise self.error(key, f"widths of at most max_characters_per_token ({max_characters})", pair)
         return tuple((int(width), int(count)) for width, count in found)

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from elmo_fast.choices import DIRECTIONS, check_choice, check_count
-from elmo_fast.model.atomic_file import open_hdf5
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.weights import check_finite
 from elmo_fast.ops.linear import linear
 from elmo_fast.text.batching import check_batch
 from elmo_fast.text.vocabulary import SPECIAL_WORDS, Vocabulary
@@ -31,6 +32,8 @@ def read_softmax(path: str | os.PathLike, projection_dim: int) -> dict[str, np.n
     if w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
         raise ConfigurationError(f"softmax {path}: expected W [words, {projection_dim}] and b [words], got "
                                  f"{w.shape} and {b.shape}")
+    for name, values in zip(SOFTMAX, (w, b)):
+        check_finite(f"softmax {path}: {name}", values)
     return dict(zip(SOFTMAX, (w, b)))
 
 

@@ -4,6 +4,7 @@ import hashlib
 import lzma
 import os
 import shutil
+import struct
 import urllib.parse
 import zipfile
 import zlib
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elmo_fast.choices import cache_directory
-from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.model.atomic_file import Disk, atomic_path
+from elmo_fast.model.hdf5 import check_unpacked
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.stops import interruptible
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
 NAMED_MODELS = {
@@ -26,8 +29,11 @@ MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS)
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 SOFTMAX_FILE = "softmax.hdf5"  # beside a model's weights, where it has one
 _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
+MANYLANGS_WEIGHTS = "encoder.pkl"  # in the directory of a model of ELMoForManyLangs
+_MANYLANGS_NAMES = (MANYLANGS_WEIGHTS, "token_embedder.pkl", "char.dic", "word.dic")  # and *.json
 _BLOCK = 1 << 20
-_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)  # the last one: a password
+# RuntimeError for a password, OSError from bz2 and from seeks before the file's start.
+_DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError, OSError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
     Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory
     where the file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`,
-    paths or URLs. Raises `FileNotFoundError` or `ConfigurationError` saying what is missing.
+    paths or URLs. A model of ELMoForManyLangs has its `config.json` and `encoder.pkl` in their places. Raises
+    `FileNotFoundError` or `ConfigurationError` saying what is missing.
     """
     if model is None:
         return _two_files(options_file=options_file, weight_file=weight_file)
@@ -80,13 +87,21 @@ def fetch(location: str | os.PathLike) -> Path:
 
 
 def cache_path(url: str) -> Path:
-    """Where the cache keeps a URL's file: a folder for its host, then its path."""
+    """Where the cache keeps a URL's file: folders for its scheme and host, then its path.
+
+    A user, a query and a fragment may be secret: they are part of the names as hashes.
+    """
     parts = urllib.parse.urlsplit(url)
-    inner = [piece for piece in (parts.netloc.rpartition("@")[2] or parts.scheme, *parts.path.split("/"))
-             if piece not in ("", ".", "..")]
-    if parts.query:
-        inner[-1] += "." + hashlib.sha256(parts.query.encode()).hexdigest()[:12]
-    return cache_directory().joinpath(*inner)
+    user, _, host = parts.netloc.rpartition("@")
+    pieces = [parts.scheme, host + _hashed(user), *parts.path.removeprefix("/").split("/")]
+    if not parts.path:
+        pieces.pop()
+    pieces[-1] += _hashed(parts.query + (parts.fragment and f"#{parts.fragment}"))
+    return cache_directory().joinpath(*(piece if piece.strip(".") else f"%{piece}" for piece in pieces))
+
+
+def _hashed(text: str) -> str:
+    return text and "." + hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
@@ -114,7 +129,7 @@ def _named(name: str) -> ModelFiles:
 
 def _fetched(url: str) -> Path:
     """Local path of what a model's URL names: a file, or a directory's model files, `options.json` the last of them."""
-    folder = cache_path(url)
+    folder = cache_path(url.rstrip("/"))
     if folder.is_dir() and any(_is_model_file(path.name) and path.suffix == ".json" for path in folder.iterdir()):
         return folder
     names = _remote_model_files(url)
@@ -145,6 +160,8 @@ def _remote_model_files(url: str) -> list[str]:
 
 
 def _in_directory(directory: Path) -> ModelFiles:
+    if (directory / MANYLANGS_WEIGHTS).is_file():
+        return ModelFiles(directory / "config.json", directory / MANYLANGS_WEIGHTS)
     names = sorted(path.name for path in directory.iterdir() if _is_model_file(path.name))
     options = _only(directory, "options.json", [name for name in names if name.endswith("options.json")])
     weights = _only(directory, "*.hdf5", [name for name in names if name.endswith(".hdf5") and name != SOFTMAX_FILE])
@@ -168,11 +185,13 @@ def _unpacked(archive: Path) -> Path:
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(target) as part:
+        with atomic_path(target, shared=True) as part:
             part.mkdir()
             try:
                 _unpack_members(archive, part)
             except _DAMAGE as error:
+                if isinstance(error, ConfigurationError) or getattr(error, "filename", None):  # that of a full disk
+                    raise
                 raise ConfigurationError(f"model {archive}: expected a complete ZIP file without a password, "
                                          f"got one that cannot be unpacked ({error})") from error
     return target
@@ -181,17 +200,21 @@ def _unpacked(archive: Path) -> Path:
 def _unpack_members(archive: Path, part: Path) -> None:
     with zipfile.ZipFile(archive) as file:
         wanted: dict[str, zipfile.ZipInfo] = {}
+        many = any(name.rpartition("/")[2] == MANYLANGS_WEIGHTS for name in file.namelist())
         for info in file.infolist():
-            name = Path(info.filename).name
-            if not info.is_dir() and _is_model_file(name) and wanted.setdefault(name, info) is not info:
+            name = info.filename.rpartition("/")[2]  # empty for a directory
+            of_model = name in _MANYLANGS_NAMES or name.endswith(".json") if many else _is_model_file(name)
+            if of_model and wanted.setdefault(name, info) is not info:
                 raise ConfigurationError(f"model {archive}: expected one model inside, "
                                          f"found both {wanted[name].filename} and {info.filename}")
-        if {".hdf5", ".json"} - {Path(name).suffix for name in wanted}:
+        if not many and {".hdf5", ".json"} - {Path(name).suffix for name in wanted}:
             raise ConfigurationError(f"model {archive}: expected options.json and *.hdf5 inside, "
                                      f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
+        check_unpacked(f"model {archive}", sum(info.file_size for info in wanted.values()), archive.stat().st_size)
         for name, info in wanted.items():
-            with file.open(info) as source, open(part / name, "wb") as copy:
-                shutil.copyfileobj(source, copy, _BLOCK)
+            with file.open(info) as source, Disk(part / name, part) as copy:
+                shutil.copyfileobj(source, copy, _BLOCK)  # of which `source` reads no more than `file_size`
+                copy.check()
 
 
 def _is_model_file(name: str) -> bool:
@@ -209,8 +232,8 @@ def _download(url: str, target: Path) -> None:
         import fsspec
 
         target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(target) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
-            shutil.copyfileobj(source, copy, _BLOCK)
+        with atomic_path(target, shared=True) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
+            interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
             expected = getattr(source, "size", None)
             if expected not in (None, copy.tell()):
                 raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,9 +13,11 @@ import h5py
 import numpy as np
 from torch import nn
 
-from elmo_fast.model.atomic_file import atomic_hdf5, check_target, open_hdf5
+from elmo_fast import stops
+from elmo_fast.model.atomic_file import atomic_hdf5, check_target
+from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
-from elmo_fast.model.sources import ModelFiles
+from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.ops.weight_cache import version_key
 
 Weights = Mapping[str, np.ndarray]
@@ -52,22 +55,26 @@ def expected_shapes(options: Options, has_projection: bool = False) -> dict[str,
     return shapes
 
 
-def read_model(files: ModelFiles) -> tuple[Options, dict[str, np.ndarray]]:
+def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
     """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`."""
+    if files.weight_file.name == MANYLANGS_WEIGHTS:
+        raise ConfigurationError(f"model {files.weight_file.parent}: expected options.json and *.hdf5, found a model "
+                                 "of ELMoForManyLangs, which elmo_fast.load and elmo_fast.compat.elmoformanylangs read")
     options = Options.from_file(files.options_file)
-    return options, read_weights(files.weight_file, options)
+    return options, read_weights(files.weight_file, options, allow_nonfinite)
 
 
-def read_weights(path: str | os.PathLike, options: Options) -> dict[str, np.ndarray]:
+def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: bool = False) -> dict[str, np.ndarray]:
     """Weights of a file, float32, by dataset name.
 
     Accepts 261 rows of characters or 262 (the first is then dropped: it stands for "no token"), and the names of
     a one-layer bilm-tf dump, which lacks `MultiRNNCell/Cell0`. Raises `ConfigurationError` for a file that is not
-    HDF5, is cut short, lacks a dataset, holds one of another shape, or holds layers beyond those of the options.
+    HDF5, is cut short, lacks a dataset, holds one of another shape, or holds layers beyond those of the options, and
+    for NaN and infinities unless `allow_nonfinite`.
     """
     with open_hdf5(path, "weight_file") as file:
         found = _datasets(file)
-        weights = _take(found, expected_shapes(options, "CNN_proj" in file), path)
+        weights = _take(found, expected_shapes(options, "CNN_proj" in file), path, allow_nonfinite)
         # Datasets of the network that the options do not mention mean a file of another model.
         surplus = sorted(name for name in found if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
         if surplus:
@@ -94,7 +101,7 @@ def _datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
 
 
 def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
-          source: str | os.PathLike) -> dict[str, np.ndarray]:
+          source: str | os.PathLike, allow_nonfinite: bool = False) -> dict[str, np.ndarray]:
     """Move the datasets of `shapes` out of `found` and into memory."""
     weights = {}
     for name, shape in shapes.items():
@@ -105,9 +112,22 @@ def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
                                      f"found {'none' if dataset is None else dataset.shape}")
         if dataset.dtype.kind != "f":
             raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype}")
-        values = dataset[...].astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):
+            values = dataset[...].astype(np.float32, copy=False)
+        if not allow_nonfinite:
+            check_finite(where, values, "; allow_nonfinite=True loads them")
         weights[name] = np.ascontiguousarray(values[1:]) if extra_row else values
     return weights
+
+
+def check_finite(name: str, values: np.ndarray, remedy: str = "") -> None:
+    """Raise `ConfigurationError` for NaN and infinities. Their sum is not finite either, and quick to compute."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum()):
+            return
+    if count := values.size - np.count_nonzero(np.isfinite(values)):
+        raise ConfigurationError(f"{name}: expected finite float32 numbers, found {count:,} that are NaN or "
+                                 f"infinite{remedy}")
 
 
 def check_weights(weights: Weights, options: Options) -> None:
@@ -128,6 +148,7 @@ def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.fl
     with atomic_hdf5(path) as (file, _):
         for dataset, values in weights.items():
             file.create_dataset(dataset, data=np.asarray(values, dtype=dtype))
+            stops.check()
 
 
 def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
@@ -136,8 +157,9 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
     Characters uniform in ±1, words and LSTM uniform by fan-in and fan-out (Glorot); convolutions uniform in ±0.05 for
     relu (Kim et al. 2015), else normal by fan-in; highway and projection normal by fan-in, carry bias -2.
     """
-    generator, weights = np.random.default_rng(seed), {}
-    for name, shape in expected_shapes(options).items():
+    generator, weights, shapes = np.random.default_rng(seed), {}, expected_shapes(options)
+    _check_memory(4 * sum(map(math.prod, shapes.values())))
+    for name, shape in shapes.items():
         leaf, limit = name.rsplit("/", 1)[-1], None
         if leaf == "char_embed":
             limit = 1
@@ -153,6 +175,16 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
             values = generator.normal(0, np.sqrt(1 / np.prod(shape[:-1])), shape)
         weights[name] = values.astype(np.float32)
     return weights
+
+
+def _check_memory(size: int) -> None:
+    """Raise `ConfigurationError` for weights of more bytes than the machine has, before it begins to swap."""
+    if not hasattr(os, "sysconf"):  # not POSIX
+        return
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > available:
+        raise ConfigurationError(f"options: expected a model whose weights fit into the {available >> 30:,} GB of this "
+                                 f"machine, got one of {size >> 30:,} GB")
 
 
 def fingerprint(weights: Weights, options: Options | None = None) -> str:

@@ -24,9 +24,14 @@ def batch_to_ids(batch: Sequence[Sequence[str]],
 
 def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Sequence[str]]:
     """The sentences of `batch` as a list, also those of a generator; `ValueError` unless all are lists of tokens."""
+    check_iterable(batch, name)
+    return [check_sentence(sentence, f"{name}[{index}]") for index, sentence in enumerate(batch)]
+
+
+def check_iterable(batch: Iterable, name: str = "batch") -> None:
+    """Raise `ValueError` for what is no collection or generator of sentences; a string is none."""
     if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable):
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
-    return [check_sentence(sentence, f"{name}[{index}]") for index, sentence in enumerate(batch)]
 
 
 def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[str]:
@@ -51,10 +56,15 @@ def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray
         before = len(running)
         try:
             running.extend(numbers.setdefault(token, len(numbers)) for token in sentence)
-        except TypeError as error:  # a list has no hash: the batch has one level of lists too many
-            raise ValueError(f"token: expected a string, got one of another type ({error})") from error
+        except TypeError as error:
+            raise not_a_string(error) from error
         lengths.append(len(running) - before)
     return list(numbers), np.array(running, dtype=np.int32), np.array(lengths, dtype=np.int64)
+
+
+def not_a_string(error: TypeError) -> ValueError:
+    """For a token without a hash, such as a list: the batch has one level of lists too many."""
+    return ValueError(f"token: expected a string, got one of another type ({error})")
 
 
 def _at_least_one(sentences: Iterable[Sequence[str]], name: str = "sentences") -> list[Sequence[str]]:

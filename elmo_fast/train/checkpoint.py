@@ -1,10 +1,12 @@
 """The directory of a run: its options, vocabulary, checkpoints and the trained model in them; its log."""
 
 import gzip
+import hashlib
 import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import read_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
-from elmo_fast.train.model import LanguageModel
+from elmo_fast.train.model import LanguageModel, parameter_shapes
 
 OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
 LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
-FORMAT = 1
+FORMAT = 2  # 1, without a manifest, is read too
 _NAME = re.compile(r"step-(\d+)\.pt")
+_BLOCK = 1 << 20
+_MANIFEST = b'\n{"sha256": "%s"}\n'  # at the end of a file, of all bytes before it
 
 
 def folder(run: str | os.PathLike) -> Path:
@@ -46,33 +50,116 @@ def choose(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None) 
 
 
 def save(run: str | os.PathLike, content: dict[str, Any], keep: int) -> None:
-    """Write the checkpoint of a step, then remove all but the last `keep`."""
-    write(folder(run) / f"step-{content['step']:08d}.pt", content)
-    for old in in_order(run)[:-keep]:
-        old.unlink(missing_ok=True)
+    """Write the checkpoint of a step, then remove later ones, which were left for an earlier one, and old ones."""
+    path = folder(run) / f"step-{content['step']:08d}.pt"
+    write(path, content)
+    found = in_order(run)
+    last = found.index(path) + 1
+    for other in [*found[: max(0, last - keep)], *found[last:]]:
+        other.unlink(missing_ok=True)
+
+
+class _HashedDisk(Disk):
+    def __init__(self, part: Path, target: str | os.PathLike):
+        super().__init__(part, target)
+        self.digest = hashlib.sha256()
+
+    def write(self, values) -> int:
+        self.digest.update(values)
+        return super().write(values)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint atomically: it gets its name when it is on the disk. `OSError` names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with atomic_path(path) as partial, Disk(partial, path) as disk:
+        with atomic_path(path) as partial, _HashedDisk(partial, path) as disk:
             torch.save({"format": FORMAT, **content}, disk)
+            disk.write(_MANIFEST % disk.digest.hexdigest().encode())
             disk.check()
             os.fsync(disk.fileno())
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror} (earlier checkpoints are unchanged)", str(path)) from error
 
 
-def read(path: str | os.PathLike) -> dict[str, Any]:
-    """The content of a checkpoint. `ConfigurationError` for another file or a truncated one."""
-    content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train")
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
+    """The content of a checkpoint with its step, its weights and the entries `required`.
+
+    `ConfigurationError` for another file, for one in which any byte has changed, and for entries of another kind.
+    """
+    has_manifest = _has_manifest(path)
+    content = load_tensors(path, "checkpoint", "a checkpoint of elmo-fast train", _remedy(path))
+    found = content.get("format") if isinstance(content, dict) else None
+    if type(found) is not int or found not in (1, FORMAT):
         raise ConfigurationError(f"checkpoint {path}: expected format {FORMAT} of elmo-fast train, got another file")
+    if found == FORMAT and not has_manifest:
+        raise ConfigurationError(f"checkpoint {path}: expected its checksum at the end, found none: the file is damaged"
+                                 f"{_remedy(path)}")
+    optional = {"losses"} & content.keys()  # earlier versions wrote none
+    for name in ("step", "weights", *required, *optional):
+        if not _FITS[name](content.get(name, ...)):
+            raise ConfigurationError(f"checkpoint {path}: {name}: expected what elmo-fast train writes, got something "
+                                     f"else or nothing{_remedy(path)}")
     return content
 
 
-def load_tensors(path: str | os.PathLike, name: str, expected: str) -> Any:
+def _has_manifest(path: str | os.PathLike) -> bool:
+    """Whether a file ends in a manifest. `ConfigurationError` if that is of other bytes than those before it."""
+    if not os.path.isfile(path):
+        return False
+    digest, size = hashlib.sha256(), os.path.getsize(path) - len(_MANIFEST % (b"0" * 64))
+    with open(path, "rb") as file:
+        while block := file.read(min(_BLOCK, max(0, size - file.tell()))):
+            digest.update(block)
+        manifest = file.read()
+    if not manifest.startswith(_MANIFEST.partition(b"%")[0]):
+        return False
+    if manifest != _MANIFEST % digest.hexdigest().encode():
+        raise ConfigurationError(f"checkpoint {path}: expected the bytes of its checksum, found others: the file is "
+                                 f"damaged{_remedy(path)}")
+    return True
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float32
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(fits, value))
+
+
+def _is_stream(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"h", "c", "position"}:
+        return False
+    position = value["position"]
+    return (_is_numbers(value["h"]) and _is_numbers(value["c"])
+            and (position is None or (isinstance(position, torch.Tensor) and position.dtype == torch.int64)))
+
+
+# Streams and shards are None in a run that has read no text yet.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "step": lambda value: type(value) is int and value >= 0,
+    "weights": lambda value: isinstance(value, dict) and all(map(_is_numbers, value.values())),
+    "optimizer": lambda value: isinstance(value, dict) and isinstance(value.get("state"), dict),
+    "streams": lambda value: value is None or _is_list(value, _is_stream),
+    "losses": lambda value: (_is_list(value, lambda own: _is_numbers(own) and own.dim() == 1)
+                             and len(set(map(len, value))) == 1),
+    "shards": lambda value: value is None or _is_list(
+        value, lambda shard: isinstance(shard, list) and len(shard) > 3 and isinstance(shard[0], str)),
+    "evaluations": lambda value: _is_list(
+        value, lambda found: isinstance(found, dict) and isinstance(found.get("perplexity"), float)),
+}
+
+
+def _remedy(path: str | os.PathLike) -> str:
+    """What to do instead of reading a damaged checkpoint."""
+    parent = Path(path).absolute().parent
+    others = [file for file in in_order(parent.parent if parent.name == "checkpoints" else parent)
+              if file.name != Path(path).name]
+    return f"; name another one with --resume-from or --checkpoint: {others[-1]}" if others else ""
+
+
+def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str = "") -> Any:
     """What `torch.save` wrote, on the CPU. Errors call the file `name` and say that `expected` was expected."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{name}: expected a file, found none at {path}")
@@ -80,13 +167,14 @@ def load_tensors(path: str | os.PathLike, name: str, expected: str) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConfigurationError(f"{name} {path}: expected {expected}, got another or a truncated file "
-                                 f"({type(error).__name__})") from error
+                                 f"({type(error).__name__}){remedy}") from error
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    with atomic_path(path) as partial:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    with atomic_path(path) as partial, Disk(partial, path) as disk:
+        disk.write((json.dumps(content, indent=1) + "\n").encode())
+        disk.check()
 
 
 def copy_vocabulary(source: str, run: Path) -> None:
@@ -94,16 +182,23 @@ def copy_vocabulary(source: str, run: Path) -> None:
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
         open_source = gzip.open if source.endswith(".gz") else open
-        with atomic_path(target) as partial, open_source(source, "rb") as words, open(partial, "wb") as copy:
+        with atomic_path(target) as partial, open_source(source, "rb") as words, Disk(partial, target) as copy:
             shutil.copyfileobj(words, copy)
+            copy.check()
 
 
 def weights_of_run(run: str | os.PathLike,
                    checkpoint: str | os.PathLike | None = None) -> tuple[TrainConfig, dict[str, np.ndarray]]:
     """Configuration and weights by dataset name, softmax included, of the checkpoint that `choose` returns."""
-    content = read(choose(run, checkpoint))
+    path = choose(run, checkpoint)
     config = TrainConfig.from_file(Path(run) / OPTIONS_FILE)
-    return config, {name: value.numpy() for name, value in content["weights"].items()}
+    weights = {name: value.numpy() for name, value in read(path)["weights"].items()}
+    shapes = parameter_shapes(config, "CNN_proj/W_proj" in weights)
+    for name in sorted(shapes.keys() | weights.keys()):
+        expected, found = shapes.get(name), weights[name].shape if name in weights else None
+        if expected != found:
+            raise ConfigurationError(f"checkpoint {path}: weights: {name}: expected shape {expected}, got {found}")
+    return config, weights
 
 
 def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike | None = None,

@@ -13,6 +13,7 @@ from elmo_fast.model.options import ConfigurationError, Options, read_json
 DECAYS = ("constant", "linear", "cosine")
 _DEFAULTS = {"adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}}  # other than the fields'
 OPTIMIZERS = ("adagrad", "adamw")
+_MOST = (1 << 63) - 1  # of an integer
 FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
 
@@ -22,6 +23,21 @@ def _checked(default: Any, expected: str, accepts) -> Any:
 
 def _integer(default: int | None, least: int) -> Any:
     return _checked(default, f"an integer of at least {least}", lambda value: type(value) is int and value >= least)
+
+
+def _checked_values(cls: type, content: Mapping[str, Any], defaults: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The values of the fields of `cls` in `content`; absent keys and nulls get the default."""
+    values = {}
+    for field in dataclasses.fields(cls):
+        value = content.get(field.name)
+        value = defaults.get(field.name, field.default) if value is None else value
+        if value is not field.default and not field.metadata["accepts"](value):
+            expected = field.metadata["expected"]
+            raise ConfigurationError(f"{source}: {field.name}: expected {expected}, got {value!r:.80}")
+        if type(value) is int and value > _MOST:
+            raise ConfigurationError(f"{source}: {field.name}: expected at most {_MOST:,}, got {value:,}")
+        values[field.name] = float(value) if field.type is float else value
+    return values
 
 
 def _boolean(default: bool) -> Any:
@@ -73,16 +89,9 @@ class OptimizerConfig:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], source: str) -> "OptimizerConfig":
         """Check the keys of `options.json` that are fields; absent keys and nulls get the optimizer's default."""
-        defaults = _DEFAULTS.get(content.get("optimizer"), {})
-        values = {}
-        for field in dataclasses.fields(cls):
-            value = content.get(field.name)
-            value = defaults.get(field.name, field.default) if value is None else value
-            if value is not field.default and not field.metadata["accepts"](value):
-                expected = field.metadata["expected"]
-                raise ConfigurationError(f"{source}: {field.name}: expected {expected}, got {value!r:.80}")
-            values[field.name] = float(value) if field.type is float else value
-        return cls(**values)
+        optimizer = content.get("optimizer")
+        defaults = _DEFAULTS.get(optimizer, {}) if isinstance(optimizer, str) else {}
+        return cls(**_checked_values(cls, content, defaults, source))
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0, in a run of `steps`: linear warm-up, then the decay."""
@@ -133,20 +142,20 @@ class TrainConfig:
 class RunConfig:
     """What a run does beside training. Nothing here changes a weight, except that `patience` may end the run early."""
 
-    evaluate_every: int | None = None
-    evaluate_batch_size: int = 256
-    checkpoint_every: int = 500
-    keep: int = 2
-    log_every: int = 10
-    patience: int | None = None
-    tensorboard: bool = False
-    quiet: bool = False
+    evaluate_every: int | None = _integer(None, 1)
+    evaluate_batch_size: int = _integer(256, 1)
+    checkpoint_every: int = _integer(500, 1)
+    keep: int = _integer(2, 1)
+    log_every: int = _integer(10, 1)
+    patience: int | None = _integer(None, 1)
+    tensorboard: bool = _boolean(False)
+    quiet: bool = _boolean(False)
 
     @classmethod
     def take_from(cls, values: dict[str, Any]) -> "RunConfig":
         """The configuration of the arguments in `values` that are fields, which it removes from there."""
         names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{name: values.pop(name) for name in names if name in values})
+        return cls(**_checked_values(cls, {name: values.pop(name, None) for name in names}, {}, "run"))
 
 
 def published_size(name: str) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import glob
+import hashlib
 import mmap
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -13,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elmo_fast.model.atomic_file import atomic_path, check_target
+from elmo_fast import stops
+from elmo_fast.model.atomic_file import Disk, atomic_path, check_target, locked
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
@@ -26,12 +29,13 @@ Location = tuple[int, int, int]  # epoch, group of shards and sentence, numbered
 
 
 class Shard(NamedTuple):
-    """One file: its size in bytes, lines and whitespace-separated tokens."""
+    """One file: its size in bytes, lines and whitespace-separated tokens, and a hash of its text."""
 
     path: str
     size: int
     sentences: int
     tokens: int
+    digest: str
 
     @property
     def predictions(self) -> int:
@@ -42,7 +46,10 @@ class Shard(NamedTuple):
 def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
     """Sorted files that paths and globs match, without repetition. `FileNotFoundError` without a match."""
     found: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, Sequence) or not all(isinstance(pattern, (str, os.PathLike)) for pattern in listed):
+        raise ValueError(f"{name}: expected paths of text, got {patterns!r:.80}")
+    for pattern in listed:
         paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
         matches = list(filter(os.path.isfile, paths))
         if not matches:
@@ -57,16 +64,21 @@ def read_shards(patterns: Sequence[str] | str, name: str) -> list[Shard]:
     """Count every file that `patterns` match. `ValueError` for an empty file and for bytes that are not UTF-8."""
     paths = find_files(patterns, name)
     totals = {path: np.zeros(2, dtype=np.int64) for path in paths}
-    for path, counted in map_chunks(_count, paths):
+    digests = {path: hashlib.blake2b(digest_size=16) for path in paths}  # of the chunks' digests
+    for path, (counted, digest) in map_chunks(_count, paths):
         totals[path] += counted
+        digests[path].update(digest)
     for path, (_, tokens) in totals.items():
         if not tokens:
             raise ValueError(f"{name}: expected sentences in every file, found no token in {path}")
-    return [Shard(path, os.path.getsize(path), *total.tolist()) for path, total in totals.items()]
+    return [Shard(path, os.path.getsize(path), *total.tolist(), digests[path].hexdigest())
+            for path, total in totals.items()]
 
 
-def _count(text: str) -> tuple[int, int]:
-    return text.count("\n") + bool(text and not text.endswith("\n")), len(text.split())
+def _count(text: str) -> tuple[tuple[int, int], bytes]:
+    """Lines and tokens, and a hash of the text."""
+    counted = text.count("\n") + bool(text and not text.endswith("\n")), len(text.split())
+    return counted, hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, min_count: int = 1,
@@ -77,6 +89,12 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     Words counted less than `min_count` times are left out, and words beyond `max_size`, which includes the first three.
     """
     check_target(output, "output")
+    with locked(output, reserve=True):
+        return _make_vocabulary(inputs, output, min_count, max_size, processes)
+
+
+def _make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, min_count: int, max_size: int | None,
+                     processes: int | None) -> tuple[int, int]:
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
         raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
     counts: Counter[str] = Counter()
@@ -89,8 +107,9 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
         counts.pop(word, None)
     by_count = sorted((-count, word) for word, count in counts.items() if count >= min_count)
     words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
-    with atomic_path(output) as partial:
-        partial.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    with atomic_path(output) as partial, Disk(partial, output) as disk:
+        disk.write("".join(f"{word}\n" for word in words).encode())
+        disk.check()
     return len(words), total
 
 
@@ -108,15 +127,26 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores), len(chunks))
     if wanted == 1:
-        yield from ((chunk[0], _on_chunk(function, chunk)) for chunk in chunks)
+        yield from _unless_stopped(chunks, (_on_chunk(function, chunk) for chunk in chunks))
         return
-    with concurrent.futures.ProcessPoolExecutor(wanted, None, _exit_with_parent, (os.getpid(),)) as pool:
-        results = pool.map(_on_chunk, [function] * len(chunks), chunks)
-        yield from ((chunk[0], result) for chunk, result in zip(chunks, results))
+    with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent, (os.getpid(),)) as pool:
+        try:
+            yield from _unless_stopped(chunks, pool.map(_on_chunk, [function] * len(chunks), chunks))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-def _exit_with_parent(parent: int) -> None:
-    """End this process when its parent was killed: a pool's processes would wait for work for ever."""
+def _unless_stopped(chunks: Iterable[tuple[str, int, int]], results: Iterable) -> Iterator[tuple[str, object]]:
+    for chunk, result in zip(chunks, results):
+        stops.check()
+        yield chunk[0], result
+
+
+def _follow_parent(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and end this process when that was killed: it would wait for work for ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)

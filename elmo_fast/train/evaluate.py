@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from elmo_fast import stops
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model
@@ -70,12 +71,12 @@ class OneStepRows:
 
 
 def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, batch_size: int = 256,
-               progress: bool = False) -> Perplexity:
+               progress: bool = False, defer_stops: bool = False) -> Perplexity:
     """Exp of the mean of both directions' mean losses over batches of a single step.
 
     Full softmax, no dropout, `batch_size` rows, states carried from batch to batch, from zeros; the last batch is
     dropped if rows are left without a token. As bilm-tf's `test`; files are read in the order given. `ValueError` if
-    there are fewer sentences than rows.
+    there are fewer sentences than rows. With `defer_stops` a stop waits for the end.
     """
     sentences = sum(shard.sentences for shard in shards)
     if sentences < batch_size:
@@ -89,6 +90,8 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
         with tqdm(total=sum(shard.predictions for shard in shards), unit="tok", unit_scale=True, disable=not progress,
                   desc="perplexity", leave=False) as bar:
             while (texts := [reader.next(STEPS) for reader in readers])[0][0]:
+                if not defer_stops:
+                    stops.check()
                 yield numbering.batch(texts, batch_size, np.zeros(0))
                 bar.update(len(texts[0][0]))
 
@@ -110,7 +113,11 @@ def perplexity_of_batches(model: LanguageModel, batches: Iterable[Batch], batch_
             .double().view(steps, batch_size).mean(1).cpu() for top, targets in zip(tops, batch.targets)]))
     by_batch = torch.cat(losses, dim=1)
     means = by_batch.mean(1)
-    return Perplexity(math.exp(means.mean()), tuple(map(math.exp, means.tolist())), by_batch.shape[1], batch_size)
+    return Perplexity(_exp(float(means.mean())), tuple(map(_exp, means.tolist())), by_batch.shape[1], batch_size)
+
+
+def _exp(value: float) -> float:
+    return math.inf if value > 700 else math.exp(value)  # where it would be too large for a float
 
 
 def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkpoint: str | os.PathLike | None = None,

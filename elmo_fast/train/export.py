@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
@@ -23,19 +24,20 @@ _DTYPES = {False: np.float32, True: np.float16}  # by `float16`
 
 def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint: str | os.PathLike | None = None,
                softmax: bool = False, float16: bool = False) -> None:
-    """Write a run's model into the directory `output`: options with 262 characters, weights, vocabulary.
+    """Write a run's model into the directory `output`, atomically: options with 262 characters, weights, vocabulary.
 
     With `softmax`, its W and b go into a file of their own. A model of one direction is refused.
     """
-    config, weights = runs.weights_of_run(run, checkpoint)
-    if not config.bidirectional:
-        raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP and "
-                                 "bilm-tf support no other; got a forward model")
-    encoder = {name: values for name, values in weights.items() if name not in SOFTMAX}
-    _write(Path(output), {"bidirectional": True, **config.model.to_dict()}, encoder, float16)
-    if softmax:
-        write_weights(Path(output) / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_DTYPES[float16])
-    runs.copy_vocabulary(os.fspath(Path(run) / runs.VOCABULARY_FILE), Path(output))
+    with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
+        config, weights = runs.weights_of_run(run, checkpoint)
+        if not config.bidirectional:
+            raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP "
+                                     "and bilm-tf support no other; got a forward model")
+        encoder = {name: values for name, values in weights.items() if name not in SOFTMAX}
+        _write(folder, {"bidirectional": True, **config.model.to_dict()}, encoder, float16)
+        if softmax:
+            write_weights(folder / SOFTMAX_FILE, {name: weights[name] for name in SOFTMAX}, dtype=_DTYPES[float16])
+        runs.copy_vocabulary(os.fspath(Path(run) / runs.VOCABULARY_FILE), folder)
 
 
 def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: bool = False) -> None:
@@ -44,7 +46,8 @@ def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: b
     if len(found) != 1:
         raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(found)} of "
                                  f"them in {type(module).__name__}")
-    _write(Path(output), found[0].options.to_dict(), found[0].weights(), float16)
+    with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
+        _write(folder, found[0].options.to_dict(), found[0].weights(), float16)
 
 
 def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
@@ -80,6 +83,5 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
 
 
 def _write(output: Path, content: Mapping[str, Any], weights: Mapping[str, np.ndarray], float16: bool) -> None:
-    output.mkdir(parents=True, exist_ok=True)
     write_weights(output / WEIGHTS_FILE, weights, dtype=_DTYPES[float16])
     runs.write_json(output / runs.OPTIONS_FILE, {name: content[name] for name in content if name in _MODEL_KEYS})

@@ -15,16 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from elmo_fast.model.atomic_file import atomic_path
+from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import expected_shapes, lstm_name
+from elmo_fast.model.weights import lstm_name
+from elmo_fast.stops import interruptible
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.loop import Trainer
-from elmo_fast.train.model import LanguageModel
+from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.optimizer import Replicas, Updater
 
 PYTHON_VARIABLE = "ELMO_FAST_TENSORFLOW_PYTHON"
@@ -120,7 +121,12 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `ConfigurationError` for
     variables that do not fit the options; nothing is left at `output` then.
     """
-    output = _new(output)
+    with atomic_directory(output) as folder:
+        return _import(folder, source, vocab_file, options_file, fresh_accumulators)
+
+
+def _import(folder: Path, source: str | os.PathLike, vocab_file: str | os.PathLike | None,
+            options_file: str | os.PathLike | None, fresh_accumulators: bool) -> Imported:
     prefix = find_checkpoint(source)
     config = _config(options_file or prefix.parent / OPTIONS_FILE)
     vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
@@ -136,20 +142,11 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
                 sums = trainer.updater.optimizer.state[parameter]["sum"]
                 sums.copy_(variables.read_accumulator(names[name]))
     content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(_new(output)) as partial:  # the directory has its name once it is complete
-        partial.mkdir()
-        copy_vocabulary(vocab_file, partial)
-        checkpoint.write_json(partial / OPTIONS_FILE, config.to_dict())
-        checkpoint.write_json(partial / RUN_FILE, {})
-        checkpoint.save(partial, content, keep=1)
+    copy_vocabulary(vocab_file, folder)
+    checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
+    checkpoint.write_json(folder / RUN_FILE, {})
+    checkpoint.save(folder, content, keep=1)
     return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
-
-
-def _new(output: str | os.PathLike) -> Path:
-    if os.path.lexists(output):
-        raise ConfigurationError(f"output: expected a new directory, found {output} there already")
-    return Path(output)
 
 
 def _config(options_file: str | os.PathLike) -> TrainConfig:
@@ -183,7 +180,7 @@ def tf_names(config: TrainConfig) -> dict[str, str]:
 
     From `bilm/training.py`, as TensorFlow 1.2 and later name its variables.
     """
-    names = {name: f"{_SCOPE}/{name}" for name in _shapes(config)}
+    names = {name: f"{_SCOPE}/{name}" for name in parameter_shapes(config)}
     for direction, layer, dataset in itertools.product((0, 1), range(config.model.lstm.n_layers), _TF_LSTM):
         name = lstm_name(direction, layer, dataset)
         if name in names:
@@ -195,19 +192,11 @@ def tf_names(config: TrainConfig) -> dict[str, str]:
     return names
 
 
-def _shapes(config: TrainConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every dataset, softmax included."""
-    shapes = {name: shape for name, shape in expected_shapes(config.model).items()
-              if config.bidirectional or not name.startswith("RNN_1")}
-    words = config.model.n_tokens_vocab
-    return {**shapes, **dict(zip(SOFTMAX, ((words, config.model.lstm.projection_dim), (words,))))}
-
-
 def _check_variables(variables: Variables, config: TrainConfig, fresh_accumulators: bool) -> set[str]:
     """The variables without accumulator. `ConfigurationError` for missing, misshapen or unexpected variables."""
     source, names = f"checkpoint {variables.prefix}", tf_names(config)
     found = {name: values.shape for name, values in variables.arrays.items()}
-    expected = {names[name]: shape for name, shape in _shapes(config).items()}
+    expected = {names[name]: shape for name, shape in parameter_shapes(config).items()}
     accumulators = {f"{name}/{_ACCUMULATOR}": shape for name, shape in expected.items()}
     missing = sorted(expected.keys() - found.keys())
     if missing:
@@ -277,8 +266,9 @@ def open_checkpoint(prefix: Path) -> Iterator[Variables]:
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
     with tempfile.TemporaryDirectory() as folder:
         try:
-            done = subprocess.run([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL,
-                                  capture_output=True, env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
+            done = interruptible(subprocess.run)([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL,
+                                                 capture_output=True,
+                                                 env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
         except OSError as error:
             raise ConfigurationError(f"{PYTHON_VARIABLE}: expected a Python, got {python!r} ({error})") from error
         reason = f"{done.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]:.200}"

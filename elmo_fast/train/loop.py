@@ -2,8 +2,6 @@
 
 import contextlib
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
+from elmo_fast import stops
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.schemas import gradient_numerics
 from elmo_fast.text.vocabulary import Vocabulary
@@ -60,6 +59,7 @@ class Trainer:
         self._positions: list[np.ndarray | None] = [None for _ in self._numbers]
         self._batches: list[Iterator[Batch]] | None = None
         self._random = torch.Generator(replicas.device)
+        self.losses: list[torch.Tensor] = []  # of the steps since the last report
 
     def step(self) -> Step:
         """Train on a batch of every stream of this process."""
@@ -75,7 +75,8 @@ class Trainer:
         rate = self.config.rate(self.step_number, self.total_steps)
         norm = self.updater.step(used, rate)
         self.step_number += 1
-        return Step(torch.stack(losses).mean(), norm, rate)
+        self.losses.append(torch.stack(losses).mean())
+        return Step(self.losses[-1], norm, rate)
 
     def _load(self, number: int, position: np.ndarray | None) -> Iterator[Batch]:
         orders = [Order(self.config.seed, reverse, number, self.streams)
@@ -109,20 +110,22 @@ class Trainer:
         return {name: torch.from_numpy(value) for name, value in self.model.weights().items()}
 
     def state(self) -> dict[str, Any] | None:
-        """Content of a checkpoint, on rank 0: weights, optimizer, and the LSTM state and position of every stream.
+        """Content of a checkpoint, on rank 0: weights, optimizer, the LSTM state and position of every stream, losses.
 
         Random numbers need no state: they follow from seed, stream and step.
         """
         own = [{"h": h.cpu(), "c": c.cpu(), "position": None if position is None else torch.from_numpy(position)}
                for (h, c), position in zip(self._states, self._positions)]
-        by_rank = self.replicas.gather(own)
+        losses = torch.stack(self.losses).cpu() if self.losses else torch.zeros(0)
+        by_rank = self.replicas.gather((own, losses))
         if by_rank is None:
             return None
         return {
             "step": self.step_number,
             "weights": self.weights(),
             "optimizer": self.updater.optimizer.state_dict(),
-            "streams": [stream for streams in by_rank for stream in streams],
+            "streams": [stream for streams, _ in by_rank for stream in streams],
+            "losses": [losses for _, losses in by_rank],
             "shards": [list(shard) for shard in self.shards],
         }
 
@@ -142,8 +145,16 @@ class Trainer:
             found, expected = (tuple(tuple(part.shape) for part in parts) for parts in ((h, c), self._states[k]))
             if found != expected:
                 raise ConfigurationError(f"checkpoint: expected states of shapes {expected}, got {found}")
+            places = (self.model.directions, 1 + self.config.batch_size, 4)
+            if position is not None and tuple(position.shape) != places:
+                raise ConfigurationError(f"checkpoint: expected positions of shape {places}, got "
+                                         f"{tuple(position.shape)}")
             self._states[k] = _to_device((h, c), self.replicas.device)
             self._positions[k] = None if position is None else position.numpy()
+        if "losses" in state and streams is not None:  # earlier versions have none
+            by_rank, replicas = state["losses"], self.replicas
+            own = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
+            self.losses = list(own.to(replicas.device))
         self.step_number, self._batches = state["step"], None
 
 
@@ -167,21 +178,20 @@ class Run:
         self._log = TrainLog(folder, trainer.step_number, config.tensorboard) if self._is_first else None
         self._evaluate_every = config.evaluate_every or max(1, math.ceil(trainer.steps_per_epoch / 10))
         self._saved = trainer.step_number or None
-        self._unreported: list[Step] = []
         self._bar = tqdm(total=self._steps, initial=trainer.step_number, unit="step",
                          disable=config.quiet or not self._is_first)
 
     def train(self) -> None:
         """Run to the end. Raises `Interrupted` on SIGTERM and Ctrl-C, after a checkpoint."""
         trainer = self._trainer
-        with (self._bar, _stop_signals() as stop,
+        with (self._bar, stops.stoppable(terminate=True),
               contextlib.closing(self._log) if self._log else contextlib.nullcontext()):
             self._restart_clock()
             while trainer.step_number < self._steps and not self._stops_early():
-                self._unreported.append(trainer.step())
+                self._last = trainer.step()
                 self._timed += 1
                 self._bar.update()
-                self._after_step(trainer.step_number, self._is_stopped(stop))
+                self._after_step(trainer.step_number, self._is_stopped())
             self._save()
             if self._is_first:
                 self._log.write("end", trainer.step_number, why="early stop" if self._stops_early() else "done")
@@ -194,10 +204,11 @@ class Run:
         if self._heldout and (number % self._evaluate_every == 0 or number == self._steps):
             self._evaluate()
             self._restart_clock()
-        if number % self._config.checkpoint_every == 0 or is_stopped:
+        if number % self._config.checkpoint_every == 0:
             self._report()
             self._save()
         if is_stopped:
+            self._save()
             raise Interrupted(f"interrupted after step {number} of {self._steps}; --resume continues from there")
 
     def _restart_clock(self) -> None:
@@ -205,35 +216,40 @@ class Run:
         self._since, self._timed = time.perf_counter(), 0
 
     def _report(self) -> None:
-        """Log the mean loss of the steps since the last report and their speed; only this waits for the device.
-
-        `RuntimeError` when the loss is not finite.
-        """
-        if not self._unreported:
+        """Log the mean loss of the steps since the last report and their speed."""
+        trainer, number = self._trainer, self._trainer.step_number
+        if not trainer.losses:
             return
-        trainer, last = self._trainer, self._unreported[-1]
-        loss = torch.stack([step.loss for step in self._unreported]).mean()
-        trainer.replicas.sum_([loss])
-        mean, norm, number = float(loss) / trainer.replicas.world, float(last.norm), trainer.step_number
-        if not math.isfinite(mean) or not math.isfinite(norm):
-            raise RuntimeError(f"training: the loss or its gradient is not finite around step {number} (loss {mean}, "
-                               f"gradient norm {norm}); the last checkpoint is older: lower the learning rate, and "
-                               "resume or start again")
+        mean, norm = self._mean_loss()
         speed = self._timed * trainer.positions_per_step / max(time.perf_counter() - self._since, 1e-9)
         perplexity_of_samples = math.exp(min(mean, 700))
         if self._log is not None:
             self._log.write("train", number, loss=mean, perplexity=perplexity_of_samples, gradient_norm=norm,
-                            learning_rate=last.rate, epoch=number / max(1, trainer.steps_per_epoch),
+                            learning_rate=self._last.rate, epoch=number / max(1, trainer.steps_per_epoch),
                             tokens_per_second=round(speed, 1))
             self._bar.set_postfix_str(f"perplexity {perplexity_of_samples:.1f}, {speed:,.0f} tokens/s")
-        self._unreported = []
+        trainer.losses = []
         self._restart_clock()
 
-    def _is_stopped(self, stop: threading.Event) -> bool:
+    def _mean_loss(self) -> tuple[float, float]:
+        """Mean loss of the steps since the last report and the last norm, which is waited for.
+
+        `RuntimeError` when they are not finite.
+        """
+        loss = torch.stack(self._trainer.losses).mean()
+        self._trainer.replicas.sum_([loss])
+        mean, norm = float(loss) / self._trainer.replicas.world, float(self._last.norm)
+        if not math.isfinite(mean) or not math.isfinite(norm):
+            raise RuntimeError(f"training: the loss or its gradient is not finite around step "
+                               f"{self._trainer.step_number} (loss {mean}, gradient norm {norm}); the last checkpoint "
+                               "is older: lower the learning rate, and resume or start again")
+        return mean, norm
+
+    def _is_stopped(self) -> bool:
         """Whether any process was signalled."""
         if self._trainer.replicas.world == 1:
-            return stop.is_set()
-        flag = torch.tensor([float(stop.is_set())], device=self._trainer.replicas.device)
+            return stops.is_requested()
+        flag = torch.tensor([float(stops.is_requested())], device=self._trainer.replicas.device)
         self._trainer.replicas.sum_([flag])
         return bool(flag.item())
 
@@ -241,7 +257,8 @@ class Run:
         """Held-out perplexity on rank 0; the weights with the best so far go into `best.pt`."""
         if self._is_first:
             trainer = self._trainer
-            found = perplexity(trainer.model, self._heldout, self._vocabulary, self._config.evaluate_batch_size)
+            found = perplexity(trainer.model, self._heldout, self._vocabulary, self._config.evaluate_batch_size,
+                               defer_stops=True)
             best = min((evaluation["perplexity"] for evaluation in self._evaluations), default=math.inf)
             values = {"perplexity": found.total, "by_direction": list(found.by_direction)}
             self._evaluations.append({"step": trainer.step_number, **values})
@@ -261,28 +278,9 @@ class Run:
     def _save(self) -> None:
         if self._saved == self._trainer.step_number:
             return
+        if self._trainer.losses:
+            self._mean_loss()
         state = self._trainer.state()
         if state is not None:
             checkpoint.save(self._folder, {**state, "evaluations": self._evaluations}, self._config.keep)
         self._saved = self._trainer.step_number
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and the first Ctrl-C set; a second Ctrl-C stops at once."""
-    stop = threading.Event()
-
-    def handle(number, frame):
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt("interrupted at once; the last checkpoint is complete")
-        stop.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -12,7 +12,7 @@ from elmo_fast.model.encoder import CharacterEncoder, WordEmbedder
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import random_weights
+from elmo_fast.model.weights import expected_shapes, random_weights
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule
@@ -137,6 +137,14 @@ class LanguageModel(nn.Module):
         batch_sizes = np.full(steps, count // steps, dtype=np.int32)
         return Schedule(np.arange(count // steps), batch_sizes, np.tile(np.arange(count, dtype=np.int32), (2, 1)),
                         np.zeros(count, dtype=bool)), rows
+
+
+def parameter_shapes(config: TrainConfig, has_projection: bool = False) -> dict[str, tuple[int, ...]]:
+    """Shape of every dataset of a model, softmax included; `has_projection` as in `expected_shapes`."""
+    shapes = {name: shape for name, shape in expected_shapes(config.model, has_projection).items()
+              if config.bidirectional or not name.startswith("RNN_1")}
+    words = config.model.n_tokens_vocab
+    return {**shapes, **dict(zip(SOFTMAX, ((words, config.model.lstm.projection_dim), (words,))))}
 
 
 def initial_weights(config: TrainConfig, seed: int) -> dict[str, np.ndarray]:

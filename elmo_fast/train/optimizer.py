@@ -7,8 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.model import LanguageModel, UsedRows
+
+_ACCUMULATORS = {"adagrad": ["sum"], "adamw": ["exp_avg", "exp_avg_sq"]}  # of a parameter, in its shape
 
 
 class Replicas:
@@ -93,8 +96,19 @@ class Updater:
             self.optimizer = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Load an optimizer's accumulators. The settings stay this optimizer's: they follow from config and device."""
+        """Load an optimizer's accumulators. The settings stay this optimizer's: they follow from config and device.
+
+        `ConfigurationError` for accumulators of another optimizer or model.
+        """
         own = self.optimizer.state_dict()["param_groups"]
+        shapes = [part.shape for group in self.optimizer.param_groups for part in group["params"]]
+        expected = {number: {"step": torch.Size(), **dict.fromkeys(_ACCUMULATORS[self._config.optimizer], shape)}
+                    for number, shape in enumerate(shapes)}
+        found = {number: {name: getattr(value, "shape", None) for name, value in entry.items()}
+                 for number, entry in state["state"].items() if isinstance(entry, dict)}
+        if found != expected:
+            raise ConfigurationError(f"checkpoint: expected the accumulators of {self._config.optimizer} for "
+                                     f"{len(shapes)} parameters, got others")
         self.optimizer.load_state_dict({"state": state["state"], "param_groups": own})
 
     @torch.no_grad()

@@ -1,18 +1,23 @@
 """Sets up a run from its arguments: new, from a model to fine-tune, or resumed."""
 
+import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from elmo_fast import stops
+from elmo_fast.model.atomic_file import locked, remove_partials
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import read_weights
+from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, write_json
@@ -31,7 +36,8 @@ _WITH_FIRST_RESUME = (
     "n_negative_samples_batch", "all_clip_norm_val", "learning_rate", "warmup_steps", "decay", "reset_states", "seed")
 
 
-def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, device: str | None = None,
+def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
+                    resume_from: str | os.PathLike | None = None, device: str | None = None,
                     workers: int | None = None, **given: Any) -> None:
     """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
     if device is None:
@@ -44,15 +50,28 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False, d
         raise ValueError(f"device: expected an available device, got {device!r} ({error})") from error
     if available.type == "cuda":
         torch.cuda.set_device(available)
-    replicas = Replicas(available)
+    folder = Path(run_directory)
+    replicas = stops.interruptible(Replicas)(available)  # waits for the others
     try:
         if replicas.device.type == "cuda":
             torch.use_deterministic_algorithms(True, warn_only=True)
         workers = (2 if replicas.device.type == "cuda" else 0) if workers is None else workers
-        set_up = _resume if resume else _start
-        set_up(Path(run_directory), replicas, workers, given).train()
+        with stops.stoppable(terminate=True), _locked(folder) if replicas.is_first else contextlib.nullcontext():
+            if resume or resume_from:
+                run = _resume(folder, replicas, workers, given, resume_from)
+            else:
+                run = _start(folder, replicas, workers, given)
+            run.train()
     finally:
         replicas.close()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        remove_partials(folder)
+        yield
 
 
 def _default_precision(device: torch.device) -> str:
@@ -88,7 +107,7 @@ def _absolute(value: list[str] | str | None) -> list[str] | str | None:
 
 def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], list[Shard]]:
     """Shards of the training and of the held-out text."""
-    shards, heldout = (read_shards(data[name], name) if data[name] else [] for name in ("train", "heldout"))
+    shards, heldout = (read_shards(data[name], name) if data.get(name) else [] for name in ("train", "heldout"))
     sentences = sum(shard.sentences for shard in heldout)
     if heldout and sentences < config.evaluate_batch_size:
         raise ValueError(f"--evaluate-batch-size: expected at most the {sentences} sentences of the held-out text, got "
@@ -130,27 +149,30 @@ def _fine_tuned(model: dict[str, Any], options: dict[str, Any], given: dict[str,
     return config, weights
 
 
-def _trainer(config: TrainConfig, weights, precision: str, shards: list[Shard], vocabulary: Vocabulary,
+def _trainer(config: TrainConfig, weights, precision: str | None, shards: list[Shard], vocabulary: Vocabulary,
              replicas: Replicas, workers: int) -> Trainer:
     """`ValueError` if there are fewer words than samples, or less text than a step reads."""
-    model = LanguageModel(config, weights, precision=precision).to(replicas.device)
-    trainer, training = Trainer(model, shards, vocabulary, replicas, workers), config.training
+    training, available = config.training, sum(shard.predictions for shard in shards)
+    streams = replicas.world * training.accumulate
+    rows = training.batch_size * streams
     if training.sample_softmax and training.n_negative_samples_batch > vocabulary.size:
         raise ValueError(f"n_negative_samples_batch: expected at most the {vocabulary.size} words of the vocabulary, "
                          f"got {training.n_negative_samples_batch}; lower --negatives, or train with --full-softmax")
-    if trainer.steps_per_epoch < 1:
-        available = sum(shard.predictions for shard in shards)
-        raise ValueError(f"unroll_steps: expected at most {available // (training.batch_size * trainer.streams)} for "
-                         f"{available:,} tokens with their sentences' ends in {training.batch_size} rows of "
-                         f"{trainer.streams} streams, got {training.unroll_steps}")
-    return trainer
+    if training.unroll_steps * rows > available:
+        name, most = ("unroll_steps", available // rows) if rows <= available else ("batch_size", available // streams)
+        raise ValueError(f"{name}: expected at most {most} for {available:,} tokens with their sentences' ends in "
+                         f"{training.batch_size} rows of {streams} streams, got {getattr(training, name)}")
+    model = LanguageModel(config, weights, precision=check_precision(precision)).to(replicas.device)
+    return Trainer(model, shards, vocabulary, replicas, workers)
 
 
-def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
+def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any],
+            start: str | os.PathLike | None) -> Run:
+    """`start` is the checkpoint to continue from, without it the run's last."""
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
-    data, found = read_json(folder / RUN_FILE), checkpoint.in_order(folder)
-    state = checkpoint.read(found[-1]) if found else None
+    data, found = read_json(folder / RUN_FILE), start or next(reversed(checkpoint.in_order(folder)), None)
+    state = checkpoint.read(found, "optimizer", "streams", "shards", "evaluations") if found else None
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
     run_config = RunConfig.take_from({**data, **given})
     given = {name: value for name, value in given.items() if not hasattr(run_config, name)}
@@ -161,6 +183,8 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if is_first:
         data = _first_data(data, given, replicas)
     shards, heldout = _read_text(data, run_config)
+    if state is not None and not is_first:
+        _check_shards(state["shards"] or [], shards)
     if is_first:
         given["n_train_tokens"] = sum(shard.tokens for shard in shards)
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
@@ -169,10 +193,8 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
         raise ConfigurationError(f"vocabulary {folder / VOCABULARY_FILE}: expected {config.model.n_tokens_vocab} "
                                  f"words, got {vocabulary.size}")
     weights = initial_weights(config, config.training.seed)
-    trainer = _trainer(config, weights, data["precision"], shards, vocabulary, replicas, workers)
+    trainer = _trainer(config, weights, data.get("precision"), shards, vocabulary, replicas, workers)
     if state is not None:
-        if not is_first:
-            _check_shards(state["shards"], shards)
         trainer.restore(state)
     if given and replicas.is_first:
         write_json(folder / OPTIONS_FILE, config.to_dict())
@@ -195,8 +217,10 @@ def _first_data(data: dict[str, Any], given: dict[str, Any], replicas: Replicas)
 
 
 def _check_shards(before: list[list], now: list[Shard]) -> None:
-    expected, found = ([[os.path.basename(path), *rest] for path, *rest in shards] for shards in (before, now))
-    if found != expected:
-        changed = next((old for old, new in zip(expected, found) if old != new), ["their number"])
+    """Of files that a run began with before their text was hashed, the sizes and counts are compared."""
+    expected = [[os.path.basename(path), *rest] for path, *rest in before]
+    found = [[os.path.basename(path), *rest] for path, *rest in now]
+    changed = [old[0] for old, new in zip(expected, found) if old != new[: len(old)]]
+    if changed or len(found) != len(expected):
         raise ConfigurationError(f"train: expected the {len(expected)} files that the run began with, unchanged, found "
-                                 f"a difference in {changed[0]}")
+                                 f"a difference in {(changed or ['their number'])[0]}")

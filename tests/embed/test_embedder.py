@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from elmo_fast import ElmoEmbedder
-from elmo_fast.embed import stream
 from tests.support.files import names, read_hdf5
 from tests.support.models import bilm, files, options, word_bilm
 
@@ -103,29 +102,6 @@ def test_a_bad_file_or_argument_leaves_nothing(tmp_path, monkeypatch, content, o
     with pytest.raises(ValueError, match=f"^{message}"):
         ours.embed_file(file, tmp_path / "o.hdf5", progress=False, **options)
     assert names(tmp_path) == [] and (file.closed or "output_format" in options)
-
-
-@pytest.mark.parametrize("old", [None, b"old"])
-@pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
-def test_a_failure_in_the_middle_leaves_things_as_they_were(embed, tmp_path, monkeypatch, old, error):
-    if old:
-        (tmp_path / "o.hdf5").write_bytes(old)
-    ours, calls = embedder(), []
-    run = ours.elmo_bilm.run
-
-    def failing(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise error("in the middle")
-        return run(*arguments)
-
-    monkeypatch.setattr(ours.elmo_bilm, "run", failing)
-    monkeypatch.setattr(stream, "_ROWS_PER_CHUNK", 1)
-    with pytest.raises(error, match="in the middle"):
-        embed("\n".join(LINES[2:5] * 30), ours)
-    assert len(calls) == 3
-    assert names(tmp_path) == (["o.hdf5"] if old else [])
-    assert not old or (tmp_path / "o.hdf5").read_bytes() == old
 
 
 @pytest.mark.parametrize("call, named", [

@@ -7,7 +7,7 @@ import pytest
 
 from elmo_fast import ConfigurationError
 from elmo_fast.embed.files import hdf5_file, read_lines, scan
-from tests.support.files import names, start
+from tests.support.files import full_disk, names
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -122,20 +122,8 @@ def test_a_place_for_no_file_is_refused_before_any_work(tmp_path):
 
 
 def test_a_full_disk_is_found_at_once_and_leaves_nothing(tmp_path):
-    code = f"""
-import resource, signal
-import numpy as np
-from elmo_fast.embed.files import hdf5_file
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-try:
-    with hdf5_file({str(tmp_path / "o.hdf5")!r}) as writer:
+    written = 0
+    with full_disk(50_000), pytest.raises(OSError) as caught, hdf5_file(tmp_path / "o.hdf5") as writer:
         for written in range(1000):
             writer.write(str(written), np.zeros((3, 7, 8)))
-except OSError as error:
-    print(written < 75, error.filename)
-"""
-    process = start(code)
-    output, _ = process.communicate(timeout=60)
-    assert (output, process.returncode) == (f"True {tmp_path / 'o.hdf5'}\n", 0)
-    assert names(tmp_path) == []
+    assert written < 75 and caught.value.filename == str(tmp_path / "o.hdf5") and names(tmp_path) == []

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from elmo_fast.model import atomic_file
-from elmo_fast.model.atomic_file import atomic_hdf5, atomic_path, check_target, deferred_signals
+from elmo_fast.model.atomic_file import atomic_hdf5, atomic_path, check_target
+from elmo_fast.stops import stoppable
 from tests.support.files import names
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -34,11 +35,11 @@ def test_a_failure_keeps_the_old_file(tmp_path, error):
 
 
 def test_directories(tmp_path):
-    with pytest.raises(ValueError), atomic_path(tmp_path / "a") as part:
+    with pytest.raises(ValueError), atomic_path(tmp_path / "a", shared=True) as part:
         (part / "b").mkdir(parents=True)
         raise ValueError
     assert names(tmp_path) == []
-    with atomic_path(tmp_path / "a") as first, atomic_path(tmp_path / "a") as second:
+    with atomic_path(tmp_path / "a", shared=True) as first, atomic_path(tmp_path / "a", shared=True) as second:
         for part, name in ((first, "first"), (second, "second")):
             part.mkdir()
             (part / name).touch()
@@ -105,7 +106,7 @@ def test_signals_wait_for_the_end_of_the_block(number):
 
     before = signal.signal(number, handler)
     try:
-        with pytest.raises(KeyboardInterrupt), deferred_signals():
+        with pytest.raises(KeyboardInterrupt), stoppable():
             signal.raise_signal(number)
             steps.append("block")
         assert steps == ["block", "handler"] and signal.getsignal(number) is handler

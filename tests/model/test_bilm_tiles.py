@@ -1,10 +1,9 @@
-"""Whole models in bf16 tiles, on AMX or on its emulation: char encoder, LSTM, packed weights and slots."""
+"""Whole models in bf16 tiles, on AMX or on its emulation: char encoder, LSTM and packed weights."""
 
-import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ElmoEmbedder, TokenTable, batch_to_ids, build_token_table, write_token_table
+from elmo_fast import TokenTable, batch_to_ids, build_token_table, write_token_table
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
@@ -91,13 +90,3 @@ def test_the_commands_keep_to_a_precision(precision, capsys, tmp_path, monkeypat
     assert status == 2 and f"computed in 'highest', as the model computes, got one computed in '{precision}'" in error
     assert names(tmp_path) == ["model", "t.hdf5", "text.txt", "vocab.txt"]
     assert run(capsys, *embed, "--precision", precision)[0] == 0
-
-
-def test_a_sentence_has_the_same_bits_with_any_batch_mates(precision):
-    embedder = ElmoEmbedder.from_bilm(bilm(LARGER, backend="native", state="zero", precision=precision))
-    sentences = [sentence for sentence in SENTENCES if sentence] * 12
-    together = embedder.embed_batch(sentences)
-    streamed = list(embedder.embed_sentences(sentences, 7))
-    for k in (0, 3, 17):
-        alone = embedder.embed_sentence(sentences[k])
-        assert np.array_equal(alone, together[k]) and np.array_equal(alone, streamed[k])

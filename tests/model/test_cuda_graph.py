@@ -1,5 +1,6 @@
 """The forward that a CUDA graph can capture, run on the CPU: static shapes, and no kernel that is not loaded."""
 
+import contextlib
 import gc
 import importlib
 import itertools
@@ -18,71 +19,64 @@ from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
-from tests.support import cuda_ops
+from tests.support import cuda_ops, fake_graphs
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 
 
-@pytest.fixture
-def capture(monkeypatch):
-    """Makes calls believe that they are captured; native kernels, which are the CPU's here, stand back."""
-    def begin():
+@contextlib.contextmanager
+def captured():
+    """In the body calls seem to be captured, and may wait for nothing."""
+    with pytest.MonkeyPatch.context() as patch, fake_graphs.Watch(None):
         for module in (bilm_module, char_cnn, blocks):
-            monkeypatch.setattr(module, "is_capturing", lambda device: True)
+            patch.setattr(module, "is_capturing", lambda device: True)
+        yield
 
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Captures on the CPU; its native kernels stand back."""
     def encode(*tensors, backend, **how):
-        assert gc.isenabled() != bilm_module.is_capturing(None)  # nothing is collected in a capture
+        assert gc.isenabled() != bilm_module.is_capturing(torch.device("cpu"))  # nothing is collected in a capture
         return char_cnn.char_cnn(*tensors, backend="torch", **how)
 
     monkeypatch.setattr(cuda_graph, "why_not", lambda op, backend, tensors: None)
     monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
-    monkeypatch.setattr(bilm_module, "is_capturing", lambda device: False)
     monkeypatch.setattr(encoder_module, "char_cnn", encode)
     monkeypatch.setattr(encoder_module, "_WARMUP_TOKENS", 600)
-    return begin
 
 
 @pytest.mark.parametrize("shape, state", [
     ("two layers", "carry"), ("clips that fire", "carry"), ("four layers", "zero"), ("no projection", "zero"),
     ("no skip connections", "warm"), ("clips that fire", "warm"), ("no projection", "carry")])
-def test_equals_the_ordinary_forward(shape, state, capture):
+def test_equals_the_ordinary_forward(shape, state):
     one, other = (bilm(SHAPES[shape], state=state) for _ in range(2))
     for model in (one, other):
         model(batch_to_ids(SENTENCES[1:4]))
     ids = [batch_to_ids(batch) for batch in (SENTENCES[::-1], SENTENCES[2:5])]
     expected = [other(batch) for batch in ids]
     one._prepare_capture(len(SENTENCES))
-    capture()
     for batch, truth in zip(ids, expected):
-        found = one(batch.int())
+        with captured():
+            found = one(batch.int())
         assert torch.equal(found.mask, truth.mask)
         for layer, true in zip(found.activations, truth.activations, strict=True):
             assert (layer[~truth.mask] == 0).all() and torch.allclose(layer, true, atol=SAME_MODEL)
-    for kept, truth in zip(one._elmo_lstm._states or (), other._elmo_lstm._states or (), strict=True):
+    states = one._elmo_lstm._states
+    for kept, truth in zip(states or (), other._elmo_lstm._states or (), strict=True):
         assert torch.allclose(kept, truth, atol=SAME_MODEL)
+    one(batch_to_ids(SENTENCES[:3]))
+    assert one._elmo_lstm._states is states  # where the graph left them
+    one.reset_states()
+    assert one._elmo_lstm._states is states and not any(part.any() for part in states or ())
 
 
-def test_states_lie_where_the_graph_left_them(capture):
-    model = bilm(SHAPES["two layers"])
-    model._prepare_capture(len(SENTENCES))
-    stack = model._elmo_lstm
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bilm_module, "is_capturing", lambda device: True)
-        model(batch_to_ids(SENTENCES))
-    captured = stack._states
-    model(batch_to_ids(SENTENCES[:3]))
-    assert stack._states is captured and captured[0].any()
-    model.reset_states()
-    assert stack._states is captured and not captured[0].any()
-
-
-def test_what_a_capture_cannot_do_is_refused(capture):
+def test_what_a_capture_cannot_do_is_refused():
     ids = batch_to_ids(SENTENCES)
     fresh, run, small, edited, named = (bilm() for _ in range(5))
     for model, rows in ((run, 6), (small, 2), (edited, 6), (named, 6)):
         model._prepare_capture(rows)
     edited._elmo_lstm.B_0_0.add_(1)
     named.backend = "torch"
-    capture()
     for model, inputs, error, message in (
             (fresh, [ids], RuntimeError, r"warmup: expected model.warmup\(\) before .*; got no warm-up"),
             (edited, [ids], RuntimeError, r"warmup: expected model.warmup\(\) before .*; got one with others"),
@@ -90,7 +84,7 @@ def test_what_a_capture_cannot_do_is_refused(capture):
             (named, [ids], RuntimeError, "backend: expected one that a CUDA graph can capture"),
             (run, [ids.to("meta")], ValueError, "ids: expected ids on cpu while"),
             (run, [ids, "add", ids[..., 0]], ValueError, "word_inputs: expected None while")):
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=message), captured():
             model(*inputs)
 
 
@@ -164,8 +158,7 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
         model._prepare_capture(max(BATCHES)[0])
     loaded = driver.loaded[before:]
     driver.launched.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bilm_module, "is_capturing", lambda device: True)
+    with captured():
         for number, (sentences, positions) in enumerate(BATCHES):  # ids of two types, not aligned
             ids = torch.ones(sentences * positions + 1, *model.token_source.row_shape)
             ids = ids.to((torch.int64, torch.int32)[number % 2])
@@ -178,7 +171,7 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
 @pytest.mark.parametrize("setting, state, of", [
     ("highest", "carry", ODD), ("highest", "zero", EVEN), ("high", "zero", ODD), ("high", "carry", EVEN),
     ("bf16", "carry", ODD), ("bf16", "zero", EVEN), ("fp16", "zero", ODD), ("fp16", "carry", EVEN)])
-def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, driver, monkeypatch):
+def test_a_capture_of_any_batch_loads_nothing(setting, state, of, driver, monkeypatch):
     launched, tuned = capture_every_batch(driver, monkeypatch, of, setting, state)
     assert launched == {"_char_cnn", "_highway", "_gates", "_hidden"}
     assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
@@ -191,7 +184,7 @@ def test_a_capture_of_any_batch_loads_nothing(setting, state, of, capture, drive
 @pytest.mark.parametrize("mutant, kernel", [
     ("rows", "_highway"), ("count", "_char_cnn"), ("alignment", "_char_cnn"), ("activation", "_char_cnn"),
     ("scale", "_gates"), ("warm-up of few tokens alone", "_highway|_char_cnn")])
-def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, capture, driver, monkeypatch):
+def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, driver, monkeypatch):
     from triton import jit
 
     from elmo_fast.kernels import char_cnn, highway

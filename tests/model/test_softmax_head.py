@@ -95,12 +95,6 @@ def test_the_token_itself_is_not_seen(head):
     assert words([one]) == words([other])
 
 
-def test_warm_scores_do_not_depend_on_the_batch(files):
-    warm = head_of(files, "warm")
-    for score, sentence in zip(warm.score(SENTENCES), SENTENCES):
-        assert_close(*warm.score([sentence]), score, 1e-6)
-
-
 def test_no_sentences_have_no_scores(head):
     assert head.score([]) == [] and head.substitutes_at([], []) == []
 

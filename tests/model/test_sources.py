@@ -258,24 +258,34 @@ def test_a_download_that_stops_in_the_middle_leaves_nothing(memory, cache, monke
 
 
 @pytest.mark.parametrize("url, path", [
-    ("https://host/a/b.zip", "host/a/b.zip"),
-    ("https://user:secret@host:80/a//b", "host:80/a/b"),
-    ("https://host/../../a/./b", "host/a/b"),
-    ("memory:///b", "memory/b"),
-    ("https://host", "host"),
-    ("https://host/w?version=1", "host/w.e4f056fd4639"),
-    ("https://host/w?version=2", "host/w.8f0ba73c3ff5"),
+    ("https://host/a/b.zip", "https/host/a/b.zip"),
+    ("http://host/a/b.zip", "http/host/a/b.zip"),
+    ("https://user:secret@host:80/a//b", "https/host:80.92592125f385/a/%/b"),
+    ("https://host/../../a/./b", "https/host/%../%../a/%./b"),
+    ("memory:///b", "memory/%/b"),
+    ("https://host", "https/host"),
+    ("https://host/w?version=1", "https/host/w.e4f056fd4639"),
+    ("https://host/w?version=2", "https/host/w.8f0ba73c3ff5"),
 ])
 def test_paths_in_the_cache(cache, url, path):
     assert cache_path(url) == cache / path
 
 
+def test_urls_that_differ_in_anything_have_different_places(cache):
+    routes = "/a/b", "/a//b", "/a/./b", "/b/../a/b", "//a/b", "/a/b."
+    urls = [f"{scheme}://{user}h{path}{end}" for scheme in ("http", "https", "s3") for user in ("", "a@", "b@")
+            for path in routes for end in ("", "?x", "#x", "?x#x", "/")]
+    places = {cache_path(url) for url in urls}
+    assert len(places) == len(urls) and all(cache in place.parents and ".." not in place.parts for place in places)
+    assert cache_path("hf://owner/model/options.json") == cache_path("hf://owner/model") / "options.json"
+
+
 @pytest.mark.parametrize("variables, expected", [
-    ({"ELMO_FAST_CACHE": "/somewhere"}, "/somewhere/h/a"),
-    ({"ELMO_FAST_CACHE": "~/c", "HOME": "/home/me"}, "/home/me/c/h/a"),
-    ({"XDG_CACHE_HOME": "/xdg", "HOME": "/home/me"}, "/xdg/elmo-fast/h/a"),
-    ({"HOME": "/home/me"}, "/home/me/.cache/elmo-fast/h/a"),
-    ({"ELMO_FAST_CACHE": "", "HOME": "/home/me"}, "/home/me/.cache/elmo-fast/h/a"),
+    ({"ELMO_FAST_CACHE": "/somewhere"}, "/somewhere/https/h/a"),
+    ({"ELMO_FAST_CACHE": "~/c", "HOME": "/home/me"}, "/home/me/c/https/h/a"),
+    ({"XDG_CACHE_HOME": "/xdg", "HOME": "/home/me"}, "/xdg/elmo-fast/https/h/a"),
+    ({"HOME": "/home/me"}, "/home/me/.cache/elmo-fast/https/h/a"),
+    ({"ELMO_FAST_CACHE": "", "HOME": "/home/me"}, "/home/me/.cache/elmo-fast/https/h/a"),
 ])
 def test_where_the_cache_is(monkeypatch, variables, expected):
     for name in ("ELMO_FAST_CACHE", "XDG_CACHE_HOME", "HOME"):

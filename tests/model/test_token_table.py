@@ -145,7 +145,7 @@ AB = {"embedding": np.zeros((2, 2), np.float32), "vocabulary": np.frombuffer(b"a
     ({**AB, "vocabulary_ends": np.array([1, 3])}, "vocabulary_ends: expected ends within 2 bytes"),
     (AB, "or damaged"),
     (2000, "expected an HDF5 file, got something else or a file cut short"),
-    ("format_version", "expected format version 1 to 1, found 2; a newer elmo-fast may read it"),
+    ("format_version", "expected format version 1 to 2, found 3; a newer elmo-fast may read it"),
 ])
 def test_a_wrong_file_is_refused(path, content, message):
     table().save(path)
@@ -155,7 +155,7 @@ def test_a_wrong_file_is_refused(path, content, message):
         write(path, **content)
     else:
         with h5py.File(path, "a") as file:
-            file.attrs[content] = 2
+            file.attrs[content] = 3
     with pytest.raises(ConfigurationError, match=f"^token table .*t.hdf5: .*{message}"):
         TokenTable.open(path)
 

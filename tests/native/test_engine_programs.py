@@ -1,48 +1,68 @@
-"""The CPU engine as programs: under sanitizers, and AMX's own instructions on a CPU without AMX, where a signal handler
-carries out what the compiled engine asks for."""
+"""Tests of the ops on other builds of the native module: with sanitizers, and on a CPU without AMX with the
+instructions of AMX, which a signal handler carries out as the compiled engine asks for them."""
 
 import os
-import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.engines import native, needs_native
-from tests.support.native_program import compiles, engine_program
+from tests.support.native_program import COMPILER, NINJA, ROOT, compiles, native_module
 
-pytestmark = [pytest.mark.long, needs_native]
-SOURCE = Path(__file__).parent / "sanitize.cpp"
-SANITIZERS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-              "thread": ("-fsanitize=thread",)}
+pytestmark = [pytest.mark.long, needs_native, pytest.mark.skipif(not (COMPILER and NINJA), reason="needs g++, ninja")]
+SANITIZERS = {  # flags, library, options, tests
+    "address": ("-fsanitize=address,undefined -fno-sanitize-recover=all", "libasan.so", "detect_leaks=0", [
+        "tests/ops/test_projected_lstm.py::test_agrees_with_float64",
+        "tests/ops/test_projected_lstm.py::test_precomputed_inputs_give_the_direct_numbers",
+        "tests/ops/test_gradients.py::test_any_number_of_threads_gives_the_same_bits",
+        "tests/ops/test_char_cnn.py", "tests/ops/test_linear.py", "tests/ops/test_native_cpu.py"]),
+    "thread": ("-fsanitize=thread", "libtsan.so", "halt_on_error=1 ignore_noninstrumented_modules=1", [
+        "tests/ops/test_projected_lstm.py::test_same_bits_in_any_batch_for_threads_and_chunks",
+        "tests/ops/test_gradients.py::test_any_number_of_threads_gives_the_same_bits",
+        "tests/ops/test_linear.py::test_agrees_with_float64",
+        "tests/ops/test_threads.py::test_every_choice_of_threads_gives_the_same_bits[own]"])}
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "fma")
+IN_PLACE = """
+import importlib.util
+import sys
+
+spec = importlib.util.spec_from_file_location("elmo_fast._native", {!r})
+sys.modules["elmo_fast._native"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.use_openmp_threads = lambda: False  # their synchronization is out of a sanitizer's sight
+"""
 
 
-def digests(program, isa, *arguments):
-    """Of each precision, from a clean run."""
-    environment = {**os.environ, "ELMO_FAST_CPU_ISA": isa, "TSAN_OPTIONS": "halt_on_error=1"}
-    run = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, (isa, (run.stdout + run.stderr)[-3000:])
-    return re.findall(r"precision \d on [\w-]+: clean, (\w+)", run.stdout)
+def run_tests(module, tests, folder, **environment):
+    """Tests in a process in which, and in whose children, `module` is elmo_fast._native."""
+    (folder / "sitecustomize.py").write_text(IN_PLACE.format(str(module)))
+    run = subprocess.run([sys.executable, "-m", "pytest", "-xqs", "-p", "no:cacheprovider", *tests], cwd=ROOT,
+                         capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **environment})
+    assert run.returncode == 0, (run.stdout + run.stderr)[-6000:]
+    return run.stdout
 
 
-@pytest.mark.parametrize("name", SANITIZERS)
-def test_the_engine_is_clean(name):
-    flags = SANITIZERS[name]
-    if not compiles(*flags):
-        pytest.skip(f"no g++ with {flags[0]}")
-    program = engine_program(f"sanitize-{name}", [SOURCE], ("-O1", "-g", *flags))
-    for isa in ("generic", "avx2", "avx512", "amx", "amx-emulated"):
-        assert digests(program, isa, *(["--no-fork"] if name == "thread" else []))
+@pytest.mark.parametrize("name, tests", [(name, tests) for name in SANITIZERS for tests in SANITIZERS[name][-1]])
+def test_the_engine_is_clean(name, tests, tmp_path):
+    flags, library, options, _ = SANITIZERS[name]
+    if not compiles(*flags.split()):
+        pytest.skip(f"no g++ with {flags}")
+    module = native_module(name, f"-DCMAKE_CXX_FLAGS=-O1 -g {flags}", "-DCMAKE_BUILD_TYPE=Checked")
+    found = subprocess.run([COMPILER, f"-print-file-name={library}"], capture_output=True, text=True).stdout.strip()
+    run_tests(module, [tests], tmp_path, LD_PRELOAD=found, ASAN_OPTIONS=options, TSAN_OPTIONS=options)
 
 
-def test_the_tile_instructions_give_the_bits_of_the_emulation():
+def test_the_tile_instructions_give_the_bits_of_the_emulation(tmp_path):
     features = native.cpu_features()
     if features["amx_tile"]:
         pytest.skip("this CPU has AMX: nothing would be trapped, and the tests of the engine run on it")
     missing = [name for name in NEEDED if not features[name]]
     if missing or not compiles("-mamx-tile", "-mamx-bf16"):
         pytest.skip(f"the engine's AMX code needs {missing or 'a compiler that has AMX'}")
-    program = engine_program("trapped", [SOURCE], ["-O2", "-DELMO_FAST_TRAPPED"], without="isa.cpp")
-    trapped, emulated = (digests(program, isa) for isa in ("amx", "amx-emulated"))
-    assert trapped == emulated and len(trapped) == 3
+    module = native_module("trapped", f"-DCMAKE_PROJECT_elmo_fast_INCLUDE={Path(__file__).with_name('trapped.cmake')}")
+    said = run_tests(module, ["tests/ops/test_projected_lstm.py", "tests/ops/test_linear.py", "-k", "emulation"],
+                     tmp_path)
+    assert "passed" in said and "skipped" not in said

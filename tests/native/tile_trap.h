@@ -195,6 +195,8 @@ bool carry_out(const Instruction& one) {
     configure(memory);
   } else if (one.opcode == 0x49 && one.prefix == 0 && !one.memory && one.reg == 0 && one.rm == 0) {
     release();
+  } else if (one.opcode == 0x49 && one.prefix == 3 && !one.memory && one.rm == 0) {
+    std::memset(tile(one.reg).data, 0, sizeof tiles[0].data);
   } else if (one.opcode == 0x4b && one.memory && one.rm == 4 && (one.prefix == 3 || one.prefix == 1)) {
     load(one.reg, memory, one.stride);
   } else if (one.opcode == 0x4b && one.memory && one.rm == 4 && one.prefix == 2) {

@@ -173,6 +173,21 @@ def test_inference_saves_nothing():
     assert saving == {"elmo_fast::projected_lstm": False, "elmo_fast::char_cnn": False}
 
 
+def test_gradients_of_a_model_are_its_slopes():
+    """From every layer's output down to the characters, in both directions: what all backends have in common."""
+    model = bilm(backend="reference", state="zero").double()
+    ids = batch_to_ids([["One", "more"], ["."]])
+    directions = {name: normal(*each.shape, seed=len(name)) for name, each in model.named_parameters()}
+
+    def result(step):
+        moved = {name: each.detach() + step * directions[name] for name, each in model.named_parameters()}
+        return torch.stack(torch.func.functional_call(model, moved, (ids,)).activations).sin().sum()
+
+    step = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    result(step).backward()
+    assert step.grad.item() == pytest.approx((result(1e-6) - result(-1e-6)).item() / 2e-6, rel=1e-6)
+
+
 @pytest.mark.parametrize("shape, state", grid(["two layers", "no projection", "clips that fire"],
                                               ["carry", "zero", "warm"], together=1))
 def test_fine_tuning_has_the_gradients_of_torch(tmp_path, shape, state):

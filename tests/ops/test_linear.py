@@ -7,7 +7,7 @@ import torch
 
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.testing import relative_error
-from tests.support.engines import HIGHEST, NATIVE, REFERENCE, TILES, Engine, altered, native, needs_native
+from tests.support.engines import HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, Engine, altered, native, needs_native
 from tests.support.grid import grid
 from tests.support.models import options
 from tests.support.op_cases import Case, char_cnn_case, lstm_case, normal, on_threads
@@ -45,6 +45,18 @@ def test_agrees_with_float64(engine, make, size, rows):
             assert torch.equal(on_threads(threads, case.run, engine)[0], found)
         for k in (0, rows // 2, rows - 1):
             assert torch.equal(with_x(case, case.operands["x"][k : k + 1]).run(engine)[0][0], found[k])
+
+
+@pytest.mark.skipif(len(TILE_ISAS) < 2, reason="one kind of tiles here")
+@pytest.mark.parametrize("precision", ["high", "medium"])
+@pytest.mark.parametrize("scale", [1, 100, 1e-38])
+def test_the_emulation_of_tiles_has_their_bits(precision, scale):
+    for case in (linear_case(61, 7, 3), linear_case(13, 300, 37), highway_case(61, 40)):
+        case = with_x(case, case.operands["x"] * scale)
+        engines = [Engine(isa=name, precision=precision) for name in TILE_ISAS]
+        for threads in (1, 2, 5):
+            found, *others = (on_threads(threads, case.run, engine) for engine in engines)
+            assert all(map(torch.equal, found, *others))
 
 
 def limit(engine):

@@ -2,8 +2,10 @@
 
 import copy
 import ctypes
+import mmap
 import multiprocessing
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ import torch
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_cache
 from elmo_fast.ops.cpu import linear, projected_lstm
-from tests.support.engines import HIGHEST, ISAS, NATIVE, altered, isa, native, needs_native
+from elmo_fast.ops.precision import PRECISIONS
+from tests.support.engines import HIGHEST, ISAS, NATIVE, TILES, altered, isa, native, needs_native
 from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import lstm_case, on_threads
 
@@ -45,6 +48,36 @@ def test_packed_weights_may_lie_anywhere(engine, offset):
     expected = case.run(engine)
     with altered("lstm_forward", packed=move):
         assert all(torch.equal(*pair) for pair in zip(case.run(engine), expected))
+
+
+def page_flags(address):
+    """Of the mapping that holds an address."""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            begin, end = (int(number, 16) for number in name.split("-"))
+        elif name == "VmFlags:" and begin <= address < end:
+            return rest
+    return []
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages on this system")
+def test_packed_weights_in_huge_and_in_small_pages_give_the_same_bits():
+    sizes = 64, 1024, 128
+    case, size = lstm_case(sizes), native.lstm_packed_size(*sizes, 0)
+    small = mmap.mmap(-1, size)
+    small.madvise(mmap.MADV_NOHUGEPAGE)
+
+    def move(address):
+        assert "hg" in page_flags(address + size // 2)
+        small[:] = packed_at(address, sizes).tobytes()
+        moved = ctypes.addressof(ctypes.c_char.from_buffer(small))
+        assert "hg" not in page_flags(moved)
+        return moved
+
+    expected = case.run(NATIVE)
+    with altered("lstm_forward", packed=move):
+        assert all(torch.equal(*pair) for pair in zip(case.run(NATIVE), expected))
 
 
 @pytest.mark.parametrize("engine", HIGHEST, ids=str)
@@ -101,6 +134,15 @@ def test_16_bit_products_need_tiles():
         assert native.lstm_isa(1) == native.lstm_isa(2) == ""
         with pytest.raises(ValueError, match="AMX"):
             native.lstm_packed_size(4, 8, 2, 2)
+
+
+def test_packed_size_is_within_a_tenth():
+    for engine in (*HIGHEST, *TILES):
+        number = PRECISIONS.index(engine.precision)
+        plain = (2 if engine.precision == "medium" else 4) * 2 * (1024 * 16384 + 16384 + 4096 * 512)
+        with isa(engine.isa):
+            assert native.lstm_packed_size(512, 4096, 512, number) <= 1.1 * plain
+            assert native.linear_packed_size(128, 128, 2, number) <= 1.1 * 8 * (128 * 128 + 128)
 
 
 def four_threads():

@@ -43,10 +43,10 @@ print("agrees", _native.threads_are_openmp())
     ("openmp", {}), ("own", {}), ("openmp", {"OMP_THREAD_LIMIT": "1"}), ("openmp", {"OMP_DYNAMIC": "true"}),
 ], ids=["openmp", "own", "openmp gives too few", "openmp may give fewer"])
 def test_every_choice_of_threads_gives_the_same_bits(threads, variables):
-    if not native.use_openmp_threads():
+    if threads == "openmp" and not native.use_openmp_threads():
         pytest.skip("this PyTorch has no GNU OpenMP")
     environment = {**os.environ, "OMP_NUM_THREADS": "2", **variables}
     run = subprocess.run([sys.executable, "-c", PROGRAM, str(ROOT), threads], capture_output=True, text=True,
-                         env=environment, timeout=100)
+                         env=environment, timeout=500)
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.split() == ["agrees", str(threads == "openmp")]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import common
-from benchmarks.gpu import checks, lstm, predict, run
+from benchmarks.gpu import predict, run, stages
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 
@@ -20,7 +20,7 @@ RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 @pytest.mark.long
 def test_a_run_with_a_broken_stage(tmp_path, monkeypatch):
     """It leaves the results of the other stages, in which every timing stands behind a check, and no path."""
-    monkeypatch.setattr(checks, "ceilings", lambda stage: stage.add(case="first", value=1) and 1 / 0)
+    monkeypatch.setattr(stages, "ceilings", lambda stage: stage.add(case="first", value=1) and 1 / 0)
     assert run.main(["--dry-run", "--out", str(tmp_path)]) == 1
     assert [file.name for file in (tmp_path / "dry-run").iterdir()] == ["run.json"]
     document = json.loads((tmp_path / "dry-run" / "run.json").read_text())
@@ -28,14 +28,14 @@ def test_a_run_with_a_broken_stage(tmp_path, monkeypatch):
     assert document["date"].endswith("Z") and document["schema"] == common.SCHEMA
     for path in (common.ROOT, Path.home(), tmp_path, sys.prefix):
         assert f"{path}/" not in json.dumps(document)
-    stages = document["stages"]
-    assert list(stages) == list(run.STAGES)
-    broken = stages.pop("ceilings")
+    of_stage = document["stages"]
+    assert list(of_stage) == list(run.STAGES)
+    broken = of_stage.pop("ceilings")
     assert broken["status"] == "failed" and broken["results"] == [{"case": "first", "value": 1}]
     assert broken["error"] == "ZeroDivisionError: division by zero"
-    assert all(found["status"] == "complete" and found["results"] for found in stages.values()), stages
+    assert all(found["status"] == "complete" and found["results"] for found in of_stage.values()), of_stage
     for name, key in (("lstm", ("path", "precision")), ("text", ("precision",)), ("encoder", ("backend", "precision"))):
-        cases = [case for case in stages[name]["results"]
+        cases = [case for case in of_stage[name]["results"]
                  if case.get("variant") != "reference" and "skipped" not in case]
         checked = {tuple(case[each] for each in key) for case in cases
                    if case.get("passed") and case["error"] <= case["limit"]}
@@ -44,16 +44,16 @@ def test_a_run_with_a_broken_stage(tmp_path, monkeypatch):
         assert {case["precision"] for case in timed} == {"highest", "high", "medium"}
         for case in timed:
             assert 0 < case["p20"] <= case["median"] <= case["p80"] and case["tokens_per_s"] > 0
-    assert {case["part"] for case in stages["text"]["results"]} == {"device", "arrays", "stream"}
-    assert all(case["clipped_c"] > 0 for case in stages["lstm"]["results"] if case.get("part") == "check")
+    assert {case["part"] for case in of_stage["text"]["results"]} == {"device", "arrays", "stream"}
+    assert all(case["clipped_c"] > 0 for case in of_stage["lstm"]["results"] if case.get("part") == "check")
 
 
 def test_a_path_that_is_wrong_is_not_timed(monkeypatch):
-    monkeypatch.setattr(lstm, "run", lambda x, rows, schedule, state, weights, **settings: (
+    monkeypatch.setattr(stages, "layer", lambda x, rows, schedule, state, weights, **settings: (
         torch.zeros(rows.shape[1], 2 * x.shape[1]), state))
-    monkeypatch.setattr(lstm, "why_not", lambda device, path: None)
+    monkeypatch.setattr(stages, "why_not", lambda device, path: None)
     dry = run.Stage(20, dry_run=True)
-    assert dry.run(lstm.work) == 1
+    assert dry.run(stages.lstm) == 1
     assert {(case["path"], case["precision"]) for case in dry.results} == {
         ("graph", "highest"), ("graph", "high"), ("graph", "medium"), ("persistent", "medium")}
     assert not any("median" in case or case["passed"] for case in dry.results)
@@ -70,7 +70,7 @@ def test_a_path_that_is_wrong_is_not_timed(monkeypatch):
     ("skipped: it needs compute capability 8.0\n========= ERROR SUMMARY: 0 errors\n", None),
 ])
 def test_what_the_sanitizer_says(said, passed):
-    found = checks.verdict(said.splitlines())
+    found = stages.verdict(said.splitlines())
     assert found.get("passed") is passed
     assert ("skipped" in found) == (passed is None) and ("log" in found) == (passed is False)
 
@@ -109,7 +109,7 @@ def test_cases_that_raise_are_recorded(tmp_path):
     dry.attempt(lambda: {"value": 1.23456789}, case="good")
     assert run.result(0, [], dry.file)["results"] == dry.results == [
         {"case": "bad", "failed": "ZeroDivisionError: division by zero"}, {"case": "good", "value": 1.2346}]
-    checks.ceilings(dry)
+    stages.ceilings(dry)
     assert all(case["tflop_per_s" if "gemm" in case["case"] else "gb_per_s"] > 0 for case in dry.results[2:])
 
 

@@ -1,7 +1,9 @@
 """Tiny models, texts and the command, as files and processes, for the tests of the outer parts."""
 
+import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import h5py
 from elmo_fast import Options, cli, random_weights, write_weights
 from elmo_fast.testing import TINY, tiny
 
-__all__ = ["ROOT", "TINY", "names", "paths", "read_hdf5", "run", "start", "tiny", "write_model"]
+__all__ = ["ROOT", "TINY", "full_disk", "names", "paths", "read_hdf5", "run", "start", "tiny", "write_model"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +41,17 @@ def read_hdf5(path):
     """Every dataset of a file, by name."""
     with h5py.File(path) as file:
         return {name: dataset[()] for name, dataset in file.items()}
+
+
+@contextlib.contextmanager
+def full_disk(size=6000):
+    """No file of this process can grow beyond `size` bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def run(capsys, *arguments):

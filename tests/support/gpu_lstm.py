@@ -5,7 +5,9 @@ import functools
 import numpy as np
 import torch
 
+from elmo_fast.ops.cuda import blocks
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import flat_weights, limit
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support import cuda_ops, op_cases
 from tests.support.models import SHAPES
@@ -17,8 +19,8 @@ BF16_LIMIT = AGAINST_FLOAT64["medium-bf16"]
 FIRING = SHAPES["clips that fire"]
 
 
-def layer(of=FIRING, number=0, **more):
-    return op_cases.layer(of, torch.float32, number, **more)
+def layer(of=FIRING, number=0):
+    return op_cases.layer(of, torch.float32, number)
 
 
 def text(of=FIRING, seed=0, slots=None):
@@ -27,13 +29,27 @@ def text(of=FIRING, seed=0, slots=None):
     return inputs, index, tuple(part[:slots] for part in state)
 
 
-def ragged(slots, of=FIRING, seed=0):
-    """`text` of ragged slots, in which sequences start, and three empty ones; with the settings of the call."""
-    lengths, sizes = [0, 0, *(3 + number % 3 for number in range(slots)), 0] * 2, (of.lstm.projection_dim, of.lstm.dim)
-    generator = torch.Generator().manual_seed(seed)
-    state = tuple(torch.randn(slots + 3, 2 * size, generator=generator) / 4 for size in sizes)
-    return ((text(of, seed)[0], torch.arange(sum(lengths)) % 6, state),
-            {"lengths": lengths, **starting(of, [*range(slots + 3)] * 2)})
+def ragged(batch_sizes, of=FIRING, seed=0, starts=True, bf16=False, rows=6):
+    """Operands and settings of a call whose slots have those `batch_sizes`, and three are empty.
+
+    With `starts` sequences start within slots. Inputs have one large value, which has no weight: rows for fp16 are
+    scaled. With `bf16` a weight is too large for fp16, and what it multiplies is zero.
+    """
+    rng, sizes = np.random.default_rng(seed), (of.lstm.projection_dim, of.lstm.dim)
+    sentences = [(0, 0), (1, 0), (batch_sizes[0] + 2, 0)]
+    for slot in range(batch_sizes[0]):
+        length = sum(size > slot for size in batch_sizes)
+        cuts = 1 + np.flatnonzero(rng.random(length - 1) < 0.3 * starts)
+        sentences += [(slot + 2, int(steps)) for steps in np.diff([0, *cuts, length])]
+    slots, lengths = zip(*sentences)
+    inputs, h, c = (torch.from_numpy(rng.normal(0, scale, shape)).float() for scale, shape in (
+        (1, (rows, sizes[0])), *((0.25, (batch_sizes[0] + 3, 2 * size)) for size in sizes)))
+    inputs[:, 0] = 0 if bf16 else torch.linspace(1, 2e5, rows)
+    weights = layer(of)
+    for w, *_ in weights:
+        w[0] = 4e4 * bf16
+    settings = starting(of, slots) if starts else {"slots": np.array(slots)}
+    return (inputs, torch.arange(sum(lengths)) % rows, (h, c)), settings | {"lengths": lengths, "weights": weights}
 
 
 def starting(of=FIRING, slots=(0, 1, 1, 0, 2, 1, 0)):
@@ -74,14 +90,17 @@ def assert_close(found, expected, limit):
         assert relative_error(ours.cpu(), theirs) < limit
 
 
-def check(of, precision, inputs, index, state, *, limit=None, times=1, weights=None, initial_state=None,
-          lengths=LENGTHS, slots=None, **how):
-    """`run`, so many times, within the limit of the reference in float64."""
+def check(of, precision, inputs, index, state, *, times=1, weights=None, initial_state=None, lengths=LENGTHS,
+          slots=None, **how):
+    """`run`, so many times, within the limit of its operands' type of the reference in float64."""
+    weights = weights or layer(of)
+    operands = blocks.operands(flat_weights(weights), precision, limit(of.lstm.proj_clip))
+    most = BF16_LIMIT if operands.dtype == torch.bfloat16 else LIMITS[precision]
     expected = op_cases.run(of, inputs.double(), index, moved(state, torch.float64), "reference", lengths, slots,
                             moved(initial_state, torch.float64), moved(weights, "cpu", torch.float64))
     work, order = prepare(of, precision, inputs, index, state, lengths, slots, weights, initial_state, **how)
     for _ in range(times):
         found, final = work()
         found = text_order(found.cpu(), order), final
-        assert_close(found, expected, limit or LIMITS[precision])
+        assert_close(found, expected, most)
     return found

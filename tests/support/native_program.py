@@ -1,24 +1,22 @@
-"""C++ test programs on the CPU engine, built once under build/ by the content of what they are compiled from."""
+"""C++ test programs, built once under build/ by the content of what they are compiled from, and other builds of the
+native module."""
 
 import functools
 import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ENGINE = ROOT / "csrc" / "cpu"
 BUILD = ROOT / "build" / "native-programs"
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
-_AVX2 = ("-mavx2", "-mfma")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-_AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
-# Compilations of engine_isa.cpp as in CMakeLists.txt: the function and the type it is made of, and flags.
-ENGINES = {("generic", "VEC=GenericVec"): (), ("avx2", "VEC=Avx2Vec"): _AVX2, ("avx512", "VEC=Avx512Vec"): _AVX512,
-           ("amx_emulated", "TILES=EmulatedTiles"): _AVX512, ("amx", "TILES=Tiles"): _AMX}
+PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+CMAKE, NINJA = (shutil.which(name, path=PATH) for name in ("cmake", "ninja"))
+_AMX = ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mamx-tile",
+        "-mamx-bf16")
 FLAGS = ("-std=c++17", "-ffp-contract=off", f"-I{ROOT / 'csrc'}", "-DELMO_FAST_HAS_AVX2", "-DELMO_FAST_HAS_AVX512",
          "-DELMO_FAST_HAS_AMX")
 
@@ -37,22 +35,16 @@ def header_errors(header: Path) -> str:
     return run.stderr
 
 
-def engine_program(name: str, sources: Sequence[Path], flags: Sequence[str], without: str = "") -> Path:
-    """The CPU engine, but for the file named `without`, and `sources` as a program."""
-    engine = [path for path in sorted(ENGINE.rglob("*.cpp")) if path.name not in (without, "engine_isa.cpp")]
-    jobs = [(path, ()) for path in [*engine, *sources]]
-    jobs += [(ENGINE / "engine_isa.cpp", (f"-DELMO_FAST_ENGINE={name}_engine", f"-DELMO_FAST_{made_of}", *isa_flags))
-             for (name, made_of), isa_flags in ENGINES.items()]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(lambda job: _object(job[0], [*flags, *job[1]]), jobs))
-    program = BUILD / f"{name}-{digest(objects)}"
-    return made(program, [COMPILER, *flags, *objects, "-lpthread"])
-
-
-def _object(source: Path, flags: Sequence[str]) -> Path:
-    command = [COMPILER, *FLAGS, *flags]
-    key = digest([command, source, source.read_text(), headers(ROOT / "csrc"), headers(ROOT / "tests" / "native")])
-    return made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
+def native_module(name: str, *definitions: str) -> Path:
+    """elmo_fast._native without CUDA, built by CMake in a folder of its own with more `definitions`."""
+    folder = BUILD / f"module-{name}"
+    for command in ([CMAKE, "-S", ROOT, "-B", folder, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
+                     f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DPython_EXECUTABLE={sys.executable}",
+                     "-DELMO_FAST_CUDA=OFF", *definitions],
+                    [CMAKE, "--build", folder]):
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
+    return next(folder.glob("_native*"))
 
 
 def made(target: Path, command: list) -> Path:

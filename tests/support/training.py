@@ -1,9 +1,7 @@
 """Small corpora, configurations, models and runs for the tests of the trainer."""
 
-import contextlib
 import itertools
 import json
-import resource
 
 import numpy as np
 
@@ -123,17 +121,6 @@ def check_refusals(capsys, *rows):
     for arguments, message in rows:
         status, _, errors = run(capsys, *arguments)
         assert status == 2 and message in errors and errors.count("\n") == 1, errors
-
-
-@contextlib.contextmanager
-def full_disk():
-    """No file of this process can grow beyond 6000 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def final(folder):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from elmo_fast.train import corpus
-from elmo_fast.train.corpus import Lines, Order, Sentences, Shard, make_vocabulary, map_chunks, read_shards
+from elmo_fast.train.corpus import Lines, Order, Sentences, make_vocabulary, map_chunks, read_shards
 from elmo_fast.train.data import Rows, draw_samples, draw_unique, log_expected_count, probabilities
 from tests.support import plain_training as plain
 from tests.support.files import start
@@ -90,7 +90,7 @@ def test_lines_are_those_of_the_file(tmp_path, text):
     lines = Lines(str(path), len(expected))
     assert [lines.tokens(number) for number in range(len(lines))] == [line.split() for line in expected]
     shard, = read_shards(str(path), "train")
-    assert shard == Shard(str(path), len(text.encode()), len(expected), len(text.split()))
+    assert shard[:4] == (str(path), len(text.encode()), len(expected), len(text.split()))
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1 << 20])

@@ -10,7 +10,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.train.checkpoint import weights_of_run
 from elmo_fast.train.import_tf import find_checkpoint
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import names, run
+from tests.support.files import full_disk, names, run
 from tests.support.tf_checkpoints import (
     KINDS,
     OPTIONS,
@@ -21,7 +21,7 @@ from tests.support.tf_checkpoints import (
     restored,
     write_folder,
 )
-from tests.support.training import VOCABULARY, check_refusals, final, full_disk, with_lstm
+from tests.support.training import VOCABULARY, check_refusals, final, with_lstm
 
 
 def test_the_names_are_those_that_bilm_tf_saves():

@@ -18,7 +18,7 @@ from elmo_fast.train.config import OptimizerConfig
 from elmo_fast.train.corpus import read_shards
 from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import ROOT, names, run, start
+from tests.support.files import ROOT, full_disk, names, run, start
 from tests.support.training import (
     QUIET,
     TINY,
@@ -27,7 +27,6 @@ from tests.support.training import (
     command_arguments,
     corpus_arguments,
     final,
-    full_disk,
     with_lstm,
     write_options,
 )

@@ -3,10 +3,16 @@
 //
 // Left operand, per 16 rows and 32 k: one tile [16 rows, 32 k] per part. Right operand, per 32 k: per part two tiles,
 // one per vector of columns, [16 pairs of k, 16 columns, 2]. k is padded to 32 with zeros on both sides.
-// Sums run over k in steps of 32 (low x high, high x high, high x low in each), the same for every row.
+// Sums, per 16 rows: one tile [16 rows, 16 columns] per vector of columns. They run over k in steps of 32 (low x high,
+// high x high, high x low in each), the same for every row.
+//
+// A dot takes 16 cycles, a load from the first-level cache 8, and 4 dots need 4 loads: the tile unit is busy only where
+// nothing waits for the second level. So a unit of a panel, 32 KiB, stays in the first level while all rows pass, the
+// left operand is loaded past it, and between any two dots stand lines of the next unit to prefetch and other work.
 #pragma once
 
 #include <type_traits>
+#include <utility>
 
 #include "../vec.h"
 #include "fp32.h"
@@ -20,14 +26,28 @@ constexpr int64_t tile_bytes = 1024;
 constexpr int64_t tile_rows = 16;
 constexpr int64_t tile_k = 32;
 
-// Rows of fp16, whose rounding is an eighth of that of bf16 operands, at half the traffic of fp32.
+// Rows of x W + B in fp16, whose rounding is an eighth of that of bf16 operands, at half the traffic of fp32. `put`
+// writes two vectors from a cache line on, past the caches: they are read after all of a chunk.
 struct HalfRows {
   using Value = uint16_t;
   static __m512 get(const uint16_t* from) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
-  static void put(__m512 x, uint16_t* to) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  static void put(__m512 x, __m512 y, uint16_t* to) {
+    const __m256i low = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i high = _mm512_cvtps_ph(y, _MM_FROUND_TO_NEAREST_INT);
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), both);
+  }
+};
+
+// The same in fp32.
+struct StreamedFloatRows {
+  using Value = float;
+  static __m512 get(const float* from) { return _mm512_load_ps(from); }
+  static void put(__m512 x, __m512 y, float* to) {
+    _mm512_stream_ps(to, x);
+    _mm512_stream_ps(to + 16, y);
   }
 };
 
@@ -35,14 +55,13 @@ template <class Tiles, int Parts>
 struct AmxGemm {
   using Vec = Avx512Vec;
   using Activations = ApproximateActivations<Vec, Parts == 2>;
-  using InputRows = std::conditional_t<Parts == 1, HalfRows, FloatRows<Vec>>;
+  using InputRows = std::conditional_t<Parts == 1, HalfRows, StreamedFloatRows>;
   static constexpr int panel_width = 2 * Vec::width;
   static constexpr int64_t block_rows = 2 * tile_rows;
   static constexpr int64_t cached_rows = 256;
-  static constexpr int64_t unit = 512;
+  static constexpr int64_t unit = 512 / Parts;
   static constexpr bool interleaves = true;
   static constexpr int64_t bytes_per_k = 2 * Parts * tile_bytes / tile_k;
-  static constexpr int64_t bytes_per_prefetch = 128;  // the neighbouring line comes along
 
   // Tiles are read and written whole, so only the last rows of a buffer may be unused.
   static Blocks blocks(int64_t rows) { return Blocks(rows, block_rows, false); }
@@ -50,12 +69,23 @@ struct AmxGemm {
   static int64_t padded(int64_t k) { return (k + tile_k - 1) / tile_k * tile_k; }
   static int64_t row_bytes(int64_t k) { return padded(k) * Parts * static_cast<int64_t>(sizeof(uint16_t)); }
 
-  // How often `between` runs in the product of one block with a panel of k rows: after the tiles of every 32, which
-  // keep their unit busy while the vector units work on something else.
-  static int64_t parts(int64_t k) { return padded(k) / tile_k; }
+  // Vector v of row r in sums of `width` floats a row.
+  template <class Float>
+  static Float* sum_at(Float* sums, int64_t width, int64_t r, int64_t v) {
+    return sums + (r >> 4) * (tile_rows * width) + v * (tile_rows * Vec::width) + (r & 15) * Vec::width;
+  }
+
+  // Vector k / 16 of row r in a left operand with `k_total` columns.
+  static char* left_at(char* left, int64_t k_total, int64_t r, int64_t k) {
+    return left + (r >> 4) * (tile_rows * row_bytes(k_total)) + k / tile_k * (Parts * tile_bytes) + (r & 15) * 64 +
+           k % tile_k * 2;
+  }
 
   void begin(int64_t rows) const { Tiles::configure(static_cast<int>(rows < tile_rows ? rows : tile_rows)); }
-  void end() const { Tiles::release(); }
+  void end() const {
+    Tiles::release();
+    _mm_sfence();  // other threads may write next where this one wrote past the caches
+  }
 
   static void pack_right(const PanelSource& source, int64_t k0, int64_t k, char* packed) {
     const auto row = [&](int v, int64_t r) {
@@ -66,36 +96,60 @@ struct AmxGemm {
         char* to = packed + r / tile_k * (2 * Parts * tile_bytes) + v * tile_bytes + r % tile_k * 32;
         const Split even(row(v, r)), odd(row(v, r + 1));
         for (int part = 0; part < Parts; ++part, to += 2 * tile_bytes)
-          _mm512_storeu_si512(to, _mm512_or_epi32(even.part[part], _mm512_slli_epi32(odd.part[part], 16)));
+          _mm512_storeu_si512(to, _mm512_or_epi32(_mm512_cvtepu16_epi32(even.part[part]),
+                                                  _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd.part[part]), 16)));
       }
   }
 
   // k0 is a multiple of 16, and so is `count` where it does not reach the end of k.
   static void put_left(char* block, int64_t k_total, int /*rows*/, int r, int64_t k0, int64_t count,
                        const float* values) {
-    char* row = block + r / tile_rows * (tile_rows * row_bytes(k_total)) + r % tile_rows * 64;
-    for (; count > 0; k0 += Vec::width, count -= Vec::width, values += Vec::width) {
-      char* to = row + k0 / tile_k * (Parts * tile_bytes) + k0 % tile_k * 2;
-      const Split x(count < Vec::width ? load_some(values, count) : Vec::load(values));
-      for (int part = 0; part < Parts; ++part, to += tile_bytes)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(x.part[part]));
-    }
+    for (; count > 0; k0 += Vec::width, count -= Vec::width, values += Vec::width)
+      put_vector(left_at(block, k_total, r, k0), load_some(values, smaller(count, Vec::width)), count);
+  }
+
+  // The first `count` of x become values of a left operand.
+  static void put_vector(char* to, __m512 x, int64_t count) {
+    const auto mask = static_cast<__mmask16>((1 << smaller(count, Vec::width)) - 1);
+    const Split split(x);
+    for (int part = 0; part < Parts; ++part, to += tile_bytes) _mm256_mask_storeu_epi16(to, mask, split.part[part]);
   }
 
   template <class Between>
   void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
-    const char* left = block + k0 / tile_k * (Parts * tile_bytes);
-    const int64_t bytes = padded(k) * bytes_per_k, part_bytes = bytes / parts;
-    const Prefetch next = {right + bytes + part * part_bytes, part_bytes / (padded(k) / tile_k)};
-    if (rows > tile_rows) sum<2>(left, tile_rows * row_bytes(k_total), padded(k), right, start, c, ldc, next, between);
-    else sum<1>(left, 0, padded(k), right, start, c, ldc, next, between);
+    const Operands from = {block + k0 / tile_k * (Parts * tile_bytes), tile_rows * row_bytes(k_total), right};
+    const int64_t steps = padded(k) / tile_k, row_tiles = rows > tile_rows ? 2 : 1;
+    const int64_t quarter = padded(k) * bytes_per_k / 4, lines = quarter / 64 / parts;
+    const Prefetch next = {quarter, lines, steps * row_tiles * 2 * products, right + 4 * quarter + 64 * lines * part};
+    const auto width = static_cast<int64_t>(ldc);
+    if (row_tiles == 2) sum(Numbers<4>{}, Numbers<4 * products>{}, from, steps, start, c, width, next, between);
+    else sum(Numbers<2>{}, Numbers<2 * products>{}, from, steps, start, c, width, next, between);
   }
 
  private:
+  static constexpr int products = Parts == 2 ? 3 : 1;
+  template <int Count>
+  using Numbers = std::make_integer_sequence<int, Count>;
+
+  // Of 32 k: tiles of the first 16 rows on the left, those of the next 16 `second` bytes later.
+  struct Operands {
+    const char* left;
+    int64_t second;
+    const char* right;
+  };
+
+  // A block's share of the next unit, evenly between its dots. Four lines at a time, a quarter of the unit apart:
+  // memory serves four streams faster than one.
   struct Prefetch {
+    const int64_t quarter, lines, dots;  // bytes; lines of each stream
     const char* from;
-    int64_t per_step;  // bytes
+    int64_t due = 0;
+
+    void between_dots() {
+      for (due += lines; due >= dots; due -= dots, from += 64)
+        for (int stream = 0; stream < 4; ++stream) __builtin_prefetch(from + stream * quarter, 0, 2);
+    }
   };
 
   // `count` floats and zeros.
@@ -106,91 +160,71 @@ struct AmxGemm {
   // Values as one bf16, or as two whose sum has 16 bits. Infinities and NaN go to the second of two, which meets one
   // part of the other operand only: two products of unlike signs would make NaN of an infinity.
   struct Split {
-    __m512i part[Parts];
+    __m256i part[Parts];
 
     explicit Split(__m512 x) {
-      part[0] = to_bf16(x);
-      if (Parts == 1) return;
-      const __m512i exponent = _mm512_set1_epi32(0x7f80), largest = _mm512_set1_epi32(0x7f7f);
-      const __m512i halves = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
-      const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(halves, exponent), exponent);
-      const __mmask16 full = _mm512_cmpeq_epi32_mask(_mm512_and_si512(part[0], exponent), exponent);
-      const __m512i sign = _mm512_and_si512(part[0], _mm512_set1_epi32(0x8000));
-      const __m512i high = _mm512_mask_or_epi32(part[0], full & finite, sign, largest);
-      const __m512 rest = _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(high, 16)));
-      part[0] = _mm512_maskz_mov_epi32(finite, high);
-      part[Parts - 1] = _mm512_mask_mov_epi32(high, finite, to_bf16(rest));
+      if constexpr (Parts == 2) {
+        const __m512 largest = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f7f0000)), zero = Vec::set1(0.0f);
+        const __mmask16 finite = _mm512_cmp_ps_mask(Vec::sub(x, x), zero, _CMP_EQ_OQ);
+        const __m512 in_range = Vec::at_most(largest, Vec::at_least(Vec::sub(zero, largest), x));
+        part[0] = _mm256_maskz_mov_epi16(finite, to_bf16(in_range));
+        x = Vec::sub(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(part[0]), 16)));
+      }
+      part[Parts - 1] = to_bf16(x);
     }
   };
 
-  // Rounds to the nearest bf16, ties to even; a NaN stays one.
-  static __m512i to_bf16(__m512 x) {
-    const __m512i bits = _mm512_castps_si512(x), half = _mm512_srli_epi32(bits, 16);
-    const __m512i odd = _mm512_and_si512(half, _mm512_set1_epi32(1));
+  // Rounds to the nearest bf16, ties to even; a NaN stays one, denormals become zero, as which the dots take them too.
+  static __m256i to_bf16(__m512 x) {
+#ifdef __AVX512BF16__
+    return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+#else
+    const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000u));
+    const __m512i all = _mm512_castps_si512(x);
+    const __m512i bits = _mm512_mask_and_epi32(all, _mm512_fpclass_ps_mask(x, 0x20), all, sign);
+    const __m512i half = _mm512_srli_epi32(bits, 16), odd = _mm512_and_si512(half, _mm512_set1_epi32(1));
     const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_mask_or_epi32(_mm512_srli_epi32(up, 16), nan, half, _mm512_set1_epi32(0x40));
+    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(_mm512_srli_epi32(up, 16), nan, half, _mm512_set1_epi32(0x40)));
+#endif
   }
 
-  // One or two tiles of rows, the second `second` bytes after the first.
-  template <int Rows, class Between>
-  static void sum(const char* left, int64_t second, int64_t k, const char* right, Start start, float* c, size_t ldc,
-                  Prefetch next, Between& between) {
+  // Sums `T` of two vectors of columns and one or two tiles of rows, with dots `N` in every 32 k. Flat, since around a
+  // call vectors would leave their registers.
+  template <class Between, int... T, int... N>
+  [[gnu::flatten, gnu::noinline]] static void sum(std::integer_sequence<int, T...>,
+                                                  std::integer_sequence<int, N...> dots, Operands from, int64_t steps,
+                                                  Start start, float* c, int64_t width, Prefetch next,
+                                                  Between& between) {
+    const auto at = [width](auto* sums, int t) { return sum_at(sums, width, t / 2 * tile_rows, t % 2); };
     Tiles::fence();
-    const float* from = start.rows;
-    Tiles::template load<0>(from, start.stride * 4);
-    Tiles::template load<1>(from + Vec::width, start.stride * 4);
-    from = start.from(tile_rows).rows;
-    if (Rows == 2) Tiles::template load<2>(from, start.stride * 4);
-    if (Rows == 2) Tiles::template load<3>(from + Vec::width, start.stride * 4);
-    for (; k > 0; k -= tile_k) {
-      for (int64_t at = 0; at < next.per_step; at += bytes_per_prefetch) __builtin_prefetch(next.from + at, 0, 2);
-      next.from += next.per_step;
-      step<Rows>(left, second, right);
-      between();
-      left += Parts * tile_bytes;
-      right += 2 * Parts * tile_bytes;
+    if (!start.rows) (Tiles::template zero<T>(), ...);
+    else if (start.stride) (Tiles::template load<T>(at(start.rows, T), 64), ...);
+    else (Tiles::template load<T>(start.rows + T % 2 * Vec::width, 0), ...);
+    for (; steps > 0; --steps, from.left += Parts * tile_bytes, from.right += 2 * Parts * tile_bytes) {
+      if (between.active()) step(dots, from, next, between);
+      else step(dots, from, next, Nothing());
+      for (int64_t k = 1; k < between.at_once && between.active(); ++k) run_quarters(between);
     }
-    float* c1 = c + tile_rows * static_cast<int64_t>(ldc);
-    Tiles::template store<0>(c, ldc * 4);
-    Tiles::template store<1>(c + Vec::width, ldc * 4);
-    if (Rows == 2) Tiles::template store<2>(c1, ldc * 4);
-    if (Rows == 2) Tiles::template store<3>(c1 + Vec::width, ldc * 4);
+    (Tiles::template store<T>(at(c, T), 64), ...);
     Tiles::fence();
   }
 
-  template <int Rows>
-  static void step(const char* left, int64_t second, const char* right) {
-    load_right(right);
-    if (Parts == 2) {
-      load_left<Rows>(left + tile_bytes, second);
-      dot<Rows>();
-    }
-    load_left<Rows>(left, second);
-    dot<Rows>();
-    if (Parts == 2) {
-      load_right(right + 2 * tile_bytes);
-      dot<Rows>();
-    }
+  template <class Between, int... N>
+  static void step(std::integer_sequence<int, N...>, const Operands& from, Prefetch& next, Between&& between) {
+    (dot<N, sizeof...(N)>(from, next, between), ...);
   }
 
-  template <int Rows>
-  static void load_left(const char* left, int64_t second) {
-    Tiles::template load<4>(left, 64);
-    if (Rows == 2) Tiles::template load<5>(left + second, 64);
-  }
-
-  static void load_right(const char* right) {
-    Tiles::template load<6>(right, 64);
-    Tiles::template load<7>(right + tile_bytes, 64);
-  }
-
-  template <int Rows>
-  static void dot() {
-    Tiles::template dot<0>();
-    Tiles::template dot<1>();
-    if (Rows == 2) Tiles::template dot<2>();
-    if (Rows == 2) Tiles::template dot<3>();
+  // Dot N of `Count`: product N / (Count / products) of parts. An operand is loaded just before its first use.
+  template <int N, int Count, class Between>
+  static void dot(const Operands& from, Prefetch& next, Between& between) {
+    constexpr int product = N / (Count / products), t = N % (Count / products);
+    if constexpr (t < 2 && product != 1) Tiles::template load<6 + t>(from.right + (product + t) * tile_bytes, 64);
+    if constexpr (t % 2 == 0 && product != 2)
+      Tiles::template stream<4 + t / 2>(from.left + t / 2 * from.second + (Parts - 1 - product) * tile_bytes);
+    next.between_dots();
+    Tiles::template dot<t>();
+    run_quarters<4 * N / Count, 4 * (N + 1) / Count>(between);
   }
 };
 

@@ -77,12 +77,14 @@ struct PackedTile {
   }
 };
 
-// Rows of fp32, where 16-bit ones could stand.
+// Rows of fp32, where 16-bit ones could stand. `put` writes two vectors.
 template <class Vec>
 struct FloatRows {
   using Value = float;
-  static typename Vec::F get(const float* from) { return Vec::load(from); }
-  static void put(typename Vec::F x, float* to) { Vec::store(to, x); }
+  static void put(typename Vec::F x, typename Vec::F y, float* to) {
+    Vec::store(to, x);
+    Vec::store(to + Vec::width, y);
+  }
 };
 
 // The fp32 product as the loops see it: how operands are packed, and c = start + left x right over one unit of k.
@@ -102,6 +104,12 @@ struct Fp32Gemm {
   static int64_t buffer_rows(int64_t rows) { return rows; }
   static int64_t padded(int64_t k) { return k; }
   static int64_t row_bytes(int64_t k) { return k * static_cast<int64_t>(sizeof(float)); }
+
+  // Vector v of row r in sums of `width` floats a row.
+  template <class Float>
+  static Float* sum_at(Float* sums, int64_t width, int64_t r, int64_t v) {
+    return sums + r * width + v * Vec::width;
+  }
 
   Fp32Gemm() {
     fill_tiles<PackedTile<Vec, 0>, Vec::rows>(table_[0]);
@@ -139,6 +147,8 @@ struct Fp32Gemm {
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
     const int lines = parts == 1 ? 2 : part < 2 ? 1 : 0;  // per k; a unit has two lines per k
     const char* next = right + k * bytes_per_k + (lines == 1 ? part * k * 64 : 0);
+    static constexpr float zeros[panel_width] = {};
+    if (!start.rows) start = {zeros, 0};
     table_[lines][rows](reinterpret_cast<const float*>(block) + k0 * rows, reinterpret_cast<const float*>(right), k,
                         start, c, ldc, next);
   }

@@ -1,8 +1,6 @@
 // The entry points of linear.h: check, plan, split the work between threads.
 #include "../../linear.h"
 
-#include <cstring>
-
 #include "../engine.h"
 
 namespace elmo_fast {
@@ -42,13 +40,11 @@ void linear_pack(const LinearShape& shape, const float* weight, const float* bia
   const Isa isa = isa_for(shape.precision);
   check_shape(shape);
   const LinearEngine& engine = engine_for(shape.precision, isa).linear;
-  check_buffer(packed, packed_size, engine.packed_size(shape));
+  begin_packed(packed, packed_size, engine.packed_size(shape), label_for(shape, isa));
   const bool highway = shape.epilogue == Epilogue::highway;
   require(weight && bias && highway == (transform_weight != nullptr) && highway == (transform_bias != nullptr),
           "weight: expected a matrix and a bias, and two of each for a highway layer");
-  const Label label = label_for(shape, isa);
-  std::memcpy(packed, &label, sizeof label);
-  engine.pack(shape, {{weight, transform_weight}, {bias, transform_bias}}, static_cast<char*>(packed) + sizeof label);
+  engine.pack(shape, {{weight, transform_weight}, {bias, transform_bias}}, static_cast<char*>(packed) + sizeof(Label));
 }
 
 void linear_forward(const LinearCall& call) {

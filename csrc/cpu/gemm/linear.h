@@ -70,7 +70,7 @@ class LinearLoop {
       for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
         multiply_panel(gemm_, left_, blocks, packed_ + panel * panel_bytes<Gemm>(shape_.input), {bias(panel), 0}, sums_,
                        panel_width);
-        for (int64_t r = 0; r < count; ++r) finish_row(row + r, panel, sums_ + r * panel_width);
+        for (int64_t r = 0; r < count; ++r) finish_row(row + r, panel, r);
       }
     }
     gemm_.end();
@@ -81,9 +81,12 @@ class LinearLoop {
     return reinterpret_cast<const float*>(packed_ + layout_.bias) + panel * panel_width;
   }
 
-  void finish_row(int64_t row, int64_t panel, float* z) const {
+  // Row r of the sums becomes a row of y.
+  void finish_row(int64_t row, int64_t panel, int64_t r) const {
     const int64_t first = panel * layout_.columns_per_panel;
     const int64_t count = smaller(layout_.columns_per_panel, shape_.output - first);
+    float z[panel_width];
+    for (int v = 0; v < 2; ++v) Vec::store(z + v * Vec::width, Vec::load(Gemm::sum_at(sums_, panel_width, r, v)));
     if (shape_.epilogue == Epilogue::highway) highway(z, call_.x + row * call_.x_stride + first, count);
     copy_floats(call_.y + row * call_.y_stride + first, z, count);
   }

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__clang__)
 #define ELMO_FAST_UNROLL _Pragma("clang loop unroll(full)")
@@ -45,11 +46,11 @@ struct Partition {
   Partition(int64_t count, int rank, int size) : Partition(count * rank / size, count * (rank + 1) / size) {}
 };
 
-// Where sums begin: rows of 2 vectors, `stride` floats apart; with 0 one row that all begin from.
+// Where sums begin: rows of 2 vectors, `stride` floats apart; with 0 one row that all begin from, null for zeros.
 struct Start {
   const float* rows;
   size_t stride;
-  Start from(int64_t row) const { return {rows + static_cast<size_t>(row) * stride, stride}; }
+  Start from(int64_t row) const { return stride ? Start{rows + static_cast<size_t>(row) * stride, stride} : *this; }
 };
 
 // The panel of 2 vectors to pack: where each starts in a row-major matrix and how many columns it has there.
@@ -78,10 +79,35 @@ struct Blocks {
   }
 };
 
-// What runs between the parts of a product when nothing does.
-struct Nothing {
-  void operator()() const {}
+// Quarter 0, 1, 2 or 3 of the work on a row.
+template <int Number>
+using Quarter = std::integral_constant<int, Number>;
+
+// Rows of a tile's sums [rows, gate_width] whose quarters run between the dots of the next tile's product.
+template <class Gemm>
+struct RowsBetween {
+  using Vec = typename Gemm::Vec;
+  static constexpr int64_t gate_width = 2 * Gemm::panel_width;
+  int64_t at_once = 0, rows = 0, row = 0;  // at_once: rows of a step
+  const float* sums = nullptr;
+  bool active() const { return row < rows; }
+  typename Vec::F sum(int64_t gate) const { return Vec::load(Gemm::sum_at(sums, gate_width, row, gate)); }
 };
+
+struct Nothing {
+  static constexpr int64_t at_once = 0;
+  static constexpr bool active() { return false; }
+  template <int Number>
+  void operator()(Quarter<Number>) const {}
+};
+
+template <int First = 0, int End = 4, class Rows>
+void run_quarters(Rows& rows) {
+  if constexpr (First < End) {
+    rows(Quarter<First>{});
+    run_quarters<First + 1, End>(rows);
+  }
+}
 
 }  // namespace
 
@@ -136,8 +162,8 @@ size_t left_bytes(int64_t rows, int64_t k) {
   return aligned64(rows * Gemm::row_bytes(k));
 }
 
-// c [rows, panel_width, row stride ldc] = start + left x the unit of k that begins at k0. A product that interleaves
-// calls `between` as often as Gemm::parts says.
+// c [rows, panel_width], ldc floats a row (Gemm::sum_at), = start + left x the unit of k that begins at k0. A product
+// that interleaves runs the quarters of `between` in every step.
 template <class Gemm, class Between = const Nothing>
 void multiply_unit(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, int64_t k0, const char* right,
                    Start start, float* c, size_t ldc, Between& between = {}) {
@@ -155,6 +181,27 @@ void multiply_panel(const Gemm& gemm, const Left<Gemm>& left, const Blocks& bloc
     multiply_unit(gemm, left, blocks, k0, right, k0 ? Start{c, ldc} : start, c, ldc, between);
     right += panel_bytes<Gemm>(smaller(Gemm::unit, left.k - k0));
   }
+}
+
+// Products of `left` with both panels of every tile, each into one half of `sums` (two tiles [rows, gate_width]);
+// `rows` takes a tile's sums between the dots of the next tile.
+template <class Gemm, class Rows>
+void multiply_tiles(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, const char* right,
+                    const Partition& tiles, float* sums, Rows& rows) {
+  constexpr int64_t gate_width = 2 * Gemm::panel_width;
+  rows.at_once = divided_up(blocks.rows, 2 * blocks.count * Gemm::padded(left.k) / Gemm::padded(1));
+  for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+    float* const z = sums + (tile & 1) * Gemm::buffer_rows(blocks.rows) * gate_width;
+    for (int64_t panel = 0; panel < 2; ++panel)
+      multiply_panel(gemm, left, blocks, right + (2 * tile + panel) * panel_bytes<Gemm>(left.k), {},
+                     Gemm::sum_at(z, gate_width, 0, 2 * panel), gate_width, rows);
+    while (rows.active()) run_quarters(rows);
+    rows.rows = blocks.rows;
+    rows.row = 0;
+    rows.sums = z;
+    rows.begin(tile);
+  }
+  while (rows.active()) run_quarters(rows);
 }
 
 }  // namespace elmo_fast::cpu

@@ -10,6 +10,8 @@ namespace elmo_fast::cpu {
 namespace {
 
 #ifdef __AMX_TILE__
+// In assembly, since intrinsics take literal register numbers only. Which memory a tile is of is not declared: `fence`
+// keeps other accesses on their side.
 struct Tiles {
   // Sums and left operands of `rows` rows. Clears all tiles.
   static void configure(int rows) {
@@ -18,44 +20,37 @@ struct Tiles {
       config[16 + 2 * tile] = 64;
       config[48 + tile] = static_cast<unsigned char>(tile < 6 ? rows : 16);
     }
-    fence();  // some compilers declare only the first bytes as read
-    _tile_loadconfig(config);
-    fence();
+    asm volatile("ldtilecfg %0" : : "m"(config));
   }
 
-  static void release() { _tile_release(); }
-
-  // Tile intrinsics need not declare the memory they touch: keeps other accesses on their side.
+  static void release() { asm volatile("tilerelease"); }
   static void fence() { asm volatile("" ::: "memory"); }
 
-  // The intrinsics take literal register numbers only.
   template <int T>
   static void load(const void* from, size_t stride) {
-    if constexpr (T == 0) _tile_loadd(0, from, stride);
-    if constexpr (T == 1) _tile_loadd(1, from, stride);
-    if constexpr (T == 2) _tile_loadd(2, from, stride);
-    if constexpr (T == 3) _tile_loadd(3, from, stride);
-    if constexpr (T == 4) _tile_loadd(4, from, stride);
-    if constexpr (T == 5) _tile_loadd(5, from, stride);
-    if constexpr (T == 6) _tile_loadd(6, from, stride);
-    if constexpr (T == 7) _tile_loadd(7, from, stride);
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T));
+  }
+
+  // A left operand past the first-level cache, where the right operand stays for the next rows.
+  template <int T>
+  static void stream(const void* from) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(size_t{64}), "i"(T));
+  }
+
+  template <int T>
+  static void zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(T));
   }
 
   template <int T>
   static void store(void* to, size_t stride) {
-    if constexpr (T == 0) _tile_stored(0, to, stride);
-    if constexpr (T == 1) _tile_stored(1, to, stride);
-    if constexpr (T == 2) _tile_stored(2, to, stride);
-    if constexpr (T == 3) _tile_stored(3, to, stride);
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T));
   }
 
   // Sums in tile C += left operand 4 + C / 2 x right operand 6 + C % 2.
   template <int C>
   static void dot() {
-    if constexpr (C == 0) _tile_dpbf16ps(0, 4, 6);
-    if constexpr (C == 1) _tile_dpbf16ps(1, 4, 7);
-    if constexpr (C == 2) _tile_dpbf16ps(2, 5, 6);
-    if constexpr (C == 3) _tile_dpbf16ps(3, 5, 7);
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(4 + C / 2), "i"(6 + C % 2));
   }
 };
 #endif
@@ -75,6 +70,16 @@ struct EmulatedTiles {
   static void load(const void* from, size_t stride) {
     for (size_t r = 0; r < rows_of(T); ++r)
       std::memcpy(state.tile[T][r], static_cast<const char*>(from) + r * stride, 64);
+  }
+
+  template <int T>
+  static void stream(const void* from) {
+    load<T>(from, 64);
+  }
+
+  template <int T>
+  static void zero() {
+    std::memset(state.tile[T], 0, sizeof state.tile[T]);
   }
 
   template <int T>

@@ -8,6 +8,7 @@
 // read them (layout.h); the numbers are the same.
 #pragma once
 
+#include "cell_rows.h"
 #include "input_gemm.h"
 
 namespace elmo_fast::cpu {
@@ -15,7 +16,7 @@ namespace elmo_fast::cpu {
 template <class Gemm, bool Save>
 class LstmLoop : InputGemm<Gemm> {
   using Base = InputGemm<Gemm>;
-  using Base::floats, Base::panel_width, Base::gate_width;
+  using Base::floats, Base::panel_width, Base::gate_width, Base::own_sums;
   using Base::plan_, Base::d_, Base::team_, Base::shape_, Base::weights_, Base::scratch_, Base::tiles_, Base::gemm_;
   using Vec = typename Gemm::Vec;
   using F = typename Vec::F;
@@ -43,19 +44,21 @@ class LstmLoop : InputGemm<Gemm> {
   }
 
  private:
+  template <class, class>
+  friend class CellRows;
+
   void meet() const { team_.barrier->wait(); }
-  // [slots, gate_width]. Where products interleave, a tile's gates wait in one half while the next tile's are made in
-  // the other.
-  float* own_gates(int64_t tile = 0) const {
-    const int64_t half = Gemm::interleaves ? (tile & 1) * scratch_.gates_bytes / 2 : 0;
-    return floats(scratch_.gates + static_cast<size_t>(scratch_.gates_bytes * team_.rank + half));
-  }
+  // [slots, gate_width]
   float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
     if constexpr (Save) return saved_.gates + (tile * plan_.packed_rows + plan_.row_begin[t]) * gate_width;
-    else return own_gates(tile);
+    else return own_sums();
   }
   Left<Gemm> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
-  Left<Gemm> m_operand() const { return {d_.scratch + scratch_.m, shape_.dim}; }
+  // The unit of m that holds `cell`.
+  Left<Gemm> m_operand(int64_t cell) const {
+    const int64_t u = cell / Gemm::unit;
+    return {d_.scratch + scratch_.m + size_t(u) * scratch_.m_unit, smaller(Gemm::unit, shape_.dim - u * Gemm::unit)};
+  }
   int64_t packed_row(int64_t t, int64_t slot) const { return plan_.row_begin[t] + slot; }
   int64_t unique_index(int64_t t, int64_t slot) const { return d_.unique_index[packed_row(t, slot)]; }
   bool starts_sequence(int64_t t, int64_t slot) const {
@@ -122,40 +125,31 @@ class LstmLoop : InputGemm<Gemm> {
 
   // Gates and cells of this thread's tiles, one tile after the other.
   void make_cells(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
-    const Nothing nothing;
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       gather_projections(t, tile);
-      multiply_gates(t, tile, h, blocks, nothing);
+      const char* right = d_.packed + weights_.recurrent + tile * weights_.recurrent_tile;
+      float* const z = gates(t, tile);
+      for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.projection))
+        multiply_panel(gemm_, h, blocks, right, {z + first, gate_width}, z + first, gate_width);
       for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
     }
   }
 
-  // The same with each tile's cells made between the parts of the next tile's product.
+  // The same with each tile's cells made between the dots of the next tile's product.
   void make_cells_between(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
-    for (int64_t tile = tiles_.begin; tile < smaller(tiles_.begin + 2, tiles_.end); ++tile) gather_projections(t, tile);
-    SlotBySlot last(*this, t, tiles_.begin, blocks, 0);
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-      multiply_gates(t, tile, h, blocks, last);
-      last.finish();
-      last = SlotBySlot(*this, t, tile, blocks, plan_.batch_sizes[t]);
-    }
-    last.finish();
-  }
-
-  template <class Between>
-  void multiply_gates(int64_t t, int64_t tile, const Left<Gemm>& h, const Blocks& blocks, Between& between) {
-    const char* right = d_.packed + weights_.recurrent + tile * weights_.recurrent_tile;
-    for (int panel = 0; panel < 2; ++panel, right += panel_bytes<Gemm>(shape_.projection)) {
-      float* const sums = gates(t, tile) + panel * panel_width;
-      multiply_panel(gemm_, h, blocks, right, {sums, gate_width}, sums, gate_width, between);
-    }
+    static_assert(!Save, "CellRows saves nothing");
+    for (int64_t slot = 0; slot < blocks.rows; ++slot) this->prefetch_projections(tiles_.begin, unique_index(t, slot));
+    CellRows<Gemm, LstmLoop> rows(*this, t);
+    multiply_tiles(gemm_, h, blocks, d_.packed + weights_.recurrent, tiles_, own_sums(), rows);
   }
 
   // gates [batch size, gate_width] = x W + B of the step's rows; the next tile's are prefetched meanwhile.
   void gather_projections(int64_t t, int64_t tile) {
     for (int64_t slot = 0; slot < plan_.batch_sizes[t]; ++slot) {
       this->prefetch_projections(tile + 1, unique_index(t, slot));
-      this->copy_projections(tile, unique_index(t, slot), gates(t, tile) + slot * gate_width);
+      const float* const from = this->projections(tile) + unique_index(t, slot) * gate_width;
+      float* const to = gates(t, tile) + slot * gate_width;
+      for (int64_t k = 0; k < gate_width; k += Vec::width) Vec::store(to + k, Vec::load(from + k));
     }
   }
 
@@ -168,58 +162,20 @@ class LstmLoop : InputGemm<Gemm> {
     if constexpr (Save)
       copy_floats(saved_.cells + (tile * plan_.packed_rows + plan_.row_begin[t] + begin) * Vec::width,
                   cells(tile, begin), (end - begin) * Vec::width);
-    float* const all_m = own_gates();
+    float* const all_m = own_sums();
     for (int64_t slot = begin; slot < end; ++slot) {
       const F out = Vec::load(z + slot * gate_width + 3 * Vec::width);
       const F squashed = Gemm::Activations::tanh(Vec::load(cells(tile, slot)));
       Vec::store(all_m + slot * gate_width, Vec::mul(out, squashed));
     }
-    for (int64_t slot = begin; slot < end; ++slot) take_m(t, tile, blocks, b, slot, all_m + slot * gate_width);
+    // To the projection's operand, or as h.
+    const int64_t cell = tile * Vec::width, count = cell_count(tile);
+    for (int64_t slot = begin; slot < end; ++slot) {
+      const float* const m = all_m + slot * gate_width;
+      if (weights_.panels) m_operand(cell).put(blocks, b, slot, cell % Gemm::unit, count, m);
+      else emit(t, slot, cell, count, m);
+    }
   }
-
-  // m [vector] of a slot in block b: to the projection's operand, or as h.
-  void take_m(int64_t t, int64_t tile, const Blocks& blocks, int64_t b, int64_t slot, const float* m) {
-    const int64_t cell = tile * Vec::width;
-    if (weights_.panels) m_operand().put(blocks, b, slot, cell, cell_count(tile), m);
-    else emit(t, slot, cell, cell_count(tile), m);
-  }
-
-  // Gates -> c, m of one tile, some slots each time it is called, between the parts of the next tile's product. Then
-  // the gates of the tile after overwrite a slot's.
-  class SlotBySlot {
-   public:
-    SlotBySlot(LstmLoop& loop, int64_t t, int64_t tile, const Blocks& blocks, int64_t slots)
-        : loop_(&loop), t_(t), tile_(tile), blocks_(&blocks), slots_(slots),
-          at_once_(divided_up(slots, 2 * blocks.count * Gemm::parts(loop.shape_.projection))) {}
-
-    void operator()() {
-      for (int64_t k = 0; k < at_once_ && slot_ < slots_; ++k) update();
-    }
-
-    void finish() {
-      while (slot_ < slots_) update();
-    }
-
-   private:
-    void update() {
-      LstmLoop& loop = *loop_;
-      float* const z = loop.gates(t_, tile_) + slot_ * gate_width;
-      float* const c = loop.cells(tile_, slot_);
-      loop.update_cell(z, c);
-      Vec::store(z, Vec::mul(Vec::load(z + 3 * Vec::width), Gemm::Activations::tanh(Vec::load(c))));
-      loop.take_m(t_, tile_, *blocks_, blocks_->find(slot_), slot_, z);
-      if (tile_ + 2 < loop.tiles_.end) {
-        loop.copy_projections(tile_ + 2, loop.unique_index(t_, slot_), z);
-        loop.prefetch_projections(tile_ + 3, loop.unique_index(t_, slot_));
-      }
-      ++slot_;
-    }
-
-    LstmLoop* loop_;
-    int64_t t_, tile_;
-    const Blocks* blocks_;
-    int64_t slots_, at_once_, slot_ = 0;
-  };
 
   // z [gate_width], c [vector] -> c, and sigmoid(o) instead of o; with Save all activations instead of their arguments.
   void update_cell(float* z, float* c) const {
@@ -239,7 +195,7 @@ class LstmLoop : InputGemm<Gemm> {
   static F clip(F x, F limit) { return Vec::at_most(limit, Vec::at_least(Vec::sub(Vec::set1(0.0f), limit), x)); }
 
   // Columns [begin, begin + count) of a slot's new h: to the state, the output and the next step.
-  void emit(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
+  [[gnu::noinline]] void emit(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
     copy_floats(d_.h + slot * 2 * shape_.projection + begin, h, count);
     const int64_t row = d_.out_rows[packed_row(t, slot)];
     if (row >= 0) copy_floats(d_.output + row * 2 * shape_.projection + begin, h, count);
@@ -248,30 +204,31 @@ class LstmLoop : InputGemm<Gemm> {
 
   // h = clip(m W_P) for this thread's columns, units of D outermost so that a unit of weights serves all rows.
   void project(int64_t t, const Blocks& blocks) {
-    const Left<Gemm> m = m_operand();
     const int64_t rows = plan_.batch_sizes[t], panel_floats = Gemm::buffer_rows(plan_.slots) * panel_width;
-    const float zeros[panel_width] = {};
     float* sums = floats(scratch_.projected);
     const char* right = d_.packed + weights_.projection;
     for (int64_t k0 = 0; k0 < shape_.dim; k0 += Gemm::unit) {
-      const int64_t bytes = panel_bytes<Gemm>(smaller(Gemm::unit, shape_.dim - k0));
+      const Left<Gemm> m = m_operand(k0);
       for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
         float* const of_panel = sums + panel * panel_floats;
-        multiply_unit(gemm_, m, blocks, k0, right + panel * bytes, k0 ? Start{of_panel, panel_width} : Start{zeros, 0},
-                      of_panel, panel_width);
+        multiply_unit(gemm_, m, blocks, 0, right + panel * panel_bytes<Gemm>(m.k),
+                      k0 ? Start{of_panel, panel_width} : Start{}, of_panel, panel_width);
       }
-      right += bytes * weights_.panels;
+      right += panel_bytes<Gemm>(m.k) * weights_.panels;
     }
     for (int64_t panel = panels_.begin; panel < panels_.end; ++panel)
       for (int64_t slot = 0; slot < rows; ++slot) emit_projected(t, slot, panel, sums + panel * panel_floats);
   }
 
-  void emit_projected(int64_t t, int64_t slot, int64_t panel, float* sums) {
-    float* h = sums + slot * panel_width;
-    if constexpr (Save)
-      copy_floats(saved_.projected + (panel * plan_.packed_rows + packed_row(t, slot)) * panel_width, h, panel_width);
-    Vec::store(h, clip(Vec::load(h), proj_limit_));
-    Vec::store(h + Vec::width, clip(Vec::load(h + Vec::width), proj_limit_));
+  void emit_projected(int64_t t, int64_t slot, int64_t panel, const float* sums) {
+    float h[panel_width];
+    for (int64_t v = 0; v < 2; ++v) {
+      const F sum = Vec::load(Gemm::sum_at(sums, panel_width, slot, v));
+      if constexpr (Save)
+        Vec::store(saved_.projected + (panel * plan_.packed_rows + packed_row(t, slot)) * panel_width + v * Vec::width,
+                   sum);
+      Vec::store(h + v * Vec::width, clip(sum, proj_limit_));
+    }
     emit(t, slot, panel * panel_width, smaller(panel_width, shape_.projection - panel * panel_width), h);
   }
 

@@ -1,5 +1,5 @@
 // The input projections x W + B of the unique rows of a chunk of steps, for one thread's tiles: computed before the
-// steps, or taken from the caller, and copied row by row to the gates of a step.
+// steps, or taken from the caller, and read row by row by the gates of a step.
 #pragma once
 
 #include "layout.h"
@@ -26,17 +26,18 @@ class InputGemm {
 
   float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
 
-  // Unique row `index` of the chunk in one tile, fp32 [gate_width].
-  void copy_projections(int64_t tile, int64_t index, float* to) const {
-    const Value* row = projections(tile) + index * gate_width;
-    for (int64_t k = 0; k < gate_width; k += Vec::width) Vec::store(to + k, Rows::get(row + k));
+  // [unique rows of the chunk, gate_width] of one tile.
+  Value* projections(int64_t tile) const {
+    return reinterpret_cast<Value*>(d_.scratch + scratch_.projections) + tile * scratch_.unique * gate_width;
   }
 
-  // Prefetches what `copy_projections` will read; a tile that is not there does no harm.
+  // Prefetches one row; a tile that is not there does no harm.
   void prefetch_projections(int64_t tile, int64_t index) const {
     const Value* row = projections(tile) + index * gate_width;
     for (int64_t k = 0; k < gate_width; k += 64 / int64_t(sizeof(Value))) __builtin_prefetch(row + k, 0, 2);
   }
+
+  float* own_sums() const { return floats(scratch_.sums) + scratch_.sums_floats * team_.rank; }
 
   const LstmPlan& plan_;
   const LstmDirection& d_;
@@ -48,8 +49,8 @@ class InputGemm {
   const Gemm gemm_{};
 
  private:
-  Value* projections(int64_t tile) const {
-    return reinterpret_cast<Value*>(d_.scratch + scratch_.projections) + tile * scratch_.unique * gate_width;
+  const float* bias(int64_t tile) const {
+    return reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
   }
 
   void multiply(const Chunk& chunk) const {
@@ -59,37 +60,50 @@ class InputGemm {
              [&](int64_t row) { return d_.inputs + d_.unique_rows[chunk.unique_begin + row] * plan_.input_stride; });
     team_.barrier->wait();
     gemm_.begin(chunk.unique_count);
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-      const char* right = d_.packed + weights_.input + tile * weights_.input_tile;
-      const float* bias = reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
-      for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.input)) {
-        const Start start = {bias + first, 0};
-        if constexpr (std::is_same_v<Value, float>)
-          multiply_panel(gemm_, x, blocks, right, start, projections(tile) + first, gate_width);
-        else multiply_rounded(x, blocks, right, start, projections(tile) + first);
-      }
+    if constexpr (Gemm::interleaves) {
+      RoundedRows rows(*this);
+      multiply_tiles(gemm_, x, blocks, d_.packed + weights_.input, tiles_, own_sums(), rows);
+    } else {
+      const char* right = d_.packed + weights_.input + tiles_.begin * weights_.input_tile;
+      for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
+        for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.input))
+          multiply_panel(gemm_, x, blocks, right, {bias(tile) + first, 0}, projections(tile) + first, gate_width);
     }
   }
 
-  // to [rows, panel_width, row stride gate_width] = start + x right, rounded to Value.
-  void multiply_rounded(const Left<Gemm>& x, const Blocks& blocks, const char* right, Start start, Value* to) const {
-    float* sums = floats(scratch_.sums) + scratch_.sums_floats * team_.rank;
-    multiply_panel(gemm_, x, blocks, right, start, sums, panel_width);
-    for (int64_t r = 0; r < blocks.rows; ++r, sums += panel_width, to += gate_width)
-      for (int64_t k = 0; k < panel_width; k += Vec::width) Rows::put(Vec::load(sums + k), to + k);
-  }
+  // The sums x W of one tile -> x W + B.
+  struct RoundedRows : RowsBetween<Gemm> {
+    const InputGemm& gemm;
+    const float* bias = nullptr;
+    Value* to = nullptr;
+    explicit RoundedRows(const InputGemm& gemm_) : gemm(gemm_) {}
+
+    void begin(int64_t tile) {
+      bias = gemm.bias(tile);
+      to = gemm.projections(tile);
+    }
+
+    template <int Number>
+    void operator()(Quarter<Number>) {
+      const auto gate = [this](int64_t k) { return Vec::add(this->sum(k), Vec::load(bias + k * Vec::width)); };
+      if constexpr (Number % 2 == 0)
+        Rows::put(gate(Number), gate(Number + 1), to + this->row * gate_width + Number * Vec::width);
+      if constexpr (Number == 3) ++this->row;
+    }
+  };
 
   // Projections that the caller computed, gate by gate, to this thread's tiles; the unused cells of the last tile zero.
   void arrange(const Chunk& chunk) const {
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       const int64_t cell = tile * Vec::width;
       Value* to = projections(tile);
-      float values[Vec::width] = {};
+      float values[2][Vec::width] = {};
       for (int64_t r = 0; r < chunk.unique_count; ++r, to += gate_width) {
         const float* row = d_.inputs + d_.unique_rows[chunk.unique_begin + r] * plan_.input_stride + cell;
-        for (int gate = 0; gate < 4; ++gate) {
-          copy_floats(values, row + gate * shape_.dim, smaller(Vec::width, shape_.dim - cell));
-          Rows::put(Vec::load(values), to + gate * Vec::width);
+        for (int gate = 0; gate < 4; gate += 2) {
+          for (int v = 0; v < 2; ++v)
+            copy_floats(values[v], row + (gate + v) * shape_.dim, smaller(Vec::width, shape_.dim - cell));
+          Rows::put(Vec::load(values[0]), Vec::load(values[1]), to + gate * Vec::width);
         }
       }
     }

@@ -9,8 +9,6 @@
 // panels of two tiles.
 #pragma once
 
-#include <type_traits>
-
 #include "../engine.h"
 #include "../gemm/fp32.h"
 
@@ -48,17 +46,15 @@ struct ScratchLayout : Offsets {
   const size_t projections = take(w.tiles * unique * gate_width * int64_t(sizeof(InputValue)));
   // left operands [slots, P] of this step and the next
   const size_t h[2] = {take(left_bytes<Gemm>(slots, w.s.projection)), take(left_bytes<Gemm>(slots, w.s.projection))};
-  // left operand [slots, D]
-  const size_t m = take(w.panels ? left_bytes<Gemm>(slots, w.s.dim) : 0);
+  // left operands [units of D][slots, unit]: as one, rows would lie a power of two apart and share sets of a cache
+  const size_t m_unit = left_bytes<Gemm>(slots, smaller(Gemm::unit, w.s.dim));
+  const size_t m = take(w.panels ? divided_up(w.s.dim, Gemm::unit) * int64_t(m_unit) : 0);
   // [tiles, slots, vector]
   const size_t c = take_floats(w.tiles * slots * Vec::width);
   // m W_P [panels, slots, panel_width]
   const size_t projected = take_floats(w.panels * slots * panel_width);
-  // per thread [slots, gate_width]; twice where products interleave
-  const int64_t gates_bytes = aligned64(slots * gate_width * int64_t(sizeof(float))) * (Gemm::interleaves ? 2 : 1);
-  const size_t gates = take(gates_bytes * threads);
-  // per thread, where projections are no fp32: x W + B of one panel [max_unique, panel_width]
-  const int64_t sums_floats = std::is_same_v<InputValue, float> ? 0 : unique * panel_width;
+  // per thread, sums of one tile [slots, gate_width]; where products interleave, of two, and of the input GEMM too
+  const int64_t sums_floats = gate_width * (Gemm::interleaves ? 2 * larger(slots, unique) : slots);
   const size_t sums = take_floats(sums_floats * threads);
 
   ScratchLayout(const LstmPlan& plan, int team_size)

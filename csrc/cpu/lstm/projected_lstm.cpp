@@ -86,8 +86,7 @@ template <class Engine>
 void pack_both(const Engine& engine, const Label& label, const LstmShape& shape, const float* const weights[2],
                const float* const biases[2], const float* const projections[2], void* packed, size_t packed_size) {
   const size_t of_direction = engine.packed_size(shape);
-  check_buffer(packed, packed_size, 2 * of_direction);
-  std::memcpy(packed, &label, sizeof label);
+  begin_packed(packed, packed_size, 2 * of_direction, label);
   for (int d = 0; d < 2; ++d) {
     const bool projected = shape.dim != shape.projection;
     require(weights[d] && (!biases || biases[d]) && projected == (projections[d] != nullptr),
@@ -97,7 +96,8 @@ void pack_both(const Engine& engine, const Label& label, const LstmShape& shape,
   }
 }
 
-constexpr int64_t default_chunk_rows = 448;
+// Unique rows of an input GEMM: all of seven steps of 64 rows, or of two steps of 256.
+int64_t default_chunk_rows(int64_t slots) { return slots > 224 ? 512 : 448; }
 
 struct DirectionSchedule {
   std::vector<int32_t> unique_rows;   // rows of `inputs`, chunk by chunk, in order of first use
@@ -222,7 +222,7 @@ void run_directions(int threads, const Run& run) {
 // A checked call, on the engine's `run` or `run_saving`.
 void run_forward(const LstmCall& call, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
   if (call.packed_rows == 0) return;
-  const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows);
+  const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows(call.batch_sizes[0]));
   LstmPlan plan = make_plan(call, schedule, engine.packed_size(call.shape));
   const int teams = teams_of(call.threads);
   const size_t scratch_size = engine.scratch_size(plan, call.threads / teams);

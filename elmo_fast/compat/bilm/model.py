@@ -10,16 +10,17 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from elmo_fast.choices import check_count
+from elmo_fast import stops
+from elmo_fast.choices import MOST_SENTENCES, check_count
 from elmo_fast.compat.bilm.elmo import Variables
 from elmo_fast.embed.files import hdf5_file, read_lines, scan
 from elmo_fast.embed.stream import SlotStream
-from elmo_fast.model.atomic_file import atomic_hdf5, check_target
+from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
-from elmo_fast.model.token_table.file import describe, read_table
+from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import read_model
 from elmo_fast.ops.reference import State
@@ -53,7 +54,7 @@ class BidirectionalLanguageModel(nn.Module):
         if not use_character_inputs and embedding_weight_file is None:
             raise ValueError("embedding_weight_file: expected the file of token vectors, which "
                              "use_character_inputs=False reads, got None")
-        self.max_batch_size = int(check_count("max_batch_size", max_batch_size))
+        self.max_batch_size = int(check_count("max_batch_size", max_batch_size, most=MOST_SENTENCES))
         self.use_character_inputs = bool(use_character_inputs)
         table = None if use_character_inputs else embedding_weight_file
         self.bilm = _read(options_file, weight_file, table, state=state, precision=precision, backend=backend)
@@ -141,16 +142,15 @@ def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _
     check_target(outfile, "outfile")
     words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, precision=precision,
                                         backend=backend)
-    with atomic_hdf5(outfile) as (file, disk), tqdm(total=len(words), unit=" words",
-                                                   disable=None if progress else True) as bar:
-        dataset = file.create_dataset("embedding", (len(words), bilm.options.lstm.projection_dim), dtype="float32")
+    shape = len(words), bilm.options.lstm.projection_dim
+    with (table_writer(outfile, None, shape, "float32", bilm.fingerprint(), bilm.computes_in) as writer,
+          tqdm(total=len(words), unit=" words", disable=None if progress else True) as bar):
         for first in range(0, len(words), _WORDS_PER_BLOCK):
             block = words[first : first + _WORDS_PER_BLOCK]
             with torch.no_grad():
-                dataset[first : first + len(block)] = bilm.encode(block).float().cpu().numpy()
-            disk.check()
+                writer.append(bilm.encode(block).float().cpu().numpy())
+            stops.check()
             bar.update(len(block))
-        describe(file, None, bilm.fingerprint(), bilm.computes_in)
 
 
 def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _Path, weight_file: _Path,
@@ -163,7 +163,7 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
     which are much faster, from that of line `i - batch_size`. With `state` `zero` or `warm` the size does not matter.
     A blank line has no tokens and runs as `<S> </S>`. The output is written atomically.
     """
-    check_count("batch_size", batch_size)
+    check_count("batch_size", batch_size, most=MOST_SENTENCES)
     check_target(outfile, "output file")
     _, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, state=state, precision=precision,
                                     backend=backend)
@@ -184,7 +184,7 @@ def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path 
         return BiLm(options, weights, **arguments)
     if options.char_cnn is not None:
         return BiLm(options, weights, token_table=TokenTable.open(embedding_weight_file), **arguments)
-    vectors = read_table(embedding_weight_file).vectors.float().numpy()
+    vectors = read_table(embedding_weight_file, torch.device("cpu")).vectors.float().numpy()
     options = dataclasses.replace(options, n_tokens_vocab=len(vectors))
     return BiLm(options, {**weights, "embedding": vectors}, **arguments)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from elmo_fast import stops
 from elmo_fast.choices import STORAGES, check_choice
 from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.bilm import BiLm
@@ -59,6 +60,7 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
             logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(words))
         for vectors in _encoded(bilm, words, writer.done, progress):
             writer.append(vectors)
+            stops.check()
         writer.finish()
 
 

@@ -1,12 +1,14 @@
 """Files of token tables: bilm-tf's HDF5 with the dataset `embedding`, and what identifies its words and its model.
 
-docs/token_tables.md has the layout. A resumable writer's file has also `done`, its number of vectors.
+docs/token_tables.md has the layout.
 """
 
+import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,14 +16,17 @@ import h5py
 import numpy as np
 import torch
 
+from elmo_fast import stops
 from elmo_fast.choices import STORAGES
-from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_hdf5, check_target, open_hdf5
+from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_path, check_target, locked, new_hdf5
+from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.token_table.seal import ROWS, Blocks, read_seal, write_seal
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: without a seal
 _ROWS_AT_ONCE = 1 << 14
 
 logger = logging.getLogger(__name__)
@@ -30,22 +35,26 @@ logger = logging.getLogger(__name__)
 class TableFile(NamedTuple):
     """Content of a file: `vectors` [V, P], and `words` and `fingerprint` unless bilm-tf wrote it.
 
-    `precision` is what the vectors were computed in; bilm-tf's files do not record it and are fp32.
+    `precision` is what the vectors were computed in; bilm-tf's files do not record it and are fp32. Vectors that are
+    memory-mapped and have checksums must be compared with `blocks` before use.
     """
 
     vectors: torch.Tensor
     words: list[str] | None
     fingerprint: str | None
     precision: str
+    blocks: Blocks | None
 
 
 def read_table(path: str | os.PathLike, device: torch.device | None = None) -> TableFile:
     """Read a table: onto `device`, or memory-mapped without one.
 
     Raises `ConfigurationError` for a file that is not HDF5, is cut short, holds no `embedding` [V, P] of float32 or
-    float16, has another number of words than of vectors, or a later format version.
+    float16, has another number of words than of vectors, or a later format version; and for one that is incomplete or
+    damaged.
     """
     name = os.fspath(path)
+    sealed = read_seal(name)
 
     def require(fits: bool, message: str) -> None:
         if not fits:
@@ -57,44 +66,56 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
         require(dataset.ndim == 2 and 0 not in dataset.shape and dataset.dtype.name in STORAGES,
                 f"embedding: expected float32 or float16 of shape [words, values], found {dataset.dtype} of shape "
                 f"{dataset.shape}")
+        fingerprint, version = attributes.get("fingerprint"), int(attributes.get("format_version", 0))
+        require(fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
+                f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
+        require(version < 2 or sealed is not None, "expected a seal with checksums at its end, found none: the file "
+                "was cut or changed; write it again (elmo-fast cache)")
+        done = sealed[1][0] if sealed else file["done"][0] if version and "done" in file else len(dataset)
+        require(done == len(dataset), f"expected all of its {len(dataset)} vectors, found {done}; elmo-fast cache "
+                "resumes the partial file OUT.part, and renames it when it is complete")
         if "vocabulary" in file:
             words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
             require(len(words) == len(dataset),
                     f"expected a word for each of {len(dataset)} vectors, found {len(words)}")
-        fingerprint, version = attributes.get("fingerprint"), int(attributes.get("format_version", 0))
-        require(fingerprint is None or 1 <= version <= FORMAT_VERSION, "expected format version 1 to "
-                f"{FORMAT_VERSION}, found {version}; a newer elmo-fast may read it")
-        precision, offset = check_precision(str(attributes.get("precision", "highest"))), dataset.id.get_offset()
-        if device is None and offset is not None and dataset.dtype.isnative:
-            # Copy on write: torch requires writable memory, and the file must not change.
-            values = np.memmap(name, dataset.dtype, "c", offset, dataset.shape)
-        else:
-            values = dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
-        return TableFile(torch.from_numpy(values).to(device or "cpu"), words,
-                         None if fingerprint is None else str(fingerprint), precision)
+        precision = check_precision(str(attributes.get("precision", "highest")))
+        values = _values(dataset, name, device is None)
+    blocks = Blocks(name, values, sealed[1][1:]) if sealed else None
+    if blocks and not isinstance(values, np.memmap):
+        blocks.check()
+        blocks = None
+    return TableFile(torch.from_numpy(values).to(device or "cpu"), words,
+                     None if fingerprint is None else str(fingerprint), precision, blocks)
+
+
+def _values(dataset: h5py.Dataset, name: str, mapped: bool) -> np.ndarray:
+    """The vectors in memory, or memory-mapped where that is possible."""
+    offset = dataset.id.get_offset()
+    if mapped and offset is not None and dataset.dtype.isnative:
+        # Copy on write: torch requires writable memory, and the file must not change.
+        return np.memmap(name, dataset.dtype, "c", offset, dataset.shape)
+    return dataset[...].astype(dataset.dtype.newbyteorder("="), copy=False)
 
 
 def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[str] | None,
                 fingerprint: str | None, precision: str) -> None:
     """Write a table atomically."""
+    dtype = str(vectors.dtype).removeprefix("torch.")
+    with table_writer(path, words, tuple(vectors.shape), dtype, fingerprint, precision) as writer:
+        for block in vectors.split(_ROWS_AT_ONCE):
+            writer.append(block.cpu().numpy())
+            stops.check()
+
+
+@contextlib.contextmanager
+def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tuple[int, int], storage: str,
+                 fingerprint: str | None, precision: str) -> Iterator["TableWriter"]:
+    """A writer of a file that appears at `path` only when the body succeeds."""
     check_target(path, "token table")
-    with atomic_hdf5(path) as (file, disk):
-        dtype = str(vectors.dtype).removeprefix("torch.")
-        dataset = file.create_dataset("embedding", tuple(vectors.shape), dtype=dtype)
-        for first in range(0, len(vectors), _ROWS_AT_ONCE):
-            dataset[first : first + _ROWS_AT_ONCE] = vectors[first : first + _ROWS_AT_ONCE].cpu().numpy()
-            disk.check()
-        describe(file, words, fingerprint, precision)
-
-
-def describe(file: h5py.File, words: Sequence[str] | None, fingerprint: str | None, precision: str) -> None:
-    """Put the vocabulary and the attributes beside `embedding`, as far as they are known."""
-    if words is not None:
-        file["vocabulary"], file["vocabulary_ends"] = joined(words)
-    if fingerprint is not None:
-        file.attrs["format_version"] = FORMAT_VERSION
-        file.attrs["fingerprint"] = fingerprint
-    file.attrs["precision"] = precision
+    with atomic_path(path) as part, TableWriter(part, words, shape, storage, fingerprint, precision) as writer:
+        writer.create(part, path)
+        yield writer
+        writer.finish()
 
 
 def joined(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -129,93 +150,135 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
     return words + [word for word in BOUNDARIES if word not in known]
 
 
-class ResumableWriter:
-    """Writes a table block by block into `TARGET.part`, from which a run goes on where a killed one ended.
+class TableWriter:
+    """Writes a table block by block into a file that is complete but for its vectors and for what its seal counts."""
 
-    The HDF5 structure is complete before any vector is written. Vectors, and then their number `done`, are written at
-    their offsets in the file and synced: at any moment the file records what it has. It is renamed when it is full.
-    Only one process may write it at a time.
-    """
-
-    def __init__(self, target: str | os.PathLike, words: Sequence[str], dim: int, storage: str, fingerprint: str,
-                 precision: str):
-        self._target = Path(os.path.realpath(target))
-        self._path = self._target.with_name(f"{self._target.name}.part")
-        self._description = list(words), fingerprint, precision
-        self._shape, self._dtype = (len(words), dim), np.dtype(storage)
+    def __init__(self, path: Path, words: Sequence[str] | None, shape: tuple[int, int], storage: str,
+                 fingerprint: str | None, precision: str):
+        self._path, self._shape, self._dtype = path, shape, np.dtype(storage)
+        self._description = None if words is None else list(words), fingerprint, precision
         self._file = None
         self.done = 0
 
-    def __enter__(self) -> "ResumableWriter":
-        if self._path.exists():
-            self._open()
-            if self._resume():
-                return self
-            logger.info("%s: starts over, since %s is of another vocabulary, model, precision or storage, or damaged",
-                        self._target.name, self._path.name)
-            self._file.close()
-        with atomic_hdf5(self._path) as (file, _):  # everything but the vectors; contiguous, as in bilm-tf's files
-            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-            properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-            properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
-                            h5py.h5s.create_simple(self._shape), dcpl=properties)
-            file["done"] = np.zeros(1, dtype=np.int64)
-            describe(file, *self._description)
-        self._open()
-        self._resume()
+    def __enter__(self) -> "TableWriter":
         return self
 
     def __exit__(self, *_) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def create(self, path: Path, target: str | os.PathLike) -> None:
+        """Write and open a file without vectors; contiguous, as bilm-tf's files. Errors name `target`."""
+        words, fingerprint, precision = self._description
+        with new_hdf5(path, target) as (file, _):
+            properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            dataset = h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
+                                      h5py.h5s.create_simple(self._shape), dcpl=properties)
+            if words is not None:
+                file["vocabulary"], file["vocabulary_ends"] = joined(words)
+            if fingerprint is not None:
+                file.attrs["fingerprint"] = fingerprint
+            file.attrs["format_version"], file.attrs["precision"] = FORMAT_VERSION, precision
+            first = dataset.get_offset()
+        with open(path, "r+b") as sealed:
+            self._seal = write_seal(sealed, first, self._shape[0] * self._row, self._shape[0])
+        self._progress = np.zeros(1 + self._seal.blocks, dtype=np.int64)
+        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
+
+    @property
+    def _row(self) -> int:
+        return self._shape[1] * self._dtype.itemsize  # bytes
 
     def append(self, vectors: np.ndarray) -> None:
-        """Write the next vectors [N, P] to the disk, then count them."""
+        """Write the next vectors [N, P], then count them."""
         values = np.ascontiguousarray(vectors, dtype=self._dtype)
-        self._put(self._first_offset + self.done * self._shape[1] * self._dtype.itemsize, values)
-        os.fsync(self._file.fileno())
-        self.done += len(values)
-        self._put(self._done_offset, np.array([self.done], dtype=np.int64))
+        self._put(self._seal.first + self.done * self._row, values)
+        self._sync()
+        for piece in np.split(values, range(ROWS - self.done % ROWS, len(values), ROWS)):  # of a block each
+            block = 1 + self.done // ROWS
+            self._progress[block] = zlib.crc32(piece, int(self._progress[block]))
+            self.done += len(piece)
+        self._progress[0] = self.done
+        self._put(self._seal.size, self._progress)
 
     def finish(self) -> None:
-        """Rename the file to its target; every vector must have been written."""
+        """Every vector must have been written."""
         if self.done != self._shape[0]:
             raise ValueError(f"vectors: expected {self._shape[0]}, got {self.done}")
-        os.fsync(self._file.fileno())
-        os.replace(self._path, self._target)
 
-    def _open(self) -> None:
-        self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115
-        try:
-            import fcntl
-        except ImportError:  # not POSIX: no lock against a second run
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise ConfigurationError(f"token table {self._target}: expected no other process to write it, "
-                                     f"found one that writes {self._path.name}") from None
-
-    def _resume(self) -> bool:
-        """Read offsets and `done` of the open file; False when it is not a partial file of this table."""
-        try:
-            with open(self._path, "rb") as again, h5py.File(again, "r") as file:
-                embedding, done = file["embedding"], file["done"]
-                self._first_offset, self._done_offset = embedding.id.get_offset(), done.id.get_offset()
-                self.done = int(done[0])
-                words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
-                return (embedding.shape == self._shape and embedding.dtype == self._dtype
-                        and (words, file.attrs["fingerprint"], file.attrs["precision"]) == self._description
-                        and 0 <= self.done <= self._shape[0] and None not in (self._first_offset, self._done_offset))
-        except HDF5_ERRORS:
-            return False
+    def _sync(self) -> None:
+        """Nothing: the file is removed if it is not finished."""
 
     def _put(self, offset: int, values: np.ndarray) -> None:
         rest = memoryview(values).cast("B")
         self._file.seek(offset)
         while rest:
             rest = rest[self._file.write(rest) :]
+
+
+class ResumableWriter(TableWriter):
+    """Writes into `TARGET.part`, from which a run goes on where a killed one ended, and renames it at the end.
+
+    Vectors are on the disk before they are counted. Vectors without their checksum are written again.
+    """
+
+    def __init__(self, target: str | os.PathLike, words: Sequence[str], dim: int, storage: str, fingerprint: str,
+                 precision: str):
+        self._target = Path(os.path.realpath(target))
+        super().__init__(self._target.with_name(f"{self._target.name}.part"), words, (len(words), dim), storage,
+                         fingerprint, precision)
+        self._lock = contextlib.ExitStack()
+
+    def __enter__(self) -> "ResumableWriter":
+        part = self._lock.enter_context(locked(self._target))
+        with self._lock.pop_all() as on_error:
+            if not self._path.exists() or not self._resume():
+                self.create(part, self._target)
+                os.replace(part, self._path)
+            self._lock = on_error.pop_all()
+        return self
+
+    def __exit__(self, *error) -> None:
+        super().__exit__()
+        self._lock.__exit__(*error)
+
+    def finish(self) -> None:
+        """Rename the file to its target; every vector must have been written."""
+        super().finish()
+        self._sync()
+        os.replace(self._path, self._target)
+
+    def _sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def _resume(self) -> bool:
+        """Open the partial file, `done` its good vectors; False when it is damaged or not one of this table."""
+        self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115
+        try:
+            self._seal, self._progress = read_seal(self._path)
+            with open_hdf5(self._path, "partial token table") as file:
+                embedding, attributes = file["embedding"], file.attrs
+                words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
+                is_own = ((embedding.shape, embedding.dtype) == (self._shape, self._dtype)
+                          and (words, attributes["fingerprint"], attributes["precision"]) == self._description)
+        except HDF5_ERRORS:
+            is_own = False
+        if not is_own or not 0 <= self._progress[0] <= self._shape[0]:
+            logger.info("%s: starts over, since %s is of another vocabulary, model, precision or storage, or damaged",
+                        self._target.name, self._path.name)
+            self._file.close()
+            return False
+        self.done = int(self._progress[0])
+        vectors = np.memmap(self._path, self._dtype, "r", self._seal.first, self._shape)[: self.done]
+        blocks = Blocks(str(self._path), vectors, self._progress[1:])
+        damaged = next((block for block in range(-(-self.done // ROWS)) if not blocks.fits(block)), None)
+        if damaged is not None:
+            self.done, self._progress[1 + damaged :] = damaged * ROWS, 0
+            logger.warning("%s: word %d and those after it are encoded again, since %s is damaged there",
+                           self._target.name, self.done, self._path.name)
+        return True
 
 
 def _checked(word: str) -> str:

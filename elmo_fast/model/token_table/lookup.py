@@ -237,6 +237,9 @@ class TokenEncoder:
         if not isinstance(self.source, CharacterEncoder):
             raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of "
                                      "its own, got a token table")
+        if self.source.boundaries != BOUNDARIES:
+            raise ConfigurationError("token_table: expected None for a model whose sentences do not run from <S> to "
+                                     "</S>, got a token table")
         table = table if isinstance(table, TokenTable) else TokenTable.open(table)
         if table.dim != self.source.dim:
             raise ConfigurationError(f"token_table: expected vectors of {self.source.dim} values, got {table.dim}")

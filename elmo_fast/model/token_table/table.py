@@ -11,6 +11,7 @@ import torch
 from elmo_fast.choices import UNKNOWN, check_choice
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.file import read_table, words_of, write_table
+from elmo_fast.model.token_table.seal import Blocks
 from elmo_fast.ops.precision import check_precision, lowest
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
@@ -54,6 +55,7 @@ class TokenTable:
         self._growth = GROWTH * grow if isinstance(grow, bool) else grow
         self._joined, self._grown = self._base.new_empty(0, self.dim), 0  # vectors of joined words, how many are used
         self._path: str | None = None
+        self._blocks: Blocks | None = None  # of memory-mapped vectors with checksums
         self.unknown = unknown
         self.__setstate__({})
 
@@ -66,7 +68,8 @@ class TokenTable:
         `vocabulary` is the vocabulary file of a table that bilm-tf wrote, or its words in order; ours hold their
         own, and another one is refused.
         """
-        vectors, words, fingerprint, precision = read_table(path, None if device is None else torch.device(device))
+        vectors, words, fingerprint, precision, blocks = read_table(
+            path, None if device is None else torch.device(device))
         if vocabulary is not None:
             given = words_of(vocabulary)
             if words is not None and given != words:
@@ -77,12 +80,14 @@ class TokenTable:
                                          f"of {os.fspath(path)}, got {len(given)} words")
             words = given
         table = cls(vectors, words, fingerprint, unknown=unknown, grow=grow, precision=precision)
-        table._path = os.path.abspath(path) if device is None else None
+        table._path, table._blocks = os.path.abspath(path) if device is None else None, blocks
         return table
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the table, joined words included; the file is written atomically."""
         with self._lock:
+            if self._blocks:
+                self._blocks.check()
             vectors = torch.cat([self._base, self._joined[: self._grown]]) if self._grown else self._base
             write_table(path, vectors, self.words, self.fingerprint, self.precision)
 
@@ -144,9 +149,11 @@ class TokenTable:
         return rows + 1
 
     def vectors(self, rows: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Vectors of rows, int64 [N] -> float32 [N, P], on the table's device."""
+        """Vectors of rows, int64 [N] -> float32 [N, P], on the table's device; refused where the file is damaged."""
         rows = torch.as_tensor(rows, device=self.device)
         joined = rows >= len(self._base)
+        if self._blocks and self._blocks.left:
+            self._blocks.check(rows[~joined].numpy())
         if not self._grown or not joined.any():
             return self._base.index_select(0, rows).float()
         vectors = self._base.index_select(0, rows.masked_fill(joined, 0)).float()
@@ -183,12 +190,13 @@ class TokenTable:
     def __getstate__(self) -> dict:
         """A memory-mapped table is pickled as its path."""
         state = {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_index", "_indexed")}
-        return state if self._path is None else {**state, "_base": None}
+        return state if self._path is None else {**state, "_base": None, "_blocks": None}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state, _lock=threading.RLock(), _index={}, _indexed=(0, 0))
         if self._base is None:
-            self._base = read_table(self._path).vectors
+            found = read_table(self._path)
+            self._base, self._blocks = found.vectors, found.blocks
 
 
 def _keys(ids: np.ndarray) -> Iterator[bytes]:

@@ -7,7 +7,6 @@ launch of the persistent kernel runs one block. An arena is shared by all layers
 import functools
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,9 +22,7 @@ CHUNK = 16  # of a chunk
 _LEAST_BUCKET, _LEAST_STEPS = 8, 8  # such a bucket is not left for a smaller one, nor any for so few steps
 _PROJECTION_BYTES = 1 << 28
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 13
-_MOST_BUCKETS = 8
 _MOST_ARENAS = 8
-_ALIGNMENT = 256  # bytes, of scratch memory
 _LARGEST = 30000.0  # of a weight or a clip, for fp16 operands: half of what fp16 holds
 
 
@@ -37,25 +34,21 @@ class Block:
     """Some steps of the slots from `slot` on, with one bucket and one set of input projections.
 
     `packed_rows` int32 [steps, bucket]: the packed row of each slot at each step, or -1 where it has no token;
-    `batch_sizes` int32 [steps]: how many have one; `rows` int32: the packed rows in their order.
+    `batch_sizes` int32 [steps]: how many have one.
     """
 
     slot: int
     packed_rows: np.ndarray
     batch_sizes: np.ndarray
-    rows: np.ndarray
 
     steps = property(lambda self: self.packed_rows.shape[0])
     bucket = property(lambda self: self.packed_rows.shape[1])
     slots = property(lambda self: int(self.batch_sizes[0]))
 
     @functools.cached_property
-    def _ends(self) -> list[int]:
-        return [0, *np.cumsum(self.batch_sizes, dtype=np.int64).tolist()]
-
-    def rows_of(self, first: int, count: int) -> slice:
-        """Which of `rows` belong to `count` steps from step `first` of the block on."""
-        return slice(self._ends[first], self._ends[first + count])
+    def rows(self) -> np.ndarray:
+        """Its packed rows in their order, int32."""
+        return self.packed_rows[self.packed_rows >= 0]
 
 
 def bucket_of(slots: int) -> int:
@@ -90,9 +83,8 @@ def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator
             bucket = bucket_of(int(running[first]))
             here = slice(first, first + _steps_that_fit(running[first:steps], bucket, most_rows))
             at = np.arange(bucket)
-            has_token = at < running[here, None]
-            packed_rows = np.where(has_token, first_row[here, None] + slot + at, -1).astype(np.int32)
-            yield Block(slot, packed_rows, running[here].astype(np.int32), packed_rows[has_token])
+            packed_rows = np.where(at < running[here, None], first_row[here, None] + slot + at, -1)
+            yield Block(slot, packed_rows.astype(np.int32), running[here].astype(np.int32))
             first = here.stop
 
 
@@ -108,16 +100,13 @@ class DeviceBlock:
     """A block and its int32 tensors on the device.
 
     `meta` [steps + 1, 3, bucket]: the row of z for each direction, -1 without a token, and whether a sequence starts;
-    `packed_rows` [steps, bucket] and `batch_sizes` [steps] as in `Block`; `rows` the block's packed rows, `offsets`
-    their rows among the outputs of their chunk.
+    `packed_rows` [steps, bucket] and `batch_sizes` [steps] as in `Block`.
     """
 
     block: Block
     meta: torch.Tensor
     packed_rows: torch.Tensor
     batch_sizes: torch.Tensor
-    rows: torch.Tensor
-    offsets: torch.Tensor
 
 
 def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray | None) -> list[np.ndarray]:
@@ -129,10 +118,7 @@ def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray |
         meta[:-1, direction][has_token] = z_rows[direction]
     if starts is not None:
         meta[:-1, 2][has_token] = starts[block.rows]
-    offsets = np.flatnonzero(has_token).astype(np.int32)
-    for first, count in chunks_of(block.steps):
-        offsets[block.rows_of(first, count)] -= first * block.bucket
-    return [meta, block.packed_rows, block.batch_sizes, block.rows, offsets]
+    return [meta, block.packed_rows, block.batch_sizes]
 
 
 def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
@@ -168,21 +154,19 @@ def operands(weights: Sequence[torch.Tensor], precision: str, proj_clip: float) 
     `medium` multiplies in fp16 where the clip bounds h (without a projection |h| < 1) and every weight is at most
     `_LARGEST`, which is checked once for each version of the weights; else in bf16.
     """
-    dtype = torch.float32
-    if precision == "medium":
-        bounded = len(weights) == 4 or proj_clip <= _LARGEST
-        dtype = torch.float16 if bounded and cached(weights, "lstm fits fp16", _fits_fp16) else torch.bfloat16
+    bounded = len(weights) == 4 or proj_clip <= _LARGEST
+    dtype = torch.float32 if precision != "medium" else torch.float16 if bounded else torch.bfloat16
     return cached(weights, f"lstm operands {dtype}", lambda detached: _stacked(detached, dtype))
 
 
-def _fits_fp16(weights: Sequence[torch.Tensor]) -> bool:
-    _refuse_while_capturing(weights)
-    largest = torch.stack([matrix.abs().amax().float() for matrix in weights if matrix.dim() == 2]).amax()
-    return float(largest) <= _LARGEST
-
-
 def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Operands:
-    _refuse_while_capturing(weights)
+    """Not in a capture: its memory is freed with the graph, and nothing can be copied to the host in it."""
+    if is_capturing(weights[0].device):
+        raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
+                           "got one whose weights are not prepared")
+    if dtype == torch.float16:
+        largest = torch.stack([matrix.abs().amax().float() for matrix in weights if matrix.dim() == 2]).amax()
+        dtype = dtype if float(largest) <= _LARGEST else torch.bfloat16
     parts = len(weights) // 2
     w, b, *w_p = (torch.stack(pair) for pair in zip(weights[:parts], weights[parts:]))
     width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
@@ -190,13 +174,6 @@ def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Operands:
                     w_p[0].to(dtype) if w_p else None)
     settle(w.device)
     return made
-
-
-def _refuse_while_capturing(weights: Sequence[torch.Tensor]) -> None:
-    """Memory allocated in a capture is freed with its graph, and nothing can be copied to the host in one."""
-    if is_capturing(weights[0].device):
-        raise RuntimeError("weights: expected a model that has run once before a CUDA graph is captured, "
-                           "got one whose weights are not prepared")
 
 
 # ---- buffers ---------------------------------------------------------------------------------------------------------
@@ -216,8 +193,7 @@ class Arena:
 
     def __init__(self, layer: Operands, device: torch.device, capture: Capture | None):
         self.device, self.capture, self.lock, rows = device, capture, threading.RLock(), rows_held(layer)
-        self._buckets: OrderedDict[int, Bucket] = OrderedDict()
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._buckets: dict[int, Bucket] = {}  # few, since `bucket_of` rounds
         self.z = torch.empty(rows, 2, 4 * layer.dim, device=device, dtype=layer.dtype)
         self.scale = torch.empty(rows, 2, device=device) if layer.dtype == torch.float16 else None
         self.initial_h = torch.empty(2, layer.projection, device=device)
@@ -227,17 +203,7 @@ class Arena:
         """The buffers of a bucket of slots, for layers of one size."""
         if slots not in self._buckets:
             self._buckets[slots] = Bucket(self.device, slots, layer)
-        self._buckets.move_to_end(slots)
-        while len(self._buckets) > _MOST_BUCKETS:
-            self._buckets.popitem(last=False)
         return self._buckets[slots]
-
-    def scratch(self, size: int) -> torch.Tensor:
-        """`size` bytes, aligned; what they hold lasts until the next call's work."""
-        if len(self._scratch) < size:
-            made = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=self.device)
-            self._scratch = made[-made.data_ptr() % _ALIGNMENT :][:size]
-        return self._scratch
 
 
 class Bucket:
@@ -257,7 +223,6 @@ class Bucket:
         self.r = self.m if layer.w_p is None else torch.empty_like(self.h)
         self.meta = self.h.new_empty(CHUNK + 1, 3, slots, dtype=torch.int32)
         self.out = self.h.new_empty(CHUNK, slots, 2 * layer.projection)
-        self.out_rows = self.out.view(-1, 2 * layer.projection)
         self.graphs: weakref.WeakKeyDictionary[Operands, ChunkGraphs] = weakref.WeakKeyDictionary()
 
 

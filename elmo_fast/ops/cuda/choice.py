@@ -23,7 +23,8 @@ VARIABLE = "ELMO_FAST_CUDA_LSTM"
 TOLERANCES = {torch.float16: 3e-3, torch.bfloat16: 3e-2}  # relative Frobenius difference of the paths
 
 _SECONDS, _MOST_TIMES = 0.2, 9  # that timing a class may take, after first runs that pack weights and load kernels
-_STEPS = {8: 4, 64: 24, math.inf: 64}  # classes of steps: all below this number, and how many are timed
+# classes of steps: all below this number, and how many are timed
+_STEPS = {"less than 8 steps": (8, 4), "less than 64 steps": (64, 24), "64 steps and more": (math.inf, 64)}
 _SLOTS = 8, 1024  # the smallest and the largest class
 _MOST_ROWS = 8192  # of a timed run
 
@@ -33,12 +34,11 @@ _log_once = functools.cache(logger.info)
 
 def shape_class(layer: Operands, slots: int, steps: int) -> tuple[str, int, int]:
     """The name of the class of calls that are alike; slots and steps of a timed run of it."""
-    below = next(number for number in _STEPS if steps < number)
+    of_steps, timed = next((name, timed) for name, (below, timed) in _STEPS.items() if steps < below)
     slots = min(max(1 << (slots - 1).bit_length(), _SLOTS[0]), _SLOTS[1])
-    operand, of_steps = str(layer.dtype).removeprefix("torch."), f"less than {below} steps"
-    return (f"{layer.dim} cells, {layer.projection} values, {operand}, {slots} slots, "
-            + (of_steps if below < math.inf else "64 steps and more"), slots,
-            max(1, min(_STEPS[below], _MOST_ROWS // slots)))
+    operand = str(layer.dtype).removeprefix("torch.")
+    return (f"{layer.dim} cells, {layer.projection} values, {operand}, {slots} slots, {of_steps}", slots,
+            max(1, min(timed, _MOST_ROWS // slots)))
 
 
 @dataclass(frozen=True)
@@ -128,17 +128,18 @@ class Choices:
 
     def __init__(self, file: Callable[[], Path]):
         self._file, self._lock = file, threading.Lock()
-        self._known: dict[tuple[str, str], Measured | None] = {}
+        self._known: dict[tuple[str, str], str] = {}
 
     def path(self, machine: str, shape: str, measure: Callable[[], Measured | None]) -> str:
         """The path for a class; what is in neither place is measured."""
         with self._lock:
             key = machine, shape
             if key not in self._known:
-                self._known[key] = found = self.read().get(machine, {}).get(shape) or measure()
-                if found is not None:
+                found = self.read().get(machine, {}).get(shape)
+                if found is None and (found := measure()):
                     self._record(machine, shape, found)
-            return GRAPH if self._known[key] is None else self._known[key].path
+                self._known[key] = found.path if found else GRAPH
+            return self._known[key]
 
     def read(self) -> dict[str, dict[str, Measured]]:
         """What the file holds, by machine and class; nothing where it cannot be read."""

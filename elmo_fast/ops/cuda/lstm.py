@@ -11,7 +11,7 @@ import torch
 
 from elmo_fast.ops.cuda.blocks import CHUNK, Arena, Arenas, DeviceBlock, Operands, blocks, host_arrays, operands, send
 from elmo_fast.ops.cuda.graphs import capture_on
-from elmo_fast.ops.cuda.steps import MOST_SLOTS, Steps, as_slice, gemm, pointwise_of, queue_steps
+from elmo_fast.ops.cuda.steps import MOST_SLOTS, Steps, gemm, pointwise_of, queue_steps
 from elmo_fast.ops.device import is_capturing
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import LstmWeights, State
@@ -99,7 +99,7 @@ class _Call:
 
     def run(self, slots: np.ndarray, batch_sizes: np.ndarray, h: torch.Tensor, c: torch.Tensor):
         """Outputs [S, 2 P] and the final state, [slots, 2 P] and [slots, 2 D] in the caller's order."""
-        out = h.new_empty(int(batch_sizes.sum()), h.shape[1], dtype=torch.float32)
+        out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
         # rows that are told apart on the host may all differ, in both directions
         most = len(self.arena.z) // (2 if self.on_host and not self.in_full else 1)
         cut = list(blocks(batch_sizes, most, MOST_SLOTS[self.steps.path]))
@@ -110,39 +110,38 @@ class _Call:
         if self.in_full and cut:
             project(self.arena, self.steps.layer, self.inputs, self.bounded)
         for block in cut:
-            *mine, used = (arrived.pop(0) for _ in range(6))
+            *mine, read = (arrived.pop(0) for _ in range(4))
             block = DeviceBlock(block, *mine)
-            self._project(block, used)
+            self._project(block, read)
             self.steps.run(block, state, out)
-        return out, *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
+        return out[:-1], *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
 
     def _host_arrays(self, block) -> list[np.ndarray]:
-        """`host_arrays`, and the rows of the inputs to project for the block where the host knows them."""
-        used = np.zeros(0, np.int32)
+        """`host_arrays`, and what to project for the block: rows of the inputs where the host has them, else packed."""
+        z_rows, read = [np.arange(len(block.rows))] * 2, block.rows
         if self.on_host:
             z_rows = self.rows[:, block.rows]  # [2, n]
-            if not self.in_full:
-                used, number = np.unique(z_rows, return_inverse=True)
-                z_rows = number.reshape(2, -1)
-        else:  # packed rows, which the device replaces by what they read, or their number in the block
-            z_rows = [block.rows if self.in_full else np.arange(len(block.rows))] * 2
-        return [*host_arrays(block, z_rows, self.sequence_starts), used.astype(np.int32)]
+        if self.on_host and not self.in_full:
+            read, number = np.unique(z_rows, return_inverse=True)
+            z_rows = number.reshape(2, -1)
+        return [*host_arrays(block, z_rows, self.sequence_starts), read.astype(np.int32)]
 
-    def _project(self, on_device: DeviceBlock, used: torch.Tensor) -> None:
+    def _project(self, on_device: DeviceBlock, read: torch.Tensor) -> None:
         """The input projections of a block, unless projected in full; and the part of `meta` that the host lacks."""
         if self.in_full:
             if not self.on_host:
-                steps = on_device.meta[:-1, :2].long()
-                read = torch.stack([self.rows[one][steps[:, one].clamp(min=0)] for one in (0, 1)], dim=1)
-                on_device.meta[:-1, :2] = torch.where(steps >= 0, read.int(), -1)
+                packed_rows = on_device.packed_rows[:, None]
+                z_rows = self.rows[:, on_device.packed_rows.clamp(min=0)].transpose(0, 1)  # [steps, 2, bucket]
+                on_device.meta[:-1, :2] = torch.where(packed_rows >= 0, z_rows.int(), -1)
             return
         if self.on_host:
-            x = self.inputs.index_select(0, used)
+            x = self.inputs.index_select(0, read)
         elif self.rows is not None:
-            x = self.inputs[self.rows[:, on_device.rows.long()].long()]  # [2, n, I]
+            x = self.inputs[self.rows[:, read]]  # [2, n, I]
         else:
-            there = as_slice(on_device.block.rows)
-            x = self.inputs[there] if there else self.inputs.index_select(0, on_device.rows)
+            rows = on_device.block.rows
+            all_slots = rows[-1] - rows[0] < len(rows)
+            x = self.inputs[rows[0] : rows[-1] + 1] if all_slots else self.inputs.index_select(0, read)
             x = x.view(len(x), 2, -1).transpose(0, 1)
         project(self.arena, self.steps.layer, x, self.bounded)
 

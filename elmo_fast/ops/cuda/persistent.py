@@ -19,6 +19,7 @@ from elmo_fast.ops.weight_cache import cached
 MOST_SLOTS = 64  # of a launch
 
 _OPERANDS = [torch.float16, torch.bfloat16]  # by their numbers in the contract
+_ALIGNMENT = 256  # bytes, of scratch memory
 _TIMEOUT_NS = 2 * 10**9  # that a block waits for the others before the launch is given up
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips
     block, device, projection, operand = on_device.block, arena.device, layer.projection, _OPERANDS.index(layer.dtype)
     held = cached(weights, f"lstm persistent {operand}", lambda detached: pack(detached, layer.dtype))
     size = plan(layer.dim, projection, limits(device), block.slots)["scratch_bytes"]
+    scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)  # reused in stream order
     first = [part[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
              for part in state]
     tensors = {"packed": held, "z": arena.z, "scale": arena.scale, "meta": on_device.meta,
@@ -110,7 +112,7 @@ def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips
                "initial_h": arena.initial_h if has_starts else None,
                "initial_c": arena.initial_c if has_starts else None, "h_in": first[0], "c_in": first[1],
                "h": state[0][:, block.slot :], "c": state[1][:, block.slot :], "output": out,
-               "scratch": arena.scratch(size), "aborts": _watch(device).aborts}
+               "scratch": scratch[-scratch.data_ptr() % _ALIGNMENT :], "aborts": _watch(device).aborts}
     try:
         native_module()[0].cuda_lstm_run(
             **{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}, dim=layer.dim,

@@ -48,7 +48,10 @@ class Steps:
             self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
 
     def run(self, on_device: DeviceBlock, state: State, out: torch.Tensor) -> None:
-        """One block: updates `state` (h [2, slots, P], c [2, slots, D]) and fills its rows of `out` [S, 2 P]."""
+        """One block: updates `state` (h [2, slots, P], c [2, slots, D]) and fills its rows of `out` [S + 1, 2 P].
+
+        The last row is for slots without a token, which are rows -1.
+        """
         if self.path == choice.PERSISTENT:
             if persistent.launch(self.arena, self.layer, self._weights, self._clips, self.has_starts, on_device, state,
                                  out):
@@ -69,7 +72,7 @@ class Steps:
             bucket.meta[: count + 1].copy_(on_device.meta[first : first + count + 1])
             work = functools.partial(queue_steps, self.arena, self.layer, bucket, self._pointwise, count, self._clips)
             graphs.run((count, *self._clips, products), work)
-            _collect(on_device, bucket, first, count, out)
+            out[on_device.packed_rows[first : first + count]] = bucket.out[:count]
         for part, found in zip(given, own):
             part.copy_(found)
 
@@ -89,10 +92,10 @@ class Steps:
 
         def run_on(path: str) -> tuple[torch.Tensor, ...]:
             self.path, state = path, tuple(part.clone() for part in before)
-            out = before[0].new_empty(size, 2 * self.layer.projection)
+            out = before[0].new_empty(size + 1, 2 * self.layer.projection)
             for block in sent[path]:
                 self.run(block, state, out)
-            return out, *state
+            return out[:-1], *state
 
         return run_on
 
@@ -138,19 +141,3 @@ def why_no_triton(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"Triton has no kernels for {device.type}"
     return backend.why_no_triton(torch.cuda.get_device_capability(device))
-
-
-def as_slice(rows: np.ndarray) -> slice | None:
-    """Ascending rows as a slice, where none is left out."""
-    first, end = int(rows[0]), int(rows[-1]) + 1
-    return slice(first, end) if end - first == len(rows) else None
-
-
-def _collect(on_device: DeviceBlock, bucket: Bucket, first: int, count: int, out: torch.Tensor) -> None:
-    """Outputs of a chunk to their packed rows."""
-    here = on_device.block.rows_of(first, count)
-    there = as_slice(on_device.block.rows[here])
-    if there:
-        torch.index_select(bucket.out_rows, 0, on_device.offsets[here], out=out[there])
-    else:
-        out.index_copy_(0, on_device.rows[here].long(), bucket.out_rows.index_select(0, on_device.offsets[here]))

@@ -1,15 +1,14 @@
 """Stand-ins for what the CUDA LSTM finds on a GPU: memory, captures, and the native module over the kernels' PTX."""
 
-from types import SimpleNamespace
+import contextlib
 
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import blocks, choice, lstm, persistent, steps
+from elmo_fast.ops.cuda import blocks, lstm, steps
 from tests.support.fake_graphs import FakeCapture
 from tests.support.gpu_lstm import FIRING, text
-from tests.support.lstm_kernel_case import SMALL
-from tests.support.ptx_machine import machine
+from tests.support.lstm_on_ptx import lstm_on_ptx
 
 
 @pytest.fixture(autouse=True)
@@ -61,38 +60,8 @@ def graphs(monkeypatch, arenas):
     return made
 
 
-_CACHED = persistent.lacks, persistent.plan, persistent._watch  # themselves, whatever a test puts in their place
-
-
-@pytest.fixture
-def uncached():
-    """Nothing is remembered of a device, before and after."""
-    for cached in _CACHED:
-        cached.cache_clear()
-    yield
-    for cached in _CACHED:
-        cached.cache_clear()
-
-
 @pytest.fixture(params=[90])
-def native(request, monkeypatch, uncached):
-    """The kernels' PTX in place of the native module, which collects the calls, and that path forced; None: neither."""
-    if request.param is None:
-        yield None
-        return
-    kernel, calls = machine(request.param), []
-
-    def cuda_lstm_run(**call):
-        calls.append(call)
-        if module.refuses:
-            raise RuntimeError("CUDA: launch: too many blocks in cooperative launch")
-        kernel.cuda_lstm_run(**call)
-
-    module = SimpleNamespace(calls=calls, refuses=False, cuda_lstm_run=cuda_lstm_run,
-                             cuda_lstm_plan=kernel.cuda_lstm_plan)
-    monkeypatch.setattr(persistent, "native_module", lambda: (module, None))
-    monkeypatch.setattr(persistent, "lacks", lambda device: None)
-    monkeypatch.setattr(persistent, "limits", lambda device: SMALL[request.param])
-    monkeypatch.setenv(choice.VARIABLE, choice.PERSISTENT)
-    yield module
-    monkeypatch.undo()
+def native(request, monkeypatch):
+    """`NativeOnPtx` of a generation in place of the native module, and that path forced; None: neither."""
+    with lstm_on_ptx(request.param, monkeypatch) if request.param else contextlib.nullcontext() as module:
+        yield module

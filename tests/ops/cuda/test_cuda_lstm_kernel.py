@@ -1,4 +1,4 @@
-"""The persistent LSTM kernel, executed as PTX through the project's own launcher, against float64."""
+"""The persistent LSTM kernel, executed as PTX, against float64 and the graph path; every line of it."""
 
 import itertools
 import re
@@ -7,125 +7,110 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from elmo_fast.testing import AGAINST_FLOAT64
-from tests.support.lstm_kernel_case import A100, BF16, FP16, H100, SMALL, TYPES, errors, make, oracle, run
+from elmo_fast.ops.cuda import blocks, lstm, persistent
+from tests.support.gpu_lstm import ragged, run
+from tests.support.lstm_on_ptx import A100, CPU, H100, SMALL, check
+from tests.support.models import options
 from tests.support.ptx_machine import coverage, machine
 
-LIMIT = {FP16: AGAINST_FLOAT64["medium-fp16"], BF16: AGAINST_FLOAT64["medium-bf16"]}
-# A sum in another order may fall on the other side of a rounding to 16 bits, and that is all that is left then.
-ROUNDED = {FP16: 3e-4, BF16: 3e-3}
 CLUSTERS = {8: (24, 232448, 3, 6, 12), 4: (12, 232448, 0, 3, 6), 2: (8, 232448, 0, 0, 4), 1: SMALL[80]}
 SIZES = [(32, 16), (37, 11), (5, 2), (300, 70), (130, 33), (48, 200)]
-SCHEDULES = {1: [1] * 9, 2: [2, 2, 1], 7: [7, 7, 6, 6, 1], 16: [16, 9], 32: [32, 31, 2, 2], 64: [64, 50, 33, 9]}
-CASES = [*((dim, projection, [9, 9, 4, 1], {"operand": number % 2}) for number, (dim, projection) in enumerate(SIZES)),
-         *((150, 40, batch_sizes, {}) for batch_sizes in SCHEDULES.values()),
-         *((60, 20, SCHEDULES[slots], {"slots": slots + 3, "scaled": False, "initial": False, "operand": BF16})
-           for slots in (1, 16, 32)),
-         (80, 24, [10] * 5, {"cell_clip": 0.3, "proj_clip": 0.1, "spread": 0.2})]
+SLOTS = (1, 2, 7, 16, 32, 64, 200)
+FIRING = {"cell_clip": 0.3, "proj_clip": 0.05}
+CASES = [*((SLOTS[seed % 7], 5, seed) for seed in range(14)), *(
+    pytest.param(slots, 40, seed, marks=pytest.mark.long) for slots in SLOTS for seed in range(10))]
 
 
-@pytest.fixture(params=[90, 80])
-def native(request):
-    """The machine of an architecture, and a device that has it."""
-    module = machine(request.param)
-    module.set(seed=0)
-    return module, SMALL[request.param]
+def model(size, **clips):
+    """Options with one layer of (dim, projection), which the op does not ask to be the smaller."""
+    of = options({"n_layers": 1, **clips})
+    return replace(of, lstm=replace(of.lstm, dim=size[0], projection_dim=size[1]))
 
 
-def check(module, case, least_clipped=0):
-    found = run(module, case)
-    *expected, clipped = oracle(case)
-    assert max(errors(found, expected)) <= ROUNDED[case.operand]
-    assert max(errors(found, oracle(case, rounded=False))) <= LIMIT[case.operand]
-    assert found[3] == 0
-    for clip, fraction in zip((case.cell_clip, case.proj_clip), clipped):
-        assert np.isinf(clip) or least_clipped <= fraction < 0.99
-
-
-def same(one, other) -> bool:
-    return all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one[:3], other[:3]))
-
-
-def drawn(slots, seed):
-    """A row of `CASES` with a schedule and clips of its own."""
+@pytest.mark.parametrize("native", [90, 80], indirect=True)
+@pytest.mark.parametrize("slots, most_steps, seed", CASES)
+def test_agrees_with_float64(slots, most_steps, seed, native):
+    """Every instance, odd sizes, slots that end and empty ones, no scales, clips that fire, in orders of the warps."""
     rng = np.random.default_rng(seed)
-    batch_sizes = np.sort(rng.integers(1, slots + 1, int(rng.integers(1, 41))))[::-1]
-    batch_sizes[0] = slots
-    clips = {"cell_clip": (np.inf, 0.3)[seed % 2], "proj_clip": (np.inf, 0.1)[seed // 2 % 2]}
-    return (*SIZES[seed % len(SIZES)], batch_sizes, {"operand": seed % 2, "initial": seed % 3 > 0, **clips})
-
-
-LONG = [pytest.param(seed, drawn(slots, seed), 0, marks=pytest.mark.long, id=f"{slots}-{seed}")
-        for slots in SCHEDULES for seed in range(10)]  # a size of two outputs rarely reaches its clip
-
-
-@pytest.mark.parametrize("number, row, least_clipped", [*((*row, 0.1) for row in enumerate(CASES)), *LONG])
-def test_agrees_with_float64(number, row, least_clipped, native):
-    """Every instance of the kernel, odd sizes, slots that end, slots that never run, no scales, clips that fire."""
-    module, device = native
-    dim, projection, batch_sizes, options = row
-    module.set(seed=number)
-    check(module, make(dim, projection, batch_sizes, seed=number, device=device, **options), least_clipped)
+    batch_sizes = np.sort(rng.integers(1, slots + 1, int(rng.integers(1, most_steps))))[::-1].tolist()
+    clips = {name: (clip, None)[seed // by % 2] for by, (name, clip) in enumerate(FIRING.items(), 1)}
+    of, bf16, starts = model(SIZES[seed % len(SIZES)], **clips), seed // 4 % 2 > 0, seed % 3 > 0
+    operands, settings = ragged([slots, *batch_sizes], of, seed, starts, bf16)
+    native.machine.set(seed=seed)
+    _, state = check(native, of, operands, settings, least_clipped=0.02 * (of.lstm.projection_dim > 2))
+    assert all(torch.equal(new[row], old[row]) for new, old in zip(state, operands[2]) for row in (0, 1, -1))
+    first = native.calls[0]
+    same = {"operand": bf16 or of.lstm.proj_clip is None, "state_stride": slots + 3, "packed": first["packed"]}
+    assert all(call | same == call for call in native.calls) and first["slots"] == min(slots, 64)
 
 
 @pytest.mark.parametrize("cluster, slots", [(8, 3), (4, 33), (2, 3), (1, 33)])
-def test_clusters_and_residency(cluster, slots):
+def test_clusters_and_residency(cluster, slots, native):
     """Weights in registers, in shared memory and streamed; h at once and in parts; two and three units a block."""
-    module, device = machine(90), CLUSTERS[cluster]
-    module.set(seed=0)
-    dim, plans = 300 if slots <= 32 else 190, []
-    for shared in (device[1], 120_000, 70_000, 40_000):
-        case = make(dim, 400, [slots, 2], seed=slots, device=(device[0], shared, *device[2:]))
-        plan = module.cuda_lstm_plan(dim, 400, case.device, slots)
+    processors, most, *clusters = CLUSTERS[cluster]
+    of, plans = model((300 if slots <= 32 else 190, 400)), []
+    for shared in (most, 120_000, 70_000, 40_000):
+        native.device(processors, shared, *clusters)
+        plan = native.plan(of.lstm.dim, 400, slots)
         if plan["reason"] is None:
             plans.append(plan)
-            check(module, case)
+            check(native, of, *ragged([slots, 2], of, seed=slots))
     assert {plan["cluster"] for plan in plans} == {cluster}
     assert len({plan["shared_steps"] for plan in plans}) > 1 and any(plan["streamed_bytes"] for plan in plans)
 
 
-def test_bits_of_a_slot_depend_on_the_slot_alone(native):
-    """Not on its batch mates, the order of warps, or where a call ends."""
-    module, device = native
-    case = make(70, 21, [40, 18, 11, 3], seed=3, device=device, spread=0.3)
-    together = run(module, case)
-    for slot in (0, 17, 39):
-        mine = case.packed_rows[case.batch_sizes > slot, slot]
-        expected = together[0][mine], together[1][:, slot : slot + 1], together[2][:, slot : slot + 1]
-        assert same(run(module, case.alone(slot)), expected)
+@pytest.mark.parametrize("native", [90, 80], indirect=True)
+@pytest.mark.parametrize("starts", [False, True])
+def test_bits_of_a_slot_depend_on_the_slot_alone(starts, native, monkeypatch):
+    """Not on its batch mates, the order of warps, or where a launch ends."""
+    of = model((70, 21), **FIRING)
+    (inputs, index, (h, c)), settings = ragged([40, 18, 11, 11, 3], of, starts=starts)
+
+    def bits(index, state, **changes):
+        out, final = run(of, "medium", inputs, index, state, **settings | changes)
+        return out, *final
+
+    together = bits(index, (h, c))
+    slots, lengths = np.array(settings["slots"]), np.array(settings["lengths"])
+    for slot in (2, 18, 41):
+        own, mine = slots == slot, torch.from_numpy(np.repeat(slots == slot, lengths))
+        alone = bits(index[mine], (h[[slot]], c[[slot]]), lengths=lengths[own], slots=slots[own] * 0)
+        assert all(map(torch.equal, alone, (together[0][mine], *(part[[slot]] for part in together[1:]))))
     for seed in (1, 2, 3):
-        module.set(seed=seed)
-        assert same(run(module, case), together)
-    case = make(50, 18, [6] * 6, seed=6, device=device)
-    first = run(module, case.steps(0, 2))
-    # the second call rounds an fp32 h that the first had rounded already: the same operand
-    second = run(module, case.steps(2, 6, h=first[1], c=first[2]))
-    assert same(run(module, case), (np.concatenate([first[0], second[0]]), *second[1:3]))
+        native.machine.set(seed=seed)
+        assert all(map(torch.equal, bits(index, (h, c)), together))
+    monkeypatch.setattr(blocks, "rows_held", lambda layer: 41)
+    monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
+    native.calls.clear()
+    assert all(map(torch.equal, bits(index, (h, c)), together)) and len(native.calls) == 3
 
 
-@pytest.mark.parametrize("change", [{"aborts": 1}, {"timeout_ns": 0}], ids=["after an abort", "without a timeout"])
-def test_a_launch_that_gives_up_is_replayed(change, native):
-    module, device = native
-    for operand, slots in ((FP16, 19), (BF16, 1)):
-        case = make(150, 40, [slots] * 2 + [1] * 4, seed=8, device=device, proj_clip=0.5, operand=operand)
-        found = run(module, replace(case, **change))
-        assert found[3] == change.get("aborts", 0) + 1
-        assert max(errors(found, oracle(case))) <= ROUNDED[operand]
+@pytest.mark.parametrize("native", [90, 80], indirect=True)
+@pytest.mark.parametrize("aborts", [0, 1], ids=["without a timeout", "after an abort"])
+def test_a_launch_that_gives_up_is_replayed(aborts, native, monkeypatch):
+    for slots, bf16 in ((19, False), (1, True)):
+        of = model((150, 40), cell_clip=0.3, proj_clip=0.05)
+        operands, settings = ragged([slots] * 2 + [1] * 4, of, bf16=bf16)
+        native.device(*native.limits)
+        persistent._watch(CPU).aborts.fill_(aborts)
+        monkeypatch.setattr(persistent, "_TIMEOUT_NS", 10**9 * aborts)
+        check(native, of, operands, settings, aborts=aborts + 1)
 
 
 @pytest.mark.parametrize("device", [H100, (132, 232448, 15, 32, 66), (114, 232448, 13, 27, 57), A100])
-@pytest.mark.parametrize("dim, projection", [(4096, 512), (2048, 256), (1024, 128)])
-def test_plans_of_published_models(device, dim, projection):
-    every = {slots: machine(90).cuda_lstm_plan(dim, projection, device, slots) for slots in (1, 16, 32, 64)}
+@pytest.mark.parametrize("size", [(4096, 512), (2048, 256), (1024, 128)])
+def test_plans_of_published_models(device, size):
+    every = {slots: machine(90).cuda_lstm_plan(*size, device, slots) for slots in (1, 16, 32, 64)}
     plans = {slots: plan for slots, plan in every.items() if plan["reason"] is None}
-    weights, clusters = 10 * dim * projection * 2, dict(zip((8, 4, 2), device[2:])) | {1: device[0]}
+    weights, clusters = 20 * size[0] * size[1], dict(zip((8, 4, 2), device[2:])) | {1: device[0]}
     assert all("above 32 slots" in plan["reason"] for slots, plan in every.items() if slots not in plans)
     assert device[0] < 128 or plans == every
     for plan in plans.values():
         assert plan["shared_bytes"] <= device[1] and plan["blocks"] % plan["cluster"] == 0
         assert plan["blocks"] <= clusters[plan["cluster"]] * plan["cluster"]
-        assert plan["blocks"] * plan["units_per_block"] * 16 >= dim
+        assert plan["blocks"] * plan["units_per_block"] * 16 >= size[0]
         assert plan["resident_bytes"] + plan["streamed_bytes"] == weights
         assert (plan["cluster"], plan["blocks"]) == (plans[1]["cluster"], plans[1]["blocks"])  # the order of sums
     if device[0] == 132:
@@ -133,19 +118,32 @@ def test_plans_of_published_models(device, dim, projection):
         assert plans[64]["resident_bytes"] >= min(weights, 17e6)
 
 
-@pytest.mark.parametrize("dim, projection, slots, options, message", [
-    (4096, 512, 8, {"device": (60, 232448, 0, 0, 0)}, "48 of each direction"),  # a slice of a GPU
-    (64, 32, 8, {"device": (4, 3 * 1024, 0, 0, 0)}, "shared memory"), (64, 64, 8, {}, "no projection"),
-    (0, 4, 1, {}, "shape"), (4, 2, 0, {}, "slots"), (4, 2, 65, {}, "slots"),
-    (4, 2, 1, {"device": (0, 1, 0, 0, 0)}, "device"),
-    (80, 24, 2, {"cell_clip": 0.0}, "cell_clip, proj_clip: expected more than 0"),
-    (80, 24, 2, {"proj_clip": -1.0}, "cell_clip, proj_clip: expected more than 0"),
-    (80, 24, 2, {"timeout_ns": -1}, "timeout_ns: expected 0 or more"),
-    (80, 24, 2, {"operand": 2}, "operand: expected 0 or 1")])
-def test_plans_and_calls_that_are_refused(dim, projection, slots, options, message, monkeypatch):
-    monkeypatch.setitem(TYPES, 2, TYPES[FP16])
-    with pytest.raises((AssertionError, ValueError), match=message):  # the first: the reason in a plan
-        run(machine(90), make(dim, projection, [slots], **options))
+@pytest.mark.parametrize("dim, projection, device, slots, message", [
+    (4096, 512, (60, 232448, 0, 0, 0), 8, "48 of each direction"),  # a slice of a GPU
+    (64, 32, (4, 3 * 1024, 0, 0, 0), 8, "shared memory"), (64, 64, H100, 8, "no projection"),
+    (0, 4, H100, 1, "shape"), (4, 2, H100, 0, "slots"), (4, 2, H100, 65, "slots"),
+    (4, 2, (0, 1, 0, 0, 0), 1, "device")])
+def test_plans_that_are_refused(dim, projection, device, slots, message):
+    with pytest.raises((AssertionError, ValueError), match=message):
+        reason = machine(90).cuda_lstm_plan(dim, projection, device, slots)["reason"]
+        assert reason is None, reason
+
+
+def test_calls_that_are_refused(native):
+    of = model((80, 24))
+    operands, settings = ragged([2], of)
+    run(of, "medium", *operands, **settings)
+    call = native.calls[0]
+    for change, message in (
+            ({"cell_clip": 0.0}, "cell_clip, proj_clip: expected more than 0"),
+            ({"proj_clip": -1.0}, "cell_clip, proj_clip: expected more than 0"),
+            ({"timeout_ns": -1}, "timeout_ns: expected 0 or more"), ({"operand": 2}, "operand: expected 0 or 1"),
+            ({"stride": 1}, "stride, state_stride: expected at least"), ({"z": 0}, "z, meta, .* expected pointers"),
+            ({"packed": call["packed"] + 8}, "packed: expected a pointer aligned to 16"),
+            ({"scratch": call["scratch"] + 16}, "scratch: expected a pointer aligned to 256"),
+            ({"scratch_size": 9}, "scratch: expected .* bytes, got 9"), ({"slots": 65}, "slots: expected 1 to 64")):
+        with pytest.raises(ValueError, match=message):
+            native.machine.cuda_lstm_run(**call | change)
 
 
 # ---- every line -------------------------------------------------------------------------------
@@ -157,7 +155,6 @@ HELD_BACK = ("{{ .reg .pred %hold; .reg .b32 %left; mov.u32 %left, %ctaid.x; set
 ARRIVAL = re.compile(r"(red\.release|st\.release)[^;]*;")
 # What stays: jumps that nvcc leaves behind a branch which is always taken, such as that into a loop that always runs.
 UNREACHABLE = re.compile(r"bra\.uni \S+$")
-UNREACHED = {90: 0, 80: 0.07}  # share of lines that no shape here runs; sm_80's are one branch of each instance
 ARRIVALS = 4  # of an instance: before the first step, of the cluster, two in a step
 
 
@@ -170,21 +167,22 @@ def held_back(text: str, which: int) -> str:
     return ".entry ".join(parts)
 
 
-def shapes(module, generation, slots):
-    """Cases (dim, projection, device, options) for every instance, residency and remainder of a loop."""
-    most = SMALL[generation][1]
+def shapes(native, most, slots):
+    """Cases (dim, projection, limits of the device, changes to the call) for every instance, residency and remainder of
+    a loop, on devices with at most so much shared memory."""
+    has_clusters = native.limits[2] > 0
     for processors, dim in ((24, 190), (24, 300), (8, 380)):
-        clusters = (processors // 8, processors // 4, processors // 2) if generation == 90 else (0, 0, 0)
-        plan = module.cuda_lstm_plan(dim, 400, (processors, most, *clusters), slots)
+        clusters = [processors // size * has_clusters for size in (8, 4, 2)]
+        plan = native.cuda_lstm_plan(dim, 400, (processors, most, *clusters), slots)
         if plan["reason"]:
             continue
         least = next(size for size in range(4096, most, 2048)
-                     if not module.cuda_lstm_plan(dim, 400, (processors, size, *clusters), slots)["reason"])
+                     if not native.cuda_lstm_plan(dim, 400, (processors, size, *clusters), slots)["reason"])
         for steps in range(4):  # about so many k-steps of weights in shared memory: loops end in every remainder
             yield dim, 400, (processors, least + steps * 4096 * plan["units_per_block"], *clusters), {}
         yield dim, 400, (processors, most, *clusters), {"cell_clip": 0.3}
-        yield dim, 41, (processors, most, *clusters), {"initial": False, "scaled": False}
-        for projection in (41, 400) if slots == 3 else (41,):
+        yield dim, 41, (processors, most, *clusters), {"scale": 0}
+        for projection in (41, 400, 1100) if slots == 3 else (41,):  # a loop over 768 takes four at once
             yield dim, projection, (processors, most, *clusters), {"timeout_ns": 0}
         yield dim, 90, (processors, most, 0, 0, 0), {}
         yield dim, 400, (processors, least, 0, 0, 0), {}
@@ -192,34 +190,39 @@ def shapes(module, generation, slots):
 
 @pytest.mark.long
 @pytest.mark.parametrize("slots", [3, 16, 32, 64])
-@pytest.mark.parametrize("generation", [90, 80])
-def test_the_shapes_reach_the_lines(generation, slots):
-    """Of the instances for so many slots; 3 slots reach those of the replay as well."""
-    module = machine(generation)
-    (source,) = module.embedded()
-    text, ran, missed = module.source(source), defaultdict(dict), defaultdict(dict)
+@pytest.mark.parametrize("native", [90, 80], indirect=True)
+def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
+    """Of the instances for so many slots, in two launches; 3 slots reach those of the replay as well."""
+    monkeypatch.setattr(blocks, "rows_held", lambda layer: 2 * slots)
+    (source,), (_, most, *clusters) = native.machine.embedded(), native.limits
+    text, ran, missed = native.machine.source(source), defaultdict(dict), defaultdict(dict)
+    cases, scale = list(shapes(native, most, slots)), torch.ones(6, 2)
 
     def collect(cases):
-        for (dim, projection, device, options), operand in itertools.product(cases, (FP16, BF16)):
-            run(module, make(dim, projection, [slots, slots, 2], operand=operand, device=device, **options))
-        for name, (reached, others) in coverage(module, source).items():
+        for (dim, projection, limits, changes), bf16 in itertools.product(cases, (False, True)):
+            native.device(*limits)
+            native.changes = {"scale": scale.data_ptr()} | changes
+            of = model((dim, projection))
+            operands, settings = ragged([slots, slots, slots, 2], of, starts="scale" not in changes, bf16=bf16)
+            run(of, "medium", *operands, **settings)
+        for name, (reached, others) in coverage(native.machine, source).items():
             ran[name] |= dict(reached)
             missed[name] |= dict(others)
 
-    module.set(seed=0)
     try:
-        module.reset(source)
-        collect(shapes(module, generation, slots))
+        native.machine.reset(source)
+        collect(cases)
         for which in range(ARRIVALS):
-            module.replace(source, held_back(text, which))
-            collect((*case, {"timeout_ns": 1}) for *case, options in shapes(module, generation, slots)
-                    if "scaled" in options and case[0] != 300)
+            native.machine.replace(source, held_back(text, which))
+            collect((*case, changes | {"timeout_ns": 1}) for *case, changes in cases
+                    if "scale" in changes and case[0] != 300)
     finally:
-        module.replace(source, text)
+        native.machine.replace(source, text)
     names = [name for name in ran if ran[name] and ("persistent" in name or slots == 3)]
     assert len(names) == {3: 6, 64: 2}.get(slots, 4)
+    unreached = 0.07 * (clusters[0] == 0)  # share of lines that no shape here runs: a branch of each of sm_80's
     for name in names:
         left = {at: line for at, line in missed[name].items() if at not in ran[name]}
         beyond = {at: line for at, line in left.items() if not UNREACHABLE.match(line)}
         assert len(ran[name]) > 800, (name, len(ran[name]))
-        assert len(beyond) <= UNREACHED[generation] * (len(ran[name]) + len(left)), (name, len(left), beyond)
+        assert len(beyond) <= unreached * (len(ran[name]) + len(left)), (name, len(left), beyond)

@@ -12,7 +12,7 @@ from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing import relative_error
 from tests.ops.cuda.conftest import WAYS
 from tests.support import cuda_ops, fake_graphs
-from tests.support.gpu_lstm import BF16_LIMIT, FIRING, LIMITS, assert_close, check, layer, ragged, run, starting, text
+from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, check, layer, run, starting, text
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.op_cases import LENGTHS, text_order
 
@@ -24,43 +24,16 @@ ON_PTX = [(generation, shape, "medium", way) for generation, way in zip((90, 80,
 
 @pytest.mark.parametrize("native, shape, precision, operands_of", BY_WAYS + ON_PTX, indirect=["native", "operands_of"])
 def test_both_paths_agree_with_float64(native, shape, precision, operands_of):
-    """Then with NaN in three slots' states, which the sequences' starts replace."""
+    """Each direction from its half of the inputs too; with NaN in three slots' states, which the starts replace."""
     of, (inputs, index, state) = SHAPES[shape], operands_of(SHAPES[shape])
-    bf16 = (shape, precision) == ("no clips", "medium")
-    limit = BF16_LIMIT if bf16 else LIMITS[precision]
-    check(of, precision, inputs, index, state, limit=limit)
-    lost = tuple(part[:3] * torch.nan for part in state)
-    check(of, precision, inputs, index, lost, limit=limit, **starting(of))
+    check(of, precision, inputs, index, state)
+    for bounded in (False, True):
+        check(of, precision, *text(of), halves=True, bounded=bounded)
+    check(of, precision, inputs, index, tuple(part[:3] * torch.nan for part in state), **starting(of))
     if native:
+        bf16 = shape == "no clips"
         assert all((call["operand"], bool(call["scale"])) == (bf16, not bf16) for call in native.calls)
         assert not native.calls[0]["initial_c"] and native.calls[-1]["initial_h"]
-
-
-@pytest.mark.parametrize("precision, bounded, operands_of", [
-    ("highest", False, WAYS[0]), ("medium", True, WAYS[1]), ("high", True, WAYS[2]), ("medium", False, WAYS[3])],
-    indirect=["operands_of"])
-def test_each_direction_reads_its_half_in_blocks(precision, bounded, operands_of):
-    check(FIRING, precision, *text(), halves=True, bounded=bounded)
-
-
-@pytest.mark.parametrize("native, slots, launches", [
-    (90, 1, [1]), (80, 2, [2]), (90, 7, [7]), (80, 16, [16]), (90, 32, [32]), (80, 64, [64]),
-    (90, 200, [64, 64, 64, 8])], indirect=["native"])
-def test_any_number_of_slots(native, slots, launches, arenas):
-    """Ragged, sequences that start within slots, and empty slots, which keep their state; then with new weights."""
-    operands, more = ragged(slots)
-    inputs, _, state = operands
-    weights, lengths = layer(), more["lengths"][: slots + 3]
-    check(FIRING, "medium", *operands, **more, weights=weights)
-    found = run(FIRING, "medium", inputs, torch.arange(sum(lengths)) % 6, state, lengths=lengths, weights=weights)
-    assert [call["slots"] for call in native.calls] == 2 * launches
-    assert {call["packed"] for call in native.calls} == {native.calls[0]["packed"]}
-    assert {call["state_stride"] for call in native.calls} == {slots + 3}
-    assert all(torch.equal(new[row], old[row]) for new, old in zip(found[1], state) for row in (0, 1, -1))
-    weights[1][2].mul_(0.5)
-    check(FIRING, "medium", inputs, torch.arange(6), tuple(part[:2] for part in state), lengths=[3, 3], weights=weights)
-    arena, = arenas.kept.values()
-    assert len(arena._scratch) == max(call["scratch_size"] for call in native.calls)
 
 
 @pytest.mark.parametrize("native, precision", [(None, "highest"), (None, "medium"), (90, "medium"), (80, "medium")],

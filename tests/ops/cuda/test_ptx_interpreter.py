@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.lstm_kernel_case import make
-from tests.support.lstm_kernel_case import run as run_lstm
-from tests.support.ptx_machine import DEVICES, counters, coverage, launch, machine
+from tests.support.ptx_machine import counters, coverage, launch, machine
 
 U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32
 TYPES = {"H": U16, "I": U32, "i": np.int32, "Q": np.uint64, "q": np.int64, "e": F16, "f": F32}
@@ -222,16 +220,6 @@ def test_what_is_in_order_is_no_trap(name):
     body, options = ORDERED[name]
     for seed in range(10):
         assert run(body, seed=seed, **options)[0] == 5
-
-
-def test_the_device_refuses_more_blocks_than_it_has_room_for():
-    module = machine()
-    module.set_device(4, *DEVICES[90][1:])
-    try:
-        with pytest.raises(RuntimeError, match="8 blocks of a cooperative launch fit"):
-            run_lstm(module, make(150, 40, [3]))
-    finally:
-        module.set_device(*DEVICES[90])
 
 
 def test_global_memory_that_nobody_wrote():

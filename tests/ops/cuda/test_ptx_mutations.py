@@ -7,9 +7,10 @@ import re
 import pytest
 
 from elmo_fast.testing import relative_error
-from tests.support import cuda_ops
-from tests.support.lstm_kernel_case import errors, make, oracle, run
-from tests.support.ptx_machine import coverage, machine
+from tests.support import cuda_ops, lstm_on_ptx
+from tests.support.gpu_lstm import ragged
+from tests.support.models import options
+from tests.support.ptx_machine import coverage
 from tests.support.triton_on_ptx import LIMITS, OnPtx, configs, highway, layer
 
 pytestmark = pytest.mark.long
@@ -59,29 +60,31 @@ def check(same, text, ran, pattern, to, count, equivalent):
 
 @pytest.mark.parametrize("kind", LSTM)
 def test_the_persistent_lstm(kind):
-    module = machine()
-    (source,) = module.embedded()
-    text = module.source(source)
-    case = make(150, 40, [9, 9, 4], seed=1, timeout_ns=10**6)
-    expected = oracle(case)
+    of = options({"dim": 150, "projection_dim": 40, "n_layers": 1})
+    operands, settings = ragged([9, 9, 4], of, seed=1)
 
     def same(changed):
-        module.replace(source, changed)
+        native.machine.replace(source, changed)
         for seed in (0, 5, 6, 7, 8):  # those in which a block that reads partial sums comes last
-            module.set(seed=seed)
-            found = run(module, case)
-            if found[3] or max(errors(found, expected)) > 3e-4:
+            native.machine.set(seed=seed)
+            native.device(*native.limits)
+            try:
+                lstm_on_ptx.check(native, of, operands, settings)
+            except AssertionError:
                 return False
         return True
 
-    try:
-        assert same(text)
-        ran = [line for kernel, (lines, _) in coverage(module, source).items() if "persistent" in kernel
-               for line, _ in lines]
-        check(same, text, ran, *LSTM[kind])
-    finally:
-        module.replace(source, text)
-        module.set()
+    with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx(90, patch) as native:
+        native.changes = {"timeout_ns": 10**6}
+        (source,) = native.machine.embedded()
+        text = native.machine.source(source)
+        try:
+            assert same(text)
+            ran = [line for kernel, (lines, _) in coverage(native.machine, source).items() if "persistent" in kernel
+                   for line, _ in lines]
+            check(same, text, ran, *LSTM[kind])
+        finally:
+            native.machine.replace(source, text)
 
 
 @pytest.mark.parametrize("kind", TRITON)

@@ -91,15 +91,16 @@ def _boundary_vector(k: int) -> property:
 class _ElmoBiLm(BiLm):
     """The biLM, with AllenNLP's call and result. From AllenNLP's `_ElmoBiLm`.
 
-    `word_inputs` are indices into `vocab_to_cache`, where index 0 is padding. `arguments` are those of `BiLm`.
+    `word_inputs` are indices into `vocab_to_cache`, where index 0 is padding. `arguments` are those of `BiLm`,
+    `allow_nonfinite` that of `BiLm.from_model`.
     """
 
     _bos_embedding, _eos_embedding = _boundary_vector(0), _boundary_vector(1)
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
-                 vocab_to_cache: Sequence[str] | None = None, **arguments):
+                 vocab_to_cache: Sequence[str] | None = None, *, allow_nonfinite: bool = False, **arguments):
         files = find_model(options_file=options_file, weight_file=weight_file)
-        super().__init__(*read_model(files), requires_grad=requires_grad, **arguments)
+        super().__init__(*read_model(files, allow_nonfinite), requires_grad=requires_grad, **arguments)
         if vocab_to_cache:
             self.cache_words(vocab_to_cache)
 

@@ -1,0 +1,280 @@
+"""The stages of run.py. Whatever is timed has first been compared with the reference.
+
+`checks`: it installs, its tests for a GPU pass. `ceilings`: what this chip can do at most. `lstm`: a layer alone, both
+directions, on each path, by slots and steps; `us_per_layer_step` is a step in both directions, input projections
+included, `predicted_us` what predict.py expects of the persistent kernel alone. `encoder`: the char encoder. `text`:
+whole models on running text; `device` is the model from ids on the GPU, `arrays` goes from lists of tokens to NumPy
+arrays, 64 sentences at a time, states carried, `stream` is the same in 64 slots; ratios are to AllenNLP's own code with
+--allennlp, else to the reference. `sanitizer`: compute-sanitizer finds no fault.
+
+`python -m benchmarks.gpu.stages PATH` runs small checks of an LSTM path, for compute-sanitizer to watch.
+"""
+
+import functools
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_map
+
+from benchmarks import agreement, common, floor, models, peers
+from benchmarks.gpu import predict
+from benchmarks.gpu.run import Stage, without_paths
+from elmo_fast.ops import reference
+from elmo_fast.ops.cuda import lstm as cuda_lstm
+from elmo_fast.ops.cuda import persistent
+from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall
+
+CHECKS = {"install": "pip install --no-index --no-build-isolation --no-deps --no-input -e .",
+          "doctor": "elmo_fast.cli doctor", "tests": "pytest -q -m gpu -p no:cacheprovider tests"}
+PRODUCTS = {"fp16": (torch.float16, "highest", 8192), "tf32": (torch.float32, "high", 8192),
+            "fp32": (torch.float32, "highest", 4096)}  # type, precision, and rows and columns
+COPIES = {"HBM": 2048, "L2": 16}  # megabytes read, and as many written: in L2 both fit
+SECONDS = {"ceiling": 1.2, "layer": 0.35, "encoder": 1.0}  # for a timing
+
+# ---- the installation and the chip -----------------------------------------------------------------------------------
+
+
+def program(stage: Stage, *command) -> dict:
+    """A program that must succeed, with the end of its output; it has the stage's time."""
+    done = subprocess.run(command, cwd=common.ROOT, capture_output=True, text=True, timeout=max(1.0, stage.left()))
+    lines = (done.stdout + done.stderr).splitlines()
+    return {"passed": done.returncode == 0, "lines": [without_paths(line)[:300] for line in lines[-40:]]}
+
+
+def checks(stage: Stage) -> None:
+    for case, command in CHECKS.items():
+        if stage.dry_run and case != "doctor":
+            stage.add(case=case, skipped="a dry run has no GPU")
+        else:
+            stage.attempt(lambda: program(stage, sys.executable, "-m", *command.split()), case=case)
+
+
+def ceilings(stage: Stage) -> None:
+    """Square products of random data (zeros run faster) and copies, both by the libraries."""
+    def product(dtype: torch.dtype, precision: str, side: int) -> dict:
+        side = 64 if stage.dry_run else side
+        a, b = (torch.randn(side, side, device=stage.device, dtype=dtype) for _ in range(2))
+        with numerics(precision, a.device):
+            timing = stage.measure(lambda: a @ b, SECONDS["ceiling"])
+        return {**timing.as_dict(), "tflop_per_s": 2 * side**3 / timing.median / 1e12}
+
+    def copy(megabytes: int) -> dict:
+        source = torch.zeros(1 if stage.dry_run else megabytes << 20, dtype=torch.uint8, device=stage.device)
+        target = torch.empty_like(source)
+        timing = stage.measure(lambda: target.copy_(source), SECONDS["ceiling"])
+        return {**timing.as_dict(), "megabytes": megabytes, "gb_per_s": 2 * len(source) / timing.median / 1e9}
+
+    for kind, of_product in PRODUCTS.items():
+        stage.attempt(lambda: product(*of_product), case=f"gemm {kind}")
+    for level, megabytes in COPIES.items():
+        stage.attempt(lambda: copy(megabytes), case=f"copy {level}")
+
+
+def sanitizer(stage: Stage) -> None:
+    """The checks of `lstm` at small size on each path, watched tool by tool."""
+    found = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/cuda/bin")
+    if stage.dry_run or found is None:
+        stage.add(case="sanitizer", skipped="it needs a GPU and compute-sanitizer")
+        return
+    for path, tool in itertools.product(("persistent", "graph"), ("memcheck", "racecheck")):
+        watch = found, "--tool", tool, "--target-processes", "all"
+        watched = sys.executable, "-m", "benchmarks.gpu.stages", path
+        stage.attempt(lambda: verdict(program(stage, *watch, *watched)["lines"]), needs=5, tool=tool, path=path)
+
+
+def verdict(lines: list[str]) -> dict:
+    """What the tool's output means; the program ends with a line `done`, or says why the path does not run."""
+    if reason := re.search(r"^skipped: (.*)$", text := "\n".join(lines), re.MULTILINE):
+        return {"skipped": reason[1]}
+    counted = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
+    passed = bool(counted) and not any(map(int, counted)) and "done" in lines
+    return {"passed": passed} if passed else {"passed": False, "log": lines[-20:]}
+
+
+# ---- a layer of the LSTM --------------------------------------------------------------------------------------------
+
+LIMITS = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
+PATHS = {"graph": tuple(LIMITS), "persistent": ("medium",)}
+SLOTS, STEPS = (1, 8, 16, 32, 64), (25, 200, 1000)
+CLIP = 0.3  # low enough for both to fire
+LENGTHS = 9, 1, 17, 4, 0, 30, 12, 3, 5, 1  # ragged, in slots by turns: sequences start in the middle of one
+
+
+def draw(dim: int, projection: int, unique: int, slots: int) -> tuple:
+    """Random inputs, state, weights (of a scale that leaves the gates' linear part), and initial state, in float64."""
+    normal = functools.partial(torch.randn, generator=torch.Generator().manual_seed(dim), dtype=torch.float64)
+    shapes = (2 * projection, 4 * dim), (4 * dim,), (dim, projection)
+    weights = tuple(tuple(normal(shape) / shape[0] ** 0.5 for shape in shapes) for _ in range(2))
+    state, initial = (tuple(normal(*rows, 2 * size) / 10 for size in (projection, dim)) for rows in ((slots,), ()))
+    return normal(unique, projection), state, weights, initial
+
+
+def layer(*operands, **settings):
+    """The op as a model calls it on a GPU; on the CPU its graph path without graphs."""
+    out, h, c, _ = cuda_lstm.run(*LstmCall(*operands, **settings).arguments())
+    return out, (h, c)
+
+
+def check(device: str, dim: int, projection: int, precision: str) -> dict:
+    """The largest relative error of a ragged batch, run plainly, then captured and replayed; both clips fire."""
+    schedule = make_schedule(LENGTHS, [number % 4 for number in range(len(LENGTHS))])
+    x, state, weights, initial = exact = draw(dim, projection, 7, schedule.slots.size)
+    rows = torch.randint(0, 7, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    out, (h, c) = reference.projected_lstm(x, rows, schedule, state, weights, cell_clip=CLIP, proj_clip=CLIP,
+                                           initial_state=initial)
+    x, state, weights, initial = tree_map(lambda part: part.to(device, torch.float32), exact)
+    found = [layer(x, rows, schedule, state, weights, cell_clip=CLIP, proj_clip=CLIP, initial_state=initial,
+                   precision=precision) for _ in range(3)]
+    error = max(agreement.relative_error([ours.cpu()], [theirs])
+                for outputs, final in found for ours, theirs in zip((outputs, *final), (out, h, c)))
+    limit, clipped = agreement.TABLE[LIMITS[precision]], float((c.abs() >= CLIP).double().mean())
+    return {"error": error, "limit": limit, "clipped_c": clipped, "passed": error <= limit and clipped > 0}
+
+
+def measure(stage: Stage, operands: tuple, path: str, precision: str, slots: int, steps: int) -> dict:
+    """A layer over so many steps of all slots, a third of the rows unique as in text."""
+    x, state, weights, _ = operands
+    x, state = x[: max(1, slots * steps // 3)], tuple(part[:slots] for part in state)
+    rows, schedule = torch.randint(0, len(x), (2, slots * steps), dtype=torch.int32), make_schedule([steps] * slots)
+    timing = stage.measure(lambda: layer(x, rows, schedule, state, weights, precision=precision, cell_clip=3.0,
+                                         proj_clip=3.0), SECONDS["layer"])
+    found = {**timing.as_dict(), "us_per_layer_step": timing.median / steps * 1e6,
+             "tokens_per_s": slots * steps / timing.median}
+    if path == "persistent" and weights[0][2].shape == common.SIZES["original"][:2]:
+        found["predicted_us"] = predict.predicted_us(torch.cuda.get_device_name(), slots)
+    return found
+
+
+def why_not(device: str, path: str) -> str | None:
+    return persistent.lacks(torch.zeros(0, device=device).device) if path == "persistent" else None
+
+
+def lstm(stage: Stage) -> None:
+    for path, precisions in reversed(PATHS.items()):
+        if reason := why_not(stage.device, path):
+            stage.add(path=path, skipped=reason)
+            continue
+        os.environ["ELMO_FAST_CUDA_LSTM"] = path
+        sizes = ("tiny",) if stage.dry_run else ("original", "small")
+        for precision, size in itertools.product(precisions[::-1], sizes):
+            shape, facts = common.SIZES[size][:2], {"path": path, "precision": precision, "size": size}
+            checked = stage.attempt(lambda: check(stage.device, *shape, precision), needs=3, part="check", **facts)
+            if not checked.get("passed"):
+                continue
+            operands = tree_map(lambda part: part.to(stage.device, torch.float32),
+                                draw(*shape, max(SLOTS) * max(STEPS) // 3, max(SLOTS)))
+            for steps, slots in [(3, 2)] if stage.dry_run else itertools.product(STEPS, SLOTS):
+                stage.attempt(lambda: measure(stage, operands, path, precision, slots, steps), part="time", slots=slots,
+                              steps=steps, **facts)
+        del os.environ["ELMO_FAST_CUDA_LSTM"]
+
+
+# ---- models ---------------------------------------------------------------------------------------------------------
+
+TEXT_LIMITS = {**LIMITS, "medium": "medium-bf16"}  # a model whose operands are not bounded takes bf16
+TOKENS, CHECKED = 65_536, 384
+BATCH, SENTENCES, ROUNDS = 64, 512, 5
+
+
+def encoder(stage: Stage) -> None:
+    """The text's unique tokens, over and over; FLOP are those of real characters."""
+    size = "tiny" if stage.dry_run else "original"
+    source = models.build(size).token_source
+    tokens = sorted({token for sentence in common.running_text(64 if stage.dry_run else 2000)[0] for token in sentence})
+    ids = source.token_ids(tokens)
+    with torch.no_grad():
+        exact = source.double()(ids[:CHECKED], "reference").numpy()
+    source, ids = source.float().to(stage.device), ids.to(stage.device)
+    ids = ids.repeat(1 if stage.dry_run else TOKENS // len(ids) + 1, 1)
+    flop = floor.encoder_flop(common.standard_options(size), floor.characters_of(tokens)) / len(tokens)
+
+    def measured(backend: str, precision: str) -> dict:
+        def call():
+            with torch.no_grad(), numerics(precision, ids.device):
+                return source(ids, backend)
+
+        error = agreement.relative_error([call()[: len(exact)].cpu().numpy()], [exact])
+        limit = agreement.TABLE[(TEXT_LIMITS if backend == "torch" else LIMITS)[precision]]
+        found = {"error": error, "limit": limit, "passed": error <= limit}
+        if not found["passed"]:
+            return found
+        timing = stage.measure(call, SECONDS["encoder"])
+        return {**found, **timing.as_dict(), "tokens_per_s": len(ids) / timing.median,
+                "tflop_per_s": len(ids) * flop / timing.median / 1e12}
+
+    for precision in LIMITS:
+        for backend in ("native", "torch"):
+            stage.attempt(lambda: measured(backend, precision), backend=backend, precision=precision, tokens=len(ids))
+
+
+def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
+    """Functions that run all of the text, by (variant, precision, part); the yardstick first."""
+    groups, size = common.batches(sentences, batch), "tiny" if stage.dry_run else "original"
+
+    def arrays(embedder):
+        embedder.reset_states()
+        return [array for group in groups for array in embedder.embed_batch(group)]
+
+    def stream(embedder):
+        embedder.reset_states()
+        return embedder.embed_sentences(sentences, batch)
+
+    def device(embedder):
+        embedder.reset_states()
+        ours.precision = embedder.precision
+        with torch.no_grad():
+            for group in ids:
+                ours(group)
+        if stage.device == "cuda":
+            torch.cuda.synchronize()
+
+    yardsticks = {"reference": models.Embedder(models.build(size).to(stage.device))}
+    if stage.allennlp:
+        peer = peers.AllenNlp(stage.allennlp, *models.write_files(folder, size), cuda_device=-stage.dry_run)
+        yardsticks = {"allennlp": peer, **yardsticks}
+    ours = models.build(size, backend="auto").to(stage.device)
+    ids = [models.device_ids(group, stage.device) for group in groups]
+    return {(name, "highest", "arrays"): functools.partial(arrays, of) for name, of in yardsticks.items()} | {
+        ("ours", precision, part.__name__): functools.partial(part, models.Embedder(ours, precision))
+        for precision in TEXT_LIMITS for part in (arrays, stream, device)}
+
+
+def text(stage: Stage) -> None:
+    count, batch = (8, 4) if stage.dry_run else (SENTENCES, BATCH)
+    sentences, source = common.running_text(count)
+    facts = {"text": source, **common.text_facts(sentences, batch)}
+    with tempfile.TemporaryDirectory() as folder:
+        functions = passes(stage, sentences, batch, Path(folder))
+        truth, base = functions["reference", "highest", "arrays"](), next(iter(functions))
+        stage.save(settings=facts, times_as_fast_as=base[0])
+        wrong = set()  # of these nothing is timed
+        for (variant, precision, part), function in functions.items():
+            if part != "device" and variant != "reference":
+                error = max(agreement.by_layer(function(), truth))
+                limit = agreement.TABLE[TEXT_LIMITS[precision]] + agreement.TABLE["highest"]
+                found = stage.add(variant=variant, precision=precision, part=part, error=error, limit=limit,
+                                  passed=error <= limit)
+                wrong |= set() if found["passed"] else {(variant, precision)}
+        functions = {key: function for key, function in functions.items() if key == base or key[:2] not in wrong}
+        once = sum(common.seconds_per_call(function, 1) for function in functions.values())
+        timings = common.interleave(functions, int(max(1, min(ROUNDS, 0.8 * stage.left() / once - 1))))
+    for (variant, precision, part), timing in timings.items():
+        stage.add(variant=variant, precision=precision, part=part, **timing.as_dict(samples=True),
+                  tokens_per_s=facts["tokens"] / timing.median, times_as_fast=timing.times_as_fast_as(timings[base]))
+
+
+if __name__ == "__main__":
+    if reason := why_not("cuda", sys.argv[1]):
+        sys.exit(f"skipped: {reason}")
+    os.environ["ELMO_FAST_CUDA_LSTM"] = sys.argv[1]
+    assert all(check("cuda", 96, 32, precision)["passed"] for precision in PATHS[sys.argv[1]])
+    print("done")

@@ -1,0 +1,62 @@
+"""`Embedder` with the calls of ELMoForManyLangs (github.com/HIT-SCIR/ELMoForManyLangs), on its models."""
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count
+from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.model.manylangs import ManyLangsBiLm, read_config
+from elmo_fast.model.sources import find_model
+from elmo_fast.text.batching import check_batch
+
+
+class Embedder:
+    """Vectors of tokenized sentences by the model in a directory or ZIP, on the first GPU where there is one.
+
+    As in the original, sentences are sorted by length, batches run in an order drawn from `random`, and states are
+    carried from batch to batch and call to call: the same for the same `random.seed`. With `state` `zero` or `warm` a
+    result depends on its sentence alone. `precision` and `backend` are those of `BiLm`.
+    """
+
+    def __init__(self, model_dir: str | os.PathLike, batch_size: int = DEFAULT_BATCH_SIZE, *, state: str = "carry",
+                 precision: str = "highest", backend: str = "auto"):
+        files = find_model(Path(model_dir))
+        self.model_dir, self.batch_size = model_dir, check_count("batch_size", batch_size)
+        self.config, _ = read_config(files.weight_file.parent)
+        self.use_cuda = torch.cuda.is_available()
+        self.model = ManyLangsBiLm.from_model(files, state=state, precision=precision, backend=backend)
+        self.model.to("cuda" if self.use_cuda else "cpu").eval()
+
+    def sents2elmo(self, sents: Sequence[Sequence[str]], output_layer: int = -1) -> list[np.ndarray]:
+        """Vectors of each sentence, float32 [tokens, 2 P].
+
+        `output_layer` -1 is the mean of the layers, -2 all of them, [layers, tokens, 2 P], and 0, 1, 2 a layer, the
+        token layer first.
+        """
+        sents, layers = check_batch(sents, "sents"), self.model.num_layers
+        if isinstance(output_layer, bool) or output_layer not in range(-2, layers):
+            raise ValueError(f"output_layer: expected -1 for the mean, -2 for all layers, or a layer from 0 to "
+                             f"{layers - 1}, got {output_layer!r}")
+        arrays = self._carried(sents) if self.model.state == "carry" else ElmoEmbedder.from_bilm(
+            self.model).stream(sents, self.batch_size)
+        if output_layer == -1:
+            return [vectors.mean(axis=0) for vectors in arrays]
+        return [vectors if output_layer == -2 else vectors[output_layer] for vectors in arrays]
+
+    def _carried(self, sents: list[Sequence[str]]) -> list[np.ndarray]:
+        order = sorted(range(len(sents)), key=lambda number: -len(sents[number]))
+        batches = [order[start : start + self.batch_size] for start in range(0, len(order), self.batch_size)]
+        random.shuffle(batches)
+        found: dict[int, np.ndarray] = {}
+        for batch in batches:
+            with torch.no_grad():
+                layers, lengths = self.model.embed_tokens([sents[number] for number in batch])
+            values = torch.stack(layers).float().cpu().numpy()  # [layers, N, 2 P]
+            for number, vectors in zip(batch, np.split(values, np.cumsum(lengths)[:-1], axis=1)):
+                found[number] = vectors[:, 1:-1].copy()
+        return [found[number] for number in range(len(sents))]

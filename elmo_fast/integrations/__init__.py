@@ -1,0 +1,56 @@
+"""elmo-fast in other libraries, a module for each of them: docs/integrations.md. This one imports none of them."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from elmo_fast.choices import check_choice
+from elmo_fast.embed.api import Layers, LoadedElmo, Text
+from elmo_fast.text.batching import check_sentence
+
+STATES = ("zero", "warm")  # vectors that do not depend on how another library orders and batches its texts
+
+
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Around the imports of a module: an `ImportError` in it names the extra that installs what is absent."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"a package is not there ({error}): install elmo-fast[{name}]") from error
+
+
+def check_arguments(elmo: LoadedElmo, layers: Layers, state: str, batch_size: int, pool: str | None = None) -> None:
+    """Raise `ValueError` naming the argument of `LoadedElmo.embed` that does not fit the model."""
+    elmo.embed([], layers, check_choice("state", state, STATES), pool, batch_size)
+
+
+def token_vectors(elmo: LoadedElmo, texts: Sequence[Text], layers: Layers, state: str,
+                  batch_size: int) -> list[np.ndarray]:
+    """`LoadedElmo.embed`, with the layers of `all` side by side: float32 [tokens, width] a text."""
+    arrays = elmo.embed(texts, layers, state, batch_size=batch_size)
+    size = width(elmo, layers)
+    return [vectors.swapaxes(0, -2).reshape(vectors.shape[-2], size) for vectors in arrays]
+
+
+def pooled_vectors(elmo: LoadedElmo, texts: Sequence[Sequence[str]], layers: Layers, state: str, batch_size: int,
+                   pool: str) -> np.ndarray:
+    """Pooled vectors of tokenized texts: float32 [texts, width], zeros for a text without tokens."""
+    result = np.zeros((len(texts), width(elmo, layers)), np.float32)
+    filled = [number for number, tokens in enumerate(texts) if len(tokens)]
+    vectors = elmo.embed([texts[number] for number in filled], layers, state, pool, batch_size)
+    for number, vector in zip(filled, vectors):
+        result[number] = vector.ravel()
+    return result
+
+
+def tokenized(texts: Iterable[Text], name: str, split: Callable[[str], Sequence[str]] = str.split) -> list:
+    """Texts as lists of tokens; `ValueError` naming `name` and the number of one that is neither text nor list."""
+    return [split(text) if isinstance(text, str) else check_sentence(text, f"{name}[{number}]")
+            for number, text in enumerate(texts)]
+
+
+def width(elmo: LoadedElmo, layers: Layers) -> int:
+    """Values of a token: 2 P, and those of every layer with `all`."""
+    return elmo.bilm.get_output_dim() * (elmo.bilm.num_layers if isinstance(layers, str) and layers == "all" else 1)

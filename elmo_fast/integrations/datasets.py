@@ -1,0 +1,57 @@
+"""`Embed`: a function for `Dataset.map(..., batched=True)` of Hugging Face's datasets, which this does not import."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.embed.api import Layers, LoadedElmo, Text, load
+from elmo_fast.integrations import check_arguments, pooled_vectors, token_vectors, tokenized
+from elmo_fast.model.sources import DEFAULT_MODEL
+
+
+class Embed:
+    """Adds a column `output` of vectors to batches: float32 [tokens, width] a text, or with `pool` [width].
+
+    `column` has strings, split at whitespace, or lists of tokens. `layers`, `pool`, `state` (`zero` or `warm`) and
+    `batch_size` are those of `LoadedElmo.embed`; with `layers="all"` the layers lie side by side. Pooled vectors of no
+    tokens are zeros. The others are those of `load`.
+
+    A pickle, which datasets hashes and sends to its processes, has the model's name and fingerprint, not its weights:
+    a process reads them itself, and refuses others than these.
+    """
+
+    def __init__(self, column: str, output: str = "elmo", *, model: str | os.PathLike = DEFAULT_MODEL,
+                 layers: Layers = "average", pool: str | None = None, state: str = "warm", device: str | None = None,
+                 precision: str = "highest", backend: str = "auto", batch_size: int = DEFAULT_BATCH_SIZE):
+        self._columns, self._pool = (column, output), pool
+        self._model, self._how = os.fspath(model), {"device": device, "precision": precision, "backend": backend}
+        self._settings = {"layers": layers, "state": state, "batch_size": batch_size}
+        self._elmo: LoadedElmo | None = load(self._model, **self._how)
+        check_arguments(self._elmo, **self._settings, pool=pool)
+        self._fingerprint = self._elmo.bilm.fingerprint()
+
+    def __call__(self, batch: Mapping[str, Sequence[Text]]) -> dict[str, Sequence[np.ndarray]]:
+        """The new column of a batch of columns."""
+        column, output = self._columns
+        if column not in batch:
+            raise ValueError(f"column: expected one of {', '.join(batch)}, got {column!r}")
+        if isinstance(batch[column], str):
+            raise ValueError(f"{column}: expected a list of texts, got one; map(..., batched=True) gives lists")
+        texts = tokenized(batch[column], column)
+        if self._pool is not None:
+            return {output: pooled_vectors(self._loaded(), texts, **self._settings, pool=self._pool)}
+        return {output: token_vectors(self._loaded(), texts, **self._settings)}
+
+    def _loaded(self) -> LoadedElmo:
+        if self._elmo is None:
+            elmo = load(self._model, **self._how)
+            if elmo.bilm.fingerprint() != self._fingerprint:
+                raise ValueError(f"model: expected the weights that {self._model} had, got others")
+            self._elmo = elmo
+        return self._elmo
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_elmo": None}

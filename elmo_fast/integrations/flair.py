@@ -1,0 +1,69 @@
+"""`ElmoEmbeddings`: ELMo vectors of tokens in flair. To be imported before a saved model that has them is loaded."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.embed.api import Layers, LoadedElmo
+from elmo_fast.integrations import check_arguments, extra, token_vectors, width
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.options import Options
+from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.model.weights import expected_shapes
+
+with extra("flair"):
+    import flair
+    from flair.data import Sentence
+    from flair.embeddings.base import TokenEmbeddings, register_embeddings
+
+
+@register_embeddings
+class ElmoEmbeddings(TokenEmbeddings):
+    """A vector for each token of a sentence: float32 [2 P], with `layers="all"` [layers * 2 P].
+
+    `layers`, `state` (`zero` or `warm`) and `batch_size` are those of `LoadedElmo.embed`, `precision` and `backend`
+    those of `BiLm`. The weights are frozen, and part of the `state_dict`. `model` may be a `BiLm` in memory too.
+    """
+
+    def __init__(self, model: str | BiLm = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
+                 precision: str = "highest", backend: str = "auto", batch_size: int = DEFAULT_BATCH_SIZE,
+                 name: str | None = None):
+        super().__init__()
+        self._settings = {"layers": layers, "state": state, "batch_size": batch_size}
+        how = {"precision": precision, "backend": backend}
+        self.bilm = model if isinstance(model, BiLm) else BiLm.from_model(model, **how)
+        check_arguments(LoadedElmo(self.bilm), **self._settings)
+        self.name = name or f"elmo-{self.bilm.fingerprint()[:8]}-{layers}-{state}"
+        self.static_embeddings = True
+        self.to(flair.device)
+
+    @property
+    def embedding_length(self) -> int:
+        """Values of a token."""
+        return width(LoadedElmo(self.bilm), self._settings["layers"])
+
+    def _add_embeddings_internal(self, sentences: list[Sentence]) -> list[Sentence]:
+        texts = [[token.text for token in sentence] for sentence in sentences]
+        for sentence, vectors in zip(sentences, token_vectors(LoadedElmo(self.bilm), texts, **self._settings)):
+            for token, vector in zip(sentence, torch.from_numpy(vectors).to(flair.device)):
+                token.set_embedding(self.name, vector)
+        return sentences
+
+    def to_params(self) -> dict[str, Any]:
+        """What `from_params` takes: all but the weights."""
+        return {"options": self.bilm.options.to_dict(), "has_projection": "CNN_proj/W_proj" in self.bilm.weights(),
+                "how": {"precision": self.bilm.precision, "backend": self.bilm.backend}, "name": self.name,
+                **self._settings}
+
+    @classmethod
+    def from_params(cls, params: dict[str, Any]) -> "ElmoEmbeddings":
+        """Embeddings with weights of zero, for a `load_state_dict` that follows."""
+        options, has_projection, how = (params.pop(name) for name in ("options", "has_projection", "how"))
+        shapes = expected_shapes(Options.from_dict(options), has_projection)
+        weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        return cls(BiLm(Options.from_dict(options), weights, **how), **params)
+
+    def extra_repr(self) -> str:
+        return f"name={self.name}"

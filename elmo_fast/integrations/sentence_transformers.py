@@ -1,0 +1,87 @@
+"""`ElmoModule`: the first module of a sentence-transformers model, before a `Pooling`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count
+from elmo_fast.embed.api import Layers, LoadedElmo
+from elmo_fast.integrations import check_arguments, extra, width
+from elmo_fast.model.batch_layout import remove_boundaries
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.text.batching import batch_to_ids
+from elmo_fast.train.export import export_module
+
+with extra("sentence-transformers"):
+    try:
+        from sentence_transformers.sentence_transformer.modules import InputModule
+    except ModuleNotFoundError:  # before version 6
+        from sentence_transformers.models import InputModule
+
+_HUB = ("token", "cache_folder", "revision", "local_files_only")
+
+
+class ElmoModule(InputModule):
+    """Token embeddings of texts split at whitespace, and their mask.
+
+    `layers` and `state` (`zero` or `warm`) are those of `LoadedElmo.embed`, `precision` and `backend` those of `BiLm`.
+    Tokens past `max_seq_length` are dropped. `requires_grad` fine-tunes the biLM's weights. What is saved holds them.
+    """
+
+    config_file_name = "elmo_config.json"
+    config_keys = ("layers", "state", "max_seq_length", "requires_grad", "precision", "backend")
+    tokenizer = None  # a text is split at whitespace
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
+                 max_seq_length: int | None = None, requires_grad: bool = False, precision: str = "highest",
+                 backend: str = "auto"):
+        super().__init__()
+        self.layers, self.state, self.requires_grad, self.precision, self.backend = (
+            layers, state, requires_grad, precision, backend)
+        self.max_seq_length = max_seq_length and check_count("max_seq_length", max_seq_length)
+        self.bilm = BiLm.from_model(model, state=state, requires_grad=requires_grad, precision=precision,
+                                    backend=backend)
+        elmo = LoadedElmo(self.bilm)
+        check_arguments(elmo, layers, state, DEFAULT_BATCH_SIZE)
+        self._width = width(elmo, layers)
+
+    def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, torch.Tensor]:
+        """Character ids of texts, int64 [texts, T, C] with T at least 1, and the mask of tokens, int64 [texts, T]."""
+        for number, text in enumerate(inputs):
+            if not isinstance(text, str):
+                raise ValueError(f"inputs[{number}]: expected a string, got {type(text).__name__}")
+        tokens = [((prompt or "") + text).split()[: self.max_seq_length] for text in inputs]
+        ids = batch_to_ids([*tokens, ["."]], *self.bilm.token_source.row_shape)[:-1]
+        return {"input_ids": ids, "attention_mask": (ids > 0).any(dim=2).long()}
+
+    tokenize = preprocess  # its name before sentence-transformers 6
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """Adds `token_embeddings`: [texts, T, width], zero past a text's end."""
+        activations, mask = self.bilm(features["input_ids"])
+        if isinstance(self.layers, str) and self.layers == "all":
+            values = torch.cat(activations, dim=2)
+        elif isinstance(self.layers, str):
+            values = activations[-1] if self.layers == "top" else sum(activations) / len(activations)
+        else:
+            values = sum(factor * layer for factor, layer in zip(self.layers, activations))
+        return {**features, "token_embeddings": remove_boundaries(values, mask)[0]}
+
+    def get_embedding_dimension(self) -> int:
+        """Values of a token."""
+        return self._width
+
+    get_word_embedding_dimension = get_embedding_dimension  # its name before sentence-transformers 6
+
+    def save(self, output_path: str, *_: Any, **__: Any) -> None:
+        """Write the configuration, the options and the weights."""
+        self.save_config(output_path)
+        export_module(self.bilm, output_path)
+
+    @classmethod
+    def load(cls, model_name_or_path: str, subfolder: str = "", **arguments: Any) -> "ElmoModule":
+        """The module that `save` wrote; sentence-transformers 6 wants `trust_remote_code=True` for it."""
+        where = {"subfolder": subfolder, **{name: arguments[name] for name in _HUB if name in arguments}}
+        return cls(cls.load_dir_path(model_name_or_path, **where), **cls.load_config(model_name_or_path, **where))

@@ -1,0 +1,63 @@
+"""`ElmoVectorizer`: texts to ELMo vectors in a scikit-learn pipeline."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.embed.api import Layers, Text, load
+from elmo_fast.integrations import check_arguments, extra, pooled_vectors, tokenized, width
+from elmo_fast.model.sources import DEFAULT_MODEL
+
+with extra("scikit-learn"):
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.utils.validation import check_is_fitted
+
+
+class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """A vector for each text: float32 [texts, 2 P], with `layers="all"` [texts, layers * 2 P]; zeros of no tokens.
+
+    A text is a list of tokens, or a string that `tokenizer` (by default `str.split`) makes a list of tokens. `layers`,
+    `pool`, `state` (`zero` or `warm`) and `batch_size` are those of `LoadedElmo.embed`, the others those of `load`.
+    `fit` learns nothing: it reads the model, which is then part of a pickle.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", pool: str = "mean",
+                 state: str = "warm", tokenizer: Callable[[str], Sequence[str]] | None = None,
+                 device: str | None = None, precision: str = "highest", backend: str = "auto",
+                 batch_size: int = DEFAULT_BATCH_SIZE):
+        self.model = model
+        self.layers = layers
+        self.pool = pool
+        self.state = state
+        self.tokenizer = tokenizer
+        self.device = device
+        self.precision = precision
+        self.backend = backend
+        self.batch_size = batch_size
+
+    def fit(self, X: Iterable[Text], y=None) -> "ElmoVectorizer":
+        """Read the model; X is only checked."""
+        self._tokens(X)
+        if self.pool is None:
+            raise ValueError("pool: expected mean, max or first_last, got None")
+        elmo = load(self.model, device=self.device, precision=self.precision, backend=self.backend)
+        check_arguments(elmo, self.layers, self.state, self.batch_size, self.pool)
+        self.elmo_, self._n_features_out = elmo, width(elmo, self.layers)
+        return self
+
+    def transform(self, X: Iterable[Text]) -> np.ndarray:
+        """Vectors of texts: float32 [texts, features]."""
+        check_is_fitted(self)
+        return pooled_vectors(self.elmo_, self._tokens(X), self.layers, self.state, self.batch_size, self.pool)
+
+    def _tokens(self, X: Iterable[Text]) -> list[Sequence[str]]:
+        if isinstance(X, (str, bytes)) or not isinstance(X, Iterable) or getattr(X, "ndim", 1) != 1:
+            raise ValueError(f"X: expected a list of texts, got {type(X).__name__} {getattr(X, 'shape', '')}".rstrip())
+        return tokenized(X, "X", self.tokenizer or str.split)
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        tags.transformer_tags.preserves_dtype = []
+        return tags

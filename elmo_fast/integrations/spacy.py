@@ -1,0 +1,121 @@
+"""The spaCy component `elmo`: `doc.tensor`, and from it the vectors of tokens, spans and documents."""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count
+from elmo_fast.embed.api import Layers, LoadedElmo, load
+from elmo_fast.integrations import STATES, check_arguments, extra, token_vectors, width
+from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.train.export import export_module
+
+with extra("spacy"):
+    import srsly
+    from spacy.language import Language
+    from spacy.pipeline import Pipe
+    from spacy.tokens import Doc, Span, Token
+    from spacy.util import minibatch
+
+Part = Doc | Span | Token
+
+
+class ElmoPipe(Pipe):
+    """Sets `doc.tensor`, float32 [tokens, width], and the vectors and similarities of its tokens and spans.
+
+    A text is a sentence where an earlier component has set them, else the document. Whitespace tokens count as tokens.
+    The model is read at the first document, or from a saved pipeline, which has the weights in it.
+    """
+
+    def __init__(self, name: str, model: str, layers: Layers, state: str, device: str | None, precision: str,
+                 backend: str, batch_size: int):
+        self.name, self._model = name, model
+        self._how = {"device": device, "precision": precision, "backend": backend}
+        self._settings = layers, check_choice("state", state, STATES), check_count("batch_size", batch_size)
+        self._elmo: LoadedElmo | None = None
+
+    @property
+    def elmo(self) -> LoadedElmo:
+        """The model."""
+        if self._elmo is None:
+            self._read(self._model)
+        return self._elmo
+
+    def _read(self, model: str | Path) -> "ElmoPipe":
+        elmo = load(model, **self._how)
+        check_arguments(elmo, *self._settings)
+        self._elmo = elmo
+        return self
+
+    def __call__(self, doc: Doc) -> Doc:
+        self._annotate([doc])
+        return doc
+
+    def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
+        """The documents, `batch_size` of them read at a time."""
+        for docs in minibatch(stream, size=batch_size):
+            try:
+                self._annotate(docs)
+            except Exception as error:
+                self.get_error_handler()(self.name, self, docs, error)
+            else:
+                yield from docs
+
+    def _annotate(self, docs: list[Doc]) -> None:
+        parts = [list(doc.sents) if doc.has_annotation("SENT_START") else [doc] for doc in docs]
+        texts = [[token.text for token in part] for sentences in parts for part in sentences]
+        vectors = iter(token_vectors(self.elmo, texts, *self._settings))
+        empty = np.zeros((0, width(self.elmo, self._settings[0])), np.float32)
+        for doc, sentences in zip(docs, parts):
+            doc.tensor = np.concatenate([empty, *(next(vectors) for _ in sentences)])
+            for hooks in (doc.user_hooks, doc.user_span_hooks, doc.user_token_hooks):
+                hooks.update(vector=_vector, has_vector=_has_vector, similarity=_similarity)
+
+    def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
+        """Write the model into the directory `path`."""
+        export_module(self.elmo.bilm, path)
+
+    def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> "ElmoPipe":
+        """Take the model in the directory `path` instead of the configuration's."""
+        return self._read(path)
+
+    def to_bytes(self, *, exclude: Iterable[str] = ()) -> bytes:
+        """The files of `to_disk` as bytes."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.to_disk(folder)
+            return srsly.msgpack_dumps({path.name: path.read_bytes() for path in Path(folder).iterdir()})
+
+    def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> "ElmoPipe":
+        """Take the model of `to_bytes` instead of the configuration's."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in srsly.msgpack_loads(data).items():
+                (Path(folder) / Path(name).name).write_bytes(content)
+            return self.from_disk(folder)
+
+
+@Language.factory("elmo", assigns=["doc.tensor"], default_config={
+    "model": DEFAULT_MODEL, "layers": "average", "state": "warm", "device": None, "precision": "highest",
+    "backend": "auto", "batch_size": DEFAULT_BATCH_SIZE})
+def make_elmo(nlp: Language, name: str, model: str, layers: str | list[float], state: str, device: str | None,
+              precision: str, backend: str, batch_size: int) -> ElmoPipe:
+    """The component of a configuration: arguments of `load` and of `LoadedElmo.embed`."""
+    return ElmoPipe(name, model, layers, state, device, precision, backend, batch_size)
+
+
+def _vector(part: Part) -> np.ndarray:
+    """A token's vector, or the mean of those of a span or document, zeros where it is empty: float32 [width]."""
+    tensor = part.tensor
+    return tensor if tensor.ndim == 1 else tensor.sum(axis=0) / max(1, len(tensor))
+
+
+def _has_vector(part: Part) -> bool:
+    return part.tensor.size > 0
+
+
+def _similarity(part: Part, other: Part) -> float:
+    """Cosine of two vectors, 0 where one is zero; spaCy's own takes the same word in two contexts for the same."""
+    a, b = part.vector, other.vector
+    norm = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / norm) if norm else 0.0

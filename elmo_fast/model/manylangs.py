@@ -1,0 +1,247 @@
+"""Models of ELMoForManyLangs (Che et al. 2018): characters and whole words to token vectors, then the same LSTM.
+
+A directory has `config.json`, which names a second JSON file with the sizes, the lexicons `char.dic` and `word.dic`,
+and PyTorch's `token_embedder.pkl` and `encoder.pkl`. The original is github.com/HIT-SCIR/ELMoForManyLangs.
+"""
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from elmo_fast.model import state_dict
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.options import CharCnnOptions, ConfigurationError, LstmOptions, Options, read_json
+from elmo_fast.model.sources import ModelFiles
+from elmo_fast.model.state_dict import Conversion
+from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
+from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.linear import highway, linear
+from elmo_fast.ops.precision import full_precision
+from elmo_fast.ops.torch.char_cnn import PADDING_ID
+from elmo_fast.text.batching import check_batch, number_tokens
+
+BOUNDARIES = ("<bos>", "<eos>")
+_OOV, _PAD = "<oov>", "<pad>"
+_BEGIN_WORD, _END_WORD = "<eow>", "<bow>"  # in this order around a word, as the original's code takes them
+# What the original's package has for models whose directory lacks the JSON file that config.json names.
+_DEFAULT_CONFIGS = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
+_DEFAULT: dict[str, Any] = {
+    "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
+    "token_embedder": {
+        "name": "cnn", "activation": "relu", "n_highway": 2, "word_dim": 100, "char_dim": 50,
+        "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
+        "max_characters_per_token": 50,
+    },
+}
+
+
+@dataclass(frozen=True)
+class ManyLangsOptions(Options):
+    """Sizes, and the lexicons: the id of every character as the model reads it, and the row of every word."""
+
+    characters: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    words: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
+
+    def to_dict(self) -> NoReturn:
+        raise ConfigurationError("model: expected one of options.json and *.hdf5 to be written, got a model of "
+                                 "ELMoForManyLangs; copy its directory instead")
+
+
+class ManyLangsEncoder(CharacterEncoder):
+    """Ids [N, C], with words [N, C + 1], to token vectors [N, P]: the projection reads words' vectors and the char-CNN.
+
+    A character beyond the lexicon has the id of `<oov>`, and so has a word; the last column is a word's row + 1.
+    """
+
+    boundaries = BOUNDARIES
+
+    def __init__(self, options: ManyLangsOptions, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
+        super().__init__(options, weights, requires_grad)
+        self.characters, self.words = options.characters, options.words
+        self.largest = len(weights["char_embed"])
+        if self.words is not None:
+            self.row_shape = (self.row_shape[0] + 1,)
+            self.largest = max(self.largest, len(weights["word_embed"]))
+
+    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
+        length, known = self.options.max_characters_per_token, self.characters
+        ids = np.full((len(tokens), *self.row_shape), PADDING_ID, np.int64)
+        for row, token in zip(ids, tokens):
+            if not isinstance(token, str):
+                raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
+            token = token[: length - 2]
+            inner = [known[token]] if token in BOUNDARIES else [known.get(each, known[_OOV]) for each in token]
+            row[: len(inner) + 2] = known[_BEGIN_WORD], *inner, known[_END_WORD]
+            if self.words is not None:
+                row[-1] = self.words.get(token, self.words[_OOV]) + 1
+        return torch.from_numpy(ids)
+
+    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
+        unique, running, lengths = number_tokens(check_batch(batch))
+        ids = torch.zeros(len(lengths), int(lengths.max(initial=0)), *self.row_shape, dtype=torch.int64)
+        ids[torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]] = self.token_ids(unique)[running]
+        return ids
+
+    def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+        own, options = dict(self.named_parameters()), self.options
+        filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(options.filters))]
+        characters = ids[:, : options.max_characters_per_token]
+        x = char_cnn(characters, own["char_embed"], filters, options.activation, backend=backend)  # [N, filters]
+        for k in range(options.n_highway):
+            x = highway(x, *(own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")),
+                        backend=backend)
+        if self.words is not None:
+            x = torch.cat([full_precision(own["word_embed"])[ids[:, -1] - 1], full_precision(x)], dim=1)
+        return linear(x, own["W_proj"], own["b_proj"], backend=backend)
+
+    def conversions(self) -> Iterator[Conversion]:
+        yield from super().conversions()
+        if self.words is not None:
+            yield Conversion(["word_embed"], ["word_embed"])
+
+
+class ManyLangsBiLm(BiLm):
+    """A `BiLm` of a model of ELMoForManyLangs, for texts as lists of tokens: its `forward` takes ids on the CPU."""
+
+    @classmethod
+    def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "ManyLangsBiLm":
+        return cls(*read_manylangs(files.weight_file.parent, allow_nonfinite), **arguments)
+
+    @staticmethod
+    def _check(weights: Mapping[str, np.ndarray], options: Options) -> None:
+        """Shapes are checked where the files are read."""
+
+    def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> ManyLangsEncoder:
+        return ManyLangsEncoder(self.options, weights, requires_grad)
+
+
+def read_manylangs(directory: Path,
+                   allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
+    """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for what the files lack or do not fit."""
+    config, source = read_config(directory)
+    embedder, encoder = (config.get(name) for name in ("token_embedder", "encoder"))
+    for name, section, expected in (("token_embedder", embedder, "cnn"), ("encoder", encoder, "elmo")):
+        if not isinstance(section, Mapping) or str(section.get("name")).lower() != expected:
+            raise ConfigurationError(f"{source}: {name}: expected one with the name {expected}, got {section!r:.80}")
+    options = Options.from_dict({
+        "lstm": {**encoder, "use_skip_connections": True, "cell_clip": encoder.get("cell_clip") or None,
+                 "proj_clip": encoder.get("proj_clip") or None},
+        "char_cnn": {**embedder, "embedding": {"dim": embedder.get("char_dim")}}}, source)
+    if not options.lstm.is_projected:
+        raise ConfigurationError(f"{source}: encoder: expected a projection_dim below dim, got {options.lstm.dim}")
+    characters = _lexicon(directory / "char.dic", (_BEGIN_WORD, _END_WORD, *BOUNDARIES, _OOV, _PAD))
+    words = _lexicon(directory / "word.dic", (_OOV, _PAD)) if embedder.get("word_dim") else None
+    tensors = _Tensors(directory / "token_embedder.pkl", allow_nonfinite)
+    weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, embedder.get("word_dim"))
+    weights |= _lstm_weights(_Tensors(directory / "encoder.pkl", allow_nonfinite), options.lstm)
+    padding = characters[_PAD]
+    numbered = {token: _model_id(number, padding) for token, number in characters.items()}
+    return ManyLangsOptions(options.lstm, options.char_cnn, characters=numbered, words=words), weights
+
+
+def read_config(directory: Path) -> tuple[dict[str, Any], str]:
+    """The JSON object with the sizes, found as the original finds it, and where it was."""
+    config = read_json(directory / "config.json")
+    named = config.get("config_path")
+    if not isinstance(named, str):
+        raise ConfigurationError(f"model {directory}: config.json: expected the key config_path, got {sorted(config)}")
+    base = named.replace("\\", "/").rpartition("/")[2]
+    for path in (directory / named, directory / base):
+        if path.is_file():
+            return read_json(path), str(path)
+    if base in _DEFAULT_CONFIGS:
+        return _DEFAULT, base
+    raise FileNotFoundError(f"model {directory}: expected the file {base} that config.json names, found none")
+
+
+def _lexicon(path: Path, needed: Sequence[str]) -> dict[str, int]:
+    """Numbers of tokens, a line each; a line with a number alone is that of the ideographic space."""
+    try:
+        lines = [line.strip().split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        numbers = {line[0] if len(line) > 1 else "\u3000": int(line[-1]) for line in lines}
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line ({error})") from error
+    if missing := [token for token in needed if token not in numbers]:
+        raise ConfigurationError(f"{path}: expected {', '.join(needed)}, found no {', '.join(missing)}")
+    return numbers
+
+
+def _model_id(number: int, padding: int) -> int:
+    """A character's row + 1, its row after `padding` has become row 260, as the char-CNN takes it."""
+    if number == padding:
+        return PADDING_ID
+    rank = number - (number > padding) + 1
+    return rank + (rank >= PADDING_ID)
+
+
+class _Tensors:
+    """The tensors of a `state_dict` in a file, read without running code from it."""
+
+    def __init__(self, path: Path, allow_nonfinite: bool):
+        self._path, self._allow_nonfinite = path, allow_nonfinite
+        try:
+            self._content = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ConfigurationError(f"{path}: expected tensors written by torch.save ({error!s:.200})") from error
+
+    def take(self, name: str, *shape: int | None) -> torch.Tensor:
+        """A float32 tensor of that shape, in which None is any size."""
+        found = self._content.get(name) if isinstance(self._content, Mapping) else None
+        if not isinstance(found, torch.Tensor) or found.dim() != len(shape) or any(
+                size not in (None, own) for size, own in zip(shape, found.shape)):
+            given = tuple(found.shape) if isinstance(found, torch.Tensor) else "none"
+            raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {given}")
+        found = found.detach().float()
+        if not self._allow_nonfinite:
+            check_finite(f"{self._path}: {name}", found.numpy(), "; allow_nonfinite=True loads them")
+        return found
+
+
+def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, characters: Mapping[str, int],
+                   words: Mapping[str, int] | None, word_dim: int) -> dict[str, np.ndarray]:
+    chars = tensors.take("char_emb_layer.embedding.weight", None, cnn.embedding_dim)
+    _check_rows("char.dic", characters, len(chars))
+    table = chars.new_zeros(max(len(chars), PADDING_ID), cnn.embedding_dim)
+    table[[_model_id(row, characters[_PAD]) - 1 for row in range(len(chars))]] = chars
+    found = {"char_embed": table}
+    for i, (width, count) in enumerate(cnn.filters):
+        kernel = tensors.take(f"convolutions.{i}.weight", count, cnn.embedding_dim, width)
+        found[f"CNN/W_cnn_{i}"] = kernel.permute(2, 1, 0)[None]  # [1, width, E, n]
+        found[f"CNN/b_cnn_{i}"] = tensors.take(f"convolutions.{i}.bias", count)
+    total = cnn.n_filters
+    for k in range(cnn.n_highway):
+        for short, long, shape in (("W", "weight", (2 * total, total)), ("b", "bias", (2 * total,))):
+            gates = state_dict.highway_from_allennlp(tensors.take(f"highways._layers.{k}.{long}", *shape))
+            found |= {f"CNN_high_{k}/{short}_{name}": gate for name, gate in zip(("transform", "carry"), gates)}
+    if words is not None:
+        found["word_embed"] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
+        _check_rows("word.dic", words, len(found["word_embed"]))
+        total += word_dim
+    found["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).t()
+    found["CNN_proj/b_proj"] = tensors.take("projection.bias", lstm.projection_dim)
+    return {name: np.ascontiguousarray(value.numpy()) for name, value in found.items()}
+
+
+def _lstm_weights(tensors: _Tensors, lstm: LstmOptions) -> dict[str, np.ndarray]:
+    found, dim, size = {}, lstm.dim, lstm.projection_dim
+    for layer in range(lstm.n_layers):
+        for direction, name in zip(DIRECTIONS, ("forward", "backward")):
+            cell = f"{name}_layer_{layer}"
+            parts = (tensors.take(f"{cell}.{part}_linearity.weight", 4 * dim, size) for part in ("input", "state"))
+            values = (*state_dict.gates_from_allennlp(*parts),
+                      *state_dict.bias_from_allennlp(tensors.take(f"{cell}.state_linearity.bias", 4 * dim)),
+                      *state_dict.transposed(tensors.take(f"{cell}.state_projection.weight", size, dim)))
+            found |= {lstm_name(direction, layer, part): value.numpy() for part, value in zip(LSTM_DATASETS, values)}
+    return found
+
+
+def _check_rows(name: str, lexicon: Mapping[str, int], rows: int) -> None:
+    if min(lexicon.values()) < 0 or max(lexicon.values()) >= rows:
+        raise ConfigurationError(f"{name}: expected numbers from 0 to {rows - 1}, the rows of its embedding in "
+                                 f"token_embedder.pkl, got up to {max(lexicon.values())}")

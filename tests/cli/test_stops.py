@@ -1,0 +1,175 @@
+"""Signals: at any time a stop is one line, and what stands at an output's name is whole."""
+
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from elmo_fast import stops
+from elmo_fast.embed import stream
+from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.embed.files import Hdf5Writer
+from elmo_fast.model.softmax_head import SoftmaxHead
+from tests.support.files import names, paths, run, start, write_model
+
+LINE = "elmo-fast: error: interrupted; no output was left behind\n"
+SIGNALS = signal.SIGINT, signal.SIGTERM
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    (tmp_path / "in.txt").write_text("a b c\n" * 200)
+    return tmp_path
+
+
+EMBED = "embed", "in.txt", "out.hdf5", "--all", "--model", "model", "--batch-size", "1", "--quiet"
+DURING_IMPORTS = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            signal.raise_signal({number})
+sys.meta_path.insert(0, Finder())
+from elmo_fast.cli import main
+sys.exit(main({arguments!r}))
+"""
+
+
+@pytest.mark.parametrize("number, module", [(signal.SIGINT, "torch.nn"), (signal.SIGTERM, "elmo_fast.cli.flags")])
+def test_a_stop_during_imports_is_a_line(folder, number, module):
+    process = start(DURING_IMPORTS.format(module=module, number=int(number), arguments=EMBED), cwd=folder)
+    assert (process.communicate(timeout=120), process.returncode) == (("", LINE), 1)
+    assert names(folder) == ["in.txt", "model"]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_stop_inside_a_callback_is_not_lost(folder, capsys, monkeypatch, number):
+    """Python ignores what is raised in a callback of a weak reference."""
+    class Referent:
+        pass
+
+    collect = stream.SlotStream._collect
+
+    def collecting(*arguments):
+        referent = Referent()
+        _reference = weakref.ref(referent, lambda _: signal.raise_signal(number))
+        del referent
+        return collect(*arguments)
+
+    monkeypatch.setattr(stream.SlotStream, "_collect", collecting)
+    before = [signal.getsignal(each) for each in SIGNALS]
+    assert run(capsys, *EMBED) == (1, "", LINE)
+    assert names(folder) == ["in.txt", "model"] and [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_a_stop_inside_a_write_is_no_other_error(folder, capsys, monkeypatch):
+    """It comes after the last place that looks: the output is whole, and the command is done."""
+    (folder / "a.fasta").write_text(">p|1\nMKV\n>p|2\nMK\n")
+    describe = np.lib.format.header_data_from_array_1_0
+    monkeypatch.setattr(np.lib.format, "header_data_from_array_1_0",
+                        lambda values: signal.raise_signal(signal.SIGTERM) or describe(values))
+    assert run(capsys, "seqvec", "-i", "a.fasta", "-o", "o.npy", "--model", "model", "--protein", "--silent")[0] == 0
+    assert np.load("o.npy").shape == (2, 8) and names(folder) == ["a.fasta", "in.txt", "model", "o.json", "o.npy"]
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".npz", ".npy"])
+def test_a_stop_between_proteins_leaves_nothing(folder, capsys, monkeypatch, suffix):
+    (folder / "a.fasta").write_text(">p|1\nMKV\n>p|2\nMK\n")
+    embed = ElmoEmbedder.embed_batch
+    monkeypatch.setattr(ElmoEmbedder, "embed_batch", lambda *arguments: signal.raise_signal(signal.SIGINT)
+                        or embed(*arguments))
+    arguments = "seqvec", "-i", "a.fasta", "-o", f"o{suffix}", "--model", "model", "--protein", "--silent"
+    assert run(capsys, *arguments) == (1, "", LINE)
+    assert names(folder) == ["a.fasta", "in.txt", "model"]
+
+
+def test_in_python_a_stop_is_python_s_own(folder, monkeypatch):
+    """`KeyboardInterrupt` after the sentence, not inside HDF5; the handlers are as before."""
+    write, keys = Hdf5Writer.write, []
+
+    def writing(writer, key, vectors):
+        signal.raise_signal(signal.SIGINT)
+        keys.append(key)
+        write(writer, key, vectors)
+
+    monkeypatch.setattr(Hdf5Writer, "write", writing)
+    before = signal.getsignal(signal.SIGINT)
+    with open("in.txt") as file, pytest.raises(KeyboardInterrupt):
+        ElmoEmbedder(*paths(folder / "model")).embed_file(file, "out.hdf5", progress=False)
+    assert keys == ["0"] and names(folder) == ["in.txt", "model"] and signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_ends_the_process(tmp_path):
+    process = start("import time\nfrom elmo_fast.stops import stoppable\n"
+                    "with stoppable(in_command=True):\n    print('ready', flush=True)\n"
+                    "    while True:\n        time.sleep(0.01)")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+
+
+def test_what_waits_for_input_stops_at_once():
+    reader, writer = os.pipe()
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), stops.stoppable():
+        timer.start()
+        stops.interruptible(os.read)(reader, 1)
+    with pytest.raises(KeyboardInterrupt), stops.stoppable():
+        signal.raise_signal(signal.SIGINT)
+        stops.interruptible(pytest.fail)("called after a stop")
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_flag_that_nothing_looked_at_is_passed_on_once():
+    with pytest.raises(KeyboardInterrupt), stops.stoppable():
+        with stops.stoppable():
+            signal.raise_signal(signal.SIGINT)
+        steps = "after the inner body"
+    assert steps and not stops.is_requested()
+    stops.check()
+
+
+def test_a_handler_of_the_user_is_called_once():
+    calls = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: calls.append(number))
+    try:
+        with stops.stoppable():
+            signal.raise_signal(signal.SIGTERM)
+            assert stops.is_requested() and not calls
+            stops.check()
+            stops.check()
+        assert calls == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_threads_have_no_stops():
+    found = []
+    with pytest.raises(KeyboardInterrupt), stops.stoppable():
+        signal.raise_signal(signal.SIGINT)
+        thread = threading.Thread(target=lambda: found.append((stops.is_requested(), stops.check())))
+        thread.start()
+        thread.join()
+    assert found == [(False, None)]
+
+
+def test_scores_stop_between_lines(folder, capsys, monkeypatch):
+    def score(*_):
+        signal.raise_signal(signal.SIGTERM)
+        return iter(["a line"] * 2)
+
+    monkeypatch.setattr("elmo_fast.embed.scoring.load_head", lambda **_: SoftmaxHead.__new__(SoftmaxHead))
+    monkeypatch.setattr("elmo_fast.embed.scoring.score_lines", score)
+    assert run(capsys, "score", "in.txt") == (1, "", LINE) and "torch" in sys.modules

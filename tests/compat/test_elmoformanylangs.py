@@ -1,0 +1,233 @@
+"""Models of ELMoForManyLangs: against NumPy in float64, and against its own code where it is installed."""
+
+import json
+import pickle
+import random
+import shutil
+import sys
+import types
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+import elmo_fast
+from elmo_fast import BiLm, ConfigurationError
+from elmo_fast.compat.elmoformanylangs import Embedder
+from elmo_fast.model.manylangs import read_config
+from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from tests.support.manylangs import CHARACTERS, CONFIG, SENTENCES, config, plain_layers, write_manylangs
+
+AGAINST_THE_ORIGINAL = 1e-5
+MANY_CHARACTERS = [*map(chr, range(0x4E00, 0x4E00 + 400)), *CHARACTERS]
+MODELS = {
+    "words and characters": {},
+    "characters alone": {"content": config(word_dim=0)},
+    "no clips": {"content": config(cell_clip=0, proj_clip=None)},
+    "one layer, tanh, no highway": {"content": config(n_layers=1, activation="tanh", n_highway=0)},
+    "more characters than bytes, padding in the middle": {"characters": MANY_CHARACTERS},
+    "padding first": {"characters": ["<pad>", *MANY_CHARACTERS]},
+}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def model(request, tmp_path_factory):
+    return write_manylangs(tmp_path_factory.mktemp("model"), **MODELS[request.param])
+
+
+@pytest.fixture
+def common(tmp_path):
+    return write_manylangs(tmp_path / "model")
+
+
+def close(found, expected, atol):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        assert one.dtype == np.float32
+        np.testing.assert_allclose(one, other, rtol=0, atol=atol)
+
+
+def near(found, expected):
+    """Layers [layers, T, 2 P] within the rounding of fp32 of those in float64."""
+    assert [array.shape for array in found] == [array.shape for array in expected]
+    for one, other in zip(found, expected):
+        assert one.dtype == np.float32
+        for layer, exact in zip(one, other):
+            assert not layer.size or relative_error(*map(torch.from_numpy, (layer, exact))) < AGAINST_FLOAT64["highest"]
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+def test_layers_are_those_of_float64(model, backend):
+    expected, clipped = zip(*(plain_layers(model, sentence) for sentence in SENTENCES))
+    sizes = json.loads((model / "sizes.json").read_text())["encoder"]
+    assert all((np.sum(clipped, axis=0) > 20) == [bool(sizes["cell_clip"]), bool(sizes["proj_clip"])])
+    elmo = elmo_fast.load(model, backend=backend)
+    near(elmo.embed(SENTENCES, state="zero", batch_size=3), expected)
+    near([elmo.encode(SENTENCES[2])[None]], [expected[2][:1, :, :6]])
+    embedder = Embedder(model, batch_size=len(SENTENCES), backend=backend)  # the first batch starts from zeros
+    near(embedder.sents2elmo(SENTENCES, -2), expected)
+
+
+def test_output_layers(common):
+    expected = [plain_layers(common, sentence)[0] for sentence in SENTENCES]
+    for state in ("zero", "carry"):
+        def found(layer, state=state):
+            return Embedder(common, state=state).sents2elmo(SENTENCES, layer)
+
+        layers = found(-2)
+        near(layers, expected)
+        close(found(-1), [array.mean(axis=0) for array in layers], SAME_MODEL)
+        for layer in range(3):
+            close(found(layer), [array[layer] for array in layers], 0)
+    assert Embedder(common).sents2elmo([]) == []
+
+
+def test_boundaries_are_the_models_own(common):
+    """`<S>` is a word like any other, `<bos>` the boundary, as in the original."""
+    elmo = elmo_fast.load(common)
+    assert not np.allclose(elmo.encode(["<S>"]), elmo.encode(["<bos>"]))
+    ids = elmo.bilm.token_source.token_ids(["<S>", "<bos>"])
+    assert (ids[:, :9] != 261).sum(1).tolist() == [5, 3]
+    activations, mask = elmo.bilm(elmo.bilm.token_source.token_ids(SENTENCES[0])[None])
+    assert activations[0].shape == (1, 6, 12) and mask.all()
+    elmo.bilm.state = "zero"
+    inner = torch.stack(elmo.bilm(elmo.bilm.token_source.token_ids(SENTENCES[0])[None])[0])[:, 0, 1:-1]
+    near([inner.numpy()], [plain_layers(common, SENTENCES[0])[0]])
+
+
+def test_states_are_carried_in_the_order_of_random(common):
+    sentences = [sentence for sentence in SENTENCES if sentence] * 3
+    random.seed(5)
+    first = Embedder(common, batch_size=4)
+    two = [first.sents2elmo(sentences), first.sents2elmo(sentences)]
+    assert any(not np.allclose(one, other) for one, other in zip(*two))
+    random.seed(5)
+    close(Embedder(common, batch_size=4).sents2elmo(sentences), two[0], 0)
+    warm = Embedder(common, batch_size=4, state="warm")
+    close(warm.sents2elmo(sentences), elmo_fast.load(common).embed(sentences, "average"), SAME_MODEL)
+
+
+def test_archives_copies_and_checkpoints(common, tmp_path):
+    expected = elmo_fast.load(common).embed(SENTENCES)
+    with zipfile.ZipFile(tmp_path / "144.zip", "w") as archive:
+        for path in common.iterdir():
+            archive.write(path, f"144/{path.name}")
+        archive.writestr("144/README", "about")
+    close(elmo_fast.load(tmp_path / "144.zip").embed(SENTENCES), expected, 0)
+    elmo = elmo_fast.load(common)
+    close(pickle.loads(pickle.dumps(elmo)).embed(SENTENCES), expected, 0)
+    other = elmo_fast.load(write_manylangs(tmp_path / "other", seed=1))
+    other.bilm.load_state_dict(elmo.bilm.state_dict())
+    close(other.embed(SENTENCES), expected, SAME_MODEL)
+
+
+def test_the_json_file_with_the_sizes(common):
+    """Beside config.json under the named path or its last part, or the one that the original's package has."""
+    (common / "elsewhere").mkdir()
+    shutil.copy(common / "sizes.json", common / "elsewhere" / "sizes.json")
+    (common / "sizes.json").write_text("{}")
+    assert read_config(common)[0] == CONFIG
+    default = "/home/someone/configs/cnn_50_100_512_4096_sample.json"
+    (common / "config.json").write_text(json.dumps({"config_path": default}))
+    assert read_config(common)[0]["encoder"]["dim"] == 4096
+    (common / "config.json").write_text(json.dumps({"config_path": "/home/other.json"}))
+    with pytest.raises(FileNotFoundError, match="expected the file other.json that config.json names, found none$"):
+        Embedder(common)
+
+
+def test_the_ideographic_space(tmp_path):
+    """A line of white space and a number is the ideographic space's: the original strips its lines."""
+    folder = write_manylangs(tmp_path, characters=[*CHARACTERS, "\u3000"])
+    sentence = ["a\u3000b", "a b"]
+    near(Embedder(folder).sents2elmo([sentence], -2), [plain_layers(folder, sentence)[0]])
+
+
+@pytest.mark.parametrize("spoil, message", [
+    (lambda folder: (folder / "char.dic").write_text("a\n"), "char.dic: expected a token, a tab and a number"),
+    (lambda folder: (folder / "char.dic").write_text("a\t0\n"), "char.dic: expected <eow>, .*found no <eow>, <bow>"),
+    (lambda folder: (folder / "word.dic").unlink(), "word.dic: expected a token, a tab and a number"),
+    (lambda folder: (folder / "word.dic").write_text("<oov>\t0\n<pad>\t9\n"), "word.dic: expected numbers from 0 to 8"),
+    (lambda folder: (folder / "config.json").write_text("{}"), "config.json: expected the key config_path"),
+    (lambda folder: (folder / "token_embedder.pkl").unlink(), "token_embedder.pkl: expected tensors written by"),
+    (lambda folder: torch.save({}, folder / "encoder.pkl"), r"_linearity.weight: expected shape \(40, 6\), found none"),
+    (lambda folder: torch.save([1], folder / "encoder.pkl"), r"encoder.pkl: forward.* found none"),
+    (lambda folder: (folder / "encoder.pkl").write_bytes(pickle.dumps(Harmful(), 2)), "encoder.pkl: expected tensors"),
+    (lambda folder: (folder / "encoder.pkl").write_bytes(b""), "encoder.pkl: expected tensors written by torch.save"),
+    (lambda folder: write_manylangs(folder, config(char_dim=4), seed=2) and (folder / "sizes.json").write_text(
+        json.dumps(CONFIG)), r"char_emb_layer.embedding.weight: expected shape \(None, 8\), found \(\d+, 4\)"),
+])
+def test_damaged_models_are_refused(common, spoil, message):
+    spoil(common)
+    with pytest.raises(ConfigurationError, match=message):
+        Embedder(common)
+    assert not hasattr(sys, "harmed")
+
+
+class Harmful:
+    """A pickle that would run code."""
+
+    def __reduce__(self):
+        return exec, ("import sys; sys.harmed = True",)
+
+
+def test_nan_is_refused_unless_it_is_allowed(common):
+    content = torch.load(common / "encoder.pkl")
+    content["backward_layer_1.state_projection.weight"][0, 0] = torch.nan
+    torch.save(content, common / "encoder.pkl")
+    with pytest.raises(ConfigurationError, match="backward_layer_1.state_projection.weight: expected finite"):
+        elmo_fast.load(common)
+    assert np.isnan(elmo_fast.load(common, allow_nonfinite=True).embed([["a"]])[0]).any()
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"activation": "gelu"}, "activation: expected one of relu, tanh"), ({"char_dim": 0}, "dim: expected an integer"),
+    ({"dim": 6}, "encoder: expected a projection_dim below dim, got 6"), ({"cell_clip": -1}, "cell_clip: expected")])
+def test_other_sizes_are_refused(tmp_path, changes, message):
+    folder = write_manylangs(tmp_path)
+    (folder / "sizes.json").write_text(json.dumps(config(**changes)))
+    with pytest.raises(ConfigurationError, match=message):
+        Embedder(folder)
+
+
+def test_other_kinds_of_encoders_are_refused(common):
+    (common / "sizes.json").write_text(json.dumps({**CONFIG, "encoder": {"name": "lstm"}}))
+    with pytest.raises(ConfigurationError, match="encoder: expected one with the name elmo, got {'name': 'lstm'}"):
+        Embedder(common)
+
+
+def test_what_it_cannot_do_is_refused(common, tmp_path):
+    embedder = Embedder(common)
+    for layer in (3, -3, True, "top"):
+        with pytest.raises(ValueError, match="^output_layer: expected -1 for the mean"):
+            embedder.sents2elmo(SENTENCES, layer)
+    with pytest.raises(ValueError, match=r"^sents\[0\]: expected a list of tokens, got the str"):
+        embedder.sents2elmo(["one sentence"])
+    with pytest.raises(ValueError, match="^token: expected a string, got int"):
+        embedder.sents2elmo([[1]])
+    with pytest.raises(ValueError, match="^batch_size: expected an integer"):
+        Embedder(common, 0)
+    with pytest.raises(ConfigurationError, match="found a model of ELMoForManyLangs, which elmo_fast.load"):
+        BiLm.from_model(common)
+    with pytest.raises(ConfigurationError, match="copy its directory instead"):
+        embedder.model.options.to_dict()
+    table = elmo_fast.build_token_table(elmo_fast.load().bilm, ["a"])
+    with pytest.raises(ConfigurationError, match="token_table: expected None for a model whose sentences do not run"):
+        embedder.model.token_table = table
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("batch_size", [64, 3])
+def test_the_originals_own_code(model, batch_size, monkeypatch):
+    # the package asks for `overrides`, whose newer versions refuse the annotations of its modules
+    monkeypatch.setitem(sys.modules, "overrides", types.SimpleNamespace(overrides=lambda method: method))
+    theirs = pytest.importorskip("elmoformanylangs", reason="elmoformanylangs is not installed")
+    filled = [sentence for sentence in SENTENCES if sentence]  # its mean of no tokens is an error
+    found = []
+    for kind in (theirs.Embedder, Embedder):
+        random.seed(3)
+        embedder = kind(str(model), batch_size)
+        found.append([embedder.sents2elmo(sentences, layer) for sentences, layer in (
+            (SENTENCES * 3, -2), (filled * 2, -1), (SENTENCES, 0), (filled, 1), (SENTENCES * 2, -2))])
+    for original, ours in zip(*found):
+        close(ours, original, AGAINST_THE_ORIGINAL)

@@ -1,0 +1,134 @@
+"""`ElmoVectorizer` in scikit-learn itself: its pipelines, searches, copies, and its checks of estimators."""
+
+import importlib
+import pickle
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import elmo_fast
+from tests.support.docs import run_documented_code
+from tests.support.files import write_model
+
+pytestmark = pytest.mark.long
+pytest.importorskip("sklearn", reason="scikit-learn is not installed: make test-integrations")
+
+from sklearn.base import clone  # noqa: E402
+from sklearn.exceptions import NotFittedError  # noqa: E402
+from sklearn.linear_model import LogisticRegression  # noqa: E402
+from sklearn.model_selection import GridSearchCV  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.utils.estimator_checks import check_estimator  # noqa: E402
+from sklearn.utils.validation import validate_data  # noqa: E402
+
+from elmo_fast.integrations.sklearn import ElmoVectorizer  # noqa: E402
+
+TEXTS = ["A good film .", "bad", "", "good good film", "a bad , bad play .", ["tokens", "as they are"]] * 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("model")))
+
+
+def expected(model, layers="average", pool="mean", state="warm", width=8):
+    elmo = elmo_fast.load(model)
+    return np.stack([elmo.embed([text], layers, state, pool)[0].ravel() if text else np.zeros(width, np.float32)
+                     for text in TEXTS])
+
+
+@pytest.mark.parametrize("layers, pool, state, width", [
+    ("average", "mean", "warm", 8), ("top", "max", "zero", 8), ("all", "first_last", "warm", 24),
+    ((0.5, 0.25, 0.25), "mean", "zero", 8)])
+def test_vectors_are_those_of_embed(model, layers, pool, state, width):
+    vectorizer = ElmoVectorizer(model, layers=layers, pool=pool, state=state, batch_size=3)
+    found = vectorizer.fit_transform(TEXTS)
+    assert found.dtype == np.float32 and found.shape == (len(TEXTS), width)
+    np.testing.assert_array_equal(found, expected(model, layers, pool, state, width))
+    assert list(vectorizer.get_feature_names_out())[-1] == f"elmovectorizer{width - 1}"
+    assert vectorizer.transform([]).shape == (0, width)
+
+
+def test_pipeline_search_clone_and_pickle():
+    labels = np.array(["good" in text for text in TEXTS])
+    pipeline = make_pipeline(ElmoVectorizer(), LogisticRegression(max_iter=1000))
+    search = GridSearchCV(pipeline, {"elmovectorizer__layers": ["top", "average"]}, cv=2, n_jobs=1)
+    search.fit(TEXTS, labels)
+    assert search.best_score_ == 1 and search.cv_results_["rank_test_score"].size == 2
+    copy = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(copy.predict(TEXTS), labels)
+    np.testing.assert_array_equal(copy[0].transform(TEXTS), search.best_estimator_[0].transform(TEXTS))
+    fresh = clone(copy[0])
+    assert fresh.get_params() == copy[0].get_params() and not hasattr(fresh, "elmo_")
+    with pytest.raises(NotFittedError):
+        fresh.transform(TEXTS)
+
+
+def test_a_tokenizer_and_columns_of_texts(model):
+    pandas = pytest.importorskip("pandas")
+    letters = ElmoVectorizer(model, tokenizer=list).fit_transform(["seq", "MK"])
+    np.testing.assert_array_equal(letters, ElmoVectorizer(model).fit_transform([list("seq"), list("MK")]))
+    strings = [text for text in TEXTS if isinstance(text, str)]
+    table = pandas.DataFrame({"text": strings})
+    vectorizer = ElmoVectorizer(model).set_output(transform="pandas")
+    found = vectorizer.fit_transform(table["text"])
+    np.testing.assert_array_equal(found.to_numpy(), ElmoVectorizer(model).fit_transform(np.array(strings)))
+    with pytest.raises(ValueError, match=r"^X: expected a list of texts, got DataFrame \(20, 1\)$"):
+        vectorizer.fit(table)
+
+
+@pytest.mark.parametrize("arguments, texts, message", [
+    ({}, "one text", "X: expected a list of texts, got str"), ({}, 3, "X: expected a list of texts, got int"),
+    ({}, ["a", float("nan")], r"X\[1\]: expected a list of tokens, got float"),
+    ({"state": "carry"}, ["a"], "state: expected one of zero, warm, got 'carry'"),
+    ({"layers": "first"}, ["a"], "layers: expected one of all, top, average or 3 numbers, got 'first'"),
+    ({"layers": [1, 2]}, ["a"], "layers: expected 3 numbers"),
+    ({"pool": None}, ["a"], "pool: expected mean, max or first_last, got None"),
+    ({"pool": "sum"}, ["a"], "pool: expected None or one of mean, max, first_last, got 'sum'"),
+    ({"batch_size": 0}, ["a"], "batch_size: expected an integer of at least 1, got 0"),
+    ({"precision": "low"}, ["a"], "precision: expected one of"),
+])
+def test_bad_arguments_are_named(model, arguments, texts, message):
+    with pytest.raises(ValueError, match=f"^{message}") as error:
+        ElmoVectorizer(model, **arguments).fit(texts)
+    assert "\n" not in str(error.value)
+
+
+class OfNumbers(ElmoVectorizer):
+    """Reads the rows of a 2-D array as tokens, so that scikit-learn's checks, which all give numbers, apply."""
+
+    def fit(self, X, y=None):
+        return super().fit(list(validate_data(self, X).astype(str)), y)
+
+    def transform(self, X):
+        texts = validate_data(self, X, reset=False).astype(str)
+        return super().transform(list(texts))
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string, tags.input_tags.two_d_array = False, True
+        return tags
+
+
+def test_scikit_learns_own_checks(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of are checks skipped for the lack of other packages
+        results = check_estimator(OfNumbers(model), on_fail=None)
+    failed = {result["check_name"]: repr(result["exception"]) for result in results if result["status"] == "failed"}
+    assert failed == {}
+    assert sum(result["status"] == "passed" for result in results) > 40
+
+
+def test_documented_code():
+    names, readme = run_documented_code("scikit-learn")
+    assert names["pipeline"].predict(["fine ."]) == [1]
+    assert readme["pipeline"].fit(["good play .", "bad"], [1, 0]).predict(["good play ."]) == [1]
+
+
+def test_an_absent_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "elmo_fast.integrations.sklearn")
+    with pytest.raises(ImportError, match=r"install elmo-fast\[scikit-learn\]$"):
+        importlib.import_module("elmo_fast.integrations.sklearn")

@@ -1,0 +1,85 @@
+"""Runs functions and commands in child processes, with limits of time and memory, and says how they ended."""
+
+import os
+import pickle
+import resource
+import select
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SECONDS, MEMORY = 10, 2 << 30  # of one processor; a process that waits for others has six times as long
+WAITS = 6
+# Errors that a caller of the Python interface is told about: bad input, and files or devices that fail.
+REFUSALS = (ValueError, OSError, ImportError)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`kind` is returned, refused, raised, killed or timeout; `detail` is a value, a message, a traceback, a signal."""
+
+    kind: str
+    detail: Any
+    seconds: float
+    memory: int  # bytes, the largest resident size
+
+    def fault(self) -> str | None:
+        """Why this ending is a defect whatever the input was; None where it is none."""
+        if self.kind == "refused":
+            return None if self.detail.strip() and self.detail.count("\n") == 0 else f"message: {self.detail!r}"
+        if self.kind != "returned":
+            return f"{self.kind}: {self.detail}"
+        return None if self.memory <= MEMORY else f"memory: {self.memory >> 20} MiB"
+
+
+def call(function: Callable[[], Any], seconds: int = SECONDS, memory: int = MEMORY) -> Outcome:
+    """Call a function in a fork of this process. What it returns is pickled."""
+    begin = time.monotonic()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _answer(function, writer, seconds, memory)
+    os.close(writer)
+    content = _read(reader, begin + WAITS * seconds)
+    if content is None:
+        os.kill(child, signal.SIGKILL)
+    _, status, used = os.wait4(child, 0)
+    took, peak = time.monotonic() - begin, used.ru_maxrss << 10
+    if content is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
+        return Outcome("timeout", f"more than {seconds} s", took, peak)
+    if not content:
+        return Outcome("killed", f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit {status}", took,
+                       peak)
+    return Outcome(*pickle.loads(content), took, peak)
+
+
+def _answer(function: Callable[[], Any], writer: int, seconds: int, memory: int) -> None:
+    """Never returns: the fork must not run its parent's clean-up."""
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (own + memory, own + memory))
+    try:
+        answer = "returned", function()
+    except REFUSALS as error:
+        answer = "refused", str(error)
+    except BaseException:
+        answer = "raised", traceback.format_exc(limit=-6)
+    with open(writer, "wb") as file:
+        pickle.dump(answer, file)
+    os._exit(0)
+
+
+def _read(reader: int, deadline: float) -> bytes | None:
+    pieces = []
+    with open(reader, "rb", buffering=0) as file:
+        while select.select([file], [], [], max(0, deadline - time.monotonic()))[0]:
+            piece = file.read(1 << 16)
+            if not piece:
+                return b"".join(pieces)
+            pieces.append(piece)
+    return None

@@ -1,0 +1,306 @@
+"""Seeded cases of damaged input. A case must give the undamaged result, or a refusal of one line; never anything else.
+
+    python -m tests.robustness.fuzz --cases 20000      # all kinds by turns; counts by ending, defects with their seeds
+    python -m tests.robustness.fuzz --kind table --seed 17 --cases 1
+"""
+
+import argparse
+import collections
+import contextlib
+import functools
+import hashlib
+import io
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+import elmo_fast
+from elmo_fast import cli
+from elmo_fast.model.sources import find_model
+from elmo_fast.model.token_table.file import read_table
+from elmo_fast.text.fasta import read_fasta
+from elmo_fast.train import checkpoint
+from tests.robustness.children import call
+from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
+from tests.support.files import paths, write_model
+from tests.support.training import QUIET, corpus_arguments
+
+SENTENCE = "The children play in the garden .".split()
+WORDS = ["<S>", "</S>", "<UNK>", *(f"word{k}" for k in range(300))]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`run` in a child process; its value must be among `right`, or anything where that is None. `what` was done."""
+
+    what: str
+    run: Callable[[], Any]
+    right: tuple | None = None
+
+
+class World:
+    """Undamaged files of every kind, made once, and copies of them for each case."""
+
+    def __init__(self, folder: Path):
+        torch.set_num_threads(1)  # the threads of this process are missing in its forks, which would wait for them
+        self.folder = folder
+        self.model = write_model(folder / "model")
+        self.secret = folder / "secret"
+        self.secret.write_bytes(b"root:x:0:0:" * 5000)
+        with h5py.File(folder / "secret.hdf5", "w") as file:
+            file["values"] = np.full((64, 64), 7.0, dtype=np.float32)
+        self.archive = folder / "model.zip"
+        shutil.make_archive(str(self.archive.with_suffix("")), "zip", self.model)
+        self.words = WORDS[3:]
+        self.vocabulary, self.large_vocabulary = folder / "vocab.txt", folder / "large.txt"
+        self.vocabulary.write_text("\n".join(WORDS) + "\n")
+        self.large_vocabulary.write_text("\n".join([*WORDS, *(f"more{k}" for k in range(40_000))]) + "\n")
+        self.table = folder / "table.hdf5"
+        self.command("cache", self.vocabulary, self.table, *self.files(self.model), "--quiet")
+        self.run = folder / "run"
+        self.corpus = corpus_arguments(folder / "corpus")
+        from elmo_fast.train.setup import start_or_resume
+
+        start_or_resume(self.run, **self.corpus, **QUIET, checkpoint_every=2, max_steps=4)
+
+    @staticmethod
+    def files(model: Path) -> tuple[str, ...]:
+        options, weights = paths(model)
+        return "--options-file", str(options), "--weight-file", str(weights)
+
+    @staticmethod
+    def command(*arguments) -> str:
+        """Run the command in this process: its stdout, or `ValueError` with its one line on stderr."""
+        out, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            try:
+                status = cli.main([str(part) for part in arguments])
+            except SystemExit as stop:  # argparse
+                status = stop.code
+        if status:
+            lines = errors.getvalue().strip().splitlines()
+            raise ValueError("\n".join(line for line in lines if "error" in line or line is lines[-1]))
+        return out.getvalue()
+
+
+def digest(*arrays) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in arrays)).hexdigest()
+
+
+def embed(model: Path) -> bool:
+    """Load a directory and embed a sentence: finite vectors, unless the weights are so large that they overflow."""
+    loaded = elmo_fast.load(model)
+    vectors = loaded.embed([SENTENCE])[0]
+    largest = max(float(np.abs(values).max()) for values in loaded.bilm.weights().values())
+    assert np.isfinite(vectors).all() or (np.isfinite(largest) and largest > 1e9), "the vectors are not finite"
+    return True
+
+
+def of_options(world: World, folder: Path, rng: random.Random) -> Case:
+    model = shutil.copytree(world.model, folder / "model")
+    what = [damage_json(model / "options.json", rng) for _ in range(rng.choice((1, 1, 2)))]
+    return Case(f"{what}", lambda: embed(model))
+
+
+def of_weights(world: World, folder: Path, rng: random.Random) -> Case:
+    model = shutil.copytree(world.model, folder / "model")
+    _, weights = paths(model)
+    what = damage_hdf5(weights, rng, world.secret) if rng.random() < 0.5 else damage_bytes(weights, rng)
+    # Numbers in a file without checksums may change; those of another file may not come in, nor NaN.
+    return Case(what, lambda: embed(model), () if what.startswith(("external", "soft")) else None)
+
+
+def of_table(world: World, folder: Path, rng: random.Random) -> Case:
+    table = Path(shutil.copy(world.table, folder / "table.hdf5"))
+    what = damage_hdf5(table, rng, world.secret) if rng.random() < 0.5 else damage_bytes(table, rng)
+    return Case(what, lambda: _table_digest(table), (_table_digest(world.table),))
+
+
+def _table_digest(table: Path) -> str:
+    found = read_table(table, torch.device("cpu"))  # all vectors are compared with their checksums
+    return digest(found.vectors.numpy()) + str(found.words) + str(found.fingerprint) + found.precision
+
+
+def of_partial_table(world: World, folder: Path, rng: random.Random) -> Case:
+    """A partial table that `cache` finds: it resumes or starts over, and writes the table."""
+    table, part = folder / "table.hdf5", folder / "table.hdf5.part"
+    shutil.copy(world.table, part)
+    what = damage_hdf5(part, rng, world.secret) if rng.random() < 0.3 else damage_bytes(part, rng)
+
+    def run() -> str:
+        world.command("cache", world.vocabulary, table, *world.files(world.model), "--quiet")
+        return _table_digest(table)
+
+    return Case(what, run, (_table_digest(world.table),))
+
+
+def of_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
+    """A damaged file of a run that is resumed: refused, or the same weights. Old checkpoints have no checksum."""
+    run_directory = shutil.copytree(world.run, folder / "run")
+    files = sorted(path for path in run_directory.rglob("*") if path.suffix in (".pt", ".json", ".txt"))
+    damaged, right = rng.choice(files), (_resumed(world),)
+    if damaged.suffix == ".pt" and rng.random() < 0.4:
+        is_old = rng.random() < 0.5
+        what = _damage_content(damaged, rng, 1 if is_old else checkpoint.FORMAT)
+        right = None if is_old else right
+    elif damaged.suffix == ".json" and rng.random() < 0.5:
+        what, right = damage_json(damaged, rng), None
+    else:
+        what, right = damage_bytes(damaged, rng), right if damaged.suffix == ".pt" else None
+
+    def run() -> str:
+        world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")
+        return _run_digest(run_directory)
+
+    return Case(f"{damaged.name}: {what}", run, right)
+
+
+def _damage_content(path: Path, rng: random.Random, number: int) -> str:
+    """Remove or replace an entry of what a checkpoint holds, at any depth, and write it in that format's number."""
+    content = torch.load(path, weights_only=True)
+    container, key = content, rng.choice(sorted(content))
+    while isinstance(container[key], (dict, list)) and container[key] and rng.random() < 0.7:
+        container = container[key]
+        key = rng.choice(sorted(container, key=str) if isinstance(container, dict) else range(len(container)))
+    way = rng.choice(("remove", "number", "shape", "text"))
+    content["format"] = number
+    if way == "remove":
+        del container[key]
+    else:
+        container[key] = {"number": rng.choice(HOSTILE_NUMBERS), "shape": torch.zeros(3, 1), "text": "a"}[way]
+    torch.save(content, path)
+    return f"{way} {key}"
+
+
+@functools.cache
+def _resumed(world: World) -> str:
+    copy = shutil.copytree(world.run, world.folder / "resumed")
+    world.command("train", copy, "--resume", "--max-steps", 6, "--quiet")
+    return _run_digest(copy)
+
+
+def _run_digest(run_directory: Path) -> str:
+    last = max((run_directory / "checkpoints").glob("step-*.pt"))
+    weights = torch.load(last, weights_only=True)["weights"]
+    return digest(*(weights[name].numpy() for name in sorted(weights)))
+
+
+def of_archive(world: World, folder: Path, rng: random.Random) -> Case:
+    archive = Path(shutil.copy(world.archive, folder / "model.zip"))
+    what = damage_zip(archive, rng) if rng.random() < 0.5 else damage_bytes(archive, rng)
+
+    def run() -> str:
+        import os
+
+        os.environ["ELMO_FAST_CACHE"] = str(folder / "cache")
+        files = find_model(archive)
+        outside = [path for path in (files.options_file, files.weight_file) if folder not in path.resolve().parents]
+        assert not outside and not (folder.parent / "options.json").exists(), f"unpacked outside: {outside}"
+        return hashlib.sha256(files.options_file.read_bytes() + files.weight_file.read_bytes()).hexdigest()
+
+    right = hashlib.sha256(b"".join(path.read_bytes() for path in paths(world.model))).hexdigest()
+    return Case(what, run, None if what.startswith(("empty", "bomb", "double", "link")) else (right,))
+
+
+def of_fasta(world: World, folder: Path, rng: random.Random) -> Case:
+    lines = [rng.choice((f">protein {k}", "MKV" * rng.randrange(30), "", " ", ">", "\ufeff>x", "acgt\r", ";comment",
+                         "\x00", "\u2028", ">é 東京")) for k in range(rng.randrange(12))]
+    path = folder / "proteins.fasta"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
+
+    def run() -> int:
+        records = list(read_fasta(path))
+        assert records and all(record.sequence and not record.sequence.split()[1:] for record in records)
+        return len(records)
+
+    return Case(what, run)
+
+
+def of_text(world: World, folder: Path, rng: random.Random) -> Case:
+    words = ("The", "naïve", "東京", "🙂", "x" * 400, "\u2028", "\x0b", "\x1c", "\u00a0", "\t", "\r", "\x00", "<S>",
+             "\ufeff", "")
+    lines = [" ".join(rng.choice(words) for _ in range(rng.randrange(1, 9))) for _ in range(rng.randrange(1, 9))]
+    path, out = folder / "text.txt", folder / "out.hdf5"
+    path.write_bytes("\n".join(lines).encode())
+    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
+
+    def run() -> int:
+        world.command("embed", path, out, "--all", "--allow-blank", *world.files(world.model), "--quiet")
+        content = path.read_bytes().decode().removeprefix("\ufeff")
+        expected = [line.split() for line in io.StringIO(content, newline=None)]
+        with h5py.File(out) as file:
+            for number, tokens in enumerate(expected):
+                values = file[str(number)][...]
+                assert values.shape[1] == len(tokens) and np.isfinite(values).all(), (number, values.shape)
+            assert len(file) == len(expected) + 1
+        return len(expected)
+
+    return Case(what, run)
+
+
+def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
+    text, out = folder / "text.txt", folder / "out"
+    text.write_text("The children play .\n\nIt rained .\n")
+    value = rng.choice((*HOSTILE_NUMBERS, "", "a", "--quiet", "1e9", "10000000", " 3"))
+    flag, *command = rng.choice((
+        ("--batch-size", "embed", text, out, "--all", "--allow-blank", *world.files(world.model), "--quiet"),
+        ("--cuda-device", "embed", text, out, "--all", "--allow-blank", *world.files(world.model), "--quiet"),
+        ("--top", "substitutes", text), ("--min-count", "vocab", text, out), ("--max-size", "vocab", text, out),
+        *((f"--{name}", "train", out, "--train", world.corpus["train"][0], "--vocab", world.corpus["vocab"], "--quiet",
+           "--options-file", world.corpus["options_file"], "--max-steps", 1)
+          for name in ("batch-size", "unroll-steps", "negatives", "max-steps", "epochs", "dropout", "clip-norm", "seed",
+                       "learning-rate", "log-every", "keep", "accumulate", "warmup-steps", "patience", "workers"))))
+    if flag == "--max-steps" and str(value).strip().isdigit():
+        value = min(int(value), 3)  # more would train for as long as it was told to
+    return Case(f"{command[0]} {flag} {value!r}", lambda: len(world.command(*command, flag, value)))
+
+
+KINDS = {"options": of_options, "weights": of_weights, "table": of_table, "partial table": of_partial_table,
+         "checkpoint": of_checkpoint, "archive": of_archive, "fasta": of_fasta, "text": of_text, "flags": of_flags}
+
+
+def judge(world: World, kind: str, seed: int) -> tuple[str, str | None]:
+    """How a case ended, and why that is a defect; None where it is none."""
+    with tempfile.TemporaryDirectory(dir=world.folder) as name:
+        case = KINDS[kind](world, Path(name).resolve(), random.Random(f"{kind} {seed}"))
+        outcome = call(case.run)
+    fault = outcome.fault()
+    if fault is None and outcome.kind == "returned" and case.right is not None and outcome.detail not in case.right:
+        fault = "another result than that of the undamaged file"
+    return outcome.kind, fault and f"{kind} {seed} ({case.what}): {fault}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run seeded cases of damaged input.")
+    parser.add_argument("--cases", type=int, default=500, metavar="N", help="cases of all kinds (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="only this kind; repeatable")
+    arguments = parser.parse_args()
+    kinds = arguments.kind or list(KINDS)
+    endings: collections.Counter = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder).resolve())
+        for number in range(arguments.cases):
+            kind = kinds[number % len(kinds)]
+            ending, fault = judge(world, kind, arguments.seed + number // len(kinds))
+            endings[kind, "defect" if fault else ending] += 1
+            if fault:
+                print(fault, flush=True)
+    for kind in kinds:
+        counts = ", ".join(f"{count:,} {ending}" for (of, ending), count in sorted(endings.items()) if of == kind)
+        print(f"{kind}: {counts}")
+    return any(ending == "defect" for _, ending in endings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""The persistent LSTM path on the CPU: its launches run the PTX that ships, on a GPU of any size."""
+
+import contextlib
+import ctypes
+
+import pytest
+import torch
+
+from elmo_fast.ops.cuda import choice, persistent
+from tests.support import gpu_lstm
+from tests.support.ptx_machine import DEVICES, machine
+
+# (processors, shared memory of a block, clusters of 8, 4 and 2 at once); small ones with and without clusters
+H100, A100 = (132, 232448, 16, 32, 66), (108, 166912, 0, 0, 0)
+SMALL = {90: (12, 232448, 1, 3, 6), 80: (12, 166912, 0, 0, 0)}
+# A sum in another order may fall on the other side of a rounding to 16 bits, and that is all the paths may differ by.
+ROUNDED = 3e-4, 3e-3  # fp16, bf16
+CPU = torch.device("cpu")
+_CACHED = persistent.lacks, persistent.plan, persistent._watch  # themselves, whatever a test puts in their place
+
+
+class NativeOnPtx:
+    """Stands in for the native module: collects the `calls` of its launches, after `changes` to them.
+
+    Launches may access what the contract says of a call's pointers, and nothing that they write before they did; what
+    breaks that is an `AssertionError`, not a launch that CUDA refuses.
+    """
+
+    def __init__(self, generation: int):
+        self.machine, self.limits, self.calls, self.changes = machine(generation), SMALL[generation], [], {}
+        self.cuda_lstm_plan = self.machine.cuda_lstm_plan
+
+    def cuda_lstm_run(self, **call):
+        call |= self.changes
+        self.calls.append(call)
+        memory = memory_of(call, self.plan(call["dim"], call["projection"], call["slots"]))
+        try:
+            for name, size in memory.items():
+                if call[name]:
+                    self.machine.register_memory(call[name], size, name, name not in ("h", "c", "output", "scratch"))
+            self.machine.cuda_lstm_run(**call)
+        except RuntimeError as error:
+            if "cooperative launch" in str(error):
+                raise
+            raise AssertionError(f"the kernel breaks its contract: {error}") from error
+        finally:
+            self.machine.forget_memory()
+
+    def plan(self, dim: int, projection: int, slots: int) -> dict:
+        return self.cuda_lstm_plan(dim, projection, self.limits, slots)
+
+    def device(self, *limits: int) -> None:
+        """Another GPU from here on, on which no launch has failed."""
+        self.limits = limits
+        persistent._watch.cache_clear()
+
+
+def memory_of(call: dict, plan: dict) -> dict[str, int]:
+    """Bytes behind the pointers of a call, as csrc/projected_lstm_cuda.h has them."""
+    dim, projection, steps, slots, stride = (call[name] for name in ("dim", "projection", "steps", "slots", "stride"))
+    meta, packed_rows = (torch.frombuffer((ctypes.c_int32 * count).from_address(call[name]), dtype=torch.int32)
+                         for name, count in (("meta", (steps + 1) * 3 * stride), ("packed_rows", steps * stride)))
+    z_rows, rows = int(meta.view(-1, 3, stride)[:-1, :2].max()) + 1, int(packed_rows.max()) + 1
+    held = call["state_stride"] + slots
+    return {"packed": plan["resident_bytes"] + plan["streamed_bytes"] + 2 * -(-dim // 16) * 256,
+            "z": z_rows * 16 * dim, "scale": z_rows * 8, "meta": 4 * len(meta), "packed_rows": 4 * len(packed_rows),
+            "batch_sizes": 4 * steps, "initial_h": 8 * projection, "initial_c": 8 * dim,
+            "h_in": 8 * slots * projection, "c_in": 8 * slots * dim, "h": 4 * held * projection, "c": 4 * held * dim,
+            "output": 8 * rows * projection, "scratch": plan["scratch_bytes"], "aborts": 4}
+
+
+@contextlib.contextmanager
+def lstm_on_ptx(generation: int, patch: pytest.MonkeyPatch):
+    """From here on the persistent path is there, forced, and on PTX; nothing is remembered before and after the body.
+
+    `patch` is the test's own, so that what it changes besides is undone first.
+    """
+    native = NativeOnPtx(generation)
+    with contextlib.ExitStack() as after:
+        for cached in _CACHED:
+            cached.cache_clear()
+            after.callback(cached.cache_clear)
+        patch.setattr(persistent, "native_module", lambda: (native, None))
+        patch.setattr(persistent, "lacks", lambda device: None)
+        patch.setattr(persistent, "limits", lambda device: native.limits)
+        patch.setattr(persistent, "_TIMEOUT_NS", 60 * 10**9)
+        patch.setenv(choice.VARIABLE, choice.PERSISTENT)
+        after.callback(native.machine.set_device, *DEVICES[generation])
+        native.machine.set()
+        yield native
+
+
+def check(native, of, operands, settings, least_clipped=0.0, aborts=0):
+    """The persistent path against float64 and, more closely, against the graph path, after so many aborts."""
+    found = gpu_lstm.check(of, "medium", *operands, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(choice.VARIABLE, choice.GRAPH)
+        on_graphs = gpu_lstm.run(of, "medium", *operands, **settings)  # rounds where the kernel does
+    gpu_lstm.assert_close(found, on_graphs, ROUNDED[native.calls[-1]["operand"]])
+    assert persistent._watch(CPU).aborts == aborts
+    for values, clip in zip(found[1], (of.lstm.proj_clip, of.lstm.cell_clip)):
+        assert not clip or least_clipped <= (values.abs() >= clip - 1e-6).float().mean() < 0.99
+    return found

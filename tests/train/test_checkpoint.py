@@ -1,0 +1,169 @@
+"""Damaged, old and foreign checkpoints: refused in a line that names the file and the way on, or read as before."""
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast import ConfigurationError
+from elmo_fast.text.vocabulary import Vocabulary
+from elmo_fast.train import checkpoint
+from elmo_fast.train.corpus import read_shards
+from elmo_fast.train.evaluate import perplexity
+from elmo_fast.train.setup import start_or_resume
+from tests.support.training import QUIET, check_refusals, corpus_arguments, model, write_corpus
+
+ENTRIES = ("optimizer", "streams", "shards", "evaluations")
+
+
+@pytest.fixture(scope="module", params=["adagrad", "adamw"])
+def trained(tmp_path_factory, request):
+    """A run with the checkpoints of steps 2 and 4, and a best one."""
+    folder = tmp_path_factory.mktemp(request.param)
+    start_or_resume(folder / "run", **corpus_arguments(folder), **QUIET, max_steps=4, checkpoint_every=2,
+                    evaluate_every=2, optimizer=request.param)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def weights(run):
+    return checkpoint.read(checkpoint.in_order(run)[-1], *ENTRIES)["weights"]
+
+
+def as_old(path, content=None):
+    """Write a checkpoint as it was before there were checksums."""
+    content = copy.deepcopy(content or checkpoint.read(path))
+    content["format"] = 1
+    if isinstance(content.get("shards"), list):
+        content["shards"] = [shard[:4] if isinstance(shard, list) else shard for shard in content["shards"]]
+    torch.save(content, path)
+
+
+def test_damage_of_any_byte_is_refused_with_the_way_on(run):
+    first, last = checkpoint.in_order(run)
+    content = last.read_bytes()
+    generator = np.random.default_rng(0)
+    at_the_end = range(len(content) - 90, len(content))
+    for position in [*generator.integers(0, len(content), 60), *at_the_end]:
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << int(generator.integers(8))
+        last.write_bytes(damaged)
+        with pytest.raises(ConfigurationError) as caught:
+            checkpoint.read(last)
+        message = str(caught.value)
+        assert message.startswith(f"checkpoint {last}: expected") and "\n" not in message
+        assert message.endswith(f"; name another one with --resume-from or --checkpoint: {first}")
+    for size in (0, 10, 80, len(content) // 2, len(content) - 80, len(content) - 1):
+        last.write_bytes(content[:size])
+        with pytest.raises(ConfigurationError, match=f"^checkpoint {last}: expected"):
+            checkpoint.read(last)
+    last.write_bytes(content)
+    assert checkpoint.read(last, *ENTRIES)["step"] == 4
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path, capsys):
+    whole = shutil.copytree(run, tmp_path / "whole")
+    start_or_resume(whole, resume=True, max_steps=8)
+    first, last = checkpoint.in_order(run)
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    check_refusals(capsys, (["train", run, "--resume"], f"with --resume-from or --checkpoint: {first}"),
+                   (["train", run, "--resume-from", last], f"checkpoint {last}: expected the bytes of its checksum"),
+                   (["train", run, "--resume-from", run / "no"], "checkpoint: expected a file, found none at"))
+    start_or_resume(run, resume_from=first, max_steps=8)
+    assert [path.name for path in checkpoint.in_order(run)] == [path.name for path in checkpoint.in_order(whole)]
+    torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
+
+
+def test_later_checkpoints_go_when_an_earlier_one_is_written(tmp_path):
+    for step in (5, 10, 15):
+        checkpoint.save(tmp_path, {"step": step}, keep=3)
+    checkpoint.save(tmp_path, {"step": 7}, keep=2)
+    assert [path.name for path in checkpoint.in_order(tmp_path)] == ["step-00000005.pt", "step-00000007.pt"]
+
+
+def test_the_best_checkpoint_is_checked_too(run, tmp_path, capsys):
+    best = run / "best.pt"
+    content = bytearray(best.read_bytes())
+    content[len(content) // 3] ^= 64
+    best.write_bytes(content)
+    text = tmp_path / "text.txt"
+    text.write_text("ka lo\n" * 9)
+    last = checkpoint.in_order(run)[-1]
+    check_refusals(capsys, (["export", run, tmp_path / "out"], f"{best}: expected the bytes of its checksum"),
+                   (["perplexity", run, text, "--batch-size", "4"], f"--checkpoint: {last}"))
+
+
+def test_old_checkpoints_load_and_go_on(run, tmp_path):
+    whole = shutil.copytree(run, tmp_path / "whole")
+    start_or_resume(whole, resume=True, max_steps=6)
+    for path in (*checkpoint.in_order(run), run / "best.pt"):
+        as_old(path)
+    start_or_resume(run, resume=True, max_steps=6)
+    torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("entry, value", [
+    ("step", "a"), ("weights", {}), ("weights", "a"), ("optimizer", {"state": {}}), ("optimizer", "a"),
+    ("optimizer", {"state": {0: {"step": torch.zeros(())}}}), ("streams", "a"), ("streams", []), ("shards", []),
+    ("streams", [{"h": 1, "c": 2, "position": None}]), ("shards", [["a"]]), ("evaluations", [{"step": 1}]),
+    ("losses", ["a"]), ("losses", []), ("losses", [torch.zeros(2), torch.zeros(3)])])
+def test_such_a_run_is_not_resumed(run, capsys, entry, value):
+    last = checkpoint.in_order(run)[-1]
+    as_old(last, {**checkpoint.read(last), entry: value})
+    check_refusals(capsys, (["train", run, "--resume", "--max-steps", "6"], "expected"))
+    if entry == "losses":
+        return  # earlier versions wrote none
+    damaged = checkpoint.read(last) if entry not in ("step", "weights") else torch.load(last, weights_only=True)
+    del damaged[entry]
+    as_old(last, damaged)
+    check_refusals(capsys, (["train", run, "--resume", "--max-steps", "6"], f"checkpoint {last}: {entry}: expected"))
+
+
+@pytest.mark.parametrize("number", [None, 0, 3, "1", torch.zeros(3, 1)])
+def test_another_format_is_refused(run, number):
+    last = checkpoint.in_order(run)[-1]
+    torch.save({**checkpoint.read(last), "format": number}, last)
+    with pytest.raises(ConfigurationError, match="expected format 2 of elmo-fast train, got another file"):
+        checkpoint.read(last)
+
+
+def test_positions_of_another_shape_are_refused(run, capsys):
+    last = checkpoint.in_order(run)[-1]
+    content = checkpoint.read(last)
+    content["streams"][0]["position"] = torch.zeros(2, 3, 4, dtype=torch.int64)
+    as_old(last, content)
+    check_refusals(capsys, (["train", run, "--resume", "--max-steps", "6"], "expected positions of shape (2, 4, 4)"))
+
+
+def test_a_text_of_the_same_size_is_another_text(tmp_path, capsys):
+    corpus = corpus_arguments(tmp_path)
+    start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=2)
+    shard = read_shards(corpus["train"], "train")[1]
+    with open(shard.path, encoding="utf-8") as file:
+        text = file.read()
+    with open(shard.path, "w", encoding="utf-8") as file:
+        file.write(text.replace("ka", "lo", 1))
+    changed = read_shards(corpus["train"], "train")[1]
+    assert changed[:4] == shard[:4] and changed != shard
+    resume = ["train", tmp_path / "run", "--resume", "--max-steps", "4", "--quiet"]
+    check_refusals(capsys, (resume, "unchanged, found a difference in part-1.txt"))
+    as_old(checkpoint.in_order(tmp_path / "run")[-1])  # there the sizes alone are compared
+    start_or_resume(tmp_path / "run", resume=True, max_steps=4)
+
+
+def test_the_perplexity_of_a_diverged_model_is_infinite(tmp_path):
+    pattern, vocabulary = write_corpus(tmp_path)
+    diverged = model()
+    with torch.no_grad():
+        diverged.softmax_b[3] = 1e6
+    found = perplexity(diverged, read_shards(pattern, "text"), Vocabulary(vocabulary), 5)
+    assert found.total == np.inf and "inf" in json.dumps(str(found))

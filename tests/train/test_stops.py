@@ -1,0 +1,123 @@
+"""Training that is stopped by signals, and two runs in one directory."""
+
+import json
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from elmo_fast.model.atomic_file import locked
+from elmo_fast.train import checkpoint, export
+from elmo_fast.train import corpus as corpora
+from elmo_fast.train.corpus import make_vocabulary
+from elmo_fast.train.export import export_run
+from elmo_fast.train.loop import Interrupted, Trainer
+from elmo_fast.train.setup import start_or_resume
+from tests.support.files import names, run
+from tests.support.training import QUIET, command_arguments, corpus_arguments, final
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return corpus_arguments(tmp_path)
+
+
+@pytest.mark.parametrize("stops", [[4, 5, 8], [3], [12]], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}], ids=str)
+def test_the_log_of_a_stopped_run_is_that_of_an_uninterrupted_one(tmp_path, corpus, monkeypatch, stops, changes):
+    arguments = {**corpus, **QUIET, **changes, "checkpoint_every": 5, "evaluate_every": 6, "max_steps": 12}
+    start_or_resume(tmp_path / "whole", **arguments)
+    step = Trainer.step
+
+    def stepping(trainer):
+        if trainer.step_number + 1 in stops:
+            signal.raise_signal(signal.SIGTERM if trainer.step_number % 2 else signal.SIGINT)
+        return step(trainer)
+
+    monkeypatch.setattr(Trainer, "step", stepping)
+    for number, stop in enumerate(stops):
+        with pytest.raises(Interrupted, match=f"interrupted after step {stop} of 12; --resume continues from there"):
+            start_or_resume(tmp_path / "parts", **({"resume": True} if number else arguments))
+        assert final(tmp_path / "parts")[0]["step"] == stop
+    start_or_resume(tmp_path / "parts", resume=True)
+    assert final(tmp_path / "parts")[1] == final(tmp_path / "whole")[1]
+    assert names(tmp_path / "parts") == names(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_losses(tmp_path, corpus):
+    arguments = {**corpus, **QUIET, "checkpoint_every": 3}
+    start_or_resume(tmp_path / "run", **arguments, max_steps=3)
+    path = checkpoint.in_order(tmp_path / "run")[-1]
+    content = checkpoint.read(path)
+    del content["losses"]
+    checkpoint.write(path, content)
+    start_or_resume(tmp_path / "run", resume=True, max_steps=6)
+    assert final(tmp_path / "run")[0]["step"] == 6
+
+
+def test_a_second_run_in_a_directory_is_refused(tmp_path, corpus, capsys):
+    start_or_resume(tmp_path / "new", **corpus, **QUIET, max_steps=2)
+    child = os.fork()
+    if not child:
+        with locked(tmp_path / "new"):
+            (tmp_path / "ready").touch()
+            signal.pause()
+    while not (tmp_path / "ready").exists():
+        pass
+    before = names(tmp_path / "new")
+    for more in (["--resume", "--max-steps", "4"], command_arguments(corpus, tmp_path)[2:]):
+        status, _, errors = run(capsys, "train", tmp_path / "new", *more)
+        assert status == 2 and f"expected no other process to write it, found process {child} on " in errors
+        assert errors.count("\n") == 1
+    assert names(tmp_path / "new") == before
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    (tmp_path / "new" / "checkpoints" / "step-00000001.pt.0123abcd.part").touch()
+    start_or_resume(tmp_path / "new", resume=True, max_steps=4)
+    assert names(tmp_path / "new" / "checkpoints") == ["step-00000002.pt", "step-00000004.pt"]
+    assert "new.lock" not in names(tmp_path)
+
+
+def test_an_export_appears_whole_or_not_at_all(tmp_path, corpus, monkeypatch):
+    start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=2)
+    write = export.write_weights
+
+    def failing(path, *arguments, **keywords):
+        if path.name == "softmax.hdf5":
+            raise OSError(28, "No space left on device")
+        write(path, *arguments, **keywords)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(export, "write_weights", failing)
+        with pytest.raises(OSError, match="No space left"):
+            export_run(tmp_path / "run", tmp_path / "out", softmax=True)
+    assert not (tmp_path / "out").exists()
+    export_run(tmp_path / "run", tmp_path / "out", softmax=True)
+    before = {name: (tmp_path / "out" / name).read_bytes() for name in names(tmp_path / "out")}
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(export, "write_weights", failing)
+        export_run(tmp_path / "run", tmp_path / "out", softmax=True, float16=True)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in names(tmp_path / "out")} == before
+    export_run(tmp_path / "run", tmp_path / "out", softmax=True, float16=True)
+    assert names(tmp_path / "out") == sorted(before) and (tmp_path / "out" / "weights.hdf5").stat().st_size < len(
+        before["weights.hdf5"])
+    assert json.loads((tmp_path / "out" / "options.json").read_text())
+
+
+def test_a_stopped_count_ends_its_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("elmo_fast.train.corpus._CHUNK", 1000)
+    (tmp_path / "text.txt").write_text("a b c d\n" * 2000)
+    unless_stopped = corpora._unless_stopped
+
+    def with_a_stop(chunks, results):
+        for number, found in enumerate(unless_stopped(chunks, results)):
+            assert number < 3
+            if number == 2:
+                signal.raise_signal(signal.SIGINT)
+            yield found
+
+    monkeypatch.setattr(corpora, "_unless_stopped", with_a_stop)
+    with pytest.raises(KeyboardInterrupt):
+        make_vocabulary(str(tmp_path / "text.txt"), tmp_path / "vocab.txt", processes=2)
+    assert names(tmp_path) == ["text.txt"] and not multiprocessing.active_children()
