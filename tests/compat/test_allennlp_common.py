@@ -12,6 +12,7 @@ from elmo_fast.compat.allennlp.commands import main
 from elmo_fast.compat.allennlp.common import checks
 from elmo_fast.compat.allennlp.common.file_utils import cached_path
 from elmo_fast.compat.allennlp.common.util import import_submodules, lazy_groups_of, pad_sequence_to_length
+from elmo_fast.model.sources import cache_path
 
 TEXT = "First sentence .\nSecond\n"
 
@@ -80,7 +81,7 @@ def test_subcommands_of_the_caller(monkeypatch):
 def test_cached_path(files, tmp_path, monkeypatch):
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
     assert cached_path(files[0]) == files[0]
-    stored = tmp_path / "cache" / "host" / "a" / "options.json"
+    stored = cache_path("https://host/a/options.json")
     stored.parent.mkdir(parents=True)
     stored.write_text("{}")
     assert cached_path("https://host/a/options.json") == str(stored)

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from elmo_fast import stops
 from elmo_fast.choices import check_count
+from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import write_weights
@@ -68,10 +70,11 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
                                  f"checkpoints in {folder}")
     trainer.steps_per_epoch, trainer.total_steps = epoch, trainer.step_number + batches
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.copy_vocabulary(data.vocab._filename, folder)
-    checkpoint.write_json(folder / checkpoint.OPTIONS_FILE, config.to_dict())
-    checkpoint.write_json(folder / checkpoint.RUN_FILE, {})
-    Run(folder, trainer, data.vocab, [], RunConfig(checkpoint_every=1250, log_every=100), []).train()
+    with stops.stoppable(terminate=True), locked(folder):
+        checkpoint.copy_vocabulary(data.vocab._filename, folder)
+        checkpoint.write_json(folder / checkpoint.OPTIONS_FILE, config.to_dict())
+        checkpoint.write_json(folder / checkpoint.RUN_FILE, {})
+        Run(folder, trainer, data.vocab, [], RunConfig(checkpoint_every=1250, log_every=100), []).train()
 
 
 def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset,
