@@ -17,9 +17,9 @@ from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, ch
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.files import check_array_file, write_arrays
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.text import fasta
 
-SEQVEC_URL = "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec"
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> Elmo
     options_file, weight_file = (os.path.join(model_dir, name) for name in ("options.json", "weights.hdf5"))
     if not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
         logger.info("no options.json and weights.hdf5 in %s: the published SeqVec model is used", model_dir)
-        options_file, weight_file = f"{SEQVEC_URL}/options.json", f"{SEQVEC_URL}/weights.hdf5"
+        options_file, weight_file = (
+            f"{NAMED_MODELS['seqvec']}{name}" for name in ("options.json", "weights.hdf5"))
     device = 0 if torch.cuda.is_available() and not cpu else -1
     return ElmoEmbedder(options_file, weight_file, device, **arguments)
 
