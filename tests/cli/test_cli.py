@@ -92,7 +92,7 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
     ({2: ()}, "one of the arguments --all --top --average is required (see elmo-fast embed --help)"),
     ({2: "--bottom"}, "one of the arguments --all --top --average is required"),
     ({2: ("--all", "--top")}, "argument --top: not allowed with argument --all"),
-    ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, seqvec, n"),
+    ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, seqvec"),
     ({3: ("--model", "model", "--options-file", "x")}, "model: expected either model or options_file and weight_file"),
     ({3: ("--options-file", "model/options.json")}, "weight_file: expected a path or URL, got None"),
     ({4: ("--batch-size", "0")}, "argument --batch-size: expected an integer of at least 1, got '0'"),

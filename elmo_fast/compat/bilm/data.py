@@ -70,7 +70,9 @@ class LMDataset:
 
     def _encode(self, sentence: list[str]) -> Sentence:
         ids = self.vocab.encode(sentence, self._reverse, split=False)
-        return ids, None if self.max_word_length is None else self.vocab.encode_chars(sentence, self._reverse, False)
+        if not isinstance(self.vocab, UnicodeCharsVocabulary):
+            return ids, None
+        return ids, self.vocab.encode_chars(sentence, self._reverse, split=False)
 
     @property
     def max_word_length(self) -> int | None:
@@ -86,7 +88,7 @@ class LMDataset:
         for name, size in (("batch_size", batch_size), ("num_steps", num_steps)):
             check_count(name, size)
         sentences = self.get_sentence()
-        rows = [_Row(sentences, self.max_word_length) for _ in range(batch_size)]
+        rows = [_Row(sentences) for _ in range(batch_size)]
         try:
             while True:
                 filled = [row.take(num_steps) for row in rows]
@@ -120,25 +122,26 @@ class _NoMoreSentences(Exception):
 class _Row:
     """A row of the batches: where it is in its sentence."""
 
-    def __init__(self, sentences: Iterator[Sentence], max_word_length: int | None):
-        self._sentences, self._has_characters = sentences, max_word_length is not None
-        self._ids, self._characters, self._at = np.zeros(0, np.int32), None, 0
+    def __init__(self, sentences: Iterator[Sentence]):
+        self._sentences, self._at = sentences, 0
+        self._sentence: Sentence = np.zeros(0, np.int32), None
 
     def take(self, steps: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
         """The next `steps` tokens, their characters, and the tokens that follow them."""
         ids, characters, targets, missing = [], [], [], steps
         while missing:
-            if len(self._ids) - self._at <= 1:
+            if len(self._sentence[0]) - self._at <= 1:
                 try:
-                    self._ids, self._characters = next(self._sentences)
+                    self._sentence = next(self._sentences)
                 except StopIteration:
                     raise _NoMoreSentences from None
                 self._at = 0
-            end = min(len(self._ids) - 1, self._at + missing)
-            ids.append(self._ids[self._at : end])
-            targets.append(self._ids[self._at + 1 : end + 1])
-            if self._has_characters:
-                characters.append(self._characters[self._at : end])
+            own, spelled = self._sentence
+            end = min(len(own) - 1, self._at + missing)
+            ids.append(own[self._at : end])
+            targets.append(own[self._at + 1 : end + 1])
+            if spelled is not None:
+                characters.append(spelled[self._at : end])
             missing -= end - self._at
             self._at = end
         return np.concatenate(ids), np.concatenate(characters) if characters else None, np.concatenate(targets)
