@@ -87,9 +87,9 @@ def test_train_restart_and_test(tmp_path, corpus, kind, gpus):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["tanh", "words", "shared table", "one direction"])
+@pytest.mark.parametrize("kind", ["tanh", "words", "shared table", "one direction, one layer"])
 def test_training_learns(tmp_path, kind):
-    """What bilm-tf's training tests ask for: one direction, characters, a shared table, skip connections."""
+    """What bilm-tf's training tests ask for: one direction of words, characters, a shared table."""
     (tmp_path / "text.txt").write_text("ka lo mi\npo ru ka lo\n" * 20)
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nka\nlo\nmi\npo\nru\n")
     corpus, random_state = (tmp_path / "text.txt", tmp_path / "vocab.txt"), random.getstate()
