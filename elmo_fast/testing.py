@@ -73,6 +73,7 @@ SHAPES: dict[str, Options] = {
     "no highway": options(char_cnn={"n_highway": 0}),
     "no skip connections": options({"use_skip_connections": False}),
     "no projection": options({"dim": 11}),
+    "projection above dim": options({"dim": 7, "cell_clip": 0.3, "proj_clip": 0.05}),
     "no clips": options({"cell_clip": None, "proj_clip": None}),
     "filters as wide as the projection": options(char_cnn={"filters": [[1, 4], [4, 7]]}),
     "clips that fire": options({"cell_clip": 0.3, "proj_clip": 0.05}),

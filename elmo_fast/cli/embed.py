@@ -1,4 +1,4 @@
-"""The subcommands `embed`, `cache`, `info`, `doctor`, `score`, `substitutes` and `seqvec`."""
+"""The subcommands `embed`, `cache`, `info`, `models`, `doctor`, `score`, `substitutes` and `seqvec`."""
 
 import logging
 import os
@@ -31,6 +31,7 @@ def add_commands(commands) -> None:
     add("--corpus", action="store_true", help="VOCAB is a tokenized text, one sentence a line: cache every word of it")
     add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:])
+    add_command(commands, "models", "elmo_fast.model.catalogue:report", "list the public models that can be named")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
     _add_language_model(commands)

@@ -17,9 +17,9 @@ from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, ch
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.files import check_array_file, write_arrays
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.text import fasta
 
-SEQVEC_URL = "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec"
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
 
 logger = logging.getLogger(__name__)
@@ -33,12 +33,15 @@ def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> Elmo
     options_file, weight_file = (os.path.join(model_dir, name) for name in ("options.json", "weights.hdf5"))
     if not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
         logger.info("no options.json and weights.hdf5 in %s: the published SeqVec model is used", model_dir)
-        options_file, weight_file = f"{SEQVEC_URL}/options.json", f"{SEQVEC_URL}/weights.hdf5"
+        options_file, weight_file = (
+            f"{NAMED_MODELS['seqvec']}{name}" for name in ("options.json", "weights.hdf5"))
     device = 0 if torch.cuda.is_available() and not cpu else -1
     return ElmoEmbedder(options_file, weight_file, device, **arguments)
 
 
-_last_model = functools.lru_cache(maxsize=1)(get_elmo_model)
+@functools.lru_cache(maxsize=1)
+def _cpu_model(model_dir: str | os.PathLike, **arguments) -> ElmoEmbedder:
+    return get_elmo_model(model_dir, cpu=True, **arguments)
 
 
 def read_fasta(sequences: dict[str, str], fasta_path: str | os.PathLike, split_char: str, id_field: int) -> None:
@@ -94,12 +97,15 @@ def embed_with_fallback(batch: list[tuple[str, str]], model: ElmoEmbedder,
                         model_dir: str | os.PathLike) -> Iterator[tuple[str, np.ndarray]]:
     """Layers [layers, L, 2 P] of each (identifier, sequence): as one batch, else one by one, else on the CPU.
 
-    Fallbacks are logged as errors; the last error is raised.
+    Fallbacks are logged as errors in SeqVec's words; the last error is raised. `model` may be any object with
+    `embed_batch` and `embed_sentence`.
     """
     try:
         arrays = model.embed_batch([list(sequence) for _, sequence in batch])
     except RuntimeError as error:
-        logger.error("a batch of %d sequences failed, they are run one by one: %s", len(batch), error)
+        logger.error("Error processing batch of %d sequences: %s", len(batch), error)
+        logger.error("Sequences in the failing batch: %s", [identifier for identifier, _ in batch])
+        logger.error("Starting single sequence processing")
         arrays = (_embed_alone(*item, model, model_dir) for item in batch)
     yield from zip((identifier for identifier, _ in batch), arrays, strict=True)
 
@@ -147,11 +153,13 @@ def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir)
     try:
         return model.embed_sentence(list(sequence))
     except RuntimeError as error:
-        if model.cuda_device < 0:
+        if getattr(model, "cuda_device", 0) < 0:
             raise
-        logger.error("%s, %d residues, failed and is run on the CPU: %s", identifier, len(sequence), error)
-        same = {name: getattr(model.elmo_bilm, name) for name in ("state", "precision", "backend")}
-        return _last_model(os.fspath(model_dir), True, **same).embed_sentence(list(sequence))
+        logger.error("RuntimeError for %s with %d residues: %s", identifier, len(sequence), error)
+        logger.error("Single sequence processing failed. Switching to CPU now. This slows down the embedding process.")
+        names = ("state", "precision", "backend") if hasattr(model, "elmo_bilm") else ()
+        same = {name: getattr(model.elmo_bilm, name) for name in names}
+        return _cpu_model(model_dir, **same).embed_sentence(list(sequence))
 
 
 def _batches(ordered: list[tuple[str, str]], batchsize: int) -> Iterator[list[tuple[str, str]]]:

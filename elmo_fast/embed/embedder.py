@@ -22,8 +22,8 @@ from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_host
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 
-DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}_options.json"
-DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}_weights.hdf5"
+DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
+DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"
 
 
 class ElmoEmbedder:

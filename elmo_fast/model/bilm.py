@@ -60,8 +60,8 @@ class BiLm(nn.Module):
         self.warm_text = warm_text
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
         self._token_embedder = self._make_token_source(weights, requires_grad)
+        self._modules["_word_embedding"] = None  # its place in AllenNLP's `state_dict`
         self._elmo_lstm = self._make_lstm(weights, requires_grad, state)
-        self._word_embedding: WordCache | None = None
         self._table: TableLookup | None = None
         self._warm_state, self._last_fingerprint = LastResult(), LastResult()
         self._prepared: cuda_graph.Preparation | None = None
@@ -119,7 +119,8 @@ class BiLm(nn.Module):
     @property
     def token_encoder(self) -> TokenEncoder:
         """Gives tokens their vectors, with the table, device, backend and precision of now."""
-        return TokenEncoder(self._token_embedder, self._table, self._word_embedding, self._device, self.backend,
+        source = self._modules.get("_token_embedder")  # users of cached words delete it
+        return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend,
                             self._precision)
 
     @property

@@ -78,6 +78,8 @@ class Elmo(nn.Module):
             logger.warning("word_inputs were passed, but no vocabulary is cached: the characters are read")
         words = word_inputs if takes_words else None
         leading = inputs.shape[:-2] if words is None else words.shape[:-1]
+        if words is not None and inputs is not None and inputs.shape == words.shape:
+            inputs = None  # AllenNLP's documentation passes the numbers of cached words twice
         inputs, words = _flat(inputs, 3), _flat(words, 2)
         ours = isinstance(self._elmo_lstm, BiLm)
         output = self._elmo_lstm(inputs, word_inputs=words) if ours else self._elmo_lstm(inputs, words)

@@ -1,6 +1,6 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -231,13 +231,18 @@ class LstmStack(AllenNlpStateDict):
     def conversions(self) -> Iterator[Conversion]:
         for layer in range(self.options.n_layers):
             for direction, name in enumerate(("forward", "backward")):
-                cell, suffix = f"{name}_layer_{layer}", f"{direction}_{layer}"
-                yield Conversion([f"W_0_{suffix}"],
-                                 [f"{cell}.input_linearity.weight", f"{cell}.state_linearity.weight"],
-                                 lambda weight: state_dict.gates_to_allennlp(weight, self.options.projection_dim),
-                                 state_dict.gates_from_allennlp)
-                yield Conversion([f"B_{suffix}"], [f"{cell}.state_linearity.bias"], state_dict.bias_to_allennlp,
-                                 state_dict.bias_from_allennlp)
-                if f"W_P_0_{suffix}" in self.datasets:
-                    yield Conversion([f"W_P_0_{suffix}"], [f"{cell}.state_projection.weight"],
-                                     state_dict.transposed, state_dict.transposed)
+                yield from cell_conversions(self.datasets, self.options.projection_dim, f"_{direction}_{layer}",
+                                            f"{name}_layer_{layer}.")
+
+
+def cell_conversions(own: Container[str], projection_dim: int, suffix: str = "",
+                     prefix: str = "") -> Iterator[Conversion]:
+    """Of a direction of a layer, whose parameters have `suffix` among the names `own`, and AllenNLP's the `prefix`."""
+    yield Conversion([f"W_0{suffix}"], [f"{prefix}input_linearity.weight", f"{prefix}state_linearity.weight"],
+                     lambda weight: state_dict.gates_to_allennlp(weight, projection_dim),
+                     state_dict.gates_from_allennlp)
+    yield Conversion([f"B{suffix}"], [f"{prefix}state_linearity.bias"], state_dict.bias_to_allennlp,
+                     state_dict.bias_from_allennlp)
+    if f"W_P_0{suffix}" in own:
+        yield Conversion([f"W_P_0{suffix}"], [f"{prefix}state_projection.weight"], state_dict.transposed,
+                         state_dict.transposed)

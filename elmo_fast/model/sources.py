@@ -11,7 +11,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from elmo_fast.choices import cache_directory
+from tqdm import tqdm
+
+from elmo_fast.choices import cache_directory, check_choice
 from elmo_fast.model.atomic_file import Disk, atomic_path
 from elmo_fast.model.hdf5 import check_unpacked
 from elmo_fast.model.options import ConfigurationError
@@ -19,13 +21,19 @@ from elmo_fast.stops import interruptible
 
 _ALLENNLP = "https://allennlp.s3.amazonaws.com/models/elmo"
 NAMED_MODELS = {
-    "small": f"{_ALLENNLP}/2x1024_128_2048cnn_1xhighway/elmo_2x1024_128_2048cnn_1xhighway",
-    "medium": f"{_ALLENNLP}/2x2048_256_2048cnn_1xhighway/elmo_2x2048_256_2048cnn_1xhighway",
-    "original": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway",
-    "original_5.5b": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway_5.5B/elmo_2x4096_512_2048cnn_2xhighway_5.5B",
+    "small": f"{_ALLENNLP}/2x1024_128_2048cnn_1xhighway/elmo_2x1024_128_2048cnn_1xhighway_",
+    "medium": f"{_ALLENNLP}/2x2048_256_2048cnn_1xhighway/elmo_2x2048_256_2048cnn_1xhighway_",
+    "original": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway/elmo_2x4096_512_2048cnn_2xhighway_",
+    "original_5.5b": f"{_ALLENNLP}/2x4096_512_2048cnn_2xhighway_5.5B/elmo_2x4096_512_2048cnn_2xhighway_5.5B_",
+    "seqvec": "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec/",
 }
+NLPL = "http://vectors.nlpl.eu/repository"
+# Languages of ELMoForManyLangs, whose models have the numbers from 136 on in release 11 of the NLPL repository.
+MANYLANGS = ("ar bg ca cs cu da de el en es et eu fa fi fr ga gl grc he hi hr hu id it ja ko la lv nl nb nn pl pt ro "
+             "ru sk sl sv tr ug uk ur vi zh").split()
+_FIRST_OF_MANYLANGS = 136
 DEFAULT_MODEL = "bundled"
-MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS)
+MODEL_NAMES = (DEFAULT_MODEL, *NAMED_MODELS, "nlpl:NUMBER", "manylangs:LANGUAGE")
 BUNDLED_DIRECTORY = Path(__file__).parents[1] / "pretrained"
 SOFTMAX_FILE = "softmax.hdf5"  # beside a model's weights, where it has one
 _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
@@ -49,7 +57,8 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
                weight_file: str | os.PathLike | None = None) -> ModelFiles:
     """Local files of a model, fetched into the cache where they are remote.
 
-    Either `model`: `bundled`, a name of `NAMED_MODELS`, a directory, a ZIP, the URL of a ZIP, or the URL of a directory
+    Either `model`: `bundled`, a name of `NAMED_MODELS`, `nlpl:NUMBER` of the NLPL repository (release 20),
+    `manylangs:LANGUAGE` (`MANYLANGS`), a directory, a ZIP, the URL of a ZIP, or the URL of a directory
     where the file system can list one (`hf://owner/repository`, `s3://...`); or both `options_file` and `weight_file`,
     paths or URLs. A model of ELMoForManyLangs has its `config.json` and `encoder.pkl` in their places. Raises
     `FileNotFoundError` or `ConfigurationError` saying what is missing.
@@ -58,7 +67,7 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
         return _two_files(options_file=options_file, weight_file=weight_file)
     if options_file is not None or weight_file is not None:
         raise ConfigurationError("model: expected either model or options_file and weight_file, got both")
-    name = os.fspath(model)
+    name = repository_url(os.fspath(model))
     if name == DEFAULT_MODEL:
         return _in_directory(BUNDLED_DIRECTORY)
     if name in NAMED_MODELS:
@@ -73,6 +82,19 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
                                  "which is something else or a ZIP cut short")
     raise FileNotFoundError(f"model: expected one of {', '.join(MODEL_NAMES)}, a directory, a ZIP or a URL; "
                             f"found nothing at {path}")
+
+
+def repository_url(name: str) -> str:
+    """The URL that `nlpl:NUMBER` or `manylangs:LANGUAGE` stands for; any other name as it is."""
+    kind, _, which = name.partition(":")
+    if kind == "manylangs":
+        check_choice("manylangs", which, MANYLANGS, ConfigurationError)
+        return f"{NLPL}/11/{_FIRST_OF_MANYLANGS + MANYLANGS.index(which)}.zip"
+    if kind != "nlpl":
+        return name
+    if not (which.isascii() and which.isdigit()):
+        raise ConfigurationError(f"nlpl: expected the number of a model in {NLPL}/20.json, got {which!r}")
+    return f"{NLPL}/20/{which}.zip"
 
 
 def fetch(location: str | os.PathLike) -> Path:
@@ -119,7 +141,7 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
 
 
 def _named(name: str) -> ModelFiles:
-    urls = [f"{NAMED_MODELS[name]}_{kind}" for kind in ("options.json", "weights.hdf5")]
+    urls = [f"{NAMED_MODELS[name]}{kind}" for kind in ("options.json", "weights.hdf5")]
     try:
         return ModelFiles(*map(fetch, urls))
     except (OSError, ImportError) as error:
@@ -233,8 +255,9 @@ def _download(url: str, target: Path) -> None:
 
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(target, shared=True) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
-            interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
             expected = getattr(source, "size", None)
+            with tqdm.wrapattr(source, "read", expected, desc=target.name, leave=False, disable=None) as watched:
+                interruptible(shutil.copyfileobj)(watched, copy, _BLOCK)
             if expected not in (None, copy.tell()):
                 raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")
     except ImportError as error:

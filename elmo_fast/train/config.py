@@ -118,6 +118,9 @@ class TrainConfig:
         if not isinstance(bidirectional, bool):
             raise ConfigurationError(f"{source}: bidirectional: expected true or false, got {bidirectional!r}")
         model = Options.from_dict({**content, "bidirectional": True}, source)
+        if model.lstm.projection_dim > model.lstm.dim:
+            raise ConfigurationError(f"{source}: lstm: projection_dim: expected at most dim ({model.lstm.dim}), since "
+                                     f"bilm-tf projects to fewer values only, got {model.lstm.projection_dim}")
         training = OptimizerConfig.from_dict(content, source)
         if training.share_embedding_softmax and model.char_cnn is not None:
             raise ConfigurationError(f"{source}: share_embedding_softmax: expected false for a model that reads "

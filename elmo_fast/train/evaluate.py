@@ -3,7 +3,7 @@
 import heapq
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,9 +16,10 @@ from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.corpus import Order, Sentences, Shard, read_shards
+from elmo_fast.train.data import Batch
 from elmo_fast.train.model import LanguageModel, chunked_full_cross_entropy
 
-_STEPS = 16
+STEPS = 16
 
 
 class Perplexity(NamedTuple):
@@ -69,7 +70,6 @@ class OneStepRows:
         return taken
 
 
-@torch.no_grad()
 def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, batch_size: int = 256,
                progress: bool = False, defer_stops: bool = False) -> Perplexity:
     """Exp of the mean of both directions' mean losses over batches of a single step.
@@ -84,22 +84,33 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
                          f"{batch_size}")
     readers = [OneStepRows(Sentences(shards, Order(reverse=reverse)), batch_size)
                for reverse in (False, True)[: model.directions]]
-    numbering, device, state = model.numbering(vocabulary), model.softmax_b.device, model.zero_state(batch_size)
+    numbering = model.numbering(vocabulary)
+
+    def batches() -> Iterator[Batch]:
+        with tqdm(total=sum(shard.predictions for shard in shards), unit="tok", unit_scale=True, disable=not progress,
+                  desc="perplexity", leave=False) as bar:
+            while (texts := [reader.next(STEPS) for reader in readers])[0][0]:
+                if not defer_stops:
+                    stops.check()
+                yield numbering.batch(texts, batch_size, np.zeros(0))
+                bar.update(len(texts[0][0]))
+
+    return perplexity_of_batches(model, batches(), batch_size)
+
+
+@torch.no_grad()
+def perplexity_of_batches(model: LanguageModel, batches: Iterable[Batch], batch_size: int) -> Perplexity:
+    """As `perplexity`, of at least one batch of `batch_size` rows and any number of steps."""
+    device, state = model.softmax_b.device, model.zero_state(batch_size)
     losses = []  # of batches of a single step: float64 [D, steps], some steps at a time
-    with tqdm(total=sum(shard.predictions for shard in shards), unit="tok", unit_scale=True, disable=not progress,
-              desc="perplexity", leave=False) as bar:
-        while (texts := [reader.next(_STEPS) for reader in readers])[0][0]:
-            if not defer_stops:
-                stops.check()
-            batch = numbering.batch(texts, batch_size, np.zeros(0))
-            steps = batch.targets.shape[1] // batch_size
-            with numerics(model.precision, device):
-                tops, state = model.outputs(batch.tokens.to(device), batch.rows.to(device), steps, state)
-            tops = model.by_direction(tops, steps, batch.rows.shape[1])
-            losses.append(torch.stack([
-                chunked_full_cross_entropy(full_precision(top), model.softmax_w, model.softmax_b, targets.to(device))
-                .double().view(steps, batch_size).mean(1).cpu() for top, targets in zip(tops, batch.targets)]))
-            bar.update(steps * batch_size)
+    for batch in batches:
+        steps = batch.targets.shape[1] // batch_size
+        with numerics(model.precision, device):
+            tops, state = model.outputs(batch.tokens.to(device), batch.rows.to(device), steps, state)
+        tops = model.by_direction(tops, steps, batch.rows.shape[1])
+        losses.append(torch.stack([
+            chunked_full_cross_entropy(full_precision(top), model.softmax_w, model.softmax_b, targets.to(device))
+            .double().view(steps, batch_size).mean(1).cpu() for top, targets in zip(tops, batch.targets)]))
     by_batch = torch.cat(losses, dim=1)
     means = by_batch.mean(1)
     return Perplexity(_exp(float(means.mean())), tuple(map(_exp, means.tolist())), by_batch.shape[1], batch_size)

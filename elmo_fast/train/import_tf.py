@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -150,14 +150,17 @@ def _import(folder: Path, source: str | os.PathLike, vocab_file: str | os.PathLi
 
 
 def _config(options_file: str | os.PathLike) -> TrainConfig:
-    """bilm-tf's options, with bilm-tf's defaults where they differ from ours, and its optimizer."""
     if not os.path.isfile(options_file):
         raise FileNotFoundError(f"options_file: expected bilm-tf's {OPTIONS_FILE}, found none at {options_file}")
-    content, source = read_json(options_file), f"options_file {options_file}"
+    return bilm_tf_config(read_json(options_file), f"options_file {options_file}")
+
+
+def bilm_tf_config(content: Mapping[str, Any], source: str) -> TrainConfig:
+    """The configuration that bilm-tf's trainer reads in `content`, where absent keys have its defaults."""
     if content.get("n_tokens_vocab") is None:
         raise ConfigurationError(f"{source}: n_tokens_vocab: expected the number of words of the softmax, found none")
     if isinstance(content.get("lstm"), dict):
-        content["lstm"] = {"use_skip_connections": False, **content["lstm"]}
+        content = {**content, "lstm": {"use_skip_connections": False, **content["lstm"]}}
     return TrainConfig.from_dict({"bidirectional": False, **content, "optimizer": "adagrad"}, source)
 
 

@@ -92,7 +92,7 @@ def test_embed_writes_what_the_embedder_writes(capsys, folder, layers, more, opt
     ({2: ()}, "one of the arguments --all --top --average is required (see elmo-fast embed --help)"),
     ({2: "--bottom"}, "one of the arguments --all --top --average is required"),
     ({2: ("--all", "--top")}, "argument --top: not allowed with argument --all"),
-    ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, a directory"),
+    ({3: ("--model", "nope")}, "model: expected one of bundled, small, medium, original, original_5.5b, seqvec"),
     ({3: ("--model", "model", "--options-file", "x")}, "model: expected either model or options_file and weight_file"),
     ({3: ("--options-file", "model/options.json")}, "weight_file: expected a path or URL, got None"),
     ({4: ("--batch-size", "0")}, "argument --batch-size: expected an integer of at least 1, got '0'"),
@@ -250,3 +250,8 @@ def test_every_public_name_is_found_where_the_package_says():
         assert getattr(elmo_fast, name).__module__.startswith("elmo_fast.")
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = elmo_fast.Nothing
+
+
+def test_the_list_of_models(capsys):
+    status, out, err = run(capsys, "models")
+    assert (status, err) == (0, "") and out.startswith("name ") and "manylangs:zh" in out

@@ -84,10 +84,13 @@ def test_refuses(call, named):
 
 
 ALLENNLP = """
+    import pickle
     import types
     from collections import UserDict
 
     import torch
+
+    import elmo_fast
 
     class Registrable:
         registry = {}
@@ -107,6 +110,14 @@ ALLENNLP = """
     class TokenEmbedder(torch.nn.Module, Registrable):
         pass
 
+    class ConfigurationError(Exception):
+        def __init__(self, message):
+            super().__init__()
+            self.message = message
+
+        def __str__(self):
+            return repr(self.message)
+
     class Params(UserDict):
         def add_file_to_archive(self, name):
             self.archived = getattr(self, "archived", []) + [self[name]]
@@ -116,9 +127,17 @@ ALLENNLP = """
         base.register(name)(object)  # AllenNLP's own class
         sys.modules[f"allennlp.{path}"] = module = types.ModuleType(path)
         setattr(module, base.__name__, base)
+    sys.modules["allennlp.common.checks"] = types.SimpleNamespace(ConfigurationError=ConfigurationError)
     import elmo_fast.compat.allennlp as ours
     assert Registrable.registry == {(TokenIndexer, "elmo_characters"): ours.ELMoTokenCharactersIndexer,
                                     (TokenEmbedder, "elmo_token_embedder"): ours.ElmoTokenEmbedder}
+    for raised in (ConfigurationError, ours.ConfigurationError, elmo_fast.ConfigurationError, ValueError):
+        try:
+            ours.Elmo(None, None, 0)
+        except raised as error:
+            assert str(error) == str(pickle.loads(pickle.dumps(error))) == error.message
+            assert error.message == "options_file: expected a path or URL, got None"
+    assert ours.ConfigurationError is ConfigurationError
     options, weights = sys.argv[1:]
     params = Params(options_file=options, weight_file=weights, projection_dim=3)
     embedder = ours.ElmoTokenEmbedder.from_params(params=params, vocab=None, constructor_to_call=None)

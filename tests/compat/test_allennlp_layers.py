@@ -9,10 +9,11 @@ import torch
 from elmo_fast import ConfigurationError, Options
 from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import ElmoLstm, ElmoTokenEmbedder, batch_to_ids, remove_sentence_boundaries
+from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import LstmCellWithProjection
 from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, bilm
-from tests.support.plain import Counts, lstm_layers
+from tests.support.plain import Counts, lstm_layers, run_direction
 
 LENGTHS = [4, 0, 1, 6, 2]
 
@@ -31,7 +32,7 @@ def batch(lengths=LENGTHS, size=3, seed=0):
 
 
 @pytest.mark.parametrize("sizes, way, trains", grid(
-    [(3, 5, 7, 2), (5, 5, 7, 3), (1, 4, 4, 1), (6, 2, 9, 2), (4, 4, 4, 2)],
+    [(3, 5, 7, 2), (5, 5, 7, 3), (1, 4, 4, 1), (6, 2, 9, 2), (4, 4, 4, 2), (3, 9, 7, 2)],
     ["reference", "torch", "auto", "float64", "next to no dropout"], [True, False]))
 def test_numbers_masks_and_states_of_batches_that_shrink_and_grow(sizes, way, trains):
     clips = {"memory_cell_clip_value": 0.2, "state_projection_clip_value": 0.1}
@@ -112,7 +113,58 @@ def test_recurrent_dropout():
     assert torch.equal(ours.eval()(inputs, mask), lstm(stateful=False)(inputs, mask))
 
 
+def cell(go_forward=True, **arguments):
+    torch.manual_seed(0)
+    return LstmCellWithProjection(3, 5, 7, go_forward, **arguments)
+
+
+@pytest.mark.parametrize("go_forward", [True, False])
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_cell_by_itself(go_forward, starts):
+    ours = cell(go_forward, memory_cell_clip_value=0.2, state_projection_clip_value=0.1).double()
+    inputs, lengths = torch.randn(4, 6, 3, dtype=torch.float64), [6, 4, 1, 3]
+    initial = tuple(torch.rand(1, 4, size, dtype=torch.float64) for size in (5, 7)) if starts else None
+    outputs, (h, c) = ours(inputs, lengths, initial)
+    weights, counts, of = [value.detach().numpy() for value in ours.parameters()], Counts(), SimpleNamespace(
+        lstm=SimpleNamespace(cell_clip=0.2, proj_clip=0.1))
+    for row, length in enumerate(lengths):
+        state = [value[0, row].numpy() for value in initial] if starts else [np.zeros(5), np.zeros(7)]
+        order = slice(None) if go_forward else slice(None, None, -1)
+        expected, final = run_direction(inputs[row, :length].numpy()[order], state, *weights, of, counts)
+        np.testing.assert_allclose(outputs[row, :length].detach().numpy()[order], expected, atol=1e-12)
+        assert not outputs[row, length:].any()
+        for found, wanted in zip((h, c), final):
+            np.testing.assert_allclose(found[0, row].detach().numpy(), wanted, atol=1e-12)
+    assert counts.cell and counts.projection
+    other = cell(go_forward).double()
+    torch.nn.init.zeros_(other.W_0)
+    other.load_state_dict(ours.state_dict())
+    assert all(map(torch.equal, other.parameters(), ours.parameters()))
+    assert list(ours.state_dict()) == ["input_linearity.weight", "state_linearity.weight", "state_linearity.bias",
+                                       "state_projection.weight"]
+    with pytest.raises(ValueError, match=r"inputs: expected 3 sentences of vectors of 3 values, got shape \(4, 6, 3\)"):
+        ours(inputs, lengths[:3])
+
+
+def test_layers_of_a_stack_share_its_weights():
+    ours = lstm(memory_cell_clip_value=0.2, state_projection_clip_value=0.1, stateful=False)
+    inputs, mask = batch([7, 3, 1])
+    expected, x = ours(inputs, mask), [inputs, inputs]
+    for layer, cells in enumerate(zip(ours.forward_layers, ours.backward_layers)):
+        runs = [part(values, [7, 3, 1])[0] for part, values in zip(cells, x)]
+        x = [out + below if layer else out for out, below in zip(runs, x)]
+        assert torch.allclose(torch.cat(x, dim=2), expected[layer], atol=SAME_MODEL)
+    assert ours.forward_layers[1].W_0 is ours.W_0_0_1 and not ours.backward_layers[0].go_forward
+    assert {id(value) for part in (*ours.forward_layers, *ours.backward_layers) for value in part.parameters()} == set(
+        map(id, ours.parameters()))
+    with torch.no_grad():
+        ours.backward_layers[1].B.fill_(7)
+    assert (ours.B_1_1 == 7).all() and not ours.eval().forward_layers[0].training
+
+
 @pytest.mark.parametrize("call, named", [
+    (lambda _: cell(memory_cell_clip_value=0), "memory_cell_clip_value: expected a number above 0, or None"),
+    (lambda _: LstmCellWithProjection(3, 0, 7), "hidden_size: expected an integer of at least 1, got 0"),
     (lambda _: lstm(0), "input_size: expected an integer of at least 1, got 0"),
     (lambda _: lstm(num_layers=True), "num_layers: expected an integer of at least 1, got True"),
     (lambda _: lstm(memory_cell_clip_value=0), "memory_cell_clip_value: expected a number above 0, or None"),

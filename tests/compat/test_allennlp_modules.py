@@ -42,6 +42,11 @@ def check_same(found, expected):
     ("allennlp.data.token_indexers", "ELMoTokenCharactersIndexer"),
     ("allennlp.data.token_indexers.elmo_indexer", "ELMoCharacterMapper ELMoTokenCharactersIndexer"),
     ("allennlp.nn.util", "remove_sentence_boundaries add_sentence_boundary_token_ids"),
+    ("allennlp.modules.lstm_cell_with_projection", "LstmCellWithProjection"),
+    ("allennlp.common.checks", "ConfigurationError"),
+    ("allennlp.common.file_utils", "cached_path"),
+    ("allennlp.common.util", "lazy_groups_of pad_sequence_to_length import_submodules"),
+    ("allennlp.commands", "main"),
     ("allennlp.tools.create_elmo_embeddings_from_vocab", "main"),
     ("bilm.data", "Batcher TokenBatcher Vocabulary UnicodeCharsVocabulary InvalidNumberOfCharacters"),
     ("bilm.model", "BidirectionalLanguageModel dump_token_embeddings dump_bilm_embeddings"),
@@ -115,6 +120,45 @@ def test_table_of_cached_words(files):
     assert torch.allclose(cached._eos_embedding, encoded[-1], atol=SAME_MODEL)
     assert "_word_embedding.weight" in cached.state_dict()
     assert not any("bos" in name or "boundaries" in name for name in cached.state_dict())
+
+
+def test_word_numbers_in_place_of_characters(files):
+    """As AllenNLP's documentation calls it; then no char encoder is needed."""
+    ids, numbers = batch_to_ids([["The", "children", "."], ["rained"]]), torch.tensor([[2, 3, 5], [4, 0, 0]])
+    plain, cached = (Elmo(*files, 1, dropout=0, vocab_to_cache=words) for words in (None, WORDS))
+    expected = plain(ids)["elmo_representations"][0]
+    for deleted in (False, True):
+        if deleted:
+            del cached._elmo_lstm._token_embedder
+        for given in (numbers, ids if deleted else None):
+            cached._elmo_lstm.reset_states()
+            assert torch.allclose(cached(given, numbers)["elmo_representations"][0], expected, atol=SAME_MODEL)
+        cached._elmo_lstm.reset_states()
+        deep = cached(numbers[:, None], numbers[:, None])
+        assert torch.allclose(deep["elmo_representations"][0][:, 0], expected, atol=SAME_MODEL)
+        assert deep["mask"].shape == (2, 1, 3)
+        with pytest.raises(ValueError, match="^ids: expected character ids, and a char encoder, .* above 5, got"):
+            cached(numbers + 4, numbers + 4)
+
+
+def test_order_of_keys_with_cached_words(files):
+    keys = list(Elmo(*files, 1, vocab_to_cache=WORDS).state_dict())
+    parts = [key.split(".")[1] for key in keys if key.startswith("_elmo_lstm.")]
+    assert sorted(set(parts), key=parts.index) == ["_token_embedder", "_word_embedding", "_elmo_lstm"]
+
+
+def test_subclass_that_sets_attributes_before_the_model_is_read(files):
+    class Mine(_ElmoBiLm):
+        def __init__(self, *arguments):
+            self.name, self._word_embedding, self._bos_embedding, self._eos_embedding = "mine", None, None, None
+            super().__init__(*arguments)
+
+    mine = Mine(*files)
+    assert mine.name == "mine" and mine._bos_embedding is None
+    check_same(mine(batch_to_ids(SENTENCES)), _ElmoBiLm(*files)(batch_to_ids(SENTENCES)))
+    mine.create_cached_cnn_embeddings(WORDS)
+    mine._bos_embedding = torch.ones(11)
+    assert (mine._word_embedding.boundaries[0] == 1).all() and not (mine._eos_embedding == 1).all()
 
 
 def test_fine_tuning_warns_and_trains_the_table(files, caplog):

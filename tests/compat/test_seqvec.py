@@ -13,6 +13,12 @@ from tests.support.files import ROOT, names, paths, read_hdf5, run, tiny, write_
 
 PROTEINS = {"P3": "MKTAYIAKQR", "P1": "SEQWENCE", "P2": "ACDEFGHIKLMNPQRSTVWYX", "P4": "mkt*"}
 
+SEQVEC_LOG = [
+    "Error processing batch of 2 sequences: no room", "Sequences in the failing batch: ['P1', 'P4']",
+    "Starting single sequence processing", "RuntimeError for {} with {} residues: no room",
+    "Single sequence processing failed. Switching to CPU now. This slows down the embedding process.",
+]
+
 
 @pytest.fixture
 def fasta(tmp_path):
@@ -108,12 +114,35 @@ def test_fallbacks(folder, monkeypatch, caplog, limit, device):
     monkeypatch.setattr(embedder, "embed_batch", limited)
     with caplog.at_level(logging.ERROR):
         found = dict(seqvec.embed_with_fallback([("P1", "SEQWENCE"), ("P4", "MKT")], embedder, folder))
-    assert "one by one" in caplog.text and "no room" in caplog.text and ("on the CPU" in caplog.text) == (not limit)
+    assert caplog.messages == SEQVEC_LOG[:3] + ([] if limit else [
+        line.format(*protein) for protein in (("P1", 8), ("P4", 3)) for line in SEQVEC_LOG[3:]])
     for name, layers in zip(("P1", "P4"), right):
         np.testing.assert_allclose(found[name], layers, atol=1e-6)
     embedder.cuda_device = -1
     with pytest.raises(torch.OutOfMemoryError):
         list(seqvec.embed_with_fallback([("P2", PROTEINS["P2"])], embedder, folder))
+
+
+def test_a_stand_in_for_the_embedder(monkeypatch, caplog):
+    """SeqVec's own tests have one with nothing but the two methods, and read the log."""
+    class StandIn:
+        def __init__(self, cpu):
+            self.cpu = cpu
+
+        def embed_batch(self, batch):
+            if not self.cpu:
+                raise RuntimeError("no room")
+            return [np.full((3, len(sequence), 4), 7.0) for sequence in batch]
+
+        def embed_sentence(self, sentence):
+            return self.embed_batch([sentence])[0]
+
+    seqvec._cpu_model.cache_clear()
+    monkeypatch.setattr(seqvec, "get_elmo_model", lambda _, cpu: StandIn(cpu))
+    found = dict(seqvec.embed_with_fallback([("P1", "SEQWENCE"), ("P4", "MKT")], StandIn(False), "nowhere"))
+    seqvec._cpu_model.cache_clear()
+    assert {name: values.shape for name, values in found.items()} == {"P1": (3, 8, 4), "P4": (3, 3, 4)}
+    assert len(caplog.messages) == 7 and caplog.messages[:3] == SEQVEC_LOG[:3]
 
 
 def test_the_command(folder, fasta, tmp_path, capsys):

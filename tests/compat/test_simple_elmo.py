@@ -102,3 +102,17 @@ def test_substitutes_of_each_direction(full, topn, nodelimiters):
 def test_refuses(full, call, error, words):
     with pytest.raises(error, match=f"^{words}"):
         call(full)
+
+
+def test_classifiers_of_todays_scikit_learn_take_the_vectors(folder):
+    """As simple_elmo's two example scripts: a vector a sentence, and the vectors of single words."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    from sklearn.model_selection import cross_validate
+
+    texts, labels = [["sea", "salt"], ["grey", "sea"], ["old", "bank"], ["old", "money"]] * 3, [0, 0, 1, 1] * 3
+    model = loaded(folder, state="zero")
+    words = [vectors[0] for vectors in model.get_elmo_vectors(texts, layers="top")]
+    for x in (model.get_elmo_vector_average(texts), words):
+        classifier = linear_model.LogisticRegression(max_iter=1000, class_weight="balanced", C=1e6)
+        scores = cross_validate(classifier, x, labels, cv=2, scoring=["f1_macro"])
+        assert scores["test_f1_macro"].mean() == 1

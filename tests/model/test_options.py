@@ -61,7 +61,6 @@ REFUSED = [  # path, values, what is expected
     ("lstm__cell_clip", [0, -1, True, False, float("nan"), 10**400], CLIP),
     ("lstm__proj_clip", [0.0, "3", float("inf"), [3]], CLIP),
     ("lstm__use_skip_connections", [None, 1, "true", [True]], "true or false"),
-    ("lstm__projection_dim", [9], "at most dim (8)"),
     ("char_cnn__activation", [None, "gelu", "ReLU", 1, ["relu"]], "one of relu, tanh"),
     ("char_cnn__n_characters", [None, 260, 263, True, "262"], "one of 261, 262"),
     ("char_cnn__filters", [None, [], "12", {"1": 2}], "a list of [width, count] pairs"),

@@ -12,6 +12,7 @@ import pytest
 
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.model import sources
+from elmo_fast.model.catalogue import public_models, report
 from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
 from tests.support.files import names, paths, start, tiny, write_model
 
@@ -183,7 +184,7 @@ def test_threads_may_fetch_at_once(tmp_path, cache):
 @pytest.mark.parametrize("name", ["no", "small.zip", "Original"])
 def test_an_unknown_model_is_refused_with_what_there_is(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    usual = "bundled, small, medium, original, original_5.5b"
+    usual = "bundled, small, medium, original, original_5.5b, seqvec, nlpl:NUMBER, manylangs:LANGUAGE"
     with pytest.raises(FileNotFoundError, match=f"^model: expected one of {usual}, a directory, a ZIP or a URL; "
                                                 f"found nothing at {name}$"):
         find_model(name)
@@ -313,6 +314,45 @@ def test_offline_a_named_model_says_what_to_put_where(monkeypatch, model, name, 
         cache_path(url).parent.mkdir(parents=True, exist_ok=True)
         cache_path(url).write_bytes(source.read_bytes())
     assert_is(find_model(name), model)
+
+
+@pytest.mark.parametrize("name, url", [
+    ("seqvec", "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec/weights.hdf5"),
+    ("nlpl:210", "http://vectors.nlpl.eu/repository/20/210.zip"),
+    ("manylangs:ar", "http://vectors.nlpl.eu/repository/11/136.zip"),
+    ("manylangs:nl", "http://vectors.nlpl.eu/repository/11/164.zip"),
+    ("manylangs:nb", "http://vectors.nlpl.eu/repository/11/165.zip"),
+    ("manylangs:zh", "http://vectors.nlpl.eu/repository/11/179.zip")])
+def test_offline_other_public_models_say_what_to_put_where(monkeypatch, name, url):
+    monkeypatch.setattr(fsspec, "open", no_network)
+    with pytest.raises(OSError, match="Network is unreachable") as caught:
+        find_model(name)
+    assert url in str(caught.value) and str(cache_path(url)) in str(caught.value)
+    assert any(url.startswith(model.source.partition("{")[0]) for model in public_models() if model.name == name
+               ) or name == "nlpl:210"
+
+
+def test_an_archive_of_a_repository_is_read_from_the_cache(monkeypatch, model):
+    monkeypatch.setattr(fsspec, "open", no_network)
+    target = cache_path("http://vectors.nlpl.eu/repository/20/7.zip")
+    target.parent.mkdir(parents=True)
+    pack(target, contents(model))
+    assert_is(find_model("nlpl:7"), model)
+
+
+@pytest.mark.parametrize("name, message", [
+    ("nlpl:", "nlpl: expected the number of a model in .*20.json, got ''"), ("nlpl:../7", "nlpl: expected the number"),
+    ("manylangs:xx", "manylangs: expected one of ar, bg, .*, got 'xx'")])
+def test_a_public_model_that_is_none(name, message):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        find_model(name)
+
+
+def test_the_list_of_public_models():
+    header, *lines = report()
+    assert header.split() == ["name", "language", "size", "licence", "where"]
+    assert len(lines) == len({line.split()[0] for line in lines}) == len(public_models()) == 1 + 4 + 1 + 1 + 44
+    assert all("bundled" in line or "http" in line for line in lines)
 
 
 def test_without_fsspec_the_extra_is_named(monkeypatch, model):

@@ -216,7 +216,7 @@ def test_elmo_takes_ids_of_the_table(tmp_path):
                             (tabled(None, numbers[:1, None]), plain(ids[:1, None]))):
         assert torch.equal(found["mask"], expected["mask"])
         assert_same(found["elmo_representations"], expected["elmo_representations"], "torch")
-    with pytest.raises(ValueError, match="ids: expected character ids beside word_inputs .* above 5, got None .* 77"):
+    with pytest.raises(ValueError, match="ids: expected character ids, .* above 5, got no such ids .* 77"):
         tabled(None, numbers)
 
 

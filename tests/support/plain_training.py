@@ -17,10 +17,13 @@ def sentences(folder, reverse=False):
     return [["<S>", *line.split(), "</S>"][:: -1 if reverse else 1] for line in lines]
 
 
-def rows(sentences, rows, steps):
-    """Batches packed position by position: a row takes the next sentence when its last token has been a target."""
-    source, open_rows, batches = iter(sentences), [[]] * rows, []
-    while True:
+def rows(sentences, rows, steps, batches=None):
+    """Batches packed position by position: a row takes the next sentence when its last token has been a target.
+
+    All that can be filled, or the first `batches`.
+    """
+    source, open_rows, wanted, batches = iter(sentences), [[]] * rows, batches, []
+    while len(batches) != wanted:
         batch = []
         for row in range(rows):
             pairs = []
@@ -33,6 +36,7 @@ def rows(sentences, rows, steps):
                 open_rows[row] = open_rows[row][1:]
             batch.append(pairs)
         batches.append(batch)
+    return batches
 
 
 class Masks:

@@ -127,7 +127,7 @@ def test_the_perplexity_is_the_plain_loops(tmp_path, kind, rows, monkeypatch):
     language_model = model(make_config(KINDS[kind]))
     expected = single_step_losses(language_model, vocabulary, tmp_path, rows)
     for steps in (1, 7, 16):
-        monkeypatch.setattr(evaluate, "_STEPS", steps)
+        monkeypatch.setattr(evaluate, "STEPS", steps)
         found = evaluate.perplexity(language_model, shards, vocabulary, rows)
         assert found.total == pytest.approx(np.exp(expected.mean()), rel=1e-6) and found.batches == len(expected)
         assert found.by_direction == pytest.approx(tuple(np.exp(expected.mean(0))), rel=1e-6)

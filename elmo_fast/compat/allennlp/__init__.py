@@ -7,6 +7,7 @@ Where AllenNLP itself is installed, its configurations build these classes as so
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder
+from elmo_fast.compat.allennlp.common.checks import ConfigurationError
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper, ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import Elmo, _ElmoBiLm, _ElmoCharacterEncoder, batch_to_ids
 from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
@@ -15,7 +16,6 @@ from elmo_fast.compat.allennlp.modules.scalar_mix import ScalarMix
 from elmo_fast.compat.allennlp.modules.token_embedders.elmo_token_embedder import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
 from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
-from elmo_fast.model.options import ConfigurationError
 
 __all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ConfigurationError",
            "ELMoCharacterMapper", "ELMoTokenCharactersIndexer", "Elmo", "ElmoEmbedder", "ElmoLstm", "ElmoTokenEmbedder",

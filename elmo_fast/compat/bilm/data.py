@@ -1,5 +1,15 @@
-"""The names of bilm-tf's module `bilm.data` that inference needs."""
+"""bilm-tf's module `bilm.data`: vocabularies, batchers, and the data sets that its training reads."""
 
+import glob
+import logging
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from elmo_fast.choices import check_count
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import Batcher, TokenBatcher
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
@@ -7,4 +17,131 @@ from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 # bilm-tf refuses options with 261 characters with this error. Here the weight file says which it is.
 InvalidNumberOfCharacters = ConfigurationError
 
-__all__ = ["Batcher", "InvalidNumberOfCharacters", "TokenBatcher", "UnicodeCharsVocabulary", "Vocabulary"]
+__all__ = ["Batcher", "BidirectionalLMDataset", "InvalidNumberOfCharacters", "LMDataset", "TokenBatcher",
+           "UnicodeCharsVocabulary", "Vocabulary"]
+
+logger = logging.getLogger(__name__)
+
+Sentence = tuple[np.ndarray, np.ndarray | None]  # word ids int32 [T + 2], and character ids [T + 2, C]
+
+
+class LMDataset:
+    """Sentences of the text files that a glob matches, a tokenized sentence a line. From bilm-tf's `LMDataset`.
+
+    Files come in random order, all of them before any comes again, without end; with `test` once, the last one that
+    `glob` finds first. `shuffle_on_load` shuffles the sentences of a file. Both use Python's `random`, and for the same
+    seed give bilm-tf's order. With `reverse` a sentence is read from its end. Without a `UnicodeCharsVocabulary` there
+    are no character ids.
+    """
+
+    def __init__(self, filepattern: str | os.PathLike, vocab: Vocabulary, reverse: bool = False, test: bool = False,
+                 shuffle_on_load: bool = False):
+        self.vocab = vocab
+        self._all_shards = glob.glob(os.fspath(filepattern))
+        if not any(map(os.path.getsize, self._all_shards)):
+            raise FileNotFoundError(f"filepattern: expected files of text, found none at {filepattern}")
+        self._reverse, self._test, self._shuffle_on_load = reverse, test, shuffle_on_load
+        self._shards: list[str] = []
+        self._sentences: Iterator[Sentence] = iter(())
+        self._load_shard()
+
+    def get_sentence(self) -> Iterator[Sentence]:
+        """Ids of one sentence after the other, boundaries included."""
+        while True:
+            yield from self._sentences
+            if self._test and not self._all_shards:
+                return
+            self._load_shard()
+
+    def _load_shard(self) -> None:
+        """The file is read, and shuffled, now; its words are numbered one sentence at a time."""
+        if not self._test and not self._shards:
+            self._shards = list(self._all_shards)
+            random.shuffle(self._shards)
+        name = (self._all_shards if self._test else self._shards).pop()
+        lines = Path(name).read_text(encoding="utf-8").split("\n")
+        sentences = [line.split() for line in (lines if lines[-1] else lines[:-1])]
+        if self._reverse:
+            sentences = [sentence[::-1] for sentence in sentences]
+        if self._shuffle_on_load:
+            random.shuffle(sentences)
+        logger.info("%s: %d sentences", name, len(sentences))
+        self._sentences = map(self._encode, sentences)
+
+    def _encode(self, sentence: list[str]) -> Sentence:
+        ids = self.vocab.encode(sentence, self._reverse, split=False)
+        if not isinstance(self.vocab, UnicodeCharsVocabulary):
+            return ids, None
+        return ids, self.vocab.encode_chars(sentence, self._reverse, split=False)
+
+    @property
+    def max_word_length(self) -> int | None:
+        """Characters of a token; None for a vocabulary of words alone."""
+        return getattr(self.vocab, "max_word_length", None)
+
+    def iter_batches(self, batch_size: int, num_steps: int) -> Iterator[dict[str, np.ndarray | None]]:
+        """Batches of rows of text: `token_ids` and `next_token_id` int32 [batch_size, num_steps], and
+        `tokens_characters` int32 [batch_size, num_steps, max_word_length], raw, or None.
+
+        A row at the end of its sentence takes the next one. A batch that cannot be filled is dropped.
+        """
+        for name, size in (("batch_size", batch_size), ("num_steps", num_steps)):
+            check_count(name, size)
+        sentences = self.get_sentence()
+        rows = [_Row(sentences) for _ in range(batch_size)]
+        try:
+            while True:
+                filled = [row.take(num_steps) for row in rows]
+                names = "token_ids", "tokens_characters", "next_token_id"
+                yield {name: None if values[0] is None else np.stack(values)
+                       for name, values in zip(names, zip(*filled))}
+        except _NoMoreSentences:
+            return
+
+
+class BidirectionalLMDataset:
+    """Two independent `LMDataset`, the second one reversed. From bilm-tf's class of that name."""
+
+    def __init__(self, filepattern: str | os.PathLike, vocab: Vocabulary, test: bool = False,
+                 shuffle_on_load: bool = False):
+        self.vocab = vocab
+        self._data_forward, self._data_reverse = (LMDataset(filepattern, vocab, reverse, test, shuffle_on_load)
+                                                  for reverse in (False, True))
+
+    def iter_batches(self, batch_size: int, num_steps: int) -> Iterator[dict[str, np.ndarray | None]]:
+        """Batches as `LMDataset.iter_batches`, with those of reversed text under the same names and `_reverse`."""
+        both = (data.iter_batches(batch_size, num_steps) for data in (self._data_forward, self._data_reverse))
+        for forward, reverse in zip(*both):
+            yield {**forward, **{f"{name}_reverse": values for name, values in reverse.items()}}
+
+
+class _NoMoreSentences(Exception):
+    pass
+
+
+class _Row:
+    """A row of the batches: where it is in its sentence."""
+
+    def __init__(self, sentences: Iterator[Sentence]):
+        self._sentences, self._at = sentences, 0
+        self._sentence: Sentence = np.zeros(0, np.int32), None
+
+    def take(self, steps: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+        """The next `steps` tokens, their characters, and the tokens that follow them."""
+        ids, characters, targets, missing = [], [], [], steps
+        while missing:
+            if len(self._sentence[0]) - self._at <= 1:
+                try:
+                    self._sentence = next(self._sentences)
+                except StopIteration:
+                    raise _NoMoreSentences from None
+                self._at = 0
+            own, spelled = self._sentence
+            end = min(len(own) - 1, self._at + missing)
+            ids.append(own[self._at : end])
+            targets.append(own[self._at + 1 : end + 1])
+            if spelled is not None:
+                characters.append(spelled[self._at : end])
+            missing -= end - self._at
+            self._at = end
+        return np.concatenate(ids), np.concatenate(characters) if characters else None, np.concatenate(targets)

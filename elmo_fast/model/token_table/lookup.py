@@ -144,7 +144,7 @@ class TableLookup:
 class TokenEncoder:
     """Gives a model's tokens their vectors; `source` is its char encoder or embedding."""
 
-    source: TokenSource
+    source: TokenSource | None
     table: TableLookup | None
     cache: WordCache | None
     device: torch.device
@@ -179,12 +179,14 @@ class TokenEncoder:
     def numbered_batch(self, words: torch.Tensor, ids: torch.Tensor | None) -> BatchTokens:
         """Tokens of a batch given as numbers of cached words, or else as token ids; `<S>` and `</S>` around each.
 
-        `ids` are the characters of the words beyond those numbers.
+        `ids` are the characters of the words beyond those numbers; the numbers themselves in their place are ignored.
         """
         known = self.table if self.cache is None else self.cache
         if known is None:
             raise ValueError("word_inputs: expected None, since no words are cached and there is no token table; "
                              "got a tensor")
+        if ids is not None and (self.source is None or ids.shape == words.shape):
+            ids = None  # numbers of words again, or characters that nothing can read
         if ids is not None:
             check_shape(ids, "add", self.source)
         words, ids = on_host(words, ids)
@@ -201,8 +203,8 @@ class TokenEncoder:
         if not beyond.any():
             return found, index, mask
         if ids is None:
-            raise ValueError(f"ids: expected character ids beside word_inputs that hold numbers above {known.largest}, "
-                             f"got None and the number {int(words.max())}")
+            raise ValueError(f"ids: expected character ids, and a char encoder, beside word_inputs that hold numbers "
+                             f"above {known.largest}, got no such ids and the number {int(words.max())}")
         rare, rare_index = unique_rows(ids[words > known.largest])
         rows = torch.empty_like(numbers)
         rows[~beyond], rows[beyond] = index, rare_index + len(unique)

@@ -1,1 +1,31 @@
-"""`allennlp.commands`, the part that ELMo needs."""
+"""`allennlp.commands`: `main`, with the subcommand `elmo`."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from elmo_fast.compat.allennlp.registry import import_submodules
+
+__all__ = ["main"]
+
+
+def main(prog: str | None = None, subcommand_overrides: Mapping[str, Any] | None = None) -> None:
+    """Run `elmo ...` of the command line. From AllenNLP's `main`, whose other subcommands stay with AllenNLP.
+
+    Exits with 2 for wrong usage, raises what goes wrong later, and prints its help without a subcommand.
+    `subcommand_overrides` are further subcommands by name, with AllenNLP's `add_subparser(name, parsers)`.
+    """
+    from elmo_fast.compat.allennlp.commands.elmo import Elmo
+
+    parser = argparse.ArgumentParser(prog=prog, description="AllenNLP's ELMo command, run by elmo-fast")
+    parsers = parser.add_subparsers(title="Commands", metavar="")
+    for name, subcommand in {"elmo": Elmo(), **(subcommand_overrides or {})}.items():
+        subcommand.add_subparser(name, parsers).add_argument("--include-package", action="append", default=[],
+                                                             help="a package to import first; repeatable")
+    arguments = parser.parse_args()
+    if not hasattr(arguments, "func"):
+        parser.print_help()
+        return
+    for package in arguments.include_package:
+        import_submodules(package)
+    arguments.func(arguments)

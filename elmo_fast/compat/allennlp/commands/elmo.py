@@ -1,4 +1,6 @@
-"""`allennlp.commands.elmo`: `ElmoEmbedder` and its default files."""
+"""`allennlp.commands.elmo`: `ElmoEmbedder`, its default files, and the subcommand around it."""
+
+import argparse
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
@@ -7,8 +9,8 @@ from elmo_fast.embed import embedder
 from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.model.options import ConfigurationError
 
-__all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ConfigurationError", "ElmoEmbedder",
-           "batch_to_ids"]
+__all__ = ["DEFAULT_BATCH_SIZE", "DEFAULT_OPTIONS_FILE", "DEFAULT_WEIGHT_FILE", "ConfigurationError", "Elmo",
+           "ElmoEmbedder", "batch_to_ids", "elmo_command"]
 
 
 class ElmoEmbedder(embedder.ElmoEmbedder):
@@ -22,3 +24,35 @@ class ElmoEmbedder(embedder.ElmoEmbedder):
     def _take(self, bilm: _ElmoBiLm, cuda_device: int) -> None:
         super()._take(bilm, cuda_device)
         self.indexer = ELMoTokenCharactersIndexer()
+
+
+class Elmo:
+    """The subcommand `elmo` with AllenNLP's flags. `elmo-fast embed` has them too, and more."""
+
+    def add_subparser(self, name: str, parser) -> argparse.ArgumentParser:
+        """Add the subcommand to argparse's collection of subparsers."""
+        subparser = parser.add_parser(name, description="Create word vectors using ELMo.", help="embed a text")
+        add = subparser.add_argument
+        add("input_file", help="tokenized text, UTF-8, one sentence a line")
+        add("output_file", help="HDF5 file")
+        layers = subparser.add_mutually_exclusive_group(required=True)
+        for layer in ("all", "top", "average"):
+            layers.add_argument(f"--{layer}", dest="output_format", action="store_const", const=layer)
+        add("--vocab-path", help="not used, as in AllenNLP 0.9")
+        add("--options-file", default=DEFAULT_OPTIONS_FILE)
+        add("--weight-file", default=DEFAULT_WEIGHT_FILE)
+        add("--batch-size", type=int, default=DEFAULT_BATCH_SIZE)
+        add("--file-friendly-logging", action="store_true", help="progress as lines")
+        add("--cuda-device", type=int, default=-1)
+        add("--forget-sentences", action="store_true")
+        add("--use-sentence-keys", action="store_true")
+        subparser.set_defaults(func=elmo_command)
+        return subparser
+
+
+def elmo_command(args: argparse.Namespace) -> None:
+    """Embed `args.input_file` with the parsed arguments of `Elmo.add_subparser`."""
+    with open(args.input_file, encoding="utf-8") as file:
+        made = ElmoEmbedder(args.options_file, args.weight_file, args.cuda_device)
+        made.embed_file(file, args.output_file, args.output_format, args.batch_size, args.forget_sentences,
+                        args.use_sentence_keys, progress="lines" if args.file_friendly_logging else True)

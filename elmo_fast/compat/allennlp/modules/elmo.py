@@ -76,6 +76,18 @@ class _ElmoCharacterEncoder(CharacterEncoder):
         return {"mask": mask.long(), "token_embedding": padded}
 
 
+def _boundary_vector(k: int) -> property:
+    """Cached vector of `<S>` (0) or `</S>` (1), [P], or None."""
+    def get(bilm: "_ElmoBiLm") -> torch.Tensor | None:
+        return None if bilm._word_embedding is None else bilm._word_embedding.boundaries[k]
+
+    def set_(bilm: "_ElmoBiLm", vector: torch.Tensor | None) -> None:
+        if vector is not None:
+            bilm._word_embedding.boundaries[k] = vector
+
+    return property(get, set_)
+
+
 class _ElmoBiLm(BiLm):
     """The biLM, with AllenNLP's call and result. From AllenNLP's `_ElmoBiLm`.
 
@@ -83,9 +95,7 @@ class _ElmoBiLm(BiLm):
     `allow_nonfinite` that of `BiLm.from_model`.
     """
 
-    # Cached vectors of `<S>` and `</S>`, [P], or None.
-    _bos_embedding = property(lambda self: self._word_embedding and self._word_embedding.boundaries[0])
-    _eos_embedding = property(lambda self: self._word_embedding and self._word_embedding.boundaries[1])
+    _bos_embedding, _eos_embedding = _boundary_vector(0), _boundary_vector(1)
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False,
                  vocab_to_cache: Sequence[str] | None = None, *, allow_nonfinite: bool = False, **arguments):

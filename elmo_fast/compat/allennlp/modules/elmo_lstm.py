@@ -1,24 +1,25 @@
 """`allennlp.modules.elmo_lstm`: the stack of LSTM layers by itself, over padded vectors and a mask."""
 
 import itertools
-import math
 import os
 from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import nn
 
-from elmo_fast.choices import check_count
+from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import (
+    LstmCellWithProjection,
+    check_lstm,
+    random_cell,
+)
 from elmo_fast.model.batch_layout import in_text_order
 from elmo_fast.model.lstm import LstmStack
-from elmo_fast.model.options import ConfigurationError, LstmOptions, Options
+from elmo_fast.model.options import LstmOptions, Options
 from elmo_fast.model.sources import fetch
 from elmo_fast.model.weights import DIRECTIONS, lstm_name, read_datasets
 from elmo_fast.ops import reference
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision, numerics
-from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import make_schedule
 
 
@@ -35,14 +36,8 @@ class ElmoLstm(LstmStack):
                  recurrent_dropout_probability: float = 0.0, memory_cell_clip_value: float | None = None,
                  state_projection_clip_value: float | None = None, *, precision: str = "highest",
                  backend: str = "auto"):
-        for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("cell_size", cell_size),
-                           ("num_layers", num_layers)):
-            check_count(name, size, ConfigurationError)
-        for name, clip in (("memory_cell_clip_value", memory_cell_clip_value),
-                           ("state_projection_clip_value", state_projection_clip_value)):
-            _check(clip is None or clip > 0, name, "a number above 0, or None for no clipping", clip)
-        _check(0 <= recurrent_dropout_probability < 1, "recurrent_dropout_probability", "a number from 0 to below 1",
-               recurrent_dropout_probability)
+        check_lstm(recurrent_dropout_probability, memory_cell_clip_value, state_projection_clip_value,
+                   input_size=input_size, hidden_size=hidden_size, cell_size=cell_size, num_layers=num_layers)
         lstm = LstmOptions(cell_size, hidden_size, num_layers, True, memory_cell_clip_value,
                            state_projection_clip_value)
         self._build(Options(lstm, None), _random_weights(lstm, input_size), True, "carry", precision, backend)
@@ -56,6 +51,19 @@ class ElmoLstm(LstmStack):
         self.cell_size, self.num_layers = self.options.dim, self.options.n_layers
         self.requires_grad, self.recurrent_dropout_probability = requires_grad, 0.0
         self.precision, self.backend = check_precision(precision), check_backend(backend)
+
+    @property
+    def forward_layers(self) -> list[LstmCellWithProjection]:
+        """The forward direction of every layer; its parameters are those of the stack."""
+        return [self._cells(layer)[0] for layer in range(self.num_layers)]
+
+    @property
+    def backward_layers(self) -> list[LstmCellWithProjection]:
+        """The backward direction of every layer."""
+        return [self._cells(layer)[1] for layer in range(self.num_layers)]
+
+    def _cells(self, layer: int) -> list[LstmCellWithProjection]:
+        return [LstmCellWithProjection.of_stack(self, layer, direction) for direction in DIRECTIONS]
 
     def load_weights(self, weight_file: str | os.PathLike) -> None:
         """Read the weights of the LSTM layers from a model's HDF5 file, a path or URL."""
@@ -98,42 +106,19 @@ class ElmoLstm(LstmStack):
         outputs, finals = [], []
         x = [inputs, inputs]
         for layer in range(self.num_layers):
-            runs = [self._run_one(x[d], present, [reference.half(values[layer], d) for values in initial], weights,
-                                  reverse=d == 1) for d, weights in enumerate(self.layer_weights(layer))]
+            runs = [cell.run(x[d], present, [reference.half(values[layer], d) for values in initial])
+                    for d, cell in enumerate(self._cells(layer))]
             x = [out + before if layer else out for (out, _), before in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
             finals.append([torch.cat(pair, dim=1) for pair in zip(*(final for _, final in runs))])
         self.store_state(tuple(torch.stack(values) for values in zip(*finals)))
         return torch.stack(outputs) * present[..., None]
 
-    def _run_one(self, x: torch.Tensor, present: torch.Tensor, state, weights: LstmWeights,
-                 reverse: bool) -> tuple[torch.Tensor, State]:
-        """One direction of one layer: x [B, T, I] -> outputs [B, T, P], final h [B, P] and c [B, D]."""
-        h, c = state
-        dropout_mask = nn.functional.dropout(torch.ones_like(h), self.recurrent_dropout_probability)
-        outputs = [torch.zeros_like(h)] * x.shape[1]
-        for step in sorted(range(x.shape[1]), reverse=reverse):
-            new_h, new_c = reference.lstm_cell(x[:, step], h, c, *weights, self.options.cell_clip,
-                                               self.options.proj_clip)
-            here = present[:, step, None]
-            outputs[step] = torch.where(here, dropout_mask * new_h, outputs[step])
-            h, c = torch.where(here, dropout_mask * new_h, h), torch.where(here, new_c, c)
-        return torch.stack(outputs, dim=1), (h, c)
-
-
-def _check(fits: bool, name: str, expected: str, value) -> None:
-    if not fits or isinstance(value, bool):
-        raise ConfigurationError(f"{name}: expected {expected}, got {value!r}")
-
 
 def _random_weights(lstm: LstmOptions, input_size: int) -> dict[str, np.ndarray]:
-    """Weights by dataset name: orthogonal blocks for each gate, uniform projections, zero biases."""
-    weights, limit = {}, 1 / math.sqrt(lstm.dim)
+    """Weights by dataset name."""
+    weights = {}
     for direction, layer in itertools.product(DIRECTIONS, range(lstm.n_layers)):
-        widths = (lstm.projection_dim if layer else input_size), lstm.projection_dim
-        rows = [torch.cat([nn.init.orthogonal_(torch.empty(width, lstm.dim)) for _ in range(4)], dim=1)
-                for width in widths]
-        values = {"W_0": torch.cat(rows), "B": torch.zeros(4 * lstm.dim),
-                  "W_P_0": torch.empty(lstm.dim, lstm.projection_dim).uniform_(-limit, limit)}
-        weights |= {lstm_name(direction, layer, dataset): value.numpy() for dataset, value in values.items()}
+        values = random_cell(lstm.projection_dim if layer else input_size, lstm.projection_dim, lstm.dim)
+        weights |= {lstm_name(direction, layer, dataset): value for dataset, value in values.items()}
     return weights

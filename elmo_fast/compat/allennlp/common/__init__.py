@@ -1,0 +1,1 @@
+"""`allennlp.common`, the part that code around ELMo imports."""

@@ -1,0 +1,18 @@
+"""`allennlp.common.file_utils`: files of paths and URLs."""
+
+import os
+
+from elmo_fast.model.sources import fetch
+
+__all__ = ["cached_path"]
+
+
+def cached_path(url_or_filename: str | os.PathLike) -> str:
+    """Local path of a file or URL; a URL is downloaded once, into `ELMO_FAST_CACHE`.
+
+    `FileNotFoundError` for a path without a file. AllenNLP's `cache_dir` is that variable.
+    """
+    path = fetch(os.path.expanduser(url_or_filename))
+    if not path.exists():
+        raise FileNotFoundError(f"url_or_filename: expected a file or URL, found nothing at {path}")
+    return str(path)

@@ -1,0 +1,23 @@
+"""`allennlp.common.util`: what AllenNLP's ELMo modules, and code made from them, import."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from elmo_fast.compat.allennlp.registry import import_submodules
+
+__all__ = ["import_submodules", "lazy_groups_of", "pad_sequence_to_length"]
+
+
+def lazy_groups_of(iterator: Iterable[Any], group_size: int) -> Iterator[list[Any]]:
+    """Lists of `group_size` items, the last one of those that remain."""
+    items = iter(iterator)
+    return iter(lambda: list(itertools.islice(items, group_size)), [])
+
+
+def pad_sequence_to_length(sequence: Sequence[Any], desired_length: int, default_value: Callable[[], Any] = lambda: 0,
+                           padding_on_right: bool = True) -> list[Any]:
+    """A list of `desired_length`: cut, or padded with calls of `default_value`, both on the same side."""
+    cut = list(sequence[:desired_length] if padding_on_right else sequence[-desired_length:])
+    padding = [default_value() for _ in range(desired_length - len(cut))]
+    return cut + padding if padding_on_right else padding + cut

@@ -1,0 +1,71 @@
+"""bilm-tf's scripts: `python -m elmo_fast.compat.bilm train_elmo ...` for `python bin/train_elmo.py ...`."""
+
+import argparse
+
+from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
+from elmo_fast.compat.bilm.training import dump_weights, load_options_latest_checkpoint, load_vocab, test, train
+from elmo_fast.model.options import read_json
+from elmo_fast.train.config import published_size
+
+_CHANGES = ("n_train_tokens", "n_epochs", "batch_size")
+
+
+def main() -> None:
+    """Run `train_elmo`, `restart`, `run_test` or `dump_weights` with the flags of bilm-tf's script of that name."""
+    parser = argparse.ArgumentParser(prog="python -m elmo_fast.compat.bilm", description="bilm-tf's scripts.")
+    commands = parser.add_subparsers(required=True, metavar="SCRIPT")
+    for run, flags in ((train_elmo, ("vocab_file", "train_prefix")), (restart, ("vocab_file", "train_prefix")),
+                       (run_test, ("vocab_file", "test_prefix")), (dump_weights_, ("outfile",))):
+        command = commands.add_parser(run.__name__.rstrip("_"), help=run.__doc__)
+        for flag in ("save_dir", *flags):
+            command.add_argument(f"--{flag}", required=True)
+        if run in (train_elmo, restart):
+            command.add_argument("--n_gpus", type=int, default=1, help="parts of batch_size rows (default: 1)")
+            for name in _CHANGES:
+                command.add_argument(f"--{name}", type=int, default=0, help="(default: that of the options)")
+        if run is train_elmo:
+            command.add_argument("--options_file", help="in place of the options written into bilm-tf's script")
+        if run is run_test:
+            command.add_argument("--batch_size", type=int, default=256)
+        command.set_defaults(run=run)
+    given = vars(parser.parse_args())
+    given.pop("run")(**given)
+
+
+def train_elmo(save_dir, vocab_file, train_prefix, options_file, **given) -> None:
+    """train a new model"""
+    options = read_json(options_file) if options_file else {**published_size("original"), "bidirectional": True}
+    _train(options, save_dir, vocab_file, train_prefix, None, **given)
+
+
+def restart(save_dir, vocab_file, train_prefix, **given) -> None:
+    """train on from the last checkpoint"""
+    options, last = load_options_latest_checkpoint(save_dir)
+    _train(options, save_dir, vocab_file, train_prefix, last, **given)
+
+
+def run_test(save_dir, vocab_file, test_prefix, batch_size) -> None:
+    """print the perplexity of a text"""
+    options, last = load_options_latest_checkpoint(save_dir)
+    found = test(options, last, _data(options, vocab_file, test_prefix, test=True), batch_size)
+    print(f"AVERAGE PERPLEXITY = {found}")
+
+
+def dump_weights_(save_dir, outfile) -> None:
+    """write the weights as HDF5"""
+    dump_weights(save_dir, outfile)
+
+
+def _train(options, save_dir, vocab_file, train_prefix, last, n_gpus, **changes) -> None:
+    options = {**options, **{name: value for name, value in changes.items() if value}}
+    data = _data(options, vocab_file, train_prefix, shuffle_on_load=True)
+    train({"n_tokens_vocab": data.vocab.size, **options}, data, n_gpus, save_dir, save_dir, last)
+
+
+def _data(options, vocab_file, pattern, **how) -> LMDataset | BidirectionalLMDataset:
+    vocab = load_vocab(vocab_file, options["char_cnn"]["max_characters_per_token"] if "char_cnn" in options else None)
+    return (BidirectionalLMDataset if options.get("bidirectional") else LMDataset)(pattern, vocab, **how)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""bilm-tf's module `bilm.training` on this project's trainer: `train`, `test` and what its scripts call around them.
+
+A directory that `train` writes is a run: `elmo-fast perplexity`, `export` and `train --resume` read it too.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from elmo_fast import stops
+from elmo_fast.choices import check_count
+from elmo_fast.model.atomic_file import locked
+from elmo_fast.model.options import ConfigurationError, read_json
+from elmo_fast.model.softmax_head import SOFTMAX
+from elmo_fast.model.weights import write_weights
+from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
+from elmo_fast.train import checkpoint
+from elmo_fast.train.config import RunConfig, TrainConfig
+from elmo_fast.train.data import Batch, draw_samples
+from elmo_fast.train.evaluate import STEPS, perplexity_of_batches
+from elmo_fast.train.import_tf import bilm_tf_config
+from elmo_fast.train.loop import Run, Trainer
+from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.optimizer import Replicas
+
+__all__ = ["dump_weights", "load_options_latest_checkpoint", "load_vocab", "test", "train"]
+
+_N_TRAIN_TOKENS = 768648884  # bilm-tf's default: the 1B Word Benchmark
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Dataset(Protocol):
+    """What `train` and `test` read: an `LMDataset`, a `BidirectionalLMDataset`, or the caller's own."""
+
+    vocab: Vocabulary
+
+    def iter_batches(self, batch_size: int, num_steps: int) -> Iterator[Arrays]:
+        """Batches as those of `BidirectionalLMDataset`."""
+
+
+def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: str | os.PathLike,
+          tf_log_dir: str | os.PathLike | None = None, restart_ckpt_file: str | os.PathLike | None = None) -> None:
+    """Train for `n_epochs * int(n_train_tokens / (batch_size * unroll_steps * n_gpus))` batches of `data`.
+
+    The gradient of a step is the mean over `n_gpus` parts of `batch_size` rows, which carry states of their own; all
+    run on one device, the first GPU where there is one. Options, vocabulary, log, and a checkpoint every 1250 batches
+    are written into `tf_save_dir`; `tf_log_dir` is not used. `restart_ckpt_file` continues with that checkpoint's
+    weights and accumulators, from zero states, for as many batches again. From bilm-tf's `train`.
+    """
+    check_count("n_gpus", n_gpus)
+    config = bilm_tf_config({**options, "accumulate": n_gpus}, "options")
+    training, folder = config.training, Path(tf_save_dir)
+    tokens = options.get("n_train_tokens", _N_TRAIN_TOKENS)
+    epoch = int(tokens / (training.batch_size * training.unroll_steps * n_gpus))
+    batches = int(training.n_epochs * epoch)
+    if batches < 1:
+        raise ConfigurationError(f"options: n_train_tokens: expected enough for a batch of {training.batch_size} x "
+                                 f"{training.unroll_steps} x {n_gpus} tokens, got {tokens}")
+    trainer = _Trainer(config, data, initial_weights(config, training.seed))
+    if restart_ckpt_file is not None:
+        trainer.restore(checkpoint.read(restart_ckpt_file))
+    elif checkpoint.in_order(folder):
+        raise ConfigurationError(f"tf_save_dir: expected a directory without checkpoints, or restart_ckpt_file, found "
+                                 f"checkpoints in {folder}")
+    trainer.steps_per_epoch, trainer.total_steps = epoch, trainer.step_number + batches
+    folder.mkdir(parents=True, exist_ok=True)
+    with stops.stoppable(terminate=True), locked(folder):
+        checkpoint.copy_vocabulary(data.vocab._filename, folder)
+        checkpoint.write_json(folder / checkpoint.OPTIONS_FILE, config.to_dict())
+        checkpoint.write_json(folder / checkpoint.RUN_FILE, {})
+        Run(folder, trainer, data.vocab, [], RunConfig(checkpoint_every=1250, log_every=100), []).train()
+
+
+def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset,
+         batch_size: int = 256) -> float:  # noqa: PT028 (bilm-tf's name, and no test)
+    """Perplexity of a checkpoint on all batches of a single step of `data`. From bilm-tf's `test`."""
+    config = bilm_tf_config(options, "options")
+    model = LanguageModel(config, initial_weights(config, 0)).to(_device())
+    model.load_weights({name: value.numpy() for name, value in checkpoint.read(ckpt_file)["weights"].items()})
+    steps = iter(data.iter_batches(batch_size, 1))
+    groups = iter(lambda: list(itertools.islice(steps, STEPS)), [])
+    batches = (_batch(config, {name: None if value is None else np.concatenate([one[name] for one in group], axis=1)
+                               for name, value in group[0].items()}) for group in groups)
+    first = next(batches, None)
+    if first is None:
+        raise ValueError(f"batch_size: expected at most the number of sentences of the data, got {batch_size}")
+    return perplexity_of_batches(model, itertools.chain([first], batches), batch_size).total
+
+
+def load_options_latest_checkpoint(tf_save_dir: str | os.PathLike) -> tuple[dict[str, Any], str]:
+    """The options of a directory that `train` wrote, and its last checkpoint. From bilm-tf.
+
+    TensorFlow's checkpoints are read by `elmo-fast import-tf`, which writes such a directory.
+    """
+    found = checkpoint.in_order(tf_save_dir)
+    if not found:
+        raise FileNotFoundError(f"tf_save_dir: expected a directory that train wrote, found no checkpoint in "
+                                f"{tf_save_dir}; elmo-fast import-tf makes one of a TensorFlow checkpoint")
+    return read_json(Path(tf_save_dir) / checkpoint.OPTIONS_FILE), str(found[-1])
+
+
+def load_vocab(vocab_file: str | os.PathLike, max_word_length: int | None = None) -> Vocabulary:
+    """A vocabulary with `<S>`, `</S>` and `<UNK>`; with characters where `max_word_length` is given. From bilm-tf."""
+    if max_word_length:
+        return UnicodeCharsVocabulary(vocab_file, max_word_length, validate_file=True)
+    return Vocabulary(vocab_file, validate_file=True)
+
+
+def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike) -> None:
+    """Write the weights of the last checkpoint, without the softmax, as bilm-tf's HDF5 file. From bilm-tf."""
+    _, last = load_options_latest_checkpoint(tf_save_dir)
+    config, weights = checkpoint.weights_of_run(tf_save_dir, last)
+    if not config.bidirectional:
+        raise ConfigurationError(f"tf_save_dir {tf_save_dir}: expected a model of two directions, since the file "
+                                 "format supports no other, got a forward model")
+    write_weights(outfile, {name: values for name, values in weights.items() if name not in SOFTMAX})
+
+
+class _Trainer(Trainer):
+    """A trainer on the batches of a data set, whose rows it deals out to its streams."""
+
+    def __init__(self, config: TrainConfig, data: Dataset, weights: Arrays):
+        device = _device()
+        super().__init__(LanguageModel(config, weights).to(device), [], data.vocab, Replicas(device))
+        if data.vocab.size != config.model.n_tokens_vocab:
+            raise ConfigurationError(f"options: n_tokens_vocab: expected the {data.vocab.size} words of the data's "
+                                     f"vocabulary, got {config.model.n_tokens_vocab}")
+        batches = data.iter_batches(config.training.batch_size * self.streams, config.training.unroll_steps)
+        self._parts = itertools.tee(batches, self.streams)
+
+    def _load(self, number: int, position: np.ndarray | None) -> Iterator[Batch]:
+        rows = self.config.batch_size
+        for step, arrays in enumerate(self._parts[number], self.step_number):
+            part = {name: value if value is None else value[number * rows : (number + 1) * rows]
+                    for name, value in arrays.items()}
+            yield _batch(self.model.config, part, [self.config.seed, 7, number, step])
+        raise ConfigurationError("data: expected batches without end (test=False), got too few")
+
+    def state(self) -> dict[str, Any] | None:
+        """As bilm-tf's checkpoints, without LSTM states and the position in the text."""
+        return {**super().state(), "streams": None, "shards": None}
+
+
+def _batch(config: TrainConfig, arrays: Arrays, sample_seed: list[int] | None = None) -> Batch:
+    """A batch of the trainer, of arrays as `iter_batches` gives them; with `sample_seed` also the words to draw."""
+    char_cnn, training = config.model.char_cnn, config.training
+    name, shape = ("token_ids", ()) if char_cnn is None else ("tokens_characters", (char_cnn.max_characters_per_token,))
+    suffixes = ("", "_reverse")[: 2 if config.bidirectional else 1]
+    if any(arrays.get(name + suffix) is None for suffix in suffixes) or arrays[name].shape[2:] != shape:
+        raise ConfigurationError(f"data: expected {' and '.join(name + suffix for suffix in suffixes)} of shape [rows, "
+                                 f"steps{''.join(f', {size}' for size in shape)}], as the options say, got "
+                                 f"{ {key: np.shape(value) for key, value in arrays.items() if value is not None} }")
+    ids, targets = (np.stack([arrays[key + suffix] for suffix in suffixes]).swapaxes(1, 2).astype(np.int64)
+                    for key in (name, "next_token_id"))  # [D, steps, rows, ...]
+    targets = targets.reshape(len(suffixes), -1)
+    tokens, index = np.unique(ids.reshape(-1, *shape) + 1, axis=0, return_inverse=True)
+    sampled = sample_seed is not None and training.sample_softmax
+    samples = draw_samples(targets, training.n_negative_samples_batch, config.model.n_tokens_vocab,
+                           sample_seed) if sampled else None
+    return Batch(*map(torch.from_numpy, (tokens, index.reshape(targets.shape), targets)), samples, torch.zeros(0))
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

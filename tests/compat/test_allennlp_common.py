@@ -1,0 +1,100 @@
+"""AllenNLP's `common` modules and `commands.main`: what code around ELMo imports beside the ELMo classes."""
+
+import sys
+
+import h5py
+import numpy as np
+import pytest
+
+from elmo_fast import ConfigurationError, ElmoEmbedder
+from elmo_fast.compat.allennlp import run
+from elmo_fast.compat.allennlp.commands import main
+from elmo_fast.compat.allennlp.common import checks
+from elmo_fast.compat.allennlp.common.file_utils import cached_path
+from elmo_fast.compat.allennlp.common.util import import_submodules, lazy_groups_of, pad_sequence_to_length
+from elmo_fast.model.sources import cache_path
+
+TEXT = "First sentence .\nSecond\n"
+
+
+@pytest.fixture
+def command(tmp_path, files, monkeypatch):
+    """Runs `allennlp elmo` on a text, with the model's files, through `main` or another function."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text(TEXT, encoding="utf-8")
+
+    def run_main(*arguments, text="in.txt", call=main):
+        monkeypatch.setattr(sys, "argv", ["run.py", "elmo", text, "out.h5", "--options-file", files[0],
+                                          "--weight-file", files[1], *arguments])
+        return call()
+
+    return run_main
+
+
+@pytest.mark.parametrize("layers, mixed", [("--all", lambda x: x), ("--top", lambda x: x[-1]),
+                                           ("--average", lambda x: x.mean(0))])
+def test_elmo_command_writes_the_embedders_vectors(command, files, layers, mixed):
+    assert command(layers, "--batch-size", "1", "--file-friendly-logging", "--vocab-path", "none") is None
+    expected = list(ElmoEmbedder(*files).embed_sentences([line.split() for line in TEXT.splitlines()], 1))
+    with h5py.File("out.h5") as file:
+        assert set(file) == {"0", "1", "sentence_to_index"}
+        for key, vectors in enumerate(expected):
+            np.testing.assert_array_equal(file[str(key)][()], mixed(vectors))
+    command(layers, "--forget-sentences", call=lambda: main(prog="allennlp"))
+    with h5py.File("out.h5") as file:
+        assert set(file) == {"0", "1"}
+
+
+def test_errors_are_raised_and_wrong_usage_exits_with_2(command, capsys, tmp_path, monkeypatch):
+    (tmp_path / "blank.txt").write_text("a\n\nb\n")
+    with pytest.raises(checks.ConfigurationError, match="line"):
+        command("--all", text="blank.txt")
+    with pytest.raises(FileNotFoundError):
+        command("--all", text="nowhere.txt")
+    with pytest.raises(ModuleNotFoundError, match="none_such"):
+        command("--all", "--include-package", "none_such")
+    for wrong in ([], ["--all", "--top"], ["--batch-size", "x"]):
+        with pytest.raises(SystemExit) as stop:
+            command(*wrong)
+        assert stop.value.code == 2
+    monkeypatch.setattr(sys, "argv", ["run.py", "train"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "invalid choice: 'train'" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    assert run.main() is None and "elmo" in capsys.readouterr().out
+
+
+def test_subcommands_of_the_caller(monkeypatch):
+    class Mine:
+        def add_subparser(self, name, parser):
+            mine = parser.add_parser(name)
+            mine.set_defaults(func=lambda arguments: found.append(arguments.include_package))
+            return mine
+
+    found = []
+    monkeypatch.setattr(sys, "argv", ["run.py", "mine"])
+    main(subcommand_overrides={"mine": Mine()})
+    assert found == [[]]
+
+
+def test_cached_path(files, tmp_path, monkeypatch):
+    monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
+    assert cached_path(files[0]) == files[0]
+    stored = cache_path("https://host/a/options.json")
+    stored.parent.mkdir(parents=True)
+    stored.write_text("{}")
+    assert cached_path("https://host/a/options.json") == str(stored)
+    with pytest.raises(FileNotFoundError, match="url_or_filename: expected a file or URL, found nothing at nowhere"):
+        cached_path("nowhere")
+
+
+def test_util():
+    assert list(lazy_groups_of(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+    assert list(lazy_groups_of([], 2)) == []
+    assert pad_sequence_to_length([1, 2, 3], 5) == [1, 2, 3, 0, 0]
+    assert pad_sequence_to_length([1, 2, 3], 2) == [1, 2]
+    assert pad_sequence_to_length([1, 2, 3], 5, lambda: 7, padding_on_right=False) == [7, 7, 1, 2, 3]
+    assert pad_sequence_to_length([1, 2, 3], 2, padding_on_right=False) == [2, 3]
+    import_submodules("elmo_fast.compat.bilm")
+    assert checks.ConfigurationError is ConfigurationError  # without AllenNLP

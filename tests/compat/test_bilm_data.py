@@ -1,0 +1,96 @@
+"""bilm-tf's data sets: rows of text, in the order that `random` gives."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset, UnicodeCharsVocabulary, Vocabulary
+from tests.support import plain_training
+from tests.support.training import write_corpus
+
+
+def lines(path):
+    return [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def endless(files, reverse, shuffle_sentences):
+    """Sentences with their boundaries: files shuffled, all of them before any comes again; then their sentences."""
+    names = []
+    while True:
+        if not names:
+            names = list(files)
+            random.shuffle(names)
+        sentences = [line[::-1] if reverse else line for line in lines(names.pop())]
+        if shuffle_sentences:
+            random.shuffle(sentences)
+        for sentence in sentences:
+            yield ["</S>", *sentence, "<S>"] if reverse else ["<S>", *sentence, "</S>"]
+
+
+def check_batches(found, pairs, vocabulary, suffix=""):
+    """`pairs` of token and next token [rows][steps]."""
+    ids, targets = (np.array([[vocabulary.word_to_id(pair[side]) for pair in row] for row in pairs]) for side in (0, 1))
+    np.testing.assert_array_equal(found["token_ids" + suffix], ids)
+    np.testing.assert_array_equal(found["next_token_id" + suffix], targets)
+    assert found["token_ids" + suffix].dtype == found["next_token_id" + suffix].dtype == np.int32
+    characters = found["tokens_characters" + suffix]
+    if isinstance(vocabulary, UnicodeCharsVocabulary):
+        assert characters.dtype == np.int32
+        np.testing.assert_array_equal(characters, [[vocabulary.word_to_char_ids(token) for token, _ in row]
+                                                   for row in pairs])
+    else:
+        assert characters is None
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    """A folder with three files in a known order for `glob`, and their vocabulary."""
+    write_corpus(tmp_path, sentences=6)
+    (tmp_path / "part-9.txt").write_text("")
+    names = sorted(tmp_path.glob("part-*.txt"), reverse=True)
+    monkeypatch.setattr("glob.glob", lambda pattern: list(map(str, names)))
+    return tmp_path, names
+
+
+@pytest.mark.parametrize("characters", [True, False])
+@pytest.mark.parametrize("reverse", [True, False])
+@pytest.mark.parametrize("rows, steps, shuffle", [(2, 3, False), (5, 7, True), (1, 1, False), (3, 20, True)])
+def test_batches_without_end(corpus, characters, reverse, rows, steps, shuffle):
+    folder, names = corpus
+    vocab = UnicodeCharsVocabulary(folder / "vocab.txt", 7) if characters else Vocabulary(folder / "vocab.txt")
+    random.seed(3)
+    data = LMDataset(folder / "part-*", vocab, reverse, shuffle_on_load=shuffle)
+    found, after = list(itertools.islice(data.iter_batches(rows, steps), 12)), random.random()
+    random.seed(3)
+    wanted = plain_training.rows(endless(names, reverse, shuffle), rows, steps, batches=12)
+    assert random.random() == after
+    for batch, pairs in zip(found, wanted, strict=True):
+        check_batches(batch, pairs, vocab)
+
+
+def test_both_directions_once(corpus):
+    """In test mode every file once, the last one of `glob` first; the batch that cannot be filled is dropped."""
+    folder, names = corpus
+    vocab = UnicodeCharsVocabulary(folder / "vocab.txt", 7)
+    data = BidirectionalLMDataset(folder / "part-*", vocab, test=True)
+    sentences = [["<S>", *line, "</S>"] for name in names[::-1] for line in lines(name)]
+    forward, reverse = (plain_training.rows([line[::step] for line in sentences], 2, 3) for step in (1, -1))
+    found = list(data.iter_batches(2, 3))
+    assert len(found) == min(len(forward), len(reverse)) > 5 and data.vocab is vocab
+    for batch, one, other in zip(found, forward, reverse):
+        check_batches(batch, one, vocab)
+        check_batches(batch, other, vocab, "_reverse")
+    assert list(data.iter_batches(2, 3)) == []
+
+
+def test_refuses(tmp_path):
+    _, vocabulary = write_corpus(tmp_path)
+    vocab = Vocabulary(vocabulary)
+    (tmp_path / "empty.txt").write_text("")
+    for pattern in ("none*", "empty.txt"):
+        with pytest.raises(FileNotFoundError, match="filepattern: expected files of text, found none at .*"):
+            LMDataset(tmp_path / pattern, vocab)
+    with pytest.raises(ValueError, match="num_steps: expected an integer of at least 1, got 0"):
+        next(LMDataset(tmp_path / "part-*.txt", vocab).iter_batches(1, 0))

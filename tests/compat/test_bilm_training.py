@@ -1,0 +1,166 @@
+"""bilm-tf's `train`, `test` and its scripts, beside loops over the plain rows of the text."""
+
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast import ConfigurationError
+from elmo_fast.compat.bilm import __main__ as scripts
+from elmo_fast.compat.bilm import training
+from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
+from elmo_fast.model.options import Options
+from elmo_fast.model.weights import read_weights
+from elmo_fast.train import checkpoint, evaluate
+from elmo_fast.train.corpus import read_shards
+from elmo_fast.train.import_tf import bilm_tf_config
+from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.optimizer import Replicas, Updater
+from tests.support import plain_training
+from tests.support.training import KINDS, VOCABULARY, write_corpus, write_options
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A glob that matches one file, and its vocabulary."""
+    return write_corpus(tmp_path / "text", shards=1)
+
+
+def options_of(kind, **changes):
+    """A test's options, of three batches."""
+    return {"bidirectional": True, **KINDS[kind], "n_tokens_vocab": VOCABULARY, "dropout": 0, "n_epochs": 1,
+            "all_clip_norm_val": 1.0, "n_train_tokens": 3 * 3 * 4, **changes}
+
+
+def data_of(options, corpus, **how):
+    vocab = training.load_vocab(corpus[1], options.get("char_cnn", {}).get("max_characters_per_token"))
+    return (BidirectionalLMDataset if options["bidirectional"] else LMDataset)(corpus[0], vocab, **how)
+
+
+def plain_run(options, corpus, folder, gpus, runs):
+    """Weights after `runs` times three steps, each run from zero states and the start of the text."""
+    config, vocabulary = bilm_tf_config({**options, "accumulate": gpus}, "options"), training.load_vocab(corpus[1])
+    settings = config.training
+    model = LanguageModel(config, initial_weights(config, settings.seed))
+    updater, numbering, step = Updater(model, settings, Replicas(torch.device("cpu"))), model.numbering(
+        vocabulary, settings.n_negative_samples_batch if settings.sample_softmax else None), 0
+    size = settings.batch_size
+    for _ in range(runs):
+        states = [model.zero_state(size) for _ in range(gpus)]
+        ways = [plain_training.sentences(folder, reverse) * 9 for reverse in (False, True)[: model.directions]]
+        batches = [plain_training.rows(way, size * gpus, settings.unroll_steps, batches=3) for way in ways]
+        for texts in zip(*batches):
+            used = []
+            for k in range(gpus):
+                own = [[[pair[side] for row in rows[k * size : (k + 1) * size] for pair in row] for side in (0, 1)]
+                       for rows in texts]
+                batch = numbering.batch(own, size, np.zeros(0), k, step)
+                losses, states[k], more = model.losses(batch, states[k], None)
+                (losses.mean() * settings.unroll_steps / gpus).backward()
+                used += more
+            updater.step(used, settings.learning_rate)
+            step += 1
+    return model.weights()
+
+
+@pytest.mark.parametrize("kind, gpus", [("characters", 1), ("characters", 2), ("words", 1), ("shared table", 2),
+                                        ("one direction", 1), ("full softmax", 1)])
+def test_train_restart_and_test(tmp_path, corpus, kind, gpus):
+    options, folder = options_of(kind), tmp_path / "run"
+    options["n_train_tokens"] *= gpus
+    training.train(options, data_of(options, corpus), gpus, folder, folder)
+    for runs in (1, 2):
+        saved, last = training.load_options_latest_checkpoint(folder)
+        assert last.endswith(f"step-{3 * runs:08d}.pt")
+        expected = plain_run(options, corpus, tmp_path / "text", gpus, runs)
+        found = checkpoint.read(last)["weights"]
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name].numpy(), values, rtol=0, atol=2e-6, err_msg=name)
+        if runs == 1:
+            training.train(saved, data_of(options, corpus), gpus, folder, folder, restart_ckpt_file=last)
+    model, vocabulary = checkpoint.load_language_model(folder)
+    wanted = evaluate.perplexity(model, read_shards(corpus[0], "text"), vocabulary, 5).total
+    assert training.test(saved, last, data_of(options, corpus, test=True), batch_size=5) == pytest.approx(wanted, 1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["tanh", "words", "shared table", "one direction, one layer"])
+def test_training_learns(tmp_path, kind):
+    """What bilm-tf's training tests ask for: one direction of words, characters, a shared table."""
+    (tmp_path / "text.txt").write_text("ka lo mi\npo ru ka lo\n" * 20)
+    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nka\nlo\nmi\npo\nru\n")
+    corpus, random_state = (tmp_path / "text.txt", tmp_path / "vocab.txt"), random.getstate()
+    options = options_of(kind, n_tokens_vocab=8, n_negative_samples_batch=4, n_epochs=60, dropout=0.1,
+                         learning_rate=1.0, lstm={"dim": 16, "projection_dim": 8, "n_layers": 2})
+    training.train(options, data_of(options, corpus), 1, tmp_path / "run")
+    saved, last = training.load_options_latest_checkpoint(tmp_path / "run")
+    assert training.test(saved, last, data_of(options, corpus, test=True), batch_size=1) < 3
+    random.setstate(random_state)
+
+
+def test_dumped_weights(tmp_path, corpus):
+    options = options_of("characters")
+    training.train(options, data_of(options, corpus), 1, tmp_path / "run")
+    training.dump_weights(tmp_path / "run", tmp_path / "weights.hdf5")
+    found = read_weights(tmp_path / "weights.hdf5", Options.from_dict(options))
+    _, weights = checkpoint.weights_of_run(tmp_path / "run")
+    assert found.keys() == {name for name in weights if not name.startswith("softmax")}
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, weights[name])
+    options = options_of("one direction")
+    training.train(options, data_of(options, corpus), 1, tmp_path / "forward")
+    with pytest.raises(ConfigurationError, match="expected a model of two directions"):
+        training.dump_weights(tmp_path / "forward", tmp_path / "none.hdf5")
+
+
+def test_scripts(tmp_path, corpus, monkeypatch, capsys):
+    """Every flag of bilm-tf's four scripts."""
+    def script(*arguments):
+        monkeypatch.setattr(sys, "argv", ["bilm", *map(str, arguments)])
+        scripts.main()
+        return capsys.readouterr().out
+
+    file = write_options(tmp_path / "o.json", KINDS["characters"], bidirectional=True, dropout=0)
+    save, text = ("--save_dir", tmp_path / "run"), ("--vocab_file", corpus[1], "--train_prefix", corpus[0])
+    counts = ("--n_gpus", 2, "--n_train_tokens", 2 * 3 * 2 * 4, "--n_epochs", 2, "--batch_size", 3)
+    script("train_elmo", *save, *text, *counts, "--options_file", file)
+    assert training.load_options_latest_checkpoint(tmp_path / "run")[1].endswith("step-00000004.pt")
+    script("restart", *save, *text, "--n_gpus", 2, "--n_epochs", 1)
+    saved, last = training.load_options_latest_checkpoint(tmp_path / "run")
+    assert last.endswith("step-00000006.pt")
+    out = script("run_test", *save, "--vocab_file", corpus[1], "--test_prefix", corpus[0], "--batch_size", 4)
+    found = training.test(saved, last, data_of(saved, corpus, test=True), 4)
+    assert out.split()[-1] == str(found)
+    script("dump_weights", *save, "--outfile", tmp_path / "weights.hdf5")
+    assert (tmp_path / "weights.hdf5").is_file()
+
+
+def test_refuses(tmp_path, corpus):
+    options = options_of("characters")
+    data = data_of(options, corpus)
+    wrong = [
+        ({**options, "share_embedding_softmax": True}, data, "share_embedding_softmax: expected false for a model"),
+        ({**options, "n_tokens_vocab": 9}, data, f"n_tokens_vocab: expected the {VOCABULARY} words of the data's"),
+        ({**options, "n_train_tokens": 3}, data, "n_train_tokens: expected enough for a batch of 3 x 4 x 1 tokens"),
+        (options, data_of(options_of("words"), corpus),
+         r"data: expected tokens_characters and tokens_characters_reverse of shape \[rows, steps, 12\]"),
+        (options, data_of({**options, "bidirectional": False}, corpus), "data: expected tokens_characters and"),
+        (options, data_of({**options, "char_cnn": {"max_characters_per_token": 9}}, corpus), "data: expected token"),
+        ({**options, "n_epochs": 99}, data_of(options, corpus, test=True), "data: expected batches without end"),
+    ]
+    for given, batches, message in wrong:
+        with pytest.raises(ConfigurationError, match=message):
+            training.train(given, batches, 1, tmp_path / "new")
+    with pytest.raises(ValueError, match="n_gpus: expected an integer of at least 1, got 0"):
+        training.train(options, data, 0, tmp_path / "new")
+    with pytest.raises(FileNotFoundError, match="tf_save_dir: expected a directory that train wrote, found no checkp"):
+        training.load_options_latest_checkpoint(tmp_path)
+    training.train(options, data, 1, tmp_path / "run")
+    saved, last = training.load_options_latest_checkpoint(tmp_path / "run")
+    with pytest.raises(ConfigurationError, match="tf_save_dir: expected a directory without checkpoints"):
+        training.train(options, data, 1, tmp_path / "run")
+    with pytest.raises(ValueError, match="batch_size: expected at most the number of sentences of the data, got 99"):
+        training.test(saved, last, data_of(options, corpus, test=True), 99)

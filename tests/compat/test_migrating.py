@@ -1,0 +1,41 @@
+"""docs/migrating.md: every dotted name and import of it resolves, and every public name of a drop-in is on it."""
+
+import importlib
+import pkgutil
+import re
+
+import pytest
+
+from elmo_fast import compat
+from tests.support.files import ROOT
+
+TEXT = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+MODULES = [module.name for module in pkgutil.walk_packages(compat.__path__, "elmo_fast.compat.")
+           if not module.name.endswith("__main__")]
+STAY = [("data", name) for name in ("Vocabulary", "Token", "Instance")] + [
+    ("data.token_indexers", "SingleIdTokenIndexer"), ("modules.token_embedders", "Embedding"),
+    ("nn.util", "get_text_field_mask"), ("common", "Params"), ("common.checks", "check_dimensions_match")]
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"elmo_fast\.[\w.]*\w", TEXT))))
+def test_a_name_of_the_page_resolves(name):
+    assert pkgutil.resolve_name(name) is not None
+
+
+@pytest.mark.parametrize("module, names", re.findall(r"`from (bilm[\w.]*|elmo_fast[\w.]*) import ([\w, ]+)`", TEXT))
+def test_an_import_of_the_page(module, names):
+    found = importlib.import_module(re.sub("^bilm", "elmo_fast.compat.bilm", module))
+    assert all(hasattr(found, name.strip()) for name in names.split(","))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_public_name_is_on_the_page(module):
+    public = getattr(importlib.import_module(module), "__all__", ())
+    assert [name for name in public if not re.search(rf"\b{name}\b", TEXT)] == []
+
+
+@pytest.mark.parametrize("module, name", STAY)
+def test_what_stays_with_allennlp_is_an_import_error(module, name):
+    assert f"`{name}`" in TEXT or f"`{module}` but for" in TEXT
+    with pytest.raises(ImportError, match=f"cannot import name '{name}' from 'elmo_fast.compat.allennlp.{module}'"):
+        exec(f"from elmo_fast.compat.allennlp.{module} import {name}")
