@@ -21,7 +21,7 @@ def arenas(monkeypatch):
 WAYS = ["a table in full", "unique rows of a block", "packed rows", "small groups"]
 
 
-class _RowsOnDevice(lstm._Call):
+class RowsOnDevice(lstm._Call):
     """Takes the host's rows for ones that only the device can read."""
 
     def __init__(self, steps, inputs, rows, *settings):
@@ -33,7 +33,7 @@ class _RowsOnDevice(lstm._Call):
 def operands_of(request, monkeypatch):
     """The function of a call's operands whose projections come that way; in small groups slots step by turns."""
     if request.param == "packed rows":
-        monkeypatch.setattr(lstm, "_Call", _RowsOnDevice)
+        monkeypatch.setattr(lstm, "_Call", RowsOnDevice)
     if request.param == WAYS[0]:
         return text
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 14 if "rows" in request.param else 8)

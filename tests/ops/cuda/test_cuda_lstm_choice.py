@@ -99,6 +99,7 @@ def test_classes():
     assert len(names) == 2 * 6 * 3 and "37 cells, 11 values, bfloat16, 256 slots, less than 64 steps" in names
     many = [choice.shape_class(fp16, slots, 99)[1:] for slots in (8, 64, 256, 1024)]
     assert many == [(8, 64), (64, 64), (256, 32), (1024, 8)]
+    assert [choice.shape_class(fp16, 8, steps)[2] for steps in (7, 8, 63, 64)] == [4, 24, 24, 64]
 
 
 def path(file, machine="an H100", shape="a class", found=FASTER):
