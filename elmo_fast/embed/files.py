@@ -60,8 +60,9 @@ def _decoded(file: IO[str]) -> Iterator[str]:
             if not isinstance(line, str):
                 raise ConfigurationError("input file: expected a file opened as text (encoding='utf-8'), got one "
                                          f"opened for {type(line).__name__}")
-            # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word.
-            yield line if number else line.removeprefix("\ufeff")
+            # Some editors put a byte order mark in front of UTF-8 text; it is no part of the first word, and no line.
+            if text := line if number else line.removeprefix("\ufeff"):
+                yield text
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"input file: expected UTF-8 text, got undecodable bytes{_position(file)} "
                                  f"({error})") from error

@@ -53,7 +53,7 @@ EMPTY = "^input file: expected one tokenized sentence a line, got an empty file"
 
 
 @pytest.mark.parametrize("content, allow_blank, by_scan, by_reading", [
-    (b"", False, EMPTY, EMPTY), (b"", True, EMPTY, EMPTY),
+    (b"", False, EMPTY, EMPTY), (b"", True, EMPTY, EMPTY), ("\ufeff".encode(), True, EMPTY, EMPTY),
     (b"a\n\nb\n \t\n", False, "got blank lines at indexes 1, 3; remove them, or allow blank lines",
      "got a blank line at index 1; remove it"),
     (b"\n" * 11, False, r"indexes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, \.\.\.;", "index 0; remove it"),
