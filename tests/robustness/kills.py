@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import h5py
 import torch
+from tqdm import tqdm
 
 from elmo_fast.model import atomic_file
 from elmo_fast.train.checkpoint import read_log
@@ -127,6 +129,7 @@ def fork(function: Callable[[], object], quiet: bool = False) -> int:
         return child
     if quiet:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    tqdm.set_lock(threading.RLock())  # its own is shared by forks: one that is killed would keep it for ever
     status = 0
     try:
         function()
