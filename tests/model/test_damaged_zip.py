@@ -8,18 +8,9 @@ import pytest
 from elmo_fast import ConfigurationError
 from elmo_fast.model import hdf5
 from elmo_fast.model.sources import find_model
-from tests.support.files import full_disk, paths, write_model
+from tests.support.files import full_disk, paths
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def pack(model, path, compression=zipfile.ZIP_DEFLATED, **more):

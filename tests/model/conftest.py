@@ -1,0 +1,16 @@
+"""What the tests of sources share: a model in a directory, and a cache of downloads of their own."""
+
+import pytest
+
+from tests.support.files import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
