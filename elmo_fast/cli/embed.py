@@ -1,5 +1,6 @@
 """The subcommands `embed`, `cache`, `info`, `models`, `doctor` and `seqvec`."""
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -23,7 +24,7 @@ def add_commands(commands) -> None:
     add = parser.add_argument
     add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
     add("output_file", metavar="OUT", help="HDF5 file")
-    add("--corpus", action="store_true", help="VOCAB is a tokenized text, one sentence a line: cache every word of it")
+    add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
     add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:])
     add_command(commands, "models", "elmo_fast.model.catalogue:report", "list the public models that can be named")
@@ -106,17 +107,16 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
 
 def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, **names) -> None:
     from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.embed.files import read_lines
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.build import corpus_words, write_token_table
 
     check_target(output_file, "output file")
     with locked(output_file, reserve=True):
-        files = _files(output_file, [vocabulary], **names)
-        device = torch_device(cuda_device)
-        if corpus:
-            with open_input(vocabulary) as file:
-                vocabulary = corpus_words(line.tokens for line in read_lines(file, allow_blank=True))
+        with open_texts(vocabulary, allow_blank=True) if corpus else contextlib.nullcontext() as texts:
+            files = _files(output_file, texts.paths if corpus else [vocabulary], **names)
+            device = torch_device(cuda_device)
+            vocabulary = corpus_words(text.tokens for text in texts) if corpus else vocabulary
         bilm = BiLm.from_model(files, precision=precision, backend=backend).to(device)
         try:
             write_token_table(bilm, vocabulary, output_file, storage=storage, progress=progress)

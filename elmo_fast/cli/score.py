@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from elmo_fast import stops
 from elmo_fast.choices import DIRECTIONS
-from elmo_fast.cli.flags import NUMERICS, add_command, open_input
+from elmo_fast.cli.flags import NUMERICS, add_command
 from elmo_fast.model.sources import DEFAULT_MODEL
 
 
@@ -16,7 +16,8 @@ def add_commands(commands) -> None:
     substitutes = add_command(commands, "substitutes", _substitutes, "print the likeliest words in place of each token "
                               "of a text", *shared, **defaults)
     for add in (score.add_argument, substitutes.add_argument):
-        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line; - is stdin")
+        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line, or by its suffix CoNLL-U, "
+            "FASTA, JSON lines or Parquet, also compressed; a glob; - is stdin")
         add("--softmax-file", metavar="FILE", help="HDF5 softmax, as export --softmax writes it (default: softmax.hdf5 "
             "beside the weights)")
         add("--vocab-file", metavar="FILE", help="its vocabulary (default: vocab.txt beside the weights)")
@@ -28,17 +29,19 @@ def add_commands(commands) -> None:
 
 
 def _score(input_file, tokens, **head) -> Iterator[str]:
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.embed.scoring import load_head, score_lines
 
-    with open_input(input_file) as file:
-        yield from map(_unless_stopped, score_lines(load_head(**head), file, tokens))
+    with open_texts(input_file, allow_blank=True) as texts:
+        yield from map(_unless_stopped, score_lines(load_head(**head), texts, tokens))
 
 
 def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.embed.scoring import load_head, substitute_lines
 
-    with open_input(input_file) as file:
-        yield from map(_unless_stopped, substitute_lines(load_head(**head), file, top, direction, word))
+    with open_texts(input_file, allow_blank=True) as texts:
+        yield from map(_unless_stopped, substitute_lines(load_head(**head), texts, top, direction, word))
 
 
 def _unless_stopped(line: str) -> str:
