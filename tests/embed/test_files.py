@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.files import hdf5_file
+from elmo_fast.embed.layouts.allennlp import hdf5_file
 from elmo_fast.embed.readers import read_lines, scan
 from tests.support.files import full_disk, names
 
