@@ -145,7 +145,7 @@ def _import(folder: Path, source: str | os.PathLike, vocab_file: str | os.PathLi
     copy_vocabulary(vocab_file, folder)
     checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
     checkpoint.write_json(folder / RUN_FILE, {})
-    checkpoint.save(folder, content, keep=1)
+    checkpoint.save(folder, {**content, "files": checkpoint.file_digests(folder)}, keep=1)
     return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
 
 

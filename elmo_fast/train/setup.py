@@ -172,7 +172,10 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
     data, found = read_json(folder / RUN_FILE), start or next(reversed(checkpoint.in_order(folder)), None)
+    data.pop("options", None)
     state = checkpoint.read(found, "optimizer", "streams", "shards", "evaluations") if found else None
+    if state is not None:
+        checkpoint.check_files(folder, found, state)
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
     run_config = RunConfig.take_from({**data, **given})
     given = {name: value for name, value in given.items() if not hasattr(run_config, name)}
@@ -197,9 +200,9 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if state is not None:
         trainer.restore(state)
     if given and replicas.is_first:
-        write_json(folder / OPTIONS_FILE, config.to_dict())
+        checkpoint.write_options(folder, config.to_dict())
     if is_first and replicas.is_first:
-        write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(run_config)})
+        checkpoint.write_settings(folder, {**data, **dataclasses.asdict(run_config)})
     if trainer.step_number >= trainer.total_steps:
         logger.warning("%s: step %d of %d, so there is nothing left to do; --max-steps or --epochs, counted from the "
                        "very first step, train longer", folder, trainer.step_number, trainer.total_steps)
