@@ -17,7 +17,7 @@ from elmo_fast.model.atomic_file import Disk, atomic_path
 from elmo_fast.model.options import ConfigurationError, Options, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.weights import read_weights
+from elmo_fast.model.weights import check_finite, read_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
@@ -238,10 +238,12 @@ def copy_vocabulary(source: str, run: Path) -> None:
 
 
 def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
-                   files: Sequence[str] = RUN_FILES) -> tuple[TrainConfig, dict[str, np.ndarray]]:
+                   files: Sequence[str] = RUN_FILES,
+                   allow_nonfinite: bool = False) -> tuple[TrainConfig, dict[str, np.ndarray]]:
     """Configuration and weights by dataset name, softmax included, of the checkpoint that `choose` returns.
 
-    `files` of the run are compared with the checkpoint's digests.
+    `files` of the run are compared with the checkpoint's digests. NaN and infinities are refused unless
+    `allow_nonfinite`.
     """
     path = choose(run, checkpoint)
     content = read(path)
@@ -253,15 +255,18 @@ def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None 
         expected, found = shapes.get(name), weights[name].shape if name in weights else None
         if expected != found:
             raise ConfigurationError(f"checkpoint {path}: weights: {name}: expected shape {expected}, got {found}")
+        check_finite(f"checkpoint {path}: weights: {name}", weights[name], allow_nonfinite)
     return config, weights
 
 
 def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
                         softmax_file: str | os.PathLike | None = None,
-                        vocab_file: str | os.PathLike | None = None) -> tuple[LanguageModel, Vocabulary]:
+                        vocab_file: str | os.PathLike | None = None,
+                        allow_nonfinite: bool = False) -> tuple[LanguageModel, Vocabulary]:
     """The model of a run's directory, or of exported files with their softmax, and its vocabulary."""
     if folder(model).is_dir():
-        config, weights = weights_of_run(model, checkpoint, (OPTIONS_FILE,) if vocab_file else RUN_FILES)
+        files = (OPTIONS_FILE,) if vocab_file else RUN_FILES
+        config, weights = weights_of_run(model, checkpoint, files, allow_nonfinite)
         beside = Path(model) / VOCABULARY_FILE
     else:
         files = find_model(model)
@@ -270,9 +275,9 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         if not os.path.isfile(softmax_file):
             raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "
                                     f"nothing at {softmax_file}")
-        softmax = read_softmax(softmax_file, options.lstm.projection_dim)
+        softmax = read_softmax(softmax_file, options.lstm.projection_dim, allow_nonfinite)
         config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
-        weights = {**read_weights(files.weight_file, options), **softmax}
+        weights = {**read_weights(files.weight_file, options, allow_nonfinite), **softmax}
     vocab_file = vocab_file or beside
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
