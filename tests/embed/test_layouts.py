@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from tests.support.vectors import FORMS, KINDS, holds, make_items, need, write
     ("o.h5", None, "allennlp"), ("o.hdf5", None, "allennlp"), ("o", None, "allennlp"), ("o.vectors", None, "allennlp"),
     ("o.npz", None, "npz"), ("o.npy", None, "npy"), ("o.parquet", None, "parquet"), ("o.arrow", None, "arrow"),
     ("o.feather", None, "arrow"), ("o.h5", "packed", "packed"), ("o.hdf5", "packed", "packed"),
-    ("o", "packed", "packed"), ("o.dump", "allennlp", "allennlp"), ("o", "parquet", "parquet"), ("o/", "arrow", "arrow")])
+    ("o", "packed", "packed"), ("o.dump", "allennlp", "allennlp"), ("o", "parquet", "parquet"),
+    ("o/", "arrow", "arrow")])
 def test_the_layout_of_a_name(name, given, expected):
     assert layout_of(name, given) == expected
     assert layout_of(Path(name), expected) == expected
@@ -94,7 +96,7 @@ def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path,
     items = make_items(Form(), longest=3)
     items[23] = Item("23", "a", ["a", "b"], None, np.full((3, 2, 8), 1.5, np.float32))
     items[23].vectors[1, 1, 2] = value
-    with pytest.raises(ConfigurationError, match=r"^dtype: expected vectors up to 65504 for float16, found .* in text 23;"):
+    with pytest.raises(ConfigurationError, match="^dtype: expected vectors up to 65504 for float16, .* in text 23;"):
         write(layout, tmp_path / name, Form(dtype="float16"), items, [10])
 
 
@@ -109,7 +111,7 @@ def test_a_packed_file_is_plain_hdf5(tmp_path):
     with h5py.File(write("packed", tmp_path / "o.h5", form, items, [11])) as file:
         offsets, tokens = file["offsets"][:], file["token_offsets"][:]
         content, ends = file["tokens"][:].tobytes(), [0, *file["token_ends"][:]]
-        words = [content[begin:end].decode() for begin, end in zip(ends, ends[1:])]
+        words = [content[begin:end].decode() for begin, end in itertools.pairwise(ends)]
         for number, item in enumerate(items):
             vectors = file["vectors"][offsets[number] : offsets[number + 1]]
             np.testing.assert_array_equal(vectors.swapaxes(0, 1), item.vectors)
@@ -133,10 +135,10 @@ def test_a_full_disk_names_the_output(tmp_path, layout, name):
     need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
     items, part = make_items(form, 200, dim=64), tmp_path / "part"
-    with full_disk(40_000), pytest.raises(OSError, match="File too large: ") as caught:
-        with segment(layout, part, tmp_path / name, form) as writer:
-            for item in items:
-                writer.write(item)
+    with (full_disk(40_000), pytest.raises(OSError, match="File too large: ") as caught,
+          segment(layout, part, tmp_path / name, form) as writer):
+        for item in items:
+            writer.write(item)
     assert caught.value.filename == str(tmp_path / name)
 
 

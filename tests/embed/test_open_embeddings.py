@@ -114,7 +114,7 @@ def test_nothing_but_empty_texts_and_no_texts(tmp_path, layout, name):
 
 def read_all(path):
     with open_embeddings(path) as found:
-        return [(found.keys[number], found.text(number), found.tokens(number), vectors.tolist(), found.positions(number))
+        return [(found.keys[number], found.text(number), found.tokens(number), found.positions(number), vectors)
                 for number, vectors in enumerate(found)]
 
 
@@ -136,7 +136,7 @@ def test_a_file_cut_short_is_refused(tmp_path, layout, name):
     need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
     path = write(layout, tmp_path / name, form, make_items(form, 200), [20])
-    file = sorted(path.iterdir())[0] if path.is_dir() else path
+    file = min(path.iterdir()) if path.is_dir() else path
     content = file.read_bytes()
     for size in (0, 3, 100, len(content) // 2, len(content) - 20):
         file.write_bytes(content[:size])
@@ -221,7 +221,7 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
     with h5py.File(tmp_path / "bilm.hdf5", "w") as file:
         file["embedding"] = np.ones((3, 6))
     for name in ("table", "bilm"):
-        with pytest.raises(ConfigurationError, match=r"found a table of token vectors \(elmo-fast cache, or bilm-tf's\)"):
+        with pytest.raises(ConfigurationError, match="found a table of token vectors .elmo-fast cache, or bilm-tf's"):
             open_embeddings(tmp_path / f"{name}.hdf5")
     _, weights = paths(write_model(tmp_path / "model"))
     with pytest.raises(ConfigurationError, match="found the weights of a model"):
@@ -241,6 +241,7 @@ def test_columns_of_others_are_refused(tmp_path, suffix):
     pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-integrations")
     from pyarrow import feather, parquet
 
-    (parquet.write_table if suffix == ".parquet" else feather.write_feather)(pa.table({"a": [1]}), tmp_path / f"o{suffix}")
+    write_table = parquet.write_table if suffix == ".parquet" else feather.write_feather
+    write_table(pa.table({"a": [1]}), tmp_path / f"o{suffix}")
     with pytest.raises(ConfigurationError, match="expected vectors that elmo-fast wrote, found another file of the"):
         open_embeddings(tmp_path / f"o{suffix}")

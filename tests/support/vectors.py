@@ -1,6 +1,7 @@
 """Texts with vectors, and files of them, for the tests of layouts."""
 
 import contextlib
+import itertools
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def write(layout, target, form, items, cuts=(), **options):
     bounds, paths = [0, *cuts, len(items)], []
     folder = target.parent / "work.part"
     folder.mkdir()
-    for number, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+    for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
         paths.append(folder / f"segment.{number}")
         with segment(layout, paths[-1], target, form, first=begin, **options) as writer:
             for item in items[begin:end]:
