@@ -29,16 +29,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def _run(arguments: Sequence[str] | None) -> None:
-    from elmo_fast.cli import embed, train
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands; each sets `run`, a function of its arguments or the name of one."""
+    from elmo_fast.cli import bench, embed, train
 
     parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
     parser.add_argument("--version", action="version", version=f"elmo-fast {elmo_fast.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="log which backends are not available, and why")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (embed.add_commands, train.add_commands, embed.add_seqvec):
+    for add in (embed.add_commands, train.add_commands, embed.add_seqvec, bench.add_commands):
         add(commands)
-    parsed = vars(parser.parse_args(arguments))
+    return parser
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    parsed = vars(make_parser().parse_args(arguments))
     run, verbose = parsed.pop("run"), parsed.pop("verbose")
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
     run = pkgutil.resolve_name(run) if isinstance(run, str) else run
