@@ -11,7 +11,7 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item, check_output, is_directory, layout_of, segment
 from elmo_fast.embed.layouts.item import narrow
 from tests.support.files import full_disk, names
-from tests.support.vectors import FORMS, KINDS, holds, make_items, need, write
+from tests.support.vectors import FORMS, holds, kinds, make_items, need, write
 
 
 @pytest.mark.parametrize("name, given, expected", [
@@ -76,7 +76,7 @@ def contents(path):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
-@pytest.mark.parametrize("layout, name", [kind for kind in KINDS if kind[1] != "shards"])
+@pytest.mark.parametrize("layout, name", kinds(without=["shards"]))
 def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form):
     need(layout)
     if not holds(layout, form):
@@ -89,7 +89,7 @@ def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form
     assert len(one) >= 1
 
 
-@pytest.mark.parametrize("layout, name", [kind for kind in KINDS if kind[1] != "out.npy"])
+@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("value", [65505.0, -70000.0, np.inf, -np.inf])
 def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path, layout, name, value):
     need(layout)
@@ -130,7 +130,7 @@ def test_large_packed_files_are_written_before_their_dataset(tmp_path):
             assert (file["vectors"][...] == wanted).all()
 
 
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_a_full_disk_names_the_output(tmp_path, layout, name):
     need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
@@ -161,7 +161,8 @@ def test_sentences_and_their_numbers_in_joined_files(tmp_path):
     ("allennlp", "o.h5", ["sentence_to_index"], "output: expected keys other than sentence_to_index"),
     ("npz", "o.npz", ["a", "a"], "output: expected different identifiers without NUL for .npz, got 'a'"),
     ("npz", "o.npz", ["a\0b"], "output: expected different identifiers without NUL"),
-    ("parquet", "o.parquet", ["\ud800"], "output: expected texts that are UTF-8 for parquet")])
+    pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts that are UTF-8 for parquet",
+                 marks=pytest.mark.long)])
 @pytest.mark.parametrize("cut", [False, True])
 def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys, message, cut):
     need(layout)

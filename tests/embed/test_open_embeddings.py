@@ -12,7 +12,7 @@ from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item
 from tests.support.files import paths, tiny, write_model
-from tests.support.vectors import FORMS, KINDS, STORES_TEXTS, flip, flipped, holds, make_items, need, write
+from tests.support.vectors import FORMS, STORES_TEXTS, flip, flipped, holds, kinds, make_items, need, write
 
 TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
 
@@ -32,7 +32,7 @@ def embedded(model, form, texts):
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 4]])
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cuts):
     need(layout)
     for number, form in enumerate(form for form in FORMS if holds(layout, form) and not form.targets):
@@ -54,7 +54,7 @@ def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cut
                 assert [found.tokens(number) for number in range(len(texts))] == [text.split() for text in texts]
 
 
-@pytest.mark.parametrize("layout, name", [kind for kind in KINDS if kind[0] != "npy"])
+@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("layers", ["all", "average"])
 def test_targets_and_occurrences(tmp_path, layout, name, layers):
     need(layout)
@@ -80,7 +80,7 @@ def test_targets_and_occurrences(tmp_path, layout, name, layers):
         assert whole.occurrences("wörd3")[0].tobytes() == vectors.tobytes()
 
 
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_it_is_a_sequence(tmp_path, layout, name):
     need(layout)
     form = Form("top", "mean")
@@ -101,7 +101,7 @@ def test_it_is_a_sequence(tmp_path, layout, name):
     found.close()
 
 
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_nothing_but_empty_texts_and_no_texts(tmp_path, layout, name):
     need(layout)
     if layout != "npy":
@@ -118,8 +118,8 @@ def read_all(path):
                 for number, vectors in enumerate(found)]
 
 
-@pytest.mark.parametrize("layout, name", [("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
-                                          ("arrow", "shards")])
+@pytest.mark.parametrize("layout, name", kinds(("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
+                                               ("arrow", "shards")))
 def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
     need(layout)
     path, rng = write(layout, tmp_path / name, Form(dtype="float16"), make_items(Form(), 60), [20]), random.Random(1)
@@ -131,7 +131,7 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
                 read_all(path)
 
 
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_a_file_cut_short_is_refused(tmp_path, layout, name):
     need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
@@ -144,6 +144,7 @@ def test_a_file_cut_short_is_refused(tmp_path, layout, name):
             list(found)
 
 
+@pytest.mark.long
 def test_pages_of_parquet_have_checksums(tmp_path):
     need("parquet")
     path = write("parquet", tmp_path / "o.parquet", Form(), make_items(Form(), 60))
@@ -236,6 +237,7 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
                               make_items(Form("top", "mean")))).occurrences("a")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_columns_of_others_are_refused(tmp_path, suffix):
     pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-integrations")

@@ -11,9 +11,15 @@ from elmo_fast.embed.layouts import Item, join, place, segment
 
 NO_PYARROW = "pyarrow is not installed: make test-integrations"
 # Layout and name of every kind of output. Names without a suffix are directories of shards.
-KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
+_KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
          ("parquet", "out.parquet"), ("parquet", "shards"), ("arrow", "out.arrow"), ("arrow", "shards")]
 STORES_TEXTS = ("packed", "parquet", "arrow")
+
+
+def kinds(*pairs, without=()):
+    """Parameters of tests of layout and name, all or some; those of libraries are for `make test-integrations`."""
+    return [pytest.param(*pair, marks=[pytest.mark.long] * (pair[0] in ("parquet", "arrow")))
+            for pair in pairs or _KINDS if pair[1] not in without]
 
 
 def need(layout):
