@@ -197,6 +197,10 @@ def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
     with open_embeddings(tmp_path / "theirs.hdf5") as found:
         assert [int(vectors[0, 0, 0]) for vectors in found] == list(range(12)) and len(found) == 12
         assert found.tokens(10) == ["text", "10"] and found.dtype == np.float32
+    with h5py.File(tmp_path / "theirs.hdf5", "a") as file:
+        file["word"] = "no vectors"
+    with open_embeddings(tmp_path / "theirs.hdf5") as found, pytest.raises(ConfigurationError, match="'word' is no"):
+        found.by_key("word")
 
 
 def test_files_of_seqvec(model, tmp_path):

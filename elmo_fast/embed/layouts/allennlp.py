@@ -154,7 +154,7 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, *, use_senten
             with h5py.File(path, "r") as source, open(path, "rb") as content:
                 file.attrs[_ABOUT] = source.attrs[_ABOUT]
                 for key in _keys(source):
-                    dataset = h5py.h5d.open(source.id, key.encode())
+                    dataset = _dataset(source, key)
                     _copy(dataset, content, writer.create(key, dataset.shape, dtype), disk)
                     writer.check()
                 if (found := _index(source)) is not None:
@@ -179,6 +179,10 @@ def _keys(file: h5py.File) -> list[str]:
     names = [link.decode("utf-8", "surrogateescape") for link in links]
     inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if _index(file) is not None else set())
     return [name for name in names if name not in inner]
+
+
+def _dataset(file: h5py.File, key: str) -> h5py.h5d.DatasetID:
+    return h5py.h5d.open(file.id, key.encode("utf-8", "surrogateescape"))
 
 
 def _index(file: h5py.File) -> dict[str, str] | None:
@@ -214,7 +218,13 @@ class AllennlpSource(Source):
 
     def vectors(self, number: int) -> np.ndarray:
         with reading(self._name):
-            return self._file[self._keys[number]][...]
+            dataset = _dataset(self._file, self._keys[number])
+            values = np.empty(dataset.shape, dataset.dtype)
+            if values.dtype.kind != "f":
+                raise ValueError(f"{self._keys[number]!r:.60} is no dataset of floats")
+            if values.size:
+                dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
+            return values
 
     def text(self, number: int) -> str:
         return self._texts[self._keys[number]]
