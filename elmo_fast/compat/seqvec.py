@@ -6,6 +6,7 @@ Names, batches and identifiers as in SeqVec's script (Heinzinger et al. 2019, BM
 import functools
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -174,3 +175,9 @@ def _batches(ordered: list[tuple[str, str]], batchsize: int) -> Iterator[list[tu
             batch, residues = [], 0
     if batch:
         yield batch
+
+
+if __name__ == "__main__":
+    from elmo_fast.cli import main
+
+    sys.exit(main(["seqvec", *sys.argv[1:]]))

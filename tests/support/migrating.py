@@ -26,6 +26,7 @@ class Rows:
     """
 
     def __init__(self, *headings):
+        self.headings = headings
         self.cells = [cell for heading in headings for cell in tables()[heading]]
         self._beginnings = []
 
