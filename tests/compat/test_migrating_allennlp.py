@@ -266,6 +266,7 @@ def test_the_command(files, plain, tmp_path, monkeypatch):
     main(prog="allennlp")
     expected = plain[0][:, 0, 1:-1]
     close(torch.from_numpy(read_hdf5("out.h5")["0"]), expected)
+    monkeypatch.delitem(sys.modules, "elmo_fast.compat.allennlp.run", raising=False)
     monkeypatch.setattr(sys, "argv", ["run.py", *words, "--forget-sentences"])
     runpy.run_module("elmo_fast.compat.allennlp.run", run_name="__main__")
     assert sorted(read_hdf5("out.h5")) == ["0", "1"]
