@@ -30,11 +30,11 @@ from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.nn.util import add_sentence_boundary_token_ids, remove_sentence_boundaries
 from elmo_fast.compat.allennlp.tools import create_elmo_embeddings_from_vocab as tool
 from elmo_fast.testing import SAME_MODEL
-from tests.compat.test_allennlp_indexer import ALLENNLP
+from tests.support.allennlp import STAND_IN
 from tests.support.files import read_hdf5, start
 from tests.support.migrating import Rows
 
-row = Rows("AllenNLP", "What stays with AllenNLP")
+row = Rows("allennlp")
 SENTENCES = [["The", "children", "play", "."], ["It", "rained"]]
 WORDS = ["<S>", "</S>", "The", "children", "play", ".", "It", "rained"]
 
@@ -55,6 +55,10 @@ def plain(files, ids):
 def inner(plain):
     """Layers without boundaries, [layers, 2, 4, 22]."""
     return plain[0][:, :, 1:-1] * plain[1][:, 2:, None]
+
+
+def test_every_row_is_run():
+    row.check()
 
 
 def close(found, expected):
@@ -243,7 +247,7 @@ def test_a_checkpoint(files, ids, tmp_path):
 @row('`"type": "elmo_token_embedder"`')
 def test_types_of_a_configuration(files):
     """Beside a stand-in for AllenNLP's registry."""
-    process = start(f"import sys\nsys.argv[1:] = {files!r}\n" + textwrap.dedent(ALLENNLP))
+    process = start(f"import sys\nsys.argv[1:] = {files!r}\n" + textwrap.dedent(STAND_IN))
     assert process.communicate(timeout=120)[1] == "" and process.returncode == 0
 
 

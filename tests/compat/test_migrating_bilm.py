@@ -33,7 +33,7 @@ from tests.support.migrating import Rows
 from tests.support.tf_checkpoints import import_values, made_up, write_folder
 from tests.support.training import TINY, write_corpus, write_options
 
-row = Rows("bilm-tf", "bilm-tf's training")
+row = Rows("bilm")
 WORDS = ["sea", "salt", "<S>", "</S>", "<UNK>", "grey", "and", "the", "of", "wind"]  # of the fixture `vocab`
 SENTENCES = [["the", "grey", "sea"], ["wind"]]
 OPTIONS = {**TINY, "bidirectional": True, "n_tokens_vocab": 28, "n_epochs": 1, "n_train_tokens": 24, "dropout": 0}
@@ -61,6 +61,10 @@ def trained(tmp_path, corpus):
     text = data.BidirectionalLMDataset(corpus[0], training.load_vocab(corpus[1], characters))
     training.train(OPTIONS, text, 1, tmp_path / "run", tmp_path / "log")
     return tmp_path / "run"
+
+
+def test_every_row_is_run():
+    row.check()
 
 
 def close(found, expected):

@@ -19,7 +19,7 @@ from tests.support.manylangs import write_manylangs
 from tests.support.migrating import Rows
 from tests.support.softmax import WORDS, write_softmax_model
 
-row = Rows("SeqVec", "simple_elmo", "ELMoForManyLangs")
+row = Rows("others")
 PROTEINS = {"P1": "SEQWENCE", "P2": "MKT"}
 SENTENCES = [["the", "cat", "sat"], ["dog"]]
 COMMANDS = {"seqvec": "elmo_fast.compat.seqvec", "manylangs": "elmo_fast.compat.elmoformanylangs"}
@@ -45,6 +45,10 @@ def proteins(tmp_path_factory):
 @pytest.fixture(scope="module")
 def manylangs(tmp_path_factory):
     return write_manylangs(tmp_path_factory.mktemp("manylangs"))
+
+
+def test_every_row_is_run():
+    row.check()
 
 
 def close(found, expected):
