@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,3 +63,8 @@ class Embedder:
             for number, vectors in zip(batch, np.split(values, np.cumsum(lengths)[:-1], axis=1)):
                 found[number] = vectors[:, 1:-1].copy()
         return [found[number] for number in range(len(sents))]
+
+
+if __name__ == "__main__":
+    sys.exit("elmoformanylangs: expected `elmo-fast embed INPUT OUTPUT --all --model DIR` from the shell; this module "
+             "has its Embedder alone")

@@ -74,6 +74,9 @@ def _encoder(bilm: BiLm) -> CharacterEncoder:
     if not isinstance(bilm.token_source, CharacterEncoder):
         raise ConfigurationError("token table: expected a model that reads characters, got one that reads word ids "
                                  "and has a table of its own")
+    if bilm.token_source.boundaries != BOUNDARIES:
+        raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one of "
+                                 "ELMoForManyLangs, which encodes words itself")
     return bilm.token_source
 
 
