@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.files import check_array_file, write_arrays
 from elmo_fast.model.bilm import BiLm
@@ -99,11 +99,15 @@ class LoadedElmo:
                  "average": np.full(count, 1 / count, np.float32)}
         if isinstance(layers, str) and layers not in named:
             raise ValueError(f"layers: expected one of {', '.join(named)} or {count} numbers, got {layers!r}")
-        factors = named[layers] if isinstance(layers, str) else np.asarray(layers, dtype=np.float32)
+        try:
+            factors = named[layers] if isinstance(layers, str) else np.asarray(layers, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"layers: expected one of {', '.join(named)} or {count} numbers, "
+                             f"got {shown(layers)}") from error
         if factors is not None and factors.shape != (count,):
             raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
-        if pool not in (None, *POOLS):
-            raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {pool!r}")
+        if pool is not None and not (isinstance(pool, str) and pool in POOLS):
+            raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {shown(pool)}")
         empty = next((number for number, tokens in enumerate(sentences) if not len(tokens)), None)
         if pool and empty is not None:
             raise ValueError(f"sentences[{empty}]: expected at least one token to pool, got none")
