@@ -290,7 +290,7 @@ def test_the_vocabulary_tool(files, tmp_path, monkeypatch):
     tool.main(str(tmp_path / "words"), *files, str(tmp_path / "a"), 64, -1)
     names = inspect.signature(tool.main).parameters
     assert list(names) == ["vocab_path", "elmo_config_path", "elmo_weights_path", "output_dir", "batch_size", "device",
-                           "use_custom_oov_token"]
+                           "use_custom_oov_token", "allow_nonfinite"]
     with gzip.open(tmp_path / "a" / "elmo_embeddings.txt.gz", "rt") as file:
         rows = [line.split() for line in file]
     assert [values[0] for values in rows] == ["@@UNKNOWN@@", "<S>", "</S>", "play"]

@@ -62,6 +62,8 @@ class _ElmoCharacterEncoder(CharacterEncoder):
 
         Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2], with `<S>` and `</S>`.
         """
+        if not isinstance(inputs, torch.Tensor):
+            raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(inputs).__name__}")
         if inputs.dim() == 2:
             return super().forward(inputs, backend or self.backend)
         if inputs.dim() != 3 or inputs.shape[2:] != self.row_shape or inputs.is_floating_point():
