@@ -184,6 +184,4 @@ def _batches(ordered: list[tuple[str, str]], batchsize: int) -> Iterator[list[tu
 
 
 if __name__ == "__main__":
-    from elmo_fast.cli import main
-
-    sys.exit(main(["seqvec", *sys.argv[1:]]))
+    sys.exit("seqvec: expected `elmo-fast seqvec`, with SeqVec's flags, from the shell; this module has its functions")

@@ -319,7 +319,15 @@ def test_what_is_not_there_says_so(files, ids, monkeypatch, capsys):
     elmo = Elmo(*files, 1)
     with pytest.raises(AttributeError, match="forward_layer_0"):
         elmo._elmo_lstm._elmo_lstm.forward_layer_0  # noqa: B018
-    assert "_elmo_lstm._elmo_lstm.W_0_0_0" not in elmo.state_dict()
+    bilm_tfs = {"_elmo_lstm._elmo_lstm.B_0_0", "_elmo_lstm._token_embedder.W_proj"}
+    assert bilm_tfs < {name for name, _ in elmo.named_parameters()} and bilm_tfs.isdisjoint(elmo.state_dict())
+
+    class Empty(_ElmoBiLm):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+
+    with pytest.raises(RuntimeError, match="^Empty: expected _ElmoBiLm's constructor to be called with the two files"):
+        Empty()(ids)
     monkeypatch.setattr(sys, "argv", ["allennlp", "train", "x.json"])
     with pytest.raises(SystemExit):
         main()

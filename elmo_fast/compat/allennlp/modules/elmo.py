@@ -129,6 +129,9 @@ class _ElmoBiLm(BiLm):
         beyond them is read off the characters. Returns `activations`, a list of [B, T + 2, 2 P], token layer first,
         and `mask`, int64 [B, T + 2].
         """
+        if "options" not in self.__dict__:
+            raise RuntimeError(f"{type(self).__name__}: expected _ElmoBiLm's constructor to be called with the two "
+                               "files")
         words = None if self._word_embedding is None else word_inputs
         output = super().forward(inputs, word_inputs=words)
         return {"activations": output.activations, "mask": output.mask.long()}
