@@ -6,6 +6,7 @@ Names, batches and identifiers as in SeqVec's script (Heinzinger et al. 2019, BM
 import functools
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, ch
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.layouts.arrays import check_array_file, write_arrays
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.sources import NAMED_MODELS
+from elmo_fast.model.sources import MANYLANGS_WEIGHTS, NAMED_MODELS
 from elmo_fast.text import fasta
 
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
@@ -31,7 +32,9 @@ def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> Elmo
     Without both files the published model is fetched into the cache. `arguments` are keywords of `ElmoEmbedder`.
     """
     options_file, weight_file = (os.path.join(model_dir, name) for name in ("options.json", "weights.hdf5"))
-    if not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
+    if os.path.isfile(other := os.path.join(model_dir, MANYLANGS_WEIGHTS)):
+        options_file = weight_file = other  # for its refusal, in place of the published model
+    elif not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
         logger.info("no options.json and weights.hdf5 in %s: the published SeqVec model is used", model_dir)
         options_file, weight_file = (
             f"{NAMED_MODELS['seqvec']}{name}" for name in ("options.json", "weights.hdf5"))
@@ -178,3 +181,7 @@ def _batches(ordered: list[tuple[str, str]], batchsize: int) -> Iterator[list[tu
             batch, residues = [], 0
     if batch:
         yield batch
+
+
+if __name__ == "__main__":
+    sys.exit("seqvec: expected `elmo-fast seqvec`, with SeqVec's flags, from the shell; this module has its functions")
