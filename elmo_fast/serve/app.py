@@ -97,7 +97,7 @@ def create_app(service: Service) -> FastAPI:
                   redoc_url=None)
     for router in (_status_routes(service), _embed_routes(service), *_page_routes(service)):
         app.include_router(router)
-    service.metrics.watch(service.batching)
+    service.metrics.watch(service.batching, lambda: service.traffic.requests)
     install(app)
     routes = frozenset([*app.openapi()["paths"], "/", "/docs", "/openapi.json"])
     app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, traffic=service.traffic,
