@@ -190,7 +190,7 @@ class Batching:
     def _work(self) -> None:
         while self._wait():
             try:
-                began = time.monotonic()
+                began, self._taken = time.monotonic(), 0
                 for rows, finished in self._stream.run_as_they_come(self._take):
                     self._on_chunk(len(self._running), rows)
                     self._deliver(finished)
