@@ -116,6 +116,11 @@ class Batching:
         return self._held
 
     @property
+    def open_jobs(self) -> int:
+        """Accepted requests that are not answered yet."""
+        return len(self._open)
+
+    @property
     def waiting_texts(self) -> int:
         """Accepted texts that have not begun."""
         with self._changed:
