@@ -4,12 +4,26 @@ import contextlib
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, UNKNOWN
-from elmo_fast.cli.flags import NUMERICS, add_command, at_least, open_input
+from elmo_fast.choices import (
+    DEFAULT_BATCH_SIZE,
+    FORMATS,
+    LAYOUTS,
+    POOLS,
+    SEQVEC_BATCH_SIZE,
+    SEQVEC_LAYERS,
+    STORAGES,
+    TOKENIZERS,
+    UNKNOWN,
+)
+from elmo_fast.cli.flags import NUMERICS, add_command, at_least
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
+
+if TYPE_CHECKING:
+    from elmo_fast.embed.corpus import Target  # imports torch: the help of the command needs none
 
 _FILES = "--model", "--options-file", "--weight-file"
 
@@ -33,27 +47,52 @@ def add_commands(commands) -> None:
 
 
 def _add_embed(commands) -> None:
-    parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence a line, into an HDF5 file",
-                         *_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
+    parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence a line, into a file of "
+                         "vectors", *_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
+    parser.epilog = ("Every half minute what is done is stored in OUTPUT.part; after a kill the same command with "
+                     "--resume goes on from there.")
     add = parser.add_argument
-    add("input_file", metavar="INPUT", help="text file, UTF-8, tokens separated by spaces; - is stdin")
-    add("output_file", metavar="OUTPUT", help="HDF5 file, one dataset a sentence")
+    add("input_file", metavar="INPUT", help="UTF-8 text, tokens separated by spaces, or by its suffix CoNLL-U, FASTA, "
+        "JSON lines or Parquet, also compressed; a glob; - is stdin")
+    add("output_file", metavar="OUTPUT", help=".hdf5 or .h5, .parquet, .arrow, .npz, .npy with --pool, or a directory "
+        "of shards")
     layers = parser.add_mutually_exclusive_group(required=True)
     for name, meaning in (("all", "every layer"), ("top", "the top layer"), ("average", "the mean of the layers")):
-        layers.add_argument(f"--{name}", dest="output_format", action="store_const", const=name, help=meaning)
+        layers.add_argument(f"--{name}", dest="layers", action="store_const", const=name, help=meaning)
+    layers.add_argument("--weights", dest="layers", type=_factors, metavar="W,W,...", help="the sum of the layers, "
+                        "each times its factor")
     add("--batch-size", type=at_least(1), default=DEFAULT_BATCH_SIZE, help="sentences at a time (default: %(default)s)")
-    add("--forget-sentences", action="store_true", help="leave out sentence_to_index")
-    add("--use-sentence-keys", action="store_true", help="sentences as keys, in place of line numbers")
-    add("--allow-blank", action="store_true", help="give blank lines datasets without tokens")
+    add("--resume", action="store_true", help="go on with what a run that did not end has left")
+    add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
     add("--token-table", metavar="FILE", help="take token vectors from a file that cache wrote")
     add("--unknown", choices=UNKNOWN, help="a word outside the table gets its own vector, raises an error, or gets the "
         "vector of <UNK> (default: encode)")
+    _add_formats(parser)
     add = parser.add_argument_group("further flags of `allennlp elmo`").add_argument
+    add("--forget-sentences", action="store_true", help="leave out sentence_to_index")
+    add("--use-sentence-keys", action="store_true", help="sentences as keys, in place of line numbers")
     add("--file-friendly-logging", action="store_true",
         help="progress as lines, every ten seconds, also where stderr is a file")
     add("--include-package", action="append", default=[], metavar="PACKAGE",
         help="import a package and its modules first; repeatable")
     add("--vocab-path", metavar="FILE", help="not used, neither here nor by AllenNLP 0.9")
+
+
+def _add_formats(parser) -> None:
+    add = parser.add_argument_group("formats").add_argument
+    add("--layout", choices=LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
+        "AllenNLP's for HDF5)")
+    add("--dtype", choices=STORAGES, default="float32", help="(default: %(default)s)")
+    add("--pool", choices=POOLS, help="one vector a text")
+    add("--targets", metavar="FILE", help="keep the vectors of these words alone, one a line")
+    add("--format", choices=FORMATS, help="of INPUT (default: by the suffix)")
+    add("--field", metavar="NAME", help="key or column of the texts in JSON lines and Parquet (default: text)")
+    add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(TOKENIZERS)} or package.module:function "
+        "(default: %(default)s)")
+
+
+def _factors(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
 
 
 def add_seqvec(commands) -> None:
@@ -77,12 +116,17 @@ def add_seqvec(commands) -> None:
     add("--cpu", action="store_true", help="use the CPU where there is a GPU")
     add("--layer", choices=SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, or a "
         "single layer (default: %(default)s)")
+    add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--silent", dest="progress", action="store_false", help="no progress bar")
 
 
 def _embed(input_file, output_file, cuda_device, token_table, unknown, file_friendly_logging, include_package,
-           vocab_path, progress, model, options_file, weight_file, state, precision, backend, **form) -> None:
+           vocab_path, progress, model, options_file, weight_file, state, precision, backend, batch_size, resume,
+           allow_blank, format, field, tokenizer, **form) -> None:
+    from elmo_fast.embed.corpus import write_corpus
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
+    from elmo_fast.embed.readers import open_texts
+    from elmo_fast.embed.writer import Progress
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.table import TokenTable
 
@@ -95,14 +139,32 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
 
         for package in include_package:
             import_submodules(package)
-    check_target(output_file, "output file")
-    with locked(output_file, reserve=True), open_input(input_file) as file:
-        files = _files(output_file, [input_file, token_table], model, options_file, weight_file)
+    target = _target(output_file, **form)
+    texts = open_texts(input_file, format=format, field=field, tokenizer=tokenizer, allow_blank=allow_blank)
+    with locked(output_file, reserve=True), texts:
+        files = _files(output_file, [*texts.paths, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
         bilm = BiLm.from_model(files, state=state, precision=precision, backend=backend, token_table=table)
-        progress = "lines" if progress and file_friendly_logging else progress
-        ElmoEmbedder.from_bilm(bilm.to(device)).embed_file(file, output_file, progress=progress, **form)
+        target.form.check(bilm.num_layers)
+        progress = Progress("lines" if progress and file_friendly_logging else progress, texts.count())
+        write_corpus(texts, ElmoEmbedder.from_bilm(bilm.to(device)).runner(batch_size), target, resume=resume,
+                     progress=progress)
+
+
+def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences, use_sentence_keys) -> "Target":
+    from elmo_fast.embed import layouts
+    from elmo_fast.embed.corpus import Target
+    from elmo_fast.embed.form import Form
+
+    words = targets and frozenset(Path(targets).read_text(encoding="utf-8").split())
+    form, layout = Form(layers, pool, dtype, words), layouts.layout_of(output_file, layout)
+    layouts.check_output(layout, output_file, form, "output file")
+    options = {"forget_sentences": forget_sentences, "use_sentence_keys": use_sentence_keys}
+    if layout != "allennlp" and any(options.values()):
+        raise ConfigurationError("--forget-sentences, --use-sentence-keys: expected AllenNLP's layout beside them, got "
+                                 f"{layout}")
+    return Target(output_file, layout, form, options if layout == "allennlp" else {})
 
 
 def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, **names) -> None:

@@ -108,13 +108,21 @@ class SlotStream:
         self._source = source
         queued: deque[_Chunk] = deque()
         while (pieces := self._plan()) or queued or self._finished:
-            ran = self._try(pieces, self._state) if pieces else None
-            if ran:
-                chunk, self._state = ran
-                queued.append(chunk)
-            while len(queued) > (self._chunks_ahead if ran else 0):
+            chunk: _Chunk | None = None
+            try:
+                if pieces:
+                    with torch.no_grad():
+                        in_flight = itertools.chain(*self._queues, (piece.sentence for piece in pieces))
+                        table = self._tokens.update(list(in_flight))
+                        chunk, self._state = self._advance(pieces, table, self._state)
+                    queued.append(chunk)
+            except (RuntimeError, MemoryError) as error:
+                self._shrink_chunks(error)
+            if pieces and not chunk:
+                self._undo(pieces)
+            while len(queued) > (self._chunks_ahead if chunk else 0):
                 self._collect(queued.popleft())
-            yield sum(piece.end - piece.begin for piece in pieces) if ran else 0
+            yield sum(piece.end - piece.begin for piece in pieces) if chunk else 0
 
     def _begin(self, slots: int) -> None:
         self._queues: list[deque[_Sentence]] = [deque() for _ in range(slots)]
@@ -154,11 +162,13 @@ class SlotStream:
         return pieces
 
     def _undo(self, pieces: list[_Piece]) -> None:
-        """Put the pieces back into the queues, in front."""
+        """Put the pieces, for which memory was out, back into the queues, in front."""
         for sentence, slot, begin, end in reversed(pieces):
             if end == len(sentence.rows):
                 self._queues[slot].appendleft(sentence)
             sentence.done = begin
+        if self._copies:
+            torch.cuda.empty_cache()
 
     def _read_for(self, slot: int) -> bool:
         """Read until the slot has a sentence; False when the stream ended or enough was read ahead."""
@@ -179,23 +189,14 @@ class SlotStream:
                 self._queues[position if self._carried else slot].append(sentence)
         return True
 
-    def _try(self, pieces: list[_Piece], state: RunState | None) -> tuple[_Chunk, RunState] | None:
-        """Queue the pieces: the chunk, and the state after it. None, where memory is out, and the next is smaller."""
-        try:
-            with torch.no_grad():
-                in_flight = itertools.chain(*self._queues, (piece.sentence for piece in pieces))
-                return self._advance(pieces, self._tokens.update(list(in_flight)), state)
-        except (RuntimeError, MemoryError) as error:
-            if not _is_out_of_memory(error) or self._rows == self._tokens.most == 1:
-                raise
-            if not self._halvings:
-                logger.warning("memory is out, and chunks are smaller from here on: %s", str(error).partition("\n")[0])
+    def _shrink_chunks(self, error: RuntimeError | MemoryError) -> None:
+        """Halve the chunks where memory is out; raise other errors, and this one where no half is left."""
+        if not _is_out_of_memory(error) or self._rows == self._tokens.most == 1:
+            raise error
+        if not self._halvings:
+            logger.warning("memory is out, and chunks are smaller from here on: %s", str(error).partition("\n")[0])
         self._halvings += 1
         self._limit_chunks()
-        self._undo(pieces)
-        if self._copies:
-            torch.cuda.empty_cache()
-        return None
 
     def _advance(self, pieces: list[_Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
