@@ -217,14 +217,17 @@ class ContextIndex:
         return np.float32(total / max(1, len(numbers)))
 
 
-def principal_plane(vectors: np.ndarray) -> np.ndarray:
-    """Coordinates of unit vectors [n, dim] along their two directions of greatest variance: float32 [n, 2]."""
+def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
+    """Coordinates of vectors [n, dim], scaled to length 1, along their two directions of greatest variance, and the
+    fraction of the variance that these have: float32 [n, 2] and a number from 0 to 1.
+    """
     vectors = _unit(np.asarray(vectors, np.float64), np.float64)
     vectors -= vectors.mean(axis=0, keepdims=True)
-    _, axes = np.linalg.eigh(vectors.T @ vectors)  # ascending
+    variances, axes = np.linalg.eigh(vectors.T @ vectors)  # ascending
     axes = axes[:, :-3:-1]
     axes *= np.sign(axes[np.abs(axes).argmax(axis=0), range(axes.shape[1])])
-    return (vectors @ axes).astype(np.float32)
+    total = variances.sum()
+    return (vectors @ axes).astype(np.float32), float(variances[-2:].sum() / total) if total > 0 else 1.0
 
 
 def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:

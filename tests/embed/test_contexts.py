@@ -187,9 +187,11 @@ def test_wrong_arguments(elmo):
 
 def test_principal_plane_has_the_variance_of_a_decomposition():
     vectors = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
-    found = principal_plane(vectors)
+    found, fraction = principal_plane(vectors)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     values = np.linalg.svd(unit - unit.mean(axis=0), compute_uv=False)
     np.testing.assert_allclose(np.linalg.norm(found, axis=0), values[:2], rtol=1e-5)
     np.testing.assert_allclose(found[:, 0] @ found[:, 1], 0, atol=1e-5)
-    assert principal_plane(vectors[:1]).shape == (1, 2) and (principal_plane(vectors[:1]) == 0).all()
+    assert fraction == pytest.approx((values[:2] ** 2).sum() / (values**2).sum(), rel=1e-6)
+    alone, fraction = principal_plane(vectors[:1])
+    assert alone.tolist() == [[0, 0]] and fraction == 1
