@@ -104,7 +104,7 @@ def _cell(cosine: float) -> str:
         return "<td>\u2013</td>"
     strong = ' class="strong"' if abs(cosine) > STRONG else ""
     end = "plus" if cosine >= 0 else "minus"
-    return f'<td{strong} style="--v:{abs(cosine):.3f};--end:var(--{end})">{_number(cosine, 2)}</td>'
+    return f'<td{strong} style="--v:{abs(cosine):.3f};--end:var(--{end})">{number_text(cosine, 2)}</td>'
 
 
 def report_page(report: Report, title: str) -> str:
@@ -123,7 +123,7 @@ def _group(group: Group, letter: str) -> Iterator[str]:
     yield f'<section aria-label="query {letter}">\n{_line(group.query, badge, "div", " query")}\n<ol>'
     for context in group.neighbours:
         share = max(0.0, np.nan_to_num(context.similarity))
-        bar = (f'<span class="score"><i style="--w:{share:.1%}"></i><span>{_number(context.similarity, 3)}</span>'
+        bar = (f'<span class="score"><i style="--w:{share:.1%}"></i><span>{number_text(context.similarity, 3)}</span>'
                "</span>")
         yield _line(context, bar, "li")
     yield "</ol>\n</section>"
@@ -155,8 +155,9 @@ def _plane(plane: Plane) -> Iterator[str]:
     yield "</svg>"
 
 
-def _number(value: float, digits: int) -> str:
-    return "\u2013" if np.isnan(value) else f"{value:.{digits}f}".replace("-", "\u2212")
+def number_text(value: float, digits: int) -> str:
+    """A number with a minus sign in place of a hyphen, none before zeros; a dash for NaN."""
+    return "\u2013" if np.isnan(value) else f"{value:z.{digits}f}".replace("-", "\u2212")
 
 
 def _page(title: str, body: str) -> str:

@@ -82,11 +82,11 @@ def _draw_maps(maps: dict[str, np.ndarray], first: Sequence[str], second: Sequen
     longest = max(len(first), len(second))
     if longest > MOST_TOKENS:
         raise ConfigurationError(f"text: expected at most {MOST_TOKENS} tokens to draw, got {longest}")
-    cell = max(0.12, min(0.46, 18 / longest))  # inches
+    cell = max(0.14, min(0.46, 9 / longest))  # inches
     rows, columns = [_label(token) for token in first], [_label(token) for token in second]
     width, height = (cell * count + 0.09 * max(map(len, labels)) + 0.5
                      for count, labels in ((len(second), rows), (len(first), columns)))
-    across = max(1, min(len(maps), int(16 / width)))
+    across = max(1, min(len(maps), int(20 / width)))
     down = -(-len(maps) // across)
     figure = _figure(across * width + 0.9, down * (height + 0.3))
     figure.set_layout_engine("constrained")
@@ -96,7 +96,8 @@ def _draw_maps(maps: dict[str, np.ndarray], first: Sequence[str], second: Sequen
         axes.set_title(title, fontsize=10, color=_INK, pad=8)
     for axes in panels[len(maps) :]:
         axes.set_visible(False)
-    bar = figure.colorbar(image, ax=panels.tolist(), fraction=0.05, aspect=24, ticks=[-1, -0.5, 0, 0.5, 1])
+    bar = figure.colorbar(image, ax=panels.tolist(), fraction=0.05, aspect=24, shrink=1 / down,
+                          ticks=[-1, -0.5, 0, 0.5, 1])
     bar.set_label("cosine", color=_MUTED, fontsize=9)
     bar.ax.tick_params(labelsize=8, colors=_MUTED, length=0)
     bar.outline.set_visible(False)
@@ -119,9 +120,9 @@ def _draw_map(axes: "Axes", cosines: np.ndarray, rows: list[str], columns: list[
     axes.grid(which="minor", color="white", linewidth=1)
     axes.tick_params(which="minor", length=0)
     axes.spines[:].set_visible(False)
-    if cell >= 0.3:
+    if cell >= 0.38:
         for (row, column), value in np.ndenumerate(cosines):
-            axes.text(column, row, "\u2013" if np.isnan(value) else f"{value:.2f}".replace("-", "\u2212"), ha="center",
+            axes.text(column, row, pages.number_text(value, 2), ha="center",
                       va="center", fontsize=17 * cell, color="white" if abs(value) > 0.62 else _INK)
     return image
 
@@ -178,8 +179,10 @@ def _families(texts: Iterable[str]) -> list[str]:
     missing = set(map(ord, "".join(texts))) - set(map(ord, " \t\n"))
     families = ["DejaVu Sans"]
     missing -= letters(font_manager.findfont("DejaVu Sans"))
-    for font in sorted(font_manager.fontManager.ttflist, key=lambda font: font.style != "normal") if missing else ():
-        if found := missing & letters(font.fname):
+    for font in font_manager.fontManager.ttflist if missing else ():
+        # the font of last resort has boxes alone
+        is_real = font.style == "normal" and not font.name.startswith("Last Resort")
+        if is_real and (found := missing & letters(font.fname)):
             families.append(font.name)
             missing -= found
         if not missing:
