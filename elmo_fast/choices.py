@@ -13,7 +13,8 @@ PRECISIONS = ("highest", "high", "medium")
 STATES = ("carry", "zero", "warm")
 LAYERS = ("all", "top", "average")
 UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s
-STORAGES = ("float32", "float16")  # of the vectors in a token table
+STORAGES = ("float32", "float16")  # of stored vectors
+LAYOUTS = ("allennlp", "packed", "parquet", "arrow", "npz", "npy")  # of files of vectors
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
 SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 # LSTM cells, projection and highway layers of the published models.
