@@ -70,13 +70,13 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
     among = None if any_word else numbers
     if sentence is None:
         chosen = [int(numbers[at]) for at in np.linspace(0, len(numbers) - 1, min(queries, len(numbers))).astype(int)]
-        shown, vectors = [_context(index, number) for number in chosen], index.vectors[np.array(chosen)]
+        shown, vectors = [context_of(index, number) for number in chosen], index.vectors[np.array(chosen)]
     else:
         tokens, at = _place(sentence, word)
         shown = [_around(tokens, at)]
         vectors = elmo.embed([tokens], index.layers, index.state)[0][[at]]
         chosen = list(vectors)
-    groups = [Group(context, [_context(index, near.number, near.similarity)
+    groups = [Group(context, [context_of(index, near.number, near.similarity)
                               for near in index.nearest(query, top, among=among, center=center)])
               for context, query in zip(shown, chosen)]
     return Report(word, len(numbers), groups, _plane(index, numbers, shown, np.asarray(vectors, np.float32)))
@@ -100,7 +100,8 @@ def _place(sentence: str | Sequence[str], word: str) -> tuple[list[str], int]:
     raise ValueError(f"sentence: expected a sentence with the word {word!r} as a token, got {' '.join(tokens)!r:.80}")
 
 
-def _context(index: ContextIndex, number: int, similarity: float | None = None) -> Context:
+def context_of(index: ContextIndex, number: int, similarity: float | None = None) -> Context:
+    """An occurrence of an index with the words around it."""
     text, at = index.places[number].tolist()
     return _around(index.texts[text], at, int(index.lines[text]) + 1, at + 1, similarity)
 
@@ -124,7 +125,7 @@ def _plane(index: ContextIndex, numbers: np.ndarray, queries: list[Context], vec
     places = {(query.line, query.token) for query in queries}
     step = -(-len(numbers) // _MOST_POINTS)
     others = [(number, context) for number in numbers[::step].tolist()
-              if ((context := _context(index, number)).line, context.token) not in places]
+              if ((context := context_of(index, number)).line, context.token) not in places]
     rows = np.asarray(index.vectors[np.array([number for number, _ in others], np.int64)], np.float32)
     points, fraction = principal_plane(np.concatenate([vectors, rows]))
     return Plane(points, [*queries, *(context for _, context in others)], len(queries), fraction)

@@ -9,9 +9,9 @@ from elmo_fast.embed.nearest import Context, Group, Plane, Report
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #fbfaf8; --card: #fff; --ink: #1d2126; --soft: #5a626c; --rule: #dddfe2;
-  --zero: #f3f2ee; --plus: #12508f; --minus: #a8480f; --on: #0b0d10; --on-strong: #fff; }
+  --zero: #f1f0ec; --plus: #12508f; --minus: #8a3606; --on: #000; --on-strong: #fff; }
 @media (prefers-color-scheme: dark) { :root { --back: #14171b; --card: #1b1f25; --ink: #e7e9ec; --soft: #a4acb6;
-  --rule: #333a44; --zero: #262b33; --plus: #9ccaff; --minus: #f7a565; --on: #e7e9ec; --on-strong: #0b0d10; } }
+  --rule: #333a44; --zero: #262b33; --plus: #9ccaff; --minus: #f7a565; --on: #fff; --on-strong: #000; } }
 body { margin: 0 auto; padding: 2rem 1rem 3rem; max-width: 74rem; background: var(--back); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.35rem; font-weight: 600; margin: 0 0 .25rem; }
@@ -30,6 +30,7 @@ td { min-width: 2.8rem; height: 2rem; text-align: center; font-size: .8rem; bord
   background: color-mix(in oklab, var(--end) calc(var(--v) * 100%), var(--zero)); }
 .corner { background: none; }
 td.strong { color: var(--on-strong); }
+@media (prefers-color-scheme: dark) { td.mid { color: var(--on-strong); } }
 ol { list-style: none; margin: 0; padding: 0; }
 .line { display: grid; grid-template-columns: 8rem minmax(0, 1fr) auto minmax(0, 1fr) 5rem; gap: 0 .4rem;
   align-items: center; padding: .3rem .5rem; border-top: 1px solid var(--rule); color: var(--soft); }
@@ -73,7 +74,7 @@ _PAGE = """<!doctype html>
 </body>
 </html>
 """
-STRONG = 0.62  # cosines beyond it have letters in the other colour
+STRONG, MID = 0.73, 0.5  # cosines beyond which letters have the other colour, on light and on dark screens
 _WIDTH, _HEIGHT, _EDGE = 640, 400, 24
 
 
@@ -102,7 +103,7 @@ def _row(token: str, cosines: np.ndarray) -> str:
 def _cell(cosine: float) -> str:
     if np.isnan(cosine):
         return "<td>\u2013</td>"
-    strong = ' class="strong"' if abs(cosine) > STRONG else ""
+    strong = ' class="mid strong"' if abs(cosine) > STRONG else ' class="mid"' if abs(cosine) > MID else ""
     end = "plus" if cosine >= 0 else "minus"
     return f'<td{strong} style="--v:{abs(cosine):.3f};--end:var(--{end})">{number_text(cosine, 2)}</td>'
 

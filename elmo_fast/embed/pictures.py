@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from elmo_fast.choices import extra
 from elmo_fast.embed import pages
 from elmo_fast.embed.contexts import Comparison
 from elmo_fast.embed.nearest import Context, Report, report_lines
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 DRAWN = (".png", ".svg", ".pdf")  # by matplotlib
 MAPS, CONTEXTS = (*DRAWN, ".html"), (*DRAWN, ".html", ".txt")
-NEGATIVE, ZERO, POSITIVE = "#a8480f", "#f3f2ee", "#12508f"
+NEGATIVE, ZERO, POSITIVE = "#8a3606", "#f1f0ec", "#12508f"
 MOST_TOKENS = 300  # of a text in a drawing
 _INK, _MUTED = "#1d2126", "#5f6771"
 _LONGEST_LABEL = 18
@@ -71,10 +72,8 @@ def named_maps(comparison: Comparison, weights: Sequence[float] | None = None) -
 
 
 def _figure(*size: float) -> "Figure":
-    try:
+    with extra("plots"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"a package is not there ({error}): install elmo-fast[plots]") from error
     return Figure(figsize=size or None)
 
 
@@ -123,7 +122,7 @@ def _draw_map(axes: "Axes", cosines: np.ndarray, rows: list[str], columns: list[
     if cell >= 0.38:
         for (row, column), value in np.ndenumerate(cosines):
             axes.text(column, row, pages.number_text(value, 2), ha="center",
-                      va="center", fontsize=17 * cell, color="white" if abs(value) > 0.62 else _INK)
+                      va="center", fontsize=17 * cell, color="white" if abs(value) > pages.STRONG else _INK)
     return image
 
 
