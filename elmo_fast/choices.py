@@ -1,10 +1,11 @@
-"""Accepted values and defaults of arguments, and their checks; the user's cache directory.
+"""Accepted values and defaults of arguments, and their checks; extras; the user's cache directory.
 
 Imports no torch: the command's help reads it.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
 
@@ -38,6 +39,15 @@ def check_count(name: str, value: int, error: type[ValueError] = ValueError, mos
     if most is not None and value > most:
         raise error(f"{name}: expected an integer of at most {most:,}, got {value:,}")
     return value
+
+
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Around the import of an optional library: an `ImportError` in it names the extra that installs what is absent."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"a package is not there ({error}): install elmo-fast[{name}]") from error
 
 
 def cache_directory() -> Path:

@@ -3,7 +3,7 @@
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ class _Piece(NamedTuple):
 # A queued chunk of steps: its pieces, the packed rows of each, and its outputs on their way to the host, which are the
 # vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P].
 _Chunk = tuple[list[_Piece], list[np.ndarray], HostCopy]
+_Numbered = list[tuple[int, np.ndarray]]
 
 
 class SlotStream:
@@ -63,6 +64,7 @@ class SlotStream:
         self._tokens = _TokenVectors(bilm)
         self._read = self._written = self._ahead = 0
         self._finished: dict[int, np.ndarray] = {}
+        self._state: RunState | None = None
         # On a GPU the outputs of a chunk are copied and collected while the next chunk runs.
         device = next(bilm.parameters()).device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -72,28 +74,48 @@ class SlotStream:
         """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states are stored when the stream has ended."""
         sentences = iter(sentences)
         first = list(itertools.islice(sentences, self._slots))
-        slots = max(1, len(first))
+        source = itertools.pairwise(itertools.chain(first, sentences, [None]))
+        for _ in self._chunks(max(1, len(first)), source):
+            while self._written in self._finished:
+                vectors = self._finished.pop(self._written)
+                self._ahead -= vectors.shape[1] + 2
+                self._written += 1
+                yield vectors
+        if self._state:
+            self._bilm.lstm.store_state(tuple(values[:, : self._read] for values in self._state.last))
+
+    def run_as_they_come(self, take: Callable[[], Sequence[str] | None]) -> Iterator[tuple[int, _Numbered]]:
+        """Rows computed and sentences finished, [(number, vectors)], after every chunk, until nothing runs.
+
+        A free slot calls `take` for its next sentence, numbered in that order over all calls; None is none at present.
+        For `zero` and `warm` states.
+        """
+        for rows in self._chunks(self._slots, ((take(), None) for _ in itertools.repeat(None))):
+            finished, self._finished, self._ahead = list(self._finished.items()), {}, 0
+            yield rows, finished
+
+    def drop(self, numbers: Container[int]) -> None:
+        """Leave off sentences between two chunks of `run_as_they_come`."""
+        for queue in self._queues:
+            if queue and queue[0].number in numbers:
+                queue.popleft()
+
+    def _chunks(self, slots: int, source: Iterator[tuple[Sequence[str] | None, Sequence[str] | None]]) -> Iterator[int]:
+        """Run chunks of a source of sentences, and those after them; the rows computed, after every chunk."""
         self._queues = [deque() for _ in range(slots)]
         self._steps = max(16, _ROWS_PER_CHUNK // slots)
-        self._source = itertools.pairwise(itertools.chain(first, sentences, [None]))
-        state: RunState | None = None
+        self._source, self._state = source, None
         queued: deque[_Chunk] = deque()
         while (pieces := self._plan()) or queued or self._finished:
             if pieces:
                 with torch.no_grad():
                     in_flight = itertools.chain(*self._queues, (piece.sentence for piece in pieces))
                     table = self._tokens.update(list(in_flight))
-                    chunk, state = self._advance(pieces, table, state)
+                    chunk, self._state = self._advance(pieces, table, self._state)
                 queued.append(chunk)
             while len(queued) > (self._chunks_ahead if pieces else 0):
                 self._collect(queued.popleft())
-            while self._written in self._finished:
-                vectors = self._finished.pop(self._written)
-                self._ahead -= vectors.shape[1] + 2
-                self._written += 1
-                yield vectors
-        if state:
-            self._bilm.lstm.store_state(tuple(values[:, : self._read] for values in state.last))
+            yield sum(piece.end - piece.begin for piece in pieces)
 
     def _plan(self) -> list[_Piece]:
         """The pieces of the next chunk of steps."""
