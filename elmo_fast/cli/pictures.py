@@ -36,7 +36,9 @@ def add_commands(commands) -> None:
         "--sentence (default: %(default)s)")
     add("--any-word", action="store_true", help="search all tokens, not the occurrences of the word alone")
     add("--center", action="store_true", help="subtract the mean of the searched vectors first")
-    add("--layer", metavar="L", help="average, top, or the number of a layer, from 0 (default: average)")
+    layers = parser.add_mutually_exclusive_group()
+    layers.add_argument("--layer", metavar="L", help="average (default), top, or the number of a layer, from 0")
+    layers.add_argument("--weights", type=float, nargs="+", metavar="W", help="a mixture of the layers")
     add("--state", choices=_STATES, help="initial state of a sentence (default: warm)")
     add("--save", metavar="FILE", help="also store the vectors of all tokens (HDF5, float16), to be CORPUS later")
     add("-o", "--output", metavar="FILE", help="the picture: .html, .png, .svg or .pdf; or the rows: .txt")
@@ -59,7 +61,8 @@ def _compare(first, second, weights, state, output, **model) -> Iterator[str]:
         yield ""
 
 
-def _nearest(corpus, word, sentence, top, queries, any_word, center, layer, state, save, output, **model):
+def _nearest(corpus, word, sentence, top, queries, any_word, center, layer, weights, state, save, output,
+             **model) -> Iterator[str]:
     from elmo_fast.embed.nearest import find_contexts, report_lines
     from elmo_fast.embed.pictures import CONTEXTS, check_picture, save_report
     from elmo_fast.model.atomic_file import check_target
@@ -69,7 +72,7 @@ def _nearest(corpus, word, sentence, top, queries, any_word, center, layer, stat
     if save is not None:
         check_target(save, "--save")
     elmo = _load(**model)
-    index = _index(elmo, corpus, None if any_word or save else [word], layer, state)
+    index = _index(elmo, corpus, None if any_word or save else [word], weights or layer, state)
     if save is not None:
         index.save(save)
     report = find_contexts(elmo, index, word, sentence=sentence, top=top, queries=queries, any_word=any_word,
@@ -95,8 +98,8 @@ def _index(elmo, corpus, words, layer, state):
 
     if corpus != "-" and h5py.is_hdf5(corpus):
         if layer or state:
-            raise ValueError("--layer, --state: expected a text beside them, got the vectors of one layer and state in "
-                             f"{corpus}")
+            raise ValueError("--layer, --weights, --state: expected a text beside them, got the vectors of an index "
+                             f"in {corpus}")
         return ContextIndex.load(corpus)
     with open(sys.stdin.fileno() if corpus == "-" else corpus, encoding="utf-8", closefd=corpus != "-") as file:
         texts = (line.tokens for line in read_lines(file, allow_blank=True))
@@ -104,8 +107,8 @@ def _index(elmo, corpus, words, layer, state):
                                   state=state or "warm", dtype="float16" if words is None else "float32")
 
 
-def _layers(layer: str | None, count: int):
-    if layer in (None, "average", "top"):
+def _layers(layer: str | list[float] | None, count: int) -> str | list[float]:
+    if layer in (None, "average", "top") or isinstance(layer, list):
         return layer or "average"
     if not layer.isdecimal() or int(layer) >= count:
         raise ValueError(f"--layer: expected average, top or a number from 0 to {count - 1}, got {layer}")

@@ -132,6 +132,7 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
     assert status == 0 and "[opened]" in out
     common = ("--word", "play", "--model", model, "--center")
     direct = run(capsys, "nearest", "in.txt", *common, "--layer", "1")
+    assert direct == run(capsys, "nearest", "in.txt", *common, "--weights", "0", "1", "0")
     assert run(capsys, "nearest", "in.txt", *common, "--layer", "1", "--save", "index.h5")[0] == 0
     index = ContextIndex.load("index.h5")
     assert index.layers == (0, 1, 0) and len(index) == 18 and index.vectors.dtype == np.float16
@@ -141,7 +142,7 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
     numbers = [np.array([float(cell) for cell in column if cell != "query"]) for column in columns]
     np.testing.assert_allclose(*numbers, atol=0.02)
     assert_refused(run(capsys, "nearest", "index.h5", "--word", "play", "--layer", "top", "--model", model),
-                   "--layer, --state: expected a text beside them")
+                   "--layer, --weights, --state: expected a text beside them")
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -156,6 +157,7 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
     (("nearest", "in.txt", "--word", "play", "--sentence", "They played ."), "sentence: expected a sentence with the"),
     (("nearest", "in.txt", "--word", "play", "--sentence", " "), "sentence: expected a sentence with the word"),
     (("nearest", "in.txt", "--word", "play", "--layer", "3"), "--layer: expected average, top or a number from 0 to 2"),
+    (("nearest", "in.txt", "--word", "play", "--weights", "1"), "layers: expected 3 numbers"),
     (("nearest", "in.txt", "--word", "play", "-o", "a"), "output: expected a file that ends in .png, .svg,"),
     (("nearest", "absent.txt", "--word", "play"), "[Errno 2] No such file"),
 ])
@@ -191,5 +193,5 @@ def test_long_contexts_are_cut_at_words_and_numbers_are_finite():
     group = Group(Context("", "w", ""), [Context("", "w", "", 1, 1, float("nan")), Context("", "w", "", 1, 2, -0.5)])
     report = Report("w", 2, [group], Plane(np.zeros((2, 2), np.float32), [group.query, group.neighbours[0]], 1, 1.0))
     page = report_page(report, "title")
-    assert "nan" not in page.replace("nance", "") and "--w:0.0%" in page and "\u22120.500" in page
+    assert "nan" not in page and "--w:0.0%" in page and "\u22120.500" in page
     assert list(report_lines(report))[1].startswith("nan\t1\t1\t[w]")
