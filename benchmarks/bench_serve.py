@@ -96,7 +96,8 @@ def measure(arguments) -> dict:
                 "answers": "mean over tokens of the layers' average, .npz", "equal_to_the_bit": len(load.latencies)}
     results = [
         {"way": "load", "errors": 0, **load.figures(), "resident_mib_before": before / 2**20,
-         "resident_mib_peak": memory / 2**20, "texts_a_chunk": metrics["chunk_texts_sum"] / metrics["chunk_texts_count"]},
+         "resident_mib_peak": memory / 2**20,
+         "texts_a_chunk": metrics["chunk_texts_sum"] / metrics["chunk_texts_count"]},
         {"way": "one request at a time", **common.Timing.of(rates[1]).as_dict(), "unit": "tokens/s"},
         {"way": "all clients", **common.Timing.of(rates[arguments.clients]).as_dict(), "unit": "tokens/s",
          "times_as_fast": float(np.median(ratios))}]
@@ -106,8 +107,8 @@ def measure(arguments) -> dict:
 def report(document: dict) -> str:
     """A line for the load and a line for the ratio."""
     load, alone, together = document["results"]
-    return (f"{load['requests']} requests, no error: {load['tokens_per_s']:,.0f} tokens/s, p50 {load['p50']:.3f} s, p99 "
-            f"{load['p99']:.3f} s, {load['resident_mib_peak']:.0f} MiB\n"
+    return (f"{load['requests']} requests, no error: {load['tokens_per_s']:,.0f} tokens/s, p50 {load['p50']:.3f} s, "
+            f"p99 {load['p99']:.3f} s, {load['resident_mib_peak']:.0f} MiB\n"
             f"one request at a time {alone['median']:,.0f} tokens/s, together {together['median']:,.0f}: "
             f"{together['times_as_fast']:.2f} times as fast")
 

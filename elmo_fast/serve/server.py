@@ -33,7 +33,8 @@ def bind(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        raise OSError(f"--host, --port: expected a free address of this machine, got {host}:{port} ({error})") from error
+        raise OSError("--host, --port: expected a free address of this machine, got "
+                      f"{host}:{port} ({error})") from error
     return found
 
 

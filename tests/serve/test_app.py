@@ -1,4 +1,4 @@
-"""The server's routes and limits, against a server that listens: numbers to the bit, refusals, slow and absent clients."""
+"""The server's routes and limits, against a server that listens: numbers to the bit, refusals, slow clients."""
 
 import asyncio
 import base64
@@ -362,6 +362,16 @@ def test_openapi_and_metrics(start):
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'elmo_fast_requests_total{route="other",status="404"} 2.0' in metrics.text
     assert "process_resident_memory_bytes" in metrics.text
+
+
+def test_the_page_shares_the_engine(start):
+    server = start("zero")
+    assert httpx.get(server.url).headers["content-type"].startswith("text/html")
+    answer = httpx.post(f"{server.url}/v1/compare", json={"first": "a fine play", "second": "they play"}).json()
+    first, second = LoadedElmo(models.bilm()).embed([["a", "fine", "play"], ["they", "play"]], state="zero")
+    np.testing.assert_allclose(answer["cross"], np.einsum("ltd,mud->lmtu", first, second), rtol=1e-5, atol=1e-6)
+    assert server.metric("tokens_total") == 9 and server.batching.held_tokens == 0
+    assert "texts" not in reason(httpx.post(f"{server.url}/v1/compare", json={"first": "a"}), 422, "invalid_value")
 
 
 class _in_background:

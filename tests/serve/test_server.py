@@ -34,7 +34,8 @@ def serve(model):
     def begin(*arguments, name=model):
         processes.append(start(["serve", "--model", name, "--port", "0", *arguments]))
         line = processes[-1].stdout.readline()
-        assert (found := re.search(r"at (http://\S+)$", line)), line + processes[-1].stderr.read()
+        found = re.search(r"at (http://\S+)$", line)
+        assert found, line + processes[-1].stderr.read()
         return processes[-1], found[1]
 
     yield begin
@@ -132,7 +133,7 @@ def test_a_port_in_use_and_a_bad_key_are_a_line(serve, capsys, tmp_path):
     _, url = serve()
     port = url.rsplit(":", 1)[1]
     status, _, errors = run(capsys, "serve", "--port", port)
-    assert status == 1 and "--host, --port: expected a free address of this machine" in errors and errors.count("\n") == 1
+    assert status == 1 and errors.count("\n") == 1 and "--port: expected a free address of this machine" in errors
     (tmp_path / "key").write_text("\n")
     status, _, errors = run(capsys, "serve", "--api-key-file", tmp_path / "key")
     assert status == 2 and "--api-key-file: expected one line with a key" in errors
@@ -157,14 +158,15 @@ def test_a_key_a_name_and_a_warning(serve, tmp_path):
 
 def test_the_example_client(serve):
     _, url = serve(name="bundled")
-    done = subprocess.run([sys.executable, ROOT / "examples/serve_client.py", url, "a fine play .", "they play outside ."],
-                          capture_output=True, text=True, check=True, timeout=SECONDS)
-    expected = elmo_fast.load().embed(["a fine play .", "they play outside ."])
+    texts = ["a fine play .", "they play outside ."]
+    done = subprocess.run([sys.executable, ROOT / "examples/serve_client.py", url, *texts], capture_output=True,
+                          text=True, check=True, timeout=SECONDS)
+    expected = elmo_fast.load().embed(texts)
     assert done.stdout.splitlines() == [f"{each.shape} {each.mean():+.6f}" for each in expected]
 
 
 def test_the_commands_of_the_docs(serve, tmp_path):
-    """Every block of docs/serving.md that calls curl, at the port of a server; curl fails where the status is an error."""
+    """Every block of docs/serving.md that calls curl, at a server's port; curl fails where the status is an error."""
     page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) if "curl" in block]
     _, url = serve(name="bundled")
