@@ -94,7 +94,7 @@ def _index(elmo, corpus, words, layer, state):
     import h5py
 
     from elmo_fast.embed.contexts import ContextIndex
-    from elmo_fast.embed.files import read_lines
+    from elmo_fast.embed.readers import read_lines
 
     if corpus != "-" and h5py.is_hdf5(corpus):
         if layer or state:
