@@ -1,6 +1,7 @@
 """`elmo-fast serve` as a process: signals under load, ports, keys, the example and the commands of docs/serving.md."""
 
 import asyncio
+import json
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import elmo_fast
+from benchmarks import bench_serve
 from tests.support.files import ROOT, run, start, write_model
 from tests.support.serving import SECONDS, until
 
@@ -187,6 +189,16 @@ def test_the_python_of_the_docs(serve):
     exec("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)).replace("http://127.0.0.1:8000", url), names)
     expected = elmo_fast.load().embed(["I ate an apple", "Apple sold a phone"], "average", pool="mean")
     np.testing.assert_array_equal(np.array([each.embedding for each in names["answer"].data], np.float32), expected)
+
+
+def test_the_benchmark(monkeypatch, tmp_path):
+    """A dry run, at sizes that measure nothing."""
+    flags = "--size tiny --clients 6 --seconds 1 --texts 40 --rounds 1 --out"
+    monkeypatch.setattr(sys, "argv", ["bench_serve", *flags.split(), str(tmp_path / "serve.json")])
+    assert bench_serve.main() == 0
+    load, alone, together = json.loads((tmp_path / "serve.json").read_text())["results"]
+    assert load["errors"] == 0 and load["requests"] >= 6 and load["p50"] <= load["p99"] <= load["longest"]
+    assert alone["median"] > 0 < together["times_as_fast"]
 
 
 def test_flags_of_the_docs_are_those_of_the_command(capsys):
