@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks import common, models
 
+_MEMORY = "process_resident_memory_bytes"
 _DOCUMENT_TOKENS = 2000
 _DOCUMENT_SHARE = .02  # of the requests ask for a document, the others for a sentence
 _ALONE_TEXTS = 200  # sentences that the comparison with one request at a time asks for at least, in a round
@@ -83,10 +84,10 @@ def measure(arguments) -> dict:
             few = short[: max(_ALONE_TEXTS, 4 * arguments.clients)]
             rates = common.alternate({clients: lambda clients=clients: asyncio.run(_ask(port, few, clients, 0)).tokens
                                       for clients in (1, arguments.clients)}, arguments.rounds)
-            before = _memory(port)
+            before = _metrics(port)
             load = asyncio.run(_ask(port, _mixed(short, documents), arguments.clients, arguments.seconds,
-                                    lambda: _memory(port)))
-            memory, metrics = max(load.memory), _metrics(port)
+                                    lambda: _metrics(port)[_MEMORY]))
+            after = _metrics(port)
             process.terminate()
             if process.wait(60):
                 raise RuntimeError(f"the server ended with {process.returncode}")
@@ -95,9 +96,10 @@ def measure(arguments) -> dict:
                 "document_tokens": _DOCUMENT_TOKENS, "document_share": _DOCUMENT_SHARE,
                 "answers": "mean over tokens of the layers' average, .npz", "equal_to_the_bit": len(load.latencies)}
     results = [
-        {"way": "load", "errors": 0, **load.figures(), "resident_mib_before": before / 2**20,
-         "resident_mib_peak": memory / 2**20,
-         "texts_a_chunk": metrics["chunk_texts_sum"] / metrics["chunk_texts_count"]},
+        {"way": "load", "errors": 0, **load.figures(), "resident_mib_before": before[_MEMORY] / 2**20,
+         "resident_mib_peak": max(load.memory) / 2**20,
+         "texts_a_chunk": (after["chunk_texts_sum"] - before["chunk_texts_sum"])
+         / (after["chunk_texts_count"] - before["chunk_texts_count"])},
         {"way": "one request at a time", **common.Timing.of(rates[1]).as_dict(), "unit": "tokens/s"},
         {"way": "all clients", **common.Timing.of(rates[arguments.clients]).as_dict(), "unit": "tokens/s",
          "times_as_fast": float(np.median(ratios))}]
@@ -195,10 +197,6 @@ def _metrics(port: int) -> dict[str, float]:
     with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line[:1] != "#"]
     return {name.removeprefix("elmo_fast_"): float(value) for name, value in lines}
-
-
-def _memory(port: int) -> float:
-    return _metrics(port)["process_resident_memory_bytes"]
 
 
 if __name__ == "__main__":
