@@ -40,7 +40,8 @@ def add_commands(commands) -> None:
     add("output_file", metavar="OUT", help="HDF5 file")
     add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
     add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
-    add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:])
+    add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:],
+                NUMERICS[2])
     add_command(commands, "models", "elmo_fast.model.catalogue:report", "list the public models that can be named")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
@@ -121,8 +122,8 @@ def add_seqvec(commands) -> None:
 
 
 def _embed(input_file, output_file, cuda_device, token_table, unknown, file_friendly_logging, include_package,
-           vocab_path, progress, model, options_file, weight_file, state, precision, backend, batch_size, resume,
-           allow_blank, format, field, tokenizer, **form) -> None:
+           vocab_path, progress, model, options_file, weight_file, state, precision, backend, allow_nonfinite, batch_size,
+           resume, allow_blank, format, field, tokenizer, **form) -> None:
     from elmo_fast.embed.corpus import write_corpus
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
     from elmo_fast.embed.readers import open_texts
@@ -145,7 +146,8 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
         files = _files(output_file, [*texts.paths, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
-        bilm = BiLm.from_model(files, state=state, precision=precision, backend=backend, token_table=table)
+        bilm = BiLm.from_model(files, state=state, precision=precision, backend=backend, token_table=table,
+                               allow_nonfinite=allow_nonfinite)
         target.form.check(bilm.num_layers)
         progress = Progress("lines" if progress and file_friendly_logging else progress, texts.count())
         write_corpus(texts, ElmoEmbedder.from_bilm(bilm.to(device)).runner(batch_size), target, resume=resume,
@@ -167,7 +169,8 @@ def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences,
     return Target(output_file, layout, form, options if layout == "allennlp" else {})
 
 
-def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, **names) -> None:
+def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, allow_nonfinite,
+           **names) -> None:
     from elmo_fast.embed.embedder import torch_device
     from elmo_fast.embed.readers import open_texts
     from elmo_fast.model.bilm import BiLm
@@ -179,7 +182,7 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
             files = _files(output_file, texts.paths if corpus else [vocabulary], **names)
             device = torch_device(cuda_device)
             vocabulary = corpus_words(text.tokens for text in texts) if corpus else vocabulary
-        bilm = BiLm.from_model(files, precision=precision, backend=backend).to(device)
+        bilm = BiLm.from_model(files, precision=precision, backend=backend, allow_nonfinite=allow_nonfinite).to(device)
         try:
             write_token_table(bilm, vocabulary, output_file, storage=storage, progress=progress)
         except KeyboardInterrupt:
@@ -187,12 +190,12 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
                                     f"{output_file}.part") from None
 
 
-def _info(**names) -> list[str]:
+def _info(allow_nonfinite, **names) -> list[str]:
     from elmo_fast.model.weights import describe
 
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
-    return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names)).items()]
+    return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names), allow_nonfinite).items()]
 
 
 def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:
