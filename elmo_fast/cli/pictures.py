@@ -27,8 +27,8 @@ def add_commands(commands) -> None:
     parser.epilog = ("Rows are tab-separated: cosine, line, token (both from 1) and context. .png, .svg and .pdf need "
                      "elmo-fast[plots].")
     add = parser.add_argument
-    add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence a line; - is stdin; or a file that --save "
-        "wrote")
+    add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence a line; - is stdin; or a file of vectors "
+        "that --save or embed wrote")
     add("--word", required=True, help="the word, whatever its capitals")
     add("--sentence", help="a sentence with the word, to find the like of (default: occurrences in the corpus)")
     add("--top", type=at_least(1), default=10, metavar="K", help="contexts (default: %(default)s)")
@@ -91,16 +91,15 @@ def _load(model, precision, backend, cuda_device):
 
 
 def _index(elmo, corpus, words, layer, state):
-    import h5py
-
     from elmo_fast.embed.contexts import ContextIndex
     from elmo_fast.embed.files import read_lines
+    from elmo_fast.embed.nearest import open_index
 
-    if corpus != "-" and h5py.is_hdf5(corpus):
+    if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
         if layer or state:
-            raise ValueError("--layer, --weights, --state: expected a text beside them, got the vectors of an index "
-                             f"in {corpus}")
-        return ContextIndex.load(corpus)
+            raise ValueError("--layer, --weights, --state: expected a text beside them, got the vectors in "
+                             f"{corpus}")
+        return index
     with open(sys.stdin.fileno() if corpus == "-" else corpus, encoding="utf-8", closefd=corpus != "-") as file:
         texts = (line.tokens for line in read_lines(file, allow_blank=True))
         return ContextIndex.build(elmo, texts, words=words, layers=_layers(layer, elmo.bilm.num_layers),

@@ -1,15 +1,20 @@
 """The nearest contexts of a word, as a report to print or draw."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import h5py
 import numpy as np
 
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.contexts import ContextIndex, principal_plane
+from elmo_fast.embed.contexts import FORMAT, ContextIndex, principal_plane
+from elmo_fast.embed.opened import open_embeddings
+from elmo_fast.model.hdf5 import open_hdf5
 
 _SIDE = 56  # characters shown on either side of the word
 _MOST_POINTS = 1000
+_VECTORS = b"\x89HDF", b"PAR1", b"ARROW1", b"PK", b"\x93NUMPY"  # how files of vectors begin
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,26 @@ class Report:
     plane: Plane
 
 
+def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None) -> ContextIndex | None:
+    """The index of a file that `ContextIndex.save` wrote, or of vectors that `open_embeddings` opens; None for text.
+
+    `words` as in `ContextIndex.from_embeddings`.
+    """
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            if not file.read(8).startswith(_VECTORS):
+                return None
+    elif not os.path.isdir(path):
+        return None
+    if h5py.is_hdf5(path):
+        with open_hdf5(path, "index") as file:
+            is_index = file.attrs.get("format") == FORMAT
+        if is_index:
+            return ContextIndex.load(path)
+    with open_embeddings(path) as embeddings:
+        return ContextIndex.from_embeddings(embeddings, words=words)
+
+
 def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence: str | Sequence[str] | None = None,
                   top: int = 10, queries: int = 3, any_word: bool = False, center: bool = False) -> Report:
     """The nearest contexts of a word in a sentence, or else of `queries` of its occurrences, spread over the corpus.
@@ -62,7 +87,7 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
     The occurrences of the word are searched, or with `any_word` all that the index has; `center` as in
     `ContextIndex.nearest`. `ValueError` for a word that is not in the corpus, or not in the sentence.
     """
-    numbers = index.occurrences(word)
+    numbers = index.check(elmo).occurrences(word)
     least = 1 if sentence or any_word else 2
     if len(numbers) < least:
         raise ValueError(f"word: expected one that the corpus has{' at least twice' if least == 2 else ''}, in any "

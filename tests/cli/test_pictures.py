@@ -145,6 +145,17 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
                    "--layer, --weights, --state: expected a text beside them")
 
 
+def test_a_corpus_of_stored_vectors(capsys, folder, model):
+    (folder / "in.txt").write_text("\n".join(filter(None, CORPUS)) + "\n", encoding="utf-8")
+    assert run(capsys, "embed", "in.txt", "vectors.h5", "--all", "--state", "warm", "--model", model, "--quiet")[0] == 0
+    arguments = ("--word", "play", "--model", model, "--sentence", "we play here")
+    assert run(capsys, "nearest", "vectors.h5", *arguments) == run(capsys, "nearest", "in.txt", *arguments)
+    other = write_model(folder / "other", seed=1)
+    (folder / "other.txt").write_text("play\nplay\n")
+    assert run(capsys, "nearest", "other.txt", "--word", "play", "--model", other, "--save", "other.h5")[0] == 0
+    assert_refused(run(capsys, "nearest", "other.h5", *arguments), "index: expected vectors of this model")
+
+
 @pytest.mark.parametrize("arguments, message", [
     (("compare", "", "a"), "first: expected a text with at least one token, got an empty one"),
     (("compare", "a", " "), "second: expected a text with at least one token"),
