@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from elmo_fast.embed.contexts import ContextIndex, compare
     from elmo_fast.embed.embedder import ElmoEmbedder
     from elmo_fast.embed.opened import Embeddings, open_embeddings
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.model.batch_layout import BiLmOutput, remove_boundaries
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.elmo import Elmo
@@ -28,13 +29,15 @@ __all__ = [
     "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "ContextIndex", "Elmo", "ElmoEmbedder", "Embeddings",
     "FastaRecord", "LoadedElmo", "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary",
     "Vocabulary", "batch_to_ids", "build_token_table", "compare", "corpus_words", "load", "open_embeddings",
-    "random_weights", "read_fasta", "read_weights", "remove_boundaries", "write_token_table", "write_weights",
+    "open_texts", "random_weights", "read_fasta", "read_weights", "remove_boundaries", "write_token_table",
+    "write_weights",
 ]
 _NAMES = {  # module -> the public names that it defines
     "embed.api": ("LoadedElmo", "load"),
     "embed.contexts": ("ContextIndex", "compare"),
     "embed.embedder": ("ElmoEmbedder",),
     "embed.opened": ("Embeddings", "open_embeddings"),
+    "embed.readers": ("open_texts",),
     "model.batch_layout": ("BiLmOutput", "remove_boundaries"),
     "model.bilm": ("BiLm",),
     "model.elmo": ("Elmo",),

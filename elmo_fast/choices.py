@@ -17,6 +17,8 @@ UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own v
 STORAGES = ("float32", "float16")  # of stored vectors
 LAYOUTS = ("allennlp", "packed", "parquet", "arrow", "npz", "npy")  # of files of vectors
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
+FORMATS = ("text", "conllu", "fasta", "jsonl", "parquet")  # of input files
+TOKENIZERS = ("whitespace", "simple")
 SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 # LSTM cells, projection and highway layers of the published models.
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}

@@ -1,5 +1,6 @@
 """The subcommands `embed`, `cache`, `info`, `models`, `doctor`, `score`, `substitutes` and `seqvec`."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 
 _FILES = "--model", "--options-file", "--weight-file"
-_NUMERICS = "--precision", "--backend"
+_NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 
 
 def add_commands(commands) -> None:
@@ -28,9 +29,10 @@ def add_commands(commands) -> None:
     add = parser.add_argument
     add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
     add("output_file", metavar="OUT", help="HDF5 file")
-    add("--corpus", action="store_true", help="VOCAB is a tokenized text, one sentence a line: cache every word of it")
+    add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
     add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
-    add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:])
+    add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:],
+                _NUMERICS[2])
     add_command(commands, "models", "elmo_fast.model.catalogue:report", "list the public models that can be named")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
@@ -68,7 +70,8 @@ def _add_language_model(commands) -> None:
     substitutes = add_command(commands, "substitutes", _substitutes, "print the likeliest words in place of each token "
                               "of a text", *shared, **defaults)
     for add in (score.add_argument, substitutes.add_argument):
-        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line; - is stdin")
+        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line, or by its suffix CoNLL-U, "
+            "FASTA, JSON lines or Parquet, also compressed; a glob; - is stdin")
         add("--softmax-file", metavar="FILE", help="HDF5 softmax, as export --softmax writes it (default: softmax.hdf5 "
             "beside the weights)")
         add("--vocab-file", metavar="FILE", help="its vocabulary (default: vocab.txt beside the weights)")
@@ -104,7 +107,8 @@ def add_seqvec(commands) -> None:
 
 
 def _embed(input_file, output_file, cuda_device, token_table, unknown, file_friendly_logging, include_package,
-           vocab_path, progress, model, options_file, weight_file, state, precision, backend, **form) -> None:
+           vocab_path, progress, model, options_file, weight_file, state, precision, backend, allow_nonfinite,
+           **form) -> None:
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.table import TokenTable
@@ -123,25 +127,26 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
         files = _files(output_file, [input_file, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
-        bilm = BiLm.from_model(files, state=state, precision=precision, backend=backend, token_table=table)
+        bilm = BiLm.from_model(files, state=state, precision=precision, backend=backend, token_table=table,
+                               allow_nonfinite=allow_nonfinite)
         progress = "lines" if progress and file_friendly_logging else progress
         ElmoEmbedder.from_bilm(bilm.to(device)).embed_file(file, output_file, progress=progress, **form)
 
 
-def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, **names) -> None:
+def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, allow_nonfinite,
+           **names) -> None:
     from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.embed.files import read_lines
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.build import corpus_words, write_token_table
 
     check_target(output_file, "output file")
     with locked(output_file, reserve=True):
-        files = _files(output_file, [vocabulary], **names)
-        device = torch_device(cuda_device)
-        if corpus:
-            with _open(vocabulary) as file:
-                vocabulary = corpus_words(line.tokens for line in read_lines(file, allow_blank=True))
-        bilm = BiLm.from_model(files, precision=precision, backend=backend).to(device)
+        with open_texts(vocabulary, allow_blank=True) if corpus else contextlib.nullcontext() as texts:
+            files = _files(output_file, texts.paths if corpus else [vocabulary], **names)
+            device = torch_device(cuda_device)
+            vocabulary = corpus_words(text.tokens for text in texts) if corpus else vocabulary
+        bilm = BiLm.from_model(files, precision=precision, backend=backend, allow_nonfinite=allow_nonfinite).to(device)
         try:
             write_token_table(bilm, vocabulary, output_file, storage=storage, progress=progress)
         except KeyboardInterrupt:
@@ -149,26 +154,28 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
                                     f"{output_file}.part") from None
 
 
-def _info(**names) -> list[str]:
+def _info(allow_nonfinite, **names) -> list[str]:
     from elmo_fast.model.weights import describe
 
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
-    return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names)).items()]
+    return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names), allow_nonfinite).items()]
 
 
 def _score(input_file, tokens, **head) -> Iterator[str]:
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.embed.scoring import load_head, score_lines
 
-    with _open(input_file) as file:
-        yield from map(_unless_stopped, score_lines(load_head(**head), file, tokens))
+    with open_texts(input_file, allow_blank=True) as texts:
+        yield from map(_unless_stopped, score_lines(load_head(**head), texts, tokens))
 
 
 def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.embed.scoring import load_head, substitute_lines
 
-    with _open(input_file) as file:
-        yield from map(_unless_stopped, substitute_lines(load_head(**head), file, top, direction, word))
+    with open_texts(input_file, allow_blank=True) as texts:
+        yield from map(_unless_stopped, substitute_lines(load_head(**head), texts, top, direction, word))
 
 
 def _unless_stopped(line: str) -> str:

@@ -18,6 +18,8 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--precision": {"choices": PRECISIONS, "default": "highest", "help": "(default: %(default)s)"},
     "--backend": {"choices": BACKENDS, "default": "auto", "help": "(default: %(default)s)"},
     "--cuda-device": {"type": int, "default": -1, "help": "number of the GPU; -1 is the CPU (default)"},
+    "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite, which are an error "
+                          "otherwise"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
 }
 
@@ -30,6 +32,11 @@ def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | 
         parser.add_argument(flag, **_SHARED[flag])
     parser.set_defaults(run=run, **defaults)
     return parser
+
+
+def shared(flag: str) -> dict[str, Any]:
+    """Arguments of `add_argument` for a shared flag of a parser that `add_command` did not make."""
+    return dict(_SHARED[flag])
 
 
 def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:

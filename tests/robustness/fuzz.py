@@ -152,10 +152,10 @@ def of_checkpoint(world: World, folder: Path, rng: random.Random) -> Case:
         is_old = rng.random() < 0.5
         what = _damage_content(damaged, rng, 1 if is_old else checkpoint.FORMAT)
         right = None if is_old else right
-    elif damaged.suffix == ".json" and rng.random() < 0.5:
-        what, right = damage_json(damaged, rng), None
     else:
-        what, right = damage_bytes(damaged, rng), right if damaged.suffix == ".pt" else None
+        is_json = damaged.suffix == ".json" and rng.random() < 0.5
+        what = damage_json(damaged, rng) if is_json else damage_bytes(damaged, rng)
+        right = None if damaged.name == "run.json" else right
 
     def run() -> str:
         world.command("train", run_directory, "--resume", "--max-steps", 6, "--quiet")

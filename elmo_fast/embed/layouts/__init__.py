@@ -30,8 +30,8 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
     named = _SUFFIXES.get(suffix)
     if layout is None:
         if os.fspath(target).endswith("/"):
-            raise ConfigurationError(f"layout: expected {', '.join(shards.SUFFIXES)} for a directory of shards, got none for "
-                                     f"{os.fspath(target)}")
+            raise ConfigurationError(f"layout: expected {', '.join(shards.SUFFIXES)} for a directory of shards, got "
+                                     f"none for {os.fspath(target)}")
         return named or "allennlp"
     check_choice("layout", layout, LAYOUTS, ConfigurationError)
     suffixes = [each for each, of in _SUFFIXES.items() if of == layout or {of, layout} == set(_HDF5)]
