@@ -4,17 +4,18 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
 
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import FORMAT, ContextIndex, principal_plane
 from elmo_fast.embed.opened import open_embeddings
 from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.options import ConfigurationError
 
 _SIDE = 56  # characters shown on either side of the word
 _MOST_POINTS = 1000
-_VECTORS = b"\x89HDF", b"PAR1", b"ARROW1", b"PK", b"\x93NUMPY"  # how files of vectors begin
+_HDF5, _PARQUET = b"\x89HDF", b"PAR1"
+_VECTORS = _HDF5, _PARQUET, b"ARROW1", b"PK", b"\x93NUMPY"  # how files of vectors begin
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,24 @@ def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None)
 
     `words` as in `ContextIndex.from_embeddings`.
     """
+    start = b""
     if os.path.isfile(path):
         with open(path, "rb") as file:
-            if not file.read(8).startswith(_VECTORS):
-                return None
-    elif not os.path.isdir(path):
+            start = file.read(8)
+    if not os.path.isdir(path) and not start.startswith(_VECTORS):
         return None
-    if h5py.is_hdf5(path):
+    if start.startswith(_HDF5):
         with open_hdf5(path, "index") as file:
             is_index = file.attrs.get("format") == FORMAT
         if is_index:
             return ContextIndex.load(path)
-    with open_embeddings(path) as embeddings:
+    try:
+        embeddings = open_embeddings(path)
+    except ConfigurationError:
+        if start.startswith(_PARQUET):  # of texts
+            return None
+        raise
+    with embeddings:
         return ContextIndex.from_embeddings(embeddings, words=words)
 
 

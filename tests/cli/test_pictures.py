@@ -171,6 +171,8 @@ def test_a_corpus_of_stored_vectors(capsys, folder, model):
     (("nearest", "in.txt", "--word", "play", "--weights", "1"), "layers: expected 3 numbers"),
     (("nearest", "in.txt", "--word", "play", "-o", "a"), "output: expected a file that ends in .png, .svg,"),
     (("nearest", "absent.txt", "--word", "play"), "[Errno 2] No such file"),
+    (("nearest", "in.txt", "--word", "play", "-o", "in.txt"), "-o: expected a file other than CORPUS, got in.txt"),
+    (("nearest", "in.txt", "--word", "play", "--save", "./in.txt"), "--save: expected a file other than CORPUS"),
 ])
 def test_refusals(capsys, folder, model, arguments, message):
     if "a.png" in arguments:
