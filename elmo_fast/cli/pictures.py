@@ -1,7 +1,6 @@
 """The subcommands `compare` and `nearest`: pictures of vectors, and their numbers on stdout."""
 
 import os
-import sys
 from collections.abc import Iterator
 
 from elmo_fast.cli.flags import add_command, at_least
@@ -27,8 +26,8 @@ def add_commands(commands) -> None:
     parser.epilog = ("Rows are tab-separated: cosine, line, token (both from 1) and context. .png, .svg and .pdf need "
                      "elmo-fast[plots].")
     add = parser.add_argument
-    add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence a line; - is stdin; or a file that --save "
-        "wrote")
+    add("corpus", metavar="CORPUS", help="UTF-8 text, one tokenized sentence a line, a glob or - for stdin; or a file "
+        "of vectors that --save or embed wrote")
     add("--word", required=True, help="the word, whatever its capitals")
     add("--sentence", help="a sentence with the word, to find the like of (default: occurrences in the corpus)")
     add("--top", type=at_least(1), default=10, metavar="K", help="contexts (default: %(default)s)")
@@ -67,6 +66,9 @@ def _nearest(corpus, word, sentence, top, queries, any_word, center, layer, weig
     from elmo_fast.embed.pictures import CONTEXTS, check_picture, save_report
     from elmo_fast.model.atomic_file import check_target
 
+    for name, path in (("-o", output), ("--save", save)):
+        if path is not None and os.path.exists(path) and os.path.exists(corpus) and os.path.samefile(path, corpus):
+            raise ValueError(f"{name}: expected a file other than CORPUS, got {path}")
     if output is not None:
         check_picture(output, CONTEXTS)
     if save is not None:
@@ -91,20 +93,19 @@ def _load(model, precision, backend, cuda_device):
 
 
 def _index(elmo, corpus, words, layer, state):
-    import h5py
-
     from elmo_fast.embed.contexts import ContextIndex
-    from elmo_fast.embed.readers import read_lines
+    from elmo_fast.embed.nearest import open_index
+    from elmo_fast.embed.readers import open_texts
 
-    if corpus != "-" and h5py.is_hdf5(corpus):
+    if corpus != "-" and (index := open_index(corpus, words=words)) is not None:
         if layer or state:
-            raise ValueError("--layer, --weights, --state: expected a text beside them, got the vectors of an index "
-                             f"in {corpus}")
-        return ContextIndex.load(corpus)
-    with open(sys.stdin.fileno() if corpus == "-" else corpus, encoding="utf-8", closefd=corpus != "-") as file:
-        texts = (line.tokens for line in read_lines(file, allow_blank=True))
-        return ContextIndex.build(elmo, texts, words=words, layers=_layers(layer, elmo.bilm.num_layers),
-                                  state=state or "warm", dtype="float16" if words is None else "float32")
+            raise ValueError("--layer, --weights, --state: expected a text beside them, got the vectors in "
+                             f"{corpus}")
+        return index
+    with open_texts(corpus, allow_blank=True) as texts:
+        return ContextIndex.build(elmo, (text.tokens for text in texts), words=words,
+                                  layers=_layers(layer, elmo.bilm.num_layers), state=state or "warm",
+                                  dtype="float16" if words is None else "float32")
 
 
 def _layers(layer: str | list[float] | None, count: int) -> str | list[float]:

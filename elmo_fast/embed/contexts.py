@@ -13,6 +13,7 @@ import numpy as np
 from elmo_fast import stops
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count
 from elmo_fast.embed.api import Layers, LoadedElmo, Text
+from elmo_fast.embed.opened import Embeddings
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
@@ -83,11 +84,12 @@ class ContextIndex:
 
     `texts` are lists of tokens; occurrence k is token `places[k, 1]` of text `places[k, 0]`, and `vectors[k]` its
     vector: float16 or float32 [n, dim], an array, or what reads like one from a file. `lines` are the texts' numbers in
-    the corpus, `layers` what was kept of the model's layers.
+    the corpus, `layers` what was kept of the layers of the model, whose fingerprint is `model` (where it is known).
     """
 
     def __init__(self, texts: Sequence[Sequence[str]], places: np.ndarray, vectors: np.ndarray, *,
-                 lines: Sequence[int] | None = None, layers: Layers = "average", state: str = "warm"):
+                 lines: Sequence[int] | None = None, layers: Layers = "average", state: str = "warm",
+                 model: str | None = None):
         if vectors.ndim != 2 or places.shape != (len(vectors), 2):
             raise ValueError("vectors, places: expected [n, dim] and [n, 2], got "
                              f"{list(vectors.shape)} and {list(places.shape)}")
@@ -97,6 +99,7 @@ class ContextIndex:
         self.lines = np.arange(len(texts)) if lines is None else np.asarray(lines)
         self.layers = layers
         self.state = state
+        self.model = model
 
     @classmethod
     def build(cls, elmo: LoadedElmo, texts: Iterable[Text], *, words: Collection[str] | None = None,
@@ -112,19 +115,44 @@ class ContextIndex:
         if isinstance(layers, str) and layers == "all":
             raise ValueError("layers: expected a layer or a mixture of them, got 'all'")
         check_iterable(texts, "texts")
-        wanted = None if words is None else {word.casefold() for word in words}
-        kept, lines, places, vectors = [], [], [], []
-        for block in _blocks(_with_positions(texts, wanted)):
-            arrays = elmo.embed([tokens for _, tokens, _ in block], layers, state, batch_size=batch_size)
-            for (line, tokens, positions), array in zip(block, arrays):
-                places.append(np.stack([np.full(len(positions), len(kept)), positions], axis=1))
-                vectors.append(_unit(array[positions]).astype(dtype))
-                kept.append(tokens)
-                lines.append(line)
-            stops.check()
-        width = elmo.bilm.get_output_dim()
-        return cls(kept, np.concatenate([np.zeros((0, 2), np.int64), *places]),
-                   np.concatenate([np.zeros((0, width), dtype), *vectors]), lines=lines, layers=layers, state=state)
+        return cls._gather(_embedded(elmo, _chosen(texts, words), layers, state, batch_size), dtype,
+                           elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint())
+
+    @classmethod
+    def from_embeddings(cls, embeddings: Embeddings, *, words: Collection[str] | None = None) -> "ContextIndex":
+        """An index in memory of the vectors of a file, of every token that it has or of `words` alone.
+
+        Where the file has all layers, their average is kept. Vectors are kept with length 1, in the file's type.
+        `ConfigurationError` for pooled vectors, and for a file that has no tokens.
+        """
+        if embeddings.pool:
+            raise ConfigurationError("embeddings: expected vectors of tokens, got pooled ones")
+        about = embeddings.fingerprint or {}
+        state = about.get("state")
+        layers = "average" if embeddings.layers in (None, "all") else embeddings.layers
+        width = embeddings[0].shape[-1] if len(embeddings) else 0
+        return cls._gather(_stored_rows(embeddings, words), embeddings.dtype.name, width, layers=layers,
+                           state=state if state in STATES else STATES[0], model=about.get("model"))
+
+    @classmethod
+    def _gather(cls, rows: Iterable[tuple[int, list[str], np.ndarray, np.ndarray]], dtype: str, width: int,
+                **about) -> "ContextIndex":
+        """An index of (number, tokens, positions [n], vectors [n, dim]) of texts."""
+        kept, lines, places, vectors = [], [], [np.zeros((0, 2), np.int64)], [np.zeros((0, width), dtype)]
+        for line, tokens, positions, array in rows:
+            places.append(np.stack([np.full(len(positions), len(kept)), positions], axis=1))
+            vectors.append(_unit(array).astype(dtype))
+            kept.append(tokens)
+            lines.append(line)
+        return cls(kept, np.concatenate(places), np.concatenate(vectors), lines=lines, **about)
+
+    def check(self, elmo: LoadedElmo) -> "ContextIndex":
+        """The index itself; `ConfigurationError` for vectors of another model."""
+        width, own = self.vectors.shape[1], elmo.bilm.get_output_dim()
+        if len(self) and (width != own or self.model not in (None, elmo.bilm.fingerprint())):
+            raise ConfigurationError(f"index: expected vectors of this model, of {own} values, got those of another "
+                                     f"one, of {width}")
+        return self
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the index to an HDF5 file, atomically."""
@@ -132,6 +160,7 @@ class ContextIndex:
         tokens = [token.encode("utf-8", "surrogatepass") for text in self.texts for token in text]
         with atomic_hdf5(path) as (file, disk):
             file.attrs["format"], file.attrs["version"], file.attrs["state"] = FORMAT, 1, self.state
+            file.attrs["model"] = self.model or ""
             file.attrs["layers"] = self.layers if isinstance(self.layers, str) else np.asarray(self.layers, np.float64)
             for name, values in (("places", self.places), ("lines", self.lines),
                                  ("token_bytes", np.frombuffer(b"".join(tokens), np.uint8)),
@@ -164,7 +193,8 @@ class ContextIndex:
             if outside or len(lines) != len(texts) or (places[:, 1] >= lengths[places[:, 0]]).any():
                 raise ValueError("occurrences outside the texts")
             return cls(texts, places, _stored(path, file["vectors"]), lines=lines, state=str(file.attrs["state"]),
-                       layers=layers if isinstance(layers, str) else tuple(layers.tolist()))
+                       layers=layers if isinstance(layers, str) else tuple(layers.tolist()),
+                       model=str(file.attrs["model"]) or None)
 
     def __len__(self) -> int:
         return len(self.places)
@@ -243,17 +273,36 @@ def _tokens(text: Text, name: str) -> list[str]:
     return tokens
 
 
-def _with_positions(texts: Iterable[Text], words: set[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
+def _chosen(texts: Iterable[Text], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
     """(number, tokens, positions int64 of the words) of the texts that have any."""
+    wanted = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
         tokens = text.split() if isinstance(text, str) else list(check_sentence(text, f"texts[{number}]"))
-        positions = [at for at, token in enumerate(tokens) if words is None or token.casefold() in words]
+        positions = [at for at, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
         if positions:
             yield number, tokens, np.array(positions, np.int64)
 
 
-def _blocks(items: Iterator) -> Iterator[list]:
-    return iter(lambda: list(islice(items, _TEXTS_AT_ONCE)), [])
+def _embedded(elmo: LoadedElmo, chosen: Iterator[tuple[int, list[str], np.ndarray]], layers: Layers, state: str,
+              batch_size: int) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
+    while block := list(islice(chosen, _TEXTS_AT_ONCE)):
+        arrays = elmo.embed([tokens for _, tokens, _ in block], layers, state, batch_size=batch_size)
+        for (number, tokens, positions), array in zip(block, arrays):
+            yield number, tokens, positions, array[positions]
+        stops.check()
+
+
+def _stored_rows(embeddings: Embeddings,
+                 words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
+    texts = (embeddings.tokens(number) for number in range(len(embeddings)))
+    for number, tokens, positions in _chosen(texts, words):
+        stored = embeddings.positions(number)
+        rows = positions if stored is None else np.flatnonzero(np.isin(stored, positions))
+        if len(rows):
+            vectors = np.asarray(embeddings[number], np.float32)
+            vectors = vectors.mean(axis=0) if vectors.ndim == 3 else vectors
+            yield number, tokens, positions if stored is None else np.asarray(stored)[rows], vectors[rows]
+        stops.check()
 
 
 def _slices(count: int) -> Iterator[slice]:

@@ -1,15 +1,21 @@
 """The nearest contexts of a word, as a report to print or draw."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.contexts import ContextIndex, principal_plane
+from elmo_fast.embed.contexts import FORMAT, ContextIndex, principal_plane
+from elmo_fast.embed.opened import open_embeddings
+from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.options import ConfigurationError
 
 _SIDE = 56  # characters shown on either side of the word
 _MOST_POINTS = 1000
+_HDF5, _PARQUET = b"\x89HDF", b"PAR1"
+_VECTORS = _HDF5, _PARQUET, b"ARROW1", b"PK", b"\x93NUMPY"  # how files of vectors begin
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,32 @@ class Report:
     plane: Plane
 
 
+def open_index(path: str | os.PathLike, *, words: Collection[str] | None = None) -> ContextIndex | None:
+    """The index of a file that `ContextIndex.save` wrote, or of vectors that `open_embeddings` opens; None for text.
+
+    `words` as in `ContextIndex.from_embeddings`.
+    """
+    start = b""
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            start = file.read(8)
+    if not os.path.isdir(path) and not start.startswith(_VECTORS):
+        return None
+    if start.startswith(_HDF5):
+        with open_hdf5(path, "index") as file:
+            is_index = file.attrs.get("format") == FORMAT
+        if is_index:
+            return ContextIndex.load(path)
+    try:
+        embeddings = open_embeddings(path)
+    except ConfigurationError:
+        if start.startswith(_PARQUET):  # of texts
+            return None
+        raise
+    with embeddings:
+        return ContextIndex.from_embeddings(embeddings, words=words)
+
+
 def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence: str | Sequence[str] | None = None,
                   top: int = 10, queries: int = 3, any_word: bool = False, center: bool = False) -> Report:
     """The nearest contexts of a word in a sentence, or else of `queries` of its occurrences, spread over the corpus.
@@ -62,7 +94,7 @@ def find_contexts(elmo: LoadedElmo, index: ContextIndex, word: str, *, sentence:
     The occurrences of the word are searched, or with `any_word` all that the index has; `center` as in
     `ContextIndex.nearest`. `ValueError` for a word that is not in the corpus, or not in the sentence.
     """
-    numbers = index.occurrences(word)
+    numbers = index.check(elmo).occurrences(word)
     least = 1 if sentence or any_word else 2
     if len(numbers) < least:
         raise ValueError(f"word: expected one that the corpus has{' at least twice' if least == 2 else ''}, in any "

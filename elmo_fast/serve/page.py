@@ -9,7 +9,8 @@ import numpy as np
 from elmo_fast.choices import extra
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import ContextIndex, compare
-from elmo_fast.embed.nearest import context_of
+from elmo_fast.embed.nearest import context_of, open_index
+from elmo_fast.model.options import ConfigurationError
 
 with extra("serve"):
     from fastapi import APIRouter, HTTPException
@@ -82,7 +83,9 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     `elmo.embed` is called in threads of the server, several at a time.
     """
     if isinstance(index, (str, os.PathLike)):
-        index = ContextIndex.load(index)
+        index = _open(index)
+    if index is not None and index.check(elmo).state != elmo.bilm.state:
+        raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
     routes = APIRouter()
     page = _PAGE.read_text(encoding="utf-8")
     about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
@@ -112,6 +115,16 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
         return _nearest(elmo, index, body)
 
     return routes
+
+
+def _open(path: str | os.PathLike) -> ContextIndex:
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"index: expected a file of vectors, found nothing at {os.fspath(path)}")
+    index = open_index(path)
+    if index is None:
+        raise ConfigurationError(f"index: expected a file of vectors, which `elmo-fast nearest --save` or embed wrote, "
+                                 f"got {os.fspath(path)}")
+    return index
 
 
 def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> CompareAnswer:

@@ -145,6 +145,17 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
                    "--layer, --weights, --state: expected a text beside them")
 
 
+def test_a_corpus_of_stored_vectors(capsys, folder, model):
+    (folder / "in.txt").write_text("\n".join(filter(None, CORPUS)) + "\n", encoding="utf-8")
+    assert run(capsys, "embed", "in.txt", "vectors.h5", "--all", "--state", "warm", "--model", model, "--quiet")[0] == 0
+    arguments = ("--word", "play", "--model", model, "--sentence", "we play here")
+    assert run(capsys, "nearest", "vectors.h5", *arguments) == run(capsys, "nearest", "in.txt", *arguments)
+    other = write_model(folder / "other", seed=1)
+    (folder / "other.txt").write_text("play\nplay\n")
+    assert run(capsys, "nearest", "other.txt", "--word", "play", "--model", other, "--save", "other.h5")[0] == 0
+    assert_refused(run(capsys, "nearest", "other.h5", *arguments), "index: expected vectors of this model")
+
+
 @pytest.mark.parametrize("arguments, message", [
     (("compare", "", "a"), "first: expected a text with at least one token, got an empty one"),
     (("compare", "a", " "), "second: expected a text with at least one token"),
@@ -160,6 +171,8 @@ def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
     (("nearest", "in.txt", "--word", "play", "--weights", "1"), "layers: expected 3 numbers"),
     (("nearest", "in.txt", "--word", "play", "-o", "a"), "output: expected a file that ends in .png, .svg,"),
     (("nearest", "absent.txt", "--word", "play"), "[Errno 2] No such file"),
+    (("nearest", "in.txt", "--word", "play", "-o", "in.txt"), "-o: expected a file other than CORPUS, got in.txt"),
+    (("nearest", "in.txt", "--word", "play", "--save", "./in.txt"), "--save: expected a file other than CORPUS"),
 ])
 def test_refusals(capsys, folder, model, arguments, message):
     if "a.png" in arguments:

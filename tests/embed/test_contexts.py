@@ -6,6 +6,9 @@ from elmo_fast import ConfigurationError
 from elmo_fast.embed import contexts
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import ContextIndex, compare, principal_plane
+from elmo_fast.embed.form import Form
+from elmo_fast.embed.layouts import Item, segment
+from elmo_fast.embed.nearest import open_index
 from tests.support.files import names, read_hdf5, tiny
 from tests.support.models import bilm
 
@@ -147,6 +150,54 @@ def test_an_empty_index(elmo, tmp_path):
     ContextIndex.build(elmo, TEXTS, words=["none"]).save(tmp_path / "index.h5")
     index = ContextIndex.load(tmp_path / "index.h5")
     assert len(index) == 0 and index.nearest(np.ones(8)) == [] and index.nearest(np.ones(8), center=True) == []
+
+
+def write_embeddings(path, layout, elmo, form, texts=TEXTS, fingerprint=None):
+    with segment(layout, path, path, form, fingerprint=fingerprint) as writer:
+        for number, (text, vectors) in enumerate(zip(texts, elmo.embed(texts))):
+            kept = form.apply(vectors, text.split())
+            writer.write(Item(str(number), text, text.split(), kept.positions, kept.vectors))
+
+
+@pytest.mark.parametrize("layers", ["all", "top", (0.0, 1.0, 0.0)])
+@pytest.mark.parametrize("layout", ["packed", "allennlp"])
+def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
+    path = tmp_path / "vectors.h5"
+    write_embeddings(path, layout, elmo, Form(layers=layers), fingerprint={"model": elmo.bilm.fingerprint(),
+                                                                           "state": "warm"})
+    expected = ContextIndex.build(elmo, TEXTS, layers="average" if layers == "all" else layers)
+    for words in (None, ["play", "it"]):
+        found = open_index(path, words=words)
+        same = expected if words is None else ContextIndex.build(elmo, TEXTS, layers=expected.layers, words=words)
+        np.testing.assert_allclose(found.vectors, same.vectors, atol=1e-6)
+        assert found.places.tolist() == same.places.tolist() and found.texts == same.texts
+        assert found.lines.tolist() == same.lines.tolist() and found.check(elmo) is found
+        assert (list(found.layers), found.state) == (list(expected.layers), "warm")
+
+
+def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
+    path = tmp_path / "vectors.h5"
+    write_embeddings(path, "packed", elmo, Form(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"])))
+    found = open_index(path, words=["play", "opened"])
+    expected = ContextIndex.build(elmo, TEXTS, layers="top", words=["play"])
+    exact = [number for number, (text, at) in enumerate(expected.places.tolist()) if expected.texts[text][at] == "play"]
+    assert [found.texts[text][at] for text, at in found.places.tolist()] == ["play"] * len(exact) != []
+    assert found.vectors.dtype == np.float16
+    np.testing.assert_allclose(found.vectors.astype(np.float32), expected.vectors[exact], atol=2e-3)
+
+
+def test_what_no_index_can_be_made_of(elmo, tmp_path):
+    (tmp_path / "text.txt").write_text("a text")
+    assert open_index(tmp_path / "text.txt") is None and open_index(tmp_path / "absent") is None
+    write_embeddings(tmp_path / "pooled.h5", "packed", elmo, Form(layers="top", pool="mean"), TEXTS[:3])
+    with pytest.raises(ConfigurationError, match="expected vectors of tokens, got pooled ones"):
+        open_index(tmp_path / "pooled.h5")
+    elmo.save_vectors(tmp_path / "vectors.npz", TEXTS)
+    with pytest.raises(ConfigurationError, match="expected a file that stores tokens"):
+        open_index(tmp_path / "vectors.npz")
+    other = LoadedElmo(bilm(elmo_fast.Options.from_dict(tiny()), seed=1, state="warm"))
+    with pytest.raises(ConfigurationError, match="index: expected vectors of this model, of 8 values"):
+        ContextIndex.build(elmo, TEXTS).check(other)
 
 
 def test_files_that_are_no_index(elmo, tmp_path):

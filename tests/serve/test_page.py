@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import elmo_fast
+from elmo_fast import ConfigurationError
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import ContextIndex, compare
 from tests.support.browser import chromium
@@ -125,14 +126,21 @@ def test_without_an_index(elmo):
     assert answer.status_code == 404 and "--index" in answer.text
 
 
-def test_an_index_from_its_file(elmo, index, tmp_path):
+def test_an_index_from_a_file(elmo, index, tmp_path):
     pytest.importorskip("fastapi", reason="needs elmo-fast[serve]")
     from elmo_fast.serve.page import router
 
     index.save(tmp_path / "index.h5")
     assert router(elmo, tmp_path / "index.h5").routes
-    with pytest.raises(FileNotFoundError, match="index: expected an HDF5 file"):
+    with pytest.raises(FileNotFoundError, match="index: expected a file of vectors, found nothing"):
         router(elmo, tmp_path / "none.h5")
+    (tmp_path / "text.txt").write_text("a text")
+    with pytest.raises(ConfigurationError, match="index: expected a file of vectors"):
+        router(elmo, tmp_path / "text.txt")
+    with pytest.raises(ConfigurationError, match="expected vectors of this model"):
+        router(LoadedElmo(bilm(elmo_fast.Options.from_dict(TINY), seed=1, state="warm")), index)
+    with pytest.raises(ConfigurationError, match="expected vectors of the server's state warm, got zero"):
+        router(elmo, ContextIndex.build(elmo, CORPUS, state="zero"))
 
 
 def test_the_page_asks_for_nothing_elsewhere(client):
