@@ -20,7 +20,7 @@ with extra("serve"):
     from fastapi.responses import JSONResponse, StreamingResponse
 
     from elmo_fast.serve import answers, schemas
-    from elmo_fast.serve.errors import CLIENT_GONE, ErrorAnswer, Refusal, install
+    from elmo_fast.serve.errors import CLIENT_GONE, ErrorAnswer, Refusal, install, refusal_of
     from elmo_fast.serve.guard import Guard, Traffic
     from elmo_fast.serve.metrics import Metrics
 
@@ -82,8 +82,7 @@ class Service:
             await asyncio.wait((done, gone), timeout=self.limits.request_seconds,
                                return_when=asyncio.FIRST_COMPLETED)
             if done.done():
-                self.metrics.count_texts(len(texts))
-                return done.result()
+                return self._result(done, len(texts))
             job.release()
             if gone.done():
                 raise Refusal(CLIENT_GONE, "the client has gone")
@@ -92,6 +91,12 @@ class Service:
         finally:
             done.cancel()
             gone.cancel()
+
+    def _result(self, done: "asyncio.Future[list[np.ndarray]]", texts: int) -> list[np.ndarray]:
+        if error := done.exception():
+            raise refusal_of(error) from error
+        self.metrics.count_texts(texts)
+        return done.result()
 
 
 def create_app(service: Service) -> FastAPI:

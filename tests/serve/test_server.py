@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
 
 import elmo_fast
 from benchmarks import bench_serve
+from elmo_fast import cli
 from tests.support.files import ROOT, run, start, write_model
 from tests.support.serving import SECONDS, until
 
@@ -199,6 +201,16 @@ def test_the_benchmark(monkeypatch, tmp_path):
     load, alone, together = json.loads((tmp_path / "serve.json").read_text())["results"]
     assert load["errors"] == 0 and load["requests"] >= 6 and load["p50"] <= load["p99"] <= load["longest"]
     assert alone["median"] > 0 < together["times_as_fast"]
+
+
+def test_the_image_starts_the_command():
+    """Images are not built here: the entry point is one of the command, and the extras exist."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    entry = next(json.loads(line.removeprefix("ENTRYPOINT ")) for line in lines if line.startswith("ENTRYPOINT"))
+    parsed = cli.make_parser().parse_args([*entry[1:], "--model", "original", "--api-key-file", "/run/key"])
+    assert entry[0] == "elmo-fast" and (parsed.host, parsed.port) == ("0.0.0.0", 8000)
+    extras = re.search(r"\.whl\)\[([a-z,]+)\]", "".join(lines))[1].split(",")
+    assert set(extras) <= set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
 def test_flags_of_the_docs_are_those_of_the_command(capsys):
