@@ -244,7 +244,9 @@ class _TokenVectors:
         self._bilm = bilm
         self.most = _TABLE_ROWS  # tokens encoded at a time
         self._table: TokenEmbeddings | None = None
+        self._capacity = torch.empty(0, 0)  # the table's vectors and room for more
         self._rows: dict[str, int] = {}
+        self._kept = 0  # tokens that were in flight when the table was last full
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, with BOS and EOS: int32 [tokens + 2]; `update` then encodes new ones."""
@@ -262,13 +264,14 @@ class _TokenVectors:
             tokens = list(self._rows)
             for begin in range(known, len(tokens), self.most):
                 self._append(self._bilm.token_encoder.strings(tokens[begin : begin + self.most]))
-        if len(self._rows) > _TABLE_ROWS:
+        if len(self._rows) > max(_TABLE_ROWS, 2 * self._kept):
             rows = np.concatenate([sentence.rows for sentence in in_flight])
             kept, renumbered = np.unique(rows, return_inverse=True)
             tokens, (vectors, table_rows) = list(self._rows), self._table
             self._table = TokenEmbeddings(vectors[to_device(kept, vectors.device).long()],
                                           None if table_rows is None else table_rows[kept])
             self._rows = {tokens[row]: number for number, row in enumerate(kept)}
+            self._capacity, self._kept = self._table.vectors, len(kept)
             ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
             for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
                 sentence.rows = rows
@@ -277,7 +280,12 @@ class _TokenVectors:
     def _append(self, new: TokenEmbeddings) -> None:
         if self._table:
             rows = None if new.rows is None or self._table.rows is None else [self._table.rows, new.rows]
-            new = TokenEmbeddings(torch.cat([self._table.vectors, new.vectors]), rows and np.concatenate(rows))
+            known, count = len(self._table.vectors), len(self._table.vectors) + len(new.vectors)
+            if count > len(self._capacity):
+                self._capacity = new.vectors.new_empty(2 * count, new.vectors.shape[1])
+                self._capacity[:known] = self._table.vectors
+            self._capacity[known:count] = new.vectors
+            new = TokenEmbeddings(self._capacity[:count], rows and np.concatenate(rows))
         self._table = new
 
 
