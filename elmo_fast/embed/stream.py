@@ -74,17 +74,7 @@ class SlotStream:
 
     def run(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
         """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states are stored when the stream has ended."""
-        sentences = iter(sentences)
-        first = list(itertools.islice(sentences, self._slots))
-        source = itertools.pairwise(itertools.chain(first, sentences, [None]))
-        for _ in self._chunks(max(1, len(first)), source):
-            while self._written in self._finished:
-                vectors = self._finished.pop(self._written)
-                self._ahead -= vectors.shape[1] + 2
-                self._written += 1
-                yield vectors
-        if self._state:
-            self._bilm.lstm.store_state(tuple(values[:, : self._read] for values in self._state.last))
+        return self._run(sentences, None)
 
     def run_as_they_come(self, take: Callable[[], Sequence[str] | None]) -> Iterator[tuple[int, _Numbered]]:
         """Rows computed and sentences finished, [(number, vectors)], after every chunk, until nothing runs.
@@ -92,9 +82,7 @@ class SlotStream:
         A free slot calls `take` for its next sentence, numbered from 0 in that order; None is none at present. For
         `zero` and `warm` states.
         """
-        for rows in self._chunks(self._slots, ((take(), None) for _ in itertools.repeat(None))):
-            finished, self._finished, self._ahead = list(self._finished.items()), {}, 0
-            yield rows, finished
+        return self._run((), take)
 
     def drop(self, numbers: Container[int]) -> None:
         """Leave off sentences between two chunks of `run_as_they_come`."""
@@ -102,10 +90,13 @@ class SlotStream:
             if queue and queue[0].number in numbers:
                 queue.popleft()
 
-    def _chunks(self, slots: int, source: Iterator[tuple[Sequence[str] | None, Sequence[str] | None]]) -> Iterator[int]:
-        """Run a source of sentences, beside those that follow them, in chunks; the rows computed, after every chunk."""
-        self._begin(slots)
-        self._source = source
+    def _run(self, sentences: Iterable[Sequence[str]], take: Callable[[], Sequence[str] | None] | None) -> Iterator:
+        sentences = iter(sentences)
+        first = list(itertools.islice(sentences, self._slots))
+        self._begin(self._slots if take else max(1, len(first)))
+        self._source = (((take(), None) for _ in itertools.repeat(None)) if take else
+                        itertools.pairwise(itertools.chain(first, sentences, [None])))
+        state: RunState | None = None
         queued: deque[_Chunk] = deque()
         while (pieces := self._plan()) or queued or self._finished:
             chunk: _Chunk | None = None
@@ -114,7 +105,7 @@ class SlotStream:
                     with torch.no_grad():
                         in_flight = itertools.chain(*self._queues, (piece.sentence for piece in pieces))
                         table = self._tokens.update(list(in_flight))
-                        chunk, self._state = self._advance(pieces, table, self._state)
+                        chunk, state = self._advance(pieces, table, state)
                     queued.append(chunk)
             except (RuntimeError, MemoryError) as error:
                 self._shrink_chunks(error)
@@ -122,12 +113,24 @@ class SlotStream:
                 self._undo(pieces)
             while len(queued) > (self._chunks_ahead if chunk else 0):
                 self._collect(queued.popleft())
-            yield sum(piece.end - piece.begin for piece in pieces) if chunk else 0
+            yield from self._as_they_came(pieces if chunk else []) if take else self._in_order()
+        if state:
+            self._bilm.lstm.store_state(tuple(values[:, : self._read] for values in state.last))
+
+    def _in_order(self) -> Iterator[np.ndarray]:
+        while self._written in self._finished:
+            vectors = self._finished.pop(self._written)
+            self._ahead -= vectors.shape[1] + 2
+            self._written += 1
+            yield vectors
+
+    def _as_they_came(self, pieces: list[_Piece]) -> Iterator[tuple[int, _Numbered]]:
+        finished, self._finished, self._ahead = list(self._finished.items()), {}, 0
+        yield sum(piece.end - piece.begin for piece in pieces), finished
 
     def _begin(self, slots: int) -> None:
         self._queues: list[deque[_Sentence]] = [deque() for _ in range(slots)]
         self._finished: dict[int, np.ndarray] = {}
-        self._state: RunState | None = None
         self._read = self._written = self._ahead = 0
         self._limit_chunks()
 
