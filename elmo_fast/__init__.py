@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from elmo_fast.embed.api import LoadedElmo, load
+    from elmo_fast.embed.contexts import ContextIndex, compare
     from elmo_fast.embed.embedder import ElmoEmbedder
     from elmo_fast.embed.opened import Embeddings, open_embeddings
     from elmo_fast.embed.readers import open_texts
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "Elmo", "ElmoEmbedder", "Embeddings", "FastaRecord",
-    "LoadedElmo", "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary", "Vocabulary",
-    "batch_to_ids", "build_token_table", "corpus_words", "load", "open_embeddings", "open_texts", "random_weights",
-    "read_fasta", "read_weights", "remove_boundaries", "write_token_table", "write_weights",
+    "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "ContextIndex", "Elmo", "ElmoEmbedder", "Embeddings",
+    "FastaRecord", "LoadedElmo", "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary",
+    "Vocabulary", "batch_to_ids", "build_token_table", "compare", "corpus_words", "load", "open_embeddings",
+    "open_texts", "random_weights", "read_fasta", "read_weights", "remove_boundaries", "write_token_table",
+    "write_weights",
 ]
 _NAMES = {  # module -> the public names that it defines
     "embed.api": ("LoadedElmo", "load"),
+    "embed.contexts": ("ContextIndex", "compare"),
     "embed.embedder": ("ElmoEmbedder",),
     "embed.opened": ("Embeddings", "open_embeddings"),
     "embed.readers": ("open_texts",),

@@ -4,7 +4,7 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -47,6 +47,7 @@ class _Piece(NamedTuple):
 # A queued chunk of steps: its pieces, the packed rows of each, and its outputs on their way to the host, which are the
 # vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P].
 _Chunk = tuple[list[_Piece], list[np.ndarray], HostCopy]
+_Numbered = list[tuple[int, np.ndarray]]
 
 
 class SlotStream:
@@ -73,10 +74,28 @@ class SlotStream:
 
     def run(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
         """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states are stored when the stream has ended."""
+        return self._run(sentences, None)
+
+    def run_as_they_come(self, take: Callable[[], Sequence[str] | None]) -> Iterator[tuple[int, _Numbered]]:
+        """Rows computed and sentences finished, [(number, vectors)], after every chunk, until nothing runs.
+
+        A free slot calls `take` for its next sentence, numbered from 0 in that order; None is none at present. For
+        `zero` and `warm` states.
+        """
+        return self._run((), take)
+
+    def drop(self, numbers: Container[int]) -> None:
+        """Leave off sentences between two chunks of `run_as_they_come`."""
+        for queue in self._queues:
+            if queue and queue[0].number in numbers:
+                queue.popleft()
+
+    def _run(self, sentences: Iterable[Sequence[str]], take: Callable[[], Sequence[str] | None] | None) -> Iterator:
         sentences = iter(sentences)
         first = list(itertools.islice(sentences, self._slots))
-        self._begin(max(1, len(first)))
-        self._source = itertools.pairwise(itertools.chain(first, sentences, [None]))
+        self._begin(self._slots if take else max(1, len(first)))
+        self._source = (((take(), None) for _ in itertools.repeat(None)) if take else
+                        itertools.pairwise(itertools.chain(first, sentences, [None])))
         state: RunState | None = None
         queued: deque[_Chunk] = deque()
         while (pieces := self._plan()) or queued or self._finished:
@@ -94,13 +113,20 @@ class SlotStream:
                 self._undo(pieces)
             while len(queued) > (self._chunks_ahead if chunk else 0):
                 self._collect(queued.popleft())
-            while self._written in self._finished:
-                vectors = self._finished.pop(self._written)
-                self._ahead -= vectors.shape[1] + 2
-                self._written += 1
-                yield vectors
+            yield from self._as_they_came(pieces if chunk else []) if take else self._in_order()
         if state:
             self._bilm.lstm.store_state(tuple(values[:, : self._read] for values in state.last))
+
+    def _in_order(self) -> Iterator[np.ndarray]:
+        while self._written in self._finished:
+            vectors = self._finished.pop(self._written)
+            self._ahead -= vectors.shape[1] + 2
+            self._written += 1
+            yield vectors
+
+    def _as_they_came(self, pieces: list[_Piece]) -> Iterator[tuple[int, _Numbered]]:
+        finished, self._finished, self._ahead = list(self._finished.items()), {}, 0
+        yield sum(piece.end - piece.begin for piece in pieces), finished
 
     def _begin(self, slots: int) -> None:
         self._queues: list[deque[_Sentence]] = [deque() for _ in range(slots)]
@@ -221,7 +247,9 @@ class _TokenVectors:
         self._bilm = bilm
         self.most = _TABLE_ROWS  # tokens encoded at a time
         self._table: TokenEmbeddings | None = None
+        self._capacity = torch.empty(0, 0)  # the table's vectors and room for more
         self._rows: dict[str, int] = {}
+        self._kept = 0  # tokens that were in flight when the table was last full
 
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, with BOS and EOS: int32 [tokens + 2]; `update` then encodes new ones."""
@@ -239,13 +267,14 @@ class _TokenVectors:
             tokens = list(self._rows)
             for begin in range(known, len(tokens), self.most):
                 self._append(self._bilm.token_encoder.strings(tokens[begin : begin + self.most]))
-        if len(self._rows) > _TABLE_ROWS:
+        if len(self._rows) > max(_TABLE_ROWS, 2 * self._kept):
             rows = np.concatenate([sentence.rows for sentence in in_flight])
             kept, renumbered = np.unique(rows, return_inverse=True)
             tokens, (vectors, table_rows) = list(self._rows), self._table
             self._table = TokenEmbeddings(vectors[to_device(kept, vectors.device).long()],
                                           None if table_rows is None else table_rows[kept])
             self._rows = {tokens[row]: number for number, row in enumerate(kept)}
+            self._capacity, self._kept = self._table.vectors, len(kept)
             ends = np.cumsum([len(sentence.rows) for sentence in in_flight])[:-1]
             for sentence, rows in zip(in_flight, np.split(renumbered.astype(np.int32), ends)):
                 sentence.rows = rows
@@ -254,7 +283,12 @@ class _TokenVectors:
     def _append(self, new: TokenEmbeddings) -> None:
         if self._table:
             rows = None if new.rows is None or self._table.rows is None else [self._table.rows, new.rows]
-            new = TokenEmbeddings(torch.cat([self._table.vectors, new.vectors]), rows and np.concatenate(rows))
+            known, count = len(self._table.vectors), len(self._table.vectors) + len(new.vectors)
+            if count > len(self._capacity):
+                self._capacity = new.vectors.new_empty(2 * count, new.vectors.shape[1])
+                self._capacity[:known] = self._table.vectors
+            self._capacity[known:count] = new.vectors
+            new = TokenEmbeddings(self._capacity[:count], rows and np.concatenate(rows))
         self._table = new
 
 

@@ -33,13 +33,6 @@ def test_each_library_of_the_readmes_table_has_a_test_that_runs_its_line():
     assert sorted(libraries) == sorted(re.findall(r'run_documented_code\("(.*?)"\)', tests))
 
 
-def test_nearest_contexts_of_a_short_text(shared, tmp_path):
-    with open(shared / "corpus" / "heldout.txt", encoding="utf-8") as lines:
-        chosen = [line for line in lines if " play " in line]
-    (tmp_path / "text.txt").write_text("".join(chosen[:40]), encoding="utf-8")
-    assert run("examples/nearest_contexts.py", "bundled", tmp_path / "text.txt", "--words", "play").count("play") > 8
-
-
 @pytest.mark.long
 def test_tagger(shared):
     out = run("examples/tagger.py", "--text", shared / "text", "--sentences", 150, "--epochs", 3)
