@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import elmo_fast
-from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, TOKENIZERS
 from elmo_fast.cli.flags import add_command, at_least
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.serve.limits import Limits
@@ -22,6 +22,8 @@ def add_commands(commands) -> None:
     add("--name", help="the model's name in answers (default: that of --model)")
     add("--api-key-file", metavar="FILE", help="a file with the key that clients have to send (default: none needed)")
     add("--slots", type=at_least(1), default=DEFAULT_BATCH_SIZE, help="texts at a time (default: %(default)s)")
+    add("--tokenizer", default=TOKENIZERS[0], help="of texts that come as strings: whitespace, simple (words and "
+        "punctuation apart), or package.module:function (default: %(default)s)")
     add("--index", metavar="FILE", help="indexed corpus for the page at /")
     add = parser.add_argument_group("limits").add_argument
     for field in dataclasses.fields(Limits):
@@ -29,14 +31,17 @@ def add_commands(commands) -> None:
             help=f"{field.metadata['help']} (default: %(default)s)")
 
 
-def _serve(model, state, precision, backend, cuda_device, host, port, name, api_key_file, slots, index, **limits):
+def _serve(model, state, precision, backend, cuda_device, host, port, name, api_key_file, slots, tokenizer, index,
+           **limits) -> None:
     from elmo_fast.embed.api import load
     from elmo_fast.embed.embedder import torch_device
     from elmo_fast.serve import server
     from elmo_fast.serve.app import Service
     from elmo_fast.serve.batching import Batching
     from elmo_fast.serve.metrics import Metrics
+    from elmo_fast.text.tokenizers import find_tokenizer
 
+    split = find_tokenizer(tokenizer)
     metrics, limits = Metrics(), Limits(**limits)
     api_key = api_key_file and server.read_api_key(api_key_file)
     with server.bind(host, port) as found:
@@ -44,4 +49,4 @@ def _serve(model, state, precision, backend, cuda_device, host, port, name, api_
         bilm.state = state
         with Batching(bilm, slots=slots, queue_tokens=limits.queue_tokens, on_chunk=metrics.count_chunk) as batching:
             server.serve(Service(batching, name or Path(model).name, elmo_fast.__version__, limits, metrics,
-                                 api_key=api_key, index=index), found)
+                                 api_key=api_key, split=split, index=index), found)

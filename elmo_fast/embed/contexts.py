@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import tee
 from typing import NamedTuple
 
 import h5py
@@ -13,17 +13,18 @@ import torch
 
 from elmo_fast import stops
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count
-from elmo_fast.embed.api import Layers, LoadedElmo, Text
+from elmo_fast.embed.api import Given, Layers, LoadedElmo
 from elmo_fast.embed.opened import Embeddings
+from elmo_fast.embed.readers import Text
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import check_iterable, check_sentence
+from elmo_fast.text.fasta import FastaRecord
 
 FORMAT = "elmo-fast context index"
 STATES = ("warm", "zero")  # vectors that depend on their own text alone
 DTYPES = ("float32", "float16")
-_TEXTS_AT_ONCE = 1024
 _ROWS_AT_ONCE = 1 << 14  # of vectors in fp32
 
 
@@ -59,10 +60,13 @@ class Comparison:
         return cross, *(np.einsum("ktd,ltd->klt", layers, layers) for layers in (first, second))
 
 
-def compare(elmo: LoadedElmo, first: Text, second: Text, state: str = "warm") -> Comparison:
+def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm") -> Comparison:
     """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens. `state` is warm or zero."""
     check_choice("state", state, STATES)
     rows, columns = _tokens(first, "first"), _tokens(second, "second")
+    for name, tokens in (("first", rows), ("second", columns)):
+        if not tokens:
+            raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
     return Comparison(rows, columns, *elmo.embed([rows, columns], state=state))
 
 
@@ -103,18 +107,21 @@ class ContextIndex:
         self.model = model
 
     @classmethod
-    def build(cls, elmo: LoadedElmo, texts: Iterable[Text], *, words: Collection[str] | None = None,
+    def build(cls, elmo: LoadedElmo, texts: Iterable[Given], *, words: Collection[str] | None = None,
               layers: Layers = "average", state: str = "warm", dtype: str = "float32",
               batch_size: int = DEFAULT_BATCH_SIZE) -> "ContextIndex":
         """An index of a corpus in memory: of every token, or of `words` alone, whatever their capitals.
 
-        Texts are embedded 1,024 at a time, those without the words not at all. `layers` as in `LoadedElmo.embed`, but
-        not `all`; `state` is warm or zero. Vectors are kept with length 1, in `dtype`, float32 or float16.
+        Texts are read as they are needed, and those without the words are not embedded. `layers` as in
+        `LoadedElmo.embed`, but not `all`; `state` is warm or zero. Vectors are kept with length 1, in `dtype`, float32
+        or float16.
         """
         check_choice("state", state, STATES)
         check_choice("dtype", dtype, DTYPES)
         if isinstance(layers, str) and layers == "all":
             raise ValueError("layers: expected a layer or a mixture of them, got 'all'")
+        if isinstance(texts, FastaRecord):
+            raise ValueError("texts: expected a list of texts, got one FastaRecord; put it into a list")
         check_iterable(texts, "texts")
         return cls._gather(_embedded(elmo, _chosen(texts, words), layers, state, batch_size), dtype,
                            elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint())
@@ -273,18 +280,19 @@ def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def _tokens(text: Text, name: str) -> list[str]:
-    tokens = text.split() if isinstance(text, str) else list(check_sentence(getattr(text, "sequence", text), name))
-    if not tokens:
-        raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
-    return tokens
+def _tokens(text: Given, name: str) -> list[str]:
+    if isinstance(text, str):
+        return text.split()
+    if isinstance(text, FastaRecord):
+        return list(text.sequence)
+    return list(text.tokens if isinstance(text, Text) else check_sentence(text, name))
 
 
-def _chosen(texts: Iterable[Text], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
+def _chosen(texts: Iterable[Given], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
     """(number, tokens, positions int64 of the words) of the texts that have any."""
     wanted = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
-        tokens = text.split() if isinstance(text, str) else list(check_sentence(text, f"texts[{number}]"))
+        tokens = _tokens(text, f"texts[{number}]")
         positions = [at for at, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
         if positions:
             yield number, tokens, np.array(positions, np.int64)
@@ -292,10 +300,10 @@ def _chosen(texts: Iterable[Text], words: Collection[str] | None) -> Iterator[tu
 
 def _embedded(elmo: LoadedElmo, chosen: Iterator[tuple[int, list[str], np.ndarray]], layers: Layers, state: str,
               batch_size: int) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
-    while block := list(islice(chosen, _TEXTS_AT_ONCE)):
-        arrays = elmo.embed([tokens for _, tokens, _ in block], layers, state, batch_size=batch_size)
-        for (number, tokens, positions), array in zip(block, arrays):
-            yield number, tokens, positions, array[positions]
+    chosen, running = tee(chosen)
+    arrays = elmo.stream((tokens for _, tokens, _ in running), layers, state, batch_size=batch_size)
+    for array, (number, tokens, positions) in zip(arrays, chosen):
+        yield number, tokens, positions, array[positions]
         stops.check()
 
 

@@ -24,7 +24,7 @@ with extra("serve"):
     from elmo_fast.serve.guard import Guard, Traffic
     from elmo_fast.serve.metrics import Metrics
 
-_AT_ONCE = 1 << 13  # values of an answer that is made without another thread
+_AT_ONCE, _MIXED_AT_ONCE = 1 << 13, 1 << 16  # values written as text, or mixed and pooled, without another thread
 _JSON, _BINARY = "application/json", "application/octet-stream"
 _PAGE = "elmo_fast.serve.page"
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer} for status in (
@@ -64,6 +64,9 @@ class Service:
             if len(tokens) > self.limits.max_tokens:
                 raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_tokens:,} tokens, got "
                               f"{len(tokens):,}", "too_many_tokens", name)
+            if max(map(len, tokens), default=0) > self.limits.max_letters:
+                raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_letters:,} letters in a token",
+                              "token_too_long", name)
             if pooled and not tokens:
                 raise Refusal(422, f"{name}[{number}]: expected at least one token to pool, got none",
                               "no_tokens", name)
@@ -219,7 +222,7 @@ def _taken(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
 
 
 async def _in_thread(arrays: Sequence[np.ndarray], function: Callable[[], Any]) -> Any:
-    if sum(array.size for array in arrays) <= _AT_ONCE:
+    if sum(array.size for array in arrays) <= _MIXED_AT_ONCE:
         return function()
     return await asyncio.to_thread(function)
 

@@ -116,6 +116,11 @@ class Batching:
         return self._held
 
     @property
+    def open_jobs(self) -> int:
+        """Accepted requests that are not answered yet."""
+        return len(self._open)
+
+    @property
     def waiting_texts(self) -> int:
         """Accepted texts that have not begun."""
         with self._changed:
@@ -190,7 +195,7 @@ class Batching:
     def _work(self) -> None:
         while self._wait():
             try:
-                began = time.monotonic()
+                began, self._taken = time.monotonic(), 0
                 for rows, finished in self._stream.run_as_they_come(self._take):
                     self._on_chunk(len(self._running), rows)
                     self._deliver(finished)

@@ -19,6 +19,7 @@ with extra("serve"):
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
+_QUIET_SECONDS = 0.5  # of refusals before the end: who connects just then is answered, not reset
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ def bind(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        raise OSError(f"--host, --port: expected a free address of this machine, got {host}:{port} ({error})") from error
+        raise OSError("--host, --port: expected a free address of this machine, got "
+                      f"{host}:{port} ({error})") from error
     return found
 
 
@@ -63,10 +65,10 @@ class Server(uvicorn.Server):
         limits = service.limits
         super().__init__(uvicorn.Config(
             create_app(service), http=_protocol(limits), ws="none", lifespan="off", log_config=None,
-            server_header=False, limit_concurrency=limits.max_connections,
-            timeout_graceful_shutdown=limits.write_seconds))
+            server_header=False, limit_concurrency=limits.max_connections))
         self._service, self._on_ready = service, on_ready
         self._drain_until: float | None = None
+        self._last_open = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then call `on_ready`."""
@@ -78,21 +80,26 @@ class Server(uvicorn.Server):
         if self._drain_until is not None:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
+            os._exit(128 + sig)  # the first process of a container is spared what signals do by default
         self._service.batching.drain()
-        self._drain_until = time.monotonic() + self._service.limits.drain_seconds
+        self._last_open = time.monotonic()
+        self._drain_until = self._last_open + self._service.limits.drain_seconds
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end: when no request is in progress after a signal, or its time is up."""
+        """Whether to end: some time after the last accepted request was answered, or when their time is up."""
         if await super().on_tick(counter):
             return True
         if self._drain_until is None:
             return False
-        late = time.monotonic() > self._drain_until
-        if late:
-            _logger.warning("%d requests have not ended in %d s and are cut off", self._service.traffic.requests,
+        now, open_jobs = time.monotonic(), self._service.batching.open_jobs
+        if open_jobs:
+            self._last_open = now
+        if late := now > self._drain_until:
+            _logger.warning("%d requests were not answered within %d s and are cut off", open_jobs,
                             self._service.limits.drain_seconds)
             self._service.batching.cut_off()
-        return late or not self._service.traffic.requests
+        self.config.timeout_graceful_shutdown = max(1, int(self._drain_until - now))  # for bytes on their way
+        return late or now - self._last_open > _QUIET_SECONDS
 
 
 def _protocol(limits: Limits) -> type[H11Protocol]:

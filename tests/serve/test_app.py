@@ -1,4 +1,4 @@
-"""The server's routes and limits, against a server that listens: numbers to the bit, refusals, slow and absent clients."""
+"""The server's routes and limits, against a server that listens: numbers to the bit, refusals, slow clients."""
 
 import asyncio
 import base64
@@ -181,6 +181,7 @@ def test_openai_client(start):
     ('{"texts": ["a"], "dtype": "float64"}', 422, "invalid_value", "dtype: Input should be 'float32' or 'float16'"),
     ('{"texts": ["a", ""], "pool": "mean"}', 422, "no_tokens", "texts[1]: expected at least one token to pool"),
     ('{"texts": ["a a a a"]}', 413, "too_many_tokens", "texts[0]: expected at most 3 tokens, got 4"),
+    ('{"texts": ["a", "' + "b" * 1001 + '"]}', 413, "token_too_long", "texts[1]: expected at most 1,000 letters"),
     ('{"texts": ["a", "a", "a", "a", "a"]}', 413, "too_many_texts", "texts: expected at most 4 texts, got 5"),
     ('{"texts": ["a a a", "a a a", "a a a", "a a a"]}', 413, "too_many_tokens", "at most 16 tokens in a request"),
 ])
@@ -228,7 +229,7 @@ def test_slow_clients_are_cut_off(start):
         headers.sendall(b"POST /v1/embed HTTP/1.1\r\nHost")
         body.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
         again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert b"200 OK" in again.recv(1 << 16)
+        until(lambda: again.recv(1 << 16).endswith(b"}"))
         again.sendall(b"GET")
         answer = received(body)
         assert b"408" in answer[:20] and b"expected it within 1 s" in answer
@@ -336,6 +337,17 @@ def test_draining_refuses_and_finishes(start):
         httpx.get(f"{server.url}/health")
 
 
+def test_what_is_late_at_the_end_is_cut_off(start):
+    server = start(drain_seconds=1)
+    server.gate.close()
+    with _in_background(lambda: embed(server, texts=["a"])) as late:
+        server.gate.wait()
+        server.server.handle_exit(15, None)
+        assert "has shut down" in reason(late(), 503, "draining")
+    server._thread.join(SECONDS)
+    assert not server._thread.is_alive()
+
+
 def test_openapi_and_metrics(start):
     server = start()
     schema = httpx.get(f"{server.url}/openapi.json").json()
@@ -351,6 +363,16 @@ def test_openapi_and_metrics(start):
     assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'elmo_fast_requests_total{route="other",status="404"} 2.0' in metrics.text
     assert "process_resident_memory_bytes" in metrics.text
+
+
+def test_the_page_shares_the_engine(start):
+    server = start("zero")
+    assert httpx.get(server.url).headers["content-type"].startswith("text/html")
+    answer = httpx.post(f"{server.url}/v1/compare", json={"first": "a fine play", "second": "they play"}).json()
+    first, second = LoadedElmo(models.bilm()).embed([["a", "fine", "play"], ["they", "play"]], state="zero")
+    np.testing.assert_allclose(answer["cross"], np.einsum("ltd,mud->lmtu", first, second), rtol=1e-5, atol=1e-6)
+    assert server.metric("tokens_total") == 9 and server.batching.held_tokens == 0
+    assert "texts" not in reason(httpx.post(f"{server.url}/v1/compare", json={"first": "a"}), 422, "invalid_value")
 
 
 class _in_background:

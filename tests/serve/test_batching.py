@@ -33,7 +33,7 @@ def expected(bilm, texts):
 def test_vectors_are_those_of_embed(bilm, slots):
     texts = texts_of(LENGTHS)
     with Batching(bilm, slots=slots) as batching:
-        jobs = [batching.submit(texts[:4]), batching.submit(texts[4:5]), batching.submit([]), batching.submit(texts[5:])]
+        jobs = [batching.submit(some) for some in (texts[:4], texts[4:5], [], texts[5:])]
         found = [vectors for job in jobs for vectors in job.future.result(SECONDS)]
         assert equal(found, expected(bilm, texts))
         for job in jobs:

@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from elmo_fast.serve.batching import Batching
+from elmo_fast.serve.limits import Limits
 
 SECONDS = 60  # for whatever should come at once
 
@@ -63,9 +64,9 @@ class Running:
     """A server in a thread, at a free port; in a `with`. Keyword arguments are the limits' and the service's."""
 
     def __init__(self, bilm, slots=8, api_key=None, **limits):
-        from elmo_fast.serve import app, limits as module, metrics, server
+        from elmo_fast.serve import app, metrics, server
 
-        self.gate, self.limits, self.metrics = Gate(bilm), module.Limits(**limits), metrics.Metrics()
+        self.gate, self.limits, self.metrics = Gate(bilm), Limits(**limits), metrics.Metrics()
         self.gate.open()
         self.batching = Batching(bilm, slots=slots, queue_tokens=self.limits.queue_tokens,
                                  on_chunk=self.metrics.count_chunk)
