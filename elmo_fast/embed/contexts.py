@@ -265,7 +265,7 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
     """Coordinates of vectors [n, dim], scaled to length 1, along their two directions of greatest variance, and the
     fraction of the variance that these have: float32 [n, 2] and a number from 0 to 1.
     """
-    vectors = _unit(np.asarray(vectors, np.float64), np.float64)
+    vectors = np.nan_to_num(_unit(vectors, np.float64))
     vectors -= vectors.mean(axis=0, keepdims=True)
     variances, axes = np.linalg.eigh(vectors.T @ vectors)  # ascending
     axes = axes[:, :-3:-1]

@@ -256,3 +256,4 @@ def test_principal_plane_has_the_variance_of_a_decomposition():
     assert fraction == pytest.approx((values[:2] ** 2).sum() / (values**2).sum(), rel=1e-6)
     alone, fraction = principal_plane(vectors[:1])
     assert alone.tolist() == [[0, 0]] and fraction == 1
+    assert np.isfinite(principal_plane(np.array([[0, 0], [3, 4]], np.float32))[0]).all()
