@@ -102,10 +102,9 @@ def _index(elmo, corpus, words, layer, state):
             raise ValueError("--layer, --weights, --state: expected a text beside them, got the vectors in "
                              f"{corpus}")
         return index
+    layers, dtype = _layers(layer, elmo.bilm.num_layers), "float16" if words is None else "float32"
     with open_texts(corpus, allow_blank=True) as texts:
-        return ContextIndex.build(elmo, (text.tokens for text in texts), words=words,
-                                  layers=_layers(layer, elmo.bilm.num_layers), state=state or "warm",
-                                  dtype="float16" if words is None else "float32")
+        return ContextIndex.build(elmo, texts, words=words, layers=layers, state=state or "warm", dtype=dtype)
 
 
 def _layers(layer: str | list[float] | None, count: int) -> str | list[float]:

@@ -4,25 +4,27 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import tee
 from typing import NamedTuple
 
 import h5py
 import numpy as np
+import torch
 
 from elmo_fast import stops
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count
-from elmo_fast.embed.api import Layers, LoadedElmo, Text
+from elmo_fast.embed.api import Given, Layers, LoadedElmo
 from elmo_fast.embed.opened import Embeddings
+from elmo_fast.embed.readers import Text
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import check_iterable, check_sentence
+from elmo_fast.text.fasta import FastaRecord
 
 FORMAT = "elmo-fast context index"
 STATES = ("warm", "zero")  # vectors that depend on their own text alone
 DTYPES = ("float32", "float16")
-_TEXTS_AT_ONCE = 1024
 _ROWS_AT_ONCE = 1 << 14  # of vectors in fp32
 
 
@@ -41,11 +43,11 @@ class Comparison:
 
     def mixed(self, weights: Sequence[float]) -> np.ndarray:
         """Cosines of a mixture of the layers, with a weight for each of them: float32 [T1, T2]."""
-        weights = np.asarray(weights, np.float64)
-        if weights.shape != (len(self.first),):
+        factors = np.asarray(weights, np.float64)
+        if factors.shape != (len(self.first),):
             raise ValueError(f"weights: expected {len(self.first)} numbers, one for each layer, got shape "
-                             f"{weights.shape}")
-        return cosines(np.tensordot(weights, self.first, axes=1), np.tensordot(weights, self.second, axes=1))
+                             f"{factors.shape}")
+        return cosines(np.tensordot(factors, self.first, axes=1), np.tensordot(factors, self.second, axes=1))
 
     def products(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Dot products between the layers: of pairs of tokens float64 [layers, layers, T1, T2], and of every token
@@ -58,11 +60,14 @@ class Comparison:
         return cross, *(np.einsum("ktd,ltd->klt", layers, layers) for layers in (first, second))
 
 
-def compare(elmo: LoadedElmo, first: Text, second: Text, state: str = "warm") -> Comparison:
+def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm") -> Comparison:
     """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens. `state` is warm or zero."""
     check_choice("state", state, STATES)
-    texts = [_tokens(text, name) for name, text in (("first", first), ("second", second))]
-    return Comparison(*texts, *elmo.embed(texts, state=state))
+    rows, columns = _tokens(first, "first"), _tokens(second, "second")
+    for name, tokens in (("first", rows), ("second", columns)):
+        if not tokens:
+            raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
+    return Comparison(rows, columns, *elmo.embed([rows, columns], state=state))
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -102,18 +107,21 @@ class ContextIndex:
         self.model = model
 
     @classmethod
-    def build(cls, elmo: LoadedElmo, texts: Iterable[Text], *, words: Collection[str] | None = None,
+    def build(cls, elmo: LoadedElmo, texts: Iterable[Given], *, words: Collection[str] | None = None,
               layers: Layers = "average", state: str = "warm", dtype: str = "float32",
               batch_size: int = DEFAULT_BATCH_SIZE) -> "ContextIndex":
         """An index of a corpus in memory: of every token, or of `words` alone, whatever their capitals.
 
-        Texts are embedded 1,024 at a time, those without the words not at all. `layers` as in `LoadedElmo.embed`, but
-        not `all`; `state` is warm or zero. Vectors are kept with length 1, in `dtype`, float32 or float16.
+        Texts are read as they are needed, and those without the words are not embedded. `layers` as in
+        `LoadedElmo.embed`, but not `all`; `state` is warm or zero. Vectors are kept with length 1, in `dtype`, float32
+        or float16.
         """
         check_choice("state", state, STATES)
         check_choice("dtype", dtype, DTYPES)
         if isinstance(layers, str) and layers == "all":
             raise ValueError("layers: expected a layer or a mixture of them, got 'all'")
+        if isinstance(texts, FastaRecord):
+            raise ValueError("texts: expected a list of texts, got one FastaRecord; put it into a list")
         check_iterable(texts, "texts")
         return cls._gather(_embedded(elmo, _chosen(texts, words), layers, state, batch_size), dtype,
                            elmo.bilm.get_output_dim(), layers=layers, state=state, model=elmo.bilm.fingerprint())
@@ -138,7 +146,8 @@ class ContextIndex:
     def _gather(cls, rows: Iterable[tuple[int, list[str], np.ndarray, np.ndarray]], dtype: str, width: int,
                 **about) -> "ContextIndex":
         """An index of (number, tokens, positions [n], vectors [n, dim]) of texts."""
-        kept, lines, places, vectors = [], [], [np.zeros((0, 2), np.int64)], [np.zeros((0, width), dtype)]
+        kept: list[list[str]] = []
+        lines, places, vectors = [], [np.zeros((0, 2), np.int64)], [np.zeros((0, width), dtype)]
         for line, tokens, positions, array in rows:
             places.append(np.stack([np.full(len(positions), len(kept)), positions], axis=1))
             vectors.append(_unit(array).astype(dtype))
@@ -225,12 +234,14 @@ class ContextIndex:
         if vector.shape != self.vectors.shape[1:]:
             raise ValueError(f"query: expected a vector of {self.vectors.shape[1]} values, those of the index's model, "
                              f"got shape {vector.shape}")
-        mean = self._mean(numbers) if center else np.float32(0)
-        vector = _unit(_unit(vector) - mean)
+        mean = self._mean(numbers) if center else None
+        vector = _unit(vector) if mean is None else _unit(_unit(vector) - mean)
         best, scores = np.zeros(0, np.int64), np.zeros(0, np.float32)
-        for rows, block in self._unit_blocks(numbers):
-            # NaN, the cosine of a zero vector, is last
-            found = np.nan_to_num(_unit(block - mean) @ vector, nan=-2)
+        for rows, block in self._blocks(numbers):
+            block = block if mean is None else _unit(block) - mean
+            with np.errstate(invalid="ignore"):
+                found = block @ vector / np.sqrt(np.einsum("nd,nd->n", block, block))
+            found = np.nan_to_num(found, nan=-2)  # a zero vector is last
             rows, found = (rows[rows != query], found[rows != query]) if is_number else (rows, found)
             best, scores = np.concatenate([best, rows]), np.concatenate([scores, found])
             order = np.lexsort((best, -scores))[:top]
@@ -238,20 +249,23 @@ class ContextIndex:
         return [Neighbour(score if score > -2 else float("nan"), number, *self.places[number].tolist())
                 for number, score in zip(best.tolist(), scores.clip(-2, 1).tolist())]
 
-    def _unit_blocks(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _blocks(self, numbers: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Numbers and their vectors, float32; torch converts float16 many times as fast as NumPy."""
         for rows in _slices(len(numbers)):
-            yield numbers[rows], _unit(np.asarray(self.vectors[numbers[rows]], np.float32))
+            yield numbers[rows], torch.from_numpy(self.vectors[numbers[rows]]).float().numpy()
 
     def _mean(self, numbers: np.ndarray) -> np.ndarray:
-        total = sum(np.nansum(block, axis=0, dtype=np.float64) for _, block in self._unit_blocks(numbers))
-        return np.float32(total / max(1, len(numbers)))
+        total = np.zeros(self.vectors.shape[1])
+        for _, block in self._blocks(numbers):
+            total += np.nansum(_unit(block), axis=0, dtype=np.float64)
+        return (total / max(1, len(numbers))).astype(np.float32)
 
 
 def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
     """Coordinates of vectors [n, dim], scaled to length 1, along their two directions of greatest variance, and the
     fraction of the variance that these have: float32 [n, 2] and a number from 0 to 1.
     """
-    vectors = _unit(np.asarray(vectors, np.float64), np.float64)
+    vectors = np.nan_to_num(_unit(vectors, np.float64))
     vectors -= vectors.mean(axis=0, keepdims=True)
     variances, axes = np.linalg.eigh(vectors.T @ vectors)  # ascending
     axes = axes[:, :-3:-1]
@@ -266,18 +280,19 @@ def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def _tokens(text: Text, name: str) -> list[str]:
-    tokens = text.split() if isinstance(text, str) else list(check_sentence(getattr(text, "sequence", text), name))
-    if not tokens:
-        raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
-    return tokens
+def _tokens(text: Given, name: str) -> list[str]:
+    if isinstance(text, str):
+        return text.split()
+    if isinstance(text, FastaRecord):
+        return list(text.sequence)
+    return list(text.tokens if isinstance(text, Text) else check_sentence(text, name))
 
 
-def _chosen(texts: Iterable[Text], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
+def _chosen(texts: Iterable[Given], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
     """(number, tokens, positions int64 of the words) of the texts that have any."""
     wanted = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
-        tokens = text.split() if isinstance(text, str) else list(check_sentence(text, f"texts[{number}]"))
+        tokens = _tokens(text, f"texts[{number}]")
         positions = [at for at, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
         if positions:
             yield number, tokens, np.array(positions, np.int64)
@@ -285,10 +300,10 @@ def _chosen(texts: Iterable[Text], words: Collection[str] | None) -> Iterator[tu
 
 def _embedded(elmo: LoadedElmo, chosen: Iterator[tuple[int, list[str], np.ndarray]], layers: Layers, state: str,
               batch_size: int) -> Iterator[tuple[int, list[str], np.ndarray, np.ndarray]]:
-    while block := list(islice(chosen, _TEXTS_AT_ONCE)):
-        arrays = elmo.embed([tokens for _, tokens, _ in block], layers, state, batch_size=batch_size)
-        for (number, tokens, positions), array in zip(block, arrays):
-            yield number, tokens, positions, array[positions]
+    chosen, running = tee(chosen)
+    arrays = elmo.stream((tokens for _, tokens, _ in running), layers, state, batch_size=batch_size)
+    for array, (number, tokens, positions) in zip(arrays, chosen):
+        yield number, tokens, positions, array[positions]
         stops.check()
 
 

@@ -89,9 +89,10 @@ def _draw_maps(maps: dict[str, np.ndarray], first: Sequence[str], second: Sequen
     down = -(-len(maps) // across)
     figure = _figure(across * width + 0.9, down * (height + 0.3))
     figure.set_layout_engine("constrained")
+    families = _families([*rows, *columns])
     panels = figure.subplots(down, across, squeeze=False).ravel()
     for axes, (title, cosines) in zip(panels, maps.items()):
-        image = _draw_map(axes, cosines, rows, columns, cell)
+        image = _draw_map(axes, cosines, rows, columns, cell, families)
         axes.set_title(title, fontsize=10, color=_INK, pad=8)
     for axes in panels[len(maps) :]:
         axes.set_visible(False)
@@ -103,14 +104,13 @@ def _draw_maps(maps: dict[str, np.ndarray], first: Sequence[str], second: Sequen
     return figure
 
 
-def _draw_map(axes: "Axes", cosines: np.ndarray, rows: list[str], columns: list[str], cell: float):
+def _draw_map(axes: "Axes", cosines: np.ndarray, rows: list[str], columns: list[str], cell: float,
+              families: list[str]):
     from matplotlib.colors import LinearSegmentedColormap
 
     colors = LinearSegmentedColormap.from_list("cosine", [NEGATIVE, ZERO, POSITIVE]).with_extremes(bad="white")
     image = axes.imshow(cosines, cmap=colors, vmin=-1, vmax=1)
-    size = min(9, 50 * cell)
-    families = _families([*rows, *columns])
-    style = {"fontsize": size, "fontfamily": families, "parse_math": False, "color": _INK}
+    style = {"fontsize": min(9, 50 * cell), "fontfamily": families, "parse_math": False, "color": _INK}
     axes.set_xticks(range(len(columns)), columns, rotation=90 if max(map(len, columns)) > 3 else 0, **style)
     axes.set_yticks(range(len(rows)), rows, **style)
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -133,7 +133,8 @@ def _draw_report(report: Report, title: str) -> "Figure":
     axes.set(xlim=(0, 13), ylim=(0.27 * count + 0.7, 0))
     axes.axis("off")
     contexts = [context for group in report.groups for context in (group.query, *group.neighbours)]
-    families = _families([title, *(f"{each.before}{each.word}{each.after}" for each in contexts)])
+    title = _printable(title)
+    families = _families([title, *(_printable(f"{each.before}{each.word}{each.after}") for each in contexts)])
     axes.text(0.3, 0.35, title, fontsize=12, va="center", color=_INK, fontfamily=families, parse_math=False)
     y = 0.85
     for group in report.groups:
@@ -158,13 +159,19 @@ def _draw_context(axes: "Axes", context: Context, y: float, families: list[str])
         axes.add_patch(Rectangle((0.3, y - 0.07), 1.2 * share, 0.14, color=POSITIVE, linewidth=0))
         axes.text(1.6, y, f"{context.similarity:.3f}", fontsize=9, va="center", color=_INK)
     style = {"fontsize": 9.5, "va": "center", "fontfamily": families, "parse_math": False}
-    axes.text(7.0, y, context.before, ha="right", color=_MUTED, **style)
-    word = axes.text(7.08, y, context.word, fontweight="bold", color=POSITIVE, **style)
-    axes.annotate(context.after, (1, 0.5), (5, 0), xycoords=word, textcoords="offset points", color=_MUTED, **style)
+    axes.text(7.0, y, _printable(context.before), ha="right", color=_MUTED, **style)
+    word = axes.text(7.08, y, _printable(context.word), fontweight="bold", color=POSITIVE, **style)
+    axes.annotate(_printable(context.after), (1, 0.5), (5, 0), xycoords=word, textcoords="offset points", color=_MUTED,
+                  **style)
+
+
+def _printable(text: str) -> str:
+    """Without what fonts cannot draw: control letters, halves of surrogates."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _label(token: str) -> str:
-    printable = "".join(letter if letter.isprintable() else "\ufffd" for letter in token)
+    printable = _printable(token)
     return printable if len(printable) <= _LONGEST_LABEL else f"{printable[: _LONGEST_LABEL - 1]}\u2026"
 
 
@@ -175,7 +182,7 @@ def _families(texts: Iterable[str]) -> list[str]:
     def letters(path: str) -> set[int]:
         return set(font_manager.get_font(path).get_charmap())
 
-    missing = set(map(ord, "".join(texts))) - set(map(ord, " \t\n"))
+    missing = set(map(ord, "".join(texts))) - {ord(" ")}
     families = ["DejaVu Sans"]
     missing -= letters(font_manager.findfont("DejaVu Sans"))
     for font in font_manager.fontManager.ttflist if missing else ():

@@ -1,5 +1,7 @@
 """The page at `/` and what it asks for: token-by-token similarities of two sentences, nearest contexts of a word."""
 
+import base64
+import hashlib
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,9 +21,9 @@ with extra("serve"):
 
 MOST_TOKENS = 60  # of a sentence on the page
 _PAGE = Path(__file__).with_name("page.html")
-# Nothing comes from elsewhere; what the page shows is set as text, never as HTML.
-_POLICY = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-           "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"}
+# Nothing comes from elsewhere, and no script runs but the page's own.
+_POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
+           "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
 _Token = Annotated[str, Field(max_length=2000)]
 
 
@@ -86,14 +88,17 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
         index = _open(index)
     if index is not None and index.check(elmo).state != elmo.bilm.state:
         raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
+    if index is not None:
+        index.occurrences("")  # finds the words before the first request
     routes = APIRouter()
     page = _PAGE.read_text(encoding="utf-8")
+    policy = {"Content-Security-Policy": _POLICY.format(_digest(page.split("<script>")[1].split("</script>")[0]))}
     about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
 
     @routes.get("/", include_in_schema=False)
     def show_page() -> HTMLResponse:
-        return HTMLResponse(page, headers=_POLICY)
+        return HTMLResponse(page, headers=policy)
 
     @routes.get("/v1/page")
     def describe() -> dict[str, Any]:
@@ -115,6 +120,11 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
         return _nearest(elmo, index, body)
 
     return routes
+
+
+def _digest(script: str) -> str:
+    """The name of a script in a Content-Security-Policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _open(path: str | os.PathLike) -> ContextIndex:
@@ -148,8 +158,8 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> Nea
     for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
         shown = context_of(index, near.number)
         found.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
-                                  line=shown.line, before=shown.before, word=shown.word, after=shown.after,
-                                  tokens=list(index.texts[near.text])))
+                                  line=int(index.lines[near.text]) + 1, before=shown.before, word=shown.word,
+                                  after=shown.after, tokens=list(index.texts[near.text])))
     return NearestAnswer(occurrences=len(occurrences), neighbours=found)
 
 

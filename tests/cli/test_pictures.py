@@ -10,8 +10,9 @@ import pytest
 
 import elmo_fast
 from elmo_fast.embed.contexts import ContextIndex, compare
-from elmo_fast.embed.nearest import Context, Group, Plane, Report, report_lines
+from elmo_fast.embed.nearest import Context, Group, Plane, Report, find_contexts, report_lines
 from elmo_fast.embed.pages import report_page
+from elmo_fast.embed.pictures import save_report
 from tests.support.files import names, run, write_model
 
 CORPUS = ["The play opened in spring .", "", "They Play outside <b>&amp;</b> play", "no such word", "猫 and a play"]
@@ -199,7 +200,19 @@ def test_letters_that_no_font_has(capsys, folder, model, caplog):
     letter = "\U00012000"  # cuneiform
     with caplog.at_level(logging.WARNING):
         assert run(capsys, "compare", letter, "c", "-o", "b.png", "--model", model)[0] == 0
-    assert not caplog.records or (letter in caplog.records[0].message and "boxes" in caplog.records[0].message)
+    assert all(letter in record.message and "boxes" in record.message for record in caplog.records)
+    assert len(caplog.records) <= 1
+
+
+@pytest.mark.parametrize("suffix", PICTURES)
+def test_texts_that_no_font_can_draw(tmp_path, model, suffix):
+    if suffix in (".png", ".svg", ".pdf"):
+        pytest.importorskip("matplotlib")
+    elmo = elmo_fast.load(model)
+    index = ContextIndex.build(elmo, [["\ud800", "a", "b\x00\n", "$x^$"]])
+    report = find_contexts(elmo, index, "a", sentence="\ud800 a")
+    save_report(report, tmp_path / f"out{suffix}", "\x07 title \ud800")
+    assert (tmp_path / f"out{suffix}").read_bytes().startswith(PICTURES[suffix])
 
 
 def test_long_contexts_are_cut_at_words_and_numbers_are_finite():

@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 
 import elmo_fast
-from elmo_fast import ConfigurationError
+from elmo_fast import ConfigurationError, FastaRecord
 from elmo_fast.embed import contexts
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import ContextIndex, compare, principal_plane
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item, segment
 from elmo_fast.embed.nearest import open_index
+from elmo_fast.embed.readers import Text
 from tests.support.files import names, read_hdf5, tiny
 from tests.support.models import bilm
 
@@ -52,6 +53,14 @@ def test_a_zero_vector_has_no_cosine():
     assert np.isnan(found[0, 0]) and found[1, 0] == 1
 
 
+def test_proteins_and_texts_of_readers(elmo):
+    protein, text = FastaRecord("P1 a protein", "MKVM"), Text("7", "a text", ["a", "text"])
+    found = compare(elmo, protein, text)
+    assert (found.first_tokens, found.second_tokens) == (list("MKVM"), ["a", "text"])
+    index = ContextIndex.build(elmo, [protein, text])
+    assert index.texts == [list("MKVM"), ["a", "text"]] and index.occurrences("m").tolist() == [0, 3]
+
+
 def test_state_is_that_of_embed(elmo):
     zero = compare(elmo, "a b", "c", state="zero")
     np.testing.assert_array_equal(zero.first, elmo.embed(["a b"], state="zero")[0])
@@ -83,7 +92,6 @@ def expected_order(vectors, query, without=None):
 @pytest.mark.parametrize("layers", ["average", "top", (0.0, 1.0, 0.0)])
 def test_nearest_of_every_token(elmo, layers, dtype, tolerance, monkeypatch):
     monkeypatch.setattr(contexts, "_ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(contexts, "_TEXTS_AT_ONCE", 2)
     index = ContextIndex.build(elmo, TEXTS, layers=layers, dtype=dtype)
     vectors = np.concatenate(elmo.embed(TEXTS[:4], layers))
     assert len(index) == len(vectors) == 19 and index.vectors.dtype == dtype
@@ -227,6 +235,8 @@ def test_wrong_arguments(elmo):
             ContextIndex.build(elmo, TEXTS, **arguments)
     with pytest.raises(ValueError, match="texts: expected a list"):
         ContextIndex.build(elmo, "one text")
+    with pytest.raises(ValueError, match="texts: expected a list of texts, got one FastaRecord"):
+        ContextIndex.build(elmo, FastaRecord("a", "MK"))
     index = ContextIndex.build(elmo, TEXTS)
     with pytest.raises(ValueError, match="query: expected a vector of 8 values"):
         index.nearest(np.ones(4))
@@ -246,3 +256,4 @@ def test_principal_plane_has_the_variance_of_a_decomposition():
     assert fraction == pytest.approx((values[:2] ** 2).sum() / (values**2).sum(), rel=1e-6)
     alone, fraction = principal_plane(vectors[:1])
     assert alone.tolist() == [[0, 0]] and fraction == 1
+    assert np.isfinite(principal_plane(np.array([[0, 0], [3, 4]], np.float32))[0]).all()

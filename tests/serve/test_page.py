@@ -143,6 +143,28 @@ def test_an_index_from_a_file(elmo, index, tmp_path):
         router(elmo, ContextIndex.build(elmo, CORPUS, state="zero"))
 
 
+def test_the_page_on_the_server(elmo, index, tmp_path):
+    pytest.importorskip("fastapi", reason="needs elmo-fast[serve]")
+    pytest.importorskip("prometheus_client", reason="needs elmo-fast[serve]")
+    pytest.importorskip("httpx", reason="needs httpx")
+    from fastapi.testclient import TestClient
+
+    from elmo_fast.serve.app import Service, create_app
+    from elmo_fast.serve.batching import Batching
+
+    index.save(tmp_path / "index.h5")
+    with Batching(elmo.bilm, slots=4) as batching:
+        client = TestClient(create_app(Service(batching, "tiny", "0", index=str(tmp_path / "index.h5"))))
+        assert "Words in context" in client.get("/").text
+        answer = client.post("/v1/compare", json={"first": FIRST, "second": SECOND}).json()
+        np.testing.assert_allclose(answer["cross"], compare(elmo, FIRST, SECOND).products()[0], rtol=1e-5, atol=1e-6)
+        near = client.post("/v1/nearest", json={"tokens": ["we", "play"], "position": 1}).json()
+        assert near["occurrences"] == 4 and len(near["neighbours"]) == 4
+        refused = client.post("/v1/compare", json={"first": "", "second": "a"})
+        assert refused.status_code == 422
+        assert refused.json()["error"]["message"] == "The first sentence has 0 tokens; expected 1 to 60."
+
+
 def test_the_page_asks_for_nothing_elsewhere(client):
     answer = client.get("/")
     assert answer.status_code == 200 and "default-src 'none'" in answer.headers["content-security-policy"]
