@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -331,7 +332,7 @@ def test_every_commit_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
     def replacing(source, target):
         if os.path.basename(target) == "progress.json":
             folder = os.path.dirname(target)
-            named = [stored["name"] for commit in json.loads(open(source).readline())["commits"]
+            named = [stored["name"] for commit in json.loads(Path(source).read_text().splitlines()[0])["commits"]
                      for stored in commit["files"]]
             inodes = {os.stat(path).st_ino
                       for path in (source, folder, *(os.path.join(folder, name) for name in named))}
