@@ -17,7 +17,7 @@ from elmo_fast.choices import (
     TOKENIZERS,
     UNKNOWN,
 )
-from elmo_fast.cli.flags import NUMERICS, add_command, at_least
+from elmo_fast.cli.flags import NUMERICS, add_command, at_least, value_of
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
@@ -60,8 +60,9 @@ def _add_embed(commands) -> None:
     layers = parser.add_mutually_exclusive_group(required=True)
     for name, meaning in (("all", "every layer"), ("top", "the top layer"), ("average", "the mean of the layers")):
         layers.add_argument(f"--{name}", dest="layers", action="store_const", const=name, help=meaning)
-    layers.add_argument("--weights", dest="layers", type=_factors, metavar="W,W,...", help="the sum of the layers, "
-                        "each times its factor")
+    factors = value_of(lambda text: tuple(map(float, text.split(","))), "numbers with commas between them", bool)
+    layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="the sum of the layers, each "
+                        "times its factor")
     add("--batch-size", type=at_least(1), default=DEFAULT_BATCH_SIZE, help="sentences at a time (default: %(default)s)")
     add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
@@ -90,10 +91,6 @@ def _add_formats(parser) -> None:
     add("--field", metavar="NAME", help="key or column of the texts in JSON lines and Parquet (default: text)")
     add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(TOKENIZERS)} or package.module:function "
         "(default: %(default)s)")
-
-
-def _factors(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
 
 
 def add_seqvec(commands) -> None:

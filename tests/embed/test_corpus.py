@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -89,7 +90,7 @@ def cut(monkeypatch):
 
 @pytest.mark.parametrize("state, slots, cuts, layout", grid(
     ["carry", "zero", "warm"], [1, 3, 64], [(1,), (2, 1), (4, 3, 1)],
-    [("allennlp", "o.h5"), ("packed", "o.h5"), ("npz", "o.npz")]))
+    [("allennlp", "o.h5"), ("packed", "o.h5"), ("packed", "o"), ("npz", "o.npz")]))
 def test_a_run_that_goes_on_gives_what_an_uninterrupted_one_gives(tmp_path, cut, state, slots, cuts, layout):
     layout, name = layout
     (tmp_path / "whole").mkdir()
@@ -331,7 +332,7 @@ def test_every_commit_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
     def replacing(source, target):
         if os.path.basename(target) == "progress.json":
             folder = os.path.dirname(target)
-            named = [stored["name"] for commit in json.loads(open(source).readline())["commits"]
+            named = [stored["name"] for commit in json.loads(Path(source).read_text().splitlines()[0])["commits"]
                      for stored in commit["files"]]
             inodes = {os.stat(path).st_ino
                       for path in (source, folder, *(os.path.join(folder, name) for name in named))}
