@@ -82,7 +82,7 @@ test-all: $(INSTALLED)
 	$(PY) -m pytest -q -m long $(PYTEST_FLAGS)
 
 test-integrations: $(LIBRARIES)
-	$(PY) -m pytest -q -m long tests/integrations tests/compat/test_elmoformanylangs.py $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -m long tests/integrations tests/scale tests/compat/test_elmoformanylangs.py $(PYTEST_FLAGS)
 
 $(LIBRARIES): pyproject.toml $(INSTALLED)
 	$(PIP) --no-build-isolation -e ".[$(INTEGRATIONS)]"

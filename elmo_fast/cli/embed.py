@@ -10,6 +10,8 @@ from typing import IO
 from elmo_fast import stops
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, DIRECTIONS, SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, UNKNOWN
 from elmo_fast.cli.flags import add_command, at_least
+from elmo_fast.cli.ray import add_ray_flags
+from elmo_fast.cli.ray import embed as embed_on_ray
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
@@ -59,6 +61,7 @@ def _add_embed(commands) -> None:
     add("--include-package", action="append", default=[], metavar="PACKAGE",
         help="import a package and its modules first; repeatable")
     add("--vocab-path", metavar="FILE", help="not used, neither here nor by AllenNLP 0.9")
+    add_ray_flags(parser)
 
 
 def _add_language_model(commands) -> None:
@@ -104,7 +107,8 @@ def add_seqvec(commands) -> None:
 
 
 def _embed(input_file, output_file, cuda_device, token_table, unknown, file_friendly_logging, include_package,
-           vocab_path, progress, model, options_file, weight_file, state, precision, backend, **form) -> None:
+           vocab_path, progress, model, options_file, weight_file, state, precision, backend, ray, ray_workers,
+           ray_cpus, ray_gpus, **form) -> None:
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.table import TokenTable
@@ -118,6 +122,11 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
 
         for package in include_package:
             import_submodules(package)
+    if ray is not None:
+        files = _files(output_file, [input_file], model, options_file, weight_file)
+        embed_on_ray(files, input_file, output_file, ray, ray_workers, ray_cpus, ray_gpus, state, precision, backend,
+                     progress=progress, cuda_device=cuda_device, token_table=token_table, **form)
+        return
     check_target(output_file, "output file")
     with locked(output_file, reserve=True), _open(input_file) as file:
         files = _files(output_file, [input_file, token_table], model, options_file, weight_file)
