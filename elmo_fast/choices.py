@@ -1,10 +1,11 @@
-"""Accepted values and defaults of arguments, and their checks; the user's cache directory.
+"""Accepted values and defaults of arguments, and their checks; extras; the user's cache directory.
 
 Imports no torch: the command's help reads it.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from pathlib import Path
 
@@ -13,8 +14,11 @@ PRECISIONS = ("highest", "high", "medium")
 STATES = ("carry", "zero", "warm")
 LAYERS = ("all", "top", "average")
 UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s
-STORAGES = ("float32", "float16")  # of the vectors in a token table
+STORAGES = ("float32", "float16")  # of stored vectors
+LAYOUTS = ("allennlp", "packed", "parquet", "arrow", "npz", "npy")  # of files of vectors
 DIRECTIONS = ("both", "forward", "backward")  # of the language model that gives substitutes
+FORMATS = ("text", "conllu", "fasta", "jsonl", "parquet")  # of input files
+TOKENIZERS = ("whitespace", "simple")
 SEQVEC_LAYERS = ("sum", "all", "CNN", "LSTM1", "LSTM2")
 # LSTM cells, projection and highway layers of the published models.
 SIZES = {"small": (1024, 128, 1), "medium": (2048, 256, 1), "original": (4096, 512, 2)}
@@ -37,6 +41,15 @@ def check_count(name: str, value: int, error: type[ValueError] = ValueError, mos
     if most is not None and value > most:
         raise error(f"{name}: expected an integer of at most {most:,}, got {value:,}")
     return value
+
+
+@contextlib.contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Around the import of an optional library: an `ImportError` in it names the extra that installs what is absent."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"a package is not there ({error}): install elmo-fast[{name}]") from error
 
 
 def cache_directory() -> Path:

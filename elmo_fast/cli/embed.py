@@ -1,15 +1,12 @@
-"""The subcommands `embed`, `cache`, `info`, `models`, `doctor`, `score`, `substitutes` and `seqvec`."""
+"""The subcommands `embed`, `cache`, `info`, `models`, `doctor` and `seqvec`."""
 
+import contextlib
 import logging
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
-from elmo_fast import stops
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, DIRECTIONS, SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, UNKNOWN
-from elmo_fast.cli.flags import add_command, at_least
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, UNKNOWN
+from elmo_fast.cli.flags import NUMERICS, add_command, at_least, open_input
 from elmo_fast.cli.ray import add_ray_flags
 from elmo_fast.cli.ray import embed as embed_on_ray
 from elmo_fast.model.atomic_file import check_target, locked
@@ -17,31 +14,29 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 
 _FILES = "--model", "--options-file", "--weight-file"
-_NUMERICS = "--precision", "--backend"
 
 
 def add_commands(commands) -> None:
     """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
     _add_embed(commands)
     parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary once, into a token table for "
-                         "embed", *_FILES, *_NUMERICS, "--cuda-device", "--quiet")
+                         "embed", *_FILES, *NUMERICS, "--cuda-device", "--quiet")
     parser.epilog = ("After an interruption the same command resumes. embed refuses a table of a lower precision than "
                      "its own.")
     add = parser.add_argument
     add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
     add("output_file", metavar="OUT", help="HDF5 file")
-    add("--corpus", action="store_true", help="VOCAB is a tokenized text, one sentence a line: cache every word of it")
+    add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
     add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:])
     add_command(commands, "models", "elmo_fast.model.catalogue:report", "list the public models that can be named")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
-    _add_language_model(commands)
 
 
 def _add_embed(commands) -> None:
     parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence a line, into an HDF5 file",
-                         *_FILES, "--state", *_NUMERICS, "--cuda-device", "--quiet")
+                         *_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
     add = parser.add_argument
     add("input_file", metavar="INPUT", help="text file, UTF-8, tokens separated by spaces; - is stdin")
     add("output_file", metavar="OUTPUT", help="HDF5 file, one dataset a sentence")
@@ -64,28 +59,10 @@ def _add_embed(commands) -> None:
     add_ray_flags(parser)
 
 
-def _add_language_model(commands) -> None:
-    shared, defaults = ("--model", "--state", *_NUMERICS), {"model": DEFAULT_MODEL, "state": "warm"}
-    score = add_command(commands, "score", _score, "print log-probabilities of the sentences of a text, in both "
-                        "directions", *shared, **defaults)
-    substitutes = add_command(commands, "substitutes", _substitutes, "print the likeliest words in place of each token "
-                              "of a text", *shared, **defaults)
-    for add in (score.add_argument, substitutes.add_argument):
-        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line; - is stdin")
-        add("--softmax-file", metavar="FILE", help="HDF5 softmax, as export --softmax writes it (default: softmax.hdf5 "
-            "beside the weights)")
-        add("--vocab-file", metavar="FILE", help="its vocabulary (default: vocab.txt beside the weights)")
-    score.add_argument("--tokens", action="store_true", help="a line for each token")
-    add = substitutes.add_argument
-    add("--top", type=int, default=10, metavar="K", help="words a token (default: %(default)s)")
-    add("--word", action="append", metavar="WORD", help="only in place of WORD; repeatable")
-    add("--direction", choices=DIRECTIONS, default="both", help="(default: %(default)s)")
-
-
 def add_seqvec(commands) -> None:
     """Add the subcommand `seqvec`, with SeqVec's flags."""
     parser = add_command(commands, "seqvec", "elmo_fast.compat.seqvec:embed_fasta", "embed the protein sequences of "
-                         "FASTA files, with SeqVec's flags", "--state", *_NUMERICS)
+                         "FASTA files, with SeqVec's flags", "--state", *NUMERICS)
     parser.epilog = "SeqVec carries states; with zero and warm a sequence's vectors depend on the sequence alone."
     add = parser.add_argument
     add("-i", "--input", dest="input_path", required=True, type=Path, metavar="FASTA", help="FASTA file (.gz too), or "
@@ -128,7 +105,7 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
                      progress=progress, cuda_device=cuda_device, token_table=token_table, **form)
         return
     check_target(output_file, "output file")
-    with locked(output_file, reserve=True), _open(input_file) as file:
+    with locked(output_file, reserve=True), open_input(input_file) as file:
         files = _files(output_file, [input_file, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
@@ -139,17 +116,16 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
 
 def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, **names) -> None:
     from elmo_fast.embed.embedder import torch_device
-    from elmo_fast.embed.files import read_lines
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.model.bilm import BiLm
     from elmo_fast.model.token_table.build import corpus_words, write_token_table
 
     check_target(output_file, "output file")
     with locked(output_file, reserve=True):
-        files = _files(output_file, [vocabulary], **names)
-        device = torch_device(cuda_device)
-        if corpus:
-            with _open(vocabulary) as file:
-                vocabulary = corpus_words(line.tokens for line in read_lines(file, allow_blank=True))
+        with open_texts(vocabulary, allow_blank=True) if corpus else contextlib.nullcontext() as texts:
+            files = _files(output_file, texts.paths if corpus else [vocabulary], **names)
+            device = torch_device(cuda_device)
+            vocabulary = corpus_words(text.tokens for text in texts) if corpus else vocabulary
         bilm = BiLm.from_model(files, precision=precision, backend=backend).to(device)
         try:
             write_token_table(bilm, vocabulary, output_file, storage=storage, progress=progress)
@@ -164,32 +140,6 @@ def _info(**names) -> list[str]:
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
     return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names)).items()]
-
-
-def _score(input_file, tokens, **head) -> Iterator[str]:
-    from elmo_fast.embed.scoring import load_head, score_lines
-
-    with _open(input_file) as file:
-        yield from map(_unless_stopped, score_lines(load_head(**head), file, tokens))
-
-
-def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
-    from elmo_fast.embed.scoring import load_head, substitute_lines
-
-    with _open(input_file) as file:
-        yield from map(_unless_stopped, substitute_lines(load_head(**head), file, top, direction, word))
-
-
-def _unless_stopped(line: str) -> str:
-    stops.check()
-    return line
-
-
-def _open(name: str) -> IO[str]:
-    if name == "-" and sys.stdin is None:
-        raise ConfigurationError("input file: expected text on stdin, which is closed")
-    file = sys.stdin.fileno() if name == "-" else name
-    return stops.interruptible(open)(file, encoding="utf-8", closefd=name != "-")
 
 
 def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:

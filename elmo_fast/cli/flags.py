@@ -1,11 +1,14 @@
-"""Flags that several subcommands share, each declared once, and the types of their values."""
+"""Flags that several subcommands share, each declared once, the types of their values, and the input file."""
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import IO, Any
 
+from elmo_fast import stops
 from elmo_fast.choices import BACKENDS, PRECISIONS, STATES
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
 
 _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or a URL"
@@ -20,6 +23,7 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--cuda-device": {"type": int, "default": -1, "help": "number of the GPU; -1 is the CPU (default)"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
 }
+NUMERICS = "--precision", "--backend"
 
 
 def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | str, summary: str, *shared: str,
@@ -45,3 +49,11 @@ def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any],
 def at_least(least: int) -> Callable[[str], int]:
     """An argparse type: an integer of at least `least`."""
     return value_of(int, f"an integer of at least {least}", lambda value: value >= least)
+
+
+def open_input(name: str) -> IO[str]:
+    """A text file, or stdin for -; a stop ends the wait for it."""
+    if name == "-" and sys.stdin is None:
+        raise ConfigurationError("input file: expected text on stdin, which is closed")
+    file = sys.stdin.fileno() if name == "-" else name
+    return stops.interruptible(open)(file, encoding="utf-8", closefd=name != "-")

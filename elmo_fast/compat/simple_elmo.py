@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from elmo_fast.choices import LAYERS, check_choice, check_count
-from elmo_fast.embed.embedder import ElmoEmbedder, mix_layers
+from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.embed.form import mix_layers
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import SOFTMAX_FILE, ModelFiles, find_model

@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ import torch
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.files import check_array_file, write_arrays
+from elmo_fast.embed.form import Form
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.manylangs import ManyLangsBiLm
 from elmo_fast.model.sources import DEFAULT_MODEL, MANYLANGS_WEIGHTS, find_model
@@ -92,37 +92,17 @@ class LoadedElmo:
             self.bilm.state = before
 
     def _run(self, texts: list[Text], layers: Layers, pool: str | None, batch_size: int) -> Iterator[np.ndarray]:
-        """The stream with its layers mixed and tokens pooled: a `map`, which adds no frame above the stream's."""
+        """What the form keeps of the stream: a `map`, which adds no frame above the stream's."""
         sentences = check_batch(map(_tokens, texts), "sentences")
-        count = self.bilm.num_layers
-        named = {"all": None, "top": np.eye(count, dtype=np.float32)[-1],
-                 "average": np.full(count, 1 / count, np.float32)}
-        if isinstance(layers, str) and layers not in named:
-            raise ValueError(f"layers: expected one of {', '.join(named)} or {count} numbers, got {layers!r}")
-        factors = named[layers] if isinstance(layers, str) else np.asarray(layers, dtype=np.float32)
-        if factors is not None and factors.shape != (count,):
-            raise ValueError(f"layers: expected {count} numbers, one for each layer, got shape {factors.shape}")
-        if pool not in (None, *POOLS):
-            raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {pool!r}")
+        form = Form(layers, pool).check(self.bilm.num_layers)
         empty = next((number for number, tokens in enumerate(sentences) if not len(tokens)), None)
         if pool and empty is not None:
             raise ValueError(f"sentences[{empty}]: expected at least one token to pool, got none")
 
         def finish(vectors: np.ndarray) -> np.ndarray:
-            vectors = vectors if factors is None else np.tensordot(factors, vectors, axes=1)
-            return POOLS[pool](vectors) if pool else vectors
+            return form.apply(vectors, ()).vectors
 
         return map(finish, self._embedder.stream(sentences, batch_size))
-
-
-def _first_last(vectors: np.ndarray) -> np.ndarray:
-    half = vectors.shape[-1] // 2
-    return np.concatenate([vectors[..., -1, :half], vectors[..., 0, half:]], axis=-1)
-
-
-# [..., tokens, 2 P] to [..., 2 P]
-POOLS: dict[str, Callable] = {"mean": partial(np.mean, axis=-2), "max": partial(np.max, axis=-2),
-                              "first_last": _first_last}
 
 
 def _listed(sentences: Iterable[Text]) -> list[Text]:

@@ -12,7 +12,9 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, MOST_SENTENCES, check_choice, check_count
-from elmo_fast.embed.files import hdf5_file, read_lines, scan
+from elmo_fast.embed.files import hdf5_file
+from elmo_fast.embed.form import mix_layers
+from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
@@ -146,13 +148,6 @@ class ElmoEmbedder:
                     index[line.text] = key
             if index is not None:
                 writer.write_index(index)
-
-
-def mix_layers(vectors: np.ndarray, layers: str) -> np.ndarray:
-    """[layers, ...] as it is for `all`; the last layer for `top` and the mean for `average`, [...]."""
-    if layers == "all":
-        return vectors
-    return vectors[-1] if layers == "top" else vectors.mean(axis=0)
 
 
 class _Lines(io.TextIOBase):

@@ -1,17 +1,19 @@
-"""Log-probabilities and substitutes of the sentences of a text file, as lines of text."""
+"""Log-probabilities and substitutes of texts, as lines."""
 
 import itertools
 import json
 import os
-from collections.abc import Iterator
-from typing import IO
+import re
+from collections.abc import Iterable, Iterator
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
-from elmo_fast.embed.files import read_lines
+from elmo_fast.embed.readers import Text
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+
+_LINE_ENDS = re.compile(r"[\r\n]+")
 
 
 def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: str | None, **arguments) -> SoftmaxHead:
@@ -32,36 +34,36 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file)
 
 
-def score_lines(head: SoftmaxHead, input_file: IO[str], tokens: bool) -> Iterator[str]:
+def score_lines(head: SoftmaxHead, texts: Iterable[Text], tokens: bool) -> Iterator[str]:
     """Lines of tab-separated columns: forward and backward natural log-probability of each sentence, and its text.
 
-    With `tokens` a line a token, `</S>` and `<S>` at the end, and a blank line after each sentence. Blank lines are
-    empty sentences.
+    With `tokens` a line a token, `</S>` and `<S>` at the end, and a blank line after each sentence. Line ends inside a
+    text are written as spaces.
     """
-    lines = read_lines(input_file, allow_blank=True)
-    while batch := list(itertools.islice(lines, DEFAULT_BATCH_SIZE)):
-        for line, score in zip(batch, head.score([line.tokens for line in batch])):
+    left = iter(texts)
+    while batch := list(itertools.islice(left, DEFAULT_BATCH_SIZE)):
+        for text, score in zip(batch, head.score([text.tokens for text in batch])):
             if not tokens:
-                yield f"{score.forward_total:.6f}\t{score.backward_total:.6f}\t{line.text}"
+                yield f"{score.forward_total:.6f}\t{score.backward_total:.6f}\t{_LINE_ENDS.sub(' ', text.text)}"
                 continue
-            for token, forward, backward in zip(line.tokens, score.forward, score.backward):
+            for token, forward, backward in zip(text.tokens, score.forward, score.backward):
                 yield f"{forward:.6f}\t{backward:.6f}\t{token}"
             yield f"{score.end:.6f}\t\t</S>"
             yield f"\t{score.begin:.6f}\t<S>"
             yield ""
 
 
-def substitute_lines(head: SoftmaxHead, input_file: IO[str], k: int, direction: str,
+def substitute_lines(head: SoftmaxHead, texts: Iterable[Text], k: int, direction: str,
                      words: list[str] | None) -> Iterator[str]:
     """A JSON object a line for each token, or for the tokens in `words`: sentence, position, word and `substitutes`.
 
     Substitutes are pairs of a word and the natural log of its probability, the likeliest first.
     """
-    for number, line in enumerate(read_lines(input_file, allow_blank=True)):
-        positions = [at for at, token in enumerate(line.tokens) if words is None or token in words]
+    for number, text in enumerate(texts):
+        positions = [at for at, token in enumerate(text.tokens) if words is None or token in words]
         if not positions:
             continue
-        for at, found in zip(positions, head.substitutes_at(line.tokens, positions, k, direction)):
+        for at, found in zip(positions, head.substitutes_at(text.tokens, positions, k, direction)):
             pairs = [[substitute.word, round(substitute.log_probability, 6)] for substitute in found]
-            yield json.dumps({"sentence": number, "position": at, "word": line.tokens[at], "substitutes": pairs},
+            yield json.dumps({"sentence": number, "position": at, "word": text.tokens[at], "substitutes": pairs},
                              ensure_ascii=False)

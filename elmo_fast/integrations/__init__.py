@@ -1,7 +1,6 @@
 """elmo-fast in other libraries, a module for each of them: docs/integrations.md. This one imports none of them."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -10,15 +9,6 @@ from elmo_fast.embed.api import Layers, LoadedElmo, Text
 from elmo_fast.text.batching import check_sentence
 
 STATES = ("zero", "warm")  # vectors that do not depend on how another library orders and batches its texts
-
-
-@contextlib.contextmanager
-def extra(name: str) -> Iterator[None]:
-    """Around the imports of a module: an `ImportError` in it names the extra that installs what is absent."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f"a package is not there ({error}): install elmo-fast[{name}]") from error
 
 
 def check_arguments(elmo: LoadedElmo, layers: Layers, state: str, batch_size: int, pool: str | None = None) -> None:

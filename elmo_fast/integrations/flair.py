@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, extra
 from elmo_fast.embed.api import Layers, LoadedElmo
-from elmo_fast.integrations import check_arguments, extra, token_vectors, width
+from elmo_fast.integrations import check_arguments, token_vectors, width
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import DEFAULT_MODEL

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count, extra
 from elmo_fast.embed.api import Layers, LoadedElmo, load
-from elmo_fast.integrations import STATES, check_arguments, extra, token_vectors, width
+from elmo_fast.integrations import STATES, check_arguments, token_vectors, width
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.train.export import export_module
 

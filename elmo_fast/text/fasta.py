@@ -1,11 +1,11 @@
 """FASTA files: sequences under header lines that begin with `>`."""
 
-import gzip
 import itertools
 import os
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
+
+from elmo_fast.text.compressed import open_text
 
 
 class FastaRecord(NamedTuple):
@@ -16,27 +16,30 @@ class FastaRecord(NamedTuple):
 
 
 def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
-    """Records of a FASTA file in its order; the file is UTF-8, gzip-compressed when its name ends in `.gz`.
+    """Records of a FASTA file in its order; the file is UTF-8, compressed when its name ends in .gz, .bz2, .xz or .zst.
 
     Raises `ValueError` for text before the first header, a record without a sequence, a file without records, one
     cut short and undecodable bytes, naming the file and, where there is one, the line.
     """
     name = os.fspath(path)
-    found = False
     try:
-        with gzip.open(name, "rt", encoding="utf-8") if name.endswith(".gz") else open(name, encoding="utf-8") as file:
-            for record in _records(file, name):
-                found = True
-                yield record
+        with open_text(name, "FASTA file") as file:
+            yield from parse_fasta(file, name)
     except UnicodeDecodeError as error:
         raise ValueError(f"FASTA file: expected UTF-8 text, got undecodable bytes in {name} ({error})") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"FASTA file: expected a complete gzip file, got {name} ({error})") from error
+
+
+def parse_fasta(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
+    """Records of the lines of a file, whose name is for errors, which are those of `read_fasta`."""
+    found = False
+    for record in _records(lines, name):
+        found = True
+        yield record
     if not found:
         raise ValueError(f"FASTA file: expected at least one record, got none in {name}")
 
 
-def _records(lines, name: str) -> Iterator[FastaRecord]:
+def _records(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
     header: str | None = None
     pieces: list[str] = []
     for number, line in enumerate(itertools.chain(lines, [">"]), start=1):  # a last header ends the last record

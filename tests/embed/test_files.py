@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.files import hdf5_file, read_lines, scan
+from elmo_fast.embed.files import hdf5_file
+from elmo_fast.embed.readers import read_lines, scan
 from tests.support.files import full_disk, names
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -21,7 +21,7 @@ from elmo_fast.choices import STORAGES
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_path, check_target, locked, new_hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.token_table.seal import ROWS, Blocks, read_seal, write_seal
+from elmo_fast.model.seal import ROWS, Blocks, read_seal, write_seal
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary

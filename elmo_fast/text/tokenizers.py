@@ -1,0 +1,61 @@
+"""What splits a text into tokens: `whitespace`, `simple`, a function, or a function's place in a module."""
+
+import functools
+import os
+import pkgutil
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
+
+from elmo_fast.choices import TOKENIZERS
+
+Tokenizer = Callable[[str], Sequence[str]]
+
+
+def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
+    """The function of a name, of `package.module:function` (also in the working directory), or a function, checked.
+
+    What a function gives must be a list or tuple of strings, else `ValueError` names the text.
+    """
+    if callable(tokenizer):
+        return _checked(tokenizer)
+    if tokenizer == "whitespace":
+        return str.split
+    if tokenizer == "simple":
+        return _simple()
+    if not isinstance(tokenizer, str) or ":" not in tokenizer:
+        raise ValueError(f"tokenizer: expected {', '.join(TOKENIZERS)}, a function or package.module:function, got "
+                         f"{tokenizer!r:.80}")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        function = pkgutil.resolve_name(tokenizer)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"tokenizer: expected package.module:function, got {tokenizer!r:.80} ({error})") from error
+    if not callable(function):
+        raise ValueError(f"tokenizer: expected a function, got {tokenizer} of type {type(function).__name__}")
+    return _checked(function)
+
+
+def _checked(function: Tokenizer) -> Tokenizer:
+    def tokenize(text: str) -> Sequence[str]:
+        tokens = function(text)
+        if not isinstance(tokens, (list, tuple)) or not all(isinstance(token, str) for token in tokens):
+            raise ValueError(f"tokenizer: expected a list of strings for {text!r:.60}, got {tokens!r:.80}")
+        return tokens
+    return tokenize
+
+
+@functools.cache
+def _simple() -> Tokenizer:
+    r"""Runs of `\w` (letters, digits, underscores) are words, and any other character but whitespace is a token.
+
+    Marks and joiners, which are none of Python's `\w`, stay with the character before them.
+    """
+    marks = "".join(map(re.escape, map(chr, filter(_is_mark, (*range(0x20000), *range(0xE0100, 0xE01F0))))))
+    return re.compile(rf"\w[\w{marks}]*|[^\w\s][{marks}]*").findall
+
+
+def _is_mark(code: int) -> bool:
+    return unicodedata.category(chr(code)).startswith("M") or code in (0x200C, 0x200D)
