@@ -1,31 +1,29 @@
 """`embed_dataset`: vectors as a column of a Ray Data dataset, computed by a pool of workers."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, MOST_SENTENCES, check_choice, check_count, extra
 from elmo_fast.embed.api import Layers, LoadedElmo, load
+from elmo_fast.embed.form import Form, Kept
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import Options
 from elmo_fast.model.sources import DEFAULT_MODEL
 
-try:
+with extra("ray"):
     import pyarrow as pa
     import ray
     from ray.data import ActorPoolStrategy
-except ImportError as error:
-    raise ImportError(f"a package is not there ({error}): install elmo-fast[ray]") from error
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 
 STATES = ("zero", "warm")
-DTYPES = {"float32": pa.float32(), "float16": pa.float16()}
 _TEXTS_PER_SLOT = 16  # of a call of a worker: its slots idle at the end of one alone
 _TABLE_BYTES = 32 << 20  # of vectors that a worker gives at a time
 
@@ -53,8 +51,7 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
         raise ValueError(f"column: expected one of {', '.join(schema.names)}, got {column!r}")
     if schema is not None and output_column in schema.names:
         raise ValueError(f"output_column: expected a name that no column has, got {output_column!r}")
-    settings = Settings.checked(layers=layers, pool=pool, state=state, dtype=dtype, batch_size=batch_size,
-                                threads=num_cpus, is_on_gpu=num_gpus > 0)
+    settings = Settings(Form(layers, pool, dtype), state, batch_size, num_cpus, num_gpus > 0)
     elmo = model if isinstance(model, LoadedElmo) else load(model, device="cpu", precision=precision, backend=backend)
     shared = SharedModel.of(elmo, settings)
     return ds.map_batches(
@@ -74,26 +71,21 @@ def workers(concurrency: tuple[int, int | None], num_cpus: int, num_gpus: float)
 
 @dataclass(frozen=True)
 class Settings:
-    """How a worker embeds; all but the last three are those of `LoadedElmo.embed`."""
+    """How a worker embeds: `state` and `batch_size` are those of `LoadedElmo.embed`."""
 
-    layers: Layers
-    pool: str | None
+    form: Form
     state: str
     batch_size: int
-    dtype: str
     threads: int
     is_on_gpu: bool
 
-    @classmethod
-    def checked(cls, **settings) -> "Settings":
-        """Settings; `ValueError` for a state, type or number of threads that workers cannot have."""
-        if settings["state"] == "carry":
+    def __post_init__(self):
+        if self.state == "carry":
             raise ValueError("state: expected zero or warm, got carry: the texts of a stream have an order in which "
                              "states are carried, those that workers share have none")
-        check_choice("state", settings["state"], STATES)
-        check_choice("dtype", settings["dtype"], tuple(DTYPES))
-        check_count("num_cpus", settings["threads"])
-        return cls(**settings)
+        check_choice("state", self.state, STATES)
+        check_count("batch_size", self.batch_size, most=MOST_SENTENCES)
+        check_count("num_cpus", self.threads)
 
 
 @dataclass(frozen=True)
@@ -102,24 +94,24 @@ class SharedModel:
 
     kind: type[BiLm]
     options: Options
-    precision: str
-    backend: str
+    arguments: Mapping[str, Any]
     fingerprint: str
     weights: "ray.ObjectRef"
 
     @classmethod
     def of(cls, elmo: LoadedElmo, settings: Settings) -> "SharedModel":
         """Share a model that `settings` fit; `ValueError` names the one that does not."""
-        elmo.embed([], settings.layers, settings.state, settings.pool, settings.batch_size)
         bilm = elmo.bilm
-        return cls(type(bilm), bilm.options, bilm.precision, bilm.backend, bilm.fingerprint(),
-                   ray.put(bilm.weights()))
+        settings.form.check(bilm.num_layers)
+        if bilm.token_table is not None:
+            raise ValueError("model: expected one without a token table, which workers do not have, got one with it")
+        arguments = {"state": settings.state, "precision": bilm.precision, "backend": bilm.backend,
+                     "warm_text": bilm.warm_text}
+        return cls(type(bilm), bilm.options, arguments, bilm.fingerprint(), ray.put(bilm.weights()))
 
-    def load(self, state: str) -> LoadedElmo:
-        """The model on the CPU; the arrays of the store, which processes of a machine share, are copied from."""
-        weights = ray.get(self.weights)
-        return LoadedElmo(self.kind(self.options, weights, state=state, precision=self.precision,
-                                    backend=self.backend))
+    def load(self) -> LoadedElmo:
+        """The model on the CPU, a copy of the weights in the store, which the processes of a machine share."""
+        return LoadedElmo(self.kind(self.options, ray.get(self.weights), **self.arguments))
 
 
 class Worker:
@@ -128,26 +120,13 @@ class Worker:
     def __init__(self, shared: SharedModel, settings: Settings):
         torch.set_num_threads(settings.threads)
         self._settings = settings
-        self._elmo = shared.load(settings.state)
+        self._elmo = shared.load()
         self._elmo.bilm.to("cuda" if settings.is_on_gpu else "cpu")
 
-    def vectors(self, texts: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
-        """Vectors of tokenized texts, in order."""
-        settings = self._settings
-        for vectors in self._elmo._run(list(texts), settings.layers, settings.pool, settings.batch_size):
-            yield _as_type(vectors, settings.dtype)
-
-    def column(self, arrays: Sequence[np.ndarray]) -> pa.Array:
-        """Arrays of `vectors` as an Arrow column; `FixedSizeList` but for the tokens."""
-        settings, bilm = self._settings, self._elmo.bilm
-        values = [array.ravel() for array in arrays] or [np.zeros(0, settings.dtype)]
-        column = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(values)), bilm.get_output_dim())
-        layers = bilm.num_layers if settings.layers == "all" else 1
-        if settings.pool is None:
-            counts = np.repeat([array.shape[-2] for array in arrays], layers).astype(np.int64)
-            offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-            column = pa.ListArray.from_arrays(pa.array(offsets), column)
-        return pa.FixedSizeListArray.from_arrays(column, layers) if settings.layers == "all" else column
+    def kept(self, texts: Sequence[Sequence[str]]) -> Iterator[Kept]:
+        """What the form keeps of the vectors of tokenized texts, in order."""
+        every = self._elmo._embedder.stream(texts, self._settings.batch_size)
+        return map(self._settings.form.apply, every, texts)
 
 
 class AddVectors(Worker):
@@ -163,13 +142,25 @@ class AddVectors(Worker):
             raise ValueError(f"column: expected one of {', '.join(table.column_names)}, got {name!r}")
         texts = [_tokens(name, value) for value in table.column(name).to_pylist()]
         begin = 0
-        for arrays in in_tables(self.vectors(texts)):
+        for arrays in _in_tables(kept.vectors for kept in self.kept(texts)):
             rows = table.slice(begin, len(arrays))
-            yield rows.append_column(output, self.column(arrays))
+            yield rows.append_column(output, self._column(arrays))
             begin += len(arrays)
 
+    def _column(self, arrays: Sequence[np.ndarray]) -> pa.Array:
+        """Arrays as an Arrow column; lists of a fixed size but for the tokens."""
+        form, bilm = self._settings.form, self._elmo.bilm
+        values = np.concatenate([np.zeros(0, np.float32), *(array.ravel() for array in arrays)])
+        column = pa.FixedSizeListArray.from_arrays(pa.array(_as_type(values, form.dtype)), bilm.get_output_dim())
+        layers = bilm.num_layers if form.layers == "all" else 1
+        if form.pool is None:
+            counts = np.repeat([array.shape[-2] for array in arrays], layers).astype(np.int64)
+            offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+            column = pa.ListArray.from_arrays(pa.array(offsets), column)
+        return pa.FixedSizeListArray.from_arrays(column, layers) if form.layers == "all" else column
 
-def in_tables(arrays: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+
+def _in_tables(arrays: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """Lists of consecutive arrays of bounded size together, at least one list."""
     some: list[np.ndarray] = []
     size, is_empty = 0, True
@@ -191,9 +182,10 @@ def _tokens(column: str, value: Any) -> Sequence[str]:
     raise ValueError(f"{column}: expected strings or lists of tokens, got {value!r:.60} ({type(value).__name__})")
 
 
-def _as_type(vectors: np.ndarray, dtype: str) -> np.ndarray:
+def _as_type(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Values float32 [N] in a type; `ValueError` for those beyond its range."""
     with np.errstate(over="ignore"):
-        converted = vectors.astype(dtype, copy=False)
-    if converted is not vectors and not np.array_equal(np.isfinite(converted), np.isfinite(vectors)):
-        raise ValueError(f"dtype: expected values in the range of {dtype}, got {np.abs(vectors).max():g}")
+        converted = values.astype(dtype, copy=False)
+    if dtype != "float32" and not np.array_equal(np.isfinite(converted), np.isfinite(values)):
+        raise ValueError(f"dtype: expected values in the range of {dtype}, got {np.abs(values).max():g}")
     return converted
