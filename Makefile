@@ -1,7 +1,8 @@
 # make embed     set up, then embed examples/sentences.txt
 # make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
-# make test-all  set up, then run the long tests, which `make test` leaves out
-# make test-integrations  set up, add the libraries of elmo_fast.integrations, then run their tests
+# make test-all  set up, then run the long tests, which `make test` leaves out, and `make test-integrations`
+# make test-integrations  set up, add the libraries that elmo-fast works with, then run the tests that need them
+# make docs      set up, then build the documentation site into build/site
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
 # make venv      set up only: an environment with torch, the build tools and this checkout, installed editable
 # make native    build the native module again and say what came of it
@@ -16,7 +17,7 @@
 #   VENV_FLAGS   for `python -m venv`
 #   PIP_FLAGS    for every `pip install`
 #   PYTEST_FLAGS for pytest
-#   INTEGRATIONS the extra that test-integrations installs, by default `integrations`; `flair` wants a VENV of its own
+#   INTEGRATIONS the extra that test-integrations installs, by default `test-all`; `flair` wants a VENV of its own
 # Without a network, with an interpreter that has torch, pip and the build tools already:
 #   make test VENV_FLAGS="--system-site-packages --without-pip" PIP_FLAGS=--no-deps
 # (--without-pip, because the setuptools that a new environment brings would hide the newer one underneath.)
@@ -27,12 +28,15 @@ TORCH ?= torch==2.13.0
 VENV_FLAGS ?=
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-INTEGRATIONS ?= integrations
+INTEGRATIONS ?= test-all
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -q $(PIP_FLAGS)
 TOOLS := $(VENV)/.elmo-fast-tools
 LINTERS := $(VENV)/.elmo-fast-linters
+# Tests of code that works with optional libraries.
+WITH_LIBRARIES := tests/integrations tests/scale tests/compat/test_elmoformanylangs.py tests/project/test_site.py
+SITE := $(VENV)/.elmo-fast-docs
 LIBRARIES := $(VENV)/.elmo-fast-$(INTEGRATIONS)
 # Named after the checkout: two of them may share an environment, and the last one installed is the one it runs.
 INSTALLED := $(VENV)/.elmo-fast-installed$(subst /,-,$(CURDIR))
@@ -45,7 +49,7 @@ SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"];
 	print("native module:", why and "none, because " + why or "built"); why or \
 	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
 
-.PHONY: venv native embed test test-all test-integrations lint clean FORCE
+.PHONY: venv native embed test test-all test-integrations docs lint clean FORCE
 
 venv: $(INSTALLED)
 
@@ -79,14 +83,22 @@ test: $(INSTALLED)
 	$(PY) -m pytest -q $(PYTEST_FLAGS)
 
 test-all: $(INSTALLED)
-	$(PY) -m pytest -q -m long $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -m long $(addprefix --ignore=,$(WITH_LIBRARIES)) $(PYTEST_FLAGS)
+	$(MAKE) test-integrations
 
 test-integrations: $(LIBRARIES)
-	$(PY) -m pytest -q -m long tests/integrations tests/scale tests/compat/test_elmoformanylangs.py $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -m long $(WITH_LIBRARIES) $(PYTEST_FLAGS)
 
 $(LIBRARIES): pyproject.toml $(INSTALLED)
 	$(PIP) --no-build-isolation -e ".[$(INTEGRATIONS)]"
 	$(PIP) --no-deps elmoformanylangs
+	touch $@
+
+docs: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q
+
+$(SITE): pyproject.toml $(INSTALLED)
+	$(PIP) --no-build-isolation -e ".[docs]"
 	touch $@
 
 lint: $(LINTERS)

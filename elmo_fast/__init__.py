@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from elmo_fast.embed.api import LoadedElmo, load
     from elmo_fast.embed.embedder import ElmoEmbedder
+    from elmo_fast.embed.opened import Embeddings, open_embeddings
     from elmo_fast.embed.readers import open_texts
     from elmo_fast.model.batch_layout import BiLmOutput, remove_boundaries
     from elmo_fast.model.bilm import BiLm
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "Elmo", "ElmoEmbedder", "FastaRecord", "LoadedElmo",
-    "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary", "Vocabulary", "batch_to_ids",
-    "build_token_table", "corpus_words", "embed_dataset", "load", "open_texts", "random_weights", "read_fasta",
-    "read_weights", "remove_boundaries", "write_token_table", "write_weights",
+    "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "Elmo", "ElmoEmbedder", "Embeddings", "FastaRecord",
+    "LoadedElmo", "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary", "Vocabulary",
+    "batch_to_ids", "build_token_table", "corpus_words", "embed_dataset", "load", "open_embeddings", "open_texts",
+    "random_weights", "read_fasta", "read_weights", "remove_boundaries", "write_token_table", "write_weights",
 ]
 _NAMES = {  # module -> the public names that it defines
     "embed.api": ("LoadedElmo", "load"),
     "embed.embedder": ("ElmoEmbedder",),
+    "embed.opened": ("Embeddings", "open_embeddings"),
     "embed.readers": ("open_texts",),
     "model.batch_layout": ("BiLmOutput", "remove_boundaries"),
     "model.bilm": ("BiLm",),

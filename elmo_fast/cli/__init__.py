@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def _run(arguments: Sequence[str] | None) -> None:
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all subcommands; each sets `run`, a function of its arguments or the name of one."""
     from elmo_fast.cli import embed, score, train
 
     parser = _Parser(prog="elmo-fast", description="Run and train ELMo models.")
@@ -38,7 +39,11 @@ def _run(arguments: Sequence[str] | None) -> None:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (embed.add_commands, score.add_commands, train.add_commands, embed.add_seqvec):
         add(commands)
-    parsed = vars(parser.parse_args(arguments))
+    return parser
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    parsed = vars(make_parser().parse_args(arguments))
     run, verbose = parsed.pop("run"), parsed.pop("verbose")
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s: %(message)s")
     run = pkgutil.resolve_name(run) if isinstance(run, str) else run

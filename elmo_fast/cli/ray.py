@@ -25,15 +25,21 @@ def embed(files: ModelFiles, input_file: str, output_file: str, ray: str, ray_wo
           batch_size: int, progress: bool | str, **others: Any) -> None:
     """Embed a text into a directory of shards; flags of one process alone are refused."""
     from elmo_fast.embed.api import LoadedElmo
+    from elmo_fast.embed.form import Form
+    from elmo_fast.embed.readers import open_texts
     from elmo_fast.model.bilm import BiLm
-    from elmo_fast.scale.corpus import Pool, embed_on_ray, open_lines
+    from elmo_fast.scale.corpus import Pool, embed_on_ray
+    from elmo_fast.scale.dataset import Settings
 
     for name, value in others.items():
         if value not in (None, False, -1):
             raise ConfigurationError(f"--{name.replace('_', '-')}: expected a run without --ray, got {value!r} with it")
     if input_file == "-":
         raise ConfigurationError("input file: expected a file with --ray, whose processes have no stdin; got -")
-    texts = functools.partial(open_lines, os.path.abspath(input_file), allow_blank)
+    settings = Settings(Form(output_format), state, batch_size, ray_cpus, ray_gpus > 0)
+    texts = functools.partial(open_texts, os.path.abspath(input_file), allow_blank=allow_blank)
+    with texts() as opened:
+        total = opened.count()
     bilm = BiLm.from_model(files, state=state, precision=precision, backend=backend)
-    embed_on_ray(texts, output_file, LoadedElmo(bilm), Pool(ray, ray_workers, ray_cpus, ray_gpus),
-                 progress=bool(progress), layers=output_format, state=state, batch_size=batch_size)
+    embed_on_ray(texts, output_file, LoadedElmo(bilm), settings, Pool(ray, ray_workers, ray_cpus, ray_gpus),
+                 total=total, progress=bool(progress))

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.files import check_array_file, write_arrays
+from elmo_fast.embed.layouts.arrays import check_array_file, write_arrays
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.text import fasta

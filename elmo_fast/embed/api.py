@@ -9,8 +9,8 @@ import torch
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.files import check_array_file, write_arrays
 from elmo_fast.embed.form import Form
+from elmo_fast.embed.layouts.arrays import check_array_file, write_arrays
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.manylangs import ManyLangsBiLm
 from elmo_fast.model.sources import DEFAULT_MODEL, MANYLANGS_WEIGHTS, find_model

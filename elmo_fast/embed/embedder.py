@@ -12,8 +12,8 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, MOST_SENTENCES, check_choice, check_count
-from elmo_fast.embed.files import hdf5_file
 from elmo_fast.embed.form import mix_layers
+from elmo_fast.embed.layouts.allennlp import hdf5_file
 from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.batch_layout import remove_boundaries

@@ -8,7 +8,7 @@ import itertools
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
@@ -62,8 +62,8 @@ def open_texts(inputs: Sequence[str | os.PathLike] | str | os.PathLike, *, forma
     Raises `ConfigurationError` and `OSError` for inputs that are absent, directories, or at odds with the arguments;
     while texts are read, `ValueError` naming the file, and the line where there is one, for what cannot be read.
     """
-    listed = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
-    names = [name for given in listed for name in _find(given)]
+    is_list = isinstance(inputs, Iterable) and not isinstance(inputs, (str, os.PathLike, io.IOBase))
+    names = [name for given in (inputs if is_list else [inputs]) for name in _find(given)]
     if not names:
         raise ConfigurationError("input: expected at least one file, got none")
     if names.count(STDIN) > 1:

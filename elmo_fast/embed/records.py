@@ -1,5 +1,7 @@
 """Texts of CoNLL-U, FASTA, JSON lines and Parquet. A line's number in an error counts from 1."""
 
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -57,33 +59,32 @@ def read_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Rec
         where = f"at line {number} of {name}"
         try:
             record = json.loads(line)
-            if "\\u" in line:
-                str(record.get(field, "") if isinstance(record, dict) else "").encode()
-        except (ValueError, RecursionError) as error:  # halves of a surrogate pair are no text
+        except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"JSON lines: expected an object on every line, got {line.strip()!r:.40} {where} "
                                      f"({error})") from error
         if not isinstance(record, dict):
             raise ConfigurationError(f"JSON lines: expected an object on every line, got {line.strip()!r:.40} {where}")
         if field not in record:
-            raise ConfigurationError(f"JSON lines: expected the key {field!r}, got {', '.join(record) or 'none':.80} "
-                                     f"{where}")
-        yield _record(record.get(ID), record[field], field, where)
+            raise ConfigurationError(f"JSON lines: expected the key {field!r}, got {list(record)!s:.80} {where}")
+        found = _record(record.get(ID), record[field], field, where)
+        if "\\u" in line:
+            try:
+                f"{found[0]}{found[1]}".encode()
+            except UnicodeEncodeError as error:
+                raise ConfigurationError(f"JSON lines: expected text, got half of a surrogate pair {where}") from error
+        yield found
 
 
 def read_parquet(name: str, field: str) -> Iterator[Record]:
     """Rows with a string or a list of strings in the column `field`, and perhaps a column `id`; a batch in memory."""
-    damage = _pyarrow().ArrowException, UnicodeDecodeError
     with _parquet(name, field) as file:
         columns = [field, *([ID] if file.schema_arrow.get_field_index(ID) >= 0 else [])]
-        row = 0
-        try:
-            for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
-                texts = batch.column(field).to_pylist()
-                keys = batch.column(ID).to_pylist() if ID in columns else [None] * len(texts)
-                for row, (key, text) in enumerate(zip(keys, texts), start=row + 1):
-                    yield _record(key, text, field, f"in row {row} of {name}")
-        except damage as error:
-            raise _damaged(name, error) from error
+        rows = itertools.count(1)
+        for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
+            texts = batch.column(field).to_pylist()
+            keys = batch.column(ID).to_pylist() if ID in columns else [None] * len(texts)
+            for key, text, row in zip(keys, texts, rows):
+                yield _record(key, text, field, f"in row {row} of {name}")
 
 
 def count_parquet(name: str, field: str) -> int:
@@ -105,20 +106,27 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-def _parquet(name: str, field: str) -> Any:
+@contextlib.contextmanager
+def _parquet(name: str, field: str) -> Iterator[Any]:
+    """An open file whose column `field` fits; what is damaged, also in the body, is a `ConfigurationError`."""
     pyarrow = _pyarrow()
-    types = pyarrow.types
     try:
-        file = pyarrow.parquet.ParquetFile(name, buffer_size=_BUFFER)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise _damaged(name, error) from error
-    except OSError as error:
-        error.filename = error.filename or name
-        raise
-    schema = file.schema_arrow
+        # With pre_buffer, its default, all columns of a row group are in memory.
+        with pyarrow.parquet.ParquetFile(name, buffer_size=_BUFFER, pre_buffer=False,
+                                         page_checksum_verification=True) as file:
+            _check_column(file.schema_arrow, field, name, pyarrow.types)
+            yield file
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename = error.filename or name
+            raise
+        raise ConfigurationError(f"Parquet: expected a complete file, got {name} ({' '.join(str(error).split()):.160})"
+                                 ) from error
+
+
+def _check_column(schema: Any, field: str, name: str, types: Any) -> None:
     if schema.get_field_index(field) < 0:
-        raise ConfigurationError(f"Parquet: expected a column {field!r}, got {', '.join(schema.names) or 'none':.80} "
-                                 f"in {name}")
+        raise ConfigurationError(f"Parquet: expected a column {field!r}, got {schema.names!s:.80} in {name}")
     found = kind = schema.field(field).type
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         kind = kind.value_type
@@ -127,11 +135,6 @@ def _parquet(name: str, field: str) -> Any:
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise ConfigurationError(f"Parquet: expected strings or lists of strings in column {field!r}, got {found} in "
                                  f"{name}")
-    return file
-
-
-def _damaged(name: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"Parquet: expected a complete file, got {name} ({' '.join(str(error).split()):.160})")
 
 
 def _record(key: Any, text: Any, field: str, where: str) -> Record:

@@ -249,11 +249,11 @@ def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]
 
 
 @contextlib.contextmanager
-def new_hdf5(path: Path, target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]:
-    """A new HDF5 file and its `Disk`; errors name `target`."""
+def new_hdf5(path: Path, target: str | os.PathLike, **options) -> Iterator[tuple["h5py.File", Disk]]:
+    """A new HDF5 file, with options of `h5py.File`, and its `Disk`; errors name `target`."""
     import h5py
 
     with Disk(path, target) as disk:
-        with h5py.File(disk, "w") as file:
+        with h5py.File(disk, "w", **options) as file:
             yield file, disk
         disk.check()

@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from types import ModuleType
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from elmo_fast import stops
 from elmo_fast.choices import extra
@@ -54,8 +54,8 @@ def _open(name: str) -> IO[str]:
     suffix = split_suffix(name)[1]
     if not suffix:
         return open(name, encoding="utf-8")
-    opened = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}[suffix](name)
-    return io.TextIOWrapper(opened, encoding="utf-8")  # type: ignore[arg-type]
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+    return io.TextIOWrapper(openers[suffix](name), encoding="utf-8")
 
 
 def find_zstd() -> ModuleType:
@@ -65,7 +65,7 @@ def find_zstd() -> ModuleType:
     return zstandard
 
 
-def _open_zstd(name: str) -> BinaryIO:
+def _open_zstd(name: str) -> io.BufferedReader:
     zstandard = find_zstd()
     return io.BufferedReader(_ZstdFile(open(name, "rb"), zstandard), 1 << 17)
 
@@ -79,7 +79,7 @@ class _ZstdFile(io.RawIOBase):
         self._file, self._error = file, zstandard.ZstdError
         # `zstd --long=31` writes the largest window, 2 GiB; memory is what a file's own window takes.
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        self._frame = None
+        self._frame: Any = None
         self._text = memoryview(b"")
 
     def readable(self) -> bool:

@@ -23,7 +23,7 @@ def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
     if tokenizer == "whitespace":
         return str.split
     if tokenizer == "simple":
-        return _simple()
+        return _simple
     if not isinstance(tokenizer, str) or ":" not in tokenizer:
         raise ValueError(f"tokenizer: expected {', '.join(TOKENIZERS)}, a function or package.module:function, got "
                          f"{tokenizer!r:.80}")
@@ -47,12 +47,19 @@ def _checked(function: Tokenizer) -> Tokenizer:
     return tokenize
 
 
-@functools.cache
-def _simple() -> Tokenizer:
+_of_ascii = re.compile(r"\w+|[^\w\s]").findall
+
+
+def _simple(text: str) -> list[str]:
     r"""Runs of `\w` (letters, digits, underscores) are words, and any other character but whitespace is a token.
 
     Marks and joiners, which are none of Python's `\w`, stay with the character before them.
     """
+    return _of_ascii(text) if text.isascii() else _with_marks()(text)
+
+
+@functools.cache
+def _with_marks() -> Callable[[str], list[str]]:
     marks = "".join(map(re.escape, map(chr, filter(_is_mark, (*range(0x20000), *range(0xE0100, 0xE01F0))))))
     return re.compile(rf"\w[\w{marks}]*|[^\w\s][{marks}]*").findall
 

@@ -13,7 +13,7 @@ import pytest
 from elmo_fast import stops
 from elmo_fast.embed import stream
 from elmo_fast.embed.embedder import ElmoEmbedder
-from elmo_fast.embed.files import Hdf5Writer
+from elmo_fast.embed.layouts.allennlp import Hdf5Writer
 from elmo_fast.model.softmax_head import SoftmaxHead
 from tests.support.files import names, paths, run, start, write_model
 

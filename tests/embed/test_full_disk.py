@@ -5,7 +5,7 @@ import errno
 import numpy as np
 import pytest
 
-from elmo_fast.embed.files import write_arrays
+from elmo_fast.embed.layouts.arrays import write_arrays
 from elmo_fast.train.checkpoint import copy_vocabulary, write_json
 from elmo_fast.train.corpus import make_vocabulary
 from tests.support.files import full_disk, names

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from elmo_fast import stops
 from elmo_fast.choices import MOST_SENTENCES, check_count
 from elmo_fast.compat.bilm.elmo import Variables
-from elmo_fast.embed.files import hdf5_file
+from elmo_fast.embed.layouts.allennlp import hdf5_file
 from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.atomic_file import check_target

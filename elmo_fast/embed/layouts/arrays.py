@@ -1,0 +1,253 @@
+"""NumPy's files: `.npz` with an array a text or a target word, `.npy` of pooled vectors with names in a `.json`."""
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from elmo_fast import stops
+from elmo_fast.embed.form import Form
+from elmo_fast.embed.layouts.allennlp import Hdf5Writer
+from elmo_fast.embed.layouts.item import Item, Source, narrowed
+from elmo_fast.model.atomic_file import Disk, atomic_path, check_target, new_hdf5
+from elmo_fast.model.options import ConfigurationError
+
+_READ_ERRORS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, NotImplementedError)
+_COPIED = 1 << 24  # bytes at once
+
+
+def check_array_file(path: str | os.PathLike, equal_shapes: bool) -> None:
+    """Raise `ConfigurationError` or `OSError` when `write_arrays` could not write there; `.npy` needs equal shapes."""
+    suffix = Path(path).suffix
+    if suffix not in _WRITERS:
+        raise ConfigurationError(f"output: expected a file that ends in {', '.join(_WRITERS)}, got {os.fspath(path)}")
+    if suffix == ".npy" and not equal_shapes:
+        raise ConfigurationError("output: expected .h5 or .npz for arrays of different lengths, got .npy, which is for "
+                                 "a single vector a text (pooled; --protein)")
+    check_target(path, "output")
+    if suffix == ".npy":
+        check_target(names_of(path), "output")
+
+
+def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
+    names = contextlib.nullcontext() if Path(path).suffix != ".npy" else atomic_path(names_of(path))
+    with names as names_part, atomic_path(path) as part:
+        with _WRITERS[Path(path).suffix](part, path, names_part) as write:
+            for name, values in arrays:
+                write(name, np.asanyarray(values))
+                stops.check()
+        if names_part:
+            Path(os.path.realpath(names_of(path))).unlink(missing_ok=True)  # old names never stand beside new vectors
+
+
+def names_of(path: str | os.PathLike) -> Path:
+    """The file of names beside a `.npy`."""
+    return Path(path).with_suffix(".json")
+
+
+def names_of_part(path: Path) -> Path:
+    """The file of names beside a segment, whose own name may have any suffix."""
+    return path.with_name(f"{path.name}.json")
+
+
+def place(part: Path, target: str | os.PathLike) -> None:
+    """Rename a `.npy` and its names to their places. Old names never stand beside new vectors."""
+    names = Path(os.path.realpath(names_of(target)))
+    names.unlink(missing_ok=True)
+    os.replace(part, os.path.realpath(target))
+    os.replace(names_of_part(part), names)
+
+
+@contextlib.contextmanager
+def _h5(part: Path, target, _) -> Iterator:
+    with new_hdf5(part, target) as (file, disk):
+        yield Hdf5Writer(file, disk).write
+
+
+@contextlib.contextmanager
+def _npz(part: Path, target, _=None) -> Iterator:
+    names: set[str] = set()
+    with Disk(part, target) as disk:
+        with zipfile.ZipFile(disk, "w", zipfile.ZIP_STORED) as archive:
+            def write(name: str, values: np.ndarray) -> None:
+                if name in names or "\0" in name:
+                    raise ConfigurationError(f"output: expected different identifiers without NUL for .npz, got "
+                                             f"{name!r:.60}")
+                names.add(name)
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, values, allow_pickle=False)
+                disk.check()
+
+            yield write
+        disk.check()
+
+
+@contextlib.contextmanager
+def _npy(part: Path, target, names_part: Path) -> Iterator:
+    with Disk(names_part, names_of(target)) as names_disk, Disk(part, target) as disk:
+        names: list[str] = []
+        arrays: list[np.ndarray] = []
+
+        def write(name: str, values: np.ndarray) -> None:
+            names.append(name)
+            arrays.append(values)
+
+        yield write
+        values = np.asarray(arrays)
+        names_disk.write(json.dumps(names).encode())
+        np.lib.format.write_array_header_1_0(disk, np.lib.format.header_data_from_array_1_0(values))
+        disk.write(values if values.size else b"")  # `np.save` would go past the `Disk`, to the file's descriptor
+        for written in (names_disk, disk):
+            written.check()
+
+
+_WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
+
+
+class _ArrayWriter:
+    """Writes texts as named arrays; `first` is the number of texts before them."""
+
+    def __init__(self, write, form: Form, first: int):
+        self._write, self._number = write, first
+        self._dtype = np.dtype(form.dtype)
+
+    def write(self, item: Item) -> None:
+        """Add a text."""
+        self._write(item.key, narrowed(self._number, item.vectors, self._dtype))
+        self._number += 1
+        stops.check()
+
+
+class _WordWriter(_ArrayWriter):
+    """Gathers the vectors of each target word, [occurrences, ...], and writes them at the end."""
+
+    def __init__(self, write, form: Form, first: int):
+        super().__init__(write, form, first)
+        self._words: dict[str, list[np.ndarray]] = {}
+
+    def write(self, item: Item) -> None:
+        """Add a text."""
+        vectors = np.moveaxis(narrowed(self._number, item.vectors, self._dtype), -2, 0)
+        for position, values in zip(item.positions.tolist(), vectors):
+            self._words.setdefault(item.tokens[position], []).append(values)
+        self._number += 1
+        stops.check()
+
+    def finish(self) -> None:
+        """Write the words in the order in which they came."""
+        for word, values in self._words.items():
+            self._write(word, np.stack(values))
+
+
+@contextlib.contextmanager
+def segment(path: Path, target, form: Form, *, first: int = 0, **_) -> Iterator[_ArrayWriter]:
+    """A writer of a file at `path`, by its target's suffix."""
+    with _WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
+        if form.targets is not None and Path(target).suffix == ".npz":
+            words = _WordWriter(write, form, first)
+            yield words
+            words.finish()
+        else:
+            yield _ArrayWriter(write, form, first)
+
+
+def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
+    """One file out of many."""
+    if Path(target).suffix == ".npy":
+        _join_npy(segments, part, target)
+        return
+    with contextlib.ExitStack() as stack, _npz(part, target) as write:
+        archives = [stack.enter_context(np.load(path)) for path in segments]
+        for name in dict.fromkeys(name for archive in archives for name in archive.files):
+            found = [archive[name] for archive in archives if name in archive.files]
+            if len(found) > 1 and form.targets is None:
+                raise ConfigurationError(f"output: expected different identifiers for .npz, got {name!r:.60} twice")
+            write(name, found[0] if len(found) == 1 else np.concatenate(found))
+            stops.check()
+
+
+def _join_npy(segments: Sequence[Path], part: Path, target) -> None:
+    arrays = [np.load(path, mmap_mode="r") for path in segments]
+    filled = [values for values in arrays if values.size]
+    names = [name for path in segments
+             for name in json.loads(names_of_part(path).read_text(encoding="utf-8"))]
+    shape = (sum(map(len, filled)), *(filled[0].shape[1:] if filled else ()))
+    described = np.empty(0, filled[0].dtype if filled else np.float64)
+    with Disk(names_of_part(part), names_of(target)) as names_disk, Disk(part, target) as disk:
+        names_disk.write(json.dumps(names).encode())
+        np.lib.format.write_array_header_1_0(
+            disk, {**np.lib.format.header_data_from_array_1_0(described), "shape": shape})
+        for values in filled:
+            rows = max(1, _COPIED // values[0].nbytes)
+            for begin in range(0, len(values), rows):
+                disk.write(np.ascontiguousarray(values[begin : begin + rows]))
+                disk.check()
+        for written in (names_disk, disk):
+            written.check()
+
+
+class NpzSource(Source):
+    """A `.npz`; each array is read, and compared with its checksum, when it is asked for."""
+
+    layout = "npz"
+
+    def __init__(self, path: str | os.PathLike):
+        self._name = os.fspath(path)
+        with _reading(self._name):
+            self._file = np.load(path)
+        if not isinstance(self._file, np.lib.npyio.NpzFile):
+            raise ConfigurationError(f"embeddings {self._name}: expected an archive of arrays, got another file")
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return list(self._file.files)
+
+    def vectors(self, number: int) -> np.ndarray:
+        with _reading(self._name):
+            return self._file[self.keys[number]]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NpySource(Source):
+    """A `.npy`, memory-mapped, with the names of its rows in the `.json` beside it, or numbers without that."""
+
+    layout = "npy"
+
+    def __init__(self, path: str | os.PathLike):
+        self._name = os.fspath(path)
+        with _reading(self._name):
+            self._rows = np.load(path, mmap_mode="r")
+            names = names_of(path)
+            self._names = json.loads(names.read_text(encoding="utf-8")) if names.exists() else None
+            if self._names is not None and len(self._names) != len(self._rows):
+                raise ValueError(f"{len(self._rows)} vectors with {len(self._names)} names in {names.name}")
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return list(map(str, range(len(self._rows)))) if self._names is None else list(map(str, self._names))
+
+    def vectors(self, number: int) -> np.ndarray:
+        return np.array(self._rows[number])
+
+    def close(self) -> None:
+        self._rows = self._rows[:0].copy()
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except _READ_ERRORS as error:
+        raise ConfigurationError(f"embeddings {name}: expected arrays of NumPy, got something else or a file cut "
+                                 f"short or damaged ({error})") from error

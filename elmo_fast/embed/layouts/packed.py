@@ -1,0 +1,311 @@
+"""HDF5 with the vectors of all texts end to end, and checksums of every byte: docs/formats.md has the layout."""
+
+import contextlib
+import json
+import os
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from elmo_fast import stops
+from elmo_fast.embed.form import Form
+from elmo_fast.embed.layouts.item import Item, Source, beyond_float16, narrow, refused
+from elmo_fast.model.atomic_file import Disk, new_hdf5
+from elmo_fast.model.hdf5 import open_hdf5
+from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.seal import PACKED, ROWS, Blocks, read_seal, write_seal
+
+FORMAT_VERSION = 1
+_BUFFER = 2 << 20  # bytes of float32 that are converted and written at once
+# The vectors are written before HDF5 makes their dataset, whose length is known at the end only. A dataset of at least
+# `_LARGE` bytes begins at `_FIRST` when no other was made before it; of less, all is still in the buffer.
+_FIRST, _LARGE = 4096, 1 << 19
+_OPTIONS = {"alignment_threshold": _LARGE, "alignment_interval": _FIRST}
+_STRINGS = {"keys": "key_ends", "texts": "text_ends", "tokens": "token_ends"}
+
+
+class PackedWriter:
+    """Writes texts; `first` is the number of texts before them."""
+
+    def __init__(self, disk: Disk, form: Form, first: int = 0):
+        self._disk, self._form, self._number = disk, form, first
+        self._buffer: np.ndarray | None = None  # float32 [rows, ...]
+        self._filled = 0
+        self._ends = array("q", [0])  # of the texts, in rows
+        self._token_ends = array("q", [0])  # of the texts, in tokens
+        self._positions = array("q")
+        self._recent: dict[str, list[str]] = {name: [] for name in _STRINGS}
+        self._strings: dict[str, list] = {name: [] for name in _STRINGS}  # pieces of `_encoded`
+        self.rows = _Rows(disk, np.dtype(form.dtype))
+
+    def write(self, item: Item) -> None:
+        """Add a text."""
+        vectors = item.vectors
+        if self._form.pool:
+            vectors = vectors[np.newaxis]
+        elif self._form.layers == "all":
+            vectors = vectors.swapaxes(0, 1)
+        if self._buffer is None:
+            self.rows.shape = vectors.shape[1:]
+            size = 4 * int(np.prod(self.rows.shape))
+            self._buffer = np.empty((max(1, -(-_BUFFER // size)), *self.rows.shape), np.float32)
+        self._ends.append(self._ends[-1] + len(vectors))
+        self._token_ends.append(self._token_ends[-1] + len(item.tokens))
+        if item.positions is not None:
+            self._positions.frombytes(item.positions.tobytes())
+        self._recent["keys"].append(item.key)
+        self._recent["texts"].append(item.text)
+        self._recent["tokens"] += item.tokens
+        if len(self._recent["tokens"]) >= 1 << 16:
+            self._pack()
+        self._gather(vectors)
+
+    def finish(self, file: h5py.File, fingerprint: dict | None) -> None:
+        """Write what is in the buffer, and everything but vectors."""
+        self._pack()
+        if self.rows.done:
+            self._flush()
+            self.rows.place(file, self.rows.done)
+        else:
+            self.rows.place(file, self._filled)
+            self._flush()
+        _describe(file, self._form, fingerprint)
+        for name, ends in _STRINGS.items():
+            pieces = self._strings[name]
+            _put(file, name, np.uint8, sum(len(text) for text, _ in pieces), (text for text, _ in pieces))
+            _put(file, ends, np.int64, sum(len(found) for _, found in pieces), _shifted(found for _, found in pieces))
+        file["offsets"], file["token_offsets"] = np.array(self._ends), np.array(self._token_ends)
+        if self._form.targets is not None:
+            file["positions"] = np.array(self._positions, dtype=np.int64)
+
+    def _gather(self, vectors: np.ndarray) -> None:
+        begin = 0
+        while begin < len(vectors):
+            count = min(len(vectors) - begin, len(self._buffer) - self._filled)
+            self._buffer[self._filled : self._filled + count] = vectors[begin : begin + count]
+            begin, self._filled = begin + count, self._filled + count
+            if self._filled == len(self._buffer):
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._filled:
+            return
+        given = self._buffer[: self._filled]
+        try:
+            self.rows.append(narrow(given, self.rows.dtype))
+        except OverflowError:
+            row = int(beyond_float16(given.reshape(len(given), -1)).any(axis=1).argmax())
+            text = int(np.searchsorted(np.array(self._ends), self.rows.done + row, side="right")) - 1
+            raise refused(self._number + text, given[row]) from None
+        self._filled = 0
+
+    def _pack(self) -> None:
+        for name, strings in self._recent.items():
+            if strings:
+                self._strings[name].append(_encoded(strings))
+            self._recent[name] = []
+
+
+def _encoded(strings: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Strings as UTF-8 bytes end to end, uint8, and the end of each, int64. Lone surrogates are encoded too."""
+    content = "".join(strings).encode("utf-8", "surrogatepass")
+    lengths = np.fromiter(map(len, strings), dtype=np.int64, count=len(strings))
+    if lengths.sum() < len(content):  # not ASCII alone
+        lengths[:] = [len(each.encode("utf-8", "surrogatepass")) for each in strings]
+    return np.frombuffer(content, dtype=np.uint8), np.cumsum(lengths)
+
+
+class _Rows:
+    """Writes rows of vectors end to end past HDF5, with a CRC-32 for each 256 of them."""
+
+    def __init__(self, disk: Disk, dtype: np.dtype):
+        self._disk, self.dtype = disk, dtype
+        self.shape: tuple[int, ...] = (0,)  # of a row
+        self.first, self.done = _FIRST, 0
+        self.sums: list[int] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of a row."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def append(self, values: np.ndarray) -> None:
+        """Write the next rows, contiguous [N, ...]."""
+        self._disk.seek(self.first + self.done * self.size)
+        self._disk.write(values)
+        begin = 0
+        while begin < len(values):
+            count = min(len(values) - begin, ROWS - self.done % ROWS)
+            if self.done % ROWS == 0:
+                self.sums.append(0)
+            self.sums[-1] = zlib.crc32(values[begin : begin + count], self.sums[-1])
+            begin, self.done = begin + count, self.done + count
+        self._disk.check()
+        stops.check()
+
+    def place(self, file: h5py.File, count: int) -> None:
+        """Make the dataset of `count` rows, those before or after they are written."""
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        dataset = h5py.h5d.create(file.id, b"vectors", h5py.h5t.py_create(self.dtype),
+                                  h5py.h5s.create_simple((count, *self.shape)), properties)
+        first = dataset.get_offset() or 0
+        if self.done and first != self.first:
+            raise OSError(f"{self._disk.target}: expected HDF5 to put the vectors at {self.first}, found {first}")
+        self.first = first
+
+
+@contextlib.contextmanager
+def segment(path: Path, target, form: Form, *, first: int = 0, fingerprint: dict | None = None,
+            **_) -> Iterator[PackedWriter]:
+    """A writer of a file at `path`, whose errors name `target`."""
+    with new_hdf5(path, target, **_OPTIONS) as (file, disk):
+        writer = PackedWriter(disk, form, first)
+        yield writer
+        writer.finish(file, fingerprint)
+    _seal(path, target, writer.rows)
+
+
+def join(segments: Sequence[Path], part: Path, target, form: Form, *, fingerprint: dict | None = None, **_) -> None:
+    """One file out of many, each of them compared with its checksums."""
+    sources = [PackedSource(path) for path in segments]
+    with contextlib.ExitStack() as stack, new_hdf5(part, target, **_OPTIONS) as (file, disk):
+        for source in sources:
+            stack.callback(source.close)
+        rows = _Rows(disk, np.dtype(form.dtype))
+        filled = [source.rows for source in sources if source.rows.ndim > 1]
+        rows.shape = filled[0].shape[1:] if filled else (0,)
+        rows.place(file, sum(map(len, filled)))
+        for source in sources:
+            source.blocks.check()
+            for begin in range(0, len(source.rows), 16 * ROWS):
+                rows.append(source.rows[begin : begin + 16 * ROWS])
+        _describe(file, form, fingerprint)
+        names = [*_STRINGS, *_STRINGS.values(), "offsets", "token_offsets", *["positions"][: form.targets is not None]]
+        for name in names:
+            _join(file, name, [source.arrays[name] for source in sources])
+    _seal(part, target, rows)
+
+
+def _join(file: h5py.File, name: str, arrays: Sequence[np.ndarray]) -> None:
+    if name.endswith("_ends"):
+        _put(file, name, np.int64, sum(map(len, arrays)), _shifted(arrays))
+    elif name.endswith("offsets"):
+        _put(file, name, np.int64, sum(map(len, arrays)) - len(arrays) + 1,
+             _shifted([arrays[0][:1], *(ends[1:] for ends in arrays)]))
+    else:
+        _put(file, name, arrays[0].dtype, sum(map(len, arrays)), arrays)
+
+
+def _shifted(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    """Ends in pieces, counted on from piece to piece."""
+    base = 0
+    for piece in pieces:
+        shifted = piece + base
+        yield shifted
+        base = int(shifted[-1]) if len(shifted) else base
+
+
+def _put(file: h5py.File, name: str, dtype, length: int, pieces: Iterable[np.ndarray]) -> None:
+    dataset, at = file.create_dataset(name, (length,), dtype), 0
+    for piece in pieces:
+        dataset[at : at + len(piece)] = piece
+        at += len(piece)
+        stops.check()
+
+
+def _describe(file: h5py.File, form: Form, fingerprint: dict | None) -> None:
+    file.attrs["format"], file.attrs["format_version"] = "elmo-fast packed", FORMAT_VERSION
+    file.attrs["form"], file.attrs["fingerprint"] = json.dumps(form.describe()), json.dumps(fingerprint)
+
+
+def _seal(path: Path, target, rows: _Rows) -> None:
+    try:
+        with open(path, "r+b") as file:
+            seal = write_seal(file, rows.first, rows.done * rows.size, rows.done, PACKED)
+            file.seek(seal.size)
+            file.write(np.array([rows.done, *rows.sums], dtype=np.int64))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(target)) from error
+
+
+class PackedSource(Source):
+    """A file of this layout, memory-mapped; vectors are compared with their checksums when they are first read."""
+
+    layout = "packed"
+
+    def __init__(self, path: str | os.PathLike):
+        name = os.fspath(path)
+        sealed = read_seal(name, PACKED)
+        with open_hdf5(path, "embeddings") as file:
+            if file.attrs.get("format_version", 0) > FORMAT_VERSION:
+                raise ConfigurationError(f"embeddings {name}: expected format version {FORMAT_VERSION}, found "
+                                         f"{file.attrs['format_version']}; a newer elmo-fast may read it")
+            if sealed is None:
+                raise ConfigurationError(f"embeddings {name}: expected a seal with checksums at its end, found none: "
+                                         "the file is incomplete, or was cut or changed; write it again")
+            self.form, self.fingerprint = json.loads(file.attrs["form"]), json.loads(file.attrs["fingerprint"])
+            content = np.memmap(name, np.uint8, "r")
+            self.arrays = {each: _mapped(content, file[each]) for each in file}
+        self.rows = self.arrays["vectors"]
+        self.blocks = Blocks(name, self.rows, sealed[1][1:], PACKED)
+        if sealed[1][0] != len(self.rows):
+            raise ConfigurationError(f"embeddings {name}: expected all of its {len(self.rows)} vectors, found "
+                                     f"{sealed[1][0]}: the file is incomplete; write it again")
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return self._strings("keys", 0, len(self))
+
+    def __len__(self) -> int:
+        return len(self.arrays["offsets"]) - 1
+
+    def vectors(self, number: int) -> np.ndarray:
+        begin, end = self.arrays["offsets"][number : number + 2].tolist()
+        if self.blocks.left:
+            self.blocks.check(np.arange(begin, end))
+        return self._formed(self.rows[begin:end])
+
+    def text(self, number: int) -> str:
+        return self._strings("texts", number, number + 1)[0]
+
+    def tokens(self, number: int) -> list[str]:
+        return self._strings("tokens", *self.arrays["token_offsets"][number : number + 2].tolist())
+
+    def positions(self, number: int) -> np.ndarray | None:
+        if "positions" not in self.arrays:
+            return None
+        begin, end = self.arrays["offsets"][number : number + 2].tolist()
+        return np.array(self.arrays["positions"][begin:end])
+
+    def _formed(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of a text as `Form.apply` gave them, a copy."""
+        if self.form["pool"]:
+            return np.array(rows[0])
+        return np.array(rows.swapaxes(0, 1), order="C") if self.form["layers"] == "all" else np.array(rows)
+
+    def _strings(self, name: str, begin: int, end: int) -> list[str]:
+        content, ends = self.arrays[name], self.arrays[_STRINGS[name]]
+        base = int(ends[begin - 1]) if begin else 0
+        bounds = [0, *(ends[begin:end] - base).tolist()]
+        text = content[base : base + bounds[-1]].tobytes()
+        return [text[at:stop].decode("utf-8", "surrogatepass") for at, stop in zip(bounds, bounds[1:])]
+
+    def close(self) -> None:
+        self.arrays, self.rows, self.blocks = {}, self.rows[:0].copy(), None
+
+
+def _mapped(content: np.ndarray, dataset: h5py.Dataset) -> np.ndarray:
+    first = dataset.id.get_offset()
+    if first is None:
+        return np.empty(dataset.shape, dataset.dtype)
+    return content[first : first + dataset.nbytes].view(dataset.dtype).reshape(dataset.shape)
+
+
+Opened = PackedSource

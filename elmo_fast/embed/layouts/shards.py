@@ -1,0 +1,129 @@
+"""Directories of shards: files of one layout, and `manifest.json` with their checksums."""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elmo_fast import stops
+from elmo_fast.embed.form import Form
+from elmo_fast.embed.layouts.item import Source
+from elmo_fast.model.options import ConfigurationError
+
+SUFFIXES = {"packed": ".h5", "parquet": ".parquet", "arrow": ".arrow"}  # of the layouts that shards can have
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+_PIECE = 1 << 22
+
+
+def join(layout: str, segments: Sequence[Path], part: Path, form: Form, fingerprint: dict | None,
+         counts: Sequence[int]) -> None:
+    """Make the directory `part` of segments, which are moved into it; `counts` are their numbers of texts."""
+    part.mkdir()
+    shards = []
+    for number, (path, texts) in enumerate(zip(segments, counts, strict=True)):
+        shard = part / f"{number:05}{SUFFIXES[layout]}"
+        os.replace(path, shard)
+        shards.append({"file": shard.name, "texts": texts, "bytes": shard.stat().st_size, "crc32": checksum(shard)})
+    write_manifest(part, layout, form.describe(), fingerprint, shards)
+
+
+def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | None, shards: Sequence[dict]) -> None:
+    """Write `manifest.json`: without it the directory is incomplete."""
+    content = {"format": "elmo-fast shards", "format_version": FORMAT_VERSION, "layout": layout, "form": form,
+               "fingerprint": fingerprint, "texts": sum(shard["texts"] for shard in shards), "shards": list(shards),
+               "complete": True}
+    content["checksum"] = _sum(content)
+    (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    value = 0
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            value = zlib.crc32(piece, value)
+            stops.check()
+    return value
+
+
+def _sum(content: dict) -> int:
+    return zlib.crc32(json.dumps({**content, "checksum": None}, sort_keys=True).encode())
+
+
+class ShardsSource(Source):
+    """A directory of shards, each opened, and compared with its checksum, when one of its texts is asked for."""
+
+    def __init__(self, folder: str | os.PathLike, open_shard: Callable[[Path], Source]):
+        self._folder, self._open = Path(folder), open_shard
+        manifest = _manifest(self._folder)
+        self.layout, self.form, self.fingerprint = (manifest[name] for name in ("layout", "form", "fingerprint"))
+        self._shards = manifest["shards"]
+        self._starts = np.cumsum([0, *(shard["texts"] for shard in self._shards)])
+        self._opened: dict[int, Source] = {}
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return [key for shard in range(len(self._shards)) for key in self._shard(shard).keys]
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def vectors(self, number: int) -> np.ndarray:
+        return self._of(number, "vectors")
+
+    def text(self, number: int) -> str:
+        return self._of(number, "text")
+
+    def tokens(self, number: int) -> list[str]:
+        return self._of(number, "tokens")
+
+    def positions(self, number: int) -> np.ndarray | None:
+        return self._of(number, "positions")
+
+    def close(self) -> None:
+        for source in self._opened.values():
+            source.close()
+        self._opened = {}
+
+    def _of(self, number: int, method: str) -> Any:
+        shard = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return getattr(self._shard(shard), method)(number - int(self._starts[shard]))
+
+    def _shard(self, shard: int) -> Source:
+        if shard not in self._opened:
+            about = self._shards[shard]
+            path = self._folder / about["file"]
+            if not path.exists() or path.stat().st_size != about["bytes"] or (
+                    self.layout != "packed" and checksum(path) != about["crc32"]):  # packed has checksums of its own
+                raise ConfigurationError(f"embeddings {self._folder}: expected the shard {path.name} as it was written "
+                                         f"({about['bytes']:,} bytes), found it absent, cut or damaged")
+            source = self._open(path)
+            if len(source) != about["texts"]:
+                raise ConfigurationError(f"embeddings {self._folder}: expected {about['texts']} texts in {path.name}, "
+                                         f"found {len(source)}")
+            self._opened[shard] = source
+        return self._opened[shard]
+
+
+def _manifest(folder: Path) -> dict:
+    path = folder / MANIFEST
+    if not path.exists():
+        raise ConfigurationError(f"embeddings {folder}: expected a directory of shards with {MANIFEST}, found none: "
+                                 "not one of embeddings, or incomplete")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        is_good = content["checksum"] == _sum(content) and content["complete"] is True
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"embeddings {path}: expected a manifest, found damage ({error})") from error
+    if not is_good:
+        raise ConfigurationError(f"embeddings {path}: expected the checksum it was written with, found damage")
+    if content["format_version"] > FORMAT_VERSION:
+        raise ConfigurationError(f"embeddings {path}: expected format version {FORMAT_VERSION}, found "
+                                 f"{content['format_version']}; a newer elmo-fast may read it")
+    return content

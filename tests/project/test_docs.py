@@ -1,0 +1,53 @@
+"""Every code block of README and docs runs, on a small model; commands of minutes are checked for what they name."""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from tests.support import docs
+from tests.support.files import ROOT
+
+PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "elmo_fast/pretrained/README.md",
+         *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+# Pages whose code is run elsewhere, and where.
+ELSEWHERE = {"docs/integrations.md": "tests/integrations, with the real libraries",
+             "docs/gpu.md": "tests/ops/cuda: a CUDA graph needs a GPU",
+             "elmo_fast/pretrained/README.md": "nowhere: the training of the bundled model takes days"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("docs") / "world"
+    docs.write_world(folder)
+    return folder
+
+
+class Task(torch.nn.Linear):
+    """The model of one's own in docs/migrating.md: vectors to a loss."""
+
+    def forward(self, vectors):
+        return super().forward(vectors).sum()
+
+
+GIVEN = {"docs/migrating.md": {"task": Task(10, 1), "batches": [[["First", "."], ["Second", "."]]]}}
+
+
+WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and docs.blocks(page, "python", "bash")]
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_the_code_of(page, world, tmp_path, monkeypatch):
+    shutil.copytree(world, tmp_path / "page")
+    monkeypatch.chdir(tmp_path / "page")
+    docs.run_page(page, dict(GIVEN.get(page, {})))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_have_a_language_and_links_a_target(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    opened = re.findall(r"^```(\w*)$", text, re.MULTILINE)[::2]
+    assert set(opened) <= {"python", "bash", "text", "json", "mermaid", "html", "dockerfile"}, opened
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert ((ROOT / page).parent / target).exists(), target
