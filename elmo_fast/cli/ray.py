@@ -32,7 +32,7 @@ def embed(files: ModelFiles, input_file: str, output_file: str, ray: str, ray_wo
     from elmo_fast.scale.dataset import Settings
 
     for name, value in others.items():
-        if value not in (None, False, -1):
+        if value not in (None, -1) and value is not False:
             raise ConfigurationError(f"--{name.replace('_', '-')}: expected a run without --ray, got {value!r} with it")
     if input_file == "-":
         raise ConfigurationError("input file: expected a file with --ray, whose processes have no stdin; got -")

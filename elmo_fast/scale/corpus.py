@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-import elmo_fast
 from elmo_fast import stops
 from elmo_fast.choices import extra
 from elmo_fast.embed.api import LoadedElmo
@@ -22,6 +22,7 @@ from elmo_fast.embed.layouts.shards import checksum, write_manifest
 from elmo_fast.embed.readers import Text
 from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.ops.cuda.choice import version
 from elmo_fast.scale.dataset import Settings, SharedModel, Worker, workers
 
 with extra("ray"):
@@ -64,8 +65,9 @@ def embed_on_ray(texts: Source, output: str | os.PathLike, elmo: LoadedElmo, set
     """
     with _cluster(pool), atomic_directory(output) as part:
         shared = SharedModel.of(elmo, settings)
-        fingerprint = {"model": shared.fingerprint, "state": settings.state, "precision": elmo.bilm.precision,
-                       "version": elmo_fast.__version__}
+        fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint,
+                       "device": "cuda" if pool.gpus else "cpu", **shared.arguments}
+        del fingerprint["warm_text"]
         jobs = ray.data.read_datasource(_Corpus(texts, shard_tokens), num_cpus=0, override_num_blocks=1)
         count = pool.workers or _room(pool)
         done = jobs.map_batches(WriteShards, batch_format="pyarrow", batch_size=1,
@@ -89,7 +91,8 @@ def _cluster(pool: Pool) -> Iterator[None]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
     local = {"include_dashboard": False} if pool.address == "local" else {}
     try:
-        ray.init(pool.address, logging_level=logging.ERROR, log_to_driver=False, **local)
+        with _silence():
+            ray.init(pool.address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except (ConnectionError, ValueError) as error:
         raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {pool.address} "
                                  f"({error})") from error
@@ -101,6 +104,20 @@ def _cluster(pool: Pool) -> Iterator[None]:
             yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing on the descriptor of stderr: Ray's library in C++ prints there which log level it was given."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _room(pool: Pool) -> int:

@@ -82,7 +82,7 @@ def test_refusals(capfd, tmp_path, corpus, model):
             "--cuda-device: expected a run without --ray": [corpus, "out", "--cuda-device", 0, "--ray"],
             "input file: expected a sentence on every line": [corpus, "out", "--state", "warm", "--ray"],
             "input file: expected one tokenized sentence": [tmp_path / "empty.txt", "out", "--state", "warm", "--ray"],
-            "input file: expected a string or a list": [tmp_path / "bad.jsonl", "out", "--state", "warm", "--ray"],
+            "text: expected a string or a list of strings, got 3": [tmp_path / "bad.jsonl", "out", "--state", "warm", "--ray"],
             "input file: expected UTF-8 text": [tmp_path / "bad.txt", "out", "--state", "warm", "--ray"],
             "output: expected a new directory": [corpus, "there", "--state", "warm", "--allow-blank", "--ray"],
             "--ray: expected the address of a cluster that this": [corpus, "out", "--state", "warm", "--allow-blank",
