@@ -4,8 +4,6 @@ Tokens/s are those between the arrivals of the first shards, one of each worker,
 out. The vectors are first compared with those of one process, and have to be the same bits. `rates` in the settings are
 those of the reader (tokens/s, to rows) and of a worker's writing (bytes/s, from arrays to the file system), which
 `python -m benchmarks.scaling --docs` takes from the file.
-
-`python -m benchmarks.scaling --docs` takes from the file.
 """
 
 import argparse
