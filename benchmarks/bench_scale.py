@@ -3,7 +3,7 @@
 Tokens/s are those between the arrivals of the first shards, one of each worker, and of the last: a run's start is left
 out. The vectors are first compared with those of one process, and have to be the same bits. `rates` in the settings are
 those of the reader (tokens/s, to rows) and of a worker's writing (bytes/s, from arrays to the file system), which
-`python -m benchmarks.scaling --docs` takes from the file.
+`python -m benchmarks.report` takes for the page from the file.
 """
 
 import argparse
@@ -24,9 +24,9 @@ BATCH_SIZE = 64
 
 
 class Arrivals:
-    """In the place of the command's bar: when shards arrived, and the texts in each."""
+    """In the place of the command's bar: when shards arrived, and the tokens in each."""
 
-    def __init__(self, *_, **__):
+    def __init__(self):
         self.found: list[tuple[float, int]] = []
 
     def __enter__(self):
@@ -35,14 +35,13 @@ class Arrivals:
     def __exit__(self, *_):
         pass
 
-    def update(self, texts: int) -> None:
-        if texts:
-            self.found.append((time.perf_counter(), texts))
+    def update(self, tokens: int, texts: int) -> None:
+        self.found.append((time.perf_counter(), tokens))
 
     def rate(self, workers: int) -> float:
-        """Texts/s after the first shard of each worker."""
+        """Tokens/s after the first shard of each worker."""
         (begin, _), *rest = self.found[workers - 1 :]
-        return sum(texts for _, texts in rest) / (rest[-1][0] - begin)
+        return sum(tokens for _, tokens in rest) / (rest[-1][0] - begin)
 
 
 def texts_of(sentences: list[list[str]]):
@@ -53,17 +52,14 @@ def texts_of(sentences: list[list[str]]):
                                    for number, tokens in enumerate(sentences)])
 
 
-def run_once(elmo, settings, sentences: list[list[str]], workers: int, shard_tokens: int, folder: Path) -> float:
-    """Texts/s of `embed_on_ray`; the directory stays."""
-    from elmo_fast.scale import corpus
+def run_once(bilm, settings, sentences: list[list[str]], workers: int, shard_tokens: int, folder: Path) -> float:
+    """Tokens/s of `embed_on_ray`; the directory stays."""
+    from elmo_fast.embed.corpus import Target
+    from elmo_fast.scale.corpus import Pool, embed_on_ray
 
     arrivals = Arrivals()
-    before, corpus.tqdm = corpus.tqdm, lambda **_: arrivals
-    try:
-        corpus.embed_on_ray(lambda: texts_of(sentences), folder, elmo, settings, corpus.Pool(workers=workers),
-                            shard_tokens=shard_tokens)
-    finally:
-        corpus.tqdm = before
+    embed_on_ray(lambda: texts_of(sentences), bilm, Target(folder, "parquet", settings.form), settings,
+                 Pool(workers=workers), progress=arrivals, shard_tokens=shard_tokens)
     return arrivals.rate(workers)
 
 
@@ -71,7 +67,7 @@ def check(elmo, settings, sentences: list[list[str]], shard_tokens: int, folder:
     """Two workers give the bits of one process, or `ValueError`."""
     import elmo_fast
 
-    run_once(elmo, settings, sentences, 2, shard_tokens, folder)
+    run_once(elmo.bilm, settings, sentences, 2, shard_tokens, folder)
     with elmo_fast.open_embeddings(folder) as found:
         for number, (one, other) in enumerate(zip(found, elmo.embed(sentences), strict=True)):
             if not np.array_equal(one, other):
@@ -112,13 +108,12 @@ def measure(arguments: argparse.Namespace) -> dict:
     elmo, settings = LoadedElmo(bilm), Settings(Form("all"), "warm", BATCH_SIZE, 1, False)
     found, source = common.running_text(arguments.sentences)
     sentences = list(itertools.islice(itertools.cycle(found), arguments.sentences * arguments.repeats))
-    mean = sum(map(len, sentences)) / len(sentences)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         check(elmo, settings, found[:300], arguments.shard_tokens, folder / "check")
         turns = itertools.count()
         speeds = common.take_turns(
-            {count: lambda count=count: mean * run_once(elmo, settings, sentences, count, arguments.shard_tokens,
+            {count: lambda count=count: run_once(bilm, settings, sentences, count, arguments.shard_tokens,
                                                         folder / str(next(turns))) for count in COUNTS},
             arguments.rounds)
         rate = rates(elmo, settings, sentences, folder)

@@ -130,7 +130,7 @@ def unique_words(wanted: int) -> tuple[list[str], str]:
         if len(words) >= wanted:
             return list(words)[:wanted], "corpus"
     source = f"corpus ({len(words)}) and compounds of its words" if words else "generated (Zipf)"
-    known = list(words) or sorted({word for sentence in common._generated_sentences(2000) for word in sentence})
+    known = list(words) or sorted({word for sentence in common.generated_sentences(2000) for word in sentence})
     for first, second in itertools.product(known, known):  # as hyphenated compounds are
         if len(words) >= wanted:
             break

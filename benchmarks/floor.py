@@ -17,9 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import common
+from elmo_fast.bench.work import (  # noqa: F401 (for the benchmarks)
+    Work,
+    encoder_flop,
+    flop,
+    flop_outside_steps,
+    step_weights,
+    work_of_batches,
+    work_of_slots,
+)
 
 SOURCE = common.ROOT / "benchmarks" / "native" / "machine_floor.cpp"
-BOUNDARY_CHARACTERS = 3  # of <S> and </S>: begin of word, the boundary, end of word
 # precision: bytes of one packed weight, tile products for one fp32 product (0: fp32 arithmetic)
 PRECISIONS = {"highest": (4, 0), "high": (4, 3), "medium": (2, 1)}
 _FEATURES = {"avx512f": ["-mavx512f"], "avx2": ["-mavx2", "-mfma"]}
@@ -91,42 +99,7 @@ def _compile_command(program: Path) -> list[str]:
     return [compiler, "-O3", "-std=c++17", *vector, *tiles, str(SOURCE), "-o", str(program), "-lpthread"]
 
 
-# ---- work ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Work:
-    """`tokens` of the text, characters of every unique token int [R], batch sizes int [steps]."""
-
-    tokens: int
-    characters: np.ndarray
-    batch_sizes: np.ndarray
-
-
-def work_of_batches(groups: list[list[list[str]]]) -> Work:
-    """Batches one after the other: a step runs the sentences that are long enough, tokens are unique in a batch."""
-    parts = [work_of_slots(group, len(group)) for group in groups]
-    return Work(sum(part.tokens for part in parts), np.concatenate([part.characters for part in parts]),
-                np.concatenate([part.batch_sizes for part in parts]))
-
-
-def work_of_slots(sentences: list[list[str]], slots: int) -> Work:
-    """Sentence i in slot i mod `slots`, back to back; tokens are unique in the stream."""
-    positions = np.zeros(slots, dtype=np.int64)
-    np.add.at(positions, np.arange(len(sentences)) % slots, [len(sentence) + 2 for sentence in sentences])
-    batch_sizes = (positions > np.arange(positions.max())[:, None]).sum(1)
-    unique = {token for sentence in sentences for token in sentence}
-    characters = [len(token.encode("utf-8", "replace")) + 2 for token in unique] + [BOUNDARY_CHARACTERS] * 2
-    return Work(sum(map(len, sentences)), np.array(characters), batch_sizes)
-
-
 # ---- model ---------------------------------------------------------------------------------
-
-
-def step_weights(options: dict) -> int:
-    """Weights that one step of one layer reads, both directions: recurrent and cell projection."""
-    cells, projection = options["lstm"]["dim"], options["lstm"]["projection_dim"]
-    return 2 * (4 * cells * projection + (cells * projection if cells != projection else 0))
 
 
 def kib_per_thread(options: dict, precision: str, threads: int) -> int:
@@ -134,38 +107,11 @@ def kib_per_thread(options: dict, precision: str, threads: int) -> int:
     return max(1, step_weights(options) * PRECISIONS[precision][0] // threads // 1024)
 
 
-def encoder_flop(options: dict, characters: np.ndarray) -> float:
-    """Convolutions over real characters, highways and projection of unique tokens with that many characters."""
-    cnn, projection = options["char_cnn"], options["lstm"]["projection_dim"]
-    most, dim = cnn["max_characters_per_token"], cnn["embedding"]["dim"]
-    real = np.minimum(characters, most)
-    windows = sum(count * width * dim * np.minimum(real, most - width + 1).sum() for width, count in cnn["filters"])
-    filters = sum(count for _, count in cnn["filters"])
-    dense = cnn["n_highway"] * 2 * filters**2 + (filters * projection if filters != projection else 0)
-    return float(2 * (windows + dense * len(characters)))
-
-
-def input_flop(options: dict) -> int:
-    """One layer's input product for one row, both directions."""
-    return 2 * 2 * options["lstm"]["projection_dim"] * 4 * options["lstm"]["dim"]
-
-
-def _outside_steps(options: dict, work: Work) -> float:
-    upper = (options["lstm"]["n_layers"] - 1) * int(work.batch_sizes.sum())
-    return encoder_flop(options, work.characters) + input_flop(options) * (len(work.characters) + upper)
-
-
-def flop(options: dict, work: Work) -> float:
-    """All arithmetic of the work."""
-    steps = 2 * options["lstm"]["n_layers"] * step_weights(options) * int(work.batch_sizes.sum())
-    return _outside_steps(options, work) + steps
-
-
 def seconds(options: dict, work: Work, rates: Rates, precision: str) -> float:
     """The floor; raises `NoFloor` where the machine has no rate for `precision`."""
     speed, weights = rates.flops(precision), step_weights(options)
     steps = np.maximum(2.0 * weights * work.batch_sizes / speed, weights * PRECISIONS[precision][0] / rates.read)
-    return _outside_steps(options, work) / speed + options["lstm"]["n_layers"] * float(steps.sum())
+    return flop_outside_steps(options, work) / speed + options["lstm"]["n_layers"] * float(steps.sum())
 
 
 # ---- char encoder on a GPU -----------------------------------------------------------------

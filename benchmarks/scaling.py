@@ -1,22 +1,17 @@
 """No timing: what a corpus costs on many workers, from measured rates and a simulation of `embed --ray`.
 
-`python -m benchmarks.scaling` prints the tables of docs/scaling.md, and with `--docs` puts them there.
+`python -m benchmarks.report` puts the tables into docs/scaling.md; `simulate` takes any other plan.
 """
 
-import argparse
 import heapq
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks import common
 from elmo_fast.choices import SIZES
 
-DOCS = common.ROOT / "docs" / "scaling.md"
-BEGIN, END = "<!-- python -m benchmarks.scaling --docs -->\n", "<!-- end -->\n"
 SHARD_TOKENS = 1 << 15  # of elmo_fast.scale.corpus
 WORDS, WORKERS = {"1 M": 10**6, "1 B": 10**9}, (1, 8, 64)
 FORMS = {"average, float16": (1, 2), "all, float32": (3, 4)}  # vectors of a token, bytes of a value
@@ -98,7 +93,7 @@ def compute_rates() -> dict[str, float]:
     for size in SIZES:
         results = json.loads((common.RESULTS / "cpu" / f"embed-{size}.json").read_text())["results"]
         rates[size], = (case["tokens_per_s"] for case in results if case["variant"] == "ours"
-                        and (case["way"], case["precision"]) == ("lanes of 64", "highest"))
+                        and (case["way"], case["precision"]) == ("slots of 64", "highest"))
     return rates
 
 
@@ -111,49 +106,27 @@ def plan(size: str, form: str, words: int, workers: int) -> Plan:
     return Plan(words, workers, compute_rates()[size], 2 * projection * vectors * width, model_bytes, **figures())
 
 
-def tables() -> str:
-    """The tables as Markdown."""
-    lines = ["| rate | value | from |", "|---|---|---|"]
-    for name, value in figures().items():
-        source = "assumed" if value == ASSUMED[name] else "results/cpu/scale.json"
-        lines.append(f"| {name}, {UNITS[name]} | {value:,.0f} | {source} |")
-    lines += [f"| compute, {size}, tokens/s of a worker with two cores | {value:,.0f} | results/cpu/embed-{size}.json |"
-              for size, value in compute_rates().items()]
-    lines += ["", "| model | kept | words | workers | time | core-hours | written | busiest, share of the time |",
-              "|---|---|---|---|---|---|---|---|"]
-    for size in SIZES:
-        for form in FORMS:
-            for words, number in WORDS.items():
-                lines += [_line(size, form, words, plan(size, form, number, workers)) for workers in WORKERS]
-    return "\n".join(lines) + "\n"
+def rate_table() -> tuple[list[str], list[list[str]]]:
+    """Head and lines of the rates."""
+    lines = [[f"{name}, {UNITS[name]}", f"{value:,.0f}",
+              "assumed" if value == ASSUMED[name] else "results/cpu/scale.json"] for name, value in figures().items()]
+    return ["rate", "value", "from"], lines + [
+        [f"compute, {size}, tokens/s of a worker with two cores", f"{value:,.0f}", f"results/cpu/embed-{size}.json"]
+        for size, value in compute_rates().items()]
 
 
-def _line(size: str, form: str, words: str, made: Plan) -> str:
+def cost_table() -> tuple[list[str], list[list[str]]]:
+    """Head and lines of the costs."""
+    head = ["model", "kept", "words", "workers", "time", "core-hours", "written", "busiest, share of the time"]
+    return head, [[size, form, words, *_cost(plan(size, form, number, workers))]
+                  for size in SIZES for form in FORMS for words, number in WORDS.items() for workers in WORKERS]
+
+
+def _cost(made: Plan) -> list[str]:
     outcome = simulate(made)
     hours, busiest = outcome.seconds / 3600, outcome.bottleneck
     time = f"{outcome.seconds / 60:.1f} min" if hours < 1 else f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} d"
     written = made.tokens * made.token_bytes
     amount = f"{written / 1e12:.2f} TB" if written >= 1e12 else f"{written / 1e9:.2f} GB"
-    return (f"| {size} | {form} | {words} | {made.workers} | {time} | {2 * made.workers * hours:,.1f} | {amount} | "
-            f"{busiest}, {outcome.busy[busiest]:.0%} |")
-
-
-def with_tables(text: str) -> str:
-    """The page with the tables of now."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{tables()}{END}{after}"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", action="store_true", help="put the tables into docs/scaling.md")
-    if parser.parse_args().docs:
-        Path(DOCS).write_text(with_tables(DOCS.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(tables(), end="")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return [str(made.workers), time, f"{2 * made.workers * hours:,.1f}", amount,
+            f"{busiest}, {outcome.busy[busiest]:.0%}"]

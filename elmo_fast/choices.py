@@ -13,6 +13,7 @@ BACKENDS = ("auto", "reference", "torch", "native")
 PRECISIONS = ("highest", "high", "medium")
 STATES = ("carry", "zero", "warm")
 LAYERS = ("all", "top", "average")
+POOLS = ("mean", "max", "first_last")
 UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s
 STORAGES = ("float32", "float16")  # of stored vectors
 LAYOUTS = ("allennlp", "packed", "parquet", "arrow", "npz", "npy")  # of files of vectors

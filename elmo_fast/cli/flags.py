@@ -1,14 +1,11 @@
-"""Flags that several subcommands share, each declared once, the types of their values, and the input file."""
+"""Flags that several subcommands share, each declared once, and the types of their values."""
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Callable, Iterable
-from typing import IO, Any
+from typing import Any
 
-from elmo_fast import stops
 from elmo_fast.choices import BACKENDS, PRECISIONS, STATES
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, MODEL_NAMES
 
 _MODEL = f"{', '.join(MODEL_NAMES)}, a directory, a ZIP or a URL"
@@ -21,9 +18,11 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--precision": {"choices": PRECISIONS, "default": "highest", "help": "(default: %(default)s)"},
     "--backend": {"choices": BACKENDS, "default": "auto", "help": "(default: %(default)s)"},
     "--cuda-device": {"type": int, "default": -1, "help": "number of the GPU; -1 is the CPU (default)"},
+    "--allow-nonfinite": {"action": "store_true", "help": "load weights that are NaN or infinite, which are an error "
+                          "otherwise"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
 }
-NUMERICS = "--precision", "--backend"
+NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 
 
 def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | str, summary: str, *shared: str,
@@ -34,6 +33,11 @@ def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | 
         parser.add_argument(flag, **_SHARED[flag])
     parser.set_defaults(run=run, **defaults)
     return parser
+
+
+def shared(flag: str) -> dict[str, Any]:
+    """Arguments of `add_argument` for a shared flag of a parser that `add_command` did not make."""
+    return dict(_SHARED[flag])
 
 
 def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any], bool]) -> Callable[[str], Any]:
@@ -49,11 +53,3 @@ def value_of(kind: Callable[[str], Any], expected: str, accepts: Callable[[Any],
 def at_least(least: int) -> Callable[[str], int]:
     """An argparse type: an integer of at least `least`."""
     return value_of(int, f"an integer of at least {least}", lambda value: value >= least)
-
-
-def open_input(name: str) -> IO[str]:
-    """A text file, or stdin for -; a stop ends the wait for it."""
-    if name == "-" and sys.stdin is None:
-        raise ConfigurationError("input file: expected text on stdin, which is closed")
-    file = sys.stdin.fileno() if name == "-" else name
-    return stops.interruptible(open)(file, encoding="utf-8", closefd=name != "-")

@@ -4,7 +4,7 @@ import argparse
 import math
 
 from elmo_fast.choices import PRECISIONS, SIZES
-from elmo_fast.cli.flags import add_command, at_least, value_of
+from elmo_fast.cli.flags import add_command, at_least, shared, value_of
 from elmo_fast.train.config import DECAYS, OPTIMIZERS
 
 _TEXT = "files or globs of UTF-8 text, one tokenized sentence a line"
@@ -27,7 +27,7 @@ def add_commands(commands) -> None:
     add_train_arguments(add_command(commands, "train", train, "train a model from a tokenized text, resume a run, or "
                                     "fine-tune a model"))
     add = add_command(commands, "perplexity", _perplexity, "print the perplexity of a trained model on a text",
-                      "--quiet").add_argument
+                      "--allow-nonfinite", "--quiet").add_argument
     add("model", metavar="MODEL", help="a run's directory, or an exported model with its softmax")
     add("text", metavar="TEXT", nargs="+", help=_TEXT)
     add("--checkpoint", **_CHECKPOINT)
@@ -40,7 +40,7 @@ def add_commands(commands) -> None:
 
 def _add_exchange(commands) -> None:
     add = add_command(commands, "export", _export, "write the options.json and HDF5 weights of a trained or "
-                      "fine-tuned model").add_argument
+                      "fine-tuned model", "--allow-nonfinite").add_argument
     add("source", metavar="RUN", nargs="?", help="a run's directory")
     add("output", metavar="OUTPUT", help="directory for options.json, weights.hdf5 and vocab.txt")
     add("--checkpoint", **_CHECKPOINT)
@@ -50,7 +50,7 @@ def _add_exchange(commands) -> None:
         "an AllenNLP model around it")
     add("--options-file", metavar="FILE", help="options.json of that module")
     parser = add_command(commands, "import-tf", _import_tf, "import a checkpoint of bilm-tf's training as a run to "
-                         "continue")
+                         "continue", "--allow-nonfinite")
     parser.epilog = ("TensorFlow reads the checkpoint: install elmo-fast[tensorflow], or name another environment's "
                      "Python that has it in ELMO_FAST_TENSORFLOW_PYTHON.")
     add = parser.add_argument
@@ -79,6 +79,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--from-weights", metavar="FILE", help="fine-tune: HDF5 weights")
     add("--from-softmax", metavar="FILE", help="fine-tune: HDF5 softmax, written by export --softmax (default: "
         "softmax.hdf5 beside the model if it exists, else random weights)")
+    add("--allow-nonfinite", **{**shared("--allow-nonfinite"), "default": None})
     add = parser.add_argument_group("model").add_argument
     add("--options-file", metavar="FILE", help="options.json with bilm-tf's keys: lstm, char_cnn, dropout, batch_size, "
         "...; arguments given here override it")
@@ -147,15 +148,15 @@ def _perplexity(**arguments) -> list[str]:
     return [str(perplexity_of(**arguments))]
 
 
-def _export(source, output, from_module, options_file, float16, **of_run) -> None:
+def _export(source, output, from_module, options_file, float16, allow_nonfinite, **of_run) -> None:
     from elmo_fast.train.export import export_run, export_state_dict
 
     if (source is None) == (from_module is None):
         raise ValueError(f"source: expected either RUN or --from-module, got {'neither' if source is None else 'both'}")
     if from_module is not None:
-        export_state_dict(from_module, options_file, output, float16)
+        export_state_dict(from_module, options_file, output, float16, allow_nonfinite)
     else:
-        export_run(source, output, float16=float16, **of_run)
+        export_run(source, output, float16=float16, allow_nonfinite=allow_nonfinite, **of_run)
 
 
 def _import_tf(output, **arguments) -> list[str]:

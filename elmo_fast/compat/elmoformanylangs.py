@@ -20,16 +20,18 @@ class Embedder:
 
     As in the original, sentences are sorted by length, batches run in an order drawn from `random`, and states are
     carried from batch to batch and call to call: the same for the same `random.seed`. With `state` `zero` or `warm` a
-    result depends on its sentence alone. `precision` and `backend` are those of `BiLm`.
+    result depends on its sentence alone. `precision` and `backend` are those of `BiLm`. NaN and
+    infinities in the weights are refused unless `allow_nonfinite`.
     """
 
     def __init__(self, model_dir: str | os.PathLike, batch_size: int = DEFAULT_BATCH_SIZE, *, state: str = "carry",
-                 precision: str = "highest", backend: str = "auto"):
+                 precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
         files = find_model(Path(model_dir))
         self.model_dir, self.batch_size = model_dir, check_count("batch_size", batch_size)
         self.config, _ = read_config(files.weight_file.parent)
         self.use_cuda = torch.cuda.is_available()
-        self.model = ManyLangsBiLm.from_model(files, state=state, precision=precision, backend=backend)
+        self.model = ManyLangsBiLm.from_model(files, state=state, precision=precision, backend=backend,
+                                              allow_nonfinite=allow_nonfinite)
         self.model.to("cuda" if self.use_cuda else "cpu").eval()
 
     def sents2elmo(self, sents: Sequence[Sequence[str]], output_layer: int = -1) -> list[np.ndarray]:

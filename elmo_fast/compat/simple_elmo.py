@@ -35,11 +35,12 @@ class ElmoModel:
         self.vocab: Vocabulary | None = None
 
     def load(self, directory: str | os.PathLike, max_batch_size: int = 32, limit: int = 100,
-             full: bool = False) -> None:
+             full: bool = False, *, allow_nonfinite: bool = False) -> None:
         """Read a model from a directory or ZIP with `options.json` and `model.hdf5`, or else its first `*.hdf5`.
 
         `max_batch_size` sentences run at a time. `limit`, of words to prepare, is ignored: every unique word of a batch
-        is encoded once anyway. `full=True` is for `get_elmo_substitutes`.
+        is encoded once anyway. `full=True` is for `get_elmo_substitutes`. NaN and infinities in the weights are refused
+        unless `allow_nonfinite`.
         """
         check_count("max_batch_size", max_batch_size)
         folder = Path(directory)
@@ -57,9 +58,10 @@ class ElmoModel:
             raise FileNotFoundError(f"full: expected {SOFTMAX_FILE} and vocab.txt beside {files.weight_file.name}, as "
                                     f"`elmo-fast import-tf` and `export --softmax` write them; found none in "
                                     f"{directory}")
-        self._embedder = ElmoEmbedder(files.options_file, files.weight_file, **self._arguments)
+        self._embedder = ElmoEmbedder(files.options_file, files.weight_file, allow_nonfinite=allow_nonfinite,
+                                      **self._arguments)
         bilm = self._embedder.elmo_bilm
-        self._head = SoftmaxHead.from_files(bilm, softmax, files.vocab_file) if full else None
+        self._head = SoftmaxHead.from_files(bilm, softmax, files.vocab_file, allow_nonfinite) if full else None
         self.vocab = None if files.vocab_file is None else Vocabulary(files.vocab_file)
         self.batch_size = max_batch_size
 

@@ -92,7 +92,7 @@ class Embeddings(Sequence):
         return map(self._source.vectors, range(len(self)))
 
     def by_key(self, key: str) -> np.ndarray:
-        """The vectors of the text with a key; `KeyError` where there is none."""
+        """The vectors of the first text with a key; `KeyError` where there is none."""
         return self._source.vectors(self._numbers[key])
 
     def text(self, index: int) -> str:
@@ -139,11 +139,10 @@ class Embeddings(Sequence):
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        return {key: number for number, key in enumerate(self.keys)}
+        return {key: number for number, key in reversed(list(enumerate(self.keys)))}
 
     def _number(self, index: int) -> int:
-        number = range(len(self))[index]  # IndexError beyond the end
-        return number
+        return range(len(self))[index]  # IndexError beyond the end
 
     def _stored(self, what: str, index: int):
         try:

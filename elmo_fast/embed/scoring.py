@@ -16,10 +16,11 @@ from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 _LINE_ENDS = re.compile(r"[\r\n]+")
 
 
-def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: str | None, **arguments) -> SoftmaxHead:
+def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: str | None, *,
+              allow_nonfinite: bool = False, **arguments) -> SoftmaxHead:
     """A model with its softmax and vocabulary, from `softmax.hdf5` and `vocab.txt` beside its weights unless given.
 
-    `model` as in `find_model`, `arguments` those of `BiLm`.
+    `model` as in `find_model`, `arguments` those of `BiLm`. NaN and infinities are refused unless `allow_nonfinite`.
     """
     files = find_model(model)
     softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
@@ -30,8 +31,8 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
                                  "got none")
-    bilm = BiLm.from_model(files, **arguments).eval()
-    return SoftmaxHead.from_files(bilm, softmax_file, vocab_file)
+    bilm = BiLm.from_model(files, allow_nonfinite=allow_nonfinite, **arguments).eval()
+    return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, allow_nonfinite)
 
 
 def score_lines(head: SoftmaxHead, texts: Iterable[Text], tokens: bool) -> Iterator[str]:

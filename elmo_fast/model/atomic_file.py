@@ -3,13 +3,15 @@
 import contextlib
 import ctypes
 import io
+import logging
 import os
 import re
 import secrets
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 # h5py's errors for damaged files: HDF5's own, mapped to the nearest Python error.
 HDF5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 _TRIM_EVERY = 32 << 20  # bytes written between two returns of free memory
+_PAUSE = 0.1  # seconds between two attempts to get a lock
+
+logger = logging.getLogger(__name__)
 
 
 class _Held(NamedTuple):
@@ -38,8 +43,10 @@ _held: dict[Path, _Held] = {}  # the locks of this process, which the system cou
 
 
 @contextlib.contextmanager
-def locked(target: str | os.PathLike, reserve: bool = False) -> Iterator[Path]:
+def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False) -> Iterator[Path]:
     """The right to write `target`, a file or a directory, while the body runs: `ConfigurationError` if it is taken.
+
+    With `wait` another process or thread that has it is waited for, and a line of the log names the process.
 
     Yields a path for a partial file. The lock is on the file `TARGET.lock`, which holds the process, its host and the
     partial file's name: what a killed process left is removed by the next one. A thread may write the files of a
@@ -48,7 +55,9 @@ def locked(target: str | os.PathLike, reserve: bool = False) -> Iterator[Path]:
     """
     final = Path(os.path.realpath(target))
     mine = _Held(os.getpid(), threading.get_ident(), _partial_path(final), reserve)
-    held = _held.setdefault(final, mine)
+    while (held := _held.setdefault(final, mine)).thread != mine.thread and held.process == mine.process and wait:
+        stops.check()
+        time.sleep(_PAUSE)
     if held.is_reserved and held is not mine and held[:2] == mine[:2]:
         _held[final] = held._replace(is_reserved=False)
         try:
@@ -65,7 +74,7 @@ def locked(target: str | os.PathLike, reserve: bool = False) -> Iterator[Path]:
             return
         with stops.stoppable():
             stops.check()
-            file = _lock(final, mine)
+            file = _lock(final, mine, wait)
             try:
                 yield mine.partial
             finally:
@@ -77,17 +86,26 @@ def locked(target: str | os.PathLike, reserve: bool = False) -> Iterator[Path]:
         del _held[final]
 
 
-def _lock(final: Path, mine: _Held) -> IO[bytes]:
+def _lock(final: Path, mine: _Held, wait: bool) -> IO[bytes]:
     """The lock file of an output, locked. POSIX locks: unlike those of `flock`, forked workers do not inherit them."""
     import fcntl
 
+    is_logged = False
     while True:
         file = open(final.with_name(f"{final.name}.lock"), "a+b", buffering=0)  # noqa: SIM115
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            process, host = [*_content(file), "unknown", "an unknown host"][:2]
+            owner = _content(file)
+            process, host = [*owner, "unknown", "an unknown host"][:2]
             file.close()
+            if wait and isinstance(error, (BlockingIOError, PermissionError)):
+                if owner and not is_logged:
+                    logger.warning("waiting for process %s on %s, which writes %s", process, host, final)
+                    is_logged = True
+                stops.check()
+                time.sleep(_PAUSE)
+                continue
             if isinstance(error, (BlockingIOError, PermissionError)):
                 raise ConfigurationError(f"output {final}: expected no other process to write it, found process "
                                          f"{process} on {host}, which has locked {file.name}") from None
@@ -133,23 +151,35 @@ def remove_partials(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_path(target: str | os.PathLike, shared: bool = False) -> Iterator[Path]:
+def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
     """A path beside `target` that replaces it when the body succeeds, and is removed when the body fails.
 
-    The body makes a file there. A symbolic link is followed, an old file replaced. Other writers are refused. With
-    `shared` they are not, the body may make a directory, and that of a process which finished first is kept.
+    The body makes a file there. A symbolic link is followed, an old file replaced. Other writers are refused.
     """
     final = Path(os.path.realpath(target))
-    with contextlib.nullcontext(_partial_path(final)) if shared else locked(final) as part:
+    with locked(final) as part:
         try:
             yield part
-            try:
-                os.replace(part, final)
-            except OSError:
-                if not (shared and part.is_dir() and final.is_dir()):
-                    raise
+            os.replace(part, final)
         finally:
             _remove(part)
+
+
+def store_once(target: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` write `target`, a file or a directory, at another path, unless it is there.
+
+    A process or a thread that does so already is waited for, and its copy is taken. A file that is there is not locked.
+    """
+    final = Path(os.path.realpath(target))
+    if not final.exists():
+        final.parent.mkdir(parents=True, exist_ok=True)
+        with locked(final, wait=True) as part:
+            if not final.exists():
+                try:
+                    make(part)
+                    part.rename(final)
+                finally:
+                    _remove(part)
 
 
 @contextlib.contextmanager

@@ -198,8 +198,7 @@ class _Tensors:
             given = tuple(found.shape) if isinstance(found, torch.Tensor) else "none"
             raise ConfigurationError(f"{self._path}: {name}: expected shape {shape}, found {given}")
         found = found.detach().float()
-        if not self._allow_nonfinite:
-            check_finite(f"{self._path}: {name}", found.numpy(), "; allow_nonfinite=True loads them")
+        check_finite(f"{self._path}: {name}", found.numpy(), self._allow_nonfinite)
         return found
 
 

@@ -25,15 +25,18 @@ SOFTMAX = ("softmax/W", "softmax/b")
 _AT_ONCE = 1 << 24  # scores in memory at a time
 
 
-def read_softmax(path: str | os.PathLike, projection_dim: int) -> dict[str, np.ndarray]:
-    """`softmax/W` [V, P] and `softmax/b` [V] of an HDF5 file, float32; `ConfigurationError` for other shapes."""
+def read_softmax(path: str | os.PathLike, projection_dim: int, allow_nonfinite: bool = False) -> dict[str, np.ndarray]:
+    """`softmax/W` [V, P] and `softmax/b` [V] of an HDF5 file, float32.
+
+    `ConfigurationError` for other shapes, and for NaN and infinities unless `allow_nonfinite`.
+    """
     with open_hdf5(path, "softmax") as file:
         w, b = (np.asarray(file[name], dtype=np.float32) for name in SOFTMAX)
     if w.ndim != 2 or w.shape[1] != projection_dim or b.shape != w.shape[:1]:
         raise ConfigurationError(f"softmax {path}: expected W [words, {projection_dim}] and b [words], got "
                                  f"{w.shape} and {b.shape}")
     for name, values in zip(SOFTMAX, (w, b)):
-        check_finite(f"softmax {path}: {name}", values)
+        check_finite(f"softmax {path}: {name}", values, allow_nonfinite)
     return dict(zip(SOFTMAX, (w, b)))
 
 
@@ -86,9 +89,10 @@ class SoftmaxHead:
         self._marks = torch.tensor([vocabulary.word_to_id(word) for word in SPECIAL_WORDS], device=device)
 
     @classmethod
-    def from_files(cls, bilm: BiLm, softmax_file: str | os.PathLike, vocab_file: str | os.PathLike) -> "SoftmaxHead":
+    def from_files(cls, bilm: BiLm, softmax_file: str | os.PathLike, vocab_file: str | os.PathLike,
+                   allow_nonfinite: bool = False) -> "SoftmaxHead":
         """The softmax of a file that `elmo-fast export --softmax` wrote, and its vocabulary."""
-        softmax = read_softmax(softmax_file, bilm.options.lstm.projection_dim)
+        softmax = read_softmax(softmax_file, bilm.options.lstm.projection_dim, allow_nonfinite)
         return cls(bilm, *softmax.values(), Vocabulary(vocab_file))
 
     def score(self, sentences: Sequence[Sequence[str]]) -> list[SentenceScore]:

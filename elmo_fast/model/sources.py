@@ -1,5 +1,6 @@
 """A model's files: two paths, a directory, a ZIP, a URL, or a name; what URLs give is stored in a cache."""
 
+import functools
 import hashlib
 import lzma
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from elmo_fast.choices import cache_directory, check_choice
-from elmo_fast.model.atomic_file import Disk, atomic_path
+from elmo_fast.model.atomic_file import Disk, store_once
 from elmo_fast.model.hdf5 import check_unpacked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.stops import interruptible
@@ -205,18 +206,19 @@ def _unpacked(archive: Path) -> Path:
     status = archive.stat()
     key = f"{archive.resolve()}:{status.st_size}:{status.st_mtime_ns}"
     target = cache_directory() / "unpacked" / f"{archive.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if not target.is_dir():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(target, shared=True) as part:
-            part.mkdir()
-            try:
-                _unpack_members(archive, part)
-            except _DAMAGE as error:
-                if isinstance(error, ConfigurationError) or getattr(error, "filename", None):  # that of a full disk
-                    raise
-                raise ConfigurationError(f"model {archive}: expected a complete ZIP file without a password, "
-                                         f"got one that cannot be unpacked ({error})") from error
+    store_once(target, functools.partial(_unpack, archive))
     return target
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    folder.mkdir()
+    try:
+        _unpack_members(archive, folder)
+    except _DAMAGE as error:
+        if isinstance(error, ConfigurationError) or getattr(error, "filename", None):  # that of a full disk
+            raise
+        raise ConfigurationError(f"model {archive}: expected a complete ZIP file without a password, "
+                                 f"got one that cannot be unpacked ({error})") from error
 
 
 def _unpack_members(archive: Path, part: Path) -> None:
@@ -234,8 +236,8 @@ def _unpack_members(archive: Path, part: Path) -> None:
                                      f"found {', '.join(sorted(file.namelist())[:8]) or 'nothing'}")
         check_unpacked(f"model {archive}", sum(info.file_size for info in wanted.values()), archive.stat().st_size)
         for name, info in wanted.items():
-            with file.open(info) as source, Disk(part / name, part) as copy:
-                shutil.copyfileobj(source, copy, _BLOCK)  # of which `source` reads no more than `file_size`
+            with file.open(info) as source, Disk(part / name, part) as copy:  # `source` has no more than `file_size`
+                interruptible(shutil.copyfileobj)(source, copy, _BLOCK)
                 copy.check()
 
 
@@ -251,18 +253,21 @@ def _is_url(name: str) -> bool:
 def _download(url: str, target: Path) -> None:
     remedy = f"Fetched by other means, it belongs at {target}"
     try:
-        import fsspec
-
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(target, shared=True) as part, fsspec.open(url, "rb") as source, open(part, "wb") as copy:
-            expected = getattr(source, "size", None)
-            with tqdm.wrapattr(source, "read", expected, desc=target.name, leave=False, disable=None) as watched:
-                interruptible(shutil.copyfileobj)(watched, copy, _BLOCK)
-            if expected not in (None, copy.tell()):
-                raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")
+        store_once(target, functools.partial(interruptible(_copy), url, target.name))
     except ImportError as error:
         raise ImportError(f"fetching {url} needs a package that is not there ({error}): "
                           f"install elmo-fast[remote]. {remedy}") from error
     except Exception as error:
         reason = type(error).__name__ if str(error) == url else f"{type(error).__name__}: {error}"
         raise OSError(f"{url}: the download failed ({reason}); nothing was stored. {remedy}") from error
+
+
+def _copy(url: str, name: str, path: Path) -> None:
+    import fsspec
+
+    with fsspec.open(url, "rb") as source, open(path, "wb") as copy:
+        expected = getattr(source, "size", None)
+        with tqdm.wrapattr(source, "read", expected, desc=name, leave=False, disable=None) as watched:
+            shutil.copyfileobj(watched, copy, _BLOCK)
+        if expected not in (None, copy.tell()):
+            raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")

@@ -114,20 +114,24 @@ def _take(found: dict[str, h5py.Dataset], shapes: Mapping[str, tuple[int, ...]],
             raise ConfigurationError(f"{where}: expected floating-point numbers, found {dataset.dtype}")
         with np.errstate(over="ignore"):
             values = dataset[...].astype(np.float32, copy=False)
-        if not allow_nonfinite:
-            check_finite(where, values, "; allow_nonfinite=True loads them")
+        check_finite(where, values, allow_nonfinite)
         weights[name] = np.ascontiguousarray(values[1:]) if extra_row else values
     return weights
 
 
-def check_finite(name: str, values: np.ndarray, remedy: str = "") -> None:
-    """Raise `ConfigurationError` for NaN and infinities. Their sum is not finite either, and quick to compute."""
+def check_finite(name: str, values: np.ndarray, allow_nonfinite: bool = False) -> None:
+    """Raise `ConfigurationError` for NaN and infinities, unless they are allowed.
+
+    Their sum is not finite either, and quick to compute.
+    """
+    if allow_nonfinite:
+        return
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(values.sum()):
             return
     if count := values.size - np.count_nonzero(np.isfinite(values)):
         raise ConfigurationError(f"{name}: expected finite float32 numbers, found {count:,} that are NaN or "
-                                 f"infinite{remedy}")
+                                 "infinite; allow_nonfinite=True loads them")
 
 
 def check_weights(weights: Weights, options: Options) -> None:
@@ -203,9 +207,9 @@ def fingerprint(weights: Weights, options: Options | None = None) -> str:
     return digest.hexdigest()
 
 
-def describe(files: ModelFiles) -> dict[str, str]:
+def describe(files: ModelFiles, allow_nonfinite: bool = False) -> dict[str, str]:
     """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
-    options, weights = read_model(files)
+    options, weights = read_model(files, allow_nonfinite)
     lstm, cnn = options.lstm, options.char_cnn
     described = {
         "options file": str(files.options_file),

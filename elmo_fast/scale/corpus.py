@@ -1,4 +1,4 @@
-"""`elmo-fast embed --ray`: texts to a directory of Parquet shards, which workers on many machines write."""
+"""`elmo-fast embed --ray`: texts to a directory of shards, which workers on many machines write."""
 
 import contextlib
 import hashlib
@@ -12,22 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from elmo_fast import stops
 from elmo_fast.choices import extra
 from elmo_fast.embed.api import LoadedElmo
-from elmo_fast.embed.layouts import Item, segment
-from elmo_fast.embed.layouts.shards import checksum, write_manifest
+from elmo_fast.embed.corpus import Target
+from elmo_fast.embed.layouts import Item, is_directory, segment
+from elmo_fast.embed.layouts.shards import SUFFIXES, checksum, write_manifest
+from elmo_fast.embed.opened import open_embeddings
 from elmo_fast.embed.readers import Text
+from elmo_fast.embed.writer import Progress
 from elmo_fast.model.atomic_file import atomic_directory
+from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.cuda.choice import version
 from elmo_fast.scale.dataset import Settings, SharedModel, Worker, workers
 
 with extra("ray"):
     import pyarrow as pa
-    import pyarrow.parquet as pq
     import ray
     from ray.data import DataContext
     from ray.data.block import BlockMetadata
@@ -40,8 +41,9 @@ _QUIET = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_BACKEND_LOG_LEVEL": "f
 _STRINGS = pa.list_(pa.string())
 _JOB = pa.schema([("shard", pa.int64()), ("start", pa.int64()), ("keys", _STRINGS), ("texts", _STRINGS),
                   ("tokens", pa.list_(_STRINGS)), ("error", pa.string()), ("is_refusal", pa.bool_())])
-_DONE = pa.schema([("shard", pa.int64()), ("start", pa.int64()), ("texts", pa.int64()), ("bytes", pa.int64()),
-                   ("crc32", pa.int64()), ("digest", pa.string()), ("error", pa.string()), ("is_refusal", pa.bool_())])
+_DONE = pa.schema([("shard", pa.int64()), ("start", pa.int64()), ("texts", pa.int64()), ("tokens", pa.int64()),
+                   ("bytes", pa.int64()), ("crc32", pa.int64()), ("digest", pa.string()), ("error", pa.string()),
+                   ("is_refusal", pa.bool_())])
 Source = Callable[[], contextlib.AbstractContextManager[Iterable[Text]]]
 
 
@@ -55,29 +57,33 @@ class Pool:
     gpus: float = 0
 
 
-def embed_on_ray(texts: Source, output: str | os.PathLike, elmo: LoadedElmo, settings: Settings, pool: Pool, *,
-                 total: int | None = None, progress: bool = True, shard_tokens: int = SHARD_TOKENS) -> None:
-    """Embed texts into Parquet shards in the new directory `output`; `total` is their number, for the bar.
+def embed_on_ray(texts: Source, bilm: BiLm, target: Target, settings: Settings, pool: Pool, *,
+                 progress: Progress | None = None, shard_tokens: int = SHARD_TOKENS) -> None:
+    """Embed texts into shards in the new directory of `target`, in the layout packed, parquet or arrow.
 
     `texts` opens them, in a process of Ray's on this machine. Shards are numbered in the order of the texts; workers
-    write them beside `output`, on a file system that all machines share. The directory gets its name when all shards
+    write them beside the target, on a file system that all machines share. The directory gets its name when all shards
     stand there, their sizes, texts and keys have been compared with those read, and `manifest.json` is written.
     """
-    with _cluster(pool), atomic_directory(output) as part:
-        shared = SharedModel.of(elmo, settings)
+    if not is_directory(target.layout, target.path):
+        raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
+                                 f"{target.path} for {target.layout}")
+    with _cluster(pool), atomic_directory(os.fspath(target.path).rstrip("/")) as part:
+        shared = SharedModel.of(LoadedElmo(bilm), settings)
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint,
                        "device": "cuda" if pool.gpus else "cpu", **shared.arguments}
         del fingerprint["warm_text"]
         jobs = ray.data.read_datasource(_Corpus(texts, shard_tokens), num_cpus=0, override_num_blocks=1)
         count = pool.workers or _room(pool)
         done = jobs.map_batches(WriteShards, batch_format="pyarrow", batch_size=1,
-                                fn_constructor_args=(shared, settings, part, os.fspath(output), fingerprint),
+                                fn_constructor_args=(shared, settings, target, part, fingerprint),
                                 **workers((count, count), pool.cpus, pool.gpus))
-        shards = _verified(_collected(done, total, progress), part)
+        with progress or Progress(False) as bar:
+            shards = _verified(_collected(done, bar), target.layout, part)
         for path in part.iterdir():
             if path.name not in {shard["file"] for shard in shards}:
                 path.unlink()  # of a worker that was killed
-        write_manifest(part, "parquet", settings.form.describe(), fingerprint, shards)
+        write_manifest(part, target.layout, settings.form.describe(), fingerprint, shards)
 
 
 @contextlib.contextmanager
@@ -181,9 +187,9 @@ def _shards(texts: Iterable[Text], shard_tokens: int) -> Iterator[list[Text]]:
 class WriteShards(Worker):
     """Writes shards into a directory. A shard that is written again is the same, and takes the place of the first."""
 
-    def __init__(self, shared: SharedModel, settings: Settings, part: Path, target: str, fingerprint: dict):
+    def __init__(self, shared: SharedModel, settings: Settings, target: Target, part: Path, fingerprint: dict):
         super().__init__(shared, settings)
-        self._part, self._target, self._fingerprint = part, target, fingerprint
+        self._target, self._part, self._fingerprint = target, part, fingerprint
 
     def __call__(self, table: pa.Table) -> pa.Table:
         job, = table.to_pylist()
@@ -199,15 +205,16 @@ class WriteShards(Worker):
     def _write(self, job: dict[str, Any]) -> pa.Table:
         path = self._part / f"{job['shard']:05}.{secrets.token_hex(4)}.new"
         with self._counted(job):
-            writes = segment("parquet", path, self._target, self._settings.form, first=job["start"],
+            writes = segment(self._target.layout, path, self._target.path, self._settings.form, first=job["start"],
                              fingerprint=self._fingerprint)
             texts = list(zip(job["keys"], job["texts"], job["tokens"]))
             with writes as writer:
                 for text, kept in zip(texts, self.kept(job["tokens"])):
                     writer.write(Item(*text, kept.positions, kept.vectors))
-            done = _row(_DONE, shard=job["shard"], start=job["start"], texts=len(texts), bytes=path.stat().st_size,
-                        crc32=checksum(path), digest=_digest(job["keys"]).hex())
-            path.replace(self._part / _name(job["shard"]))
+            done = _row(_DONE, shard=job["shard"], start=job["start"], texts=len(texts),
+                        tokens=sum(map(len, job["tokens"])), bytes=path.stat().st_size, crc32=checksum(path),
+                        digest=_digest(job["keys"]).hex())
+            path.replace(self._part / _name(job["shard"], self._target.layout))
         return done
 
     @contextlib.contextmanager
@@ -226,18 +233,18 @@ class WriteShards(Worker):
         tries.unlink(missing_ok=True)
 
 
-def _collected(done: "ray.data.Dataset", total: int | None, progress: bool) -> Iterator[dict[str, Any]]:
-    """Rows of `_DONE` as they come, with a bar."""
-    with tqdm(total=total, unit=" sentences", disable=None if progress else True) as bar:
-        rows = iter(done.iter_rows())
-        while row := stops.interruptible(next)(rows, None):
-            if row["error"] is not None:
-                raise (ConfigurationError if row["is_refusal"] else OSError)(row["error"])
-            bar.update(row["texts"] or 0)
-            yield row
+def _collected(done: "ray.data.Dataset", bar: Progress) -> Iterator[dict[str, Any]]:
+    """Rows of `_DONE` as they come."""
+    rows = iter(done.iter_rows())
+    while row := stops.interruptible(next)(rows, None):
+        if row["error"] is not None:
+            raise (ConfigurationError if row["is_refusal"] else OSError)(row["error"])
+        if row["shard"] >= 0:
+            bar.update(row["tokens"], row["texts"])
+        yield row
 
 
-def _verified(rows: Iterable[dict[str, Any]], part: Path) -> list[dict[str, Any]]:
+def _verified(rows: Iterable[dict[str, Any]], layout: str, part: Path) -> list[dict[str, Any]]:
     """What the manifest says of all shards, in order; `RuntimeError` unless they are those that were read, once."""
     ordered = sorted(rows, key=lambda row: row["shard"])
     numbers = [row["shard"] for row in ordered]
@@ -246,8 +253,9 @@ def _verified(rows: Iterable[dict[str, Any]], part: Path) -> list[dict[str, Any]
     sums, *written = ordered
     shards, start, digest = [], 0, hashlib.blake2b(digest_size=16)
     for row in written:
-        path = part / _name(row["shard"])
-        found = row["start"], pq.read_metadata(path).num_rows, path.stat().st_size
+        path = part / _name(row["shard"], layout)
+        with open_embeddings(path) as opened:
+            found = row["start"], len(opened), path.stat().st_size
         if found != (start, row["texts"], row["bytes"]):
             raise RuntimeError(f"{path}: expected texts from {start}, {row['texts']} of them, in {row['bytes']} bytes, "
                                f"found {found}")
@@ -260,8 +268,8 @@ def _verified(rows: Iterable[dict[str, Any]], part: Path) -> list[dict[str, Any]
     return shards
 
 
-def _name(shard: int) -> str:
-    return f"{shard:05}.parquet"
+def _name(shard: int, layout: str) -> str:
+    return f"{shard:05}{SUFFIXES[layout]}"
 
 
 def _digest(keys: list[str]) -> bytes:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,17 @@ import numpy as np
 import torch
 
 from elmo_fast.model.atomic_file import Disk, atomic_path
-from elmo_fast.model.options import ConfigurationError, Options
+from elmo_fast.model.options import ConfigurationError, Options, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.weights import read_weights
+from elmo_fast.model.weights import check_finite, read_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
 
 OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
 LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
+RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
 FORMAT = 2  # 1, without a manifest, is read too
 _NAME = re.compile(r"step-(\d+)\.pt")
 _BLOCK = 1 << 20
@@ -95,7 +96,7 @@ def read(path: str | os.PathLike, *required: str) -> dict[str, Any]:
     if found == FORMAT and not has_manifest:
         raise ConfigurationError(f"checkpoint {path}: expected its checksum at the end, found none: the file is damaged"
                                  f"{_remedy(path)}")
-    optional = {"losses"} & content.keys()  # earlier versions wrote none
+    optional = {"losses", "files"} & content.keys()  # earlier versions wrote none
     for name in ("step", "weights", *required, *optional):
         if not _FITS[name](content.get(name, ...)):
             raise ConfigurationError(f"checkpoint {path}: {name}: expected what elmo-fast train writes, got something "
@@ -148,7 +149,52 @@ _FITS: dict[str, Callable[[Any], bool]] = {
         value, lambda shard: isinstance(shard, list) and len(shard) > 3 and isinstance(shard[0], str)),
     "evaluations": lambda value: _is_list(
         value, lambda found: isinstance(found, dict) and isinstance(found.get("perplexity"), float)),
+    "files": lambda value: isinstance(value, dict) and value.keys() == set(RUN_FILES),
 }
+
+
+def file_digests(run: str | os.PathLike) -> dict[str, str]:
+    """SHA-256 of a run's options and vocabulary: the entry `files` of its checkpoints."""
+    return {name: hashlib.sha256((Path(run) / name).read_bytes()).hexdigest() for name in RUN_FILES}
+
+
+def check_files(run: str | os.PathLike, path: str | os.PathLike, content: dict[str, Any],
+                names: Sequence[str] = RUN_FILES) -> None:
+    """Raise `ConfigurationError` unless the files of a run are those that a checkpoint's `content` was written with.
+
+    `path` is the checkpoint. Options that `write_options` replaced since are accepted.
+    """
+    for name in names if "files" in content else ():
+        file, expected = Path(run) / name, content["files"][name]
+        found = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "none"
+        replaced = _options_digests(run) if name == OPTIONS_FILE else []
+        if found != expected and not (expected in replaced and found == replaced[-1]):
+            raise ConfigurationError(f"run {run}: {name}: expected the file that {path} was written with, of SHA-256 "
+                                     f"{expected}, found {found}: it was damaged or changed; put a copy of the "
+                                     f"original at {file}")
+
+
+def write_options(run: Path, options: dict[str, Any]) -> None:
+    """Replace the options of a run. Its checkpoints are accepted with both, whenever the process is killed."""
+    new, path = _json(options), run / OPTIONS_FILE
+    old, new = (hashlib.sha256(values).hexdigest() for values in (path.read_bytes() if path.is_file() else new, new))
+    if old != new:
+        settings = read_json(run / RUN_FILE) if (run / RUN_FILE).is_file() else {}
+        write_json(run / RUN_FILE, {**settings, "options": [*_options_digests(run), old, new]})
+    write_json(path, options)
+
+
+def write_settings(run: Path, settings: dict[str, Any]) -> None:
+    """Replace the content of `run.json` but for what `write_options` put there."""
+    replaced = _options_digests(run)
+    write_json(run / RUN_FILE, {**settings, **({"options": replaced} if replaced else {})})
+
+
+def _options_digests(run: str | os.PathLike) -> list[str]:
+    """SHA-256 of the options that a run has had, today's at the end; empty while they are the first."""
+    file = Path(run) / RUN_FILE
+    found = read_json(file).get("options") if file.is_file() else None
+    return found if isinstance(found, list) else []
 
 
 def _remedy(path: str | os.PathLike) -> str:
@@ -173,8 +219,12 @@ def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
     with atomic_path(path) as partial, Disk(partial, path) as disk:
-        disk.write((json.dumps(content, indent=1) + "\n").encode())
+        disk.write(_json(content))
         disk.check()
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
 
 
 def copy_vocabulary(source: str, run: Path) -> None:
@@ -187,26 +237,37 @@ def copy_vocabulary(source: str, run: Path) -> None:
             copy.check()
 
 
-def weights_of_run(run: str | os.PathLike,
-                   checkpoint: str | os.PathLike | None = None) -> tuple[TrainConfig, dict[str, np.ndarray]]:
-    """Configuration and weights by dataset name, softmax included, of the checkpoint that `choose` returns."""
+def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
+                   files: Sequence[str] = RUN_FILES,
+                   allow_nonfinite: bool = False) -> tuple[TrainConfig, dict[str, np.ndarray]]:
+    """Configuration and weights by dataset name, softmax included, of the checkpoint that `choose` returns.
+
+    `files` of the run are compared with the checkpoint's digests. NaN and infinities are refused unless
+    `allow_nonfinite`.
+    """
     path = choose(run, checkpoint)
+    content = read(path)
+    check_files(run, path, content, files)
     config = TrainConfig.from_file(Path(run) / OPTIONS_FILE)
-    weights = {name: value.numpy() for name, value in read(path)["weights"].items()}
+    weights = {name: value.numpy() for name, value in content["weights"].items()}
     shapes = parameter_shapes(config, "CNN_proj/W_proj" in weights)
     for name in sorted(shapes.keys() | weights.keys()):
         expected, found = shapes.get(name), weights[name].shape if name in weights else None
         if expected != found:
             raise ConfigurationError(f"checkpoint {path}: weights: {name}: expected shape {expected}, got {found}")
+        check_finite(f"checkpoint {path}: weights: {name}", weights[name], allow_nonfinite)
     return config, weights
 
 
 def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
                         softmax_file: str | os.PathLike | None = None,
-                        vocab_file: str | os.PathLike | None = None) -> tuple[LanguageModel, Vocabulary]:
+                        vocab_file: str | os.PathLike | None = None,
+                        allow_nonfinite: bool = False) -> tuple[LanguageModel, Vocabulary]:
     """The model of a run's directory, or of exported files with their softmax, and its vocabulary."""
     if folder(model).is_dir():
-        (config, weights), beside = weights_of_run(model, checkpoint), Path(model) / VOCABULARY_FILE
+        files = (OPTIONS_FILE,) if vocab_file else RUN_FILES
+        config, weights = weights_of_run(model, checkpoint, files, allow_nonfinite)
+        beside = Path(model) / VOCABULARY_FILE
     else:
         files = find_model(model)
         options, beside = Options.from_file(files.options_file), files.vocab_file
@@ -214,9 +275,9 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         if not os.path.isfile(softmax_file):
             raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "
                                     f"nothing at {softmax_file}")
-        softmax = read_softmax(softmax_file, options.lstm.projection_dim)
+        softmax = read_softmax(softmax_file, options.lstm.projection_dim, allow_nonfinite)
         config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
-        weights = {**read_weights(files.weight_file, options), **softmax}
+        weights = {**read_weights(files.weight_file, options, allow_nonfinite), **softmax}
     vocab_file = vocab_file or beside
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")

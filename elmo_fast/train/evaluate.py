@@ -122,7 +122,11 @@ def _exp(value: float) -> float:
 
 def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkpoint: str | os.PathLike | None = None,
                   softmax_file: str | os.PathLike | None = None, vocab_file: str | os.PathLike | None = None,
-                  batch_size: int = 256, device: str = "cpu", progress: bool = False) -> Perplexity:
-    """Perplexity of a run (`checkpoint`, else its best, else its last) or of an exported model with its softmax."""
-    language_model, vocabulary = load_language_model(model, checkpoint, softmax_file, vocab_file)
+                  batch_size: int = 256, device: str = "cpu", progress: bool = False,
+                  allow_nonfinite: bool = False) -> Perplexity:
+    """Perplexity of a run (`checkpoint`, else its best, else its last) or of an exported model with its softmax.
+
+    NaN and infinities in the weights are refused unless `allow_nonfinite`.
+    """
+    language_model, vocabulary = load_language_model(model, checkpoint, softmax_file, vocab_file, allow_nonfinite)
     return perplexity(language_model.to(device), read_shards(text, "text"), vocabulary, batch_size, progress)

@@ -13,7 +13,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE
-from elmo_fast.model.weights import random_weights, write_weights
+from elmo_fast.model.weights import check_finite, random_weights, write_weights
 from elmo_fast.train import checkpoint as runs
 
 WEIGHTS_FILE = "weights.hdf5"
@@ -23,13 +23,14 @@ _DTYPES = {False: np.float32, True: np.float16}  # by `float16`
 
 
 def export_run(run: str | os.PathLike, output: str | os.PathLike, *, checkpoint: str | os.PathLike | None = None,
-               softmax: bool = False, float16: bool = False) -> None:
+               softmax: bool = False, float16: bool = False, allow_nonfinite: bool = False) -> None:
     """Write a run's model into the directory `output`, atomically: options with 262 characters, weights, vocabulary.
 
-    With `softmax`, its W and b go into a file of their own. A model of one direction is refused.
+    With `softmax`, its W and b go into a file of their own. A model of one direction is refused, and one with NaN or
+    infinities unless `allow_nonfinite`.
     """
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
-        config, weights = runs.weights_of_run(run, checkpoint)
+        config, weights = runs.weights_of_run(run, checkpoint, allow_nonfinite=allow_nonfinite)
         if not config.bidirectional:
             raise ConfigurationError(f"run {run}: expected a model of two directions, since the file format, AllenNLP "
                                      "and bilm-tf support no other; got a forward model")
@@ -51,10 +52,11 @@ def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: b
 
 
 def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
-                      float16: bool = False) -> None:
+                      float16: bool = False, allow_nonfinite: bool = False) -> None:
     """As `export_module`, from a file of a `state_dict` that holds an `Elmo` or a `BiLm` under any prefix.
 
-    `options_file` is that of the model that was fine-tuned. AllenNLP's checkpoints are accepted too.
+    `options_file` is that of the model that was fine-tuned. AllenNLP's checkpoints are accepted too. NaN and infinities
+    are refused unless `allow_nonfinite`.
     """
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
@@ -79,6 +81,8 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
     except RuntimeError as error:
         raise ConfigurationError(f"--from-module {path}: expected the weights of {options_file}, got others: "
                                  f"{error}") from error
+    for name, values in bilm.weights().items():
+        check_finite(f"--from-module {path}: {name}", values, allow_nonfinite)
     export_module(bilm, output, float16)
 
 

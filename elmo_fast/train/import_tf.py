@@ -18,7 +18,7 @@ import torch
 from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import lstm_name
+from elmo_fast.model.weights import check_finite, lstm_name
 from elmo_fast.stops import interruptible
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
@@ -85,9 +85,9 @@ class Variables(NamedTuple):
     def read_accumulator(self, name: str) -> torch.Tensor:
         """Sums of squared gradients of a variable. Adagrad divides by their roots, so they must be above 0."""
         values = self.read(f"{name}/{_ACCUMULATOR}")
-        if not (values > 0).all():
+        if not ((values > 0) & (values < np.inf)).all():
             raise ConfigurationError(f"checkpoint {self.prefix}: variable {name}/{_ACCUMULATOR}: expected numbers "
-                                     f"above 0, found {values.min()}")
+                                     f"above 0, found {values.min()} to {values.max()}")
         return torch.from_numpy(values)
 
     def step(self) -> int:
@@ -113,20 +113,21 @@ class Imported(NamedTuple):
 
 def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
                       vocab_file: str | os.PathLike | None = None, options_file: str | os.PathLike | None = None,
-                      fresh_accumulators: bool = False) -> Imported:
+                      fresh_accumulators: bool = False, allow_nonfinite: bool = False) -> Imported:
     """Write a bilm-tf checkpoint as the run directory `output`, for `train --resume`, `perplexity` and `export`.
 
     `source` is bilm-tf's directory, whose last checkpoint is used, or a checkpoint's prefix; `options.json` and
     `vocab.txt` are expected beside it unless given. With `fresh_accumulators` missing accumulators begin at 1.
     bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `ConfigurationError` for
-    variables that do not fit the options; nothing is left at `output` then.
+    variables that do not fit the options, and for NaN and infinities unless `allow_nonfinite`; nothing is left at
+    `output` then.
     """
     with atomic_directory(output) as folder:
-        return _import(folder, source, vocab_file, options_file, fresh_accumulators)
+        return _import(folder, source, vocab_file, options_file, fresh_accumulators, allow_nonfinite)
 
 
 def _import(folder: Path, source: str | os.PathLike, vocab_file: str | os.PathLike | None,
-            options_file: str | os.PathLike | None, fresh_accumulators: bool) -> Imported:
+            options_file: str | os.PathLike | None, fresh_accumulators: bool, allow_nonfinite: bool) -> Imported:
     prefix = find_checkpoint(source)
     config = _config(options_file or prefix.parent / OPTIONS_FILE)
     vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
@@ -135,6 +136,8 @@ def _import(folder: Path, source: str | os.PathLike, vocab_file: str | os.PathLi
     with open_checkpoint(prefix) as variables:
         without = _check_variables(variables, config, fresh_accumulators)
         weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
+        for name, values in weights.items():
+            check_finite(f"checkpoint {prefix}: variable {names[name]}", values, allow_nonfinite)
         trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
         trainer.step_number = variables.step()
         for name, parameter in trainer.model.by_name().items():
@@ -145,7 +148,7 @@ def _import(folder: Path, source: str | os.PathLike, vocab_file: str | os.PathLi
     copy_vocabulary(vocab_file, folder)
     checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
     checkpoint.write_json(folder / RUN_FILE, {})
-    checkpoint.save(folder, content, keep=1)
+    checkpoint.save(folder, {**content, "files": checkpoint.file_digests(folder)}, keep=1)
     return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
 
 

@@ -176,6 +176,7 @@ class Run:
         self._config, self._evaluations, self._steps = config, evaluations, trainer.total_steps
         self._is_first = trainer.replicas.is_first
         self._log = TrainLog(folder, trainer.step_number, config.tensorboard) if self._is_first else None
+        self._files = checkpoint.file_digests(folder) if self._is_first else {}  # before anything can damage them
         self._evaluate_every = config.evaluate_every or max(1, math.ceil(trainer.steps_per_epoch / 10))
         self._saved = trainer.step_number or None
         self._bar = tqdm(total=self._steps, initial=trainer.step_number, unit="step",
@@ -265,7 +266,8 @@ class Run:
             self._log.write("heldout", trainer.step_number, **values)
             if found.total < best:
                 checkpoint.write(self._folder / checkpoint.BEST, {
-                    "step": trainer.step_number, "weights": trainer.weights(), "perplexity": found.total})
+                    "step": trainer.step_number, "weights": trainer.weights(), "perplexity": found.total,
+                    "files": self._files})
             if not self._config.quiet:
                 tqdm.write(f"step {trainer.step_number}: held-out {found}")
         self._evaluations = self._trainer.replicas.share(self._evaluations)
@@ -282,5 +284,6 @@ class Run:
             self._mean_loss()
         state = self._trainer.state()
         if state is not None:
-            checkpoint.save(self._folder, {**state, "evaluations": self._evaluations}, self._config.keep)
+            checkpoint.save(self._folder, {**state, "evaluations": self._evaluations, "files": self._files},
+                            self._config.keep)
         self._saved = self._trainer.step_number

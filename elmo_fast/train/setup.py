@@ -119,11 +119,13 @@ def _read_text(data: dict[str, Any], config: RunConfig) -> tuple[list[Shard], li
 
 def _config_and_weights(given: dict[str, Any], vocabulary: Vocabulary) -> tuple[TrainConfig, dict[str, np.ndarray]]:
     model = {name: given.pop(f"from_{name}", None) for name in ("model", "options", "weights", "softmax")}
+    allow_nonfinite = given.pop("allow_nonfinite", False)
     options_file, size = given.pop("options_file", None), given.pop("size", None)
     if any(model.values()):
         if size:
             raise ConfigurationError("--size: expected none beside a model to fine-tune, which has its sizes; got one")
-        return _fine_tuned(model, read_json(options_file) if options_file else {}, given, vocabulary)
+        options = read_json(options_file) if options_file else {}
+        return _fine_tuned(model, options, given, vocabulary, allow_nonfinite)
     if options_file and size:
         raise ConfigurationError("--size: expected none beside --options-file, got both")
     if options_file:
@@ -133,15 +135,17 @@ def _config_and_weights(given: dict[str, Any], vocabulary: Vocabulary) -> tuple[
     return config, initial_weights(config, config.training.seed)
 
 
-def _fine_tuned(model: dict[str, Any], options: dict[str, Any], given: dict[str, Any], vocabulary: Vocabulary):
+def _fine_tuned(model: dict[str, Any], options: dict[str, Any], given: dict[str, Any], vocabulary: Vocabulary,
+                allow_nonfinite: bool):
     files = find_model(model["model"], options_file=model["options"], weight_file=model["weights"])
     content = read_json(files.options_file)
     own = {name: content[name] for name in ("lstm", "char_cnn") if name in content}
     config = TrainConfig.from_dict({**options, **own, **given}, f"options_file {files.options_file}")
-    weights = {**initial_weights(config, config.training.seed), **read_weights(files.weight_file, config.model)}
+    weights = {**initial_weights(config, config.training.seed),
+               **read_weights(files.weight_file, config.model, allow_nonfinite)}
     softmax_file = model["softmax"] or files.weight_file.parent / SOFTMAX_FILE
     if model["softmax"] or softmax_file.is_file():
-        softmax = read_softmax(softmax_file, config.model.lstm.projection_dim)
+        softmax = read_softmax(softmax_file, config.model.lstm.projection_dim, allow_nonfinite)
         if len(softmax[SOFTMAX[0]]) != vocabulary.size:
             raise ConfigurationError(f"softmax {softmax_file}: expected the {vocabulary.size} words of the vocabulary, "
                                      f"got {len(softmax[SOFTMAX[0]])}: give the vocabulary it was trained with")
@@ -172,7 +176,10 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if not (folder / OPTIONS_FILE).is_file() or not (folder / RUN_FILE).is_file():
         raise FileNotFoundError(f"run {folder}: expected a run to resume, found no {OPTIONS_FILE} and {RUN_FILE}")
     data, found = read_json(folder / RUN_FILE), start or next(reversed(checkpoint.in_order(folder)), None)
+    data.pop("options", None)
     state = checkpoint.read(found, "optimizer", "streams", "shards", "evaluations") if found else None
+    if state is not None:
+        checkpoint.check_files(folder, found, state)
     is_first = state is not None and state["streams"] is None  # imported: no text was read yet
     run_config = RunConfig.take_from({**data, **given})
     given = {name: value for name, value in given.items() if not hasattr(run_config, name)}
@@ -197,9 +204,9 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if state is not None:
         trainer.restore(state)
     if given and replicas.is_first:
-        write_json(folder / OPTIONS_FILE, config.to_dict())
+        checkpoint.write_options(folder, config.to_dict())
     if is_first and replicas.is_first:
-        write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(run_config)})
+        checkpoint.write_settings(folder, {**data, **dataclasses.asdict(run_config)})
     if trainer.step_number >= trainer.total_steps:
         logger.warning("%s: step %d of %d, so there is nothing left to do; --max-steps or --epochs, counted from the "
                        "very first step, train longer", folder, trainer.step_number, trainer.total_steps)

@@ -34,18 +34,6 @@ def test_a_failure_keeps_the_old_file(tmp_path, error):
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
 
 
-def test_directories(tmp_path):
-    with pytest.raises(ValueError), atomic_path(tmp_path / "a", shared=True) as part:
-        (part / "b").mkdir(parents=True)
-        raise ValueError
-    assert names(tmp_path) == []
-    with atomic_path(tmp_path / "a", shared=True) as first, atomic_path(tmp_path / "a", shared=True) as second:
-        for part, name in ((first, "first"), (second, "second")):
-            part.mkdir()
-            (part / name).touch()
-    assert names(tmp_path) == ["a"] and names(tmp_path / "a") == ["second"]  # the first to end stays
-
-
 def test_where_nothing_can_be_written_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/null", tmp_path / "pipe"):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import scaling
+from benchmarks import common, report, scaling
 
 PLAN = scaling.Plan(tokens=10**8, workers=1, compute=1e4, token_bytes=4096, model_bytes=1e8, host=1e9, read=1e6,
                     network=1e9, disk=4e8, start=10)
@@ -52,12 +52,15 @@ def test_a_short_text_is_the_start():
 
 
 def test_the_tables_of_the_page_are_those_of_the_simulation():
-    page = scaling.DOCS.read_text(encoding="utf-8")
-    assert page.count(scaling.BEGIN) == page.count(scaling.END) == 1
-    assert page == scaling.with_tables(page), "python -m benchmarks.scaling --docs"
-    assert page.count("| 1 B |") == 18
+    page = (common.ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert page == report.with_parts(page), "python -m benchmarks.report"
+    assert page.count("| 1 B |") == len(scaling.cost_table()[1]) / 2 == 18
+    lines = [line for line in scaling.cost_table()[1] if line[:3] == ["original", "all, float32", "1 B"]]
+    one = 1e9 / scaling.compute_rates()["original"] / 3600
+    assert [float(line[4].split()[0]) * {"d": 24, "h": 1}[line[4].split()[1]] for line in lines] == pytest.approx(
+        [one * 1.05, one * 1.05 / 8, one * 1.05 / 64], rel=0.05)
 
 
 def test_the_shards_are_those_of_the_command():
-    corpus = scaling.common.ROOT / "elmo_fast" / "scale" / "corpus.py"
+    corpus = common.ROOT / "elmo_fast" / "scale" / "corpus.py"
     assert "SHARD_TOKENS = 1 << 15 " in corpus.read_text(encoding="utf-8") and scaling.SHARD_TOKENS == 1 << 15

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import elmo_fast
-from elmo_fast import BiLm, LoadedElmo
+from elmo_fast import BiLm
+from elmo_fast.embed.corpus import Target
 from elmo_fast.embed.form import Form
 from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, wait_until, workers_below
 from tests.support.files import ROOT, names, run, write_model
@@ -57,6 +58,7 @@ def assert_shards(folder, expected, texts=TEXTS):
 
 
 def test_the_command(capfd, tmp_path, corpus, model):
+    """Ray itself is silent."""
     out = tmp_path / "vectors"
     status, _, errors = run(capfd, "embed", corpus, out, "--top", "--state", "zero", "--model", model, "--allow-blank",
                             "--quiet", "--batch-size", 5, "--ray")
@@ -73,19 +75,22 @@ def test_refusals(capfd, tmp_path, corpus, model):
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bad.txt").write_bytes(b"one\n\xff\n")
     (tmp_path / "bad.jsonl").write_text('{"text": "one"}\n{"text": 3}\n')
-    kept = names(tmp_path)
+    kept, warm = names(tmp_path), ("--state", "warm")
     for message, arguments in {
             "state: expected zero or warm, got carry: ": [corpus, "out", "--ray"],
             "state: expected zero or warm": [corpus, "out", "--state", "carry", "--ray", "local"],
-            "input file: expected a file with --ray": ["-", "out", "--state", "warm", "--ray"],
-            "--forget-sentences: expected a run without --ray": [corpus, "out", "--forget-sentences", "--ray"],
-            "--cuda-device: expected a run without --ray": [corpus, "out", "--cuda-device", 0, "--ray"],
-            "input file: expected a sentence on every line": [corpus, "out", "--state", "warm", "--ray"],
-            "input file: expected one tokenized sentence": [tmp_path / "empty.txt", "out", "--state", "warm", "--ray"],
-            "text: expected a string or a list of strings, got 3": [tmp_path / "bad.jsonl", "out", "--state", "warm", "--ray"],
-            "input file: expected UTF-8 text": [tmp_path / "bad.txt", "out", "--state", "warm", "--ray"],
-            "output: expected a new directory": [corpus, "there", "--state", "warm", "--allow-blank", "--ray"],
-            "--ray: expected the address of a cluster that this": [corpus, "out", "--state", "warm", "--allow-blank",
+            "input file: expected files with --ray": ["-", "out", *warm, "--ray"],
+            "--forget-sentences, --use-sentence-keys: ": [corpus, "out", *warm, "--forget-sentences", "--ray"],
+            "--cuda-device: expected --ray-gpus": [corpus, "out", *warm, "--cuda-device", 0, "--ray"],
+            "--resume: expected a run without --ray": [corpus, "out", *warm, "--resume", "--ray"],
+            "layout: expected": [corpus, "out.h5", *warm, "--ray"],
+            "output: expected a directory of shards": [corpus, "out.parquet", *warm, "--allow-blank", "--ray"],
+            "input file: expected a sentence on every line": [corpus, "out", *warm, "--ray"],
+            "input file: expected one tokenized sentence": [tmp_path / "empty.txt", "out", *warm, "--ray"],
+            "text: expected a string or a list of strings, got 3": [tmp_path / "bad.jsonl", "out", *warm, "--ray"],
+            "input file: expected UTF-8 text": [tmp_path / "bad.txt", "out", *warm, "--ray"],
+            "output file: expected a new directory": [corpus, "there", *warm, "--allow-blank", "--ray"],
+            "--ray: expected the address of a cluster that this": [corpus, "out", *warm, "--allow-blank",
                                                                    "--ray", "ray://127.0.0.1:1"]}.items():
         path, name, *more = arguments
         status, out, errors = run(capfd, "embed", path, tmp_path / name, "--all", "--model", model, *more)
@@ -94,8 +99,12 @@ def test_refusals(capfd, tmp_path, corpus, model):
         assert names(tmp_path) == kept
 
 
-def settings(state="warm"):
-    return Settings(Form("all"), state, 2, 1, False)
+def settings():
+    return Settings(Form("all"), "warm", 2, 1, False)
+
+
+def target(folder, layout="parquet"):
+    return Target(folder / "out", layout, Form("all"))
 
 
 def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model):
@@ -109,15 +118,21 @@ def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model):
     for texts, kind, error, message in [(blank, BiLm, ValueError, "got a blank line at index 7"),
                                         (readable, Dies, OSError, died)]:
         with pytest.raises(error, match=message):
-            embed_on_ray(texts, tmp_path / "out", LoadedElmo(kind.from_model(model)), settings(), Pool(workers=1),
-                         progress=False)
+            embed_on_ray(texts, kind.from_model(model), target(tmp_path), settings(), Pool(workers=1))
         assert names(tmp_path) == ["corpus.txt"]
 
 
 def test_no_texts(tmp_path, model):
-    embed_on_ray(functools.partial(contextlib.nullcontext, ()), tmp_path / "out", elmo_fast.load(model), settings(),
-                 Pool(workers=1), progress=False)
+    embed_on_ray(functools.partial(contextlib.nullcontext, ()), BiLm.from_model(model), target(tmp_path), settings(),
+                 Pool(workers=1))
     assert_shards(tmp_path / "out", [], [])
+
+
+@pytest.mark.parametrize("layout", ["packed", "arrow"])
+def test_shards_of_other_layouts(tmp_path, corpus, model, layout):
+    embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), BiLm.from_model(model),
+                 target(tmp_path, layout), settings(), Pool(), shard_tokens=9000)
+    assert len(assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))["shards"]) == 3
 
 
 @pytest.mark.parametrize("time", range(KILLS))
@@ -132,8 +147,8 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, corpus, model, time
 
     thread = threading.Thread(target=kill)
     thread.start()
-    embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), tmp_path / "out",
-                 elmo_fast.load(model), settings(), Pool(workers=2), progress=False, shard_tokens=300)
+    embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), BiLm.from_model(model),
+                 target(tmp_path), settings(), Pool(workers=2), shard_tokens=300)
     thread.join()
     manifest = assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))
     assert killed[1] < len(manifest["shards"]) - 1

@@ -1,6 +1,7 @@
 """Damaged, old and foreign checkpoints: refused in a line that names the file and the way on, or read as before."""
 
 import copy
+import hashlib
 import json
 import shutil
 
@@ -12,9 +13,10 @@ from elmo_fast import ConfigurationError
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.corpus import read_shards
-from elmo_fast.train.evaluate import perplexity
+from elmo_fast.train.evaluate import perplexity, perplexity_of
 from elmo_fast.train.setup import start_or_resume
-from tests.support.training import QUIET, check_refusals, corpus_arguments, model, write_corpus
+from tests.support.files import run as command
+from tests.support.training import QUIET, check_refusals, corpus_arguments, final, model, write_corpus
 
 ENTRIES = ("optimizer", "streams", "shards", "evaluations")
 
@@ -41,6 +43,7 @@ def as_old(path, content=None):
     """Write a checkpoint as it was before there were checksums."""
     content = copy.deepcopy(content or checkpoint.read(path))
     content["format"] = 1
+    content.pop("files", None)
     if isinstance(content.get("shards"), list):
         content["shards"] = [shard[:4] if isinstance(shard, list) else shard for shard in content["shards"]]
     torch.save(content, path)
@@ -81,6 +84,79 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path, c
     start_or_resume(run, resume_from=first, max_steps=8)
     assert [path.name for path in checkpoint.in_order(run)] == [path.name for path in checkpoint.in_order(whole)]
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["options.json", "vocab.txt"])
+def test_a_damaged_file_of_the_run_is_refused(run, tmp_path, capsys, name):
+    """A byte that leaves options and vocabulary readable, and of the same sizes."""
+    text = tmp_path / "text.txt"
+    text.write_text("ka lo\n" * 9)
+    file, last = run / name, checkpoint.in_order(run)[-1]
+    whole = file.read_bytes()
+    damaged = whole.replace(b'"cell_clip": 0.3', b'"cell_clip": 0.7').replace(b"\nkas\n", b"\nkaz\n")
+    assert len(damaged) == len(whole) and damaged != whole
+    old, new = (hashlib.sha256(content).hexdigest() for content in (whole, damaged))
+    resume, export = ["train", run, "--resume", "--max-steps", "6"], ["export", run, tmp_path / "out"]
+    message = f"run {run}: {name}: expected the file that {{}} was written with, of SHA-256 {old}, found {{}}: it was"
+    remedy = f"put a copy of the original at {file}"
+    for content, found in ((damaged, new), (whole[:-1], ""), (None, "none")):
+        file.unlink() if content is None else file.write_bytes(content)
+        rows = [(export, message.format(run / "best.pt", found)[:-8]), (export, remedy),
+                ([*export, "--checkpoint", last], message.format(last, found)[:-8]),
+                (["perplexity", run, text, "--batch-size", "4"], remedy)]
+        if name == "vocab.txt" or content is not None:
+            rows += [(resume, message.format(last, found)[:-8]), (resume, remedy)]
+        check_refusals(capsys, *rows)
+        assert not (tmp_path / "out").exists()
+    if name == "vocab.txt":  # it is not read
+        other = tmp_path / "vocab.txt"
+        other.write_bytes(whole)
+        assert perplexity_of(run, str(text), vocab_file=other, batch_size=4).batches > 0
+    file.write_bytes(damaged)
+    for path in (*checkpoint.in_order(run), run / "best.pt"):
+        as_old(path)
+    assert command(capsys, *export)[0] == 0  # old checkpoints have no digests
+    file.write_bytes(whole)
+    start_or_resume(run, resume=True, max_steps=6)
+    (read, _) = final(run)
+    assert read["files"] == checkpoint.file_digests(run)
+
+
+def test_checkpoints_go_with_the_options_that_a_resumed_run_got(run, tmp_path, capsys, monkeypatch):
+    whole = run / "options.json"
+    first, early = whole.read_bytes(), shutil.copy(run / "best.pt", tmp_path / "early.pt")
+    with monkeypatch.context() as patched:  # killed between the two files that it writes
+        patched.setattr(checkpoint, "write_json", kill_at(2, checkpoint.write_json))
+        with pytest.raises(ZeroDivisionError):
+            start_or_resume(run, resume=True, max_steps=7)
+    assert whole.read_bytes() == first
+    start_or_resume(run, resume=True, max_steps=6)
+    assert whole.read_bytes() != first
+    start_or_resume(run, resume_from=checkpoint.in_order(run)[0], max_steps=8)
+    for path in (*checkpoint.in_order(run), run / "best.pt", early):
+        checkpoint.weights_of_run(run, path)
+    second = whole.read_bytes()
+    for content in (first, second.replace(b'"max_steps": 8', b'"max_steps": 9')):
+        whole.write_bytes(content)
+        check_refusals(capsys, (["train", run, "--resume"], "options.json: expected the file that"))
+    whole.write_bytes(second)
+    settings = json.loads((run / "run.json").read_text())
+    for digests in (3, [], [3], {"a": 1}, [*settings["options"][:-1], "0" * 64]):
+        (run / "run.json").write_text(json.dumps({**settings, "options": digests}))
+        export = ["export", run, tmp_path / "out", "--checkpoint", early]
+        check_refusals(capsys, (export, f"options.json: expected the file that {early} was written with"))
+        start_or_resume(run, resume=True)  # its last checkpoint has the options of now
+
+
+def kill_at(number, function):
+    """The function, but its call of that number fails."""
+    calls = []
+
+    def call(*arguments):
+        calls.append(arguments)
+        return function(*arguments) if len(calls) < number else 1 / 0
+
+    return call
 
 
 def test_later_checkpoints_go_when_an_earlier_one_is_written(tmp_path):

@@ -74,6 +74,7 @@ def elmo_arguments(params: Mapping[str, Any] | None) -> dict[str, Callable[[Any]
             params.add_file_to_archive(name)
     return {**dict.fromkeys(MODEL_FILES, lambda value: value), "requires_grad": boolean, "do_layer_norm": boolean,
             "dropout": float, "vocab_to_cache": list, "state": str, "precision": str, "backend": str,
+            "allow_nonfinite": boolean,
             "scalar_mix_parameters": lambda values: [float(value) for value in values]}
 
 

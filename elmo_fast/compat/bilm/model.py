@@ -23,7 +23,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import read_model
+from elmo_fast.model.weights import check_finite, read_model
 from elmo_fast.ops.reference import State
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
@@ -45,12 +45,13 @@ class BidirectionalLanguageModel(nn.Module):
     Files are paths or URLs. With `use_character_inputs=False` it reads word ids (`TokenBatcher`), whose vectors are in
     `embedding_weight_file` (`dump_token_embeddings`, `elmo-fast cache`). `state`, `precision` and `backend` are those
     of `BiLm`. States are kept separately for each `stream`, as bilm-tf keeps them for each placeholder: name a stream
-    for each kind of batch that alternates with others, such as contexts and questions.
+    for each kind of batch that alternates with others, such as contexts and questions. NaN and infinities in the
+    weights and the token vectors are refused unless `allow_nonfinite`.
     """
 
     def __init__(self, options_file: _Path, weight_file: _Path, use_character_inputs: bool = True,
                  embedding_weight_file: _Path | None = None, max_batch_size: int = 128, *, state: str = "carry",
-                 precision: str = "highest", backend: str = "auto"):
+                 precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
         super().__init__()
         if not use_character_inputs and embedding_weight_file is None:
             raise ValueError("embedding_weight_file: expected the file of token vectors, which "
@@ -58,7 +59,8 @@ class BidirectionalLanguageModel(nn.Module):
         self.max_batch_size = int(check_count("max_batch_size", max_batch_size, most=MOST_SENTENCES))
         self.use_character_inputs = bool(use_character_inputs)
         table = None if use_character_inputs else embedding_weight_file
-        self.bilm = _read(options_file, weight_file, table, state=state, precision=precision, backend=backend)
+        self.bilm = _read(options_file, weight_file, table, allow_nonfinite, state=state, precision=precision,
+                          backend=backend)
         self.variables = Variables()
         self._streams: dict[Hashable, State | None] = {}
 
@@ -134,15 +136,15 @@ class BidirectionalLanguageModel(nn.Module):
 
 def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _Path, outfile: _Path, *,
                           device: torch.device | str = "cpu", precision: str = "highest", backend: str = "auto",
-                          progress: bool = True) -> None:
+                          progress: bool = True, allow_nonfinite: bool = False) -> None:
     """Write the vectors of a vocabulary atomically: `embedding`, float32 [words, P], row k for line k of the file.
 
     The file serves as `embedding_weight_file`, here and in bilm-tf; an attribute names its model, and another model
-    refuses it.
+    refuses it. NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
     check_target(outfile, "outfile")
     words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, precision=precision,
-                                        backend=backend)
+                                        backend=backend, allow_nonfinite=allow_nonfinite)
     shape = len(words), bilm.options.lstm.projection_dim
     with (table_writer(outfile, None, shape, "float32", bilm.fingerprint(), bilm.computes_in) as writer,
           tqdm(total=len(words), unit=" words", disable=None if progress else True) as bar):
@@ -157,17 +159,18 @@ def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _
 def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _Path, weight_file: _Path,
                          outfile: _Path, *, batch_size: int = 1, state: str = "carry",
                          device: torch.device | str = "cpu", precision: str = "highest", backend: str = "auto",
-                         progress: bool = True) -> None:
+                         progress: bool = True, allow_nonfinite: bool = False) -> None:
     """Write the layers of every line of a text file, float32 [layers, tokens, 2 P], keyed `0`, `1`, ... by line.
 
     By default every line starts from the state that the line before ended in, as in bilm-tf, and in larger batches,
     which are much faster, from that of line `i - batch_size`. With `state` `zero` or `warm` the size does not matter.
-    A blank line has no tokens and runs as `<S> </S>`. The output is written atomically.
+    A blank line has no tokens and runs as `<S> </S>`. The output is written atomically. NaN and infinities in the
+    weights are refused unless `allow_nonfinite`.
     """
     check_count("batch_size", batch_size, most=MOST_SENTENCES)
     check_target(outfile, "output file")
     _, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, state=state, precision=precision,
-                                    backend=backend)
+                                    backend=backend, allow_nonfinite=allow_nonfinite)
     with open(dataset_file, encoding="utf-8") as file, hdf5_file(outfile) as writer:
         count = scan(file, allow_blank=True)
         sentences = (line.tokens for line in read_lines(file, allow_blank=True))
@@ -177,8 +180,9 @@ def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _
             writer.write(str(number), vectors)
 
 
-def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, **arguments: Any) -> BiLm:
-    options, weights = read_model(find_model(options_file=options_file, weight_file=weight_file))
+def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path | None, allow_nonfinite: bool,
+          **arguments: Any) -> BiLm:
+    options, weights = read_model(find_model(options_file=options_file, weight_file=weight_file), allow_nonfinite)
     if embedding_weight_file is None:
         if options.char_cnn is None:
             raise ConfigurationError("use_character_inputs: expected False for a model that reads word ids, got True")
@@ -186,6 +190,7 @@ def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path 
     if options.char_cnn is not None:
         return BiLm(options, weights, token_table=TokenTable.open(embedding_weight_file), **arguments)
     vectors = read_table(embedding_weight_file, torch.device("cpu")).vectors.float().numpy()
+    check_finite(f"embedding_weight_file {os.fspath(embedding_weight_file)}", vectors, allow_nonfinite)
     options = dataclasses.replace(options, n_tokens_vocab=len(vectors))
     return BiLm(options, {**weights, "embedding": vectors}, **arguments)
 

@@ -72,8 +72,8 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
     folder.mkdir(parents=True, exist_ok=True)
     with stops.stoppable(terminate=True), locked(folder):
         checkpoint.copy_vocabulary(data.vocab._filename, folder)
-        checkpoint.write_json(folder / checkpoint.OPTIONS_FILE, config.to_dict())
-        checkpoint.write_json(folder / checkpoint.RUN_FILE, {})
+        checkpoint.write_options(folder, config.to_dict())
+        checkpoint.write_settings(folder, {})
         Run(folder, trainer, data.vocab, [], RunConfig(checkpoint_every=1250, log_every=100), []).train()
 
 
@@ -102,6 +102,7 @@ def load_options_latest_checkpoint(tf_save_dir: str | os.PathLike) -> tuple[dict
     if not found:
         raise FileNotFoundError(f"tf_save_dir: expected a directory that train wrote, found no checkpoint in "
                                 f"{tf_save_dir}; elmo-fast import-tf makes one of a TensorFlow checkpoint")
+    checkpoint.check_files(tf_save_dir, found[-1], checkpoint.read(found[-1]))
     return read_json(Path(tf_save_dir) / checkpoint.OPTIONS_FILE), str(found[-1])
 
 
@@ -112,10 +113,13 @@ def load_vocab(vocab_file: str | os.PathLike, max_word_length: int | None = None
     return Vocabulary(vocab_file, validate_file=True)
 
 
-def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike) -> None:
-    """Write the weights of the last checkpoint, without the softmax, as bilm-tf's HDF5 file. From bilm-tf."""
+def dump_weights(tf_save_dir: str | os.PathLike, outfile: str | os.PathLike, *, allow_nonfinite: bool = False) -> None:
+    """Write the weights of the last checkpoint, without the softmax, as bilm-tf's HDF5 file. From bilm-tf.
+
+    NaN and infinities are refused unless `allow_nonfinite`.
+    """
     _, last = load_options_latest_checkpoint(tf_save_dir)
-    config, weights = checkpoint.weights_of_run(tf_save_dir, last)
+    config, weights = checkpoint.weights_of_run(tf_save_dir, last, allow_nonfinite=allow_nonfinite)
     if not config.bidirectional:
         raise ConfigurationError(f"tf_save_dir {tf_save_dir}: expected a model of two directions, since the file "
                                  "format supports no other, got a forward model")

@@ -116,9 +116,9 @@ class AllennlpWriter:
             try:
                 h5py.Dataset(dataset).attrs["positions"] = item.positions
             except (OSError, RuntimeError) as error:
-                raise ConfigurationError(f"targets: expected at most 8,000 of them in a text for AllenNLP's layout, got "
-                                         f"{len(item.positions)} in text {self._number}; --layout packed holds "
-                                         "any number") from error
+                raise ConfigurationError(f"targets: expected at most 8,000 of them in a text for AllenNLP's layout, "
+                                         f"got {len(item.positions)} in text {self._number}; packed holds any number"
+                                         ) from error
         if self.index is not None:
             self.index[item.text] = key
         self._number += 1

@@ -7,7 +7,6 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 

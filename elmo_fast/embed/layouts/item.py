@@ -88,10 +88,6 @@ class Source(abc.ABC):
         """Positions of the tokens whose vectors are kept, int64 [n]; None where all are."""
         return None
 
-    def every(self) -> Iterator[np.ndarray]:
-        """The vectors of every text in order."""
-        return map(self.vectors, range(len(self)))
-
     def occurrences(self, word: str) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Number of a text, positions int64 [n] and vectors [n, ..., dim], for every text with kept tokens `word`."""
         for number in range(len(self)):
@@ -101,5 +97,6 @@ class Source(abc.ABC):
             if rows:
                 yield number, places[rows], np.moveaxis(self.vectors(number), -2, 0)[rows]
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Close the file."""

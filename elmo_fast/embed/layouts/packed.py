@@ -1,6 +1,7 @@
 """HDF5 with the vectors of all texts end to end, and checksums of every byte: docs/formats.md has the layout."""
 
 import contextlib
+import itertools
 import json
 import os
 import zlib
@@ -179,9 +180,8 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, *, fingerprin
         for source in sources:
             stack.callback(source.close)
         rows = _Rows(disk, np.dtype(form.dtype))
-        filled = [source.rows for source in sources if source.rows.ndim > 1]
-        rows.shape = filled[0].shape[1:] if filled else (0,)
-        rows.place(file, sum(map(len, filled)))
+        rows.shape = next((source.rows.shape[1:] for source in sources if len(source)), rows.shape)
+        rows.place(file, sum(len(source.rows) for source in sources))
         for source in sources:
             source.blocks.check()
             for begin in range(0, len(source.rows), 16 * ROWS):
@@ -295,7 +295,7 @@ class PackedSource(Source):
         base = int(ends[begin - 1]) if begin else 0
         bounds = [0, *(ends[begin:end] - base).tolist()]
         text = content[base : base + bounds[-1]].tobytes()
-        return [text[at:stop].decode("utf-8", "surrogatepass") for at, stop in zip(bounds, bounds[1:])]
+        return [text[at:stop].decode("utf-8", "surrogatepass") for at, stop in itertools.pairwise(bounds)]
 
     def close(self) -> None:
         self.arrays, self.rows, self.blocks = {}, self.rows[:0].copy(), None

@@ -10,8 +10,8 @@ import torch
 
 from elmo_fast.choices import UNKNOWN, check_choice
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.token_table.file import read_table, words_of, write_table
 from elmo_fast.model.seal import Blocks
+from elmo_fast.model.token_table.file import read_table, words_of, write_table
 from elmo_fast.ops.precision import check_precision, lowest
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN

@@ -41,9 +41,9 @@ class _ElmoCharacterEncoder(CharacterEncoder):
     _end_of_sentence_characters = property(lambda self: self.boundary_ids()[1])
 
     def __init__(self, options_file: str | os.PathLike, weight_file: str | os.PathLike, requires_grad: bool = False, *,
-                 precision: str = "highest", backend: str = "auto"):
+                 precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
         files = find_model(options_file=options_file, weight_file=weight_file)
-        self._build(*read_model(files), requires_grad, precision, backend)
+        self._build(*read_model(files, allow_nonfinite), requires_grad, precision, backend)
 
     def _build(self, options: Options, weights, requires_grad: bool, precision: str, backend: str) -> None:
         if options.char_cnn is None:

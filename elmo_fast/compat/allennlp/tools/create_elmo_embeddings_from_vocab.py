@@ -24,17 +24,19 @@ UNKNOWN = "@@UNKNOWN@@"  # the unknown word of AllenNLP's vocabularies
 def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config_path: str | os.PathLike,
                                       elmo_weights_path: str | os.PathLike, output_dir: str | os.PathLike,
                                       batch_size: int = 64, device: int = -1,
-                                      use_custom_oov_token: bool = False) -> None:
+                                      use_custom_oov_token: bool = False, *, allow_nonfinite: bool = False) -> None:
     """Write `elmo_embeddings.txt.gz`, a word and its P numbers a line, and the vocabulary with `<S>` and `</S>` added.
 
     `vocab_path` is UTF-8 text, a word a line, the unknown word first: `@@UNKNOWN@@` unless `use_custom_oov_token`.
     `<S>` and `</S>` follow it in both files, and are moved there if the file has them. The new vocabulary keeps the
     old one's name, in `output_dir`. `batch_size` is in sentences of 50 words, `device` -1 for the CPU or the number of
-    a GPU. Both files are written atomically, after all words are encoded. From AllenNLP's tool of that name.
+    a GPU. Both files are written atomically, after all words are encoded. NaN and infinities in the weights are
+    refused unless `allow_nonfinite`. From AllenNLP's tool of that name.
     """
     words = _read_vocabulary(vocab_path, use_custom_oov_token)
     check_count("batch_size", batch_size, error=ConfigurationError)
-    bilm = BiLm.from_files(elmo_config_path, elmo_weights_path).to(torch_device(device, "device"))
+    bilm = BiLm.from_files(elmo_config_path, elmo_weights_path, allow_nonfinite=allow_nonfinite)
+    bilm = bilm.to(torch_device(device, "device"))
     if bilm.options.char_cnn is None:
         raise ConfigurationError("elmo_config: expected a model with the section char_cnn, got one that reads word ids")
     folder = Path(output_dir)
@@ -65,10 +67,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", type=int, default=-1, help="number of the GPU; -1 is the CPU (default)")
     parser.add_argument("--use_custom_oov_token", nargs="?", type=_boolean, const=True, default=False,
                         metavar="true|false", help="the first word is the unknown word, whatever it is")
+    parser.add_argument("--allow_nonfinite", action="store_true", help="load weights that are NaN or infinite")
     parsed = parser.parse_args(arguments)
     try:
         create_elmo_embeddings_from_vocab(parsed.vocab_path, parsed.elmo_config, parsed.elmo_weights, parsed.output_dir,
-                                          parsed.batch_size, parsed.device, parsed.use_custom_oov_token)
+                                          parsed.batch_size, parsed.device, parsed.use_custom_oov_token,
+                                          allow_nonfinite=parsed.allow_nonfinite)
     except (ValueError, OSError, ImportError) as error:
         print(f"create_elmo_embeddings_from_vocab: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

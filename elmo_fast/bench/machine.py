@@ -1,0 +1,87 @@
+"""Facts on a machine that decide a timing. Neither host names nor paths."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+
+def version_of(package: str) -> str | None:
+    """Of an installed package; None where it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def output_of(*command: str, folder: Path | None = None) -> str | None:
+    """What a command prints, or None where it is absent, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=folder)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu() -> dict:
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"model name\s*: (.*)", text)
+    flags = set(re.search(r"flags\s*: (.*)", text).group(1).split()) if "flags" in text else set()
+    known = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
+    return {
+        "model": model.group(1) if model else platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "features": [name for name in known if name in flags],
+    }
+
+
+def gpu_name() -> str | None:
+    """Of the first NVIDIA GPU, without torch."""
+    names = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    return names.splitlines()[0] if names else None
+
+
+def _gpu() -> dict | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(0)
+    driver = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "name": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "multiprocessors": facts.multi_processor_count,
+        "memory_gib": round(facts.total_memory / 2**30, 1),
+        "l2_mib": round(getattr(facts, "L2_cache_size", 0) / 2**20, 1),
+        "driver": driver.splitlines()[0] if driver else None,
+    }
+
+
+def machine() -> dict:
+    """Facts that decide a timing. Neither host names nor paths."""
+    import torch
+
+    nvcc = re.search(r"release ([\d.]+)", output_of("nvcc", "--version") or "")
+    return {
+        "cpu": _cpu(),
+        "gpu": _gpu(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nvcc": nvcc.group(1) if nvcc else None,
+        "triton": version_of("triton"),
+        "numpy": np.__version__,
+    }
+
+
+def slug(name: str) -> str:
+    """A folder name for a chip: 'NVIDIA H200' -> 'h200'."""
+    bare = re.sub(r"^NVIDIA\s+", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9]+", "-", bare.lower()).strip("-")

@@ -1,0 +1,164 @@
+"""The cache of models, shared by processes: a model is fetched and unpacked once, by whoever comes first."""
+
+import contextlib
+import http.server
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from elmo_fast.model import atomic_file
+from elmo_fast.model.atomic_file import store_once
+from elmo_fast.model.sources import cache_path, fetch, find_model
+from tests.support.files import names, start
+
+pytestmark = pytest.mark.usefixtures("cache")
+HOLDER = """
+import time
+from pathlib import Path
+from elmo_fast.model.atomic_file import store_once
+
+def make(part):
+    {write}
+    print("writing", flush=True)
+    time.sleep(60)
+
+store_once(Path({target!r}), make)
+"""
+FIND = "from elmo_fast.model.sources import fetch, find_model\nprint({call}, flush=True)"
+
+
+@pytest.fixture
+def slow_web():
+    """A server whose answers wait for `go`: its URL, `go`, and the paths that were asked for."""
+    go, asked = threading.Event(), []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            go.wait(60)
+            self.send_response(200)
+            self.send_header("Content-Length", "7")
+            self.end_headers()
+            self.wfile.write(b"weights")
+
+        def do_HEAD(self):
+            self.send_response(200)
+            self.send_header("Content-Length", "7")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/weights.hdf5", go, asked
+        server.shutdown()
+
+
+def hold(target, write="part.write_bytes(b'half')"):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    process = start(HOLDER.format(target=str(target), write=write))
+    assert process.stdout.readline() == "writing\n", process.communicate()
+    return process
+
+
+def waits_for(first, target):
+    return f"waiting for process {first.pid} on {socket.gethostname()}, which writes {target}\n"
+
+
+def until(condition):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    pytest.fail("nothing happened")
+
+
+def test_a_second_process_waits_and_takes_the_copy(slow_web, cache):
+    url, go, asked = slow_web
+    first = start(FIND.format(call=f"fetch({url!r})"))
+    until(lambda: asked)
+    second = start(FIND.format(call=f"fetch({url!r})"))
+    assert second.stderr.readline().endswith(waits_for(first, cache_path(url)))
+    go.set()
+    for process in (first, second):
+        out, errors = process.communicate(timeout=60)
+        assert out == f"{cache_path(url)}\n" and "waiting" not in errors
+    assert asked == ["/weights.hdf5"] and cache_path(url).read_bytes() == b"weights"
+    assert names(cache_path(url).parent) == ["weights.hdf5"]
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(slow_web, model, tmp_path):
+    url, go, _ = slow_web
+    go.set()
+    archive = shutil.make_archive(str(tmp_path / "m"), "zip", model)
+    unpacked = find_model(archive).options_file.parent
+    whole = names(unpacked)
+    shutil.rmtree(unpacked)
+    for target, write, call in ((cache_path(url), "part.write_bytes(b'half')", f"fetch({url!r})"),
+                                (unpacked, "(part.mkdir(), (part / 'options.json').touch())",
+                                 f"find_model({archive!r}).options_file")):
+        first = hold(target, write)
+        second = start(FIND.format(call=call))
+        assert second.stderr.readline().endswith(waits_for(first, target))
+        assert len(names(target.parent)) == 2
+        first.kill()
+        first.communicate()
+        out, errors = second.communicate(timeout=60)
+        assert out.startswith(str(target)) and not errors
+        assert names(target.parent) == [target.name]
+    assert names(unpacked) == whole
+
+
+def test_a_process_that_waits_can_be_stopped(model, tmp_path):
+    archive = shutil.make_archive(str(tmp_path / "m"), "zip", model)
+    unpacked = find_model(archive).options_file.parent
+    shutil.rmtree(unpacked)
+    first = hold(unpacked)
+    for number, arguments in ((signal.SIGINT, ["info", archive]), (signal.SIGTERM, ["info", archive])):
+        second = start(arguments)
+        assert second.stderr.readline() == f"WARNING: {waits_for(first, unpacked)}"
+        second.send_signal(number)
+        out, errors = second.communicate(timeout=30)
+        assert (second.returncode, out, errors.count("\n")) == (1, "", 1) and "interrupted" in errors
+    assert len(names(unpacked.parent)) == 2
+    first.kill()
+    first.communicate()
+
+
+def test_a_failed_copy_is_tried_again_by_the_process_that_waits(tmp_path):
+    target, tried = tmp_path / "a", []
+
+    def make(part):
+        tried.append(part)
+        if len(tried) == 1:
+            until(lambda: waiting.is_alive())
+            part.write_text("half")
+            raise OSError("the connection was lost")
+        part.write_text("whole")
+
+    waiting = threading.Thread(target=store_once, args=(target, make))
+    with pytest.raises(OSError, match="connection"):
+        store_once(target, lambda part: (waiting.start(), make(part)))
+    waiting.join()
+    assert len(tried) == 2 and target.read_text() == "whole" and names(tmp_path) == ["a"]
+
+
+def test_a_complete_copy_is_read_without_a_lock(slow_web, model, tmp_path, cache, monkeypatch):
+    url, go, asked = slow_web
+    go.set()
+    archive = shutil.make_archive(str(tmp_path / "m"), "zip", model)
+    found = fetch(url), find_model(archive)
+    monkeypatch.setattr(atomic_file, "locked", None)  # a lock would write into the cache, which may be read-only
+    folders = [folder for folder, _, _ in os.walk(cache)]
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            os.chmod(folder, 0o500)
+            stack.callback(os.chmod, folder, 0o700)
+        assert (fetch(url), find_model(archive)) == found
+    assert len(asked) == 1

@@ -1,0 +1,76 @@
+"""Texts with vectors, and files of them, for the tests of layouts."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from elmo_fast.embed.form import Form
+from elmo_fast.embed.layouts import Item, join, place, segment
+
+NO_PYARROW = "pyarrow is not installed: make test-integrations"
+# Layout and name of every kind of output. Names without a suffix are directories of shards.
+KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
+         ("parquet", "out.parquet"), ("parquet", "shards"), ("arrow", "out.arrow"), ("arrow", "shards")]
+STORES_TEXTS = ("packed", "parquet", "arrow")
+
+
+def need(layout):
+    """Skip where the layout's library is not there."""
+    if layout in ("parquet", "arrow"):
+        pytest.importorskip("pyarrow", reason=NO_PYARROW)
+
+
+def make_items(form, count=30, seed=0, layers=3, dim=8, longest=12, keys=str):
+    """Texts of 0 to `longest` tokens, from 1 where they are pooled."""
+    rng = np.random.default_rng(seed)
+    items = []
+    for number in range(count):
+        tokens = [f"wörd{rng.integers(6)}" for _ in range(rng.integers(form.pool is not None, longest + 1))]
+        vectors = rng.standard_normal((layers, len(tokens), dim), dtype=np.float32)
+        kept = form.apply(vectors, tokens)
+        items.append(Item(keys(number), f"{' '.join(tokens)} {number}", tokens, kept.positions, kept.vectors))
+    return items
+
+
+def write(layout, target, form, items, cuts=(), **options):
+    """Write items in segments, cut at some numbers, and put the joined file in its place."""
+    bounds, paths = [0, *cuts, len(items)], []
+    folder = target.parent / "work.part"
+    folder.mkdir()
+    for number, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+        paths.append(folder / f"segment.{number}")
+        with segment(layout, paths[-1], target, form, first=begin, **options) as writer:
+            for item in items[begin:end]:
+                writer.write(item)
+    join(layout, paths, folder / "whole", target, form, **options)
+    place(layout, folder / "whole", target)
+    for left in folder.iterdir():
+        left.unlink()
+    folder.rmdir()
+    return target
+
+
+def flip(path, at):
+    """Change a bit of a byte."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def flipped(path, at):
+    """A file with a bit of a byte changed while the body runs."""
+    flip(path, at)
+    yield
+    flip(path, at)
+
+
+FORMS = [Form(), Form("top", dtype="float16"), Form("average"), Form((0.5, -1, 2), dtype="float16"),
+         Form("all", "mean"), Form("top", "max", "float16"), Form((1, 0, 1), "first_last"),
+         Form(targets={"wörd3"}), Form("average", targets={"wörd0", "wörd1"}, dtype="float16")]
+
+
+def holds(layout, form):
+    """Whether the layout can hold the form."""
+    return layout != "npy" or bool(form.pool and form.layers != "all")
