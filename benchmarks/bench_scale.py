@@ -101,7 +101,7 @@ def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str,
 def measure(arguments: argparse.Namespace) -> dict:
     from elmo_fast import LoadedElmo
     from elmo_fast.embed.form import Form
-    from elmo_fast.scale.dataset import Settings
+    from elmo_fast.scale.workers import Settings
 
     bilm = models.build(arguments.size, backend="auto")
     bilm.state = "warm"

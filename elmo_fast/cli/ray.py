@@ -35,7 +35,7 @@ def ray_writer(flags: Ray, target: "Target", input_file: str, state: str, batch_
                cuda_device: int) -> Callable[..., None]:
     """What writes a target with Ray, a function of texts, model and progress; refuses flags of one process alone."""
     from elmo_fast.scale.corpus import Pool, embed_on_ray
-    from elmo_fast.scale.dataset import Settings
+    from elmo_fast.scale.workers import Settings
 
     if resume:
         raise ConfigurationError("--resume: expected a run without --ray, which replaces killed workers itself")

@@ -25,7 +25,7 @@ from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.cuda.choice import version
-from elmo_fast.scale.dataset import Settings, SharedModel, Worker, workers
+from elmo_fast.scale.workers import Settings, SharedModel, Worker, actors
 
 with extra("ray"):
     import pyarrow as pa
@@ -77,7 +77,7 @@ def embed_on_ray(texts: Source, bilm: BiLm, target: Target, settings: Settings, 
         count = pool.workers or _room(pool)
         done = jobs.map_batches(WriteShards, batch_format="pyarrow", batch_size=1,
                                 fn_constructor_args=(shared, settings, target, part, fingerprint),
-                                **workers((count, count), pool.cpus, pool.gpus))
+                                **actors((count, count), pool.cpus, pool.gpus))
         with progress or Progress(False) as bar:
             shards = _verified(_collected(done, bar), target.layout, part)
         for path in part.iterdir():

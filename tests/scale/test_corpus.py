@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
 
 from elmo_fast.scale.corpus import Pool, embed_on_ray  # noqa: E402
-from elmo_fast.scale.dataset import Settings  # noqa: E402
+from elmo_fast.scale.workers import Settings  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,6 +7,7 @@ import pytest
 
 import elmo_fast
 from tests.scale.cluster import KILLS, STORE, TEXTS, cluster_settings, kill_one, workers_below
+from tests.support import docs
 from tests.support.files import write_model
 
 pytestmark = pytest.mark.long
@@ -80,6 +81,19 @@ def test_parquet_that_others_read(model, tmp_path):
     frame = polars.read_parquet(f"{tmp_path}/*.parquet").sort("id")
     assert_equal([np.asarray(row.to_list() if hasattr(row, "to_list") else row) for row in frame["elmo"]],
                  elmo_fast.load(model).embed(TEXTS[:50], "top"))
+
+
+def test_the_code_of_the_page(tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    pq.write_table(pa.table({"text": TEXTS[:20]}), tmp_path / "texts" / "0.parquet")
+    (_, code), = docs.blocks("docs/scaling.md", "python")
+    exec(code, {})
+    table = pq.read_table(tmp_path / "vectors")
+    assert table.column("text").to_pylist() == TEXTS[:20]
+    assert_equal(table.column("elmo").to_pylist(), elmo_fast.load().embed(TEXTS[:20], "average"), np.float16)
 
 
 def test_an_empty_dataset(model):
