@@ -98,7 +98,8 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
     """
     with locked(target.path) as part:
         part.mkdir()
-        partial = PartialResult(Path(os.path.realpath(target.path)), {**runner.describe(), **target.settings()})
+        partial = PartialResult(Path(os.path.realpath(target.path)), {**runner.describe(), **target.settings()},
+                                part)
         feed = _Feed(texts)
         _begin(partial, feed, resume)
         if partial.commits:
@@ -221,9 +222,8 @@ class _Run:
         else:
             if self._written:
                 self._commit(None)()
-            with partial.links() as segments:
-                layouts.join(target.layout, segments, self._segment, target.path, target.form,
-                             fingerprint=partial.settings, **target.options)
+            layouts.join(target.layout, partial.links(), self._segment, target.path, target.form,
+                         fingerprint=partial.settings, **target.options)
         layouts.place(target.layout, self._segment, target.path)
         partial.remove()
 

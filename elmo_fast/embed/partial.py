@@ -5,13 +5,12 @@ states after it are on the disk before `progress.json`, replaced as a whole, nam
 else that is found there a killed run has left.
 """
 
-import contextlib
 import json
 import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,11 +48,12 @@ class Commit:
 class PartialResult:
     """The partial result of an output. `settings` are JSON values that must be equal in a run that goes on.
 
-    `head` are the number and the digest of the first texts, by which another input is recognized.
+    `head` are the number and the digest of the first texts, by which another input is recognized. `workspace` is a
+    directory beside the output, which is removed after a kill: the partial result appears and disappears as a whole.
     """
 
-    def __init__(self, output: Path, settings: Mapping[str, Any]):
-        self.folder = output.with_name(f"{output.name}.part")
+    def __init__(self, output: Path, settings: Mapping[str, Any], workspace: Path):
+        self.folder, self._workspace = output.with_name(f"{output.name}.part"), workspace
         self.settings = json.loads(json.dumps(settings))
         self.commits: list[Commit] = []
         self.head: tuple[int, str] | None = None
@@ -63,28 +63,23 @@ class PartialResult:
         """Number of texts that are done."""
         return self.commits[-1].texts if self.commits else 0
 
-    @contextlib.contextmanager
-    def links(self) -> Iterator[list[Path]]:
+    def links(self) -> list[Path]:
         """Other names of the segments, in order, for what moves or changes their files' names."""
-        folder = self.folder / "links"
-        _remove_folder(folder)
+        folder = self._workspace / "links"
         folder.mkdir()
         for commit in self.commits:
             for stored in commit.files:
                 _link(self.folder / stored.name, folder / stored.name)
-        yield [folder / _stem(number) for number in range(len(self.commits))]
+        return [folder / _stem(number) for number in range(len(self.commits))]
 
     def find(self) -> "PartialResult | None":
         """What stands in the directory, with its settings; `ConfigurationError` for what no run has left there."""
         if not os.path.lexists(self.folder):
             return None
-        names = os.listdir(self.folder) if self.folder.is_dir() else None
-        if names is None or (names and not {_PROGRESS, f"{_PROGRESS}.new"} & set(names)):
+        if not (self.folder / _PROGRESS).is_file():
             raise ConfigurationError(f"output: expected nothing or a partial result at {self.folder}, found something "
                                      "else; move it away")
-        found = PartialResult(self.folder.with_suffix(""), {})
-        if _PROGRESS not in names:
-            return None  # killed at its first commit
+        found = PartialResult(self.folder.with_suffix(""), {}, self._workspace)
         found._read()
         return found
 
@@ -117,8 +112,10 @@ class PartialResult:
         stem = _stem(len(self.commits))
         if not self.commits:
             self.remove()  # another run's
-            self.folder.mkdir()
-            self._write_progress()
+            new = self._workspace / "new"
+            new.mkdir()
+            self._write_progress(new)
+            new.rename(self.folder)
         for left in self.folder.glob(f"{stem}*"):
             left.unlink()
         place(self.folder / stem)
@@ -129,22 +126,22 @@ class PartialResult:
         files = tuple(map(_stored, sorted(self.folder.glob(f"{stem}*"))))
         _to_disk(self.folder)
         self.commits.append(Commit(texts, digest, files))
-        self._write_progress()
+        self._write_progress(self.folder)
 
     def remove(self) -> None:
-        """Remove the directory, `progress.json` first."""
+        """Remove the directory."""
         if self.folder.is_dir():
-            (self.folder / _PROGRESS).unlink(missing_ok=True)
-            _remove_folder(self.folder)
+            self.folder.rename(self._workspace / "removed")
+            shutil.rmtree(self._workspace / "removed")
 
-    def _write_progress(self) -> None:
+    def _write_progress(self, folder: Path) -> None:
         content = json.dumps({"settings": self.settings, "head": self.head,
                               "commits": list(map(asdict, self.commits))}).encode()
-        path = self.folder / f"{_PROGRESS}.new"
+        path = folder / f"{_PROGRESS}.new"
         path.write_bytes(b"%b\n%b" % (content, _seal(content)))
         _to_disk(path)
-        os.replace(path, self.folder / _PROGRESS)
-        _to_disk(self.folder)
+        os.replace(path, folder / _PROGRESS)
+        _to_disk(folder)
 
     def _read(self) -> None:
         path = self.folder / _PROGRESS
@@ -200,8 +197,3 @@ def _link(path: Path, link: Path) -> None:
         os.link(path, link)
     except OSError:  # a file system without hard links
         shutil.copyfile(path, link)
-
-
-def _remove_folder(folder: Path) -> None:
-    if folder.is_dir():
-        shutil.rmtree(folder)

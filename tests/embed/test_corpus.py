@@ -218,23 +218,13 @@ def test_damaged_progress_is_refused(interrupted, damage):
         embed(interrupted, resume=True)
 
 
-@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), lambda path: (path.mkdir(),
-                                                                                      (path / "mine").touch())])
+@pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), os.mkdir])
 def test_what_is_not_a_partial_result_is_left_alone(tmp_path, make):
     make(tmp_path / "o.h5.part")
     for resume in (False, True):
         with pytest.raises(ConfigurationError, match="^output: expected nothing or a partial result at .*o.h5.part"):
             embed(tmp_path / "o.h5", resume=resume)
     assert names(tmp_path) == ["o.h5.part"]
-
-
-@pytest.mark.parametrize("leave", [["progress.json.new"], []])
-def test_a_run_killed_at_its_first_commit_leaves_nothing(tmp_path, leave):
-    (tmp_path / "o.h5.part").mkdir()
-    for name in leave:
-        (tmp_path / "o.h5.part" / name).touch()
-    embed(tmp_path / "o.h5", resume=True)
-    assert names(tmp_path) == ["o.h5"]
 
 
 def test_what_killed_processes_left_is_removed_but_not_partial_results(interrupted):
