@@ -70,9 +70,8 @@ def embed_on_ray(texts: Source, bilm: BiLm, target: Target, settings: Settings, 
                                  f"{target.path} for {target.layout}")
     with _cluster(pool), atomic_directory(os.fspath(target.path).rstrip("/")) as part:
         shared = SharedModel.of(LoadedElmo(bilm), settings)
-        fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint,
-                       "device": "cuda" if pool.gpus else "cpu", **shared.arguments}
-        del fingerprint["warm_text"]
+        fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
+                       "precision": bilm.precision, "backend": bilm.backend, "device": "cuda" if pool.gpus else "cpu"}
         jobs = ray.data.read_datasource(_Corpus(texts, shard_tokens), num_cpus=0, override_num_blocks=1)
         count = pool.workers or _room(pool)
         done = jobs.map_batches(WriteShards, batch_format="pyarrow", batch_size=1,

@@ -71,9 +71,9 @@ class SharedModel:
                      "warm_text": bilm.warm_text}
         return cls(type(bilm), bilm.options, arguments, bilm.fingerprint(), ray.put(bilm.weights()))
 
-    def load(self) -> LoadedElmo:
-        """The model on the CPU, a copy of the weights in the store, which the processes of a machine share."""
-        return LoadedElmo(self.kind(self.options, ray.get(self.weights), **self.arguments))
+    def load(self, device: str) -> LoadedElmo:
+        """The model on a device, from the arrays in the store, which the processes of a machine share."""
+        return LoadedElmo(self.kind(self.options, ray.get(self.weights), **self.arguments).to(device))
 
 
 class Worker:
@@ -82,8 +82,7 @@ class Worker:
     def __init__(self, shared: SharedModel, settings: Settings):
         torch.set_num_threads(settings.threads)
         self._settings = settings
-        self._elmo = shared.load()
-        self._elmo.bilm.to("cuda" if settings.is_on_gpu else "cpu")
+        self._elmo = shared.load("cuda" if settings.is_on_gpu else "cpu")
 
     def kept(self, texts: Sequence[Sequence[str]]) -> Iterator[Kept]:
         """What the form keeps of the vectors of tokenized texts, in order."""
