@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import secrets
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +98,7 @@ def _cluster(pool: Pool) -> Iterator[None]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
     local = {"include_dashboard": False} if pool.address == "local" else {}
     try:
-        with _silence():
+        with _silence(), _handlers_kept():
             ray.init(pool.address, logging_level=logging.ERROR, log_to_driver=False, **local)
     except (ConnectionError, ValueError) as error:
         raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {pool.address} "
@@ -123,6 +125,19 @@ def _silence() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """After the body a stop is handled as before: Ray's own handlers end the process, and leave what was written."""
+    is_main = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if is_main and handler is not None:
+                signal.signal(number, handler)
 
 
 def _room(pool: Pool) -> int:

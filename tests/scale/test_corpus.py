@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -153,6 +154,18 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, corpus, model, time
     manifest = assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))
     assert killed[1] < len(manifest["shards"]) - 1
     assert names(tmp_path) == ["corpus.txt", "out"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_leaves_nothing(tmp_path, corpus, model, number):
+    corpus.write_text("a long line of text .\n" * 200_000)
+    command = [sys.executable, "-m", "elmo_fast.cli", "embed", corpus, tmp_path / "out", "--all", "--state", "warm",
+               "--model", model, "--batch-size", "1", "--ray"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: list(tmp_path.glob("out.*.part/*.parquet")))
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[1] == "elmo-fast: error: interrupted; no output was left behind\n"
+    assert process.returncode == 1 and names(tmp_path) == ["corpus.txt"]
 
 
 def test_a_killed_command_leaves_no_output_and_the_next_one_cleans_up(tmp_path, corpus, model):
