@@ -70,7 +70,7 @@ def embed_on_ray(texts: Source, bilm: BiLm, target: Target, settings: Settings, 
     if not is_directory(target.layout, target.path):
         raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
                                  f"{target.path} for {target.layout}")
-    with _cluster(pool), atomic_directory(os.fspath(target.path).rstrip("/")) as part:
+    with atomic_directory(os.fspath(target.path).rstrip("/")) as part, _cluster(pool):
         shared = SharedModel.of(LoadedElmo(bilm), settings)
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
                        "precision": bilm.precision, "backend": bilm.backend, "device": "cuda" if pool.gpus else "cpu"}
@@ -81,9 +81,8 @@ def embed_on_ray(texts: Source, bilm: BiLm, target: Target, settings: Settings, 
                                 **actors((count, count), pool.cpus, pool.gpus))
         with progress or Progress(False) as bar:
             shards = _verified(_collected(done, bar), target.layout, part)
-        for path in part.iterdir():
-            if path.name not in {shard["file"] for shard in shards}:
-                path.unlink()  # of a worker that was killed
+        for name in {path.name for path in part.iterdir()} - {shard["file"] for shard in shards}:
+            (part / name).unlink()  # of a worker that was killed
         write_manifest(part, target.layout, settings.form.describe(), fingerprint, shards)
 
 
