@@ -132,7 +132,7 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
     from elmo_fast.embed.readers import open_texts
     from elmo_fast.embed.writer import Progress
-    from elmo_fast.model.bilm import BiLm
+    from elmo_fast.model.manylangs import open_bilm
     from elmo_fast.model.token_table.table import TokenTable
 
     if unknown and not token_table:
@@ -155,8 +155,8 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
         files = _files(output_file, [*texts.paths, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
-        bilm = BiLm.from_model(files, state=state, precision=precision, backend=backend, token_table=table,
-                               allow_nonfinite=allow_nonfinite)
+        bilm = open_bilm(files, state=state, precision=precision, backend=backend, token_table=table,
+                         allow_nonfinite=allow_nonfinite)
         target.form.check(bilm.num_layers)
         progress = Progress("lines" if progress and file_friendly_logging else progress, texts.count())
         if write_on_ray:
@@ -185,7 +185,7 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
            **names) -> None:
     from elmo_fast.embed.embedder import torch_device
     from elmo_fast.embed.readers import open_texts
-    from elmo_fast.model.bilm import BiLm
+    from elmo_fast.model.manylangs import open_bilm
     from elmo_fast.model.token_table.build import corpus_words, write_token_table
 
     check_target(output_file, "output file")
@@ -194,7 +194,7 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
             files = _files(output_file, texts.paths if corpus else [vocabulary], **names)
             device = torch_device(cuda_device)
             vocabulary = corpus_words(text.tokens for text in texts) if corpus else vocabulary
-        bilm = BiLm.from_model(files, precision=precision, backend=backend, allow_nonfinite=allow_nonfinite).to(device)
+        bilm = open_bilm(files, precision=precision, backend=backend, allow_nonfinite=allow_nonfinite).to(device)
         try:
             write_token_table(bilm, vocabulary, output_file, storage=storage, progress=progress)
         except KeyboardInterrupt:
@@ -203,7 +203,7 @@ def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, prec
 
 
 def _info(allow_nonfinite, **names) -> list[str]:
-    from elmo_fast.model.weights import describe
+    from elmo_fast.model.describe import describe
 
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")

@@ -6,6 +6,7 @@ Names, batches and identifiers as in SeqVec's script (Heinzinger et al. 2019, BM
 import functools
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from elmo_fast.embed.readers import Text
 from elmo_fast.embed.writer import Progress
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.sources import NAMED_MODELS
+from elmo_fast.model.sources import MANYLANGS_WEIGHTS, NAMED_MODELS
 from elmo_fast.text import fasta
 
 _LAYERS = {"CNN": 0, "LSTM1": 1, "LSTM2": 2}
@@ -38,7 +39,9 @@ def get_elmo_model(model_dir: str | os.PathLike, cpu: bool, **arguments) -> Elmo
     Without both files the published model is fetched into the cache. `arguments` are keywords of `ElmoEmbedder`.
     """
     options_file, weight_file = (os.path.join(model_dir, name) for name in ("options.json", "weights.hdf5"))
-    if not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
+    if os.path.isfile(other := os.path.join(model_dir, MANYLANGS_WEIGHTS)):
+        options_file = weight_file = other  # for its refusal, in place of the published model
+    elif not (os.path.isfile(options_file) and os.path.isfile(weight_file)):
         logger.info("no options.json and weights.hdf5 in %s: the published SeqVec model is used", model_dir)
         options_file, weight_file = (
             f"{NAMED_MODELS['seqvec']}{name}" for name in ("options.json", "weights.hdf5"))
@@ -224,3 +227,7 @@ def _batches(ordered: Iterable[tuple[str, str] | Text], batchsize: int) -> Itera
             batch, residues = [], 0
     if batch:
         yield batch
+
+
+if __name__ == "__main__":
+    sys.exit("seqvec: expected `elmo-fast seqvec`, with SeqVec's flags, from the shell; this module has its functions")

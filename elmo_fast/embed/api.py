@@ -16,9 +16,9 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.readers import Text
 from elmo_fast.embed.writer import Progress
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.manylangs import ManyLangsBiLm
+from elmo_fast.model.manylangs import open_bilm
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.sources import DEFAULT_MODEL, MANYLANGS_WEIGHTS, find_model
+from elmo_fast.model.sources import DEFAULT_MODEL, find_model
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
 
@@ -34,9 +34,8 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
     one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
     NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
-    files = find_model(model)
-    kind = ManyLangsBiLm if files.weight_file.name == MANYLANGS_WEIGHTS else BiLm
-    bilm = kind.from_model(files, state="warm", precision=precision, backend=backend, allow_nonfinite=allow_nonfinite)
+    bilm = open_bilm(find_model(model), state="warm", precision=precision, backend=backend,
+                     allow_nonfinite=allow_nonfinite)
     return LoadedElmo(bilm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 

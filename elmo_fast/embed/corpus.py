@@ -100,7 +100,7 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
         part.mkdir()
         partial = PartialResult(Path(os.path.realpath(target.path)), {**runner.describe(), **target.settings()},
                                 part)
-        feed = _Feed(texts)
+        feed = _Feed(_with_unique_keys(texts, target))
         _begin(partial, feed, resume)
         if partial.commits:
             runner.restore(partial.states())
@@ -117,6 +117,24 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
             raise
         finally:
             shutil.rmtree(part)
+
+
+def _with_unique_keys(texts: Iterable[Text], target: Target) -> Iterator[Text]:
+    """The texts; `ConfigurationError` at once for a key given twice, which would fail only when segments are joined."""
+    by_sentence = target.options.get("use_sentence_keys", False)
+    has_keys = target.layout == "allennlp" or (target.layout == "npz" and target.form.targets is None)
+    seen: set[bytes] = set()
+    for number, text in enumerate(texts):
+        key = text.text if by_sentence else text.key
+        if has_keys and key != str(number):
+            digest = _digest(key.encode("utf-8", "surrogatepass")).digest()
+            if digest in seen:
+                what = "use_sentence_keys: expected different sentences" if by_sentence else (
+                    "output: expected different identifiers")
+                raise ConfigurationError(f"{what}, got {key!r:.80} twice in {os.fspath(target.path)}; line numbers, or "
+                                         "another layout, always work")
+            seen.add(digest)
+        yield text
 
 
 def _remains(partial: PartialResult) -> str:

@@ -202,7 +202,7 @@ class SlotStream:
             begin, end = max(first, 1), min(last, length - 1)
             if begin < end:
                 inner = rows[begin - first : end - first]
-                sentence.vectors[0, begin - 1 : end - 1] = np.tile(tokens[inner], 2)
+                sentence.vectors[0, begin - 1 : end - 1].reshape(-1, 2, half)[:] = tokens[inner, None]
                 for layer, output in zip(sentence.vectors[1:], layers):
                     layer[begin - 1 : end - 1, :half] = output[inner, :half]
                     layer[length - 1 - end : length - 1 - begin, half:] = output[inner[::-1], half:]

@@ -13,13 +13,14 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from elmo_fast.choices import shown
 from elmo_fast.model import state_dict
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.model.options import CharCnnOptions, ConfigurationError, LstmOptions, Options, read_json
-from elmo_fast.model.sources import ModelFiles
+from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.state_dict import Conversion
-from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, check_finite, lstm_name
+from elmo_fast.model.weights import DIRECTIONS, LEXICON_GROUPS, LSTM_DATASETS, NO_HDF5, check_finite, lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import full_precision
@@ -27,6 +28,7 @@ from elmo_fast.ops.torch.char_cnn import PADDING_ID
 from elmo_fast.text.batching import check_batch, number_tokens
 
 BOUNDARIES = ("<bos>", "<eos>")
+_CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(LEXICON_GROUPS, ("char_embed", "word_embed")))
 _OOV, _PAD = "<oov>", "<pad>"
 _BEGIN_WORD, _END_WORD = "<eow>", "<bow>"  # in this order around a word, as the original's code takes them
 # What the original's package has for models whose directory lacks the JSON file that config.json names.
@@ -49,8 +51,7 @@ class ManyLangsOptions(Options):
     words: Mapping[str, int] | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> NoReturn:
-        raise ConfigurationError("model: expected one of options.json and *.hdf5 to be written, got a model of "
-                                 "ELMoForManyLangs; copy its directory instead")
+        raise ConfigurationError(f"model: {NO_HDF5}")
 
 
 class ManyLangsEncoder(CharacterEncoder):
@@ -64,17 +65,17 @@ class ManyLangsEncoder(CharacterEncoder):
     def __init__(self, options: ManyLangsOptions, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__(options, weights, requires_grad)
         self.characters, self.words = options.characters, options.words
-        self.largest = len(weights["char_embed"])
+        self.largest = len(weights[_CHARACTERS])
         if self.words is not None:
             self.row_shape = (self.row_shape[0] + 1,)
-            self.largest = max(self.largest, len(weights["word_embed"]))
+            self.largest = max(self.largest, len(weights[_WORDS]))
 
     def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
         length, known = self.options.max_characters_per_token, self.characters
         ids = np.full((len(tokens), *self.row_shape), PADDING_ID, np.int64)
         for row, token in zip(ids, tokens):
             if not isinstance(token, str):
-                raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
+                raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
             token = token[: length - 2]
             inner = [known[token]] if token in BOUNDARIES else [known.get(each, known[_OOV]) for each in token]
             row[: len(inner) + 2] = known[_BEGIN_WORD], *inner, known[_END_WORD]
@@ -119,6 +120,12 @@ class ManyLangsBiLm(BiLm):
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> ManyLangsEncoder:
         return ManyLangsEncoder(self.options, weights, requires_grad)
+
+
+def open_bilm(files: ModelFiles, **arguments) -> BiLm:
+    """A model of either family; `arguments` are those of `BiLm.from_model`."""
+    kind = ManyLangsBiLm if files.weight_file.name == MANYLANGS_WEIGHTS else BiLm
+    return kind.from_model(files, **arguments)
 
 
 def read_manylangs(directory: Path,
@@ -208,7 +215,7 @@ def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, ch
     _check_rows("char.dic", characters, len(chars))
     table = chars.new_zeros(max(len(chars), PADDING_ID), cnn.embedding_dim)
     table[[_model_id(row, characters[_PAD]) - 1 for row in range(len(chars))]] = chars
-    found = {"char_embed": table}
+    found = {_CHARACTERS: table}
     for i, (width, count) in enumerate(cnn.filters):
         kernel = tensors.take(f"convolutions.{i}.weight", count, cnn.embedding_dim, width)
         found[f"CNN/W_cnn_{i}"] = kernel.permute(2, 1, 0)[None]  # [1, width, E, n]
@@ -219,8 +226,8 @@ def _token_weights(tensors: _Tensors, cnn: CharCnnOptions, lstm: LstmOptions, ch
             gates = state_dict.highway_from_allennlp(tensors.take(f"highways._layers.{k}.{long}", *shape))
             found |= {f"CNN_high_{k}/{short}_{name}": gate for name, gate in zip(("transform", "carry"), gates)}
     if words is not None:
-        found["word_embed"] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
-        _check_rows("word.dic", words, len(found["word_embed"]))
+        found[_WORDS] = tensors.take("word_emb_layer.embedding.weight", None, word_dim)
+        _check_rows("word.dic", words, len(found[_WORDS]))
         total += word_dim
     found["CNN_proj/W_proj"] = tensors.take("projection.weight", lstm.projection_dim, total).t()
     found["CNN_proj/b_proj"] = tensors.take("projection.bias", lstm.projection_dim)

@@ -23,6 +23,9 @@ from elmo_fast.ops.weight_cache import version_key
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
 LSTM_DATASETS = ("W_0", "B", "W_P_0")
+LEXICON_GROUPS = ("char.dic/", "word.dic/")  # of datasets whose rows only a lexicon of ELMoForManyLangs numbers
+NO_HDF5 = ("expected one that options.json and *.hdf5 can hold, got one of ELMoForManyLangs, whose lexicons they "
+           "cannot; copy its directory instead")
 
 
 def lstm_name(direction: int, layer: int, dataset: str) -> str:
@@ -55,11 +58,17 @@ def expected_shapes(options: Options, has_projection: bool = False) -> dict[str,
     return shapes
 
 
-def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
-    """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`."""
+def check_is_hdf5(files: ModelFiles) -> None:
+    """Raise `ConfigurationError` for a model of ELMoForManyLangs."""
     if files.weight_file.name == MANYLANGS_WEIGHTS:
         raise ConfigurationError(f"model {files.weight_file.parent}: expected options.json and *.hdf5, found a model "
-                                 "of ELMoForManyLangs, which elmo_fast.load and elmo_fast.compat.elmoformanylangs read")
+                                 "of ELMoForManyLangs, which elmo_fast.load, `elmo-fast embed` and "
+                                 "elmo_fast.compat.elmoformanylangs read")
+
+
+def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
+    """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`."""
+    check_is_hdf5(files)
     options = Options.from_file(files.options_file)
     return options, read_weights(files.weight_file, options, allow_nonfinite)
 
@@ -146,8 +155,11 @@ def check_weights(weights: Weights, options: Options) -> None:
 def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32) -> None:
     """Write weights in bilm-tf's layout; the file is written atomically.
 
-    The values of `read_weights` come back byte for byte (261 rows of characters), in float16 rounded.
+    The values of `read_weights` come back byte for byte (261 rows of characters), in float16 rounded. Raises
+    `ConfigurationError` for a model of ELMoForManyLangs: its characters and words are not numbered as bilm-tf's.
     """
+    if any(name.startswith(LEXICON_GROUPS) for name in weights):
+        raise ConfigurationError(f"weights: {NO_HDF5}")
     check_target(path, "weight file")
     with atomic_hdf5(path) as (file, _):
         for dataset, values in weights.items():
@@ -205,32 +217,6 @@ def fingerprint(weights: Weights, options: Options | None = None) -> str:
         digest.update(f"{name} {values.shape}\n".encode())
         digest.update(values.data)
     return digest.hexdigest()
-
-
-def describe(files: ModelFiles, allow_nonfinite: bool = False) -> dict[str, str]:
-    """Sizes and parameters of a model by name, after its options and weights have been read and checked."""
-    options, weights = read_model(files, allow_nonfinite)
-    lstm, cnn = options.lstm, options.char_cnn
-    described = {
-        "options file": str(files.options_file),
-        "weight file": str(files.weight_file),
-        "vocabulary": str(files.vocab_file or "none beside it"),
-        "layers": f"{options.n_layers} (the token layer and {lstm.n_layers} LSTM layers, two directions each)",
-        "vector of a token": f"{options.output_dim} values a layer",
-        "LSTM": f"dim {lstm.dim}, projection {lstm.projection_dim if lstm.is_projected else 'none'}, "
-                f"skip connections {'on' if lstm.use_skip_connections else 'off'}",
-        "clips": ", ".join(f"{name} none" if clip is None else f"{name} ±{clip:g}"
-                           for name, clip in (("cell", lstm.cell_clip), ("projection", lstm.proj_clip))),
-    }
-    if cnn is None:
-        described["input"] = f"word ids, {options.n_tokens_vocab:,} words"
-    else:
-        filters = ", ".join(f"{count} of width {width}" for width, count in cnn.filters)
-        described["input"] = (f"characters (UTF-8 bytes), at most {cnn.max_characters_per_token} a token, "
-                              f"{cnn.embedding_dim} values each")
-        described["char-CNN"] = f"{cnn.n_filters} filters ({filters}), {cnn.activation}"
-        described["highway layers"] = str(cnn.n_highway)
-    return {**described, "parameters": f"{sum(array.size for array in weights.values()):,}"}
 
 
 def version_keys(*modules: nn.Module) -> tuple:

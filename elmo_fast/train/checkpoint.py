@@ -17,7 +17,7 @@ from elmo_fast.model.atomic_file import Disk, atomic_path
 from elmo_fast.model.options import ConfigurationError, Options, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.weights import check_finite, read_weights
+from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
@@ -270,6 +270,7 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         beside = Path(model) / VOCABULARY_FILE
     else:
         files = find_model(model)
+        check_is_hdf5(files)
         options, beside = Options.from_file(files.options_file), files.vocab_file
         softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
         if not os.path.isfile(softmax_file):

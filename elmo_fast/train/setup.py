@@ -16,7 +16,7 @@ from elmo_fast.model.atomic_file import locked, remove_partials
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.weights import read_weights
+from elmo_fast.model.weights import check_is_hdf5, read_weights
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
@@ -138,6 +138,7 @@ def _config_and_weights(given: dict[str, Any], vocabulary: Vocabulary) -> tuple[
 def _fine_tuned(model: dict[str, Any], options: dict[str, Any], given: dict[str, Any], vocabulary: Vocabulary,
                 allow_nonfinite: bool):
     files = find_model(model["model"], options_file=model["options"], weight_file=model["weights"])
+    check_is_hdf5(files)
     content = read_json(files.options_file)
     own = {name: content[name] for name in ("lstm", "char_cnn") if name in content}
     config = TrainConfig.from_dict({**options, **own, **given}, f"options_file {files.options_file}")

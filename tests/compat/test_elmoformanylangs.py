@@ -17,6 +17,7 @@ from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.elmoformanylangs import Embedder
 from elmo_fast.model.manylangs import read_config
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from tests.support.files import read_hdf5, run
 from tests.support.manylangs import CHARACTERS, CONFIG, SENTENCES, config, plain_layers, write_manylangs
 
 AGAINST_THE_ORIGINAL = 1e-5
@@ -214,6 +215,63 @@ def test_what_it_cannot_do_is_refused(common, tmp_path):
     table = elmo_fast.build_token_table(elmo_fast.load().bilm, ["a"])
     with pytest.raises(ConfigurationError, match="token_table: expected None for a model whose sentences do not run"):
         embedder.model.token_table = table
+
+
+def test_every_method_of_load(common, tmp_path):
+    elmo, texts = elmo_fast.load(common), ["the cat", "東京 abcdefg naïve", "cat"]
+    expected = [plain_layers(common, text.split())[0] for text in texts]
+    near(elmo.embed(texts, state="zero"), expected)
+    close([elmo.encode(["the", "naïve"])], [np.stack([elmo.embed([word])[0][0, 0, :6] for word in ("the", "naïve")])],
+          SAME_MODEL)
+    means = elmo.embed(texts[:2], layers="average", pool="mean")
+    cosine = np.dot(*means) / np.prod([np.linalg.norm(mean) for mean in means])
+    assert elmo.similarity(*texts[:2]) == pytest.approx(cosine) and abs(cosine) < 0.999
+    elmo.save_vectors(tmp_path / "saved.h5", texts, state="zero")
+    saved = read_hdf5(tmp_path / "saved.h5")
+    near([saved[str(number)] for number in range(3)], expected)
+    twice = [elmo.embed(["the cat"], state="carry")[0] for _ in range(2)]
+    assert np.abs(twice[0] - twice[1])[1:].max() > 1e-3 and elmo.bilm.state == "warm"
+
+
+def test_the_command(common, tmp_path, capsys):
+    text, output = tmp_path / "in.txt", tmp_path / "out.hdf5"
+    text.write_text("the cat sat .\n東京 abcdefg\n", encoding="utf-8")
+    assert run(capsys, "embed", text, output, "--all", "--state", "zero", "--model", common) == (0, "", "")
+    saved = read_hdf5(output)
+    near([saved["0"], saved["1"]], [plain_layers(common, line.split())[0] for line in text.read_text().splitlines()])
+    status, printed, _ = run(capsys, "info", common)
+    assert status == 0 and f"{len(set(CHARACTERS))} characters (char.dic), at most 9 a token" in printed
+    assert "; 9 words (word.dic)" in printed
+    assert "parameters:             5,969" in printed
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["cache", "{words}", "{out}", "--model", "{model}"], "token table: expected a model whose sentences run from <S>"),
+    (["score", "{words}", "--model", "{model}"], "softmax: expected the file"),
+    (["seqvec", "-i", "{fasta}", "-o", "{out}.h5", "--model", "{model}"], "expected options.json and"),
+    (["train", "{out}", "--train", "{words}", "--vocab", "{words}", "--from-model", "{model}"],
+     "found a model of ELMoForManyLangs"),
+    (["perplexity", "{model}", "{words}"], "found a model of ELMoForManyLangs")])
+def test_what_the_command_refuses(common, tmp_path, capsys, arguments, message):
+    (tmp_path / "words").write_text("<S>\n</S>\n<UNK>\nthe\n")
+    (tmp_path / "fasta").write_text(">a|b\nMK\n")
+    places = {name: tmp_path / name for name in ("words", "fasta", "out")}
+    before = sorted(tmp_path.iterdir())
+    status, printed, errors = run(capsys, *(each.format(model=common, **places) for each in arguments))
+    assert (status, printed, errors.count("\n")) == (2, "", 1) and message in errors
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("word_dim", [5, 0])
+def test_weights_are_not_written_as_hdf5(tmp_path, word_dim):
+    """Without words too: 261 rows of characters would load as bilm-tf's, and mean other characters."""
+    bilm = elmo_fast.load(write_manylangs(tmp_path / "model", config(word_dim=word_dim))).bilm
+    with pytest.raises(ConfigurationError, match="^weights: expected one that options.json and [*].hdf5 can hold, got "
+                                                 "one of ELMoForManyLangs, whose lexicons they cannot; copy its dir"):
+        elmo_fast.write_weights(tmp_path / "weights.hdf5", bilm.weights())
+    with pytest.raises(ConfigurationError, match="^token table: expected a model whose sentences run from <S> to </S>"):
+        elmo_fast.build_token_table(bilm, ["a"])
+    assert not (tmp_path / "weights.hdf5").exists()
 
 
 @pytest.mark.long

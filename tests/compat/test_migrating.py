@@ -1,4 +1,7 @@
-"""docs/migrating.md: every dotted name and import of it resolves, and every public name of a drop-in is on it."""
+"""docs/migrating.md: every dotted name and import of it resolves, and every public name of a drop-in is on it.
+
+The calls of its tables run in the `test_migrating_*` modules beside this one.
+"""
 
 import importlib
 import pkgutil
@@ -8,13 +11,10 @@ import pytest
 
 from elmo_fast import compat
 from tests.support.files import ROOT
+from tests.support.migrating import SYSTEMS, TEXT, tables
 
-TEXT = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
 MODULES = [module.name for module in pkgutil.walk_packages(compat.__path__, "elmo_fast.compat.")
            if not module.name.endswith("__main__")]
-STAY = [("data", name) for name in ("Vocabulary", "Token", "Instance")] + [
-    ("data.token_indexers", "SingleIdTokenIndexer"), ("modules.token_embedders", "Embedding"),
-    ("nn.util", "get_text_field_mask"), ("common", "Params"), ("common.checks", "check_dimensions_match")]
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"elmo_fast\.[\w.]*\w", TEXT))))
@@ -34,8 +34,17 @@ def test_a_public_name_is_on_the_page(module):
     assert [name for name in public if not re.search(rf"\b{name}\b", TEXT)] == []
 
 
-@pytest.mark.parametrize("module, name", STAY)
-def test_what_stays_with_allennlp_is_an_import_error(module, name):
-    assert f"`{name}`" in TEXT or f"`{module}` but for" in TEXT
-    with pytest.raises(ImportError, match=f"cannot import name '{name}' from 'elmo_fast.compat.allennlp.{module}'"):
-        exec(f"from elmo_fast.compat.allennlp.{module} import {name}")
+def test_every_table_belongs_to_a_module_that_runs_its_rows():
+    assert sorted(heading for headings in SYSTEMS.values() for heading in headings) == sorted(tables())
+    assert all((ROOT / f"tests/compat/test_migrating_{name}.py").is_file() for name in SYSTEMS)
+
+
+def test_the_tests_that_stand_for_bilm_tfs_exist():
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `test_(?:train|shared)_\w+`.*? \| (.*) \|$", page, re.MULTILINE)
+    code = "".join((ROOT / path).read_text() for path in (
+        "tests/compat/test_bilm_training.py", "tests/train/test_import_tf.py"))
+    assert len(rows) == 6
+    for row in rows:
+        names = re.findall(r"\btest_\w+(?=[\[`])", row)
+        assert names and all(f"\ndef {name}(" in code for name in names)

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -284,11 +285,27 @@ def test_errors_of_the_writer_reach_the_caller_and_end_the_queue(tmp_path, monke
     def texts():
         for number in range(10_000):
             taken.append(number)
-            yield Text("twice" if number in (3, 7) else str(number), "a", ["a"])
+            yield Text("a/." if number == 7 else str(number), "a", ["a"])
 
-    with pytest.raises(ConfigurationError, match="got 'twice'"):
+    with pytest.raises(ConfigurationError, match="got 'a/.'"):
         write_corpus(texts(), model("zero").runner(1), Target(tmp_path / "o.h5", "allennlp"), commit_seconds=1000)
     assert len(taken) < 9_000 and names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name, options, message", [
+    ("o.h5", {}, "output: expected different identifiers, got 'twice' twice"),
+    ("o.npz", {}, "output: expected different identifiers, got 'twice' twice"),
+    ("o.h5", {"use_sentence_keys": True}, "use_sentence_keys: expected different sentences, got 'b' twice"),
+])
+def test_a_key_given_twice_is_refused_across_segments(tmp_path, name, options, message):
+    def texts():
+        for number in range(100):
+            yield Text("twice" if number in (2, 30) else str(number), "b" if number in (2, 30) else f"a{number}", ["a"])
+        pytest.fail("read to the end")
+
+    target = Target(tmp_path / name, "npz" if name == "o.npz" else "allennlp", options=options)
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        write_corpus(texts(), model("zero").runner(3), target)
 
 
 def test_the_queue_is_bounded_in_bytes(tmp_path, monkeypatch):
@@ -315,7 +332,7 @@ def test_every_commit_is_on_the_disk_before_it_is_named(tmp_path, monkeypatch):
     def replacing(source, target):
         if os.path.basename(target) == "progress.json":
             folder = os.path.dirname(target)
-            named = [stored["name"] for commit in json.loads(open(source).readline())["commits"]
+            named = [stored["name"] for commit in json.loads(Path(source).read_text().splitlines()[0])["commits"]
                      for stored in commit["files"]]
             inodes = {os.stat(path).st_ino
                       for path in (source, folder, *(os.path.join(folder, name) for name in named))}

@@ -160,7 +160,8 @@ OUT_OF_MEMORY = [
 
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
 @pytest.mark.parametrize("slots, most, chunks_ahead, error", [
-    (8, 30, 0, OUT_OF_MEMORY[0]), (8, 3, 1, OUT_OF_MEMORY[1]), (1, 5, 1, OUT_OF_MEMORY[2]), (3, 1, 0, OUT_OF_MEMORY[0])])
+    (8, 30, 0, OUT_OF_MEMORY[0]), (8, 3, 1, OUT_OF_MEMORY[1]), (1, 5, 1, OUT_OF_MEMORY[2]),
+    (3, 1, 0, OUT_OF_MEMORY[0])])
 def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, slots, most, chunks_ahead, state, error):
     bound(monkeypatch, 64, 100, chunks_ahead=chunks_ahead)
     plenty, little = (ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], backend="native", state=state))

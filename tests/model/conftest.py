@@ -1,8 +1,11 @@
 """What the tests of sources share: a model in a directory, and a cache of downloads of their own."""
 
+import contextlib
+
 import pytest
 
 from tests.support.files import write_model
+from tests.support.sources import served
 
 
 @pytest.fixture(scope="module")
@@ -14,3 +17,10 @@ def model(tmp_path_factory):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def serve():
+    """A function that serves a directory, as `served` does, until the test ends."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(served(*arguments, **options))

@@ -1,10 +1,7 @@
 import concurrent.futures
 import contextlib
-import functools
-import http.server
 import os
 import sys
-import threading
 import zipfile
 
 import fsspec
@@ -12,12 +9,9 @@ import pytest
 
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.model import sources
-from elmo_fast.model.catalogue import public_models, report
 from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
 from tests.support.files import names, paths, start, tiny, write_model
-
-HOST = "https://allennlp.s3.amazonaws.com/models/elmo"
-
+from tests.support.sources import assert_is, contents, left, pack
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -28,38 +22,6 @@ def memory():
     files.store.clear()
     yield files
     files.store.clear()
-
-
-@pytest.fixture
-def web(model):
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=model)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def pack(path, members, compression=zipfile.ZIP_DEFLATED):
-    with zipfile.ZipFile(path, "w", compression) as file:
-        for name, content in members.items():
-            file.writestr(name, content)
-    return path
-
-
-def contents(model, folder="", **more):
-    options, weights = (path.read_bytes() for path in paths(model))
-    return {f"{folder}options.json": options, f"{folder}model.hdf5": weights, **more}
-
-
-def assert_is(files, model, vocabulary=None):
-    """The files found hold what the model's own files hold."""
-    assert [files.options_file.read_bytes(), files.weight_file.read_bytes()] == [p.read_bytes() for p in paths(model)]
-    assert (files.vocab_file and files.vocab_file.read_bytes()) == vocabulary
-
-
-def left(folder, pattern="*"):
-    """Names of the files below a folder."""
-    return [path.name for path in folder.rglob(pattern) if path.is_file()]
 
 
 @pytest.mark.parametrize("name", ["options_file", "weight_file"])
@@ -224,7 +186,8 @@ def test_a_url_of_something_else_is_refused(memory, path, message):
         find_model(f"memory://{path.removesuffix('/README.md')}")
 
 
-def test_http(web, model, cache):
+def test_http(serve, model, cache):
+    web = serve(model)
     assert_is(find_model(**{f"{kind}_file": f"{web}/{path.name}" for kind, path in zip(("options", "weight"),
                                                                                       paths(model))}), model)
     with pytest.raises(OSError, match=f"^{web}/no: the download failed [(]FileNotFoundError[)]; nothing was stored. "
@@ -286,65 +249,6 @@ def test_where_the_cache_is(monkeypatch, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert str(cache_path("https://h/a")) == expected
-
-
-def no_network(*_, **__):
-    raise OSError("Network is unreachable")
-
-
-@pytest.mark.parametrize("name, public", [
-    ("small", "2x1024_128_2048cnn_1xhighway"), ("medium", "2x2048_256_2048cnn_1xhighway"),
-    ("original", "2x4096_512_2048cnn_2xhighway"), ("original_5.5b", "2x4096_512_2048cnn_2xhighway_5.5B")])
-def test_offline_a_named_model_says_what_to_put_where(monkeypatch, model, name, public):
-    monkeypatch.setattr(fsspec, "open", no_network)
-    urls = [f"{HOST}/{public}/elmo_{public}_{kind}" for kind in ("options.json", "weights.hdf5")]
-    for number, (url, source) in enumerate(zip(urls, paths(model))):
-        with pytest.raises(FileNotFoundError, match=f"^model '{name}': .*Network is unreachable") as caught:
-            find_model(name)
-        for missing in urls[number:]:
-            assert missing in str(caught.value) and str(cache_path(missing)) in str(caught.value)
-        cache_path(url).parent.mkdir(parents=True, exist_ok=True)
-        cache_path(url).write_bytes(source.read_bytes())
-    assert_is(find_model(name), model)
-
-
-@pytest.mark.parametrize("name, url", [
-    ("seqvec", "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec/weights.hdf5"),
-    ("nlpl:210", "http://vectors.nlpl.eu/repository/20/210.zip"),
-    ("manylangs:ar", "http://vectors.nlpl.eu/repository/11/136.zip"),
-    ("manylangs:nl", "http://vectors.nlpl.eu/repository/11/164.zip"),
-    ("manylangs:nb", "http://vectors.nlpl.eu/repository/11/165.zip"),
-    ("manylangs:zh", "http://vectors.nlpl.eu/repository/11/179.zip")])
-def test_offline_other_public_models_say_what_to_put_where(monkeypatch, name, url):
-    monkeypatch.setattr(fsspec, "open", no_network)
-    with pytest.raises(OSError, match="Network is unreachable") as caught:
-        find_model(name)
-    assert url in str(caught.value) and str(cache_path(url)) in str(caught.value)
-    assert any(url.startswith(model.source.partition("{")[0]) for model in public_models() if model.name == name
-               ) or name == "nlpl:210"
-
-
-def test_an_archive_of_a_repository_is_read_from_the_cache(monkeypatch, model):
-    monkeypatch.setattr(fsspec, "open", no_network)
-    target = cache_path("http://vectors.nlpl.eu/repository/20/7.zip")
-    target.parent.mkdir(parents=True)
-    pack(target, contents(model))
-    assert_is(find_model("nlpl:7"), model)
-
-
-@pytest.mark.parametrize("name, message", [
-    ("nlpl:", "nlpl: expected the number of a model in .*20.json, got ''"), ("nlpl:../7", "nlpl: expected the number"),
-    ("manylangs:xx", "manylangs: expected one of ar, bg, .*, got 'xx'")])
-def test_a_public_model_that_is_none(name, message):
-    with pytest.raises(ConfigurationError, match=f"^{message}"):
-        find_model(name)
-
-
-def test_the_list_of_public_models():
-    header, *lines = report()
-    assert header.split() == ["name", "language", "size", "licence", "where"]
-    assert len(lines) == len({line.split()[0] for line in lines}) == len(public_models()) == 1 + 4 + 1 + 1 + 44
-    assert all("bundled" in line or "http" in line for line in lines)
 
 
 def test_without_fsspec_the_extra_is_named(monkeypatch, model):

@@ -14,6 +14,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "elmo_fast/pret
 # Pages whose code is run elsewhere, and where.
 ELSEWHERE = {"docs/integrations.md": "tests/integrations, with the real libraries",
              "docs/scaling.md": "tests/scale, with Ray",
+             "docs/formats.md": "tests/integrations, with the real libraries",
              "docs/gpu.md": "tests/ops/cuda: a CUDA graph needs a GPU",
              "elmo_fast/pretrained/README.md": "nowhere: the training of the bundled model takes days"}
 

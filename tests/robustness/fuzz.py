@@ -34,6 +34,7 @@ from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table
 from elmo_fast.text.fasta import read_fasta
 from elmo_fast.train import checkpoint
+from tests.robustness.arguments import calls, hostile
 from tests.robustness.children import call
 from tests.robustness.damage import HOSTILE, HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
 from tests.support.files import paths, write_model
@@ -331,9 +332,21 @@ def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
     return Case(f"{command[0]} {flag} {value!r}", lambda: len(world.command(*command, flag, value)))
 
 
+def of_arguments(world: World, folder: Path, rng: random.Random) -> Case:
+    known = calls(world.folder / "calls")
+    name, value = rng.choice(sorted(known)), hostile(rng)
+
+    def run() -> bool:
+        known[name](value)
+        return True
+
+    return Case(f"{name}({value!r:.60})", run)
+
+
 KINDS = {"options": of_options, "weights": of_weights, "table": of_table, "partial table": of_partial_table,
          "checkpoint": of_checkpoint, "archive": of_archive, "fasta": of_fasta, "text": of_text,
-         "compressed": of_compressed, "jsonl": of_jsonl, "conllu": of_conllu, "flags": of_flags}
+         "compressed": of_compressed, "jsonl": of_jsonl, "conllu": of_conllu, "flags": of_flags,
+         "arguments": of_arguments}
 if find_spec("pyarrow"):
     KINDS["parquet"] = of_parquet
 

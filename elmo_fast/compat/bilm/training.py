@@ -20,12 +20,13 @@ from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import write_weights
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 from elmo_fast.train import checkpoint
+from elmo_fast.train import model as networks  # whose LanguageModel is not bilm-tf's
 from elmo_fast.train.config import RunConfig, TrainConfig
 from elmo_fast.train.data import Batch, draw_samples
 from elmo_fast.train.evaluate import STEPS, perplexity_of_batches
 from elmo_fast.train.import_tf import bilm_tf_config
 from elmo_fast.train.loop import Run, Trainer
-from elmo_fast.train.model import LanguageModel, initial_weights
+from elmo_fast.train.model import initial_weights
 from elmo_fast.train.optimizer import Replicas
 
 __all__ = ["dump_weights", "load_options_latest_checkpoint", "load_vocab", "test", "train"]
@@ -81,7 +82,7 @@ def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset
          batch_size: int = 256) -> float:  # noqa: PT028 (bilm-tf's name, and no test)
     """Perplexity of a checkpoint on all batches of a single step of `data`. From bilm-tf's `test`."""
     config = bilm_tf_config(options, "options")
-    model = LanguageModel(config, initial_weights(config, 0)).to(_device())
+    model = networks.LanguageModel(config, initial_weights(config, 0)).to(_device())
     model.load_weights({name: value.numpy() for name, value in checkpoint.read(ckpt_file)["weights"].items()})
     steps = iter(data.iter_batches(batch_size, 1))
     groups = iter(lambda: list(itertools.islice(steps, STEPS)), [])
@@ -131,7 +132,7 @@ class _Trainer(Trainer):
 
     def __init__(self, config: TrainConfig, data: Dataset, weights: Arrays):
         device = _device()
-        super().__init__(LanguageModel(config, weights).to(device), [], data.vocab, Replicas(device))
+        super().__init__(networks.LanguageModel(config, weights).to(device), [], data.vocab, Replicas(device))
         if data.vocab.size != config.model.n_tokens_vocab:
             raise ConfigurationError(f"options: n_tokens_vocab: expected the {data.vocab.size} words of the data's "
                                      f"vocabulary, got {config.model.n_tokens_vocab}")

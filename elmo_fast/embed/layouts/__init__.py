@@ -78,21 +78,15 @@ def join(layout: str, segments: Sequence[Path], part: Path, target: str | os.Pat
     Options as in `segment`.
     """
     if is_directory(layout, target):
-        counts = []
-        for path in segments:
-            with contextlib.closing(_module(layout).Opened(path)) as source:
-                counts.append(len(source))
-        shards.join(layout, segments, part, form, options.get("fingerprint"), counts)
+        shards.join(layout, segments, part, _module(layout).Opened)
     elif len(segments) > 1:
         _module(layout).join(segments, part, target, form, layout=layout, **options)
     else:
-        os.replace(segments[0], part)
-        if layout == "npy":
-            os.replace(arrays.names_of_part(segments[0]), arrays.names_of_part(part))
+        place(layout, segments[0], part)
 
 
 def place(layout: str, part: Path, target: str | os.PathLike) -> None:
-    """Rename what `join` made to its target."""
+    """Rename what `join` made to its target, or a segment."""
     if layout == "npy":
         arrays.place(part, target)
     else:

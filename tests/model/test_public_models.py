@@ -1,0 +1,146 @@
+"""The models that `load` takes by name: fetched from a web server on this machine, or, offline, what to download."""
+
+import fsspec
+import numpy as np
+import pytest
+
+import elmo_fast
+from elmo_fast import ConfigurationError
+from elmo_fast.model import sources
+from elmo_fast.model.catalogue import public_models, report
+from elmo_fast.model.sources import cache_path, find_model
+from tests.support.files import paths, run
+from tests.support.manylangs import write_manylangs
+from tests.support.sources import assert_is, contents, left, pack
+
+HOST = "https://allennlp.s3.amazonaws.com/models/elmo"
+SEQVEC = "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec"
+TEXTS = ["the cat sat", "a b"]
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture
+def public(tmp_path, model, serve, monkeypatch):
+    """A server with a model of each kind in the places of the public ones; returns the requests, and bad sizes."""
+    root, seen, longer = tmp_path / "web", [], set()
+    for release in ("11", "20"):
+        (root / release).mkdir(parents=True)
+    pack(root / "20" / "7.zip", contents(model))
+    manylangs = write_manylangs(tmp_path / "manylangs")
+    pack(root / "11" / "144.zip", {f"144/{path.name}": path.read_bytes() for path in manylangs.iterdir()})
+    for path in paths(model):
+        (root / path.name).write_bytes(path.read_bytes())
+    url = serve(root, seen, longer)
+    monkeypatch.setattr(sources, "NLPL", url)
+    monkeypatch.setitem(sources.NAMED_MODELS, "seqvec", f"{url}/")
+    return {"seqvec": model, "nlpl:7": model, "manylangs:en": manylangs}, seen, longer
+
+
+@pytest.mark.parametrize("name, requests", [
+    ("seqvec", ["/options.json", "/weights.hdf5"]), ("nlpl:7", ["/20/7.zip"]), ("manylangs:en", ["/11/144.zip"])])
+def test_a_public_model_is_fetched_once(public, monkeypatch, capsys, tmp_path, name, requests):
+    models, seen, _ = public
+    expected = elmo_fast.load(models[name]).embed(TEXTS)
+    for _ in range(2):
+        for found, vectors in zip(elmo_fast.load(name).embed(TEXTS), expected):
+            np.testing.assert_array_equal(found, vectors)
+        assert sorted(set(seen)) == requests
+        monkeypatch.setattr(fsspec, "open", no_network)
+    (tmp_path / "in").write_text("the cat sat\n")
+    assert run(capsys, "embed", tmp_path / "in", tmp_path / "out", "--top", "--model", name, "--quiet")[0] == 0
+
+
+@pytest.mark.parametrize("name, path", [
+    ("seqvec", "/weights.hdf5"), ("nlpl:7", "/20/7.zip"), ("manylangs:en", "/11/144.zip")])
+def test_a_size_other_than_the_servers_is_refused(public, cache, name, path):
+    public[2].add(path)
+    with pytest.raises(OSError, match="the download failed .*; nothing was stored. Fetched by other means, it belongs "
+                                      f"at {cache}/http/127.*{path}"):
+        elmo_fast.load(name)
+    assert [name for name in left(cache) if name != "options.json"] == []
+    public[2].clear()
+    assert elmo_fast.load(name).embed(TEXTS)
+
+
+def test_a_number_that_the_repository_lacks(public, cache):
+    with pytest.raises(OSError, match=r"/20/9.zip: the download failed [(]FileNotFoundError[)]; nothing was stored"):
+        elmo_fast.load("nlpl:9")
+    assert left(cache) == []
+
+
+@pytest.mark.parametrize("name, urls", [
+    ("seqvec", [f"{SEQVEC}/options.json", f"{SEQVEC}/weights.hdf5"]),
+    ("nlpl:210", ["http://vectors.nlpl.eu/repository/20/210.zip"]),
+    ("manylangs:en", ["http://vectors.nlpl.eu/repository/11/144.zip"])])
+def test_the_whole_message_offline(monkeypatch, capsys, cache, name, urls):
+    """What to download by hand, and where to put it; the command says the same in its line."""
+    monkeypatch.setattr(fsspec, "open", no_network)
+    first, *more = urls
+    also = "".join(f", and {url} at {cache_path(url)}" for url in more)
+    expected = (f"{first}: the download failed (OSError: Network is unreachable); nothing was stored. Fetched by other "
+                f"means, it belongs at {cache_path(first)}{also}")
+    expected = f"model {name!r}: {expected}" if more else expected
+    with pytest.raises(OSError, match="Network is unreachable") as caught:
+        elmo_fast.load(name)
+    assert str(caught.value) == expected
+    assert run(capsys, "info", name) == (2 if more else 1, "", f"elmo-fast: error: {expected}\n")
+
+
+def no_network(*_, **__):
+    raise OSError("Network is unreachable")
+
+
+@pytest.mark.parametrize("name, public", [
+    ("small", "2x1024_128_2048cnn_1xhighway"), ("medium", "2x2048_256_2048cnn_1xhighway"),
+    ("original", "2x4096_512_2048cnn_2xhighway"), ("original_5.5b", "2x4096_512_2048cnn_2xhighway_5.5B")])
+def test_offline_a_named_model_says_what_to_put_where(monkeypatch, model, name, public):
+    monkeypatch.setattr(fsspec, "open", no_network)
+    urls = [f"{HOST}/{public}/elmo_{public}_{kind}" for kind in ("options.json", "weights.hdf5")]
+    for number, (url, source) in enumerate(zip(urls, paths(model))):
+        with pytest.raises(FileNotFoundError, match=f"^model '{name}': .*Network is unreachable") as caught:
+            find_model(name)
+        for missing in urls[number:]:
+            assert missing in str(caught.value) and str(cache_path(missing)) in str(caught.value)
+        cache_path(url).parent.mkdir(parents=True, exist_ok=True)
+        cache_path(url).write_bytes(source.read_bytes())
+    assert_is(find_model(name), model)
+
+
+@pytest.mark.parametrize("name, url", [
+    ("seqvec", "https://rostlab.org/~deepppi/embedding_repo/embedding_models/seqvec/weights.hdf5"),
+    ("nlpl:210", "http://vectors.nlpl.eu/repository/20/210.zip"),
+    ("manylangs:ar", "http://vectors.nlpl.eu/repository/11/136.zip"),
+    ("manylangs:nl", "http://vectors.nlpl.eu/repository/11/164.zip"),
+    ("manylangs:nb", "http://vectors.nlpl.eu/repository/11/165.zip"),
+    ("manylangs:zh", "http://vectors.nlpl.eu/repository/11/179.zip")])
+def test_offline_other_public_models_say_what_to_put_where(monkeypatch, name, url):
+    monkeypatch.setattr(fsspec, "open", no_network)
+    with pytest.raises(OSError, match="Network is unreachable") as caught:
+        find_model(name)
+    assert url in str(caught.value) and str(cache_path(url)) in str(caught.value)
+    assert any(url.startswith(model.source.partition("{")[0]) for model in public_models() if model.name == name
+               ) or name == "nlpl:210"
+
+
+def test_an_archive_of_a_repository_is_read_from_the_cache(monkeypatch, model):
+    monkeypatch.setattr(fsspec, "open", no_network)
+    target = cache_path("http://vectors.nlpl.eu/repository/20/7.zip")
+    target.parent.mkdir(parents=True)
+    pack(target, contents(model))
+    assert_is(find_model("nlpl:7"), model)
+
+
+@pytest.mark.parametrize("name, message", [
+    ("nlpl:", "nlpl: expected the number of a model in .*20.json, got ''"), ("nlpl:../7", "nlpl: expected the number"),
+    ("manylangs:xx", "manylangs: expected one of ar, bg, .*, got 'xx'")])
+def test_a_public_model_that_is_none(name, message):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        find_model(name)
+
+
+def test_the_list_of_public_models():
+    header, *lines = report()
+    assert header.split() == ["name", "language", "size", "licence", "where"]
+    assert len(lines) == len({line.split()[0] for line in lines}) == len(public_models()) == 1 + 4 + 1 + 1 + 44
+    assert all("bundled" in line or "http" in line for line in lines)
