@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import common, floor
+from benchmarks import common, floor, scaling
 
-PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/numbers.md")
+PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/numbers.md", "docs/scaling.md")
 CHARTS = common.ROOT / "docs" / "pictures"
 SIZES = ("original", "medium", "small")
 WAYS = ("slots of 64", "one batch of 64", "one sentence")
@@ -131,7 +131,8 @@ def _both(trainer: dict) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed machine": speed_machine, "embed": embed, "token table": token_table, "train": train,
-    "train ratio": train_ratio, "reference": reference}
+    "train ratio": train_ratio, "reference": reference,
+    "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
 
 
 def with_parts(text: str) -> str:

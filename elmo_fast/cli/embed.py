@@ -1,6 +1,7 @@
 """The subcommands `embed`, `cache`, `info`, `models`, `doctor` and `seqvec`."""
 
 import contextlib
+import functools
 import logging
 import os
 from pathlib import Path
@@ -18,6 +19,7 @@ from elmo_fast.choices import (
     UNKNOWN,
 )
 from elmo_fast.cli.flags import NUMERICS, add_command, at_least, value_of
+from elmo_fast.cli.ray import Ray, add_ray_flags, ray_writer
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
@@ -78,6 +80,7 @@ def _add_embed(commands) -> None:
     add("--include-package", action="append", default=[], metavar="PACKAGE",
         help="import a package and its modules first; repeatable")
     add("--vocab-path", metavar="FILE", help="not used, neither here nor by AllenNLP 0.9")
+    add_ray_flags(parser)
 
 
 def _add_formats(parser) -> None:
@@ -120,7 +123,8 @@ def add_seqvec(commands) -> None:
 
 def _embed(input_file, output_file, cuda_device, token_table, unknown, file_friendly_logging, include_package,
            vocab_path, progress, model, options_file, weight_file, state, precision, backend, allow_nonfinite,
-           batch_size, resume, allow_blank, format, field, tokenizer, **form) -> None:
+           batch_size, resume, allow_blank, format, field, tokenizer, ray, ray_workers, ray_cpus, ray_gpus,
+           **form) -> None:
     from elmo_fast.embed.corpus import write_corpus
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
     from elmo_fast.embed.readers import open_texts
@@ -137,9 +141,14 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
 
         for package in include_package:
             import_submodules(package)
+    if ray and form["layout"] is None:
+        form["layout"] = "parquet"
     target = _target(output_file, **form)
-    texts = open_texts(input_file, format=format, field=field, tokenizer=tokenizer, allow_blank=allow_blank)
-    with locked(output_file, reserve=True), texts:
+    write_on_ray = ray and ray_writer(Ray(ray, ray_workers, ray_cpus, ray_gpus), target, input_file, state, batch_size,
+                                      resume, cuda_device)
+    open_again = functools.partial(open_texts, os.path.abspath(input_file) if ray else input_file, format=format,
+                                   field=field, tokenizer=tokenizer, allow_blank=allow_blank)
+    with locked(output_file, reserve=True), open_again() as texts:
         files = _files(output_file, [*texts.paths, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
@@ -147,8 +156,11 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
                          allow_nonfinite=allow_nonfinite)
         target.form.check(bilm.num_layers)
         progress = Progress("lines" if progress and file_friendly_logging else progress, texts.count())
-        write_corpus(texts, ElmoEmbedder.from_bilm(bilm.to(device)).runner(batch_size), target, resume=resume,
-                     progress=progress)
+        if write_on_ray:
+            write_on_ray(open_again, bilm, progress=progress)
+        else:
+            write_corpus(texts, ElmoEmbedder.from_bilm(bilm.to(device)).runner(batch_size), target, resume=resume,
+                         progress=progress)
 
 
 def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences, use_sentence_keys) -> "Target":

@@ -147,14 +147,14 @@ class Progress:
         if texts:
             self._bar.initial = self._bar.n = self._bar.last_print_n = texts
 
-    def update(self, tokens: int) -> None:
-        """Count a text of so many tokens."""
+    def update(self, tokens: int, texts: int = 1) -> None:
+        """Count texts of so many tokens together."""
         if not self._bar.disable:
             self._tokens += tokens
             rate = self._tokens / max(time.monotonic() - self._begin, 1e-3)
             self._bar.set_postfix_str(f"{tqdm.format_sizeof(self._tokens)} tokens, {tqdm.format_sizeof(rate)}/s",
                                       refresh=False)
-            self._bar.update()
+            self._bar.update(texts)
 
 
 class _Lines(io.TextIOBase):
