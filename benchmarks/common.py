@@ -65,6 +65,23 @@ def write_json(path: Path, content) -> Path:
     return path
 
 
+def table(content: dict) -> str:
+    """Rows of the one shape as Markdown."""
+    beside = content["settings"].get("times_as_fast_as")
+    head = ["model", "workload", "way", "variant", "precision", "median", "tokens/s floor", "share",
+            f"times as fast{f' as {beside}' if beside else ''}"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for found in content["results"]:
+        busy = found.get("busy_turns")
+        least, share, ratio = (found.get(name) for name in ("floor_tokens_per_s", "share", "times_as_fast"))
+        cells = [*(found[name] for name in ("model", "workload", "way", "variant", "precision")),
+                 f"{found['median']:,.5g} {found['unit']}"
+                 + (f" (machine busy in {busy} of {found['rounds']} turns)" if busy else ""),
+                 f"{least:,.0f}" if least else "-", f"{share:.0%}" if share else "-", f"{ratio:.2f}" if ratio else "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 # ---- command -------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
     python -m benchmarks.report                    # write every marked part of the pages, and the charts, anew
     python -m benchmarks.report --check            # exit 1 where a page or a chart differs from the results
     python -m benchmarks.report --compare OLD NEW  # ratios of the rows of two files, and what moved
+    python -m benchmarks.report --table FILE...    # rows of any files as Markdown
 
 A part of a page stands between `<!-- report: NAME -->` and `<!-- /report -->`, on lines of their own or within one.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import common
 from benchmarks.charts import drawn, svg
-from benchmarks.recorded import SIZES, WAYS, machine, one, ours, read, recorded, rows
+from benchmarks.recorded import SIZES, WAYS, machine, one, ours, recorded, rows
 
 PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/numbers.md")
 NOT_YET = "\nNot recorded yet.\n"
@@ -59,40 +60,44 @@ def embed() -> str:
 def token_table() -> str:
     """What tables save."""
     def ratio(**wanted) -> str:
-        value = one("token-table", variant="with a table", **wanted)["times_as_fast"]
+        value = one("token-table", variant="with a table", precision="highest", **wanted)["times_as_fast"]
         return f"{value:.2f}" if value < 2 else f"{value:.1f}"
 
-    lines = [[f"running text, {size}", "our own path without a table",
-              *(ratio(line="text", size=size, way=way) for way in WAYS[:2])] for size in ("small", "original")]
+    lines = [[f"running text, {model}", "our own path without a table",
+              *(ratio(workload="running text", model=model, way=way) for way in WAYS[:2])]
+             for model in ("small", "original")]
     lines.append(["25 letters, sequences of 500, 15,000 residues a batch, original", "our reference path",
-                  *(ratio(line="proteins", way=way) for way in ("slots of 30", "batches of 15,000 residues"))])
-    words = one("token-table", line="building", variant="with a table")["median"]
+                  *(ratio(workload="proteins", way=way) for way in ("slots of 30", "batches of 15,000 residues"))])
+    words = one("token-table", workload="building", variant="with a table", precision="highest")["median"]
     lines.append([f"building a table of unique words, original, {words:,.0f} words/s", "the reference char encoder", "",
-                  ratio(line="building")])
+                  ratio(workload="building")])
     return markdown(["what", "beside", "in slots", "in batches"], lines)
 
 
 def train() -> str:
     """Our trainer beside bilm-tf's."""
-    found = read("train-issue")["results"]
-    ours, theirs = found["elmo-fast"], found["bilm-tf"]
-    perplexity = f"held-out perplexity after {ours['tokens']:,} tokens, forward / backward"
+    mine, theirs = (one("train-issue", variant=name) for name in ("elmo-fast", "bilm-tf"))
+    perplexity = f"held-out perplexity after {mine['tokens']:,} tokens, forward / backward"
     return markdown(["trainer", "tokens/s", perplexity], [
-        ["bilm-tf on TensorFlow", f"{theirs['tokens_per_second']:,.0f}", _both(theirs)],
-        ["elmo-fast", f"{ours['tokens_per_second']:,.0f} (**{found['times_as_fast']:.1f} times**)", _both(ours)]])
+        ["bilm-tf on TensorFlow", f"{theirs['median']:,.0f}", _both(theirs)],
+        ["elmo-fast", f"{mine['median']:,.0f} (**{mine['times_as_fast']:.1f} times**)", _both(mine)]])
 
 
 def train_ratio() -> str:
     """How much faster than bilm-tf's trainer."""
-    return f"{read('train-issue')['results']['times_as_fast']:.1f}"
+    return f"{one('train-issue', variant='elmo-fast')['times_as_fast']:.1f}"
 
 
 def reference() -> str:
-    """The plain paths beside AllenNLP's own code."""
+    """The plain paths beside AllenNLP's own code, all in batches of 64."""
     names = {"allennlp": "AllenNLP 0.9's own", "reference": '`backend="reference"`', "torch": '`backend="torch"`'}
+    for file in ("embed-original", "reference-original"):  # the first has them where --plain asked for them
+        found = {row["variant"]: row for row in rows(file) if row["way"].endswith("of 64")}
+        if names.keys() <= found.keys():
+            break
     return markdown(["code", "tokens/s", "times as fast as AllenNLP's"], [
-        [names[row["variant"]], f"{row['tokens_per_s']:,.0f}", f"{row['times_as_fast_as_allennlp']:.2f}"]
-        for row in rows("reference-original")])
+        [label, f"{found[name]['tokens_per_s']:,.0f}", f"{found[name]['times_as_fast']:.2f}"]
+        for name, label in names.items()])
 
 
 def io() -> str:
@@ -179,29 +184,30 @@ def _named(document: dict) -> Iterator[tuple[str, dict]]:
     if isinstance(found, dict):
         yield from ((name, row) for name, row in found.items() if isinstance(row, dict))
         return
+    keys = "workload", "model", "case", "way", "part", "path", "variant", "stage", "sentences", "precision"
     for row in found:
-        names = (row.get(key) for key in ("line", "case", "size", "way", "part", "path", "variant", "precision"))
-        yield ", ".join(str(name) for name in names if name), row
+        yield ", ".join(str(row[key]) for key in keys if row.get(key)), row
 
 
 def _value(row: dict) -> tuple[float, float, float]:
-    """The speed, and its 20th and 80th percentile; where they are in seconds, of calls per second."""
-    key = next((key for key in ("tokens_per_s", "tokens_per_second") if key in row), None)
-    speed = row[key] if key else 1 / row["median"]
+    """The speed, and its 20th and 80th percentile; where they are no speeds, of their inverse."""
+    is_speed = row.get("unit", "s").endswith("/s")
+    speed = row["tokens_per_s"] if "tokens_per_s" in row else row["median"] if is_speed else 1 / row["median"]
     if "p20" not in row:
         return speed, speed, speed
-    is_speed = row.get("unit", "tokens/s" if key == "tokens_per_second" else "s").endswith("/s")
-    low, high = (row[name] / row.get("median", speed) for name in ("p20", "p80"))
+    low, high = (row[name] / row["median"] for name in ("p20", "p80"))
     return (speed, speed * low, speed * high) if is_speed else (speed, speed / high, speed / low)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where something differs")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="print rows of result files as Markdown")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="two result files")
     arguments = parser.parse_args()
-    if arguments.compare:
-        print("\n".join(compare(*(json.loads(path.read_text(encoding="utf-8")) for path in arguments.compare))))
+    loaded = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.compare or arguments.table or ()]
+    if loaded:
+        print("\n".join(compare(*loaded) if arguments.compare else map(common.table, loaded)))
         return 0
     wanted = {common.ROOT / page: with_parts((common.ROOT / page).read_text(encoding="utf-8")) for page in PAGES}
     wanted |= {CHARTS / name: svg(draw()) for name, draw in drawn().items()}
