@@ -15,11 +15,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import common
+from benchmarks import common, scaling
 from benchmarks.charts import drawn, svg
 from benchmarks.recorded import SIZES, WAYS, machine, one, ours, recorded, rows
 
-PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/numbers.md")
+PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/numbers.md", "docs/scaling.md")
 NOT_YET = "\nNot recorded yet.\n"
 CHARTS = common.ROOT / "docs" / "pictures"
 _PART = re.compile(r"(<!-- report: ([\w ]+) -->)(.*?)(<!-- /report -->)", re.DOTALL)
@@ -151,7 +151,8 @@ def _both(trainer: dict) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed machine": speed_machine, "embed": embed, "token table": token_table, "train": train,
     "train ratio": train_ratio, "reference": reference, "io": io, "io stages": io_stages, "io memory": io_memory,
-    "io machine": io_machine}
+    "io machine": io_machine,
+    "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
 
 
 def with_parts(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from elmo_fast.embed.api import LoadedElmo, load
+    from elmo_fast.embed.contexts import ContextIndex, compare
     from elmo_fast.embed.embedder import ElmoEmbedder
     from elmo_fast.embed.opened import Embeddings, open_embeddings
     from elmo_fast.embed.readers import open_texts
@@ -19,19 +20,22 @@ if TYPE_CHECKING:
     from elmo_fast.model.token_table.build import build_token_table, corpus_words, write_token_table
     from elmo_fast.model.token_table.table import TokenTable
     from elmo_fast.model.weights import random_weights, read_weights, write_weights
+    from elmo_fast.scale.dataset import embed_dataset
     from elmo_fast.text.batching import Batcher, TokenBatcher, batch_to_ids
     from elmo_fast.text.fasta import FastaRecord, read_fasta
     from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 
 __version__ = "0.1.0"
 __all__ = [
-    "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "Elmo", "ElmoEmbedder", "Embeddings", "FastaRecord",
-    "LoadedElmo", "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary", "Vocabulary",
-    "batch_to_ids", "build_token_table", "corpus_words", "load", "open_embeddings", "open_texts", "random_weights",
-    "read_fasta", "read_weights", "remove_boundaries", "write_token_table", "write_weights",
+    "Batcher", "BiLm", "BiLmOutput", "ConfigurationError", "ContextIndex", "Elmo", "ElmoEmbedder", "Embeddings",
+    "FastaRecord", "LoadedElmo", "Options", "ScalarMix", "TokenBatcher", "TokenTable", "UnicodeCharsVocabulary",
+    "Vocabulary", "batch_to_ids", "build_token_table", "compare", "corpus_words", "embed_dataset", "load",
+    "open_embeddings", "open_texts", "random_weights", "read_fasta", "read_weights", "remove_boundaries",
+    "write_token_table", "write_weights",
 ]
 _NAMES = {  # module -> the public names that it defines
     "embed.api": ("LoadedElmo", "load"),
+    "embed.contexts": ("ContextIndex", "compare"),
     "embed.embedder": ("ElmoEmbedder",),
     "embed.opened": ("Embeddings", "open_embeddings"),
     "embed.readers": ("open_texts",),
@@ -43,6 +47,7 @@ _NAMES = {  # module -> the public names that it defines
     "model.token_table.build": ("build_token_table", "corpus_words", "write_token_table"),
     "model.token_table.table": ("TokenTable",),
     "model.weights": ("random_weights", "read_weights", "write_weights"),
+    "scale.dataset": ("embed_dataset",),
     "text.batching": ("Batcher", "TokenBatcher", "batch_to_ids"),
     "text.fasta": ("FastaRecord", "read_fasta"),
     "text.vocabulary": ("UnicodeCharsVocabulary", "Vocabulary"),

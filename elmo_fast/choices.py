@@ -13,6 +13,7 @@ BACKENDS = ("auto", "reference", "torch", "native")
 PRECISIONS = ("highest", "high", "medium")
 STATES = ("carry", "zero", "warm")
 LAYERS = ("all", "top", "average")
+POOLS = ("mean", "max", "first_last")
 UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s
 STORAGES = ("float32", "float16")  # of stored vectors
 LAYOUTS = ("allennlp", "packed", "parquet", "arrow", "npz", "npy")  # of files of vectors
@@ -27,17 +28,22 @@ DEFAULT_BATCH_SIZE, MOST_SENTENCES = 64, 1 << 20  # of a batch
 SEQVEC_BATCH_SIZE = 15000  # residues
 
 
+def shown(value: object) -> str:
+    """A value for a message: one line of at most 80 characters, also of arrays."""
+    return " ".join(f"{value!r:.400}".split())[:80]
+
+
 def check_choice(name: str, value: str, choices: Sequence[str], error: type[ValueError] = ValueError) -> str:
     """The value itself, or an error that names the argument when it is none of `choices`."""
-    if value not in choices:
-        raise error(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+    if not isinstance(value, str) or value not in choices:
+        raise error(f"{name}: expected one of {', '.join(choices)}, got {shown(value)}")
     return value
 
 
 def check_count(name: str, value: int, error: type[ValueError] = ValueError, most: int | None = None) -> int:
     """The value itself, or an error that names the argument unless it is an integer of at least 1, at most `most`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise error(f"{name}: expected an integer of at least 1, got {value!r}")
+        raise error(f"{name}: expected an integer of at least 1, got {shown(value)}")
     if most is not None and value > most:
         raise error(f"{name}: expected an integer of at most {most:,}, got {value:,}")
     return value

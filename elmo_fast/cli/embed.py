@@ -1,29 +1,40 @@
-"""The subcommands `embed`, `cache`, `info`, `models`, `doctor`, `score`, `substitutes` and `seqvec`."""
+"""The subcommands `embed`, `cache`, `info`, `models`, `doctor` and `seqvec`."""
 
 import contextlib
+import functools
 import logging
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING
 
-from elmo_fast import stops
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, DIRECTIONS, SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, STORAGES, UNKNOWN
-from elmo_fast.cli.flags import add_command, at_least
+from elmo_fast.choices import (
+    DEFAULT_BATCH_SIZE,
+    FORMATS,
+    LAYOUTS,
+    POOLS,
+    SEQVEC_BATCH_SIZE,
+    SEQVEC_LAYERS,
+    STORAGES,
+    TOKENIZERS,
+    UNKNOWN,
+)
+from elmo_fast.cli.flags import NUMERICS, add_command, at_least, value_of
+from elmo_fast.cli.ray import Ray, add_ray_flags, ray_writer
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
 
+if TYPE_CHECKING:
+    from elmo_fast.embed.corpus import Target  # imports torch: the help of the command needs none
+
 _FILES = "--model", "--options-file", "--weight-file"
-_NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 
 
 def add_commands(commands) -> None:
     """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
     _add_embed(commands)
     parser = add_command(commands, "cache", _cache, "encode the words of a vocabulary once, into a token table for "
-                         "embed", *_FILES, *_NUMERICS, "--cuda-device", "--quiet")
+                         "embed", *_FILES, *NUMERICS, "--cuda-device", "--quiet")
     parser.epilog = ("After an interruption the same command resumes. embed refuses a table of a lower precision than "
                      "its own.")
     add = parser.add_argument
@@ -32,60 +43,63 @@ def add_commands(commands) -> None:
     add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
     add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:],
-                _NUMERICS[2])
+                NUMERICS[2])
     add_command(commands, "models", "elmo_fast.model.catalogue:report", "list the public models that can be named")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
-    _add_language_model(commands)
 
 
 def _add_embed(commands) -> None:
-    parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence a line, into an HDF5 file",
-                         *_FILES, "--state", *_NUMERICS, "--cuda-device", "--quiet")
+    parser = add_command(commands, "embed", _embed, "embed a tokenized text, one sentence a line, into a file of "
+                         "vectors", *_FILES, "--state", *NUMERICS, "--cuda-device", "--quiet")
+    parser.epilog = ("Every half minute what is done is stored in OUTPUT.part; after a kill the same command with "
+                     "--resume goes on from there.")
     add = parser.add_argument
-    add("input_file", metavar="INPUT", help="text file, UTF-8, tokens separated by spaces; - is stdin")
-    add("output_file", metavar="OUTPUT", help="HDF5 file, one dataset a sentence")
+    add("input_file", metavar="INPUT", help="UTF-8 text, tokens separated by spaces, or by its suffix CoNLL-U, FASTA, "
+        "JSON lines or Parquet, also compressed; a glob; - is stdin")
+    add("output_file", metavar="OUTPUT", help=".hdf5 or .h5, .parquet, .arrow, .npz, .npy with --pool, or a directory "
+        "of shards")
     layers = parser.add_mutually_exclusive_group(required=True)
     for name, meaning in (("all", "every layer"), ("top", "the top layer"), ("average", "the mean of the layers")):
-        layers.add_argument(f"--{name}", dest="output_format", action="store_const", const=name, help=meaning)
+        layers.add_argument(f"--{name}", dest="layers", action="store_const", const=name, help=meaning)
+    factors = value_of(lambda text: tuple(map(float, text.split(","))), "numbers with commas between them", bool)
+    layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="the sum of the layers, each "
+                        "times its factor")
     add("--batch-size", type=at_least(1), default=DEFAULT_BATCH_SIZE, help="sentences at a time (default: %(default)s)")
-    add("--forget-sentences", action="store_true", help="leave out sentence_to_index")
-    add("--use-sentence-keys", action="store_true", help="sentences as keys, in place of line numbers")
-    add("--allow-blank", action="store_true", help="give blank lines datasets without tokens")
+    add("--resume", action="store_true", help="go on with what a run that did not end has left")
+    add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
     add("--token-table", metavar="FILE", help="take token vectors from a file that cache wrote")
     add("--unknown", choices=UNKNOWN, help="a word outside the table gets its own vector, raises an error, or gets the "
         "vector of <UNK> (default: encode)")
+    _add_formats(parser)
     add = parser.add_argument_group("further flags of `allennlp elmo`").add_argument
+    add("--forget-sentences", action="store_true", help="leave out sentence_to_index")
+    add("--use-sentence-keys", action="store_true", help="sentences as keys, in place of line numbers")
     add("--file-friendly-logging", action="store_true",
         help="progress as lines, every ten seconds, also where stderr is a file")
     add("--include-package", action="append", default=[], metavar="PACKAGE",
         help="import a package and its modules first; repeatable")
     add("--vocab-path", metavar="FILE", help="not used, neither here nor by AllenNLP 0.9")
+    add_ray_flags(parser)
 
 
-def _add_language_model(commands) -> None:
-    shared, defaults = ("--model", "--state", *_NUMERICS), {"model": DEFAULT_MODEL, "state": "warm"}
-    score = add_command(commands, "score", _score, "print log-probabilities of the sentences of a text, in both "
-                        "directions", *shared, **defaults)
-    substitutes = add_command(commands, "substitutes", _substitutes, "print the likeliest words in place of each token "
-                              "of a text", *shared, **defaults)
-    for add in (score.add_argument, substitutes.add_argument):
-        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line, or by its suffix CoNLL-U, "
-            "FASTA, JSON lines or Parquet, also compressed; a glob; - is stdin")
-        add("--softmax-file", metavar="FILE", help="HDF5 softmax, as export --softmax writes it (default: softmax.hdf5 "
-            "beside the weights)")
-        add("--vocab-file", metavar="FILE", help="its vocabulary (default: vocab.txt beside the weights)")
-    score.add_argument("--tokens", action="store_true", help="a line for each token")
-    add = substitutes.add_argument
-    add("--top", type=int, default=10, metavar="K", help="words a token (default: %(default)s)")
-    add("--word", action="append", metavar="WORD", help="only in place of WORD; repeatable")
-    add("--direction", choices=DIRECTIONS, default="both", help="(default: %(default)s)")
+def _add_formats(parser) -> None:
+    add = parser.add_argument_group("formats").add_argument
+    add("--layout", choices=LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
+        "AllenNLP's for HDF5)")
+    add("--dtype", choices=STORAGES, default="float32", help="(default: %(default)s)")
+    add("--pool", choices=POOLS, help="one vector a text")
+    add("--targets", metavar="FILE", help="keep the vectors of these words alone, one a line")
+    add("--format", choices=FORMATS, help="of INPUT (default: by the suffix)")
+    add("--field", metavar="NAME", help="key or column of the texts in JSON lines and Parquet (default: text)")
+    add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(TOKENIZERS)} or package.module:function "
+        "(default: %(default)s)")
 
 
 def add_seqvec(commands) -> None:
     """Add the subcommand `seqvec`, with SeqVec's flags."""
     parser = add_command(commands, "seqvec", "elmo_fast.compat.seqvec:embed_fasta", "embed the protein sequences of "
-                         "FASTA files, with SeqVec's flags", "--state", *_NUMERICS)
+                         "FASTA files, with SeqVec's flags", "--state", *NUMERICS)
     parser.epilog = "SeqVec carries states; with zero and warm a sequence's vectors depend on the sequence alone."
     add = parser.add_argument
     add("-i", "--input", dest="input_path", required=True, type=Path, metavar="FASTA", help="FASTA file (.gz too), or "
@@ -103,13 +117,18 @@ def add_seqvec(commands) -> None:
     add("--cpu", action="store_true", help="use the CPU where there is a GPU")
     add("--layer", choices=SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, or a "
         "single layer (default: %(default)s)")
+    add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--silent", dest="progress", action="store_false", help="no progress bar")
 
 
 def _embed(input_file, output_file, cuda_device, token_table, unknown, file_friendly_logging, include_package,
            vocab_path, progress, model, options_file, weight_file, state, precision, backend, allow_nonfinite,
+           batch_size, resume, allow_blank, format, field, tokenizer, ray, ray_workers, ray_cpus, ray_gpus,
            **form) -> None:
+    from elmo_fast.embed.corpus import write_corpus
     from elmo_fast.embed.embedder import ElmoEmbedder, torch_device
+    from elmo_fast.embed.readers import open_texts
+    from elmo_fast.embed.writer import Progress
     from elmo_fast.model.manylangs import open_bilm
     from elmo_fast.model.token_table.table import TokenTable
 
@@ -122,15 +141,41 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
 
         for package in include_package:
             import_submodules(package)
-    check_target(output_file, "output file")
-    with locked(output_file, reserve=True), _open(input_file) as file:
-        files = _files(output_file, [input_file, token_table], model, options_file, weight_file)
+    if ray and form["layout"] is None:
+        form["layout"] = "parquet"
+    target = _target(output_file, **form)
+    write_on_ray = ray and ray_writer(Ray(ray, ray_workers, ray_cpus, ray_gpus), target, input_file, state, batch_size,
+                                      resume, cuda_device)
+    open_again = functools.partial(open_texts, os.path.abspath(input_file) if ray else input_file, format=format,
+                                   field=field, tokenizer=tokenizer, allow_blank=allow_blank)
+    with locked(output_file, reserve=True), open_again() as texts:
+        files = _files(output_file, [*texts.paths, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
         bilm = open_bilm(files, state=state, precision=precision, backend=backend, token_table=table,
                          allow_nonfinite=allow_nonfinite)
-        progress = "lines" if progress and file_friendly_logging else progress
-        ElmoEmbedder.from_bilm(bilm.to(device)).embed_file(file, output_file, progress=progress, **form)
+        target.form.check(bilm.num_layers)
+        progress = Progress("lines" if progress and file_friendly_logging else progress, texts.count())
+        if write_on_ray:
+            write_on_ray(open_again, bilm, progress=progress)
+        else:
+            write_corpus(texts, ElmoEmbedder.from_bilm(bilm.to(device)).runner(batch_size), target, resume=resume,
+                         progress=progress)
+
+
+def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences, use_sentence_keys) -> "Target":
+    from elmo_fast.embed import layouts
+    from elmo_fast.embed.corpus import Target
+    from elmo_fast.embed.form import Form
+
+    words = targets and frozenset(Path(targets).read_text(encoding="utf-8").split())
+    form, layout = Form(layers, pool, dtype, words), layouts.layout_of(output_file, layout)
+    layouts.check_output(layout, output_file, form, "output file")
+    options = {"forget_sentences": forget_sentences, "use_sentence_keys": use_sentence_keys}
+    if layout != "allennlp" and any(options.values()):
+        raise ConfigurationError("--forget-sentences, --use-sentence-keys: expected AllenNLP's layout beside them, got "
+                                 f"{layout}")
+    return Target(output_file, layout, form, options if layout == "allennlp" else {})
 
 
 def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, allow_nonfinite,
@@ -160,34 +205,6 @@ def _info(allow_nonfinite, **names) -> list[str]:
     if all(name is None for name in names.values()):
         raise ConfigurationError("model: expected MODEL, or --options-file and --weight-file; got neither")
     return [f"{name + ':':24}{value}" for name, value in describe(find_model(**names), allow_nonfinite).items()]
-
-
-def _score(input_file, tokens, **head) -> Iterator[str]:
-    from elmo_fast.embed.readers import open_texts
-    from elmo_fast.embed.scoring import load_head, score_lines
-
-    with open_texts(input_file, allow_blank=True) as texts:
-        yield from map(_unless_stopped, score_lines(load_head(**head), texts, tokens))
-
-
-def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
-    from elmo_fast.embed.readers import open_texts
-    from elmo_fast.embed.scoring import load_head, substitute_lines
-
-    with open_texts(input_file, allow_blank=True) as texts:
-        yield from map(_unless_stopped, substitute_lines(load_head(**head), texts, top, direction, word))
-
-
-def _unless_stopped(line: str) -> str:
-    stops.check()
-    return line
-
-
-def _open(name: str) -> IO[str]:
-    if name == "-" and sys.stdin is None:
-        raise ConfigurationError("input file: expected text on stdin, which is closed")
-    file = sys.stdin.fileno() if name == "-" else name
-    return stops.interruptible(open)(file, encoding="utf-8", closefd=name != "-")
 
 
 def _files(output: str, inputs: list[str | None], model, options_file, weight_file) -> ModelFiles:

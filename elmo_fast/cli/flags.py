@@ -22,6 +22,7 @@ _SHARED: dict[str, dict[str, Any]] = {
                           "otherwise"},
     "--quiet": {"dest": "progress", "action": "store_false", "help": "no progress bar"},
 }
+NUMERICS = "--precision", "--backend", "--allow-nonfinite"
 
 
 def add_command(commands, name: str, run: Callable[..., Iterable[str] | None] | str, summary: str, *shared: str,

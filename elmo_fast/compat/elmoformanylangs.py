@@ -4,12 +4,13 @@ import os
 import random
 import sys
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.manylangs import ManyLangsBiLm, read_config
 from elmo_fast.model.sources import find_model
@@ -42,9 +43,9 @@ class Embedder:
         token layer first.
         """
         sents, layers = check_batch(sents, "sents"), self.model.num_layers
-        if isinstance(output_layer, bool) or output_layer not in range(-2, layers):
+        if type(output_layer) is bool or not isinstance(output_layer, Integral) or not -2 <= output_layer < layers:
             raise ValueError(f"output_layer: expected -1 for the mean, -2 for all layers, or a layer from 0 to "
-                             f"{layers - 1}, got {output_layer!r}")
+                             f"{layers - 1}, got {shown(output_layer)}")
         arrays = self._carried(sents) if self.model.state == "carry" else ElmoEmbedder.from_bilm(
             self.model).stream(sents, self.batch_size)
         if output_layer == -1:

@@ -7,7 +7,8 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,14 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count
+from elmo_fast.embed import layouts
+from elmo_fast.embed.corpus import Runner, Target, write_corpus
 from elmo_fast.embed.embedder import ElmoEmbedder
+from elmo_fast.embed.form import Form, Kept
 from elmo_fast.embed.layouts.arrays import check_array_file, write_arrays
+from elmo_fast.embed.readers import Text
+from elmo_fast.embed.writer import Progress
+from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, NAMED_MODELS
 from elmo_fast.text import fasta
@@ -126,8 +133,7 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
     check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError)
 
     def embeddings():
-        ordered = sorted(read_fasta_file(seq_dir, split_char, id_field).items(), key=lambda item: len(item[1]))
-        logger.info("%d sequences", len(ordered))
+        ordered = _ordered(read_fasta_file(seq_dir, split_char, id_field))
         model = get_elmo_model(model_dir, cpu, **arguments)
         with tqdm(total=len(ordered), unit=" sequences", disable=None if progress else True) as bar:
             for batch in _batches(ordered, batchsize):
@@ -146,10 +152,49 @@ def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
 
 
 def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, model_dir: str | os.PathLike,
-                per_protein: bool = False, **arguments) -> None:
-    """SeqVec's command: `get_embeddings`, which has the `arguments`, into `save_from_generator`."""
-    save_from_generator(output_path, per_protein,
-                        get_embeddings(input_path, model_dir, per_protein=per_protein, **arguments))
+                per_protein: bool = False, split_char: str = "|", id_field: int = 1, cpu: bool = False,
+                layer: str = "sum", batchsize: int = SEQVEC_BATCH_SIZE, *, progress: bool = True, resume: bool = False,
+                **arguments) -> None:
+    """SeqVec's command: what `get_embeddings` gives, to `.h5`, `.npz` or, for `per_protein`, `.npy`.
+
+    With `resume` it goes on after the batches that a run which was killed has left (see `write_corpus`).
+    """
+    check_array_file(output_path, per_protein)
+    check_count("batchsize", batchsize)
+    form = _SeqVecForm(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein)
+    with locked(output_path, reserve=True):
+        ordered = _ordered(read_fasta_file(input_path, split_char, id_field))
+        model = get_elmo_model(model_dir, cpu, **arguments)
+
+        def run(groups: Iterator[list[Text]]) -> Iterator[np.ndarray]:
+            for group in groups:
+                for _, layers in embed_with_fallback([(text.key, text.text) for text in group], model, model_dir):
+                    yield layers
+
+        layout = layouts.layout_of(output_path)
+        target = Target(output_path, layout, form, {"forget_sentences": True} if layout == "allennlp" else {})
+        runner = Runner(model.elmo_bilm, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize})
+        write_corpus((Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered), runner, target,
+                     resume=resume, progress=Progress(progress, len(ordered), "sequences"))
+
+
+@dataclass(frozen=True)
+class _SeqVecForm(Form):
+    """What `process_embedding` keeps."""
+
+    layer: str = "sum"
+    per_protein: bool = False
+
+    def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Kept:
+        return Kept(process_embedding(vectors, self.per_protein, self.layer), None)
+
+    def describe(self) -> dict:
+        return {**super().describe(), "layers": self.layer, "pool": "mean" if self.per_protein else None}
+
+
+def _ordered(sequences: dict[str, str]) -> list[tuple[str, str]]:
+    logger.info("%d sequences", len(sequences))
+    return sorted(sequences.items(), key=lambda item: len(item[1]))
 
 
 def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir) -> np.ndarray:
@@ -171,7 +216,8 @@ def _is_finite(weights: torch.Tensor) -> bool:
     return bool(weights.isfinite().all())
 
 
-def _batches(ordered: list[tuple[str, str]], batchsize: int) -> Iterator[list[tuple[str, str]]]:
+def _batches(ordered: Iterable[tuple[str, str] | Text], batchsize: int) -> Iterator[list]:
+    """Batches of pairs or texts, whose second item is the sequence."""
     batch, residues = [], 0
     for item in ordered:
         batch.append(item)
@@ -184,6 +230,4 @@ def _batches(ordered: list[tuple[str, str]], batchsize: int) -> Iterator[list[tu
 
 
 if __name__ == "__main__":
-    from elmo_fast.cli import main
-
-    sys.exit(main(["seqvec", *sys.argv[1:]]))
+    sys.exit("seqvec: expected `elmo-fast seqvec`, with SeqVec's flags, from the shell; this module has its functions")

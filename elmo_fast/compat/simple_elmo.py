@@ -1,14 +1,14 @@
 """`ElmoModel` with the calls of simple_elmo, written from its documentation (github.com/ltgoslo/simple_elmo)."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from elmo_fast.choices import LAYERS, check_choice, check_count
+from elmo_fast.choices import LAYERS, check_choice, check_count, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import mix_layers
 from elmo_fast.model.options import ConfigurationError
@@ -107,8 +107,9 @@ class ElmoModel:
         """
         if self._head is None:
             raise RuntimeError("get_elmo_substitutes: expected load(..., full=True) to be called first")
-        if isinstance(data, (str, bytes)) or not all(isinstance(text, str) for text in data):
-            raise ValueError(f"data: expected a list of sentences as strings, got {data!r:.60}")
+        if (isinstance(data, (str, bytes)) or not isinstance(data, Collection) or not getattr(data, "ndim", 1)
+                or not all(isinstance(text, str) for text in data)):
+            raise ValueError(f"data: expected a list of sentences as strings, got {shown(data)}")
         check_count("topn", topn)
         found = []
         for tokens in map(str.split, data):

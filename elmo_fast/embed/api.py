@@ -3,21 +3,26 @@
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.embed import layouts
+from elmo_fast.embed.corpus import Target, write_corpus
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts.arrays import check_array_file, write_arrays
+from elmo_fast.embed.readers import Text
+from elmo_fast.embed.writer import Progress
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.manylangs import open_bilm
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, find_model
-from elmo_fast.text.batching import check_batch, check_iterable
+from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
 
-Text = str | Sequence[str] | FastaRecord
+Given = str | Sequence[str] | FastaRecord | Text
 Layers = str | Sequence[float]
 
 
@@ -35,7 +40,7 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
 
 
 class LoadedElmo:
-    """Vectors of texts. A text is a string, split at whitespace, a list of tokens, or a FASTA record of letters.
+    """Vectors of texts: strings, split at whitespace, lists of tokens, FASTA records of letters, or `open_texts`' own.
 
     `bilm` is the model itself.
     """
@@ -44,7 +49,7 @@ class LoadedElmo:
         self._embedder = ElmoEmbedder.from_bilm(bilm)
         self.bilm = bilm
 
-    def embed(self, sentences: Iterable[Text], layers: Layers = "all", state: str = "warm", pool: str | None = None,
+    def embed(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
               batch_size: int = DEFAULT_BATCH_SIZE) -> list[np.ndarray]:
         """Vectors of texts, in order: float32 [layers, tokens, 2 P] a text.
 
@@ -53,8 +58,23 @@ class LoadedElmo:
         half of the first token. `state` as in `BiLm`: with `warm` and `zero` vectors depend on the text alone.
         `batch_size` texts run at a time. A text without tokens cannot be pooled.
         """
+        texts = list(_texts(sentences, pool))
         with self._in_state(state):
-            return list(self._run(_listed(sentences), layers, pool, batch_size))
+            return list(self._run(texts, Form(layers, pool), batch_size))
+
+    def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
+               batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[np.ndarray]:
+        """As `embed`, lazily: texts are read as they are needed, also without an end, and memory is bounded.
+
+        The model's state is `state` until the iteration ends.
+        """
+        texts, form = _texts(sentences, pool), Form(layers, pool).check(self.bilm.num_layers)
+
+        def vectors() -> Iterator[np.ndarray]:
+            with self._in_state(state):
+                yield from self._run(texts, form, batch_size)
+
+        return vectors()
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         """Vectors of tokens without context, as the char encoder gives them: float32 [tokens, P]."""
@@ -62,25 +82,34 @@ class LoadedElmo:
         with torch.no_grad():
             return self.bilm.encode(tokens).float().cpu().numpy()
 
-    def similarity(self, a: Text, b: Text) -> float:
+    def similarity(self, a: Given, b: Given) -> float:
         """Cosine of two texts, each the mean over its tokens of the layers' average; NaN where a mean is zero."""
         first, second = self.embed([a, b], layers="average", pool="mean")
         with np.errstate(invalid="ignore"):
             return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
 
-    def save_vectors(self, path: str | os.PathLike, sentences: Iterable[Text], layers: Layers = "all",
-                     state: str = "warm", pool: str | None = None, batch_size: int = DEFAULT_BATCH_SIZE) -> None:
-        """Write the arrays of `embed` as they come to `.h5` or `.npz`, or pooled ones to `.npy` as a single array.
+    def save_vectors(self, path: str | os.PathLike, sentences: Iterable[Given], layers: Layers = "all",
+                     state: str = "warm", pool: str | None = None, batch_size: int = DEFAULT_BATCH_SIZE, *,
+                     dtype: str = "float32", layout: str | None = None, targets: Iterable[str] | None = None,
+                     resume: bool = False, progress: bool | str = False) -> None:
+        """Write the arrays of `embed` as they come, to be read with `open_embeddings`.
 
-        Names are the texts' numbers in order, from 0, or the first word of a FASTA record's header; those of `.npy` are
-        in a `.json` beside it. The file is written atomically.
+        `layout` is by default that of the suffix: .h5 (a dataset a text), .npz, .parquet, .arrow, or .npy for pooled
+        vectors; `packed` is HDF5 for many texts. `packed`, `parquet` and `arrow` also write a directory of shards, to a
+        name without a suffix. `dtype` is `float32` or `float16`; of `targets` alone the vectors are kept. Names are the
+        texts' numbers in order, from 0, or the first word of a FASTA record's header; those of `.npy` are in a `.json`
+        beside it. The output is written atomically; `resume` goes on with what a run that was killed has left.
         """
-        check_array_file(path, pool is not None and layers != "all")
-        texts = _listed(sentences)
-        heads = [text.header.split()[:1] if isinstance(text, FastaRecord) else [] for text in texts]
-        names = (head[0] if head else str(number) for number, head in enumerate(heads))
+        form = Form(layers, pool, dtype, targets and frozenset(targets)).check(self.bilm.num_layers)
+        if layout is None and Path(path).suffix not in layouts.SUFFIXES:
+            raise ConfigurationError(f"output: expected a file that ends in {', '.join(layouts.SUFFIXES)}, or a "
+                                     f"layout, got {os.fspath(path)}")
+        layout = layouts.layout_of(path, layout)
+        layouts.check_output(layout, path, form)
+        target = Target(path, layout, form, {"forget_sentences": True} if layout == "allennlp" else {})
+        texts = _texts(sentences, pool)
         with self._in_state(state):
-            write_arrays(path, zip(names, self._run(texts, layers, pool, batch_size)))
+            write_corpus(texts, self._embedder.runner(batch_size), target, resume=resume, progress=Progress(progress))
 
     @contextlib.contextmanager
     def _in_state(self, state: str) -> Iterator[None]:
@@ -90,28 +119,34 @@ class LoadedElmo:
         finally:
             self.bilm.state = before
 
-    def _run(self, texts: list[Text], layers: Layers, pool: str | None, batch_size: int) -> Iterator[np.ndarray]:
+    def _run(self, texts: Iterable[Text], form: Form, batch_size: int) -> Iterator[np.ndarray]:
         """What the form keeps of the stream: a `map`, which adds no frame above the stream's."""
-        sentences = check_batch(map(_tokens, texts), "sentences")
-        form = Form(layers, pool).check(self.bilm.num_layers)
-        empty = next((number for number, tokens in enumerate(sentences) if not len(tokens)), None)
-        if pool and empty is not None:
-            raise ValueError(f"sentences[{empty}]: expected at least one token to pool, got none")
+        form.check(self.bilm.num_layers)
 
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors
 
-        return map(finish, self._embedder.stream(sentences, batch_size))
+        return map(finish, self._embedder.stream((text.tokens for text in texts), batch_size))
 
 
-def _listed(sentences: Iterable[Text]) -> list[Text]:
+def _texts(sentences: Iterable[Given], pool: str | None) -> Iterator[Text]:
+    """The texts, lazily. What is no collection of them is refused at once."""
     if isinstance(sentences, (str, bytes, FastaRecord)):
         raise ValueError(f"sentences: expected a list of texts, got one {type(sentences).__name__}; put it into a list")
     check_iterable(sentences, "sentences")
-    return list(sentences)
+    return (_text(given, number, pool) for number, given in enumerate(sentences))
 
 
-def _tokens(text: Text) -> Sequence[str]:
-    if isinstance(text, FastaRecord):
-        return list(text.sequence)
-    return text.split() if isinstance(text, str) else text
+def _text(given: Given, number: int, pool: str | None) -> Text:
+    if isinstance(given, FastaRecord):
+        text = Text(next(iter(given.header.split()), str(number)), given.sequence, list(given.sequence))
+    elif isinstance(given, str):
+        text = Text(str(number), given, given.split())
+    elif isinstance(given, Text):
+        text = given
+    else:
+        tokens = check_sentence(given, f"sentences[{number}]")
+        text = Text(str(number), " ".join(map(str, tokens)), tokens)
+    if pool and not len(text.tokens):
+        raise ValueError(f"sentences[{number}]: expected at least one token to pool, got none")
+    return text

@@ -1,21 +1,21 @@
 """`ElmoEmbedder`: tokenized sentences to NumPy arrays and HDF5 files, as AllenNLP's class of that name."""
 
-import io
 import itertools
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, MOST_SENTENCES, check_choice, check_count
-from elmo_fast.embed.form import mix_layers
-from elmo_fast.embed.layouts.allennlp import hdf5_file
-from elmo_fast.embed.readers import read_lines, scan
+from elmo_fast.embed import layouts
+from elmo_fast.embed.corpus import Runner, Target, write_corpus
+from elmo_fast.embed.form import Form
+from elmo_fast.embed.readers import Text, read_lines, scan
 from elmo_fast.embed.stream import SlotStream
+from elmo_fast.embed.writer import Progress
+from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
@@ -113,50 +113,53 @@ class ElmoEmbedder:
         """As `embed_sentences`, of sentences that were checked before."""
         check_count("batch_size", batch_size, most=MOST_SENTENCES)
         if self.elmo_bilm.backend == "reference":
-            source = iter(sentences)
-            batches = iter(lambda: list(itertools.islice(source, batch_size)), [])
-            return itertools.chain.from_iterable(map(self.embed_batch, batches))
+            return itertools.chain.from_iterable(map(self.embed_batch, _batches(iter(sentences), batch_size)))
         return SlotStream(self.elmo_bilm, batch_size).run(sentences)
+
+    def runner(self, batch_size: int) -> Runner:
+        """How `write_corpus` gets the vectors of `stream`. Where states are carried, a section has whole batches."""
+        check_count("batch_size", batch_size, most=MOST_SENTENCES)
+        bilm = self.elmo_bilm
+        stream = None if bilm.backend == "reference" else SlotStream(bilm, batch_size)
+
+        def run(groups: Iterator[list[Text]]) -> Iterator[np.ndarray]:
+            if stream:
+                return stream.run(text.tokens for group in groups for text in group)
+            return itertools.chain.from_iterable(
+                self.embed_batch([text.tokens for text in group]) for group in groups)
+
+        return Runner(bilm, lambda texts: _batches(texts, batch_size), run,
+                      {"batch_size": batch_size} if bilm.state == "carry" else {})
 
     def embed_file(self, input_file: IO[str], output_file_path: str | os.PathLike, output_format: str = "all",
                    batch_size: int = DEFAULT_BATCH_SIZE, forget_sentences: bool = False,
-                   use_sentence_keys: bool = False, *, allow_blank: bool = False, progress: bool | str = True) -> None:
+                   use_sentence_keys: bool = False, *, allow_blank: bool = False, progress: bool | str = True,
+                   resume: bool = False) -> None:
         """Embed a text file, one tokenized sentence a line, into HDF5 datasets keyed by line index; closes the input.
 
         `output_format` is `all` ([layers, tokens, 2 P]), `top` or `average` ([tokens, 2 P]). `sentence_to_index`
         holds a JSON string that maps each sentence to its key, unless `forget_sentences`. With `use_sentence_keys`
         the sentences themselves are the keys. `allow_blank` gives blank lines datasets without tokens. From
-        AllenNLP's `embed_file`. The output is written atomically. `progress` is a bar where stderr is a terminal, or
-        with `"lines"` a line every ten seconds, also elsewhere.
+        AllenNLP's `embed_file`. The output is written atomically; `resume` goes on with what a run that was killed has
+        left (see `write_corpus`). `progress` is a bar where stderr is a terminal, or with `"lines"` a line every ten
+        seconds, also elsewhere.
         """
-        check_choice("output_format", output_format, LAYERS, ConfigurationError)
+        form = Form(check_choice("output_format", output_format, LAYERS, ConfigurationError))
         if not hasattr(input_file, "readline"):
             raise ValueError(f"input_file: expected a file opened as text, got {input_file!r:.80}")
-        with input_file, hdf5_file(output_file_path) as writer:
-            count = scan(input_file, allow_blank)
-            lines, running = itertools.tee(read_lines(input_file, allow_blank))
-            arrays = self.stream((line.tokens for line in running), batch_size)
-            index: dict[str, str] | None = None if forget_sentences or use_sentence_keys else {}
-            if progress:
-                as_lines = {"file": _Lines(), "mininterval": 10, "ncols": 80, "disable": False}
-                arrays = iter(tqdm(arrays, **{"total": count, "unit": " sentences", "disable": None,
-                                              **(as_lines if progress == "lines" else {})}))
-            for number, (vectors, line) in enumerate(zip(arrays, lines)):
-                key = line.text if use_sentence_keys else str(number)
-                writer.write(key, mix_layers(vectors, output_format))
-                if index is not None:
-                    index[line.text] = key
-            if index is not None:
-                writer.write_index(index)
+        options = {"use_sentence_keys": use_sentence_keys, "forget_sentences": forget_sentences}
+        with input_file:
+            layouts.check_output("allennlp", output_file_path, form, "output file")
+            with locked(output_file_path, reserve=True):
+                count = scan(input_file, allow_blank)
+                texts = (Text(str(number), line.text, line.tokens)
+                         for number, line in enumerate(read_lines(input_file, allow_blank)))
+                write_corpus(texts, self.runner(batch_size), Target(output_file_path, "allennlp", form, options),
+                             resume=resume, progress=Progress(progress, count))
 
 
-class _Lines(io.TextIOBase):
-    """stderr for tqdm, each of its updates a line of its own."""
-
-    def write(self, text: str) -> int:
-        if line := text.strip():
-            print(line, file=sys.stderr, flush=True)
-        return len(text)
+def _batches(items: Iterator, size: int) -> Iterator[list]:
+    return iter(lambda: list(itertools.islice(items, size)), [])
 
 
 def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:

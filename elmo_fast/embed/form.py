@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from elmo_fast.choices import LAYERS, STORAGES, check_choice
+from elmo_fast.choices import LAYERS, STORAGES, check_choice, shown
 from elmo_fast.model.options import ConfigurationError
 
 
@@ -34,9 +34,9 @@ class Form:
 
     def __post_init__(self):
         if not isinstance(self.layers, str):
-            object.__setattr__(self, "layers", _tuples(np.asarray(self.layers, dtype=np.float32).tolist()))
-        if self.pool not in (None, *POOLS):
-            raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {self.pool!r}")
+            object.__setattr__(self, "layers", _factors(self.layers))
+        if self.pool is not None and not (isinstance(self.pool, str) and self.pool in POOLS):
+            raise ValueError(f"pool: expected None or one of {', '.join(POOLS)}, got {shown(self.pool)}")
         check_choice("dtype", self.dtype, STORAGES)
         if self.targets is not None:
             if isinstance(self.targets, str) or not all(isinstance(word, str) for word in self.targets):
@@ -81,6 +81,13 @@ def mix_layers(vectors: np.ndarray, layers: str | Sequence[float]) -> np.ndarray
             return vectors
         return vectors[-1] if layers == "top" else vectors.mean(axis=0)
     return np.tensordot(np.asarray(layers, dtype=np.float32), vectors, axes=1)
+
+
+def _factors(layers: Sequence[float]) -> tuple:
+    try:
+        return _tuples(np.asarray(layers, dtype=np.float32).tolist())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"layers: expected one of {', '.join(LAYERS)} or numbers, got {shown(layers)}") from error
 
 
 def _tuples(values):

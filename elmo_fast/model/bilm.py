@@ -22,7 +22,7 @@ from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
-from elmo_fast.text.batching import number_tokens
+from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
 # The text whose final state, run from zeros, is the initial state of `warm`.
 WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
@@ -57,7 +57,7 @@ class BiLm(nn.Module):
         self.options, self.num_layers = options, options.n_layers  # of representations, with the token layer
         self.precision = check_precision(precision)
         self.backend = check_backend(backend)
-        self.warm_text = warm_text
+        self.warm_text = tuple(check_batch(warm_text, "warm_text"))
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
         self._token_embedder = self._make_token_source(weights, requires_grad)
         self._modules["_word_embedding"] = None  # its place in AllenNLP's `state_dict`
@@ -163,6 +163,7 @@ class BiLm(nn.Module):
 
     def cache_words(self, words: Sequence[str]) -> None:
         """Store the vectors of `words` for `forward(..., word_inputs=)`: word number k is `words[k]`, 0 is padding."""
+        check_sentence(words, "words")
         with torch.no_grad(), numerics(self._precision, self._device):
             ids = self._token_embedder.token_ids([*self._token_embedder.boundaries, *words]).to(self._device)
             vectors = torch.cat([self._token_embedder(some, self.backend) for some in ids.split(1024)])
@@ -219,7 +220,7 @@ class BiLm(nn.Module):
 
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
-        return self.token_encoder.strings(tokens).vectors
+        return self.token_encoder.strings(check_sentence(tokens, "tokens")).vectors
 
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors without context of tokens given as ids, none of them zero: int [N, C], or word ids [N] -> [N, P]."""
@@ -233,7 +234,7 @@ class BiLm(nn.Module):
         `<S>` and `</S>` included.
         """
         first, last = self._token_embedder.boundaries
-        unique, index, lengths = number_tokens((first, *sentence, last) for sentence in batch)
+        unique, index, lengths = number_tokens((first, *sentence, last) for sentence in check_batch(batch))
         return self._run_batch(self.token_encoder.strings(unique), torch.from_numpy(index), lengths), lengths
 
     def run(self, tokens: TokenEmbeddings, rows: torch.Tensor, schedule: Schedule,

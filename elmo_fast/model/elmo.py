@@ -14,6 +14,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.text.batching import check_sentence
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +53,12 @@ class Elmo(nn.Module):
                                      f"got {options_file!r} and {weight_file!r}")
         self._elmo_lstm = module
         self._keep_sentence_boundaries = keep_sentence_boundaries
-        self._has_cached_vocab = bool(vocab_to_cache)
+        words = () if vocab_to_cache is None else check_sentence(vocab_to_cache, "vocab_to_cache")
+        self._has_cached_vocab = len(words) > 0
         if self._has_cached_vocab and isinstance(self._elmo_lstm, BiLm):
             self._elmo_lstm.cache_words(vocab_to_cache)
         self._dropout = nn.Dropout(p=dropout)
-        self._mixes = check_count("num_output_representations", num_output_representations, ConfigurationError)
+        self._mixes = check_count("num_output_representations", num_output_representations, ConfigurationError, 1000)
         for k in range(self._mixes):
             self.add_module(f"scalar_mix_{k}", ScalarMix(self._elmo_lstm.num_layers, do_layer_norm,
                                                          scalar_mix_parameters, scalar_mix_parameters is None))
@@ -77,6 +79,9 @@ class Elmo(nn.Module):
         if word_inputs is not None and not takes_words:
             logger.warning("word_inputs were passed, but no vocabulary is cached: the characters are read")
         words = word_inputs if takes_words else None
+        for name, ids in (("inputs", inputs), ("word_inputs", words)):
+            if not isinstance(ids, torch.Tensor) and not (ids is None and (name == "word_inputs" or words is not None)):
+                raise ValueError(f"{name}: expected a tensor of ids (batch_to_ids), got {type(ids).__name__}")
         leading = inputs.shape[:-2] if words is None else words.shape[:-1]
         if words is not None and inputs is not None and inputs.shape == words.shape:
             inputs = None  # AllenNLP's documentation passes the numbers of cached words twice

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from elmo_fast.choices import shown
 from elmo_fast.model import state_dict
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.encoder import CharacterEncoder
@@ -74,7 +75,7 @@ class ManyLangsEncoder(CharacterEncoder):
         ids = np.full((len(tokens), *self.row_shape), PADDING_ID, np.int64)
         for row, token in zip(ids, tokens):
             if not isinstance(token, str):
-                raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
+                raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
             token = token[: length - 2]
             inner = [known[token]] if token in BOUNDARIES else [known.get(each, known[_OOV]) for each in token]
             row[: len(inner) + 2] = known[_BEGIN_WORD], *inner, known[_END_WORD]

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elmo_fast.text.characters import MOST_CHARACTERS_PER_TOKEN
+
 N_CHARACTERS = (261, 262)
 ACTIVATIONS = ("relu", "tanh")
 # Far beyond every model; without bounds a wrong number costs hours and all memory before anything else is checked.
-MOST_LAYERS, MOST_CHARACTERS, MOST_CELLS, MOST_WORDS = 1000, 10_000, 1 << 20, (1 << 31) - 1
+MOST_LAYERS, MOST_CELLS, MOST_WORDS = 1000, 1 << 20, (1 << 31) - 1
 
 
 class _ConfigurationErrorBase(ValueError):
@@ -88,7 +90,7 @@ class Options:
             section.clip("cell_clip"), section.clip("proj_clip"))
         if "char_cnn" in options:
             section = top.section("char_cnn")
-            max_characters = section.count("max_characters_per_token", least=3, most=MOST_CHARACTERS)
+            max_characters = section.count("max_characters_per_token", least=3, most=MOST_CHARACTERS_PER_TOKEN)
             section.one_of("n_characters", N_CHARACTERS, default=N_CHARACTERS[1])
             char_cnn = CharCnnOptions(
                 section.section("embedding").count("dim"), section.filters("filters", max_characters), max_characters,

@@ -5,14 +5,15 @@ The forward direction predicts a word from what stands before it, the backward d
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from elmo_fast.choices import DIRECTIONS, check_choice, check_count
+from elmo_fast.choices import DIRECTIONS, check_choice, check_count, shown
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
@@ -121,9 +122,11 @@ class SoftmaxHead:
                        direction: str = "both") -> list[list[Substitute]]:
         """As `substitutes`, for several tokens of a sentence, which is run once."""
         check_batch([sentence], "sentence")
+        if not isinstance(positions, Collection) or not getattr(positions, "ndim", 1):
+            raise ValueError(f"positions: expected a list of integers, got {type(positions).__name__}")
         for position in positions:
-            if not 0 <= position < len(sentence):
-                raise ValueError(f"positions: expected 0 to {len(sentence) - 1}, got {position}")
+            if isinstance(position, bool) or not isinstance(position, Integral) or not 0 <= position < len(sentence):
+                raise ValueError(f"positions: expected 0 to {len(sentence) - 1}, got {shown(position)}")
         check_choice("direction", direction, DIRECTIONS)
         k = min(check_count("k", k), self.vocabulary.size - len(SPECIAL_WORDS))
         if not len(positions):

@@ -30,7 +30,7 @@ def check_batch(batch: Iterable[Sequence[str]], name: str = "batch") -> list[Seq
 
 def check_iterable(batch: Iterable, name: str = "batch") -> None:
     """Raise `ValueError` for what is no collection or generator of sentences; a string is none."""
-    if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable):
+    if isinstance(batch, (str, bytes)) or not isinstance(batch, Iterable) or not getattr(batch, "ndim", 1):
         raise ValueError(f"{name}: expected a list of tokenized sentences, got {type(batch).__name__}")
 
 
@@ -39,7 +39,7 @@ def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[
     if isinstance(sentence, (str, bytes)):
         raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {sentence!r:.60}; "
                          "split it first (.split() for words, list() for letters)")
-    if not isinstance(sentence, Collection):
+    if not isinstance(sentence, Collection) or not getattr(sentence, "ndim", 1):  # an array may be a single number
         raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
     return sentence
 
@@ -112,9 +112,10 @@ class TokenBatcher:
         sentences = _at_least_one(sentences)
         ids = np.zeros((len(sentences), max(map(len, sentences)) + 2), dtype=np.int64)
         for row, sentence in zip(ids, sentences):
+            words = self._lm_vocab.encode(sentence, split=False)
             unknown = [] if self._lm_vocab.unk >= 0 else [word for word in sentence if word not in self._lm_vocab]
             if unknown:
                 raise ValueError(f"sentences: the word {unknown[0]!r} is outside the vocabulary, "
                                  f"which has no {UNKNOWN_TOKEN} to stand for it")
-            row[: len(sentence) + 2] = self._lm_vocab.encode(sentence, split=False) + 1
+            row[: len(sentence) + 2] = words + 1
         return ids

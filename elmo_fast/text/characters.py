@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from elmo_fast.choices import shown
+
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
-MAX_CHARACTERS_PER_TOKEN = 50
+MAX_CHARACTERS_PER_TOKEN, MOST_CHARACTERS_PER_TOKEN = 50, 10_000
 BEGIN_SENTENCE_TOKEN = "<S>"
 END_SENTENCE_TOKEN = "</S>"
 SENTENCE_MARKS: Mapping[str, int] = {BEGIN_SENTENCE_TOKEN: BEGIN_SENTENCE, END_SENTENCE_TOKEN: END_SENTENCE}
@@ -37,7 +39,7 @@ def encode_tokens(tokens: Sequence[str], max_characters_per_token: int = MAX_CHA
     limit = check_max_characters(max_characters_per_token) - 2
     for token in tokens:
         if not isinstance(token, str):
-            raise ValueError(f"token: expected a string, got {type(token).__name__} ({token!r})")
+            raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
     encoded = [token.encode("utf-8", "ignore")[:limit] for token in tokens]
     count = len(encoded)
     lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=count)
@@ -70,7 +72,10 @@ def check_max_characters(max_characters_per_token: int) -> int:
     """The argument itself when a token of that many characters can hold a mark, else `ValueError`."""
     if not isinstance(max_characters_per_token, (int, np.integer)) or max_characters_per_token < 3:
         raise ValueError("max_characters_per_token: expected an integer of at least 3 (begin-word, one character, "
-                         f"end-word), got {max_characters_per_token!r}")
+                         f"end-word), got {shown(max_characters_per_token)}")
+    if max_characters_per_token > MOST_CHARACTERS_PER_TOKEN:
+        raise ValueError(f"max_characters_per_token: expected at most {MOST_CHARACTERS_PER_TOKEN:,}, got "
+                         f"{max_characters_per_token:,}")
     return int(max_characters_per_token)
 
 

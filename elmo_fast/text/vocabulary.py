@@ -3,10 +3,11 @@
 import gzip
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from elmo_fast.choices import shown
 from elmo_fast.text import characters
 
 UNKNOWN_TOKEN = "<UNK>"
@@ -70,7 +71,7 @@ class Vocabulary:
         `sentence` is split on whitespace unless `split=False` (then it is a list of tokens). `reverse=True`
         swaps the two sentence marks, for a sentence that is already reversed.
         """
-        tokens = sentence.split() if split else sentence  # type: ignore[union-attr]
+        tokens = _tokens(sentence, split)
         first, last = (self.eos, self.bos) if reverse else (self.bos, self.eos)
         return np.array([first, *map(self.word_to_id, tokens), last], dtype=np.int32)
 
@@ -98,13 +99,27 @@ class UnicodeCharsVocabulary(Vocabulary):
 
     def word_to_char_ids(self, word: str) -> np.ndarray:
         """Raw character ids of one word, in the vocabulary or not: int32 [max_word_length]."""
-        if word in self._word_to_id:
+        if isinstance(word, str) and word in self._word_to_id:
             return self.word_char_ids[self._word_to_id[word]]
         return characters.encode_tokens([word], self.max_word_length)[0]
 
     def encode_chars(self, sentence: str | Sequence[str], reverse: bool = False, split: bool = True) -> np.ndarray:
         """Raw character ids between those of the sentence marks: int32 [tokens + 2, max_word_length]."""
-        tokens = sentence.split() if split else sentence  # type: ignore[union-attr]
+        tokens = _tokens(sentence, split)
         first, last = (self.eos_chars, self.bos_chars) if reverse else (self.bos_chars, self.eos_chars)
-        words = characters.encode_tokens(list(tokens), self.max_word_length)
+        words = characters.encode_tokens(tokens, self.max_word_length)
         return np.concatenate([first[None], words, last[None]])
+
+
+def _tokens(sentence: str | Sequence[str], split: bool) -> list[str]:
+    """The tokens of a sentence; `ValueError` for one of another type: a number would count as `<UNK>`."""
+    if split and not isinstance(sentence, str):
+        raise ValueError(f"sentence: expected a string, or a list of tokens with split=False, got "
+                         f"{type(sentence).__name__}")
+    if not isinstance(sentence, Iterable) or not getattr(sentence, "ndim", 1):
+        raise ValueError(f"sentence: expected a list of tokens, got {type(sentence).__name__}")
+    tokens = sentence.split() if split else list(sentence)
+    for token in tokens:
+        if not isinstance(token, str):
+            raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
+    return tokens

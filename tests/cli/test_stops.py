@@ -91,7 +91,7 @@ def test_a_stop_between_proteins_leaves_nothing(folder, capsys, monkeypatch, suf
 
 
 def test_in_python_a_stop_is_python_s_own(folder, monkeypatch):
-    """`KeyboardInterrupt` after the sentence, not inside HDF5; the handlers are as before."""
+    """`KeyboardInterrupt` after a few sentences, not inside HDF5; the handlers are as before."""
     write, keys = Hdf5Writer.write, []
 
     def writing(writer, key, vectors):
@@ -103,7 +103,7 @@ def test_in_python_a_stop_is_python_s_own(folder, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     with open("in.txt") as file, pytest.raises(KeyboardInterrupt):
         ElmoEmbedder(*paths(folder / "model")).embed_file(file, "out.hdf5", progress=False)
-    assert keys == ["0"] and names(folder) == ["in.txt", "model"] and signal.getsignal(signal.SIGINT) is before
+    assert 0 < len(keys) < 200 and names(folder) == ["in.txt", "model"] and signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_second_ctrl_c_ends_the_process(tmp_path):

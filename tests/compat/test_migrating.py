@@ -37,3 +37,14 @@ def test_a_public_name_is_on_the_page(module):
 def test_every_table_belongs_to_a_module_that_runs_its_rows():
     assert sorted(heading for headings in SYSTEMS.values() for heading in headings) == sorted(tables())
     assert all((ROOT / f"tests/compat/test_migrating_{name}.py").is_file() for name in SYSTEMS)
+
+
+def test_the_tests_that_stand_for_bilm_tfs_exist():
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `test_(?:train|shared)_\w+`.*? \| (.*) \|$", page, re.MULTILINE)
+    code = "".join((ROOT / path).read_text() for path in (
+        "tests/compat/test_bilm_training.py", "tests/train/test_import_tf.py"))
+    assert len(rows) == 6
+    for row in rows:
+        names = re.findall(r"\btest_\w+(?=[\[`])", row)
+        assert names and all(f"\ndef {name}(" in code for name in names)

@@ -290,7 +290,7 @@ def test_the_vocabulary_tool(files, tmp_path, monkeypatch):
     tool.main(str(tmp_path / "words"), *files, str(tmp_path / "a"), 64, -1)
     names = inspect.signature(tool.main).parameters
     assert list(names) == ["vocab_path", "elmo_config_path", "elmo_weights_path", "output_dir", "batch_size", "device",
-                           "use_custom_oov_token"]
+                           "use_custom_oov_token", "allow_nonfinite"]
     with gzip.open(tmp_path / "a" / "elmo_embeddings.txt.gz", "rt") as file:
         rows = [line.split() for line in file]
     assert [values[0] for values in rows] == ["@@UNKNOWN@@", "<S>", "</S>", "play"]
@@ -319,7 +319,15 @@ def test_what_is_not_there_says_so(files, ids, monkeypatch, capsys):
     elmo = Elmo(*files, 1)
     with pytest.raises(AttributeError, match="forward_layer_0"):
         elmo._elmo_lstm._elmo_lstm.forward_layer_0  # noqa: B018
-    assert "_elmo_lstm._elmo_lstm.W_0_0_0" not in elmo.state_dict()
+    bilm_tfs = {"_elmo_lstm._elmo_lstm.B_0_0", "_elmo_lstm._token_embedder.W_proj"}
+    assert bilm_tfs < {name for name, _ in elmo.named_parameters()} and bilm_tfs.isdisjoint(elmo.state_dict())
+
+    class Empty(_ElmoBiLm):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+
+    with pytest.raises(RuntimeError, match="^Empty: expected _ElmoBiLm's constructor to be called with the two files"):
+        Empty()(ids)
     monkeypatch.setattr(sys, "argv", ["allennlp", "train", "x.json"])
     with pytest.raises(SystemExit):
         main()

@@ -22,7 +22,6 @@ from tests.support.softmax import WORDS, write_softmax_model
 row = Rows("others")
 PROTEINS = {"P1": "SEQWENCE", "P2": "MKT"}
 SENTENCES = [["the", "cat", "sat"], ["dog"]]
-COMMANDS = {"seqvec": "elmo_fast.compat.seqvec", "manylangs": "elmo_fast.compat.elmoformanylangs"}
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +107,12 @@ def test_the_commands_parts_are_not_there(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("name, status, message", [
-    ("seqvec", 2, "required: -i"), ("manylangs", "elmoformanylangs: expected `elmo-fast embed INPUT OUTPUT", "")])
-def test_modules_run_as_scripts_say_what_to_do(name, status, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [name])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_module(COMMANDS[name], run_name="__main__")
-    assert str(stop.value.code).startswith(str(status)) and message in capsys.readouterr().err
+@pytest.mark.parametrize("name, message", [
+    ("seqvec", "seqvec: expected `elmo-fast seqvec`"),
+    ("elmoformanylangs", "elmoformanylangs: expected `elmo-fast embed INPUT OUTPUT")])
+def test_modules_run_as_scripts_name_the_command(name, message):
+    with pytest.raises(SystemExit, match=f"^{message}"):
+        runpy.run_module(f"elmo_fast.compat.{name}", run_name="__main__")
 
 
 @row("`from simple_elmo import ElmoModel`", "`ElmoModel().load(", "`get_elmo_vectors(", "`get_elmo_vector_average(",

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ConfigurationError, ElmoEmbedder
+from elmo_fast import ConfigurationError, ElmoEmbedder, open_embeddings
 from elmo_fast.choices import SEQVEC_LAYERS
 from elmo_fast.compat import seqvec
+from elmo_fast.embed import corpus
+from elmo_fast.embed.partial import PartialResult
 from tests.support.files import ROOT, names, paths, read_hdf5, run, tiny, write_model
 
 PROTEINS = {"P3": "MKTAYIAKQR", "P1": "SEQWENCE", "P2": "ACDEFGHIKLMNPQRSTVWYX", "P4": "mkt*"}
@@ -182,3 +184,32 @@ def test_a_thousand_proteins_in_bounded_memory(tmp_path):
         f"Q{k:04}": length for k, length in enumerate(lengths)}
     grown = sum(lengths[100:]) * 48 * 4 // 2**20
     assert grown > 150 and peaks[1] - peaks[0] < grown // 2, peaks
+
+
+@pytest.mark.parametrize("name, flags", [("x.h5", {}), ("x.npz", {"layer": "all"}), ("x.npy", {"per_protein": True})])
+@pytest.mark.parametrize("state", ["carry", "warm"])
+@pytest.mark.parametrize("cuts", [(1,), (1, 1)])
+def test_a_run_that_was_killed_goes_on(folder, fasta, tmp_path, monkeypatch, name, flags, state, cuts):
+    def embed(place, resume=False, batchsize=12):
+        seqvec.embed_fasta(fasta, place / name, folder, progress=False, batchsize=batchsize, state=state, resume=resume,
+                           **flags)
+
+    (tmp_path / "whole").mkdir()
+    embed(tmp_path / "whole")
+    monkeypatch.setattr(corpus, "COMMIT_SECONDS", 0)
+    commit = PartialResult.commit
+    for count in cuts:
+        left = iter([*[commit] * count, None])
+        monkeypatch.setattr(PartialResult, "commit", lambda *arguments, left=left: next(left)(*arguments))
+        with pytest.raises(TypeError):  # None is not called
+            embed(tmp_path, resume=True)
+        assert not (tmp_path / name).exists()
+    monkeypatch.setattr(PartialResult, "commit", commit)
+    with pytest.raises(ConfigurationError, match="^resume: expected the settings .* has batchsize 12 and not 20"):
+        embed(tmp_path, True, 20)
+    with pytest.raises(ConfigurationError, match="^output: found a partial result"):
+        embed(tmp_path)
+    embed(tmp_path, resume=True)
+    with open_embeddings(tmp_path / name) as found, open_embeddings(tmp_path / "whole" / name) as whole:
+        assert list(found.keys) == list(whole.keys) and all(map(np.array_equal, found, whole))
+    assert not (tmp_path / f"{name}.part").exists()

@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 
@@ -10,14 +11,15 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item, check_output, is_directory, layout_of, segment
 from elmo_fast.embed.layouts.item import narrow
 from tests.support.files import full_disk, names
-from tests.support.vectors import FORMS, KINDS, holds, make_items, need, write
+from tests.support.vectors import FORMS, holds, kinds, make_items, need, write
 
 
 @pytest.mark.parametrize("name, given, expected", [
     ("o.h5", None, "allennlp"), ("o.hdf5", None, "allennlp"), ("o", None, "allennlp"), ("o.vectors", None, "allennlp"),
     ("o.npz", None, "npz"), ("o.npy", None, "npy"), ("o.parquet", None, "parquet"), ("o.arrow", None, "arrow"),
     ("o.feather", None, "arrow"), ("o.h5", "packed", "packed"), ("o.hdf5", "packed", "packed"),
-    ("o", "packed", "packed"), ("o.dump", "allennlp", "allennlp"), ("o", "parquet", "parquet"), ("o/", "arrow", "arrow")])
+    ("o", "packed", "packed"), ("o.dump", "allennlp", "allennlp"), ("o", "parquet", "parquet"),
+    ("o/", "arrow", "arrow")])
 def test_the_layout_of_a_name(name, given, expected):
     assert layout_of(name, given) == expected
     assert layout_of(Path(name), expected) == expected
@@ -74,7 +76,7 @@ def contents(path):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
-@pytest.mark.parametrize("layout, name", [kind for kind in KINDS if kind[1] != "shards"])
+@pytest.mark.parametrize("layout, name", kinds(without=["shards"]))
 def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form):
     need(layout)
     if not holds(layout, form):
@@ -87,14 +89,14 @@ def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form
     assert len(one) >= 1
 
 
-@pytest.mark.parametrize("layout, name", [kind for kind in KINDS if kind[1] != "out.npy"])
+@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("value", [65505.0, -70000.0, np.inf, -np.inf])
 def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path, layout, name, value):
     need(layout)
     items = make_items(Form(), longest=3)
     items[23] = Item("23", "a", ["a", "b"], None, np.full((3, 2, 8), 1.5, np.float32))
     items[23].vectors[1, 1, 2] = value
-    with pytest.raises(ConfigurationError, match=r"^dtype: expected vectors up to 65504 for float16, found .* in text 23;"):
+    with pytest.raises(ConfigurationError, match="^dtype: expected vectors up to 65504 for float16, .* in text 23;"):
         write(layout, tmp_path / name, Form(dtype="float16"), items, [10])
 
 
@@ -109,7 +111,7 @@ def test_a_packed_file_is_plain_hdf5(tmp_path):
     with h5py.File(write("packed", tmp_path / "o.h5", form, items, [11])) as file:
         offsets, tokens = file["offsets"][:], file["token_offsets"][:]
         content, ends = file["tokens"][:].tobytes(), [0, *file["token_ends"][:]]
-        words = [content[begin:end].decode() for begin, end in zip(ends, ends[1:])]
+        words = [content[begin:end].decode() for begin, end in itertools.pairwise(ends)]
         for number, item in enumerate(items):
             vectors = file["vectors"][offsets[number] : offsets[number + 1]]
             np.testing.assert_array_equal(vectors.swapaxes(0, 1), item.vectors)
@@ -128,15 +130,15 @@ def test_large_packed_files_are_written_before_their_dataset(tmp_path):
             assert (file["vectors"][...] == wanted).all()
 
 
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_a_full_disk_names_the_output(tmp_path, layout, name):
     need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
     items, part = make_items(form, 200, dim=64), tmp_path / "part"
-    with full_disk(40_000), pytest.raises(OSError, match="File too large: ") as caught:
-        with segment(layout, part, tmp_path / name, form) as writer:
-            for item in items:
-                writer.write(item)
+    with (full_disk(40_000), pytest.raises(OSError, match="File too large: ") as caught,
+          segment(layout, part, tmp_path / name, form) as writer):
+        for item in items:
+            writer.write(item)
     assert caught.value.filename == str(tmp_path / name)
 
 
@@ -159,7 +161,8 @@ def test_sentences_and_their_numbers_in_joined_files(tmp_path):
     ("allennlp", "o.h5", ["sentence_to_index"], "output: expected keys other than sentence_to_index"),
     ("npz", "o.npz", ["a", "a"], "output: expected different identifiers without NUL for .npz, got 'a'"),
     ("npz", "o.npz", ["a\0b"], "output: expected different identifiers without NUL"),
-    ("parquet", "o.parquet", ["\ud800"], "output: expected texts that are UTF-8 for parquet")])
+    pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts that are UTF-8 for parquet",
+                 marks=pytest.mark.long)])
 @pytest.mark.parametrize("cut", [False, True])
 def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys, message, cut):
     need(layout)

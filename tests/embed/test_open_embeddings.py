@@ -12,7 +12,7 @@ from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item
 from tests.support.files import paths, tiny, write_model
-from tests.support.vectors import FORMS, KINDS, STORES_TEXTS, flip, flipped, holds, make_items, need, write
+from tests.support.vectors import FORMS, STORES_TEXTS, flip, flipped, holds, kinds, make_items, need, write
 
 TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
 
@@ -32,7 +32,7 @@ def embedded(model, form, texts):
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 4]])
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cuts):
     need(layout)
     for number, form in enumerate(form for form in FORMS if holds(layout, form) and not form.targets):
@@ -54,7 +54,7 @@ def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cut
                 assert [found.tokens(number) for number in range(len(texts))] == [text.split() for text in texts]
 
 
-@pytest.mark.parametrize("layout, name", [kind for kind in KINDS if kind[0] != "npy"])
+@pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("layers", ["all", "average"])
 def test_targets_and_occurrences(tmp_path, layout, name, layers):
     need(layout)
@@ -80,7 +80,7 @@ def test_targets_and_occurrences(tmp_path, layout, name, layers):
         assert whole.occurrences("wörd3")[0].tobytes() == vectors.tobytes()
 
 
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_it_is_a_sequence(tmp_path, layout, name):
     need(layout)
     form = Form("top", "mean")
@@ -101,7 +101,7 @@ def test_it_is_a_sequence(tmp_path, layout, name):
     found.close()
 
 
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_nothing_but_empty_texts_and_no_texts(tmp_path, layout, name):
     need(layout)
     if layout != "npy":
@@ -114,12 +114,12 @@ def test_nothing_but_empty_texts_and_no_texts(tmp_path, layout, name):
 
 def read_all(path):
     with open_embeddings(path) as found:
-        return [(found.keys[number], found.text(number), found.tokens(number), vectors.tolist(), found.positions(number))
+        return [(found.keys[number], found.text(number), found.tokens(number), found.positions(number), vectors)
                 for number, vectors in enumerate(found)]
 
 
-@pytest.mark.parametrize("layout, name", [("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
-                                          ("arrow", "shards")])
+@pytest.mark.parametrize("layout, name", kinds(("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
+                                               ("arrow", "shards")))
 def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
     need(layout)
     path, rng = write(layout, tmp_path / name, Form(dtype="float16"), make_items(Form(), 60), [20]), random.Random(1)
@@ -131,12 +131,12 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
                 read_all(path)
 
 
-@pytest.mark.parametrize("layout, name", KINDS)
+@pytest.mark.parametrize("layout, name", kinds())
 def test_a_file_cut_short_is_refused(tmp_path, layout, name):
     need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
     path = write(layout, tmp_path / name, form, make_items(form, 200), [20])
-    file = sorted(path.iterdir())[0] if path.is_dir() else path
+    file = min(path.iterdir()) if path.is_dir() else path
     content = file.read_bytes()
     for size in (0, 3, 100, len(content) // 2, len(content) - 20):
         file.write_bytes(content[:size])
@@ -144,6 +144,7 @@ def test_a_file_cut_short_is_refused(tmp_path, layout, name):
             list(found)
 
 
+@pytest.mark.long
 def test_pages_of_parquet_have_checksums(tmp_path):
     need("parquet")
     path = write("parquet", tmp_path / "o.parquet", Form(), make_items(Form(), 60))
@@ -196,6 +197,10 @@ def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
     with open_embeddings(tmp_path / "theirs.hdf5") as found:
         assert [int(vectors[0, 0, 0]) for vectors in found] == list(range(12)) and len(found) == 12
         assert found.tokens(10) == ["text", "10"] and found.dtype == np.float32
+    with h5py.File(tmp_path / "theirs.hdf5", "a") as file:
+        file["word"] = "no vectors"
+    with open_embeddings(tmp_path / "theirs.hdf5") as found, pytest.raises(ConfigurationError, match="'word' is no"):
+        found.by_key("word")
 
 
 def test_files_of_seqvec(model, tmp_path):
@@ -221,7 +226,7 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
     with h5py.File(tmp_path / "bilm.hdf5", "w") as file:
         file["embedding"] = np.ones((3, 6))
     for name in ("table", "bilm"):
-        with pytest.raises(ConfigurationError, match=r"found a table of token vectors \(elmo-fast cache, or bilm-tf's\)"):
+        with pytest.raises(ConfigurationError, match="found a table of token vectors .elmo-fast cache, or bilm-tf's"):
             open_embeddings(tmp_path / f"{name}.hdf5")
     _, weights = paths(write_model(tmp_path / "model"))
     with pytest.raises(ConfigurationError, match="found the weights of a model"):
@@ -236,11 +241,13 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
                               make_items(Form("top", "mean")))).occurrences("a")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_columns_of_others_are_refused(tmp_path, suffix):
     pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-integrations")
     from pyarrow import feather, parquet
 
-    (parquet.write_table if suffix == ".parquet" else feather.write_feather)(pa.table({"a": [1]}), tmp_path / f"o{suffix}")
+    write_table = parquet.write_table if suffix == ".parquet" else feather.write_feather
+    write_table(pa.table({"a": [1]}), tmp_path / f"o{suffix}")
     with pytest.raises(ConfigurationError, match="expected vectors that elmo-fast wrote, found another file of the"):
         open_embeddings(tmp_path / f"o{suffix}")

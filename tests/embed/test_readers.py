@@ -225,9 +225,10 @@ def test_damaged_compressed_files_are_refused(write, suffix, kind, name, way):
 
 def test_an_error_of_the_system_has_the_name(write):
     """Reading where nothing is mapped; a file that is gone when its turn comes."""
-    with pytest.raises(OSError) as caught:
-        list(open_texts("/proc/self/mem"))
-    assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/proc/self/mem")
+    if sys.platform == "linux":
+        with pytest.raises(OSError) as caught:
+            list(open_texts("/proc/self/mem"))
+        assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/proc/self/mem")
     texts = open_texts([write("a.txt", "a\n"), write("b.txt", "b\n")])
     rows = iter(texts)
     assert texts.count() == 2 and next(rows).text == "a"

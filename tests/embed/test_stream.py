@@ -8,6 +8,8 @@ import torch
 
 from elmo_fast import ElmoEmbedder
 from elmo_fast.embed import stream as slot_stream
+from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.token_table.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
 from tests.support.models import SHAPES, bilm
@@ -126,3 +128,81 @@ def test_the_next_chunk_runs_before_outputs_are_put_in_place(monkeypatch):
                             lambda self, *given, name=name, run=run: order.append(name) or run(self, *given))
     list(ElmoEmbedder.from_bilm(bilm()).embed_sentences([["a"] * 40, ["b"] * 40], 2))
     assert order == ["_advance", "_advance", "_collect", "_advance", "_collect", "_collect"]
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """Runs of more packed rows, and encodings of more tokens, than `most` fail as torch does without memory."""
+    def limit(most, error):
+        run, strings = BiLm.run, TokenEncoder.strings
+
+        def limited_run(model, tokens, rows, *arguments):
+            if rows.shape[1] > most:
+                raise error
+            return run(model, tokens, rows, *arguments)
+
+        def limited_strings(encoder, tokens):
+            if len(tokens) > most:
+                raise error
+            return strings(encoder, tokens)
+
+        monkeypatch.setattr(BiLm, "run", limited_run)
+        monkeypatch.setattr(TokenEncoder, "strings", limited_strings)
+
+    return limit
+
+
+OUT_OF_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), MemoryError(),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried to ..."),
+]
+
+
+@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+@pytest.mark.parametrize("slots, most, chunks_ahead, error", [
+    (8, 30, 0, OUT_OF_MEMORY[0]), (8, 3, 1, OUT_OF_MEMORY[1]), (1, 5, 1, OUT_OF_MEMORY[2]),
+    (3, 1, 0, OUT_OF_MEMORY[0])])
+def test_without_memory_chunks_are_smaller(monkeypatch, caplog, little_memory, slots, most, chunks_ahead, state, error):
+    bound(monkeypatch, 64, 100, chunks_ahead=chunks_ahead)
+    plenty, little = (ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], backend="native", state=state))
+                      for _ in range(2))
+    sentences = [*texts(20), [], ["long"] * 70, *texts(9, seed=1)]
+    expected = list(plenty.embed_sentences(sentences, slots))
+    little.elmo_bilm._initial_state()  # the warm text has no chunks
+    little_memory(most, error)
+    found = list(little.embed_sentences(sentences, slots))
+    assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
+    for one, other in zip(*(each.elmo_bilm.lstm._states or () for each in (plenty, little)), strict=True):
+        assert torch.equal(one, other)
+    assert [record.getMessage()[:13] for record in caplog.records] == ["memory is out"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("another"), *OUT_OF_MEMORY])
+def test_errors_that_smaller_chunks_do_not_mend_are_raised(little_memory, error):
+    little_memory(0, error)
+    with pytest.raises(type(error)):
+        list(ElmoEmbedder.from_bilm(bilm(state="zero")).embed_sentences(texts(10), 4))
+
+
+@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+@pytest.mark.parametrize("slots", [1, 3, 64])
+def test_streams_one_after_the_other_share_their_tokens(monkeypatch, slots, state):
+    bound(monkeypatch, 16, 50, table=40)
+    whole, parts = (bilm(backend="native", state=state) for _ in range(2))
+    sentences = texts(3 * 64 + 5, seed=2)
+    expected = list(slot_stream.SlotStream(whole, slots).run(sentences))
+    stream = slot_stream.SlotStream(parts, slots)
+    found = [vectors for begin in range(0, len(sentences), 64 * 3 // slots * slots)
+             for vectors in stream.run(sentences[begin : begin + 64 * 3 // slots * slots])]
+    assert len(found) == len(expected) and all(map(np.array_equal, found, expected))
+    for one, other in zip(*(each.lstm._states or () for each in (whole, parts)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_long_sequence_in_chunks_is_that_of_one_batch(monkeypatch):
+    sequence = [[WORDS[k % 60] for k in range(5000)]]
+    whole = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_batch(sequence)
+    for rows in (16, 700, 1 << 20):
+        bound(monkeypatch, rows)
+        found, = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_sentences(sequence)
+        assert np.array_equal(found, whole[0])

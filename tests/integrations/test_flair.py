@@ -11,6 +11,7 @@ import elmo_fast
 from elmo_fast.testing import SAME_MODEL, SHAPES
 from tests.support.docs import run_documented_code
 from tests.support.files import write_model
+from tests.support.manylangs import write_manylangs
 from tests.support.models import bilm
 
 pytestmark = pytest.mark.long
@@ -133,3 +134,8 @@ def test_documented_code():
     expected = elmo_fast.load().embed([names["sentence"].to_tokenized_string()], "all")[0]
     assert_same(vectors([names["sentence"]]), [np.concatenate(list(expected), axis=1)])
     assert readme["embeddings"].embedding_length == 256
+
+
+def test_a_model_of_elmoformanylangs_is_refused(tmp_path):
+    with pytest.raises(elmo_fast.ConfigurationError, match="found a model of ELMoForManyLangs, which elmo_fast.load"):
+        ElmoEmbeddings(str(write_manylangs(tmp_path)))

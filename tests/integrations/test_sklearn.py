@@ -11,6 +11,7 @@ import pytest
 import elmo_fast
 from tests.support.docs import run_documented_code
 from tests.support.files import write_model
+from tests.support.manylangs import write_manylangs
 
 pytestmark = pytest.mark.long
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: make test-integrations")
@@ -132,3 +133,10 @@ def test_an_absent_library_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "elmo_fast.integrations.sklearn")
     with pytest.raises(ImportError, match=r"install elmo-fast\[scikit-learn\]$"):
         importlib.import_module("elmo_fast.integrations.sklearn")
+
+
+def test_a_model_of_elmoformanylangs(tmp_path):
+    model = str(write_manylangs(tmp_path))
+    vectorizer = pickle.loads(pickle.dumps(ElmoVectorizer(model=model, layers="top").fit(["a"])))
+    expected = np.stack(elmo_fast.load(model).embed(["the cat", "a b"], "top", pool="mean"))
+    np.testing.assert_array_equal(vectorizer.transform(["the cat", "a b"]), expected)

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import elmo_fast
+from elmo_fast.testing import SAME_MODEL
 from tests.support.docs import run_documented_code
 from tests.support.files import names, write_model
+from tests.support.manylangs import write_manylangs
 
 pytestmark = pytest.mark.long
 spacy = pytest.importorskip("spacy", reason="spaCy is not installed: make test-integrations")
@@ -132,3 +134,13 @@ def test_documented_code():
     assert (doc[1].text, doc[6].text, len(list(doc.sents))) == ("play", "play", 2)
     assert 0 < doc[1].similarity(doc[6]) < 1 and doc.tensor.shape == (len(doc), 256)
     np.testing.assert_array_equal(readme["nlp"]("a play").tensor, elmo_fast.load().embed(["a play"], "average")[0])
+
+
+def test_a_model_of_elmoformanylangs_runs_and_is_not_saved(tmp_path):
+    model = str(write_manylangs(tmp_path / "model"))
+    nlp = spacy.blank("en")
+    nlp.add_pipe("elmo", config={"model": model})
+    (expected,) = elmo_fast.load(model).embed(["the cat"], "average")
+    np.testing.assert_allclose(nlp("the cat").tensor, expected, rtol=0, atol=SAME_MODEL)
+    with pytest.raises(elmo_fast.ConfigurationError, match="ELMoForManyLangs, .* copy its directory instead"):
+        nlp.to_bytes()

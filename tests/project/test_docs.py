@@ -13,6 +13,9 @@ PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "elmo_fast/pret
          *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
 # Pages whose code is run elsewhere, and where.
 ELSEWHERE = {"docs/integrations.md": "tests/integrations, with the real libraries",
+             "docs/scaling.md": "tests/scale, with Ray",
+             "docs/formats.md": "tests/integrations, with the real libraries",
+             "docs/serving.md": "tests/serve, against a server",
              "docs/gpu.md": "tests/ops/cuda: a CUDA graph needs a GPU",
              "elmo_fast/pretrained/README.md": "nowhere: the training of the bundled model takes days"}
 

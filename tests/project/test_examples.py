@@ -26,11 +26,11 @@ def test_the_readmes_three_lines():
     assert out == "[(3, 7, 256), (3, 7, 256)] True\n"
 
 
-def test_nearest_contexts_of_a_short_text(shared, tmp_path):
-    with open(shared / "corpus" / "heldout.txt", encoding="utf-8") as lines:
-        chosen = [line for line in lines if " play " in line]
-    (tmp_path / "text.txt").write_text("".join(chosen[:40]), encoding="utf-8")
-    assert run("examples/nearest_contexts.py", "bundled", tmp_path / "text.txt", "--words", "play").count("play") > 8
+def test_each_library_of_the_readmes_table_has_a_test_that_runs_its_line():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("| library | |\n|---|---|\n")[1].split("\n\n")[0]
+    libraries = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/integrations").glob("test_*.py"))
+    assert sorted(libraries) == sorted(re.findall(r'run_documented_code\("(.*?)"\)', tests))
 
 
 @pytest.mark.long

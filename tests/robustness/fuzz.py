@@ -5,17 +5,22 @@
 """
 
 import argparse
+import bz2
 import collections
 import contextlib
 import functools
+import gzip
 import hashlib
 import io
+import json
+import lzma
 import random
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +34,9 @@ from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table
 from elmo_fast.text.fasta import read_fasta
 from elmo_fast.train import checkpoint
+from tests.robustness.arguments import calls, hostile
 from tests.robustness.children import call
-from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
+from tests.robustness.damage import HOSTILE, HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
 from tests.support.files import paths, write_model
 from tests.support.training import QUIET, corpus_arguments
 
@@ -248,6 +254,67 @@ def of_text(world: World, folder: Path, rng: random.Random) -> Case:
     return Case(what, run)
 
 
+def _read_texts(path: Path) -> str:
+    """A digest of the texts of a file, which are text, and as many as were counted."""
+    count = elmo_fast.open_texts(path, allow_blank=True).count()
+    with elmo_fast.open_texts(path, allow_blank=True) as texts:
+        found = list(texts)
+    assert len(found) == count, (len(found), count)
+    content = json.dumps([(text.key, text.text, [token + "" for token in text.tokens]) for text in found],
+                         ensure_ascii=False)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def of_compressed(world: World, folder: Path, rng: random.Random) -> Case:
+    """Compressed text has checksums: refused, or the same text."""
+    compress = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+    if find_spec("zstandard"):
+        import zstandard
+
+        compress["zst"] = zstandard.ZstdCompressor(write_checksum=True).compress
+    suffix = rng.choice(sorted(compress))
+    path = folder / f"text.txt.{suffix}"
+    path.write_bytes(compress[suffix](world.vocabulary.read_bytes()))
+    what = damage_bytes(path, rng)
+    return Case(f"{suffix} {what}", lambda: _read_texts(path), (_read_texts(world.vocabulary),))
+
+
+def of_jsonl(world: World, folder: Path, rng: random.Random) -> Case:
+    values = [rng.choice(HOSTILE if rng.random() < 0.1 else ("a b", "\u2028 é", " ", "")) for _ in range(4)]
+    records = [rng.choice(({"text": "a b"}, {"text": value}, {"text": ["a", value]}, {"id": value, "text": "a"}))
+               for value in values]
+    path = folder / "text.jsonl"
+    path.write_text("\n".join(json.dumps(record, ensure_ascii=rng.random() < 0.5) for record in records),
+                    encoding="utf-8", errors="replace")
+    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
+    return Case(what, lambda: _read_texts(path))
+
+
+def of_conllu(world: World, folder: Path, rng: random.Random) -> Case:
+    rest = "\t_" * 8
+    lines = rng.choices(("", "", " ", "# text = a", "#", f"1\ta{rest}", f"2\tNew York{rest}", f"3\t\u2028{rest}",
+                         f"1-2\tab{rest}", f"1.1\tx{rest}", f"4\té\x1c{rest}\r", f"x\tb{rest}", "1\ta", f"٣\t_{rest}"),
+                        (*(8,) * 11, 1, 1, 1), k=rng.randrange(12))
+    path = folder / "text.conllu"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
+    return Case(what, lambda: _read_texts(path))
+
+
+def of_parquet(world: World, folder: Path, rng: random.Random) -> Case:
+    path = Path(shutil.copy(_parquet(world), folder / "text.parquet"))
+    return Case(damage_bytes(path, rng), lambda: _read_texts(path))
+
+
+@functools.cache
+def _parquet(world: World) -> Path:
+    import pyarrow.parquet
+
+    table = pyarrow.table({"id": list(range(3000)), "text": [f"a {k % 7} b" for k in range(3000)]})
+    pyarrow.parquet.write_table(table, world.folder / "text.parquet", row_group_size=1100, write_page_checksum=True)
+    return world.folder / "text.parquet"
+
+
 def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
     text, out = folder / "text.txt", folder / "out"
     text.write_text("The children play .\n\nIt rained .\n")
@@ -265,8 +332,23 @@ def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
     return Case(f"{command[0]} {flag} {value!r}", lambda: len(world.command(*command, flag, value)))
 
 
+def of_arguments(world: World, folder: Path, rng: random.Random) -> Case:
+    known = calls(world.folder / "calls")
+    name, value = rng.choice(sorted(known)), hostile(rng)
+
+    def run() -> bool:
+        known[name](value)
+        return True
+
+    return Case(f"{name}({value!r:.60})", run)
+
+
 KINDS = {"options": of_options, "weights": of_weights, "table": of_table, "partial table": of_partial_table,
-         "checkpoint": of_checkpoint, "archive": of_archive, "fasta": of_fasta, "text": of_text, "flags": of_flags}
+         "checkpoint": of_checkpoint, "archive": of_archive, "fasta": of_fasta, "text": of_text,
+         "compressed": of_compressed, "jsonl": of_jsonl, "conllu": of_conllu, "flags": of_flags,
+         "arguments": of_arguments}
+if find_spec("pyarrow"):
+    KINDS["parquet"] = of_parquet
 
 
 def judge(world: World, kind: str, seed: int) -> tuple[str, str | None]:

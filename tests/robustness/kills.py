@@ -26,6 +26,8 @@ import h5py
 import torch
 from tqdm import tqdm
 
+from elmo_fast.embed import corpus
+from elmo_fast.embed import stream as slot_stream
 from elmo_fast.model import atomic_file
 from elmo_fast.train.checkpoint import read_log
 from tests.robustness.fuzz import World
@@ -50,7 +52,8 @@ class Command:
 
 
 def _files(output: Path) -> list[Path]:
-    found = output.rglob("*") if output.is_dir() else [output]
+    names = [output.with_suffix(".json")] if output.suffix == ".npy" else []
+    found = output.rglob("*") if output.is_dir() else [output, *names]
     return [path for path in found if path.is_file() and ".part" not in str(path.relative_to(output.parent))]
 
 
@@ -110,11 +113,21 @@ def commands(world: World) -> dict[str, Command]:
         else:
             start(output)  # killed before the run had its settings
 
+    def embed(state: str, *flags) -> Callable[[Path], object]:
+        return lambda output: world.command("embed", text, output, *files, "--state", state, "--batch-size", 8,
+                                            "--quiet", "--resume", *(flags or ("--all",)))
+
+    def seqvec(state: str, *flags) -> Callable[[Path], object]:
+        return lambda output: world.command("seqvec", "-i", proteins, "-o", output, "--model", world.model, "--state",
+                                            state, "--batchsize", 200, "--silent", "--cpu", "--resume", *flags)
+
     return {
-        "embed": Command(lambda output: world.command("embed", text, output, "--all", *files, "--batch-size", 8,
-                                                      "--quiet")),
-        "seqvec": Command(lambda output: world.command("seqvec", "-i", proteins, "-o", output, "--model", world.model,
-                                                       "--batchsize", 200, "--silent", "--cpu"), "out.h5"),
+        "embed": Command(embed("carry")),
+        "embed-warm": Command(embed("warm", "--top", "--layout", "packed", "--dtype", "float16"), "out.h5"),
+        "embed-npy": Command(embed("carry", "--average", "--pool", "mean"), "out.npy"),
+        "seqvec": Command(seqvec("carry"), "out.h5"),
+        "seqvec-warm": Command(seqvec("warm"), "out.npz"),
+        "seqvec-npy": Command(seqvec("carry", "--protein"), "out.npy"),
         "cache": Command(lambda output: world.command("cache", world.large_vocabulary, output, *files, "--quiet")),
         "train": Command(resume, "run", start),
         "export": Command(lambda output: world.command("export", world.run, output, "--softmax"), "exported"),
@@ -256,6 +269,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    corpus.COMMIT_SECONDS, slot_stream._TOKENS_AHEAD, slot_stream._ROWS_PER_CHUNK = 0.02, 64, 64  # many commits
     rng, faults = random.Random(arguments.seed), []
     with tempfile.TemporaryDirectory() as name:
         world = World(Path(name).resolve())

@@ -9,7 +9,8 @@ from tests.support.files import ROOT
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("command", ["embed", "seqvec", "cache", "train", "export", "import-tf"])
+@pytest.mark.parametrize("command", [
+    "embed", "embed-warm", "embed-npy", "seqvec", "seqvec-warm", "seqvec-npy", "cache", "train", "export", "import-tf"])
 def test_killed_runs_and_races_give_the_right_file(command):
     """Six kills, and starts of two, three and five processes."""
     done = subprocess.run([sys.executable, "-m", "tests.robustness.kills", "--only", command, "--kills", "6", "--races",

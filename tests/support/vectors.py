@@ -1,6 +1,7 @@
 """Texts with vectors, and files of them, for the tests of layouts."""
 
 import contextlib
+import itertools
 
 import numpy as np
 import pytest
@@ -10,9 +11,15 @@ from elmo_fast.embed.layouts import Item, join, place, segment
 
 NO_PYARROW = "pyarrow is not installed: make test-integrations"
 # Layout and name of every kind of output. Names without a suffix are directories of shards.
-KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
+_KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
          ("parquet", "out.parquet"), ("parquet", "shards"), ("arrow", "out.arrow"), ("arrow", "shards")]
 STORES_TEXTS = ("packed", "parquet", "arrow")
+
+
+def kinds(*pairs, without=()):
+    """Parameters of tests of layout and name, all or some; those of libraries are for `make test-integrations`."""
+    return [pytest.param(*pair, marks=[pytest.mark.long] * (pair[0] in ("parquet", "arrow")))
+            for pair in pairs or _KINDS if pair[1] not in without]
 
 
 def need(layout):
@@ -38,7 +45,7 @@ def write(layout, target, form, items, cuts=(), **options):
     bounds, paths = [0, *cuts, len(items)], []
     folder = target.parent / "work.part"
     folder.mkdir()
-    for number, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+    for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
         paths.append(folder / f"segment.{number}")
         with segment(layout, paths[-1], target, form, first=begin, **options) as writer:
             for item in items[begin:end]:

@@ -50,6 +50,8 @@ def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping
 
     `convert` has a function for every allowed name. `ConfigurationError` for wrong or missing names and values.
     """
+    if params is not None and not hasattr(params, "pop"):
+        raise ConfigurationError(f"{owner}: expected a mapping of arguments, got {type(params).__name__}")
     left = dict(params or {}) if params is None or isinstance(params, dict) else params
     missing = [name for name in required if name not in left]
     if missing:

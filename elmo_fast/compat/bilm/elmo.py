@@ -43,7 +43,7 @@ class LayerWeights(nn.Module):
     def __init__(self, n_layers: int, l2_coef: float | None = None, use_top_only: bool = False,
                  do_layer_norm: bool = False):
         super().__init__()
-        check_count("n_layers", n_layers)
+        check_count("n_layers", n_layers, most=1000)
         if l2_coef is not None:
             if isinstance(l2_coef, bool) or not isinstance(l2_coef, numbers.Real) or not math.isfinite(l2_coef):
                 raise ValueError(f"l2_coef: expected a number or None, got {l2_coef!r}")
@@ -133,11 +133,17 @@ def weight_layers(name: str, bilm_ops: Mapping[str, Any], l2_coef: float | None 
 
 def _inputs(bilm_ops: Mapping[str, Any], device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """The layers and the mask, checked; arrays become tensors on `device`."""
+    if not isinstance(bilm_ops, Mapping):
+        raise ValueError(f"bilm_ops: expected a mapping with lm_embeddings and mask, got {type(bilm_ops).__name__}")
     missing = [name for name in ("lm_embeddings", "mask") if name not in bilm_ops]
     if missing:
         raise ValueError(f"bilm_ops: expected lm_embeddings and mask, got none of {', '.join(missing)}")
-    layers, mask = (value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value), device=device)
-                    for value in (bilm_ops["lm_embeddings"], bilm_ops["mask"]))
+    try:
+        layers, mask = (value if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value), device=device)
+                        for value in (bilm_ops["lm_embeddings"], bilm_ops["mask"]))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"bilm_ops: expected lm_embeddings and mask as arrays of numbers, got others ({error})"
+                         ) from error
     if layers.dim() != 4 or not layers.is_floating_point():
         raise ValueError(f"bilm_ops: expected lm_embeddings of shape [sentences, layers, tokens, values], "
                          f"got {layers.dtype} of shape {tuple(layers.shape)}")

@@ -123,7 +123,10 @@ class BidirectionalLanguageModel(nn.Module):
     def _checked(self, ids: np.ndarray | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids on the model's device, and where they are tokens, bool [n, T]."""
         if not isinstance(ids, torch.Tensor):
-            ids = np.asarray(ids)
+            try:
+                ids = np.asarray(ids)
+            except ValueError as error:
+                raise ValueError(f"ids: expected an array of integers, got lists of other lengths ({error})") from error
             if ids.dtype.kind not in "iu":
                 raise ValueError(f"ids: expected integers, got {ids.dtype}")
             ids = torch.from_numpy(ids.astype(np.int64, copy=False))

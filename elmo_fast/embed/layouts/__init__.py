@@ -14,8 +14,8 @@ from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.options import ConfigurationError
 
 __all__ = ["Item", "check_output", "is_directory", "join", "layout_of", "place", "segment"]
-_SUFFIXES = {".h5": "allennlp", ".hdf5": "allennlp", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow",
-             ".npz": "npz", ".npy": "npy"}
+SUFFIXES = {".h5": "allennlp", ".hdf5": "allennlp", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow",
+            ".npz": "npz", ".npy": "npy"}
 _MODULES = {"allennlp": "allennlp", "packed": "packed", "parquet": "columns", "arrow": "columns", "npz": "arrays",
             "npy": "arrays"}
 _HDF5 = ("allennlp", "packed")
@@ -27,14 +27,14 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
     `ConfigurationError` for a suffix that is one of another layout.
     """
     suffix = Path(target).suffix
-    named = _SUFFIXES.get(suffix)
+    named = SUFFIXES.get(suffix)
     if layout is None:
         if os.fspath(target).endswith("/"):
             raise ConfigurationError(f"layout: expected {', '.join(shards.SUFFIXES)} for a directory of shards, got "
                                      f"none for {os.fspath(target)}")
         return named or "allennlp"
     check_choice("layout", layout, LAYOUTS, ConfigurationError)
-    suffixes = [each for each, of in _SUFFIXES.items() if of == layout or {of, layout} == set(_HDF5)]
+    suffixes = [each for each, of in SUFFIXES.items() if of == layout or {of, layout} == set(_HDF5)]
     if suffix not in suffixes and (named or layout in ("npz", "npy") or (suffix and layout not in _HDF5)):
         raise ConfigurationError(f"layout: expected a file that ends in {' or '.join(suffixes)} for {layout}, got "
                                  f"{os.fspath(target)}")
@@ -78,21 +78,15 @@ def join(layout: str, segments: Sequence[Path], part: Path, target: str | os.Pat
     Options as in `segment`.
     """
     if is_directory(layout, target):
-        counts = []
-        for path in segments:
-            with contextlib.closing(_module(layout).Opened(path)) as source:
-                counts.append(len(source))
-        shards.join(layout, segments, part, form, options.get("fingerprint"), counts)
+        shards.join(layout, segments, part, _module(layout).Opened)
     elif len(segments) > 1:
         _module(layout).join(segments, part, target, form, layout=layout, **options)
     else:
-        os.replace(segments[0], part)
-        if layout == "npy":
-            os.replace(arrays.names_of_part(segments[0]), arrays.names_of_part(part))
+        place(layout, segments[0], part)
 
 
 def place(layout: str, part: Path, target: str | os.PathLike) -> None:
-    """Rename what `join` made to its target."""
+    """Rename what `join` made to its target, or a segment."""
     if layout == "npy":
         arrays.place(part, target)
     else:

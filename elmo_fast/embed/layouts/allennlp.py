@@ -22,6 +22,7 @@ INDEX = "sentence_to_index"
 _ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
 # Records of datasets go into blocks of their own, and the vectors between the blocks stand end to end.
 _OPTIONS = {"meta_block_size": 1 << 16}
+_MOST_SPACES = 1 << 12  # that are kept for texts of the same shape
 
 
 class Hdf5Writer:
@@ -33,6 +34,7 @@ class Hdf5Writer:
     def __init__(self, file: h5py.File, disk: Disk, dtype: str | None = None, sentences: bool = False):
         self._file, self._disk, self._dtype, self._sentences = file, disk, dtype, sentences
         self._types: dict[np.dtype, h5py.h5t.TypeID] = {}
+        self._spaces: dict[tuple[int, ...], h5py.h5s.SpaceID] = {}
         self._properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         self._properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         self._properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -62,8 +64,12 @@ class Hdf5Writer:
             links = self._links["ascii" if name.isascii() else "utf-8"]
             if dtype not in self._types:
                 self._types[dtype] = h5py.h5t.py_create(dtype, logical=True)
-            return h5py.h5d.create(place, name.encode(), self._types[dtype], h5py.h5s.create_simple(shape),
-                                   self._properties, links)
+            if shape not in self._spaces:
+                if len(self._spaces) >= _MOST_SPACES:
+                    self._spaces.clear()
+                self._spaces[shape] = h5py.h5s.create_simple(shape)
+            return h5py.h5d.create(place, name.encode(), self._types[dtype], self._spaces[shape], self._properties,
+                                   links)
         except (ValueError, TypeError) as error:
             raise self._refused(key, error) from error
 
@@ -141,38 +147,42 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, *, use_senten
          **_) -> None:
     """One file out of many. Values are copied from file to file; HDF5 makes their records alone."""
     index: dict[str, str] | None = None
+    dtype = np.dtype(form.dtype)
     with new_hdf5(part, target, **_OPTIONS) as (file, disk):
         writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
         for path in segments:
             with h5py.File(path, "r") as source, open(path, "rb") as content:
                 file.attrs[_ABOUT] = source.attrs[_ABOUT]
-                for key, dataset in _datasets(source):
-                    _copy(key, dataset, content, writer, disk)
+                for key in _keys(source):
+                    dataset = _dataset(source, key)
+                    _copy(dataset, content, writer.create(key, dataset.shape, dtype), disk)
+                    writer.check()
                 if (found := _index(source)) is not None:
                     index = {**(index or {}), **found}
         if index is not None:
             writer.write_index(index)
 
 
-def _copy(key: str, dataset: h5py.h5d.DatasetID, content: IO[bytes], writer: Hdf5Writer, disk: Disk) -> None:
-    copy = writer.create(key, dataset.shape, dataset.dtype)
+def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.DatasetID, disk: Disk) -> None:
     if offset := dataset.get_offset():
         content.seek(offset)
         disk.seek(copy.get_offset())
         disk.write(content.read(dataset.get_storage_size()))
     if h5py.h5a.get_num_attrs(dataset):
         h5py.Dataset(copy).attrs["positions"] = h5py.Dataset(dataset).attrs["positions"]
-    writer.check()
 
 
-def _datasets(group: h5py.Group, path: str = "") -> Iterator[tuple[str, h5py.h5d.DatasetID]]:
-    """Every dataset but AllenNLP's index, with its path."""
-    for name in group:
-        item = h5py.h5o.open(group.id, name.encode("utf-8", "surrogateescape"))
-        if isinstance(item, h5py.h5g.GroupID):
-            yield from _datasets(h5py.Group(item), f"{path}{name}/")
-        elif path or name != INDEX or item.dtype.kind == "f":
-            yield path + name, item
+def _keys(file: h5py.File) -> list[str]:
+    """Paths of all datasets but AllenNLP's index, by name. A group is what has something in it."""
+    links: list[bytes] = []
+    file.id.links.visit(links.append)
+    names = [link.decode("utf-8", "surrogateescape") for link in links]
+    inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if _index(file) is not None else set())
+    return [name for name in names if name not in inner]
+
+
+def _dataset(file: h5py.File, key: str) -> h5py.h5d.DatasetID:
+    return h5py.h5d.open(file.id, key.encode("utf-8", "surrogateescape"))
 
 
 def _index(file: h5py.File) -> dict[str, str] | None:
@@ -196,7 +206,7 @@ class AllennlpSource(Source):
                 about = json.loads(about)
                 self.form, self.fingerprint = about["form"], about["fingerprint"]
             self._texts = {key: text for text, key in (_index(self._file) or {}).items()}
-            self._keys = [key for key, _ in _datasets(self._file)]
+            self._keys = _keys(self._file)
         if all(key.isascii() and key.isdecimal() for key in self._keys):
             self._keys.sort(key=int)
         elif sorted(self._texts) == sorted(self._keys):
@@ -208,7 +218,13 @@ class AllennlpSource(Source):
 
     def vectors(self, number: int) -> np.ndarray:
         with reading(self._name):
-            return self._file[self._keys[number]][...]
+            dataset = _dataset(self._file, self._keys[number])
+            values = np.empty(dataset.shape, dataset.dtype)
+            if values.dtype.kind != "f":
+                raise ValueError(f"{self._keys[number]!r:.60} is no dataset of floats")
+            if values.size:
+                dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
+            return values
 
     def text(self, number: int) -> str:
         return self._texts[self._keys[number]]

@@ -58,7 +58,7 @@ def names_of_part(path: Path) -> Path:
 
 def place(part: Path, target: str | os.PathLike) -> None:
     """Rename a `.npy` and its names to their places. Old names never stand beside new vectors."""
-    names = Path(os.path.realpath(names_of(target)))
+    names = Path(os.path.realpath((names_of if Path(target).suffix == ".npy" else names_of_part)(Path(target))))
     names.unlink(missing_ok=True)
     os.replace(part, os.path.realpath(target))
     os.replace(names_of_part(part), names)

@@ -1,5 +1,6 @@
 """Directories of shards: files of one layout, and `manifest.json` with their checksums."""
 
+import contextlib
 import json
 import os
 import zlib
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from elmo_fast import stops
-from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.item import Source
 from elmo_fast.model.options import ConfigurationError
 
@@ -21,16 +21,17 @@ FORMAT_VERSION = 1
 _PIECE = 1 << 22
 
 
-def join(layout: str, segments: Sequence[Path], part: Path, form: Form, fingerprint: dict | None,
-         counts: Sequence[int]) -> None:
-    """Make the directory `part` of segments, which are moved into it; `counts` are their numbers of texts."""
+def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable[[Path], Source]) -> None:
+    """Make the directory `part` of segments of one form, which are moved into it."""
     part.mkdir()
     shards = []
-    for number, (path, texts) in enumerate(zip(segments, counts, strict=True)):
+    for number, path in enumerate(segments):
         shard = part / f"{number:05}{SUFFIXES[layout]}"
         os.replace(path, shard)
-        shards.append({"file": shard.name, "texts": texts, "bytes": shard.stat().st_size, "crc32": checksum(shard)})
-    write_manifest(part, layout, form.describe(), fingerprint, shards)
+        with contextlib.closing(open_shard(shard)) as source:
+            shards.append({"file": shard.name, "texts": len(source), "bytes": shard.stat().st_size,
+                           "crc32": checksum(shard)})
+    write_manifest(part, layout, source.form, source.fingerprint, shards)
 
 
 def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | None, shards: Sequence[dict]) -> None:

@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast import stops
-from elmo_fast.choices import STORAGES, check_choice
+from elmo_fast.choices import STORAGES, check_choice, shown
 from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.encoder import CharacterEncoder
@@ -19,7 +19,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.file import ResumableWriter, words_of
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.precision import numerics
-from elmo_fast.text.batching import BOUNDARIES
+from elmo_fast.text.batching import BOUNDARIES, check_iterable, check_sentence, not_a_string
 
 _WORDS_A_BLOCK = 1 << 13  # between two writes
 _WORDS_AT_ONCE = 1 << 10  # in one call of the encoder, whose values then stay in the processor's caches
@@ -66,7 +66,16 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
 
 def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
     """`<S>`, `</S>` and every word of tokenized sentences, the most frequent first: a vocabulary for a table."""
-    counts = collections.Counter(itertools.chain.from_iterable(sentences))
+    check_iterable(sentences, "sentences")
+    tokens = itertools.chain.from_iterable(
+        check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
+    try:
+        counts = collections.Counter(tokens)
+    except TypeError as error:
+        raise not_a_string(error) from error
+    for word in counts:
+        if not isinstance(word, str):
+            raise ValueError(f"token: expected a string, got {type(word).__name__} ({shown(word)})")
     return [*BOUNDARIES, *(word for word, _ in counts.most_common() if word not in BOUNDARIES)]
 
 

@@ -143,7 +143,7 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
         read = Vocabulary(vocabulary)
         read.require(*BOUNDARIES)
         return list(read.words)
-    if not isinstance(vocabulary, Iterable):
+    if not isinstance(vocabulary, Iterable) or not getattr(vocabulary, "ndim", 1):
         raise ValueError(f"vocabulary: expected a file or words, got {type(vocabulary).__name__}")
     words = list(map(_checked, vocabulary))
     known = set(words)

@@ -62,6 +62,8 @@ class _ElmoCharacterEncoder(CharacterEncoder):
 
         Returns `token_embedding` [B, T + 2, P], zero past the end, and `mask` int64 [B, T + 2], with `<S>` and `</S>`.
         """
+        if not isinstance(inputs, torch.Tensor):
+            raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(inputs).__name__}")
         if inputs.dim() == 2:
             return super().forward(inputs, backend or self.backend)
         if inputs.dim() != 3 or inputs.shape[2:] != self.row_shape or inputs.is_floating_point():
@@ -127,6 +129,9 @@ class _ElmoBiLm(BiLm):
         beyond them is read off the characters. Returns `activations`, a list of [B, T + 2, 2 P], token layer first,
         and `mask`, int64 [B, T + 2].
         """
+        if "options" not in self.__dict__:
+            raise RuntimeError(f"{type(self).__name__}: expected _ElmoBiLm's constructor to be called with the two "
+                               "files")
         words = None if self._word_embedding is None else word_inputs
         output = super().forward(inputs, word_inputs=words)
         return {"activations": output.activations, "mask": output.mask.long()}

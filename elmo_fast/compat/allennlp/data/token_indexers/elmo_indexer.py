@@ -9,6 +9,7 @@ import torch
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text import characters
+from elmo_fast.text.batching import check_iterable
 
 _TokenIndexer = registry.base_class("allennlp.data.token_indexers.token_indexer", "TokenIndexer", object)
 _KEY = "elmo_tokens"  # the name of the ids from AllenNLP 1.0 on
@@ -32,6 +33,8 @@ class ELMoCharacterMapper:
     bos_token, eos_token = characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN
 
     def __init__(self, tokens_to_add: Mapping[str, int] | None = None):
+        if tokens_to_add is not None and not isinstance(tokens_to_add, Mapping):
+            raise ConfigurationError(f"tokens_to_add: expected a mapping, got {type(tokens_to_add).__name__}")
         self.tokens_to_add = dict(tokens_to_add or {})
         for word, character in self.tokens_to_add.items():
             if character not in range(self.padding_character + 1):
@@ -78,7 +81,8 @@ class ELMoTokenCharactersIndexer(_TokenIndexer):
     def tokens_to_indices(self, tokens: Sequence[Any], vocabulary: Any = None,
                           index_name: str = _KEY) -> dict[str, list[list[int]]]:
         """`{index_name: character ids of each token}`; AllenNLP 0.9 passes the name, 1.0 and later do not."""
-        texts = [token if isinstance(token, str) else token.text for token in tokens]
+        check_iterable(tokens, "tokens")
+        texts = [token if isinstance(token, str) else getattr(token, "text", token) for token in tokens]
         if None in texts:
             raise ConfigurationError("tokens: expected tokens with their text, got one whose text is None; "
                                      "use a tokenizer that keeps it")

@@ -1,0 +1,49 @@
+"""The subcommands `score` and `substitutes`, which read the language model."""
+
+from collections.abc import Iterator
+
+from elmo_fast import stops
+from elmo_fast.choices import DIRECTIONS
+from elmo_fast.cli.flags import NUMERICS, add_command
+from elmo_fast.model.sources import DEFAULT_MODEL
+
+
+def add_commands(commands) -> None:
+    """Add the subcommands to an argparse collection; each sets `run`, a function of the parsed arguments."""
+    shared, defaults = ("--model", "--state", *NUMERICS), {"model": DEFAULT_MODEL, "state": "warm"}
+    score = add_command(commands, "score", _score, "print log-probabilities of the sentences of a text, in both "
+                        "directions", *shared, **defaults)
+    substitutes = add_command(commands, "substitutes", _substitutes, "print the likeliest words in place of each token "
+                              "of a text", *shared, **defaults)
+    for add in (score.add_argument, substitutes.add_argument):
+        add("input_file", metavar="INPUT", help="UTF-8 text, one tokenized sentence a line, or by its suffix CoNLL-U, "
+            "FASTA, JSON lines or Parquet, also compressed; a glob; - is stdin")
+        add("--softmax-file", metavar="FILE", help="HDF5 softmax, as export --softmax writes it (default: softmax.hdf5 "
+            "beside the weights)")
+        add("--vocab-file", metavar="FILE", help="its vocabulary (default: vocab.txt beside the weights)")
+    score.add_argument("--tokens", action="store_true", help="a line for each token")
+    add = substitutes.add_argument
+    add("--top", type=int, default=10, metavar="K", help="words a token (default: %(default)s)")
+    add("--word", action="append", metavar="WORD", help="only in place of WORD; repeatable")
+    add("--direction", choices=DIRECTIONS, default="both", help="(default: %(default)s)")
+
+
+def _score(input_file, tokens, **head) -> Iterator[str]:
+    from elmo_fast.embed.readers import open_texts
+    from elmo_fast.embed.scoring import load_head, score_lines
+
+    with open_texts(input_file, allow_blank=True) as texts:
+        yield from map(_unless_stopped, score_lines(load_head(**head), texts, tokens))
+
+
+def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
+    from elmo_fast.embed.readers import open_texts
+    from elmo_fast.embed.scoring import load_head, substitute_lines
+
+    with open_texts(input_file, allow_blank=True) as texts:
+        yield from map(_unless_stopped, substitute_lines(load_head(**head), texts, top, direction, word))
+
+
+def _unless_stopped(line: str) -> str:
+    stops.check()
+    return line

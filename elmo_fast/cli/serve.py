@@ -1,0 +1,52 @@
+"""The subcommand `serve`."""
+
+import dataclasses
+from pathlib import Path
+
+import elmo_fast
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, TOKENIZERS
+from elmo_fast.cli.flags import add_command, at_least
+from elmo_fast.model.sources import DEFAULT_MODEL
+from elmo_fast.serve.limits import Limits
+
+
+def add_commands(commands) -> None:
+    """Add the subcommand to an argparse collection; it sets `run`, a function of the parsed arguments."""
+    parser = add_command(commands, "serve", _serve, "serve embeddings over HTTP, with a route in OpenAI's shape",
+                         "--model", "--precision", "--backend", "--cuda-device", model=DEFAULT_MODEL)
+    parser.epilog = "Routes, limits and deployment: docs/serving.md. SIGTERM ends it when running requests have ended."
+    add = parser.add_argument
+    add("--state", choices=("zero", "warm"), default="warm", help="initial state of a text (default: %(default)s)")
+    add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 is all of them (default: %(default)s)")
+    add("--port", type=int, default=8000, help="0 takes any free port (default: %(default)s)")
+    add("--name", help="the model's name in answers (default: that of --model)")
+    add("--api-key-file", metavar="FILE", help="a file with the key that clients have to send (default: none needed)")
+    add("--slots", type=at_least(1), default=DEFAULT_BATCH_SIZE, help="texts at a time (default: %(default)s)")
+    add("--tokenizer", default=TOKENIZERS[0], help="of texts that come as strings: whitespace, simple (words and "
+        "punctuation apart), or package.module:function (default: %(default)s)")
+    add("--index", metavar="FILE", help="indexed corpus for the page at /")
+    add = parser.add_argument_group("limits").add_argument
+    for field in dataclasses.fields(Limits):
+        add(f"--{field.name.replace('_', '-')}", type=at_least(1), default=field.default, metavar="N",
+            help=f"{field.metadata['help']} (default: %(default)s)")
+
+
+def _serve(model, state, precision, backend, cuda_device, host, port, name, api_key_file, slots, tokenizer, index,
+           **limits) -> None:
+    from elmo_fast.embed.api import load
+    from elmo_fast.embed.embedder import torch_device
+    from elmo_fast.serve import server
+    from elmo_fast.serve.app import Service
+    from elmo_fast.serve.batching import Batching
+    from elmo_fast.serve.metrics import Metrics
+    from elmo_fast.text.tokenizers import find_tokenizer
+
+    split = find_tokenizer(tokenizer)
+    metrics, limits = Metrics(), Limits(**limits)
+    api_key = api_key_file and server.read_api_key(api_key_file)
+    with server.bind(host, port) as found:
+        bilm = load(model, device=torch_device(cuda_device), precision=precision, backend=backend).bilm
+        bilm.state = state
+        with Batching(bilm, slots=slots, queue_tokens=limits.queue_tokens, on_chunk=metrics.count_chunk) as batching:
+            server.serve(Service(batching, name or Path(model).name, elmo_fast.__version__, limits, metrics,
+                                 api_key=api_key, split=split, index=index), found)

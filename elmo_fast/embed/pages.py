@@ -1,0 +1,165 @@
+"""Self-contained HTML pages of similarity maps and of nearest contexts, for light and dark screens."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+import numpy as np
+
+from elmo_fast.embed.nearest import Context, Group, Plane, Report
+
+_STYLE = """
+:root { color-scheme: light dark; --back: #fbfaf8; --card: #fff; --ink: #1d2126; --soft: #5a626c; --rule: #dddfe2;
+  --zero: #f1f0ec; --plus: #12508f; --minus: #8a3606; --on: #000; --on-strong: #fff; }
+@media (prefers-color-scheme: dark) { :root { --back: #14171b; --card: #1b1f25; --ink: #e7e9ec; --soft: #a4acb6;
+  --rule: #333a44; --zero: #262b33; --plus: #9ccaff; --minus: #f7a565; --on: #fff; --on-strong: #000; } }
+body { margin: 0 auto; padding: 2rem 1rem 3rem; max-width: 74rem; background: var(--back); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.35rem; font-weight: 600; margin: 0 0 .25rem; }
+h2 { font-size: 1rem; font-weight: 600; margin: 2rem 0 .5rem; }
+p { margin: .25rem 0; color: var(--soft); max-width: 44rem; }
+.maps { display: flex; flex-wrap: wrap; gap: 0 2.5rem; }
+.wide { overflow-x: auto; max-width: 100%; }
+.key { display: flex; align-items: center; gap: .5rem; font-size: .85rem; color: var(--soft); margin: .75rem 0; }
+.key i { width: 10rem; height: .7rem; border-radius: 2px;
+  background: linear-gradient(90deg in oklab, var(--minus), var(--zero), var(--plus)); }
+table { border-collapse: separate; border-spacing: 2px; font-variant-numeric: tabular-nums; }
+th { font-weight: 400; padding: 0 .5rem; text-align: right; white-space: nowrap; }
+thead th { text-align: center; vertical-align: bottom; padding: .25rem 0; }
+thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
+td { min-width: 2.8rem; height: 2rem; text-align: center; font-size: .8rem; border-radius: 3px; color: var(--on);
+  background: color-mix(in oklab, var(--end) calc(var(--v) * 100%), var(--zero)); }
+.corner { background: none; }
+td.strong { color: var(--on-strong); }
+@media (prefers-color-scheme: dark) { td.mid { color: var(--on-strong); } }
+ol { list-style: none; margin: 0; padding: 0; }
+.line { display: grid; grid-template-columns: 8rem minmax(0, 1fr) auto minmax(0, 1fr) 5rem; gap: 0 .4rem;
+  align-items: center; padding: .3rem .5rem; border-top: 1px solid var(--rule); color: var(--soft); }
+.query { background: var(--card); border: 1px solid var(--rule); border-radius: 6px; margin: 1.75rem 0 .5rem; }
+.line b { color: var(--plus); }
+.query b { color: var(--ink); }
+.before { text-align: right; }
+.line bdi { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
+.before { direction: rtl; }
+.place { text-align: right; font-size: .8rem; }
+.score { display: flex; align-items: center; gap: .5rem; font-variant-numeric: tabular-nums; color: var(--ink); }
+.score i { flex: 1; height: .55rem; border-radius: 2px;
+  background: linear-gradient(90deg, var(--plus) var(--w), var(--zero) 0); }
+.badge { display: inline-block; min-width: 1.4rem; text-align: center; border-radius: 1rem; font-weight: 600;
+  background: var(--ink); color: var(--back); }
+svg { width: 100%; max-width: 44rem; height: auto; background: var(--card); border: 1px solid var(--rule);
+  border-radius: 6px; }
+svg circle { fill: var(--plus); fill-opacity: .55; }
+svg circle:hover { fill-opacity: 1; stroke: var(--ink); }
+svg .query-point { fill: var(--ink); fill-opacity: 1; }
+svg text { font: 600 11px system-ui, sans-serif; fill: var(--back); text-anchor: middle; pointer-events: none; }
+@media (max-width: 44rem) {
+  .line { display: block; }
+  .line bdi { white-space: normal; direction: ltr; }
+  .score { max-width: 12rem; }
+  .place { text-align: left; }
+}
+"""
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+STRONG, MID = 0.73, 0.5  # cosines beyond which letters have the other colour, on light and on dark screens
+_WIDTH, _HEIGHT, _EDGE = 640, 400, 24
+
+
+def comparison_page(maps: dict[str, np.ndarray], first: Sequence[str], second: Sequence[str]) -> str:
+    """A table for each map, float32 [T1, T2]; colours follow the cosines."""
+    key = '<div class="key"><span>\u22121</span><i></i><span>1</span><span>cosine</span></div>'
+    lead = f"<p>Rows: {escape(' '.join(first))}</p>\n<p>Columns: {escape(' '.join(second))}</p>\n{key}"
+    tables = (f'<section class="wide"><h2>{escape(title)}</h2>\n<table>\n{_head(second)}\n'
+              + "\n".join(_row(token, values) for token, values in zip(first, cosines)) + "\n</table></section>"
+              for title, cosines in maps.items())
+    return _page("Tokens of two sentences, compared", "\n".join([lead, '<div class="maps">', *tables, "</div>"]))
+
+
+def _head(tokens: Sequence[str]) -> str:
+    return f'<thead><tr><td class="corner"></td>{"".join(map(_column, tokens))}</tr></thead>'
+
+
+def _column(token: str) -> str:
+    return f'<th scope="col"><span>{escape(token)}</span></th>'
+
+
+def _row(token: str, cosines: np.ndarray) -> str:
+    return f'<tr><th scope="row">{escape(token)}</th>{"".join(map(_cell, cosines.tolist()))}</tr>'
+
+
+def _cell(cosine: float) -> str:
+    if np.isnan(cosine):
+        return "<td>\u2013</td>"
+    strong = ' class="mid strong"' if abs(cosine) > STRONG else ' class="mid"' if abs(cosine) > MID else ""
+    end = "plus" if cosine >= 0 else "minus"
+    return f'<td{strong} style="--v:{abs(cosine):.3f};--end:var(--{end})">{number_text(cosine, 2)}</td>'
+
+
+def report_page(report: Report, title: str) -> str:
+    """Keyword-in-context lines with a bar for each cosine, and the word's occurrences in a plane."""
+    lead = f"<p>{report.count:,} occurrences. The bars are cosines from 0 to 1.</p>"
+    groups = (line for number, group in enumerate(report.groups) for line in _group(group, _letter(number)))
+    return _page(title, "\n".join([lead, *groups, *_plane(report.plane)]))
+
+
+def _letter(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else str(number + 1)
+
+
+def _group(group: Group, letter: str) -> Iterator[str]:
+    badge = f'<span><span class="badge">{letter}</span></span>'
+    yield f'<section aria-label="query {letter}">\n{_line(group.query, badge, "div", " query")}\n<ol>'
+    for context in group.neighbours:
+        share = max(0.0, np.nan_to_num(context.similarity))
+        bar = (f'<span class="score"><i style="--w:{share:.1%}"></i><span>{number_text(context.similarity, 3)}</span>'
+               "</span>")
+        yield _line(context, bar, "li")
+    yield "</ol>\n</section>"
+
+
+def _line(context: Context, lead: str, tag: str, kind: str = "") -> str:
+    place = "" if context.line is None else f"line {context.line:,}"
+    return (f'<{tag} class="line{kind}">{lead} <bdi class="before"><bdi>{escape(context.before)}</bdi></bdi> '
+            f'<b>{escape(context.word)}</b> <bdi>{escape(context.after)}</bdi> '
+            f'<span class="place">{place}</span></{tag}>')
+
+
+def _plane(plane: Plane) -> Iterator[str]:
+    """The occurrences as dots of an SVG, the queries above the others."""
+    low, high = plane.points.min(axis=0), plane.points.max(axis=0)
+    scale = np.where(high > low, (np.array([_WIDTH, _HEIGHT]) - 2 * _EDGE) / np.maximum(high - low, 1e-12), 0)
+    places = np.where(scale > 0, (plane.points - low) * scale + _EDGE, np.array([_WIDTH, _HEIGHT]) / 2)
+    yield (f"<h2>The occurrences in a plane</h2>\n<p>The two directions in which they differ most, with "
+           f"{plane.fraction:.0%} of the variance. Dots that are near each other here may be apart in the other "
+           "directions; point at a dot to read its context.</p>")
+    yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="occurrences of the word in a plane">'
+    numbered = list(enumerate(zip(places.tolist(), plane.contexts)))
+    for number, ((x, y), context) in numbered[plane.queries :] + numbered[: plane.queries]:
+        words = escape(" ".join(filter(None, (context.before, context.word, context.after))))
+        is_query = number < plane.queries
+        radius, kind = (9, ' class="query-point"') if is_query else (4.5, "")
+        label = f'<text x="{x:.1f}" y="{y + 4:.1f}">{_letter(number)}</text>' if is_query else ""
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}"{kind}><title>{words}</title></circle>{label}'
+    yield "</svg>"
+
+
+def number_text(value: float, digits: int) -> str:
+    """A number with a minus sign in place of a hyphen, none before zeros; a dash for NaN."""
+    return "\u2013" if np.isnan(value) else f"{value:z.{digits}f}".replace("-", "\u2212")
+
+
+def _page(title: str, body: str) -> str:
+    return _PAGE.format(title=escape(title), style=_STYLE, body=body)

@@ -1,0 +1,1 @@
+"""Embedding on many machines, with Ray Data: docs/scaling.md."""

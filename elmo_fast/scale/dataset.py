@@ -1,0 +1,50 @@
+"""`embed_dataset`: vectors as a column of a Ray Data dataset, computed by a pool of workers."""
+
+import os
+from typing import TYPE_CHECKING
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, extra
+from elmo_fast.embed.api import Layers, LoadedElmo, load
+from elmo_fast.embed.form import Form
+from elmo_fast.model.sources import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+_TEXTS_PER_SLOT = 16  # of a call of a worker, at whose end slots are idle
+
+
+def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | LoadedElmo = DEFAULT_MODEL,
+                  layers: Layers = "all", pool: str | None = None, state: str = "warm", precision: str = "highest",
+                  backend: str = "auto", dtype: str = "float32", output_column: str = "elmo",
+                  concurrency: int | tuple[int, int] | None = None, num_cpus: int = 1, num_gpus: float = 0,
+                  batch_size: int = DEFAULT_BATCH_SIZE) -> "Dataset":
+    """The dataset with a column of vectors, computed lazily by Ray Data's workers: those of `LoadedElmo.embed`.
+
+    `column` has strings, split at whitespace, or lists of tokens. The new column has lists of fixed-size lists,
+    [tokens][2 P] of a text, with `layers="all"` [layers][tokens][2 P]; `pool` drops the tokens. `dtype` is `float32` or
+    `float16`, for which values beyond its range are refused. `state` is `zero` or `warm`.
+
+    A worker has `num_cpus` threads, and a GPU with `num_gpus`; `batch_size` texts run at a time in it. At most
+    `concurrency` workers run, by default as many as there is room for, or between two numbers of them: a least number
+    that leaves no CPU to what feeds the workers waits for ever. The model is read here, once, and put into the object
+    store, from which workers take it.
+    """
+    with extra("ray"):
+        import ray.data
+    from elmo_fast.scale.workers import AddVectors, Settings, SharedModel, actors
+
+    if not isinstance(ds, ray.data.Dataset):
+        raise ValueError(f"ds: expected a ray.data.Dataset, got {type(ds).__name__}")
+    schema = ds.schema(fetch_if_missing=False)
+    if schema is not None and column not in schema.names:
+        raise ValueError(f"column: expected one of {', '.join(schema.names)}, got {column!r}")
+    if schema is not None and output_column in schema.names:
+        raise ValueError(f"output_column: expected a name that no column has, got {output_column!r}")
+    settings = Settings(Form(layers, pool, dtype), state, batch_size, num_cpus, num_gpus > 0)
+    elmo = model if isinstance(model, LoadedElmo) else load(model, device="cpu", precision=precision, backend=backend)
+    shared = SharedModel.of(elmo, settings)
+    return ds.map_batches(
+        AddVectors, fn_constructor_args=(shared, settings, column, output_column), batch_format="pyarrow",
+        batch_size=_TEXTS_PER_SLOT * batch_size,
+        **actors(concurrency if isinstance(concurrency, tuple) else (1, concurrency), num_cpus, num_gpus))

@@ -1,0 +1,244 @@
+"""The application: routes of embeddings, health and metrics. `create_app` has what a test or another server needs."""
+
+import asyncio
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from elmo_fast.choices import extra
+from elmo_fast.embed.form import Form
+from elmo_fast.serve.batching import Batching, SharedElmo
+from elmo_fast.serve.limits import Limits
+
+with extra("serve"):
+    from fastapi import APIRouter, FastAPI, Request, Response
+    from fastapi.responses import JSONResponse, StreamingResponse
+
+    from elmo_fast.serve import answers, schemas
+    from elmo_fast.serve.errors import CLIENT_GONE, ErrorAnswer, Refusal, install, refusal_of
+    from elmo_fast.serve.guard import Guard, Traffic
+    from elmo_fast.serve.metrics import Metrics
+
+_AT_ONCE, _MIXED_AT_ONCE = 1 << 13, 1 << 16  # values written as text, or mixed and pooled, without another thread
+_JSON, _BINARY = "application/json", "application/octet-stream"
+_PAGE = "elmo_fast.serve.page"
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer} for status in (
+    400, 401, 408, 413, 415, 422, 429, 500, 503, 504)}
+
+
+@dataclass
+class Service:
+    """What the routes share. `name` is the model's; `split` makes tokens of a string; `index` is for the page."""
+
+    batching: Batching
+    name: str
+    version: str
+    limits: Limits = field(default_factory=Limits)
+    metrics: Metrics = field(default_factory=Metrics)
+    traffic: Traffic = field(default_factory=Traffic)
+    api_key: str | None = None
+    split: Callable[[str], Sequence[str]] = str.split
+    index: str | None = None
+
+    @property
+    def bilm(self):
+        """The model itself."""
+        return self.batching.bilm
+
+    def form(self, **arguments) -> Form:
+        """A form that fits the model."""
+        return Form(**arguments).check(self.bilm.num_layers)
+
+    def tokens(self, texts: Sequence[str | Sequence[str]], name: str, pooled: bool) -> list[Sequence[str]]:
+        """Texts as lists of tokens, within the limits."""
+        if len(texts) > self.limits.max_texts:
+            raise Refusal(413, f"{name}: expected at most {self.limits.max_texts:,} texts, got {len(texts):,}",
+                          "too_many_texts", name)
+        split = [self.split(text) if isinstance(text, str) else text for text in texts]
+        for number, tokens in enumerate(split):
+            if len(tokens) > self.limits.max_tokens:
+                raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_tokens:,} tokens, got "
+                              f"{len(tokens):,}", "too_many_tokens", name)
+            if max(map(len, tokens), default=0) > self.limits.max_letters:
+                raise Refusal(413, f"{name}[{number}]: expected at most {self.limits.max_letters:,} letters in a token",
+                              "token_too_long", name)
+            if pooled and not tokens:
+                raise Refusal(422, f"{name}[{number}]: expected at least one token to pool, got none",
+                              "no_tokens", name)
+        return split
+
+    async def vectors(self, request: Request, texts: list[Sequence[str]]) -> list[np.ndarray]:
+        """Vectors of tokenized texts, whose memory counts until the answer is sent."""
+        job = self.batching.submit(texts)
+        request.scope["elmo_fast.exit"].callback(job.release)
+        done = asyncio.wrap_future(job.future)
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait((done, gone), timeout=self.limits.request_seconds,
+                               return_when=asyncio.FIRST_COMPLETED)
+            if done.done():
+                return self._result(done, len(texts))
+            job.release()
+            if gone.done():
+                raise Refusal(CLIENT_GONE, "the client has gone")
+            raise Refusal(504, f"expected an answer within {self.limits.request_seconds} s; a smaller request or a "
+                          "later one may succeed", "timeout")
+        finally:
+            done.cancel()
+            gone.cancel()
+
+    def _result(self, done: "asyncio.Future[list[np.ndarray]]", texts: int) -> list[np.ndarray]:
+        if error := done.exception():
+            raise refusal_of(error) from error
+        self.metrics.count_texts(texts)
+        return done.result()
+
+
+def create_app(service: Service) -> FastAPI:
+    """The ASGI application; the service's batching has to run."""
+    app = FastAPI(title="elmo-fast", version=service.version, summary="ELMo embeddings of texts",
+                  redoc_url=None)
+    for router in (_status_routes(service), _embed_routes(service), *_page_routes(service)):
+        app.include_router(router)
+    service.metrics.watch(service.batching, lambda: service.traffic.requests)
+    install(app)
+    routes = frozenset([*app.openapi()["paths"], "/", "/docs", "/openapi.json"])
+    app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, traffic=service.traffic,
+                       api_key=service.api_key, routes=routes)
+    return app
+
+
+def _status_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    bilm = service.bilm
+    about = {"model": service.name, "version": service.version, "layers": bilm.num_layers,
+             "dimensions": bilm.get_output_dim(), "state": bilm.state, "device": str(next(bilm.parameters()).device)}
+
+    @router.get("/health", response_model=schemas.Health, responses={503: {"model": schemas.Health}})
+    async def health():
+        """Whether requests are accepted."""
+        batching = service.batching
+        status = "draining" if batching.is_draining else "failing" if batching.is_failing else "ready"
+        return JSONResponse({"status": status, **about}, 200 if status == "ready" else 503)
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics():
+        """Metrics for Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model, in OpenAI's shape."""
+        return {"object": "list", "data": [{"id": service.name, "object": "model", "owned_by": "elmo-fast",
+                                            "created": 0}]}
+
+    return router
+
+
+def _embed_routes(service: Service) -> APIRouter:
+    router = APIRouter(prefix="/v1", responses=_ERRORS)
+
+    @router.post("/embed", responses={
+        200: {"model": schemas.EmbedAnswer, "content": {_BINARY: {"schema": {"type": "string", "format": "binary"}}}},
+        406: {"model": ErrorAnswer}})
+    async def embed(body: schemas.EmbedRequest, request: Request):
+        """Vectors of texts. With `Accept: application/octet-stream` an `.npz` file of arrays "0", "1", ..."""
+        kind = _accepted(request.headers.get("accept", "*/*"))
+        form = service.form(layers=body.layers, pool=body.pool, dtype=body.dtype)
+        texts = service.tokens(body.texts, "texts", form.pool is not None)
+        vectors = await service.vectors(request, texts)
+        arrays = await _in_thread(vectors, partial(_kept, form, texts, vectors))
+        if kind == _BINARY:
+            return await _answer(answers.npz_body(_taken(arrays)), arrays, _BINARY)
+        head = {"model": service.name, "tokens": [list(tokens) for tokens in texts]}
+        return await _answer(answers.json_body(head, "vectors", _taken(arrays)), arrays, _JSON)
+
+    @router.post("/embeddings", responses={200: {"model": schemas.EmbeddingsAnswer}, 404: {"model": ErrorAnswer}})
+    async def embeddings(body: schemas.EmbeddingsRequest, request: Request):
+        """Pooled vectors of texts, in OpenAI's shape."""
+        _check_model(service, body)
+        form = service.form(layers=body.layers, pool=body.pool)
+        texts = service.tokens([body.input] if isinstance(body.input, str) else body.input, "input", True)
+        if not texts:
+            raise Refusal(422, "input: expected at least one text, got none", "no_texts", "input")
+        vectors = await service.vectors(request, texts)
+        arrays = await _in_thread(vectors, partial(_kept, form, texts, vectors))
+        encode = answers.base64_of if body.encoding_format == "base64" else np.ndarray.tolist
+        data = ({"object": "embedding", "index": number, "embedding": encode(array)}
+                for number, array in enumerate(arrays))
+        count = sum(map(len, texts))
+        head = {"object": "list", "model": service.name, "usage": {"prompt_tokens": count, "total_tokens": count}}
+        return await _answer(answers.json_body(head, "data", data), arrays, _JSON)
+
+    return router
+
+
+def _page_routes(service: Service) -> list[APIRouter]:
+    """The routes of the page at `/`, where that module is there."""
+    if importlib.util.find_spec(_PAGE) is None:
+        return []
+    return [importlib.import_module(_PAGE).router(SharedElmo(service.batching), service.index)]
+
+
+def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:
+    if body.model != service.name:
+        raise Refusal(404, f"model: expected {service.name!r}, got {body.model!r:.80}", "model_not_found", "model")
+    own = service.bilm.get_output_dim()
+    if body.dimensions not in (None, own):
+        raise Refusal(422, f"dimensions: expected {own}, which the model has, or none, got {body.dimensions}",
+                      "invalid_value", "dimensions")
+
+
+def _accepted(accept: str) -> str:
+    for part in accept.split(","):
+        kind = part.partition(";")[0].strip().lower()
+        if kind in (_JSON, _BINARY):
+            return kind
+        if kind in ("", "*/*", "application/*"):
+            return _JSON
+    raise Refusal(406, f"Accept: expected {_JSON} or {_BINARY} (.npz), got {accept!r:.80}")
+
+
+def _kept(form: Form, texts: Sequence[Sequence[str]], vectors: list[np.ndarray]) -> list[np.ndarray]:
+    """What the form keeps, in its type; takes the vectors out of their list."""
+    arrays = []
+    for number, tokens in enumerate(texts):
+        array, vectors[number] = form.apply(vectors[number], tokens).vectors, None
+        if form.dtype == "float16":
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float16)
+            if not np.isfinite(array).all():
+                raise Refusal(422, f"dtype: expected float32, for texts[{number}] has values beyond float16",
+                              "invalid_value", "dtype")
+        arrays.append(array)
+    return arrays
+
+
+def _taken(arrays: list[np.ndarray]) -> Iterator[np.ndarray]:
+    """The arrays, whose memory is free when the next is asked for."""
+    for number in range(len(arrays)):
+        array, arrays[number] = arrays[number], None
+        yield array
+
+
+async def _in_thread(arrays: Sequence[np.ndarray], function: Callable[[], Any]) -> Any:
+    if sum(array.size for array in arrays) <= _MIXED_AT_ONCE:
+        return function()
+    return await asyncio.to_thread(function)
+
+
+async def _answer(pieces: Iterator[bytes], arrays: Sequence[np.ndarray], kind: str) -> Response:
+    if sum(array.size for array in arrays) <= _AT_ONCE:
+        return Response(b"".join(pieces), media_type=kind)
+    return StreamingResponse(pieces, media_type=kind)
+
+
+async def _disconnected(request: Request) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        while (await request.receive())["type"] != "http.disconnect":
+            pass

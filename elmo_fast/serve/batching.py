@@ -1,0 +1,327 @@
+"""Continuous batching across requests: their texts share the slots of one engine thread.
+
+A text begins at the chunk of steps that follows its arrival and its vectors are given out when it ends, whatever else
+runs. Requests take turns, so that a request of many texts holds up no request of few; and long texts never have every
+slot, so that short ones pass them.
+"""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, MOST_SENTENCES, check_count
+from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.stream import SlotStream
+from elmo_fast.model.bilm import BiLm
+
+DEFAULT_QUEUE_TOKENS = 1 << 18
+LONG_TEXT = 1024  # tokens above which a text counts as long
+_LONG_SHARE = 0.75  # of the slots, at most, run long texts
+_FAILURES = 3  # runs of the engine that fail in a row make it a failing one
+_RATE_MEMORY = 30  # seconds of computing that the rate looks back on
+_LONGEST_WAIT = 600  # seconds, of what a client is told to wait
+
+_logger = logging.getLogger(__name__)
+
+
+class TooLarge(ValueError):
+    """A request that the queue would not hold if it were empty."""
+
+
+class Unavailable(RuntimeError):
+    """A request that is not accepted at present; worth another try after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(Unavailable):
+    """More tokens are accepted and not yet answered than the queue holds."""
+
+
+class Draining(Unavailable):
+    """No more requests are accepted: the process ends."""
+
+
+class Job:
+    """Texts of a request: `future` gets their vectors, a list of float32 [layers, T, 2 P]; at the end `release`."""
+
+    def __init__(self, texts: list[Sequence[str]], tokens: int, release: Callable[["Job"], None]):
+        self.texts, self.tokens = texts, tokens
+        self.future: Future[list[np.ndarray]] = Future()
+        self.future.set_running_or_notify_cancel()  # from here on only the engine thread or `release` ends it
+        self.waiting = deque(range(len(texts)))
+        self.vectors: list[np.ndarray | None] = [None] * len(texts)
+        self.unfinished = len(texts)
+        self._release = release
+
+    def release(self) -> None:
+        """Give its tokens back to the queue, once its answer is sent or no longer wanted; what runs of it stops."""
+        self._release(self)
+
+
+class Batching:
+    """The engine thread and its queue. A context manager: at its end the thread stops, and open jobs fail.
+
+    `slots` texts run at a time. Requests of together at most `queue_tokens` tokens, boundaries included, are accepted:
+    it bounds the memory of their vectors. `on_chunk(texts, tokens)` is called after every chunk with the number of
+    texts that ran in it and of the tokens computed.
+    """
+
+    def __init__(self, bilm: BiLm, *, slots: int = DEFAULT_BATCH_SIZE, queue_tokens: int = DEFAULT_QUEUE_TOKENS,
+                 on_chunk: Callable[[int, int], None] = lambda texts, tokens: None):
+        if bilm.state == "carry":
+            raise ValueError("state: expected zero or warm, for requests share the slots; got carry")
+        if bilm.backend == "reference":
+            raise ValueError("backend: expected auto, torch or native, got reference, which has no slots")
+        self.bilm = bilm.eval()
+        self.slots = check_count("slots", slots, most=MOST_SENTENCES)
+        self.queue_tokens = check_count("queue_tokens", queue_tokens)
+        self.failures = 0  # runs of the engine that failed in a row
+        self._on_chunk = on_chunk
+        self._most_long = max(1, int(slots * _LONG_SHARE))
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()  # with texts that wait, the next to take one first
+        self._open: set[Job] = set()
+        self._alone: deque[tuple[Job, int]] = deque()  # texts of a run that failed
+        self._held = 0  # tokens of open jobs
+        self._is_draining = self._is_closed = False
+        self._rate = _Rate()
+        self._begin_stream()
+        self._thread = threading.Thread(target=self._work, name="elmo-fast engine", daemon=True)
+
+    def __enter__(self) -> "Batching":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.drain()
+        self.cut_off()
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of accepted requests that are not answered yet."""
+        return self._held
+
+    @property
+    def open_jobs(self) -> int:
+        """Accepted requests that are not answered yet."""
+        return len(self._open)
+
+    @property
+    def waiting_texts(self) -> int:
+        """Accepted texts that have not begun."""
+        with self._changed:
+            return sum(len(job.waiting) for job in self._jobs) + len(self._alone)
+
+    @property
+    def running_texts(self) -> int:
+        """Texts in slots."""
+        return len(self._running)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the engine's last runs all failed."""
+        return self.failures >= _FAILURES
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._is_draining
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self._is_draining = True  # without the lock: signal handlers call it
+
+    def cut_off(self) -> None:
+        """End all open jobs with `Draining`."""
+        for job in list(self._open):
+            job.release()
+
+    def submit(self, texts: list[Sequence[str]]) -> Job:
+        """Queue tokenized texts; raises `TooLarge`, `QueueFull` or `Draining`."""
+        tokens = sum(len(text) + 2 for text in texts)
+        if tokens > self.queue_tokens:
+            raise TooLarge(f"expected at most {self.queue_tokens:,} tokens in a request, got {tokens:,} (with the "
+                           "boundaries of its texts)")
+        job = Job(texts, tokens, self._release)
+        with self._changed:
+            if self._is_draining:
+                raise Draining("the server is shutting down", 1)
+            if excess := max(0, self._held + tokens - self.queue_tokens):
+                raise QueueFull(f"the queue of {self.queue_tokens:,} tokens has no room for {tokens:,} more",
+                                self._rate.seconds_for(excess))
+            self._held += tokens
+            self._open.add(job)
+            if texts:
+                self._jobs.append(job)
+                self._changed.notify_all()
+            else:
+                job.future.set_result([])
+        return job
+
+    def _release(self, job: Job) -> None:
+        with self._changed:
+            if job not in self._open:
+                return
+            self._open.remove(job)
+            self._held -= job.tokens
+            job.waiting.clear()
+            job.vectors = []
+            if job in self._jobs:
+                self._jobs.remove(job)
+            if not job.future.done():
+                self._has_dropped = True
+                job.future.set_exception(Draining("the server has shut down", 1))
+
+    def _begin_stream(self) -> None:
+        self._stream = SlotStream(self.bilm, self.slots)
+        self._running: dict[int, tuple[Job, int]] = {}  # the stream's number -> which text it is
+        self._taken = self._long_running = 0
+        self._has_dropped = False
+
+    def _work(self) -> None:
+        while self._wait():
+            try:
+                began, self._taken = time.monotonic(), 0
+                for rows, finished in self._stream.run_as_they_come(self._take):
+                    self._on_chunk(len(self._running), rows)
+                    self._deliver(finished)
+                    began, before = time.monotonic(), began
+                    self._rate.add(rows, began - before)
+            except Exception as error:
+                self._recover(error)
+            else:
+                self.failures = 0
+
+    def _wait(self) -> bool:
+        """Wait for texts; False when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._alone or self._is_closed)
+            return not self._is_closed
+
+    def _take(self) -> Sequence[str] | None:
+        """The next text for a free slot: of the requests in turn."""
+        with self._changed:
+            chosen = self._choose()
+            if chosen is None:
+                return None
+            job, number = chosen
+            text = job.texts[number]
+            self._running[self._taken] = chosen
+            self._taken += 1
+            self._long_running += len(text) > LONG_TEXT
+            return text
+
+    def _choose(self) -> tuple[Job, int] | None:
+        while self._alone:
+            if self._running:
+                return None
+            if not self._alone[0][0].future.done():
+                return self._alone.popleft()
+            self._alone.popleft()
+        for _ in range(len(self._jobs)):
+            job = self._jobs[0]
+            self._jobs.rotate(-1)
+            if self._long_running >= self._most_long and len(job.texts[job.waiting[0]]) > LONG_TEXT:
+                continue
+            number = job.waiting.popleft()
+            if not job.waiting:
+                self._jobs.pop()
+            return job, number
+        return None
+
+    def _deliver(self, finished: Iterable[tuple[int, np.ndarray]]) -> None:
+        with self._changed:
+            for number, vectors in finished:
+                if number in self._running:
+                    job, text = self._end(number)
+                    if not job.future.done():
+                        job.vectors[text] = vectors
+                        job.unfinished -= 1
+                        if not job.unfinished:
+                            job.future.set_result(job.vectors)
+            if self._has_dropped:
+                self._has_dropped = False
+                numbers = {number for number, (job, _) in self._running.items() if job.future.done()}
+                self._stream.drop(numbers)
+                for number in numbers:
+                    self._end(number)
+
+    def _end(self, number: int) -> tuple[Job, int]:
+        job, text = self._running.pop(number)
+        self._long_running -= len(job.texts[text]) > LONG_TEXT
+        return job, text
+
+    def _recover(self, error: Exception) -> None:
+        """Run again, alone, the texts of a run that failed; a text that ran alone fails its request."""
+        with self._changed:
+            running = [chosen for chosen in self._running.values() if not chosen[0].future.done()]
+            if len(running) == 1:
+                self.failures += not isinstance(error, ValueError)
+                job = running[0][0]
+                self._alone = deque(chosen for chosen in self._alone if chosen[0] is not job)
+                if job.waiting:
+                    job.waiting.clear()
+                    self._jobs.remove(job)
+                job.future.set_exception(error)
+            else:
+                self._alone.extendleft(reversed(running))
+            self._begin_stream()
+        if not isinstance(error, ValueError):
+            _logger.error("the engine failed with %d texts: %s", len(running), error, exc_info=error)
+
+
+class _Rate:
+    """Tokens a second of computing, over about the last `_RATE_MEMORY` seconds of it."""
+
+    def __init__(self):
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        kept = math.exp(-seconds / _RATE_MEMORY)
+        self._tokens = self._tokens * kept + tokens
+        self._seconds = self._seconds * kept + seconds
+
+    def seconds_for(self, tokens: int) -> int:
+        """At least 1; 1 as long as nothing was measured."""
+        if not self._tokens:
+            return 1
+        return min(_LONGEST_WAIT, max(1, math.ceil(tokens * self._seconds / self._tokens)))
+
+
+class SharedElmo(LoadedElmo):
+    """`LoadedElmo` whose vectors come by way of the queue, in the server's state; for every thread but the engine's."""
+
+    def __init__(self, batching: Batching):
+        self.bilm = batching.bilm
+        self._embedder = _SharedStream(batching)
+
+    def _in_state(self, state: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class _SharedStream:
+    """In place of `ElmoEmbedder`: its `stream`, by way of the queue."""
+
+    def __init__(self, batching: Batching):
+        self._batching = batching
+
+    def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
+        job = self._batching.submit(list(sentences))
+        try:
+            yield from job.future.result()
+        finally:
+            job.release()

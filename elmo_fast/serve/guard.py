@@ -1,0 +1,133 @@
+"""What surrounds every request: the API key, the limits of its body, its count in the metrics, and its end."""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import hmac
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from elmo_fast.serve.errors import CLIENT_GONE, Refusal
+from elmo_fast.serve.limits import Limits
+from elmo_fast.serve.metrics import Metrics
+
+_LINGER_SECONDS = 2.0  # reading on after a refusal: a connection closed at once may lose it on its way
+OPEN_ROUTES = frozenset({"/health"})  # without a key
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Traffic:
+    """Requests in progress."""
+
+    def __init__(self):
+        self.requests = 0
+
+
+class Guard:
+    """ASGI middleware. The app gets a whole body at once, and in its scope `elmo_fast.exit`, closed at the end."""
+
+    def __init__(self, app, *, limits: Limits, metrics: Metrics, traffic: Traffic, api_key: str | None,
+                 routes: frozenset[str]):
+        self._app, self._limits, self._metrics, self._traffic = app, limits, metrics, traffic
+        self._key = None if api_key is None else api_key.encode()
+        self._routes = routes
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 500
+
+        async def send_noting(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        self._traffic.requests += 1
+        try:
+            with contextlib.ExitStack() as stack:
+                scope["elmo_fast.exit"] = stack
+                await self._run(scope, receive, send_noting)
+        finally:
+            self._traffic.requests -= 1
+            self._metrics.count_request(self._route(scope), status, time.perf_counter() - began)
+
+    def _route(self, scope: Message) -> str:
+        """A known route: else any path that a client thinks of would be a metric of its own."""
+        path = getattr(scope.get("route"), "path", scope["path"])
+        return path if path in self._routes else "other"
+
+    async def _run(self, scope: Message, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        try:
+            if scope["path"] not in OPEN_ROUTES:
+                self._check_key(headers)
+            body = await self._read(headers, receive)
+        except Refusal as refusal:
+            await _refuse(refusal, receive, send)
+            return
+        whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_whole() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self._app(scope, receive_whole, send)
+
+    def _check_key(self, headers: Headers) -> None:
+        if self._key is not None and not hmac.compare_digest(_given_key(headers.get("authorization", "")), self._key):
+            raise Refusal(401, "Authorization: expected Bearer and the server's key", "invalid_api_key",
+                          headers={"WWW-Authenticate": 'Basic realm="elmo-fast", charset="UTF-8"'})
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        if headers.get("content-encoding", "identity") != "identity":
+            raise Refusal(415, "Content-Encoding: expected none", "encoded_body")
+        most = self._limits.max_body_bytes
+        too_large = Refusal(413, f"the body: expected at most {most:,} bytes", "body_too_large")
+        if int(headers.get("content-length", 0)) > most:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal(CLIENT_GONE, "the client has gone")
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > most:
+                        raise too_large
+        except TimeoutError:
+            raise Refusal(408, f"the body: expected it within {self._limits.body_seconds} s", "body_too_slow") from None
+        return bytes(body)
+
+
+def _given_key(authorization: str) -> bytes:
+    """The token of `Bearer`; of `Basic`, which browsers ask their users for, the password."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "basic":
+        with contextlib.suppress(binascii.Error, ValueError):
+            return base64.b64decode(value).partition(b":")[2]
+    return value.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+
+
+async def _refuse(refusal: Refusal, receive: Receive, send: Send) -> None:
+    """Answer before the body has arrived: close the connection after the client had a chance to read the answer."""
+    response = refusal.response()
+    await send({"type": "http.response.start", "status": response.status_code,
+                "headers": [*response.raw_headers, (b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_SECONDS):
+            message = {"type": "http.request", "more_body": True}
+            while message["type"] == "http.request" and message.get("more_body"):
+                message = await receive()
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,25 @@
+"""Limits of the server. The command makes a flag of every field, so nothing else is imported here."""
+
+from dataclasses import dataclass, field
+
+
+def _limit(default: int, help: str):
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the server accepts and how long it waits; integers of at least 1."""
+
+    max_texts: int = _limit(1024, "texts in a request")
+    max_tokens: int = _limit(50_000, "tokens in a text")
+    max_letters: int = _limit(1000, "letters in a token, for the engine remembers tokens")
+    max_body_bytes: int = _limit(4 << 20, "bytes in the body of a request")
+    max_connections: int = _limit(1024, "connections at a time; more get 503")
+    queue_tokens: int = _limit(1 << 18, "tokens of accepted requests that are not answered yet, which bounds the "
+                               "memory of their vectors; more get 429")
+    request_seconds: int = _limit(60, "seconds from a request's arrival to its vectors, else 504")
+    header_seconds: int = _limit(10, "seconds that a client has for a request's headers")
+    body_seconds: int = _limit(20, "seconds that a client has for a request's body, else 408")
+    write_seconds: int = _limit(30, "seconds that a client may take no bytes of an answer")
+    drain_seconds: int = _limit(30, "seconds that running requests have to end after SIGTERM")

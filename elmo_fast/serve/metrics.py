@@ -1,0 +1,60 @@
+"""Metrics in Prometheus' format, in a registry of their own."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+from elmo_fast.serve.batching import Batching
+
+_SECONDS = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """What `/metrics` shows."""
+
+    def __init__(self):
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._requests = self._make(Counter, "requests", "Answered requests", ("route", "status"))
+        self._seconds = self._make(Histogram, "request_seconds", "Seconds from a request's first byte to its last",
+                                   ("route",), buckets=_SECONDS)
+        self._tokens = self._make(Counter, "tokens", "Tokens computed, with the boundaries of texts")
+        self._texts = self._make(Counter, "texts", "Texts in answers")
+        self._occupancy: Histogram | None = None
+
+    def _make(self, kind: Callable, name: str, text: str, labels: tuple[str, ...] = (), **arguments):
+        return kind(f"elmo_fast_{name}", text, labels, registry=self._registry, **arguments)
+
+    def watch(self, batching: Batching, requests: Callable[[], int]) -> None:
+        """Show the queue of `batching`, and the number of requests in progress."""
+        for name, text, value in (
+                ("requests_in_progress", "Requests whose answers are not sent", requests),
+                ("queue_tokens", "Tokens of accepted requests that are not answered", lambda: batching.held_tokens),
+                ("queue_limit_tokens", "Most tokens of accepted requests", lambda: batching.queue_tokens),
+                ("waiting_texts", "Accepted texts that have not begun", lambda: batching.waiting_texts),
+                ("running_texts", "Texts in slots", lambda: batching.running_texts),
+                ("slots", "Texts that can run at a time", lambda: batching.slots),
+                ("draining", "1 after SIGTERM", lambda: batching.is_draining),
+                ("failing", "1 when the engine fails", lambda: batching.is_failing)):
+            self._make(Gauge, name, text).set_function(value)
+        self._occupancy = self._make(Histogram, "chunk_texts", "Texts in a chunk of steps; short ones share a slot",
+                                     buckets=[1 << bit for bit in range(batching.slots.bit_length() + 4)])
+
+    def count_chunk(self, texts: int, tokens: int) -> None:
+        """A chunk of steps in the engine."""
+        self._tokens.inc(tokens)
+        if self._occupancy is not None:
+            self._occupancy.observe(texts)
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """An answer that was sent."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def count_texts(self, texts: int) -> None:
+        """Texts whose vectors are sent."""
+        self._texts.inc(texts)
+
+    def text(self) -> bytes:
+        """All of them, in the text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,176 @@
+"""The page at `/` and what it asks for: token-by-token similarities of two sentences, nearest contexts of a word."""
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from elmo_fast.choices import extra
+from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.embed.contexts import ContextIndex, compare
+from elmo_fast.embed.nearest import context_of, open_index
+from elmo_fast.model.options import ConfigurationError
+
+with extra("serve"):
+    from fastapi import APIRouter, HTTPException
+    from fastapi.responses import HTMLResponse
+    from pydantic import BaseModel, ConfigDict, Field
+
+MOST_TOKENS = 60  # of a sentence on the page
+_PAGE = Path(__file__).with_name("page.html")
+# Nothing comes from elsewhere, and no script runs but the page's own.
+_POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
+           "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
+_Token = Annotated[str, Field(max_length=2000)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CompareRequest(_Body):
+    """Two sentences, split at whitespace."""
+
+    first: Annotated[str, Field(max_length=20000)]
+    second: Annotated[str, Field(max_length=20000)]
+
+
+class CompareAnswer(BaseModel):
+    """Tokens, and dot products between the layers' vectors: `cross` [layers, layers, T1, T2] of pairs of tokens,
+    `first` [layers, layers, T1] and `second` [layers, layers, T2] of a token with itself.
+
+    With weights w a mixture of the layers has the cosines `w cross w / sqrt((w first w) (w second w))`.
+    """
+
+    first_tokens: list[str]
+    second_tokens: list[str]
+    cross: list[list[list[list[float]]]]
+    first: list[list[list[float]]]
+    second: list[list[list[float]]]
+
+
+class NearestRequest(_Body):
+    """A tokenized sentence and the position of the word in it, from 0."""
+
+    tokens: Annotated[list[_Token], Field(min_length=1, max_length=MOST_TOKENS)]
+    position: Annotated[int, Field(ge=0)]
+    top: Annotated[int, Field(ge=1, le=100)] = 10
+    any_word: Annotated[bool, Field(description="Search all tokens, not the word's occurrences alone.")] = False
+
+
+class FoundContext(BaseModel):
+    """An occurrence in the corpus, with its line from 1; `similarity` is null for a vector of zeros."""
+
+    similarity: float | None
+    line: int
+    before: str
+    word: str
+    after: str
+    tokens: list[str]
+
+
+class NearestAnswer(BaseModel):
+    """How often the corpus has the word, whatever its capitals, and the contexts, the nearest first."""
+
+    occurrences: int
+    neighbours: list[FoundContext]
+
+
+def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = None) -> APIRouter:
+    """Routes of the page: `/`, `/v1/page`, `/v1/compare`, and `/v1/nearest` for an index or the path of its file.
+
+    `elmo.embed` is called in threads of the server, several at a time.
+    """
+    if isinstance(index, (str, os.PathLike)):
+        index = _open(index)
+    if index is not None and index.check(elmo).state != elmo.bilm.state:
+        raise ConfigurationError(f"index: expected vectors of the server's state {elmo.bilm.state}, got {index.state}")
+    if index is not None:
+        index.occurrences("")  # finds the words before the first request
+    routes = APIRouter()
+    page = _PAGE.read_text(encoding="utf-8")
+    policy = {"Content-Security-Policy": _POLICY.format(_digest(page.split("<script>")[1].split("</script>")[0]))}
+    about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
+        "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
+
+    @routes.get("/", include_in_schema=False)
+    def show_page() -> HTMLResponse:
+        return HTMLResponse(page, headers=policy)
+
+    @routes.get("/v1/page")
+    def describe() -> dict[str, Any]:
+        """What the page needs to begin: the model's layers, the limit of tokens, and the index."""
+        return about
+
+    @routes.post("/v1/compare")
+    def compare_sentences(body: CompareRequest) -> CompareAnswer:
+        """Dot products of two sentences, from which the cosines of every mixture of layers follow."""
+        return _compare(elmo, body.first.split(), body.second.split())
+
+    @routes.post("/v1/nearest")
+    def find_nearest(body: NearestRequest) -> NearestAnswer:
+        """The contexts of the indexed corpus whose vectors are nearest to a word in a sentence."""
+        if index is None:
+            raise HTTPException(404, "the server was started without an index of a corpus (--index)")
+        if body.position >= len(body.tokens):
+            raise HTTPException(422, f"position: expected a number below {len(body.tokens)}, got {body.position}")
+        return _nearest(elmo, index, body)
+
+    return routes
+
+
+def _digest(script: str) -> str:
+    """The name of a script in a Content-Security-Policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def _open(path: str | os.PathLike) -> ContextIndex:
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"index: expected a file of vectors, found nothing at {os.fspath(path)}")
+    index = open_index(path)
+    if index is None:
+        raise ConfigurationError(f"index: expected a file of vectors, which `elmo-fast nearest --save` or embed wrote, "
+                                 f"got {os.fspath(path)}")
+    return index
+
+
+def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> CompareAnswer:
+    for name, tokens in (("first", first), ("second", second)):
+        if not 1 <= len(tokens) <= MOST_TOKENS:
+            raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
+    products = compare(elmo, first, second).products()
+    if not all(np.isfinite(values).all() for values in products):
+        raise HTTPException(500, "the model's vectors are not finite")
+    cross, own_first, own_second = (_rounded(values) for values in products)
+    return CompareAnswer(first_tokens=first, second_tokens=second, cross=cross, first=own_first, second=own_second)
+
+
+def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> NearestAnswer:
+    word = body.tokens[body.position]
+    occurrences = index.occurrences(word)
+    if not len(occurrences) and not body.any_word:
+        return NearestAnswer(occurrences=0, neighbours=[])
+    vector = elmo.embed([body.tokens], index.layers, index.state)[0][body.position]
+    found = []
+    for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
+        shown = context_of(index, near.number)
+        found.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
+                                  line=int(index.lines[near.text]) + 1, before=shown.before, word=shown.word,
+                                  after=shown.after, tokens=list(index.texts[near.text])))
+    return NearestAnswer(occurrences=len(occurrences), neighbours=found)
+
+
+def _rounded(values: np.ndarray) -> list:
+    """Nested lists with nine digits a number, which is what float32 has."""
+    return np.char.mod("%.9g", values).astype(np.float64).tolist()
+
+
+def _layers_text(index: ContextIndex) -> str:
+    named = {"average": "average of the layers", "top": "top layer"}
+    if isinstance(index.layers, str):
+        return named[index.layers]
+    chosen = [number for number, factor in enumerate(index.layers) if factor]
+    return f"layer {chosen[0]}" if len(chosen) == 1 else "mixture of layers"

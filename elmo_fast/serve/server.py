@@ -1,0 +1,140 @@
+"""The process: uvicorn with time limits for slow clients, and an end that waits for running requests."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from elmo_fast import stops
+from elmo_fast.choices import extra
+from elmo_fast.serve.app import Service, create_app
+from elmo_fast.serve.batching import SharedElmo
+from elmo_fast.serve.limits import Limits
+
+with extra("serve"):
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_QUIET_SECONDS = 0.5  # of refusals before the end: who connects just then is answered, not reset
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+_logger = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at an address; connections are refused until the server listens."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        raise OSError("--host, --port: expected a free address of this machine, got "
+                      f"{host}:{port} ({error})") from error
+    return found
+
+
+def read_api_key(path: str | os.PathLike) -> str:
+    """The only line of a file."""
+    key = Path(path).read_text(encoding="utf-8").strip()
+    if not key or any(letter.isspace() for letter in key):
+        raise ValueError(f"--api-key-file: expected one line with a key in {os.fspath(path)}, without spaces")
+    return key
+
+
+def serve(service: Service, found: socket.socket) -> None:
+    """Serve at a bound socket until SIGTERM or SIGINT; then finish what runs. A second signal ends the process."""
+    host, port = found.getsockname()[:2]
+    if host not in _LOOPBACK and service.api_key is None:
+        _logger.warning("the server listens at %s without an API key: whoever reaches it can use it", host)
+    SharedElmo(service.batching).embed([[]])  # loads kernels, and fails here where the engine does
+    if stops.is_requested():
+        raise KeyboardInterrupt("interrupted before the server was ready")
+    address = f"[{host}]" if ":" in host else host
+    Server(service, lambda: print(f"elmo-fast: {service.name} at http://{address}:{port}", flush=True)).run([found])
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server of a service; `on_ready` is called when it listens."""
+
+    def __init__(self, service: Service, on_ready: Callable[[], None] = lambda: None):
+        limits = service.limits
+        super().__init__(uvicorn.Config(
+            create_app(service), http=_protocol(limits), ws="none", lifespan="off", log_config=None,
+            server_header=False, limit_concurrency=limits.max_connections))
+        self._service, self._on_ready = service, on_ready
+        self._drain_until: float | None = None
+        self._last_open = 0.0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, then call `on_ready`."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    def handle_exit(self, sig: int, frame) -> None:
+        """Refuse new requests; with a second signal let that signal do what it does by default."""
+        if self._drain_until is not None:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+            os._exit(128 + sig)  # the first process of a container is spared what signals do by default
+        self._service.batching.drain()
+        self._last_open = time.monotonic()
+        self._drain_until = self._last_open + self._service.limits.drain_seconds
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end: some time after the last accepted request was answered, or when their time is up."""
+        if await super().on_tick(counter):
+            return True
+        if self._drain_until is None:
+            return False
+        now, open_jobs = time.monotonic(), self._service.batching.open_jobs
+        if open_jobs:
+            self._last_open = now
+        if late := now > self._drain_until:
+            _logger.warning("%d requests were not answered within %d s and are cut off", open_jobs,
+                            self._service.limits.drain_seconds)
+            self._service.batching.cut_off()
+        self.config.timeout_graceful_shutdown = max(1, int(self._drain_until - now))  # for bytes on their way
+        return late or now - self._last_open > _QUIET_SECONDS
+
+
+def _protocol(limits: Limits) -> type[H11Protocol]:
+    class Protocol(H11Protocol):
+        """Ends a connection whose client takes too long for the headers of a request or for reading an answer."""
+
+        _headers: asyncio.TimerHandle | None = None
+        _writing: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport) -> None:
+            super().connection_made(transport)
+            self._headers = self.loop.call_later(limits.header_seconds, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._headers = _cancelled(self._headers)
+            elif self._headers is None:
+                self._headers = self.loop.call_later(limits.header_seconds, self.transport.abort)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._writing = self._writing or self.loop.call_later(limits.write_seconds, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._writing = _cancelled(self._writing)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._headers, self._writing = _cancelled(self._headers), _cancelled(self._writing)
+
+    return Protocol
+
+
+def _cancelled(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -1,0 +1,22 @@
+"""Vectors from `elmo-fast serve`: python examples/serve_client.py URL TEXT..."""
+
+import io
+import json
+import os
+import sys
+import urllib.request
+
+import numpy as np
+
+
+def embed(url: str, texts: list[str], **wanted) -> list[np.ndarray]:
+    """Vectors of texts; `wanted` are `layers`, `pool` and `dtype`. Raises `HTTPError`, whose body has the reason."""
+    headers = {"Content-Type": "application/json", "Accept": "application/octet-stream",
+               "Authorization": f"Bearer {os.environ.get('ELMO_FAST_KEY', '')}"}
+    request = urllib.request.Request(f"{url}/v1/embed", json.dumps({"texts": texts, **wanted}).encode(), headers)
+    with urllib.request.urlopen(request) as answer, np.load(io.BytesIO(answer.read())) as arrays:
+        return [arrays[str(number)] for number in range(len(texts))]
+
+
+for vectors in embed(sys.argv[1], sys.argv[2:]):
+    print(vectors.shape, f"{vectors.mean():+.6f}")

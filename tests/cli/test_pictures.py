@@ -1,0 +1,223 @@
+import logging
+import re
+import signal
+import sys
+import warnings
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import elmo_fast
+from elmo_fast.embed.contexts import ContextIndex, compare
+from elmo_fast.embed.nearest import Context, Group, Plane, Report, find_contexts, report_lines
+from elmo_fast.embed.pages import report_page
+from elmo_fast.embed.pictures import save_report
+from tests.support.files import names, run, write_model
+
+CORPUS = ["The play opened in spring .", "", "They Play outside <b>&amp;</b> play", "no such word", "猫 and a play"]
+PICTURES = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".txt": b"query\t"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    (tmp_path / "in.txt").write_text("\n".join(CORPUS) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def assert_refused(result, message, status=2):
+    assert result[:2] == (status, "") and result[2].startswith(f"elmo-fast: error: {message}"), result
+    assert result[2].count("\n") == 1
+
+
+class Tags(HTMLParser):
+    """The elements of a page as (tag, attributes, text up to the next tag)."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append([tag, dict(attributes), ""])
+
+    def handle_data(self, data):
+        if self.found:
+            self.found[-1][2] += data
+
+
+def cells(page):
+    return [text for tag, attributes, text in Tags(page).found if tag == "td" and attributes.get("class") != "corner"]
+
+
+def test_rows_of_a_comparison(capsys, folder, model):
+    status, out, err = run(capsys, "compare", "a naïve 猫", "two words", "--model", model, "--weights", 1, 0.5, 0)
+    assert (status, err) == (0, "")
+    comparison = compare(elmo_fast.load(model), "a naïve 猫", "two words")
+    blocks = [[line.split("\t") for line in block.splitlines()] for block in out.strip().split("\n\n")]
+    assert [block[0] for block in blocks] == [[title, "two", "words"] for title in
+                                              ("layer 0", "layer 1", "layer 2", "mixture 1, 0.5, 0")]
+    for block, cosines in zip(blocks, [*comparison.layers(), comparison.mixed([1, 0.5, 0])]):
+        assert [row[0] for row in block[1:]] == ["a", "naïve", "猫"]
+        np.testing.assert_allclose([list(map(float, row[1:])) for row in block[1:]], cosines, atol=6e-5)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".html"])
+def test_drawn_comparisons(capsys, folder, model, suffix):
+    if suffix != ".html":
+        pytest.importorskip("matplotlib")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        status, _, err = run(capsys, "compare", "pay $5 or $6 <b> &amp; \x07", " ".join(["long"] * 70), "-o",
+                             f"a{suffix}", "--model", model)
+    assert (status, err) == (0, "") and names(folder) == sorted([f"a{suffix}", "in.txt"])
+    assert (folder / f"a{suffix}").read_bytes().startswith(PICTURES[suffix])
+
+
+def test_cells_of_a_page(capsys, folder, model):
+    status, _, _ = run(capsys, "compare", "<i> a b", "c &amp;", "-o", "a.html", "--model", model)
+    page = (folder / "a.html").read_text(encoding="utf-8")
+    expected = compare(elmo_fast.load(model), "<i> a b", "c &amp;").layers()
+    found = np.array([float(text.replace("\u2212", "-")) for text in cells(page)]).reshape(3, 3, 2)
+    np.testing.assert_allclose(found, expected, atol=6e-3)
+    assert status == 0 and "<i> a" not in page and "&lt;i&gt;" in page and "&amp;amp;" in page
+
+
+@pytest.mark.parametrize("suffix", PICTURES)
+def test_nearest_contexts(capsys, folder, model, suffix):
+    if suffix in (".png", ".svg", ".pdf"):
+        pytest.importorskip("matplotlib")
+    status, out, _ = run(capsys, "nearest", "in.txt", "--word", "PLAY", "--sentence", "we play here", "-o",
+                         f"out{suffix}", "--top", 3, "--model", model)
+    elmo = elmo_fast.load(model)
+    index = ContextIndex.build(elmo, CORPUS, words=["play"])
+    nearest = index.nearest(elmo.embed(["we play here"], "average")[0][1], 3)
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert status == 0 and rows[0] == ["query", "-", "-", "we [play] here"]
+    assert [row[:3] for row in rows[1:]] == [[f"{near.similarity:.4f}", str(index.lines[near.text] + 1),
+                                              str(near.position + 1)] for near in nearest]
+    shown = [CORPUS[index.lines[near.text]].split() for near in nearest]
+    assert [row[3].replace("[", "").replace("]", "").split() for row in rows[1:]] == shown
+    content = (folder / f"out{suffix}").read_bytes()
+    assert content.startswith(PICTURES[suffix]) and names(folder) == sorted(["in.txt", f"out{suffix}"])
+    if suffix == ".txt":
+        assert content.decode() == out
+
+
+def test_a_page_of_contexts_is_escaped_and_whole(capsys, folder, model):
+    arguments = ("nearest", "in.txt", "--word", "play", "-o", "out.html", "--model", model, "--queries", 2)
+    assert run(capsys, *arguments)[0] == 0
+    page = (folder / "out.html").read_text(encoding="utf-8")
+    tags = Tags(page).found
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, *_ in tags} and "http://" not in page
+    assert "<b>&amp;</b>" not in page and "&lt;b&gt;&amp;amp;&lt;/b&gt;" in page
+    circles = [attributes for tag, attributes, _ in tags if tag == "circle"]
+    assert len(circles) == 4 and sum("class" in attributes for attributes in circles) == 2
+    assert len([tag for tag, attributes, _ in tags if tag == "li"]) == 6
+    shares = [float(attributes["style"][4:-1]) for tag, attributes, _ in tags if tag == "i" and "style" in attributes]
+    scores = [float(text) for text in re.findall(r"<span>(\d\.\d{3})</span></span>", page)]
+    np.testing.assert_allclose(np.array(shares) / 100, scores, atol=1.1e-3)
+
+
+def test_any_word_center_layers_and_a_stored_index(capsys, folder, model):
+    arguments = ("--word", "cat", "--sentence", "a cat", "--model", model)
+    assert_refused(run(capsys, "nearest", "in.txt", *arguments), "word: expected one that the corpus has, in any")
+    status, out, _ = run(capsys, "nearest", "in.txt", "--word", "play", "--model", model, "--any-word", "--top", 30)
+    assert status == 0 and "[opened]" in out
+    common = ("--word", "play", "--model", model, "--center")
+    direct = run(capsys, "nearest", "in.txt", *common, "--layer", "1")
+    assert direct == run(capsys, "nearest", "in.txt", *common, "--weights", "0", "1", "0")
+    assert run(capsys, "nearest", "in.txt", *common, "--layer", "1", "--save", "index.h5")[0] == 0
+    index = ContextIndex.load("index.h5")
+    assert index.layers == (0, 1, 0) and len(index) == 18 and index.vectors.dtype == np.float16
+    stored = run(capsys, "nearest", "index.h5", *common)
+    columns = [[line.split("\t")[0] for line in out.splitlines()] for _, out, _ in (direct, stored)]
+    assert [at for at, cell in enumerate(columns[0]) if cell == "query"] == [0, 4, 8]
+    numbers = [np.array([float(cell) for cell in column if cell != "query"]) for column in columns]
+    np.testing.assert_allclose(*numbers, atol=0.02)
+    assert_refused(run(capsys, "nearest", "index.h5", "--word", "play", "--layer", "top", "--model", model),
+                   "--layer, --weights, --state: expected a text beside them")
+
+
+def test_a_corpus_of_stored_vectors(capsys, folder, model):
+    (folder / "in.txt").write_text("\n".join(filter(None, CORPUS)) + "\n", encoding="utf-8")
+    assert run(capsys, "embed", "in.txt", "vectors.h5", "--all", "--state", "warm", "--model", model, "--quiet")[0] == 0
+    arguments = ("--word", "play", "--model", model, "--sentence", "we play here")
+    assert run(capsys, "nearest", "vectors.h5", *arguments) == run(capsys, "nearest", "in.txt", *arguments)
+    other = write_model(folder / "other", seed=1)
+    (folder / "other.txt").write_text("play\nplay\n")
+    assert run(capsys, "nearest", "other.txt", "--word", "play", "--model", other, "--save", "other.h5")[0] == 0
+    assert_refused(run(capsys, "nearest", "other.h5", *arguments), "index: expected vectors of this model")
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (("compare", "", "a"), "first: expected a text with at least one token, got an empty one"),
+    (("compare", "a", " "), "second: expected a text with at least one token"),
+    (("compare", "a", "b", "-o", "a.jpg"), "output: expected a file that ends in .png, .svg, .pdf, .html, got a.jpg"),
+    (("compare", "a", "b", "-o", "none/a.png"), "output: expected an existing directory"),
+    (("compare", "a", "b", "--weights", "1"), "weights: expected 3 numbers"),
+    (("compare", "a", "b " * 301, "-o", "a.png"), "text: expected at most 300 tokens to draw, got 301"),
+    (("nearest", "in.txt", "--word", "cat"), "word: expected one that the corpus has at least twice, in any"),
+    (("nearest", "in.txt", "--word", "opened"), "word: expected one that the corpus has at least twice"),
+    (("nearest", "in.txt", "--word", "play", "--sentence", "They played ."), "sentence: expected a sentence with the"),
+    (("nearest", "in.txt", "--word", "play", "--sentence", " "), "sentence: expected a sentence with the word"),
+    (("nearest", "in.txt", "--word", "play", "--layer", "3"), "--layer: expected average, top or a number from 0 to 2"),
+    (("nearest", "in.txt", "--word", "play", "--weights", "1"), "layers: expected 3 numbers"),
+    (("nearest", "in.txt", "--word", "play", "-o", "a"), "output: expected a file that ends in .png, .svg,"),
+    (("nearest", "absent.txt", "--word", "play"), "[Errno 2] No such file"),
+    (("nearest", "in.txt", "--word", "play", "-o", "in.txt"), "-o: expected a file other than CORPUS, got in.txt"),
+    (("nearest", "in.txt", "--word", "play", "--save", "./in.txt"), "--save: expected a file other than CORPUS"),
+])
+def test_refusals(capsys, folder, model, arguments, message):
+    if "a.png" in arguments:
+        pytest.importorskip("matplotlib")
+    assert_refused(run(capsys, *arguments, "--model", model), message)
+    assert names(folder) == ["in.txt"]
+
+
+def test_without_matplotlib(capsys, folder, model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run(capsys, "compare", "a", "b", "-o", "a.png", "--model", model)
+    assert result[:2] == (1, "") and result[2].endswith("install elmo-fast[plots]\n") and result[2].count("\n") == 1
+    assert run(capsys, "compare", "a", "b", "-o", "a.html", "--model", model)[0] == 0
+    assert run(capsys, "nearest", "in.txt", "--word", "play", "-o", "n.html", "--model", model)[0] == 0
+
+
+def test_letters_that_no_font_has(capsys, folder, model, caplog):
+    pytest.importorskip("matplotlib")
+    with caplog.at_level(logging.WARNING), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(capsys, "compare", "a \U000fffe0 b", "c", "-o", "a.png", "--model", model)[0] == 0
+    assert [record.message for record in caplog.records] == []  # a private letter is drawn as the replacement mark
+    letter = "\U00012000"  # cuneiform
+    with caplog.at_level(logging.WARNING):
+        assert run(capsys, "compare", letter, "c", "-o", "b.png", "--model", model)[0] == 0
+    assert all(letter in record.message and "boxes" in record.message for record in caplog.records)
+    assert len(caplog.records) <= 1
+
+
+@pytest.mark.parametrize("suffix", PICTURES)
+def test_texts_that_no_font_can_draw(tmp_path, model, suffix):
+    if suffix in (".png", ".svg", ".pdf"):
+        pytest.importorskip("matplotlib")
+    elmo = elmo_fast.load(model)
+    index = ContextIndex.build(elmo, [["\ud800", "a", "b\x00\n", "$x^$"]])
+    report = find_contexts(elmo, index, "a", sentence="\ud800 a")
+    save_report(report, tmp_path / f"out{suffix}", "\x07 title \ud800")
+    assert (tmp_path / f"out{suffix}").read_bytes().startswith(PICTURES[suffix])
+
+
+def test_long_contexts_are_cut_at_words_and_numbers_are_finite():
+    group = Group(Context("", "w", ""), [Context("", "w", "", 1, 1, float("nan")), Context("", "w", "", 1, 2, -0.5)])
+    report = Report("w", 2, [group], Plane(np.zeros((2, 2), np.float32), [group.query, group.neighbours[0]], 1, 1.0))
+    page = report_page(report, "title")
+    assert "nan" not in page and "--w:0.0%" in page and "\u22120.500" in page
+    assert list(report_lines(report))[1].startswith("nan\t1\t1\t[w]")

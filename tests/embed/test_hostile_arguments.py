@@ -1,0 +1,185 @@
+"""What is no text, no ids and no choice gets a one-line error from every public class, those of `compat` too."""
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast import (
+    BiLm,
+    ConfigurationError,
+    Elmo,
+    ElmoEmbedder,
+    FastaRecord,
+    TokenBatcher,
+    UnicodeCharsVocabulary,
+    Vocabulary,
+    batch_to_ids,
+    build_token_table,
+    corpus_words,
+    load,
+)
+from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder as AllenNlpEmbedder
+from elmo_fast.compat.allennlp.data.token_indexers import ELMoTokenCharactersIndexer
+from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper
+from elmo_fast.compat.allennlp.modules.elmo import Elmo as AllenNlpElmo
+from elmo_fast.compat.allennlp.modules.elmo import _ElmoCharacterEncoder
+from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeights, weight_layers
+from elmo_fast.compat.elmoformanylangs import Embedder
+from elmo_fast.compat.simple_elmo import ElmoModel
+from elmo_fast.testing import tiny
+from tests.support.files import paths
+from tests.support.manylangs import write_manylangs
+from tests.support.softmax import head_of, write_softmax_model
+
+NO_LISTS = [None, 3, 3.5, True, object(), "a b", b"a b", np.array(3.0), torch.tensor(3.0)]
+NESTED = [[None], [3], [[3]], [[None]], [["a", 3]], [["a"], [["b"]]], [[["a"]]], [[["a", "b"], ["c"]]], [[{"a": 1}]],
+          [[b"a"]], np.zeros((2, 3)), [np.array(3.0)]]
+SENTENCE = ["the", "cat"]
+
+
+class Made:
+    """Every public class that takes text, of one model."""
+
+    def __init__(self, folder):
+        self.folder = write_softmax_model(folder / "model", tiny(lstm__dim=12))
+        self.files, self.vocabulary = paths(self.folder), self.folder / "vocab.txt"
+        self.path = folder / "out.h5"
+        self.loaded, self.embedder = load(self.folder), ElmoEmbedder(*self.files)
+        self.bilm, self.allennlp, self.head = self.loaded.bilm, AllenNlpEmbedder(*self.files), head_of(self.folder)
+        self.simple = ElmoModel()
+        self.simple.load(self.folder, full=True)
+        many = write_manylangs(folder / "many")
+        self.many, self.loaded_many = Embedder(many), load(many)
+        self.words, self.characters = Vocabulary(self.vocabulary), UnicodeCharsVocabulary(self.vocabulary, 50)
+        self.tf = BidirectionalLanguageModel(*self.files)
+        (folder / "plain.txt").write_text("<S>\n</S>\na\n")
+        self.plain = folder / "plain.txt"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return Made(tmp_path_factory.mktemp("made"))
+
+
+BATCHES = {
+    "load().embed": lambda made, value: made.loaded.embed(value),
+    "load().save_vectors": lambda made, value: made.loaded.save_vectors(made.path, value),
+    "load().embed, many languages": lambda made, value: made.loaded_many.embed(value),
+    "BiLm.embed_tokens": lambda made, value: made.bilm.embed_tokens(value),
+    "BiLm, warm_text": lambda made, value: BiLm.from_files(*made.files, state="warm", warm_text=value).embed_tokens(
+        [SENTENCE]),
+    "ElmoEmbedder.embed_batch": lambda made, value: made.embedder.embed_batch(value),
+    "ElmoEmbedder.batch_to_embeddings": lambda made, value: made.embedder.batch_to_embeddings(value),
+    "ElmoEmbedder.embed_sentences": lambda made, value: list(made.embedder.embed_sentences(value)),
+    "allennlp ElmoEmbedder.embed_batch": lambda made, value: made.allennlp.embed_batch(value),
+    "simple_elmo get_elmo_vectors": lambda made, value: made.simple.get_elmo_vectors(value),
+    "simple_elmo get_elmo_vector_average": lambda made, value: made.simple.get_elmo_vector_average(value),
+    "elmoformanylangs sents2elmo": lambda made, value: made.many.sents2elmo(value),
+    "SoftmaxHead.score": lambda made, value: made.head.score(value),
+    "batch_to_ids": lambda made, value: batch_to_ids(value),
+    "Batcher": lambda made, value: Batcher(made.vocabulary, 50).batch_sentences(value),
+    "TokenBatcher": lambda made, value: TokenBatcher(made.vocabulary).batch_sentences(value),
+    "TokenBatcher without <UNK>": lambda made, value: TokenBatcher(made.plain).batch_sentences(value),
+}
+SENTENCES = {
+    "load().encode": lambda made, value: made.loaded.encode(value),
+    "load().encode, many languages": lambda made, value: made.loaded_many.encode(value),
+    "BiLm.encode": lambda made, value: made.bilm.encode(value),
+    "BiLm.cache_words": lambda made, value: made.bilm.cache_words(value),
+    "Elmo, vocab_to_cache": lambda made, value: Elmo(*made.files, 1, vocab_to_cache=[None] if value is None else value),
+    "ElmoEmbedder.embed_sentence": lambda made, value: made.embedder.embed_sentence(value),
+    "SoftmaxHead.substitutes": lambda made, value: made.head.substitutes(value, 0),
+    "SoftmaxHead.logits": lambda made, value: made.head.logits(value),
+    "allennlp ELMoTokenCharactersIndexer": lambda made, value: ELMoTokenCharactersIndexer().tokens_to_indices(value),
+    "build_token_table": lambda made, value: build_token_table(made.bilm, value),
+}
+
+
+@pytest.mark.parametrize("value", NO_LISTS, ids=repr)
+@pytest.mark.parametrize("name", BATCHES)
+def test_no_list_of_sentences(made, name, value):
+    with pytest.raises(ValueError, match="expected"):
+        BATCHES[name](made, value)
+
+
+@pytest.mark.parametrize("value", NESTED, ids=repr)
+@pytest.mark.parametrize("name", BATCHES)
+def test_nested_lists_and_numbers(made, name, value):
+    with pytest.raises(ValueError, match="expected"):
+        BATCHES[name](made, value)
+    assert not made.path.exists()
+
+
+@pytest.mark.parametrize("value", [value for value in NO_LISTS if not isinstance(value, (str, bytes))] + [
+    [None], [3], [["a"]], [b"a"]], ids=repr)
+@pytest.mark.parametrize("name", SENTENCES)
+def test_no_list_of_tokens(made, name, value):
+    with pytest.raises((ValueError, FileNotFoundError), match="expected"):
+        SENTENCES[name](made, value)
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda made: made.loaded.similarity(None, ["a"]), "sentences.0.: expected a list of tokens, got NoneType"),
+    (lambda made: made.loaded.similarity(["a"], np.array(3)), "sentences.1.: expected a list of tokens, got ndarray"),
+    *((lambda made, layers=layers: made.loaded.embed([["a"]], layers=layers), "layers: expected one of all, top")
+      for layers in ([["a"], 3], ["a"], {"a": 1}, object(), b"top")),
+    (lambda made: made.loaded.embed([["a"]], pool=np.zeros(3)), "pool: expected None or one of mean, max"),
+    (lambda made: made.loaded.embed([["a"]], state=np.zeros(3)), "state: expected one of carry, zero, warm"),
+    (lambda made: load(made.folder, precision=np.zeros(3)), "precision: expected one of highest, high, medium"),
+    (lambda made: load(made.folder, backend=["auto"]), "backend: expected one of auto, reference"),
+    *((lambda made, text=text: made.simple.get_elmo_substitutes(text), "data: expected a list of sentences")
+      for text in (None, 3, object(), np.array(3.0), [["a"]], "a b")),
+    (lambda made: made.many.sents2elmo([["a"]], np.zeros(3)), "output_layer: expected -1 for the mean"),
+    *((lambda made, at=at: made.head.substitutes(SENTENCE, at), "positions: expected 0 to 1, got")
+      for at in (None, "0", True, 0.5, [0], float("nan"), 2, -1)),
+    *((lambda made, at=at: made.head.substitutes_at(SENTENCE, at), "positions: expected ") for at in (None, 3, "a")),
+    *((lambda made, ids=ids: Elmo(*made.files, 1)(ids), "inputs: expected a tensor of ids .batch_to_ids., got")
+      for ids in (None, [["a"]], 3, np.zeros((1, 2, 50), int))),
+    (lambda made: AllenNlpElmo(*made.files, 1)(None), "inputs: expected a tensor of ids"),
+    (lambda made: Elmo(*made.files, 1, vocab_to_cache=["", "a"])(None, [[1]]), "word_inputs: expected a tensor of ids"),
+    (lambda made: _ElmoCharacterEncoder(*made.files)([[1]]), "inputs: expected a tensor of ids"),
+    (lambda made: made.tf([[[1]], [[1, 2], [3]]]), "ids: expected an array of integers"),
+    *((lambda made, ops=ops: weight_layers("a", ops), "bilm_ops: expected")
+      for ops in (None, 3, b"ab", torch.zeros(2), {"lm_embeddings": "a", "mask": None}, {"lm_embeddings": [[1], [1, 2]],
+                                                                                        "mask": [1]})),
+    *((lambda made, text=text: made.words.encode(text), "sentence: expected a string, or a list of tokens with")
+      for text in (None, 3, ["a"])),
+    *((lambda made, text=text: made.words.encode(text, split=False), "(sentence|token): expected")
+      for text in (None, 3, [3], [["a"]], [b"a"], np.array(3))),
+    (lambda made: made.characters.encode_chars([3], split=False), "token: expected a string, got int"),
+    (lambda made: made.characters.word_to_char_ids(["a"]), "token: expected a string, got list"),
+    *((lambda made, text=text: corpus_words(text), "sentences.*: expected a list of token")
+      for text in (None, 3, "a b", ["a b"], [3], [None])),
+    *((lambda made, text=text: corpus_words(text), "token: expected a string")
+      for text in ([[3]], [[["a"]]], [[None]])),
+    (lambda made: made.loaded.embed([["a"]], batch_size=np.zeros((9, 9))), "batch_size: expected .*, got array.*$"),
+    *((lambda made, words=words: ELMoCharacterMapper(words), "tokens_to_add: expected a mapping, got")
+      for words in (3, "ab", [1])),
+    *((lambda made, params=params: AllenNlpElmo.from_params(params), "Elmo: expected a mapping of arguments")
+      for params in (3, object(), b"a")),
+], ids=lambda value: value[:40] if isinstance(value, str) else "")
+def test_arguments(made, call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call(made)
+
+
+@pytest.mark.parametrize("number", [2**31, 2**70])
+def test_sizes(made, number):
+    with pytest.raises(ConfigurationError, match="num_output_representations: expected an integer of at most 1,000"):
+        Elmo(*made.files, number)
+    with pytest.raises(ValueError, match="n_layers: expected an integer of at most 1,000"):
+        LayerWeights(number)
+    for call in (lambda: batch_to_ids([["a"]], number), lambda: Batcher(made.vocabulary, number)):
+        with pytest.raises(ValueError, match="max_characters_per_token: expected at most 10,000, got"):
+            call()
+
+
+def test_what_is_accepted(made):
+    """Arrays of words, tuples, generators of sentences, and records."""
+    expected = made.loaded.embed([SENTENCE])[0]
+    for value in (np.array([SENTENCE]), (tuple(SENTENCE),), iter([SENTENCE]), ["the cat"], [np.array(SENTENCE)]):
+        np.testing.assert_array_equal(made.loaded.embed(value)[0], expected)
+    assert made.loaded.embed([FastaRecord("a", "MK")])[0].shape[1] == 2
+    assert made.head.substitutes(SENTENCE, np.int64(1), 1) and made.head.substitutes_at(SENTENCE, np.array([0]), 1)
+    assert list(made.words.encode("the cat")) == list(made.words.encode(np.array(SENTENCE), split=False))
+    assert Elmo(*made.files, 1, vocab_to_cache=np.array(["", "a"]))(None, torch.tensor([[1]]))["mask"].item() == 1

@@ -1,0 +1,150 @@
+"""`embed_dataset` on a cluster of two workers, against one process, to the bit; one of the workers killed."""
+
+import os
+
+import numpy as np
+import pytest
+
+import elmo_fast
+from tests.scale.cluster import KILLS, STORE, TEXTS, cluster_settings, kill_one, workers_below
+from tests.support import docs
+from tests.support.files import write_model
+
+pytestmark = pytest.mark.long
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-integrations")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    with pytest.MonkeyPatch.context() as monkeypatch, cluster_settings(monkeypatch):
+        ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=STORE,
+                 _temp_dir=os.environ["RAY_TMPDIR"], log_to_driver=False)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def dataset(column="text", values=TEXTS, blocks=6):
+    return ray.data.from_arrow(pa.table({"id": range(len(values)), column: values})).repartition(blocks)
+
+
+def arrays(ds, column="elmo"):
+    """Arrays of the rows, by id: the column's values, refilled into the shape that their type gives them."""
+    found = {}
+    for batch in ds.iter_batches(batch_format="pyarrow"):
+        for row in batch.to_pylist():
+            assert row["id"] not in found
+            found[row["id"]] = row[column]
+    return [found[number] for number in range(len(found))]
+
+
+def assert_equal(found, expected, dtype=np.float32):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        np.testing.assert_array_equal(np.asarray(one, dtype).reshape(other.shape), other.astype(dtype))
+
+
+@pytest.mark.parametrize("layers, pool, state, dtype, kind", [
+    ("all", None, "warm", "float32", "fixed_size_list<item: list<item: fixed_size_list<item: float>[8]>>[3]"),
+    ("top", None, "zero", "float32", "list<item: fixed_size_list<item: float>[8]>"),
+    ((0.5, 0, 2), None, "warm", "float16", "list<item: fixed_size_list<item: halffloat>[8]>"),
+    ("all", "mean", "warm", "float32", "fixed_size_list<item: fixed_size_list<item: float>[8]>[3]"),
+    ("average", "first_last", "zero", "float16", "fixed_size_list<item: halffloat>[8]")])
+def test_vectors_are_those_of_one_process(model, layers, pool, state, dtype, kind):
+    texts = [text or "x" for text in TEXTS[:300]]
+    ds = elmo_fast.embed_dataset(dataset(values=texts), "text", model=model, layers=layers, pool=pool, state=state,
+                                 dtype=dtype, concurrency=2, batch_size=3)
+    found = ds.materialize()
+    assert found.schema().names == ["id", "text", "elmo"] and str(found.schema().types[2]) == kind
+    assert_equal(arrays(found), elmo_fast.load(model).embed(texts, layers, state, pool), dtype)
+
+
+def test_lists_of_tokens_a_loaded_model_and_further_columns(model):
+    elmo = elmo_fast.load(model)
+    tokens = [text.split() for text in TEXTS[:50]]
+    ds = dataset("words", tokens).add_column("double", lambda batch: batch["id"] * 2).materialize()
+    found = elmo_fast.embed_dataset(ds, "words", model=elmo, output_column="vectors", num_cpus=2).materialize()
+    assert found.sort("id").take(2)[1]["double"] == 2
+    assert_equal(arrays(found, "vectors"), elmo.embed(tokens))
+
+
+def test_parquet_that_others_read(model, tmp_path):
+    import polars
+
+    elmo_fast.embed_dataset(dataset(values=TEXTS[:50]), "text", model=model, layers="top").write_parquet(tmp_path)
+    frame = polars.read_parquet(f"{tmp_path}/*.parquet").sort("id")
+    assert_equal([np.asarray(row.to_list() if hasattr(row, "to_list") else row) for row in frame["elmo"]],
+                 elmo_fast.load(model).embed(TEXTS[:50], "top"))
+
+
+def test_the_code_of_the_page(tmp_path):
+    import pyarrow.parquet as pq
+
+    (tmp_path / "texts").mkdir()
+    pq.write_table(pa.table({"text": TEXTS[:20]}), tmp_path / "texts" / "0.parquet")
+    (_, code), = docs.blocks("docs/scaling.md", "python")
+    exec(code.replace("/data", str(tmp_path)), {})
+    table = pq.read_table(tmp_path / "vectors")
+    assert table.column("text").to_pylist() == TEXTS[:20]
+    assert_equal(table.column("elmo").to_pylist(), elmo_fast.load().embed(TEXTS[:20], "average"), np.float16)
+
+
+def test_an_empty_dataset(model):
+    found = elmo_fast.embed_dataset(dataset(values=pa.array([], pa.string())), "text", model=model)
+    assert found.count() == 0 and arrays(found) == []
+
+
+@pytest.mark.parametrize("time", range(KILLS))
+def test_a_killed_worker_is_replaced(model, time):
+    ds = elmo_fast.embed_dataset(dataset(blocks=40).materialize(), "text", model=model, concurrency=(2, 2),
+                                 batch_size=2)
+    found, killed = {}, None
+    for batch in ds.iter_batches(batch_size=10, prefetch_batches=0, batch_format="pyarrow"):
+        killed = killed or kill_one(os.getpid())
+        for row in batch.to_pylist():
+            assert row["id"] not in found
+            found[row["id"]] = row["elmo"]
+    assert killed not in workers_below(os.getpid())
+    assert_equal([found[number] for number in range(len(TEXTS))], elmo_fast.load(model).embed(TEXTS))
+
+
+@pytest.mark.parametrize("values, reason", [
+    ([3, 4], "text: expected strings or lists of tokens, got 3 (int)"),
+    (["a", None], "text: expected strings or lists of tokens, got None (NoneType)"),
+    ([[["a"]]], "text: expected strings or lists of tokens, got [['a']] (list)")])
+def test_a_text_of_another_type_is_refused(model, values, reason):
+    ds = elmo_fast.embed_dataset(dataset(values=values, blocks=1), "text", model=model)
+    with pytest.raises(ValueError) as error:
+        ds.materialize()
+    assert reason in str(error.value)
+
+
+def test_refusals_before_anything_runs(model):
+    ds = dataset().materialize()
+    for reason, more in {
+            "state: expected zero or warm, got carry: .* order": {"state": "carry"},
+            "state: expected one of zero, warm, got 'cold'": {"state": "cold"},
+            "dtype: expected one of float32, float16, got 'int8'": {"dtype": "int8"},
+            "layers: expected one of": {"layers": "bottom"}, "pool: expected": {"pool": "min"},
+            "batch_size: expected": {"batch_size": 0}, "num_cpus: expected": {"num_cpus": 0},
+            "concurrency: expected": {"concurrency": (0, 2)},
+            "output_column: expected a name that no column has, got 'id'": {"output_column": "id"}}.items():
+        with pytest.raises(ValueError, match=reason):
+            elmo_fast.embed_dataset(ds, "text", model=model, **more)
+    with pytest.raises(ValueError, match="column: expected one of id, text, got 'txt'"):
+        elmo_fast.embed_dataset(ds, "txt", model=model)
+    with pytest.raises(ValueError, match=r"ds: expected a ray.data.Dataset, got list"):
+        elmo_fast.embed_dataset(TEXTS, "text", model=model)
+
+
+def test_values_beyond_half_precision_are_refused(model):
+    ds = elmo_fast.embed_dataset(dataset(values=TEXTS[:5], blocks=1), "text", model=model, dtype="float16",
+                                 layers=[1e9, 0, 0])
+    with pytest.raises(ValueError, match="dtype: expected values in the range of float16"):
+        ds.materialize()

@@ -1,0 +1,397 @@
+"""The server's routes and limits, against a server that listens: numbers to the bit, refusals, slow clients."""
+
+import asyncio
+import base64
+import io
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+
+from elmo_fast.embed.api import LoadedElmo
+from tests.support import models
+from tests.support.serving import SECONDS, Running, equal, received, texts_of, until
+
+pytestmark = pytest.mark.long
+for library in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+    pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
+
+import httpx  # noqa: E402
+
+BINARY = {"Accept": "application/octet-stream"}
+TEXTS = ["a fine play .", ["pre split", "tokens", "\u00e9\u4e2d\U0001f600"], "  one  "]
+TOKENS = [["a", "fine", "play", "."], ["pre split", "tokens", "\u00e9\u4e2d\U0001f600"], ["one"]]
+
+
+@pytest.fixture
+def start():
+    """Starts servers, which end with the test."""
+    servers = []
+
+    def begin(state="warm", **arguments):
+        servers.append(Running(models.bilm(state=state), **arguments).__enter__())
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        server.__exit__()
+
+
+def embed(server, **body):
+    return httpx.post(f"{server.url}/v1/embed", json=body, timeout=SECONDS)
+
+
+def reason(response, status, code):
+    """The message of an answer in the shape of errors, checked."""
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, code)
+    assert set(error) == {"message", "type", "param", "code"}
+    return error["message"]
+
+
+def arrays(response):
+    """The arrays of an `.npz` answer, in order."""
+    assert response.status_code == 200 and response.headers["content-type"] == "application/octet-stream"
+    with np.load(io.BytesIO(response.content)) as file:
+        return [file[str(number)] for number in range(len(file.files))]
+
+
+@pytest.mark.parametrize("state", ["warm", "zero"])
+@pytest.mark.parametrize("layers, pool", [("all", None), ("top", None), ("average", "mean"), ([.5, .25, 0], "max"),
+                                          ("all", "first_last")])
+def test_vectors_are_those_of_embed(start, state, layers, pool):
+    server = start(state)
+    expected = LoadedElmo(models.bilm()).embed(TOKENS, layers, state, pool)
+    body = {"texts": TEXTS, "layers": layers, "pool": pool}
+    answer = embed(server, **body).json()
+    assert (answer["model"], answer["tokens"]) == ("tiny", TOKENS)
+    assert equal([np.array(each, np.float32) for each in answer["vectors"]], expected)
+    assert equal(arrays(httpx.post(f"{server.url}/v1/embed", json=body, headers=BINARY)), expected)
+    halves = arrays(httpx.post(f"{server.url}/v1/embed", json={**body, "dtype": "float16"}, headers=BINARY))
+    assert equal(halves, [each.astype(np.float16) for each in expected])
+
+
+def test_large_answers_come_in_pieces(start):
+    server = start()
+    texts = texts_of([3000, 0, 2000])
+    expected = LoadedElmo(models.bilm()).embed(texts)
+    answer = embed(server, texts=texts)
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert equal([np.array(each, np.float32).reshape(like.shape) for each, like in
+                  zip(answer.json()["vectors"], expected)], expected)
+    assert equal(arrays(httpx.post(f"{server.url}/v1/embed", json={"texts": texts}, headers=BINARY)), expected)
+    until(lambda: server.batching.held_tokens == 0)
+
+
+def test_surrogates_are_dropped_as_everywhere(start):
+    text = "a\ud800b \ud800"
+    answer = httpx.post(f"{start().url}/v1/embed", content=json.dumps({"texts": [text]}),
+                        headers={"Content-Type": "application/json"}).json()
+    assert answer["tokens"] == [text.split()]
+    assert equal([np.array(each, np.float32) for each in answer["vectors"]],
+                 LoadedElmo(models.bilm()).embed([text]))
+
+
+def test_values_beyond_float16_are_refused(start):
+    factors = [1e38, 0, 0]
+    assert embed(start(), texts=["a"], layers=factors, pool="mean").status_code == 200
+    assert "beyond float16" in reason(embed(start(), texts=["a"], layers=factors, dtype="float16"), 422,
+                                      "invalid_value")
+
+
+def test_many_clients_at_a_time(start):
+    """Forty clients with ten requests each, of both routes."""
+    server = start(slots=4)
+    generator = np.random.default_rng(0)
+    requests = [texts_of(generator.integers(1, 120, generator.integers(1, 5)), seed) for seed in range(400)]
+    expected = [LoadedElmo(models.bilm()).embed(texts, "average", pool="mean") for texts in requests]
+
+    async def client(own, found):
+        async with httpx.AsyncClient(base_url=server.url, timeout=SECONDS) as http:
+            for number in own:
+                if number % 2:
+                    body = {"texts": requests[number], "layers": "average", "pool": "mean"}
+                    found[number] = arrays(await http.post("/v1/embed", json=body, headers=BINARY))
+                else:
+                    body = {"input": [" ".join(text) for text in requests[number]], "model": "tiny"}
+                    data = (await http.post("/v1/embeddings", json=body)).json()["data"]
+                    found[number] = [np.array(each["embedding"], np.float32) for each in data]
+
+    async def clients():
+        found = {}
+        await asyncio.gather(*(client(range(begin, 400, 40), found) for begin in range(40)))
+        return found
+
+    found = asyncio.run(clients())
+    assert all(equal(found[number], expected[number]) for number in range(400))
+    assert server.metric('requests_total{route="/v1/embed",status="200"}') == 200
+    assert server.metric('request_seconds_count{route="/v1/embeddings"}') == 200
+    assert server.metric("texts_total") == sum(map(len, requests))
+    assert server.metric("tokens_total") == sum(len(text) + 2 for texts in requests for text in texts)
+    assert server.metric("chunk_texts_sum") > server.metric("chunk_texts_count")  # requests shared chunks
+    until(lambda: server.metric("queue_tokens") == 0)
+
+
+def test_openai_client(start):
+    openai = pytest.importorskip("openai", reason="openai is not installed: make test-integrations")
+    server = start()
+    expected = LoadedElmo(models.bilm()).embed(["a fine play .", "one"], "average", pool="mean")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        for form in (openai.omit, "float", "base64"):  # the client asks for base64 where nothing is said
+            answer = client.embeddings.create(model="tiny", input=["a fine play .", "one"], encoding_format=form)
+            assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("tiny", 5, 5)
+            vectors = [np.frombuffer(base64.b64decode(each.embedding), "<f4") if form == "base64" else
+                       np.array(each.embedding, np.float32) for each in answer.data]
+            assert equal(vectors, expected) and [each.index for each in answer.data] == [0, 1]
+        single = client.embeddings.create(model="tiny", input="one", dimensions=len(expected[0]))
+        assert equal([np.array(single.data[0].embedding, np.float32)], expected[1:])
+        top = client.embeddings.create(model="tiny", input="one", extra_body={"layers": "top", "pool": "max"})
+        assert equal([np.array(top.data[0].embedding, np.float32)],
+                     LoadedElmo(models.bilm()).embed(["one"], "top", pool="max"))
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.NotFoundError, match="expected 'tiny', got 'other'"):
+            client.embeddings.create(model="other", input="one")
+        with pytest.raises(openai.UnprocessableEntityError, match="dimensions: expected 22"):
+            client.embeddings.create(model="tiny", input="one", dimensions=3)
+        with pytest.raises(openai.UnprocessableEntityError, match="at least one token"):
+            client.embeddings.create(model="tiny", input=["one", ""])
+        with pytest.raises(openai.UnprocessableEntityError, match="input\\[0\\]: Input should be a valid string"):
+            client.embeddings.create(model="tiny", input=[[1, 2]])
+
+
+@pytest.mark.parametrize("body, status, code, message", [
+    ('{"texts": ["a"', 400, "malformed_json", "not JSON: Expecting ',' delimiter at character 14"),
+    (b'{"texts": ["\xff"]}', 400, "bad_request", "error parsing the body"),
+    ("[" * 100_000, 400, "bad_request", "error parsing the body"),
+    ("", 422, "invalid_body", "expected a JSON object"), ("null", 422, "invalid_body", "expected a JSON object"),
+    ("[]", 422, "invalid_body", "expected a JSON object"), ('"a"', 422, "invalid_body", "expected a JSON object"),
+    ("{}", 422, "invalid_value", "texts: Field required"),
+    ('{"texts": []}', 422, "invalid_value", "texts: List should have at least 1 item"),
+    ('{"texts": "a"}', 422, "invalid_value", "texts: Input should be a valid list"),
+    ('{"texts": [1]}', 422, "invalid_value", "texts[0]: Input should be a valid string"),
+    ('{"texts": [["a", null]]}', 422, "invalid_value", "texts[0][1]: Input should be a valid string"),
+    ('{"texts": ["a"], "layer": "top"}', 422, "invalid_value", "layer: Extra inputs are not permitted"),
+    ('{"texts": ["a"], "layers": "bottom"}', 422, "invalid_value", "layers: Input should be 'all', 'top' or 'average'"),
+    ('{"texts": ["a"], "layers": [1, 2]}', 422, "invalid_value", "layers: expected 3 numbers"),
+    ('{"texts": ["a"], "layers": [1, 2, NaN]}', 422, "invalid_value", "layers[2]: Input should be a finite number"),
+    ('{"texts": ["a"], "layers": ["1", 2, 3]}', 422, "invalid_value", "layers[0]: Input should be a valid number"),
+    ('{"texts": ["a"], "pool": "sum"}', 422, "invalid_value", "pool: Input should be 'mean', 'max' or 'first_last'"),
+    ('{"texts": ["a"], "dtype": "float64"}', 422, "invalid_value", "dtype: Input should be 'float32' or 'float16'"),
+    ('{"texts": ["a", ""], "pool": "mean"}', 422, "no_tokens", "texts[1]: expected at least one token to pool"),
+    ('{"texts": ["a a a a"]}', 413, "too_many_tokens", "texts[0]: expected at most 3 tokens, got 4"),
+    ('{"texts": ["a", "' + "b" * 1001 + '"]}', 413, "token_too_long", "texts[1]: expected at most 1,000 letters"),
+    ('{"texts": ["a", "a", "a", "a", "a"]}', 413, "too_many_texts", "texts: expected at most 4 texts, got 5"),
+    ('{"texts": ["a a a", "a a a", "a a a", "a a a"]}', 413, "too_many_tokens", "at most 16 tokens in a request"),
+])
+def test_bad_requests_get_the_reason(start, body, status, code, message):
+    server = start(max_texts=4, max_tokens=3, queue_tokens=16)
+    headers = {"Content-Type": "application/json"}
+    assert message in reason(httpx.post(f"{server.url}/v1/embed", content=body, headers=headers), status, code)
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_headers_that_do_not_fit(start):
+    url = f"{start().url}/v1/embed"
+    body = b'{"texts": ["a"]}'
+    json_type = {"Content-Type": "application/json"}
+    assert "application/json" in reason(httpx.post(url, content=body), 415, "not_json")
+    encoded = {**json_type, "Content-Encoding": "gzip"}
+    assert "Content-Encoding" in reason(httpx.post(url, content=body, headers=encoded), 415, "encoded_body")
+    accept = {**json_type, "Accept": "text/html"}
+    assert "octet-stream" in reason(httpx.post(url, content=body, headers=accept), 406, "not_acceptable")
+    for accept in ("*/*", "text/html, application/json;q=0.9", "application/*"):
+        assert httpx.post(url, content=body, headers={**json_type, "Accept": accept}).json()["model"] == "tiny"
+    reason(httpx.get(url), 405, "method_not_allowed")
+    reason(httpx.get(f"{url}/more"), 404, "not_found")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_refused_before_it_has_arrived(start, chunked):
+    server = start(max_body_bytes=1000)
+    head = "Transfer-Encoding: chunked" if chunked else "Content-Length: 10000000"
+    with server.connect() as connection:
+        connection.sendall(f"POST /v1/embed HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+        if chunked:
+            connection.sendall(b"7d0\r\n" + b" " * 2000 + b"\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 413"  # while the rest is not sent
+        connection.shutdown(1)
+        assert b"at most 1,000 bytes" in received(connection)
+    body = json.dumps({"texts": ["a" * 10_000_000]})
+    assert "1,000 bytes" in reason(httpx.post(f"{server.url}/v1/embed", content=body), 413, "body_too_large")
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_slow_clients_are_cut_off(start):
+    server = start(header_seconds=1, body_seconds=1, write_seconds=1)
+    with server.connect() as silent, server.connect() as headers, server.connect() as body, server.connect() as again:
+        headers.sendall(b"POST /v1/embed HTTP/1.1\r\nHost")
+        body.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: again.recv(1 << 16).endswith(b"}"))
+        again.sendall(b"GET")
+        answer = received(body)
+        assert b"408" in answer[:20] and b"expected it within 1 s" in answer
+        assert received(silent) == received(headers) == received(again) == b""  # closed
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_a_client_that_reads_nothing_is_cut_off(start):
+    server = start(write_seconds=1)
+    body = json.dumps({"texts": texts_of([40_000])}).encode()
+    with server.connect() as connection:
+        connection.setsockopt(1, 8, 4096)  # SO_RCVBUF
+        connection.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: server.metric('request_seconds_count{route="/v1/embed"}') == 1)
+    assert server.batching.held_tokens == server.service.traffic.requests == 0
+
+
+def test_a_full_queue_is_429(start):
+    server = start(queue_tokens=20)
+    server.gate.close()
+    with _in_background(lambda: embed(server, texts=texts_of([10]))) as first:
+        server.gate.wait()
+        refused = embed(server, texts=texts_of([10]))
+        assert "no room for 12 more" in reason(refused, 429, "queue_full")
+        assert re.fullmatch(r"[1-9]\d*", refused.headers["retry-after"])
+        server.gate.open()
+        assert first().status_code == 200
+    until(lambda: server.batching.held_tokens == 0)
+    assert embed(server, texts=texts_of([10])).status_code == 200
+
+
+def test_a_late_answer_is_504(start):
+    server = start(request_seconds=1)
+    server.gate.close()
+    assert "within 1 s" in reason(embed(server, texts=texts_of([9000, 9000])), 504, "timeout")
+    until(lambda: server.batching.held_tokens == 0)
+    server.gate.open()
+    until(lambda: server.batching.running_texts == 0)
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_a_client_that_goes_frees_its_texts(start):
+    server = start(slots=1)
+    server.gate.close()
+    body = json.dumps({"texts": texts_of([9000] * 5)}).encode()
+    with server.connect() as connection:
+        connection.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        server.gate.wait()
+        assert server.batching.waiting_texts == 4
+    until(lambda: server.batching.held_tokens == 0)
+    assert server.batching.waiting_texts == 0
+    server.gate.open()
+    until(lambda: server.batching.running_texts == 0)
+    until(lambda: server.metric('requests_total{route="/v1/embed",status="499"}') == 1)
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_an_engine_error_is_500_and_the_server_goes_on(start):
+    server = start()
+    server.gate.errors = [RuntimeError("no memory")] * 3
+    for _ in range(3):
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert reason(embed(server, texts=["a"]), 500, "engine_error") == "RuntimeError: no memory"
+    health = httpx.get(f"{server.url}/health")
+    assert (health.status_code, health.json()["status"]) == (503, "failing")
+    assert embed(server, texts=["a"]).status_code == 200
+    assert httpx.get(f"{server.url}/health").json() == {
+        "status": "ready", "model": "tiny", "version": "1.2.3", "layers": 3, "dimensions": 22, "state": "warm",
+        "device": "cpu"}
+
+
+def test_an_api_key(start):
+    server = start(api_key="s3cret-\u00e9")
+    body = {"json": {"texts": ["a"]}, "timeout": SECONDS}
+    url = f"{server.url}/v1/embed"
+    for header in (None, "Bearer", "Bearer wrong", "s3cret-\u00e9", "Basic ???", "Basic c2VjcmV0"):
+        headers = {} if header is None else {"Authorization": header.encode()}
+        answer = httpx.post(url, headers=headers, **body)
+        reason(answer, 401, "invalid_api_key")
+        assert answer.headers["www-authenticate"].startswith("Basic")
+    assert httpx.post(url, headers={"Authorization": "Bearer s3cret-\u00e9".encode()}, **body).status_code == 200
+    basic = base64.b64encode("anyone:s3cret-\u00e9".encode()).decode()
+    assert httpx.post(url, headers={"Authorization": f"Basic {basic}"}, **body).status_code == 200
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    for path in ("/metrics", "/docs", "/openapi.json", "/v1/models", "/", "/other"):
+        assert httpx.get(server.url + path).status_code == 401
+
+
+def test_draining_refuses_and_finishes(start):
+    server = start()
+    server.gate.close()
+    with _in_background(lambda: embed(server, texts=["a"])) as first:
+        server.gate.wait()
+        server.server.handle_exit(15, None)
+        refused = embed(server, texts=["a"])
+        assert "shutting down" in reason(refused, 503, "draining") and refused.headers["connection"] == "close"
+        health = httpx.get(f"{server.url}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        server.gate.open()
+        assert first().status_code == 200
+    server._thread.join(SECONDS)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health")
+
+
+def test_what_is_late_at_the_end_is_cut_off(start):
+    server = start(drain_seconds=1)
+    server.gate.close()
+    with _in_background(lambda: embed(server, texts=["a"])) as late:
+        server.gate.wait()
+        server.server.handle_exit(15, None)
+        assert "has shut down" in reason(late(), 503, "draining")
+    server._thread.join(SECONDS)
+    assert not server._thread.is_alive()
+
+
+def test_openapi_and_metrics(start):
+    server = start()
+    schema = httpx.get(f"{server.url}/openapi.json").json()
+    assert {"/health", "/metrics", "/v1/embed", "/v1/embeddings", "/v1/models"} <= set(schema["paths"])
+    answers = schema["paths"]["/v1/embed"]["post"]["responses"]
+    assert {"200", "400", "401", "406", "413", "422", "429", "500", "503", "504"} <= set(answers)
+    assert set(answers["200"]["content"]) == {"application/json", "application/octet-stream"}
+    assert "ErrorAnswer" in str(answers["422"])
+    assert httpx.get(f"{server.url}/docs").status_code == 200
+    for path in ("/one", "/two"):
+        httpx.get(server.url + path)
+    metrics = httpx.get(f"{server.url}/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'elmo_fast_requests_total{route="other",status="404"} 2.0' in metrics.text
+    assert "process_resident_memory_bytes" in metrics.text
+
+
+def test_the_page_shares_the_engine(start):
+    server = start("zero")
+    assert httpx.get(server.url).headers["content-type"].startswith("text/html")
+    answer = httpx.post(f"{server.url}/v1/compare", json={"first": "a fine play", "second": "they play"}).json()
+    first, second = LoadedElmo(models.bilm()).embed([["a", "fine", "play"], ["they", "play"]], state="zero")
+    np.testing.assert_allclose(answer["cross"], np.einsum("ltd,mud->lmtu", first, second), rtol=1e-5, atol=1e-6)
+    assert server.metric("tokens_total") == 9 and server.batching.held_tokens == 0
+    assert "texts" not in reason(httpx.post(f"{server.url}/v1/compare", json={"first": "a"}), 422, "invalid_value")
+
+
+class _in_background:
+    """A call in another thread; what `as` names gives its result."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __enter__(self):
+        result = []
+        thread = threading.Thread(target=lambda: result.append(self._function()))
+        thread.start()
+
+        def get():
+            thread.join(SECONDS)
+            return result[0]
+
+        self._get = get
+        return get
+
+    def __exit__(self, *_):
+        self._get()

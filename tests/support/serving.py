@@ -1,0 +1,114 @@
+"""What tests of the server share: an engine that stops at a gate, texts, and a server in a thread."""
+
+import socket
+import threading
+import time
+
+import numpy as np
+
+from elmo_fast.serve.batching import Batching
+from elmo_fast.serve.limits import Limits
+
+SECONDS = 60  # for whatever should come at once
+
+
+class Gate:
+    """In place of `bilm.run`: every chunk of steps announces itself and waits, until the gate is left open."""
+
+    def __init__(self, bilm):
+        self._run, self._arrived, self._passes = bilm.run, threading.Semaphore(0), threading.Semaphore(0)
+        self._is_open = False
+        self.errors = []  # raised in place of the next chunks
+        bilm.run = self
+
+    def __call__(self, *arguments):
+        if not self._is_open:
+            self._arrived.release()
+            assert self._passes.acquire(timeout=SECONDS)
+        if self.errors and (error := self.errors.pop(0)):
+            raise error
+        return self._run(*arguments)
+
+    def wait(self):
+        """Until a chunk stands at the gate."""
+        assert self._arrived.acquire(timeout=SECONDS)
+
+    def let_pass(self):
+        """The chunk that stands at the gate."""
+        self._passes.release()
+
+    def close(self):
+        """Stop the chunks that come from now on."""
+        self._is_open = False
+        self._arrived, self._passes = threading.Semaphore(0), threading.Semaphore(0)
+
+    def open(self):
+        """Let all chunks pass from now on."""
+        self._is_open = True
+        self._passes.release(1000)
+
+
+def texts_of(lengths, seed=0):
+    """Texts of so many tokens, out of 50 words."""
+    generator = np.random.default_rng(seed)
+    return [[f"word{number}" for number in generator.integers(0, 50, length)] for length in lengths]
+
+
+def equal(found, expected):
+    """Whether two lists of arrays are equal to the bit."""
+    return len(found) == len(expected) and all(
+        first.dtype == second.dtype and np.array_equal(first, second) for first, second in zip(found, expected))
+
+
+class Running:
+    """A server in a thread, at a free port; in a `with`. Keyword arguments are the limits' and the service's."""
+
+    def __init__(self, bilm, slots=8, api_key=None, **limits):
+        from elmo_fast.serve import app, metrics, server
+
+        self.gate, self.limits, self.metrics = Gate(bilm), Limits(**limits), metrics.Metrics()
+        self.gate.open()
+        self.batching = Batching(bilm, slots=slots, queue_tokens=self.limits.queue_tokens,
+                                 on_chunk=self.metrics.count_chunk)
+        self.service = app.Service(self.batching, "tiny", "1.2.3", self.limits, self.metrics, api_key=api_key)
+        self._socket = server.bind("127.0.0.1", 0)
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._ready = threading.Event()
+        self.server = server.Server(self.service, self._ready.set)
+        self._thread = threading.Thread(target=self.server.run, args=([self._socket],))
+
+    def __enter__(self):
+        self.batching.__enter__()
+        self._thread.start()
+        assert self._ready.wait(SECONDS)
+        return self
+
+    def __exit__(self, *_):
+        self.gate.open()
+        self.server.should_exit = True
+        self._thread.join(SECONDS)
+        self.batching.__exit__()
+        assert not self._thread.is_alive()
+
+    def connect(self):
+        """A plain connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS)
+
+    def metric(self, line):
+        """The value of a line of `/metrics`, 0 where there is none."""
+        lines = dict(each.rsplit(" ", 1) for each in self.metrics.text().decode().splitlines() if each[:1] != "#")
+        return float(lines.get(f"elmo_fast_{line}", 0))
+
+
+def until(condition):
+    """Wait for what another thread does next."""
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(.005)
+
+
+def received(connection):
+    """All that a connection brings until the server closes it."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
