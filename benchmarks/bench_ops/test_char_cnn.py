@@ -57,9 +57,9 @@ def expected(what: str, size: str, batch: int) -> torch.Tensor:
 def measure(request, benchmark, what: str, size: str, batch: int, backend: str, precision: str, run) -> None:
     cases.skip_absent(backend, precision)
     with torch.no_grad():
-        cases.compare([run(backend)], [expected(what, size, batch)], precision, exact=size == "small")
-    cases.timed(request, benchmark, lambda: run(backend), lambda: run("reference"), "reference",
-                   len(token_ids(batch)), f"{what} {size} b{batch}")
+        checked = cases.compare([run(backend)], [expected(what, size, batch)], precision, exact=size == "small")
+    case = cases.Case(what, size, batch, backend, precision, len(token_ids(batch)), checked)
+    cases.timed(request, benchmark, case, lambda: run(backend), lambda: run("reference"), "reference")
 
 
 @pytest.mark.parametrize("backend, precision", cases.variants())

@@ -33,6 +33,7 @@ def test_highway(request, benchmark, batch, backend, precision):
     cases.skip_absent(backend, precision)
     given = operands(batch)
     expected = highway(*cases.in_float64(*given), backend="reference")
-    cases.compare([highway(*given, backend=backend)], [expected], precision, exact=True)
-    cases.timed(request, benchmark, lambda: highway(*given, backend=backend),
-                   lambda: highway(*given, backend="reference"), "reference", len(given[0]), f"highway b{batch}")
+    checked = cases.compare([highway(*given, backend=backend)], [expected], precision, exact=True)
+    case = cases.Case("highway", "all", batch, backend, precision, len(given[0]), checked)
+    cases.timed(request, benchmark, case, lambda: highway(*given, backend=backend),
+                lambda: highway(*given, backend="reference"), "reference")

@@ -111,10 +111,12 @@ def with_gradients(call):
     return run
 
 
-def compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for one, other in zip(found, expected):
-        agreement.require("gradients against the reference", agreement.relative_error([one], [other]),
-                          agreement.GRADIENT_LIMIT)
+def compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> dict[str, float]:
+    """The largest error of a gradient and its limit."""
+    errors = [agreement.relative_error([one], [other]) for one, other in zip(found, expected)]
+    for error in errors:
+        agreement.require("gradients against the reference", error, agreement.GRADIENT_LIMIT)
+    return {"error": max(errors), "limit": agreement.GRADIENT_LIMIT}
 
 
 @functools.lru_cache(maxsize=1)
@@ -131,10 +133,10 @@ def expected_of_layer(size: str, batch: int, which: str) -> list[torch.Tensor]:
 def test_lstm(request, benchmark, size, batch, which, backend):
     cases.skip_absent(backend, "highest")
     operands = layer(size, batch, which)
-    compare(operands.train(backend), expected_of_layer(size, batch, which))
-    cases.timed(request, benchmark, with_gradients(lambda: operands.train(backend)),
-                   with_gradients(bound(size, batch)), "nn.LSTM without clips", batch * STEPS,
-                   f"lstm, {which} layer, {size} b{batch}")
+    checked = compare(operands.train(backend), expected_of_layer(size, batch, which))
+    case = cases.Case(f"training lstm, {which} layer", size, batch, backend, "highest", batch * STEPS, checked)
+    cases.timed(request, benchmark, case, with_gradients(lambda: operands.train(backend)),
+                with_gradients(bound(size, batch)), "nn.LSTM without clips")
 
 
 @functools.cache
@@ -177,7 +179,7 @@ def token_ids(batch: int) -> torch.Tensor:
 def test_encoder(request, benchmark, filters, batch, backend):
     cases.skip_absent(backend, "highest")
     model = encoder(filters)
-    compare(train_encoder(model, batch, backend), expected_of_encoder(filters, batch))
-    cases.timed(request, benchmark, with_gradients(lambda: train_encoder(model, batch, backend)),
-                   with_gradients(lambda: train_encoder(model, batch, "torch")), "torch", batch * STEPS,
-                   f"char encoder {filters} b{batch}")
+    checked = compare(train_encoder(model, batch, backend), expected_of_encoder(filters, batch))
+    case = cases.Case("training char encoder", filters, batch, backend, "highest", batch * STEPS, checked)
+    cases.timed(request, benchmark, case, with_gradients(lambda: train_encoder(model, batch, backend)),
+                with_gradients(lambda: train_encoder(model, batch, "torch")), "torch")

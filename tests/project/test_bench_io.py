@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks import bench_io, common, models
 
-pytest.importorskip("elmo_fast.embed.corpus")
 WRITTEN = [name for name in bench_io.LAYOUTS if name in bench_io.layouts(list(bench_io.LAYOUTS))[0]]
 
 

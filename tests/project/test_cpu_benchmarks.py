@@ -146,6 +146,19 @@ def test_a_disagreement_or_a_missing_peer_ends_the_run(bench, monkeypatch, modul
     assert message in bench(module, *arguments)
 
 
+def test_single_ops_give_rows_of_the_same_shape(tmp_path):
+    pytest.importorskip("pytest_benchmark")
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/bench_ops", "--benchmark-only", "-k",
+               "test_projected_lstm and small and b1 and torch", "--benchmark-min-rounds=2", "--rows",
+               tmp_path / "ops.json"]
+    done = subprocess.run([sys.executable, *command], cwd=common.ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row, = json.loads((tmp_path / "ops.json").read_text())["results"]
+    assert (row["model"], row["way"], row["variant"]) == ("small", "projected_lstm, batch 1", "torch")
+    assert row["rounds"] == 2 and 0 < row["p20"] <= row["median"] and 0 <= row["error"] <= row["limit"] == 2e-6
+
+
 # ---- training ------------------------------------------------------------------------------
 
 
