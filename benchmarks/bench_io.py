@@ -15,14 +15,10 @@ import contextlib
 import functools
 import importlib.util
 import itertools
-import os
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
@@ -30,6 +26,8 @@ from unittest import mock
 import numpy as np
 
 from benchmarks import agreement, common, models, workloads
+from benchmarks.peak_memory import peak_mib
+from benchmarks.stopwatch import Stopwatch, helper_threads
 
 PARTS = ("speed", "stages", "memory")
 STAGES = ("reading", "token mapping", "engine", "converting", "writing", "other")
@@ -87,7 +85,7 @@ class Job:
             pass
         return self.tokens
 
-    def write(self, layout: Layout, text: Path | None = None, watch: "Stopwatch | None" = None) -> Path:
+    def write(self, layout: Layout, text: Path | None = None, watch: Stopwatch | None = None) -> Path:
         """What `elmo-fast embed` does with its model loaded, from the file of the text to a file of vectors."""
         from elmo_fast.embed.corpus import Target, write_corpus
         from elmo_fast.embed.form import Form
@@ -100,7 +98,7 @@ class Job:
         runner, watch = self.embedder.embedder.runner(self.slots), watch or Stopwatch()
         with locked(target.path, reserve=True), open_texts(text or self.text) as texts:
             progress = Progress(True, watch.calls("reading", texts.count)())
-            write_corpus(texts, watch.runner(runner), target, progress=progress)
+            write_corpus(texts, staged(watch, runner), target, progress=progress)
         return target.path
 
     def whole(self, layout: Layout) -> int:
@@ -192,56 +190,9 @@ def speed_rows(job: Job, chosen: dict[str, Layout], errors: dict, arguments: arg
 # ---- stages --------------------------------------------------------------------------------
 
 
-class Stopwatch:
-    """CPU seconds by stage. What runs inside another stage counts for itself alone; threads add up."""
-
-    def __init__(self):
-        self.seconds: Counter[str] = Counter()
-        self._here, self._lock = threading.local(), threading.Lock()
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """The body's CPU time of this thread is that of a stage."""
-        outer = getattr(self._here, "stage", None)
-        self._switch(name)
-        try:
-            yield
-        finally:
-            self._switch(outer)
-
-    def _switch(self, name: str | None) -> None:
-        now, before = time.thread_time(), getattr(self._here, "stage", None)
-        if before:
-            with self._lock:
-                self.seconds[before] += now - self._here.since
-        self._here.stage, self._here.since = name, now
-
-    def calls(self, name: str, function: Callable) -> Callable:
-        """The function, its calls being of a stage."""
-        @functools.wraps(function)
-        def call(*arguments, **named):
-            with self.stage(name):
-                return function(*arguments, **named)
-
-        return call
-
-    def items(self, name: str, function: Callable[..., Iterable]) -> Callable[..., Iterator]:
-        """The function, the items of its result being made in a stage."""
-        def iterate(*arguments):
-            items = iter(function(*arguments))
-            while True:
-                with self.stage(name):
-                    try:
-                        item = next(items)
-                    except StopIteration:
-                        return
-                yield item
-
-        return iterate
-
-    def runner(self, runner):
-        """A `Runner` whose reading and embedding are stages."""
-        return replace(runner, group=self.items("reading", runner.group), run=self.items("engine", runner.run))
+def staged(watch: Stopwatch, runner):
+    """A `Runner` whose reading and embedding are stages."""
+    return replace(runner, group=watch.items("reading", runner.group), run=watch.items("engine", runner.run))
 
 
 @contextlib.contextmanager
@@ -262,19 +213,6 @@ def watched(watch: Stopwatch, job: Job) -> Iterator[None]:
         for owner, name, stage in places:
             stack.enter_context(mock.patch.object(owner, name, watch.calls(stage, getattr(owner, name))))
         yield
-
-
-def helper_threads() -> dict[int, float]:
-    """CPU seconds of this process's threads but the main one, by thread; empty where the system does not say."""
-    tasks = Path("/proc/self/task")
-    if not tasks.is_dir():
-        return {}
-    numbers = [int(path.name) for path in tasks.iterdir() if int(path.name) != os.getpid()]
-    found = {}
-    for number in numbers:
-        with contextlib.suppress(OSError):
-            found[number] = time.clock_gettime((~number << 3) | 6)  # Linux's clock of a thread's CPU time
-    return found
 
 
 def cpu_by_stage(job: Job, layout: Layout) -> dict[str, float]:
@@ -310,20 +248,7 @@ def stage_rows(job: Job, chosen: dict[str, Layout], errors: dict, arguments: arg
     return rows
 
 
-# ---- memory --------------------------------------------------------------------------------
-
-# VmHWM begins anew with the program; ru_maxrss would count what its parent had.
-_WORKER = """
-import re, resource, sys
-from pathlib import Path
-from elmo_fast.cli import main
-if status := main(sys.argv[1:]):
-    sys.exit(status)
-told = Path("/proc/self/status")
-found = told.is_file() and re.search(r"VmHWM:\\s*(\\d+) kB", told.read_text())
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**10 if sys.platform == "darwin" else 1)
-print(int(found[1]) if found else peak)
-"""
+# ---- memory -------------------------------------------------------------------------------
 
 
 def memory_rows(size: str, chosen: dict[str, Layout], arguments: argparse.Namespace, folder: Path) -> list[dict]:
@@ -353,17 +278,6 @@ def counts(most: int) -> list[int]:
     steps = itertools.takewhile(lambda count: count < most, (LEAST * 10 ** (k // 2) * (1, 3)[k % 2]
                                                              for k in itertools.count()))
     return [*steps, most]
-
-
-def peak_mib(arguments: list[str], threads: int | None) -> float:
-    """Peak memory of the command in a process of its own."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    if threads:
-        environment["OMP_NUM_THREADS"] = str(threads)
-    done = subprocess.run([sys.executable, "-c", _WORKER, *arguments], capture_output=True, text=True, env=environment)
-    if done.returncode:
-        raise RuntimeError(f"elmo-fast embed: {done.stderr.strip()[-500:]}")
-    return int(done.stdout.split()[-1]) / 2**10
 
 
 def compare_ends(path: Path, count: int, expected: list[np.ndarray], what: str, limit: float) -> float:

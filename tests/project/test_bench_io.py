@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks import bench_io, common, models
+from benchmarks import bench_io, common, models, stopwatch
 
 WRITTEN = [name for name in bench_io.LAYOUTS if name in bench_io.layouts(list(bench_io.LAYOUTS))[0]]
 
@@ -80,7 +80,7 @@ def work(seconds):
 
 
 def test_a_stage_inside_another_counts_for_itself():
-    watch = bench_io.Stopwatch()
+    watch = stopwatch.Stopwatch()
 
     def items():
         for number in range(3):
