@@ -58,9 +58,10 @@ class LoadedElmo:
         half of the first token. `state` as in `BiLm`: with `warm` and `zero` vectors depend on the text alone.
         `batch_size` texts run at a time. A text without tokens cannot be pooled.
         """
+        form = Form(layers, pool).check(self.bilm.num_layers)
         texts = list(_texts(sentences, pool))
         with self._in_state(state):
-            return list(self._run(texts, Form(layers, pool), batch_size))
+            return list(self._run(texts, form, batch_size))
 
     def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
                batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[np.ndarray]:
@@ -68,7 +69,8 @@ class LoadedElmo:
 
         The model's state is `state` until the iteration ends.
         """
-        texts, form = _texts(sentences, pool), Form(layers, pool).check(self.bilm.num_layers)
+        form = Form(layers, pool).check(self.bilm.num_layers)
+        texts = _texts(sentences, pool)
 
         def vectors() -> Iterator[np.ndarray]:
             with self._in_state(state):

@@ -30,6 +30,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.cuda.choice import version
 from elmo_fast.ops.reference import State
+from elmo_fast.text.batching import not_a_string
 
 logger = logging.getLogger(__name__)
 
@@ -293,7 +294,10 @@ def _digest(content: bytes = b""):
 
 
 def _content(text: Text) -> bytes:
-    return "\x1f".join((text.key, str(len(text.tokens)), *text.tokens, "")).encode("utf-8", "surrogatepass")
+    try:
+        return "\x1f".join((text.key, str(len(text.tokens)), *text.tokens, "")).encode("utf-8", "surrogatepass")
+    except TypeError as error:
+        raise not_a_string(error) from error
 
 
 def _states_digest(states: State | None) -> str | None:

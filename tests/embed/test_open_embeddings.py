@@ -188,7 +188,7 @@ def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
             for text, vectors in zip(texts, [w for w, t in zip(wanted, TEXTS) if t in texts]):
                 key = text if keys else str(texts.index(text))
                 assert (found.by_key(key) == vectors).all()
-            assert found.layers is None and (keys or found.text(2) == TEXTS[2])
+            assert found.layers == "all" and (keys or found.text(2) == TEXTS[2])
     with h5py.File(tmp_path / "theirs.hdf5", "w") as file:  # as AllenNLP's embed_file
         for number in range(12):
             file.create_dataset(str(number), (3, 2, 8), dtype="float32", data=np.full((3, 2, 8), number))
@@ -196,7 +196,7 @@ def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
         index[0] = json.dumps({f"text {number}": str(number) for number in range(12)})
     with open_embeddings(tmp_path / "theirs.hdf5") as found:
         assert [int(vectors[0, 0, 0]) for vectors in found] == list(range(12)) and len(found) == 12
-        assert found.tokens(10) == ["text", "10"] and found.dtype == np.float32
+        assert found.tokens(10) == ["text", "10"] and found.dtype == np.float32 and found.layers is None
     with h5py.File(tmp_path / "theirs.hdf5", "a") as file:
         file["word"] = "no vectors"
     with open_embeddings(tmp_path / "theirs.hdf5") as found, pytest.raises(ConfigurationError, match="'word' is no"):
@@ -214,7 +214,8 @@ def test_files_of_seqvec(model, tmp_path):
             for ask in (found.text, found.tokens):
                 with pytest.raises(ConfigurationError, match=r"expected a file that stores (text|tokens), found none"):
                     ask(0)
-            with pytest.raises(ConfigurationError, match="expected a file that stores tokens, found none"):
+            with pytest.raises(ConfigurationError, match="expected (vectors of tokens, found pooled ones|a file that "
+                               "stores tokens, found none)"):
                 found.occurrences("M")
     (tmp_path / "v.json").write_text('["one"]')
     with pytest.raises(ConfigurationError, match="2 vectors with 1 names in v.json"):

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import mmap
 import os
 import zlib
 from array import array
@@ -183,9 +184,11 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, *, fingerprin
         rows.shape = next((source.rows.shape[1:] for source in sources if len(source)), rows.shape)
         rows.place(file, sum(len(source.rows) for source in sources))
         for source in sources:
-            source.blocks.check()
             for begin in range(0, len(source.rows), 16 * ROWS):
-                rows.append(source.rows[begin : begin + 16 * ROWS])
+                values = source.rows[begin : begin + 16 * ROWS]
+                source.blocks.check(np.arange(begin, begin + len(values)))
+                rows.append(values)
+                source.forget()
         _describe(file, form, fingerprint)
         names = [*_STRINGS, *_STRINGS.values(), "offsets", "token_offsets", *["positions"][: form.targets is not None]]
         for name in names:
@@ -251,8 +254,10 @@ class PackedSource(Source):
                 raise ConfigurationError(f"embeddings {name}: expected a seal with checksums at its end, found none: "
                                          "the file is incomplete, or was cut or changed; write it again")
             self.form, self.fingerprint = json.loads(file.attrs["form"]), json.loads(file.attrs["fingerprint"])
-            content = np.memmap(name, np.uint8, "r")
-            self.arrays = {each: _mapped(content, file[each]) for each in file}
+            with open(name, "rb") as content:
+                self._map = mmap.mmap(content.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = np.frombuffer(self._map, np.uint8)
+            self.arrays = {each: _mapped(mapped, file[each]) for each in file}
         self.rows = self.arrays["vectors"]
         self.blocks = Blocks(name, self.rows, sealed[1][1:], PACKED)
         if sealed[1][0] != len(self.rows):
@@ -296,6 +301,11 @@ class PackedSource(Source):
         bounds = [0, *(ends[begin:end] - base).tolist()]
         text = content[base : base + bounds[-1]].tobytes()
         return [text[at:stop].decode("utf-8", "surrogatepass") for at, stop in itertools.pairwise(bounds)]
+
+    def forget(self) -> None:
+        """Give back the memory of what was read; the file is still mapped."""
+        if hasattr(self._map, "madvise"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         self.arrays, self.rows, self.blocks = {}, self.rows[:0].copy(), None
