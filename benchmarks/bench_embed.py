@@ -1,13 +1,14 @@
-"""Tokens per second from lists of tokens to NumPy arrays on the CPU: running text, states carried.
+"""Tokens per second from lists of tokens to NumPy arrays on the CPU, states carried.
 
-AllenNLP's own code at batch 64 (without --allennlp: our reference path), and ours in three ways: a stream in 64 slots,
-one batch of 64 at a time, one sentence of 25 tokens. All run the same random weights by turns in this process, after
-their numbers were compared; a disagreement ends the run. The slow side has fewer batches a turn: every turn takes the
-next batches of the same text. Every figure stands beside its floor (benchmarks/floor.py). The machine's rates are also
-measured between the turns; a turn is marked as busy where its precision's rate fell a third below the best.
+A peer at batch 64 (AllenNLP's own code, without --allennlp our reference path), and ours in three ways: a stream in 64
+slots, one batch of 64 at a time, one sentence of 25 tokens. --plain adds our plain backends, --simple-elmo that
+library, at batch 64. All run the same model by turns in this run, after their numbers were compared; a disagreement
+ends it. The slow sides have fewer batches a turn: every turn takes the next batches of the same text. Every figure
+stands beside its floor (benchmarks/floor.py). The machine's rates are also measured between the turns; a turn is marked
+as busy where its precision's rate fell a third below the best.
 
-    python -m benchmarks.bench_embed --size original --allennlp CHECKOUT
-    python -m benchmarks.bench_embed --table benchmarks/results/cpu/embed-*.json
+    python -m benchmarks.bench_embed --model original --allennlp CHECKOUT
+    python -m benchmarks.bench_embed --model original --allennlp CHECKOUT --plain reference torch --precisions highest
 """
 
 import argparse
@@ -16,60 +17,81 @@ import itertools
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import agreement, common, embed_results, floor, models, peers
-from benchmarks.bench_reference import run_over
+import numpy as np
+
+from benchmarks import agreement, common, floor, models, workloads
+from benchmarks.peers import allennlp, simple_elmo
 
 SENTENCE_TOKENS = 25
 SENTENCE_SECONDS = 0.5  # of calls in a turn: a single sentence is too short to time
 PRECISIONS = tuple(floor.PRECISIONS)
+PLAIN = ("reference", "torch")
+OF_LARGEST = 1e-5  # largest difference between plain paths, as a share of the largest value
 
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences of running text, the same in batches, and the sentence that runs alone."""
+    """Sentences of a workload, the same in batches, and the sentence that runs alone."""
 
+    workload: str
     sentences: list[list[str]]
     groups: list[list[list[str]]]
     alone: list[str]
     source: str
 
     @classmethod
-    def read(cls, batches: int, batch_size: int) -> "Text":
-        sentences, source = common.running_text(batches * batch_size)
-        running = list(itertools.chain.from_iterable(sentences))
-        alone = next((tokens for tokens in sentences if len(tokens) == SENTENCE_TOKENS), running[:SENTENCE_TOKENS])
-        return cls(sentences, common.batches(sentences, batch_size), alone, source)
+    def read(cls, workload: str, batches: int, batch_size: int) -> "Text":
+        sentences, source = workloads.read(workload, batches * batch_size)
+        running = list(itertools.islice(itertools.chain.from_iterable(sentences), SENTENCE_TOKENS))
+        alone = next((tokens for tokens in sentences if len(tokens) == SENTENCE_TOKENS), running)
+        return cls(workload, sentences, common.batches(sentences, batch_size), alone, source)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What runs: the peer by its name, ours by precision (one model), and what cannot run with its reason."""
+    """What runs: the peer, other slow sides by name, ours by precision (one model), and what cannot with its reason."""
 
-    size: str
+    model: str
     batch_size: int
     peer_name: str
     peer: object
     ours: dict[str, models.Embedder]
     absent: dict[str, str]
+    others: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def slow(self) -> dict[str, object]:
+        """The slow sides, the peer first."""
+        return {self.peer_name: self.peer, **self.others}
 
 
-def set_up(arguments: argparse.Namespace) -> Setup:
+def set_up(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Setup:
     absent = {name: why for name, why in models.absent_precisions().items() if name in arguments.precisions}
     precisions = [name for name in arguments.precisions if name not in absent]
     if not precisions:
         raise ValueError(f"--precisions: none runs here: {'; '.join(f'{k}: {v}' for k, v in absent.items())}")
+    slow, model = {}, arguments.model
+    files = models.write_files(Path(stack.enter_context(tempfile.TemporaryDirectory())), model)
     if arguments.allennlp:
-        with tempfile.TemporaryDirectory() as folder:
-            peer = peers.AllenNlp(arguments.allennlp, *models.write_files(Path(folder), arguments.size))
-    else:
-        peer = models.Embedder(models.build(arguments.size, backend="reference"))
-    bilm = models.build(arguments.size, backend="auto")
+        slow["allennlp"] = allennlp.AllenNlp(arguments.allennlp, *files)
+    for backend in arguments.plain if arguments.allennlp else dict.fromkeys(["reference", *arguments.plain]):
+        slow[backend] = models.Embedder(models.build(model, backend=backend))
+    if arguments.simple_elmo:
+        slow["simple_elmo"] = stack.enter_context(simple_elmo.SimpleElmo(
+            arguments.tf_python, arguments.simple_elmo, *files, arguments.batch_size))
+    (name, peer), *others = slow.items()
+    bilm = models.build(model, backend="auto")
     ours = {precision: models.Embedder(bilm, precision) for precision in precisions}
-    name = "allennlp" if arguments.allennlp else "reference"
-    return Setup(arguments.size, arguments.batch_size, name, peer, ours, absent)
+    return Setup(model, arguments.batch_size, name, peer, ours, absent, dict(others))
+
+
+def run_over(embedder, groups) -> list[np.ndarray]:
+    """All batches, from zero states."""
+    embedder.reset_states()
+    return [vectors for group in groups for vectors in embedder.embed_batch(group)]
 
 
 # ---- agreement -----------------------------------------------------------------------------
@@ -80,6 +102,8 @@ def check(setup: Setup, text: Text, batches: int) -> dict:
     groups = text.groups[:batches]
     in_batches, alone = run_over(setup.peer, groups), run_over(setup.peer, [[text.alone]])
     errors: dict = {}
+    for name, embedder in setup.others.items():
+        errors[name] = check_slow(f"{name} against {setup.peer_name}", run_over(embedder, groups), in_batches)
     for precision, embedder in setup.ours.items():
         found = {"batches": agreement.by_layer(run_over(embedder, groups), in_batches)}
         embedder.reset_states()
@@ -93,6 +117,23 @@ def check(setup: Setup, text: Text, batches: int) -> dict:
     return {"against": setup.peer_name, "errors": common.rounded(errors)}
 
 
+def check_slow(what: str, found: list[np.ndarray], expected: list[np.ndarray]) -> dict:
+    """Errors of a slow side beside their limits; raises where one is above."""
+    errors = {"batches": agreement.by_layer(found, expected), "limit": agreement.limit("highest"),
+              "of_largest": share_of_largest(found, expected), "limit_of_largest": OF_LARGEST}
+    agreement.require(what, max(errors["batches"]), errors["limit"])
+    if not errors["of_largest"] < OF_LARGEST:  # also true of NaN
+        raise ValueError(f"{what}: they disagree by {errors['of_largest']:.1e} of the largest value (limit "
+                         f"{OF_LARGEST:.0e})")
+    return errors
+
+
+def share_of_largest(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Largest absolute difference over the largest expected value."""
+    worst = max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(found, expected, strict=True))
+    return worst / max(float(np.abs(theirs).max()) for theirs in expected)
+
+
 # ---- timing --------------------------------------------------------------------------------
 
 
@@ -100,14 +141,14 @@ def count(groups) -> int:
     return sum(len(sentence) for group in groups for sentence in group)
 
 
-def peer_turn(setup: Setup, text: Text, batches: int):
+def peer_turn(peer, text: Text, batches: int):
     """The next batches of the text in every turn, from the states of the last; returns the tokens done."""
-    parts = itertools.cycle(common.batches(text.groups, batches))
+    parts, embed = itertools.cycle(common.batches(text.groups, batches)), getattr(peer, "compute", peer.embed_batch)
 
     def turn() -> int:
         part = next(parts)
         for group in part:
-            setup.peer.embed_batch(group)
+            embed(group)
         return count(part)
 
     return turn
@@ -156,7 +197,7 @@ class Watch:
 def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int, watch: Watch) -> dict[tuple, common.Timing]:
     """Tokens per second by (way, variant, precision), the peer first."""
     batch, slots = f"one batch of {setup.batch_size}", f"slots of {setup.batch_size}"
-    turns = {(batch, setup.peer_name, "highest"): peer_turn(setup, text, peer_batches)}
+    turns = {(batch, name, "highest"): peer_turn(peer, text, peer_batches) for name, peer in setup.slow.items()}
     for precision, embedder in setup.ours.items():
         turns[slots, "ours", precision] = slots_turn(embedder, text, setup.batch_size)
         turns[batch, "ours", precision] = batches_turn(embedder, text)
@@ -165,7 +206,7 @@ def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int, watch: W
 
 def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch) -> dict[tuple, common.Timing]:
     """Seconds for one sentence by (way, variant, precision), the peer first."""
-    embedders = {("one sentence", setup.peer_name, "highest"): setup.peer}
+    embedders: dict = {("one sentence", setup.peer_name, "highest"): setup.peer}
     embedders |= {("one sentence", "ours", precision): embedder for precision, embedder in setup.ours.items()}
     for embedder in embedders.values():
         embedder.reset_states()
@@ -178,7 +219,7 @@ def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch) -> dict[t
 
 def floors(setup: Setup, text: Text, threads: int, meter: floor.Meter) -> tuple[dict, dict]:
     """Floor by (way, precision) and the machine's rates by precision; reasons stand where there are none."""
-    options = common.standard_options(setup.size)
+    options = workloads.options_of(setup.model)
     work = {f"slots of {setup.batch_size}": floor.work_of_slots(text.sentences, setup.batch_size),
             f"one batch of {setup.batch_size}": floor.work_of_batches(text.groups),
             "one sentence": floor.work_of_slots([text.alone], 1)}
@@ -201,25 +242,53 @@ def floor_of(options: dict, work: floor.Work, rates: floor.Rates, precision: str
             "floor_tokens_per_s": work.tokens / floor.seconds(options, work, rates, precision)}
 
 
+def rows_of(setup: Setup, text: Text, speeds: dict, seconds: dict, floors_found: dict, busy: dict,
+            errors: dict) -> list[dict]:
+    """A row per case: speed, ratio to the peer (a stream's: to its batches), floor, share, busy turns, error.
+
+    Timings by case: of the text in tokens per second, of the sentence in seconds.
+    """
+    tokens, of_text, of_sentence = len(text.alone), next(iter(speeds.values())), next(iter(seconds.values()))
+    cases = [(case, timing, "tokens/s", timing.median, of_text.times_as_fast_as(timing))
+             for case, timing in speeds.items()]
+    cases += [(case, timing, "s", tokens / timing.median, timing.times_as_fast_as(of_sentence))
+              for case, timing in seconds.items()]
+    results = []
+    for case, timing, unit, speed, ratio in cases:
+        (way, variant, precision), found = case, {}
+        if variant == "ours":
+            found = floors_found.get((way, precision), {})
+            found = found and {**found, "share": speed / found["floor_tokens_per_s"]}
+        by_way = errors.get(precision if variant == "ours" else variant, {})
+        checked = "slots" if way.startswith("slots") else "sentence" if way == "one sentence" else "batches"
+        error = by_way.get(checked)
+        results.append(common.row(timing, unit, workload=text.workload, model=setup.model, way=way, variant=variant,
+                                  precision=precision, tokens_per_s=speed, times_as_fast=ratio, **found,
+                                  busy_turns=sum(busy[case]) if case in busy else None,
+                                  error=error and max(error), limit=by_way.get("limit") if error else None))
+    return results
+
+
 def run(arguments: argparse.Namespace) -> dict:
     """The content of the results file."""
     import torch
 
-    text = Text.read(arguments.batches, arguments.batch_size)
-    setup = set_up(arguments)
-    agreed = check(setup, text, arguments.peer_batches)
-    threads = torch.get_num_threads()
-    with floor.Meter() as meter:
+    text = Text.read(arguments.workload, arguments.batches, arguments.batch_size)
+    with contextlib.ExitStack() as stack:
+        setup = set_up(arguments, stack)
+        agreed = check(setup, text, arguments.peer_batches)
+        threads = torch.get_num_threads()
+        meter = stack.enter_context(floor.Meter())
         floors_found, rates = floors(setup, text, threads, meter)
-        kib = floor.kib_per_thread(common.standard_options(setup.size), "highest", threads)
+        kib = floor.kib_per_thread(workloads.options_of(setup.model), "highest", threads)
         watch = Watch(lambda: meter(threads, kib))
         speeds = time_text(setup, text, arguments.rounds, arguments.peer_batches, watch)
         alone = time_sentence(setup, text, arguments.rounds, watch)
-    settings = {"size": setup.size, "states": "carry", "text": text.source,
+    settings = {"model": setup.model, "states": "carry", "text": text.source,
                 **common.text_facts(text.sentences, setup.batch_size), "peer_batches_a_turn": arguments.peer_batches,
                 "times_as_fast_as": setup.peer_name, "absent": setup.absent, "agreement": agreed, "rates": rates}
-    results = embed_results.rows_of(speeds, alone, len(text.alone), floors_found, watch.busy())
-    return common.document(f"embed {setup.size}", settings, results)
+    results = rows_of(setup, text, speeds, alone, floors_found, watch.busy(), agreed["errors"])
+    return common.document(f"embed {setup.model}", settings, results)
 
 
 # ---- command -------------------------------------------------------------------------------
@@ -227,16 +296,22 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def parse() -> argparse.Namespace:
     parser = common.make_parser(
-        __doc__, "embed-SIZE.json", ("--batch-size", 64, "sentences in a batch, slots of a stream"),
+        __doc__, "embed-MODEL.json", ("--batch-size", 64, "sentences in a batch, slots of a stream"),
         ("--batches", 8, "batches of text in a turn of ours"),
-        ("--peer-batches", 2, "batches in a turn of the slow side, and in the comparison"),
+        ("--peer-batches", 2, "batches in a turn of the slow sides, and in the comparison"),
         ("--rounds", 5, "turns of each"))
-    parser.add_argument("--size", choices=common.SIZES, default="original", help="model size (default: original)")
-    parser.add_argument("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
-                        help="of ours (default: all; the file says which this machine lacks)")
-    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE",
-                        help="measure nothing: print a Markdown table of these results")
+    add = parser.add_argument
+    add("--model", choices=workloads.MODELS, default="original", metavar="MODEL",
+        help=f"{', '.join(workloads.MODELS)} (default: original)")
+    add("--workload", choices=workloads.TEXTS, default="running text", metavar="TEXT",
+        help=f"{', '.join(workloads.TEXTS)} (default: running text)")
+    add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
+        help="of ours (default: all; the file says which this machine lacks)")
+    add("--plain", nargs="+", choices=PLAIN, default=[], metavar="NAME", help="our plain backends too")
+    add("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
+    add("--simple-elmo", metavar="PATH", help="a folder with the package simple_elmo")
+    add("--tf-python", metavar="PYTHON", default=sys.executable,
+        help="a Python with TensorFlow 2 and tf_keras, for --simple-elmo")
     arguments = parser.parse_args()
     if arguments.peer_batches > arguments.batches:
         parser.error(f"--peer-batches: expected at most --batches ({arguments.batches}), got {arguments.peer_batches}")
@@ -245,15 +320,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
-    if arguments.table:
-        try:
-            print(embed_results.table([embed_results.read(file) for file in arguments.table]))
-        except (ValueError, OSError) as problem:
-            print(f"error: {problem}", file=sys.stderr)
-            return 1
-        return 0
-    return common.run_and_write(arguments, run, f"embed-{arguments.size}.json",
-                                lambda content: embed_results.table([content]))
+    return common.run_and_write(arguments, run, f"embed-{arguments.model}.json", common.table)
 
 
 if __name__ == "__main__":

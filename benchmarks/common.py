@@ -1,4 +1,4 @@
-"""What every benchmark shares: standard models, running text, results; machine facts and timing are the package's."""
+"""What every benchmark shares: results, rows, the command line; and names of workloads, machine facts and timing."""
 
 import argparse
 import json
@@ -8,73 +8,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from elmo_fast.bench.machine import gpu_name, machine, output_of, slug  # noqa: F401 (with the next, for every benchmark)
-from elmo_fast.bench.text import generated_sentences
+from benchmarks.workloads import batches, running_text, shared_folder, text_facts  # noqa: F401
+from elmo_fast.bench.machine import gpu_name, machine, output_of, slug, version_of  # noqa: F401
+from elmo_fast.bench.text import generated_sentences  # noqa: F401
 from elmo_fast.bench.timing import Timing, alternate, interleave, rounded, seconds_per_call, take_turns  # noqa: F401
 from elmo_fast.testing import FILTERS, SIZES, standard_options  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
-
-
-# ---- text ----------------------------------------------------------------------------------
-
-
-def shared_folder() -> Path:
-    return Path(os.environ.get("ELMO_FAST_SHARED") or ROOT.parent / "shared")
-
-
-def _split_sentences(tokens: list[str]) -> list[list[str]]:
-    """Cuts a tokenized paragraph after each full stop; closing quotes stay with their sentence."""
-    sentences, current = [], []
-    for token in tokens:
-        if token in ('"', "'", ")") and not current and sentences:
-            sentences[-1].append(token)
-            continue
-        current.append(token)
-        if token in (".", "!", "?"):
-            sentences.append(current)
-            current = []
-    return [*sentences, current] if current else sentences
-
-
-def running_text(count: int) -> tuple[list[list[str]], str]:
-    """The first `count` sentences, and where they come from: the file's name or 'generated'."""
-    path = shared_folder() / "text" / "wikitext2_valid.txt"
-    if not path.exists():
-        return generated_sentences(count), "generated (Zipf)"
-    sentences: list[list[str]] = []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            tokens = line.split()
-            if tokens and tokens[0] != "=":  # headings are not running text
-                sentences += _split_sentences(tokens)
-            if len(sentences) >= count:
-                return sentences[:count], path.name
-    raise ValueError(f"count: {path.name} has {len(sentences)} sentences, {count} were asked for")
-
-
-def batches(sentences: list, size: int) -> list[list]:
-    return [sentences[i : i + size] for i in range(0, len(sentences), size)]
-
-
-def text_facts(sentences: list[list[str]], batch_size: int) -> dict:
-    """How much of the work is repeated or padded: the figures depend on it."""
-    groups = batches(sentences, batch_size)
-    tokens = sum(map(len, sentences))
-    steps = sum(max(map(len, group)) + 2 for group in groups)
-    padded = sum(len(group) * (max(map(len, group)) + 2) for group in groups)
-    real = tokens + 2 * len(sentences)
-    unique = sum(len({token for sentence in group for token in sentence}) for group in groups)
-    return {
-        "sentences": len(sentences),
-        "tokens": tokens,
-        "batch_size": batch_size,
-        "unique_share": round(unique / tokens, 3),
-        "padding_share": round(1 - real / padded, 3),
-        "live_rows_per_step": round(real / steps, 1),
-    }
 
 
 # ---- results -------------------------------------------------------------------------------
@@ -94,10 +36,23 @@ def document(name: str, settings: dict, results) -> dict:
         "name": name,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "revision": revision(),
+        "version": version_of("elmo-fast"),
         "machine": machine(),
         "settings": settings,
         "results": results,
     }
+
+
+def row(timing: Timing, unit: str, *, workload: str, model: str, way: str, variant: str, precision: str = "highest",
+        samples: bool = False, **more) -> dict:
+    """A result: what ran on what, its timing in `unit`, and what belongs to it.
+
+    `more`: `floor` in the unit and `share` of it, `error` and `limit` of the check that passed before, and ratios. What
+    is None is left out.
+    """
+    facts = {"workload": workload, "model": model, "way": way, "variant": variant, "precision": precision, "unit": unit}
+    return rounded({**facts, **timing.as_dict(samples),
+                    **{name: value for name, value in more.items() if value is not None}})
 
 
 def write_json(path: Path, content) -> Path:
@@ -108,6 +63,23 @@ def write_json(path: Path, content) -> Path:
     part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     os.replace(part, path)
     return path
+
+
+def table(content: dict) -> str:
+    """Rows of the one shape as Markdown."""
+    beside = content["settings"].get("times_as_fast_as")
+    head = ["model", "workload", "way", "variant", "precision", "median", "tokens/s floor", "share",
+            f"times as fast{f' as {beside}' if beside else ''}"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for found in content["results"]:
+        busy = found.get("busy_turns")
+        least, share, ratio = (found.get(name) for name in ("floor_tokens_per_s", "share", "times_as_fast"))
+        cells = [*(found[name] for name in ("model", "workload", "way", "variant", "precision")),
+                 f"{found['median']:,.5g} {found['unit']}"
+                 + (f" (machine busy in {busy} of {found['rounds']} turns)" if busy else ""),
+                 f"{least:,.0f}" if least else "-", f"{share:.0%}" if share else "-", f"{ratio:.2f}" if ratio else "-"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 # ---- command -------------------------------------------------------------------------------

@@ -1,19 +1,25 @@
-"""Random models of standard sizes: in memory for us, as files for a peer."""
+"""The models of workloads.py: in memory for us, as files for a peer."""
 
 import json
 from pathlib import Path
 
-from benchmarks import common
+from benchmarks import workloads
 
 
-def build(size: str, *, backend: str = "reference", seed: int = 0, precision: str = "highest", **lstm):
-    """A `BiLm` that carries states; keyword arguments replace LSTM entries of the options."""
+def build(model: str, *, backend: str = "reference", seed: int = 0, precision: str = "highest", state: str = "carry",
+          **lstm):
+    """A `BiLm` of a name of `workloads.MODELS`; keyword arguments replace LSTM entries of the options.
+
+    All but the bundled model have random weights.
+    """
     from elmo_fast import BiLm, Options
     from elmo_fast.model.weights import random_weights
 
-    options = Options.from_dict(common.standard_options(size, **lstm))
+    if model == "bundled":
+        return BiLm.from_model(model, state=state, precision=precision, backend=backend).eval()
+    options = Options.from_dict(workloads.options_of(model, **lstm))
     weights = random_weights(options, seed=seed)
-    return BiLm(options, weights, state="carry", precision=precision, backend=backend).eval()
+    return BiLm(options, weights, state=state, precision=precision, backend=backend).eval()
 
 
 class Embedder:
@@ -50,12 +56,16 @@ def absent_precisions() -> dict[str, str]:
     return {name: why for name in PRECISIONS if name != "highest" and not runs_precision(name)}
 
 
-def write_files(folder: Path, size: str, seed: int = 0) -> tuple[Path, Path]:
-    """options.json and weights.hdf5 of the model that `build` gives for this size and seed."""
+def write_files(folder: Path, model: str, seed: int = 0) -> tuple[Path, Path]:
+    """options.json and weights.hdf5 of the model that `build` gives for this name and seed."""
     from elmo_fast import Options
+    from elmo_fast.model.sources import find_model
     from elmo_fast.model.weights import random_weights, write_weights
 
-    content = common.standard_options(size)
+    if model == "bundled":
+        found = find_model(model)
+        return found.options_file, found.weight_file
+    content = workloads.options_of(model)
     options_file, weight_file = folder / "options.json", folder / "weights.hdf5"
     options_file.write_text(json.dumps(content), encoding="utf-8")
     write_weights(weight_file, random_weights(Options.from_dict(content), seed=seed))

@@ -3,6 +3,7 @@
     python -m benchmarks.report                    # write every marked part of the pages, and the charts, anew
     python -m benchmarks.report --check            # exit 1 where a page or a chart differs from the results
     python -m benchmarks.report --compare OLD NEW  # ratios of the rows of two files, and what moved
+    python -m benchmarks.report --table FILE...    # rows of any files as Markdown
 
 A part of a page stands between `<!-- report: NAME -->` and `<!-- /report -->`, on lines of their own or within one.
 """
@@ -14,23 +15,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks import common, floor, scaling
+from benchmarks import common, scaling
+from benchmarks.charts import drawn, svg
+from benchmarks.recorded import SIZES, WAYS, machine, one, ours, recorded, rows
 
 PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/numbers.md", "docs/scaling.md")
+NOT_YET = "\nNot recorded yet.\n"
 CHARTS = common.ROOT / "docs" / "pictures"
-SIZES = ("original", "medium", "small")
-WAYS = ("slots of 64", "one batch of 64", "one sentence")
 _PART = re.compile(r"(<!-- report: ([\w ]+) -->)(.*?)(<!-- /report -->)", re.DOTALL)
-
-
-def read(name: str) -> dict:
-    """A result file of the CPU."""
-    return json.loads((common.RESULTS / "cpu" / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def rows(name: str, **wanted) -> Iterator[dict]:
-    """Rows of a file whose values are these."""
-    return (row for row in read(name)["results"] if all(row.get(key) == value for key, value in wanted.items()))
 
 
 def markdown(head: list[str], lines: list[list[str]]) -> str:
@@ -39,22 +31,13 @@ def markdown(head: list[str], lines: list[list[str]]) -> str:
     return "\n".join(["", f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
-def machine(name: str) -> str:
-    """Processor, cores, instruction sets, torch and day of a file."""
-    found = read(name)
-    cpu = found["machine"]["cpu"]
-    vectors = "AMX" if "amx_bf16" in cpu["features"] else "AVX-512" if "avx512f" in cpu["features"] else "AVX2"
-    torch = found["machine"]["torch"].split("+")[0]
-    return f"{cpu['cores']} cores of an {cpu['model']} with {vectors}, torch {torch}, {found['date'][:10]}"
-
-
 # ---- parts of pages --------------------------------------------------------------------------
 
 
 def speed() -> str:
     """Ratios to AllenNLP by size and way, `highest`."""
     head = ["model", "a stream of sentences (`embed_sentences`, the command)", "one batch of 64", "one sentence"]
-    return markdown(head, [[size, *(f"{_ours(size, way)['times_as_fast']:.1f} x" for way in WAYS)] for size in SIZES])
+    return markdown(head, [[size, *(f"{ours(size, way)['times_as_fast']:.1f} x" for way in WAYS)] for size in SIZES])
 
 
 def speed_machine() -> str:
@@ -77,51 +60,87 @@ def embed() -> str:
 def token_table() -> str:
     """What tables save."""
     def ratio(**wanted) -> str:
-        value = _one("token-table", variant="with a table", **wanted)["times_as_fast"]
+        value = one("token-table", variant="with a table", precision="highest", **wanted)["times_as_fast"]
         return f"{value:.2f}" if value < 2 else f"{value:.1f}"
 
-    lines = [[f"running text, {size}", "our own path without a table",
-              *(ratio(line="text", size=size, way=way) for way in WAYS[:2])] for size in ("small", "original")]
+    lines = [[f"running text, {model}", "our own path without a table",
+              *(ratio(workload="running text", model=model, way=way) for way in WAYS[:2])]
+             for model in ("small", "original")]
     lines.append(["25 letters, sequences of 500, 15,000 residues a batch, original", "our reference path",
-                  *(ratio(line="proteins", way=way) for way in ("slots of 30", "batches of 15,000 residues"))])
-    words = _one("token-table", line="building", variant="with a table")["median"]
+                  *(ratio(workload="proteins", way=way) for way in ("slots of 30", "batches of 15,000 residues"))])
+    words = one("token-table", workload="building", variant="with a table", precision="highest")["median"]
     lines.append([f"building a table of unique words, original, {words:,.0f} words/s", "the reference char encoder", "",
-                  ratio(line="building")])
+                  ratio(workload="building")])
     return markdown(["what", "beside", "in slots", "in batches"], lines)
 
 
 def train() -> str:
     """Our trainer beside bilm-tf's."""
-    found = read("train-issue")["results"]
-    ours, theirs = found["elmo-fast"], found["bilm-tf"]
-    perplexity = f"held-out perplexity after {ours['tokens']:,} tokens, forward / backward"
+    mine, theirs = (one("train-issue", variant=name) for name in ("elmo-fast", "bilm-tf"))
+    perplexity = f"held-out perplexity after {mine['tokens']:,} tokens, forward / backward"
     return markdown(["trainer", "tokens/s", perplexity], [
-        ["bilm-tf on TensorFlow", f"{theirs['tokens_per_second']:,.0f}", _both(theirs)],
-        ["elmo-fast", f"{ours['tokens_per_second']:,.0f} (**{found['times_as_fast']:.1f} times**)", _both(ours)]])
+        ["bilm-tf on TensorFlow", f"{theirs['median']:,.0f}", _both(theirs)],
+        ["elmo-fast", f"{mine['median']:,.0f} (**{mine['times_as_fast']:.1f} times**)", _both(mine)]])
 
 
 def train_ratio() -> str:
     """How much faster than bilm-tf's trainer."""
-    return f"{read('train-issue')['results']['times_as_fast']:.1f}"
+    return f"{one('train-issue', variant='elmo-fast')['times_as_fast']:.1f}"
 
 
 def reference() -> str:
-    """The plain paths beside AllenNLP's own code."""
+    """The plain paths beside AllenNLP's own code, all in batches of 64."""
     names = {"allennlp": "AllenNLP 0.9's own", "reference": '`backend="reference"`', "torch": '`backend="torch"`'}
+    for file in ("embed-original", "reference-original"):  # the first has them where --plain asked for them
+        found = {row["variant"]: row for row in rows(file) if row["way"].endswith("of 64")}
+        if names.keys() <= found.keys():
+            break
     return markdown(["code", "tokens/s", "times as fast as AllenNLP's"], [
-        [names[row["variant"]], f"{row['tokens_per_s']:,.0f}", f"{row['times_as_fast_as_allennlp']:.2f}"]
-        for row in rows("reference-original")])
+        [label, f"{found[name]['tokens_per_s']:,.0f}", f"{found[name]['times_as_fast']:.2f}"]
+        for name, label in names.items()])
 
 
-def _one(name: str, **wanted) -> dict:
-    found = list(rows(name, **wanted))
-    if len(found) != 1:
-        raise ValueError(f"{name}: expected one row with {wanted}, found {len(found)}")
-    return found[0]
+def io() -> str:
+    """A text file to a file, as a share of the engine alone."""
+    if not recorded("io"):
+        return NOT_YET
+    lines = []
+    for row in rows("io", way="text file to file"):
+        engine = one("io", model=row["model"], variant="engine alone")
+        goal = f"{row['goal']:.0%}" if "goal" in row else ""
+        lines.append([row["model"], row["variant"], f"{engine['median']:,.0f}", f"{row['median']:,.0f}",
+                      f"{row['share_of_engine']:.0%}", goal])
+    return markdown(["model", "file", "the engine alone, tokens/s", "text file to file", "share", "goal"], lines)
 
 
-def _ours(size: str, way: str) -> dict:
-    return _one(f"embed-{size}", variant="ours", precision="highest", way=way)
+def io_stages() -> str:
+    """CPU time by stage, and the chart."""
+    if not recorded("io"):
+        return NOT_YET
+    found = {}
+    for row in rows("io", way="CPU time"):
+        found.setdefault((row["model"], row["variant"]), {})[row["stage"]] = row["share_of_time"]
+    stages_ = list(next(iter(found.values())))
+    lines = [[*names, *(f"{shares[stage]:.1%}" for stage in stages_)] for names, shares in found.items()]
+    return f"{markdown(['model', 'file', *stages_], lines)}\n![CPU time by stage](pictures/stages.svg)\n"
+
+
+def io_memory() -> str:
+    """Peak memory by length, and the chart."""
+    if not recorded("io"):
+        return NOT_YET
+    found = {}
+    for row in rows("io", way="memory"):
+        found.setdefault(row["variant"], {})[row["sentences"]] = f"{row['median']:,.0f}"
+    lengths = list(next(iter(found.values())))
+    lines = [[name, *(peaks[length] for length in lengths)] for name, peaks in found.items()]
+    head = ["file, peak MiB", *(f"{length:,} sentences" for length in lengths)]
+    return f"{markdown(head, lines)}\n![Peak memory against length](pictures/memory.svg)\n"
+
+
+def io_machine() -> str:
+    """Where they were measured."""
+    return machine("io") if recorded("io") else NOT_YET.strip()
 
 
 def _both(trainer: dict) -> str:
@@ -131,91 +150,14 @@ def _both(trainer: dict) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed machine": speed_machine, "embed": embed, "token table": token_table, "train": train,
-    "train ratio": train_ratio, "reference": reference,
+    "train ratio": train_ratio, "reference": reference, "io": io, "io stages": io_stages, "io memory": io_memory,
+    "io machine": io_machine,
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
 
 
 def with_parts(text: str) -> str:
     """A page with its marked parts made anew."""
     return _PART.sub(lambda found: f"{found[1]}{PARTS[found[2]]()}{found[4]}", text)
-
-
-# ---- charts ----------------------------------------------------------------------------------
-
-
-def _axes(width: float, height: float):
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    # the same bytes for the same results; text stays text
-    with rc_context({"svg.hashsalt": "elmo-fast", "svg.fonttype": "none", "font.size": 10}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def bars():
-    """Speed as a multiple of AllenNLP's batches of 64, by size and way; the floor of each run as a mark."""
-    figure, axes = _axes(8, 3.6)
-    labels, places = [], []
-    for number, size in enumerate(SIZES):
-        peer = _one(f"embed-{size}", variant="allennlp", way="one batch of 64")
-        for line, (name, row) in enumerate([("AllenNLP 0.9, batches of 64", peer),
-                                            *((way, _ours(size, way)) for way in WAYS[1::-1])]):
-            place = 3.7 * number + line
-            axes.barh(place, row["times_as_fast"], color="0.75" if row is peer else "#4051b5")
-            end = row["times_as_fast"]
-            if "floor_tokens_per_s" in row:
-                end = row["floor_tokens_per_s"] / peer["tokens_per_s"]
-                axes.plot([end, end], [place - 0.42, place + 0.42], color="#d32f2f", linewidth=2)
-            reached = f"{row['times_as_fast']:.1f} x, {row['tokens_per_s']:,.0f} tokens/s"
-            axes.text(end + 0.4, place, reached, va="center")
-            labels.append(f"{size}: {name}")
-            places.append(place)
-    axes.set_yticks(places, labels)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 50)
-    axes.set_xlabel("times AllenNLP's speed, fp32; red: the floor of the machine in that run")
-    return figure
-
-
-def roofline():
-    """FLOP/s of whole models under the rates that their runs measured, over the FLOP for a byte of weights read."""
-    import numpy as np
-
-    figure, axes = _axes(7.5, 4.2)
-    markers = dict(zip(WAYS, "osD"))
-    for size, color in zip(SIZES, ("#4051b5", "#2e7d32", "#d32f2f")):
-        rates, options = read(f"embed-{size}")["settings"]["rates"]["highest"], common.standard_options(size)
-        x = np.geomspace(0.4, 100, 50)
-        axes.plot(x, np.minimum(rates["fp32"], rates["read"] * x) / 1e9, color=color, linewidth=1)
-        for way in WAYS:
-            row = _ours(size, way)
-            read_per_token = 4 * options["lstm"]["n_layers"] * floor.step_weights(options) / row["live_rows_per_step"]
-            axes.plot(row["flop_per_token"] / read_per_token, row["tokens_per_s"] * row["flop_per_token"] / 1e9,
-                      markers[way], color=color, label=f"{size}, {way}")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("FLOP for each byte of recurrent weights that the steps read")
-    axes.set_ylabel("GFLOP/s; lines: the rates of the machine")
-    axes.legend(frameon=False, loc="lower right", fontsize=8)
-    return figure
-
-
-DRAWN = {"speed.svg": bars, "roofline.svg": roofline}
-
-
-def svg(figure) -> str:
-    """The picture as text, without date and version, which would change with every run."""
-    import io
-
-    from matplotlib import rc_context
-
-    written = io.StringIO()
-    with rc_context({"svg.hashsalt": "elmo-fast", "svg.fonttype": "none"}):
-        figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub(r"[ \t]+\n", "\n", written.getvalue())
 
 
 # ---- comparing -------------------------------------------------------------------------------
@@ -243,32 +185,33 @@ def _named(document: dict) -> Iterator[tuple[str, dict]]:
     if isinstance(found, dict):
         yield from ((name, row) for name, row in found.items() if isinstance(row, dict))
         return
+    keys = "workload", "model", "case", "way", "part", "path", "variant", "stage", "sentences", "precision"
     for row in found:
-        names = (row.get(key) for key in ("line", "case", "size", "way", "part", "path", "variant", "precision"))
-        yield ", ".join(str(name) for name in names if name), row
+        yield ", ".join(str(row[key]) for key in keys if row.get(key)), row
 
 
 def _value(row: dict) -> tuple[float, float, float]:
-    """The speed, and its 20th and 80th percentile; where they are in seconds, of calls per second."""
-    key = next((key for key in ("tokens_per_s", "tokens_per_second") if key in row), None)
-    speed = row[key] if key else 1 / row["median"]
+    """The speed, and its 20th and 80th percentile; where they are no speeds, of their inverse."""
+    is_speed = row.get("unit", "s").endswith("/s")
+    speed = row["tokens_per_s"] if "tokens_per_s" in row else row["median"] if is_speed else 1 / row["median"]
     if "p20" not in row:
         return speed, speed, speed
-    is_speed = row.get("unit", "tokens/s" if key == "tokens_per_second" else "s").endswith("/s")
-    low, high = (row[name] / row.get("median", speed) for name in ("p20", "p80"))
+    low, high = (row[name] / row["median"] for name in ("p20", "p80"))
     return (speed, speed * low, speed * high) if is_speed else (speed, speed / high, speed / low)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 where something differs")
+    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="print rows of result files as Markdown")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("OLD", "NEW"), help="two result files")
     arguments = parser.parse_args()
-    if arguments.compare:
-        print("\n".join(compare(*(json.loads(path.read_text(encoding="utf-8")) for path in arguments.compare))))
+    loaded = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.compare or arguments.table or ()]
+    if loaded:
+        print("\n".join(compare(*loaded) if arguments.compare else map(common.table, loaded)))
         return 0
     wanted = {common.ROOT / page: with_parts((common.ROOT / page).read_text(encoding="utf-8")) for page in PAGES}
-    wanted |= {CHARTS / name: svg(draw()) for name, draw in DRAWN.items()}
+    wanted |= {CHARTS / name: svg(draw()) for name, draw in drawn().items()}
     differ = [path for path, text in wanted.items()
               if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in differ:

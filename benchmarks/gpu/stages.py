@@ -23,9 +23,10 @@ from pathlib import Path
 import torch
 from torch.utils._pytree import tree_map
 
-from benchmarks import agreement, common, floor, models, peers
+from benchmarks import agreement, common, floor, models
 from benchmarks.gpu import predict
 from benchmarks.gpu.run import Stage, without_paths
+from benchmarks.peers import allennlp
 from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import lstm as cuda_lstm
 from elmo_fast.ops.cuda import persistent
@@ -239,7 +240,7 @@ def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
 
     yardsticks = {"reference": models.Embedder(models.build(size).to(stage.device))}
     if stage.allennlp:
-        peer = peers.AllenNlp(stage.allennlp, *models.write_files(folder, size), cuda_device=-stage.dry_run)
+        peer = allennlp.AllenNlp(stage.allennlp, *models.write_files(folder, size), cuda_device=-stage.dry_run)
         yardsticks = {"allennlp": peer, **yardsticks}
     ours = models.build(size, backend="auto").to(stage.device)
     ids = [models.device_ids(group, stage.device) for group in groups]

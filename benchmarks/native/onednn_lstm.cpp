@@ -1,4 +1,4 @@
-// Times oneDNN's LSTM with projection, forward inference of one direction, for bench_projected_lstm.
+// Times oneDNN's LSTM with projection, forward inference of one direction, for peers/onednn.py.
 //   c++ -O2 -std=c++17 -I PREFIX/include onednn_lstm.cpp -L PREFIX/lib -ldnnl -Wl,-rpath,PREFIX/lib
 //   ./a.out fp32|bf16 STEPS ROWS INPUT CELLS PROJECTION FOLDER
 // FOLDER/operands has, in fp32: x [STEPS, ROWS, INPUT], W [INPUT, 4, CELLS], U [PROJECTION, 4, CELLS] with gates in the

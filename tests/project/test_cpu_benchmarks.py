@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import bench_embed, bench_reference, bench_token_table, bench_train, common, floor, models, peers
+from benchmarks import bench_embed, bench_table, bench_train, common, floor, models, workloads
+from benchmarks.peers import allennlp, bilm_tf, external, simple_elmo
 from benchmarks.state_policies import main as compare_policies
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.train.export import export_run
@@ -18,10 +19,10 @@ from elmo_fast.train.setup import start_or_resume
 from tests.support.training import TINY, write_corpus, write_options
 
 SMALLEST = {
-    bench_reference: "--batch-size 3 --batches 2 --rounds 1 --backends reference torch",
     bench_embed: "--batch-size 3 --batches 3 --peer-batches 1 --rounds 2",
-    bench_token_table: "--text-sizes tiny --batch-size 3 --batches 2 --residues 20 --batch-residues 60 --words 90 "
+    bench_table: "--text-models tiny --batch-size 3 --batches 2 --residues 20 --batch-residues 60 --words 90 "
                        "--reference-words 30 --rounds 2",
+    bench_train: "--steps 6 --turn 2 --heldout-rows 4 --threads 1",
 }
 
 
@@ -30,9 +31,10 @@ def bench(tmp_path, monkeypatch, capsys):
     """Run a benchmark: its settings and results, or the reason on stderr for which it ended without a file."""
     def run(module, *more):
         out = tmp_path / "out" / "tiny.json"
-        arguments = [*SMALLEST[module].split(), "--size", "tiny", "--out", str(out), *map(str, more)]
+        arguments = [*SMALLEST[module].split(), "--model", "tiny", "--out", str(out), *map(str, more)]
         monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])
         monkeypatch.setattr(bench_embed, "SENTENCE_SECONDS", 0.01)
+        out.unlink(missing_ok=True)
         status, errors = module.main(), capsys.readouterr().err
         assert (status, out.exists()) in ((0, True), (1, False)), errors
         if status:
@@ -43,14 +45,6 @@ def bench(tmp_path, monkeypatch, capsys):
         assert str(tmp_path) not in json.dumps(document)
         return document["settings"], document["results"]
     return run
-
-
-def test_the_reference(bench):
-    settings, cases = bench(bench_reference)
-    assert [case["variant"] for case in cases] == ["reference", "torch"]
-    assert settings["agreement"]["torch"]["relative"] < bench_reference.AGREEMENT
-    truth = [np.array([0.0, 4.0]), np.array([2.0])]
-    assert bench_reference.disagreement([truth[0], np.array([2.5])], truth) == (0.5, 0.125)
 
 
 def test_embedding_has_every_way_and_precision(bench):
@@ -67,14 +61,53 @@ def test_embedding_has_every_way_and_precision(bench):
         if "share" in case:
             assert case["share"] == pytest.approx(case["tokens_per_s"] / case["floor_tokens_per_s"], rel=1e-3)
             assert case["floor_tokens_per_s"] <= case["arithmetic_tokens_per_s"] * 1.0001
-    document = common.document("embed tiny", settings, cases)
-    assert bench_embed.embed_results.table([document]).count("\n| tiny |") == len(ours)
+        assert ("error" in case) == (case["variant"] == "ours") and case.get("error", 0) <= case.get("limit", 0)
+        assert (case["workload"], case["model"]) == ("running text", "tiny")
+    assert common.table(common.document("embed tiny", settings, cases)).count("\n| tiny |") == len(cases)
+
+
+def test_plain_backends_stand_beside_the_peer(bench):
+    settings, cases = bench(bench_embed, "--plain", "reference", "torch", "--precisions", "highest")
+    assert [case["variant"] for case in cases if case["way"] == "one batch of 3"] == ["reference", "torch", "ours"]
+    found = settings["agreement"]["errors"]["torch"]
+    assert max(found["batches"]) <= found["limit"] and found["of_largest"] < found["limit_of_largest"] == 1e-5
+    truth = [np.array([0.0, 4.0]), np.array([2.0])]
+    assert bench_embed.share_of_largest([truth[0], np.array([2.5])], truth) == 0.125
+    with pytest.raises(ValueError, match=r"torch: they disagree by 1.2e-05 of the largest value \(limit 1e-05\)"):
+        bench_embed.check_slow("torch", [np.append(np.full((1, 10**6, 1), 1.0), 1 + 1.2e-5).reshape(1, -1, 1)],
+                               [np.ones((1, 10**6 + 1, 1))])
+
+
+@pytest.mark.parametrize("workload", workloads.TEXTS)
+def test_every_workload_runs(bench, monkeypatch, workload):
+    monkeypatch.setattr(workloads, "DOCUMENT_TOKENS", 70)
+    monkeypatch.setattr(workloads, "RESIDUES", 50)
+    settings, cases = bench(bench_embed, "--workload", workload, "--precisions", "highest")
+    assert {case["workload"] for case in cases} == {workload} and settings["sentences"] == 9
+    sentences, source = workloads.read(workload, 5)
+    assert len(sentences) == 5 and settings["text"] == source
+    assert sentences == workloads.read(workload, 5)[0]
+    if workload == "short sentences":
+        assert {len(sentence) for sentence in workloads.read(workload, 200)[0]} == set(range(3, 9))
+
+
+@pytest.mark.parametrize("model, layers, width", [("bundled", 3, 256), ("tiny", 3, 32), (workloads.DEEP, 5, 256)])
+def test_models_in_memory_are_those_of_their_files(tmp_path, model, layers, width):
+    from elmo_fast import BiLm
+
+    files = models.write_files(tmp_path, model)
+    for bilm in (models.build(model), BiLm.from_files(*files, state="carry")):
+        assert (bilm.num_layers, bilm.get_output_dim()) == (layers, width)
+        vectors = models.Embedder(bilm).embed_batch([["a", "b"]])[0]
+        assert workloads.options_of(model)["lstm"]["n_layers"] == layers - 1
+    assert np.abs(models.Embedder(models.build(model, backend="auto")).embed_batch([["a", "b"]])[0] - vectors
+                  ).max() < 1e-5
 
 
 def test_the_token_table_has_its_three_lines(bench):
-    settings, cases = bench(bench_token_table, "--precisions", "highest")
-    assert [(case["line"], case["way"], case["variant"]) for case in cases] == [
-        *(("text", way, f"{which} a table") for which in ("without", "with")
+    settings, cases = bench(bench_table, "--precisions", "highest")
+    assert [(case["workload"], case["way"], case["variant"]) for case in cases] == [
+        *(("running text", way, f"{which} a table") for which in ("without", "with")
           for way in ("slots of 3", "one batch of 3")),
         ("proteins", "batches of 60 residues", "reference"), ("proteins", "batches of 60 residues", "with a table"),
         ("proteins", "slots of 3", "with a table"),
@@ -83,7 +116,9 @@ def test_the_token_table_has_its_three_lines(bench):
         assert len(case["samples"]) == 2 and (case["times_as_fast"] == 1 or case["variant"] == "with a table")
     facts = settings["lines"]
     assert facts["building tiny"]["words"] == 90 and facts["proteins tiny"]["sequences_a_batch"] == 3
-    assert facts["text tiny"]["largest_difference"] <= bench_token_table.SAME
+    assert facts["running text tiny"]["largest_difference"] <= bench_table.SAME
+    for case in cases:
+        assert ("error" in case) == (case["variant"] == "with a table") and case.get("error", 0) <= case.get("limit", 0)
 
 
 def test_the_token_table_runs_every_precision_there_is(bench, monkeypatch):
@@ -91,24 +126,37 @@ def test_the_token_table_runs_every_precision_there_is(bench, monkeypatch):
         monkeypatch.setenv("ELMO_FAST_CPU_ISA", "amx-emulated")
     if "medium" in models.absent_precisions():
         pytest.skip("16-bit tiles need AMX, and their emulation AVX-512")
-    settings, cases = bench(bench_token_table, "--lines", "proteins", "building")
-    variants = ["reference", "with a table", "with a table in high", "with a table in medium"]
-    assert [case["variant"] for case in cases if case["line"] == "building"] == variants
+    settings, cases = bench(bench_table, "--lines", "proteins", "building")
+    assert [(case["variant"], case["precision"]) for case in cases if case["workload"] == "building"] == [
+        ("reference", "highest"), *(("with a table", name) for name in ("highest", "high", "medium"))]
     errors = settings["lines"]["building tiny"]["errors"]
     assert settings["absent"] == {} and 0 < errors["highest"] < errors["high"] < errors["medium"]  # 16-bit products
 
 
 @pytest.mark.parametrize("module, arguments, message", [
     (bench_embed, ["--precisions", "highest"], "batches in highest against reference: relative error"),
-    (bench_embed, ["--table", "other.json"], "other.json has 'reference tiny'"),
-    (bench_token_table, ["--lines", "text"], "text in tiny: largest difference from the path without a table"),
+    (bench_embed, ["--precisions", "highest", "--plain", "torch"], "torch against reference: relative error"),
+    (bench_embed, ["--simple-elmo", "nowhere"], "expected a folder with simple_elmo/elmo_helpers.py, got nowhere"),
+    (bench_embed, ["--allennlp", "nowhere"], "expected a checkout of AllenNLP 0.9"),
+    (bench_table, ["--lines", "text"], "text in tiny: largest difference from the path without a table"),
 ])
-def test_a_disagreement_or_another_file_ends_the_run(bench, tmp_path, monkeypatch, module, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    common.write_json(tmp_path / "other.json", {"name": "reference tiny"})
+def test_a_disagreement_or_a_missing_peer_ends_the_run(bench, monkeypatch, module, arguments, message):
     build, seeds = models.build, itertools.count()
     monkeypatch.setattr(models, "build", lambda size, **named: build(size, **{**named, "seed": next(seeds)}))
     assert message in bench(module, *arguments)
+
+
+def test_single_ops_give_rows_of_the_same_shape(tmp_path):
+    pytest.importorskip("pytest_benchmark")
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/bench_ops", "--benchmark-only", "-k",
+               "test_projected_lstm and small and b1 and torch", "--benchmark-min-rounds=2", "--rows",
+               tmp_path / "ops.json"]
+    done = subprocess.run([sys.executable, *command], cwd=common.ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row, = json.loads((tmp_path / "ops.json").read_text())["results"]
+    assert (row["model"], row["way"], row["variant"]) == ("small", "projected_lstm, batch 1", "torch")
+    assert row["rounds"] == 2 and 0 < row["p20"] <= row["median"] and 0 <= row["error"] <= row["limit"] == 2e-6
 
 
 # ---- training ------------------------------------------------------------------------------
@@ -120,21 +168,17 @@ def corpus(tmp_path, monkeypatch):
     return write_corpus(tmp_path / "text", sentences=60)
 
 
-def test_training_has_speed_and_perplexity(tmp_path, corpus):
-    found = bench_train.main(["--size", "tiny", "--steps", "6", "--turn", "2", "--train", corpus[0],
-                              "--heldout", corpus[0], "--heldout-rows", "4", "--threads", "1", "--output",
-                              str(tmp_path / "r.json")])
-    written = json.loads((tmp_path / "r.json").read_text())
-    ours = written["results"]["elmo-fast"]
-    assert ours["tokens"] == 6 * 8 * 20 and ours["tokens_per_second"] > 0
-    assert ours["heldout_perplexity"] == pytest.approx(found["elmo-fast"]["heldout_perplexity"], rel=1e-4)
-    assert written["settings"]["text"]["words"] == 28 and str(tmp_path) not in json.dumps(written)
-    with pytest.raises(ValueError, match="--steps: expected more than 2"):
-        bench_train.main(["--steps", "2", "--turn", "2"])
+def test_training_has_speed_and_perplexity(bench, corpus):
+    facts = "--train", corpus[0], "--heldout", corpus[0]
+    settings, (ours,) = bench(bench_train, *facts)
+    assert ours["variant"] == "elmo-fast" and ours["unit"] == "tokens/s" and ours["rounds"] == 2
+    assert ours["tokens"] == 6 * 8 * 20 and 1 < ours["heldout_perplexity"] < 100
+    assert settings["text"]["words"] == 28 and settings["threads"] == 1
+    assert "--steps: expected more than 2" in bench(bench_train, *facts, "--steps", "2")
     cell = "RNN_1/rnn/multi_rnn_cell/cell_0/lstm_cell"
     for theirs, name in (("kernel", "W_0"), ("bias", "B"), ("projection/kernel", "W_P_0")):
-        assert bench_train.ours_name(f"{cell}/{theirs}") == lstm_name(1, 0, name)
-    assert bench_train.ours_name("softmax/W") == "softmax/W"
+        assert bilm_tf.ours_name(f"{cell}/{theirs}") == lstm_name(1, 0, name)
+    assert bilm_tf.ours_name("softmax/W") == "softmax/W"
 
 
 def test_state_policies_agree_where_they_must(tmp_path, corpus):
@@ -214,12 +258,38 @@ def test_the_char_encoder_is_counted_by_token():
 
 
 def test_allennlp_agrees_with_the_fixtures(tmp_path):
-    with pytest.raises(peers.PeerError, match="expected a checkout of AllenNLP 0.9"):
-        peers.load_allennlp(tmp_path)
+    with pytest.raises(allennlp.PeerError, match="expected a checkout of AllenNLP 0.9"):
+        allennlp.load_allennlp(tmp_path)
     checkout, shared = os.environ.get("ELMO_FAST_ALLENNLP"), common.shared_folder()
     if not checkout or not (shared / "fixtures").is_dir():
         pytest.skip("needs ELMO_FAST_ALLENNLP (a checkout of AllenNLP 0.9) and the shared fixtures")
-    done = subprocess.run([sys.executable, "-m", "benchmarks.peers", "--allennlp", checkout, "--shared", shared],
-                          cwd=common.ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    command = [sys.executable, "-m", "benchmarks.peers.allennlp", "--allennlp", checkout, "--shared", shared]
+    done = subprocess.run(command, cwd=common.ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
                           capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_peer_in_a_process_of_its_own(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('{\"ready\": 1}', flush=True)\nfor line in sys.stdin:\n"
+                      "    print('{\"other\": 0}\\n{\"double\": %d}' % (2 * int(line)), flush=True)\n")
+    with external.External("--peer", sys.executable, script) as peer:
+        assert peer.answer("ready") == 1 and peer.folder.is_dir()
+        peer.ask(21)
+        assert peer.answer("double") == 42
+        peer.ask("no number")
+        with pytest.raises(RuntimeError, match=r"--peer: expected an answer, but its process ended:(.*\n)*ValueError"):
+            peer.answer("double")
+    assert not peer.folder.exists()
+    with pytest.raises(RuntimeError, match="expected a Python that runs it, got /nowhere"):
+        external.External("--peer", "/nowhere", script)
+
+
+def test_simple_elmo_gives_the_same_vectors(bench):
+    checkout, python = (os.environ.get(f"ELMO_FAST_{name}") for name in ("SIMPLE_ELMO", "TF_PYTHON"))
+    if not checkout or not python:
+        pytest.skip("needs ELMO_FAST_SIMPLE_ELMO (its sources) and ELMO_FAST_TF_PYTHON (a Python with TensorFlow 2)")
+    assert simple_elmo.WORKER.is_file()
+    settings, cases = bench(bench_embed, "--simple-elmo", checkout, "--tf-python", python, "--peer-batches", "2")
+    assert "simple_elmo" in {case["variant"] for case in cases}
+    assert 0 < max(settings["agreement"]["errors"]["simple_elmo"]["batches"]) < 4e-6

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import bench_embed, bench_projected_lstm, common, embed_results, floor, onednn
-from benchmarks.embed_results import table
+from benchmarks import bench_embed, common, floor
+from benchmarks.peers import layer, onednn, torch_lstm
 
 HERE = Path(sys.prefix)
 CASE = "slots of 64", "ours", "highest"
@@ -25,10 +25,13 @@ def test_turns_between_which_the_rate_falls_are_marked():
         watch(CASE)
     assert watch.busy() == {CASE: [False, True, True, False]}
     timing = common.Timing.of([3.0, 4.0, 5.0, 6.0])
-    rows = embed_results.rows_of({CASE: timing}, {("one sentence", "ours", "highest"): timing}, 25, {}, watch.busy())
+    setup = bench_embed.Setup("tiny", 64, "reference", None, {}, {})
+    text = bench_embed.Text("running text", [], [], ["a"] * 25, "")
+    rows = bench_embed.rows_of(setup, text, {CASE: timing}, {("one sentence", "ours", "highest"): timing}, {},
+                               watch.busy(), {})
     assert [row.get("busy_turns") for row in rows] == [2, None]
-    document = {"settings": {"size": "tiny", "times_as_fast_as": "reference"}, "results": rows}
-    assert "(machine busy in 2 of 4 turns)" in table([document])
+    document = {"settings": {"times_as_fast_as": "reference"}, "results": rows}
+    assert "(machine busy in 2 of 4 turns)" in common.table(document)
 
 
 def test_no_turn_is_marked_without_a_floor():
@@ -43,7 +46,7 @@ def test_no_turn_is_marked_without_a_floor():
 def compare(monkeypatch, capsys, out, *arguments):
     monkeypatch.setattr(sys, "argv", ["bench", *"--size tiny --rows 3 17 --rounds 2".split(), "--out", str(out),
                                       *map(str, arguments)])
-    status = bench_projected_lstm.main()
+    status = layer.main()
     return status, capsys.readouterr().err
 
 
@@ -58,9 +61,25 @@ def test_onednn_gives_the_same_outputs(tmp_path, monkeypatch, capsys):
     assert status == 0, errors
     content = json.loads((tmp_path / "out.json").read_text())
     precisions = [name for name in onednn.TYPES if name not in content["settings"]["absent"]]
-    assert [(row["precision"], row["rows"]) for row in content["results"]] == [
+    found = [row for row in content["results"] if row["variant"] == "onednn"]
+    assert [(row["precision"], row["rows"]) for row in found] == [
         (name, rows) for name in precisions for rows in (3, 17)]
-    assert all(row["times_as_fast"] > 0 and row["implementation"] for row in content["results"])
-    weights = tuple(part.numpy() for part in bench_projected_lstm.direction(*common.SIZES["tiny"][:2]))
+    assert all(row["times_as_fast_as_ours"] > 0 and row["implementation"] for row in found)
+    assert all(row["error"] <= row["limit"] for row in content["results"])
+    weights = tuple(part.numpy() for part in layer.direction(*common.SIZES["tiny"][:2]))
     with onednn.OneDnnLstm(HERE, "highest", np.ones((2, 3, weights[2].shape[1]), np.float32), weights) as peer:
         assert peer.outputs.any() and peer.seconds(2) > 0
+
+
+def test_torch_gives_the_same_outputs(tmp_path, monkeypatch, capsys):
+    status, errors = compare(monkeypatch, capsys, tmp_path / "out.json", "--torch-lstm")
+    assert status == 0, errors
+    rows = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [(row["variant"], row["rows"]) for row in rows] == [
+        (name, count) for count in (3, 17) for name in ("ours", "torch.nn.LSTM")]
+    assert all(0 < row["error"] <= row["limit"] and row["times_as_fast_as_ours"] > 0 for row in rows)
+    monkeypatch.setattr(torch_lstm, "GATES", (0, 1, 2, 3))
+    status, errors = compare(monkeypatch, capsys, tmp_path / "other.json", "--torch-lstm")
+    assert status == 1 and "highest against torch.nn.LSTM: relative error" in errors
+    assert compare(monkeypatch, capsys, tmp_path / "none.json") == (
+        1, "error: peers: expected --onednn or --torch-lstm, got neither\n")

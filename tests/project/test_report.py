@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks import common, report
+from benchmarks import charts, common, recorded, report
 from tests.support.files import ROOT
 
 PAGES = ["README.md", "benchmarks/README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -49,12 +49,33 @@ def test_a_changed_result_changes_its_page(tmp_path, monkeypatch):
 
 def test_charts_have_every_row():
     pytest.importorskip("matplotlib")
-    drawn = {name: report.svg(draw()) for name, draw in report.DRAWN.items()}
-    for size in report.SIZES:
+    drawn = {name: charts.svg(draw()) for name, draw in charts.drawn().items()}
+    for size in recorded.SIZES:
         assert f"{size}: slots of 64" in drawn["speed.svg"] and f"{size}, one sentence" in drawn["roofline.svg"]
-        reached = next(report.rows(f"embed-{size}", variant="ours", way="slots of 64"))["tokens_per_s"]
+        reached = next(recorded.rows(f"embed-{size}", variant="ours", way="slots of 64"))["tokens_per_s"]
         assert f"{reached:,.0f} tokens/s" in drawn["speed.svg"]
     assert all((report.CHARTS / name).is_file() for name in drawn)
+
+
+def test_files_of_vectors_have_their_tables_and_charts_once_they_are_recorded(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "cpu").mkdir()
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    parts = ("io", "io stages", "io memory")
+    assert {report.PARTS[part]() for part in parts} == {"\nNot recorded yet.\n"}
+    assert "stages.svg" not in charts.drawn()
+    facts = {"model": "small", "variant": "packed float16"}
+    rows = [{**facts, "way": "slots of 64", "variant": "engine alone", "median": 2000.0},
+            {**facts, "way": "text file to file", "median": 1840.0, "share_of_engine": 0.92, "goal": 0.9},
+            *({**facts, "way": "CPU time", "stage": stage, "share_of_time": share}
+              for stage, share in (("reading", 0.05), ("engine", 0.95))),
+            *({**facts, "way": "memory", "sentences": count, "median": 301.0} for count in (10_000, 30_000))]
+    (tmp_path / "cpu" / "io.json").write_text(json.dumps({"results": rows}), encoding="utf-8")
+    assert "| small | packed float16 | 2,000 | 1,840 | 92% | 90% |" in report.PARTS["io"]()
+    assert "| small | packed float16 | 5.0% | 95.0% |" in report.PARTS["io stages"]()
+    assert "| packed float16 | 301 | 301 |" in report.PARTS["io memory"]()
+    assert "95% in the engine" in charts.svg(charts.drawn()["stages.svg"]())
+    assert "packed float16" in charts.svg(charts.drawn()["memory.svg"]())
 
 
 def test_two_files_compared_by_ratio():

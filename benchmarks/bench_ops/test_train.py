@@ -1,7 +1,7 @@
 """Times forward and backward of one LSTM layer and of the char encoder, as a training step calls them.
 
-    python -m pytest benchmarks/bench_train_op.py --benchmark-only -k "lstm and d512-p64 and b64"
-    python -m pytest benchmarks/bench_train_op.py --benchmark-only --benchmark-timer=time.process_time
+    python -m pytest benchmarks/bench_ops/test_train.py --benchmark-only -k "lstm and d512-p64 and b64"
+    python -m pytest benchmarks/bench_ops/test_train.py --benchmark-only --benchmark-timer=time.process_time
 
 The second counts the CPU time of all threads, which other programs on the machine disturb less.
 
@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import agreement, common, op_cases
+from benchmarks import agreement, common
+from benchmarks.bench_ops import cases
 from elmo_fast import Options
 from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.model.weights import random_weights
@@ -79,7 +80,7 @@ def layer(size: str, batch: int, which: str) -> Layer:
     cells, projection = SIZES[size]
     unique, index = rows_of_text(batch)
     count = batch * STEPS
-    torch.manual_seed(op_cases.SEED)
+    torch.manual_seed(cases.SEED)
     inputs = torch.randn((len(unique), projection) if which == "first" else (count, 2 * projection))
     leaves = [inputs, 0.1 * torch.randn(batch, 2 * projection), 0.1 * torch.randn(batch, 2 * cells)]
     for _ in range(2):
@@ -102,7 +103,7 @@ def bound(size: str, batch: int):
 
 
 def with_gradients(call):
-    """`call` where gradients are recorded: op_cases times without them."""
+    """`call` where gradients are recorded: cases times without them."""
     def run():
         with torch.enable_grad():
             call()
@@ -110,10 +111,12 @@ def with_gradients(call):
     return run
 
 
-def compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for one, other in zip(found, expected):
-        agreement.require("gradients against the reference", agreement.relative_error([one], [other]),
-                          agreement.GRADIENT_LIMIT)
+def compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> dict[str, float]:
+    """The largest error of a gradient and its limit."""
+    errors = [agreement.relative_error([one], [other]) for one, other in zip(found, expected)]
+    for error in errors:
+        agreement.require("gradients against the reference", error, agreement.GRADIENT_LIMIT)
+    return {"error": max(errors), "limit": agreement.GRADIENT_LIMIT}
 
 
 @functools.lru_cache(maxsize=1)
@@ -128,12 +131,12 @@ def expected_of_layer(size: str, batch: int, which: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize("batch", BATCHES, ids="b{}".format)
 @pytest.mark.parametrize("size", SIZES)
 def test_lstm(request, benchmark, size, batch, which, backend):
-    op_cases.skip_absent(backend, "highest")
+    cases.skip_absent(backend, "highest")
     operands = layer(size, batch, which)
-    compare(operands.train(backend), expected_of_layer(size, batch, which))
-    op_cases.timed(request, benchmark, with_gradients(lambda: operands.train(backend)),
-                   with_gradients(bound(size, batch)), "nn.LSTM without clips", batch * STEPS,
-                   f"lstm, {which} layer, {size} b{batch}")
+    checked = compare(operands.train(backend), expected_of_layer(size, batch, which))
+    case = cases.Case(f"training lstm, {which} layer", size, batch, backend, "highest", batch * STEPS, checked)
+    cases.timed(request, benchmark, case, with_gradients(lambda: operands.train(backend)),
+                with_gradients(bound(size, batch)), "nn.LSTM without clips")
 
 
 @functools.cache
@@ -141,7 +144,7 @@ def encoder(filters: str) -> CharacterEncoder:
     options = Options.from_dict(common.standard_options("small", n_layers=1) | {
         "char_cnn": {"embedding": {"dim": 16}, "filters": FILTERS[filters], "n_highway": 1, "n_characters": 262,
                      "max_characters_per_token": 50, "activation": "relu"}})
-    return CharacterEncoder(options, random_weights(options, seed=op_cases.SEED), requires_grad=True)
+    return CharacterEncoder(options, random_weights(options, seed=cases.SEED), requires_grad=True)
 
 
 @functools.lru_cache(maxsize=1)
@@ -160,7 +163,7 @@ def train_encoder(model: CharacterEncoder, batch: int, backend: str) -> list[tor
         for parameter in model.parameters():
             parameter.mul_(1.0)
     out = model(token_ids(batch), backend)
-    torch.manual_seed(op_cases.SEED)
+    torch.manual_seed(cases.SEED)
     out.backward(torch.randn(out.shape).to(out.dtype))
     return [out.detach(), *(parameter.grad.clone() for parameter in model.parameters())]
 
@@ -174,9 +177,9 @@ def token_ids(batch: int) -> torch.Tensor:
 @pytest.mark.parametrize("batch", BATCHES, ids="b{}".format)
 @pytest.mark.parametrize("filters", FILTERS)
 def test_encoder(request, benchmark, filters, batch, backend):
-    op_cases.skip_absent(backend, "highest")
+    cases.skip_absent(backend, "highest")
     model = encoder(filters)
-    compare(train_encoder(model, batch, backend), expected_of_encoder(filters, batch))
-    op_cases.timed(request, benchmark, with_gradients(lambda: train_encoder(model, batch, backend)),
-                   with_gradients(lambda: train_encoder(model, batch, "torch")), "torch", batch * STEPS,
-                   f"char encoder {filters} b{batch}")
+    checked = compare(train_encoder(model, batch, backend), expected_of_encoder(filters, batch))
+    case = cases.Case("training char encoder", filters, batch, backend, "highest", batch * STEPS, checked)
+    cases.timed(request, benchmark, case, with_gradients(lambda: train_encoder(model, batch, backend)),
+                with_gradients(lambda: train_encoder(model, batch, "torch")), "torch")

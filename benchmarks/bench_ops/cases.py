@@ -8,6 +8,8 @@ import functools
 import itertools
 import statistics
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from elmo_fast.text.batching import number_tokens
 SIZES = ("small", "medium", "original")
 BATCHES = (1, 8, 64, 256)
 SEED = 0
+ROWS = pytest.StashKey[list]()  # of the session
 
 
 def variants(precisions=("highest",)) -> list:
@@ -56,10 +59,11 @@ def in_float64(*tensors):
     return tuple(tensor if tensor is None or not tensor.is_floating_point() else tensor.double() for tensor in tensors)
 
 
-def compare(found, expected, precision: str, exact: bool) -> None:
-    """Arrays against the reference's, in float64 where `exact`."""
-    agreement.require(f"{precision} against the reference", agreement.relative_error(found, expected),
-                      agreement.limit(precision, exact))
+def compare(found, expected, precision: str, exact: bool) -> dict[str, float]:
+    """Arrays against the reference's, in float64 where `exact`: the error and its limit."""
+    error, limit = agreement.relative_error(found, expected), agreement.limit(precision, exact)
+    agreement.require(f"{precision} against the reference", error, limit)
+    return {"error": error, "limit": limit}
 
 
 def clock(request):
@@ -68,8 +72,24 @@ def clock(request):
     return time.process_time if named == "time.process_time" else time.perf_counter
 
 
-def timed(request, benchmark, call, yardstick, yardstick_name: str, tokens: int, group: str) -> None:
-    """Times `call`, and the yardstick once before every round; --benchmark-min-rounds says how many rounds."""
+@dataclass(frozen=True)
+class Case:
+    """What is timed: an op, of what size and batch, how it runs, and the check that it passed."""
+
+    op: str
+    model: str
+    batch: int
+    backend: str
+    precision: str
+    tokens: int
+    checked: Mapping[str, float]
+
+
+def timed(request, benchmark, case: Case, call, yardstick, yardstick_name: str, floor_seconds: float | None = None):
+    """Times `call`, and the yardstick once before every round; --benchmark-min-rounds says how many rounds.
+
+    The row goes into `extra_info`, and with --rows into a result file.
+    """
     seconds: list[float] = []
 
     now = clock(request)
@@ -79,13 +99,17 @@ def timed(request, benchmark, call, yardstick, yardstick_name: str, tokens: int,
         yardstick()
         seconds.append(now() - start)
 
-    benchmark.group = group
+    benchmark.group = f"{case.op} {case.model} b{case.batch}"
     rounds = request.config.getoption("benchmark_min_rounds")
     with torch.no_grad():
         benchmark.pedantic(call, setup=between, rounds=rounds, warmup_rounds=1)
     if benchmark.stats is None:  # --benchmark-disable
         return
-    median = benchmark.stats.stats.median
-    benchmark.extra_info |= common.rounded({
-        "tokens": tokens, "tokens_per_s": tokens / median, "times_as_fast_as": yardstick_name,
-        "times_as_fast": statistics.median(seconds[1:]) / median})
+    timing = common.Timing.of(benchmark.stats.stats.data)
+    row = common.row(timing, "s", workload="running text", model=case.model, way=f"{case.op}, batch {case.batch}",
+                     variant=case.backend, precision=case.precision, tokens=case.tokens,
+                     tokens_per_s=case.tokens / timing.median, times_as_fast_as=yardstick_name,
+                     times_as_fast=statistics.median(seconds[1:]) / timing.median,
+                     share=floor_seconds and floor_seconds / timing.median, **case.checked)
+    benchmark.extra_info |= row
+    request.config.stash.setdefault(ROWS, []).append(row)

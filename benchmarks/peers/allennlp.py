@@ -5,7 +5,7 @@ besides (spaCy, boto3, overrides, and package files that pull in the complete to
 stand-ins while they load. The stand-ins do no work in a forward pass, so that the numbers and the time
 are those of the original code.
 
-    python -m benchmarks.peers --allennlp CHECKOUT    checks it against the TensorFlow-written fixtures
+    python -m benchmarks.peers.allennlp --allennlp CHECKOUT    checks it against the TensorFlow-written fixtures
 """
 
 import argparse

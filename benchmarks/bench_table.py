@@ -9,22 +9,22 @@ The last two run in every precision of `--precisions` that the machine has; the 
 Numbers are compared before anything is timed; a disagreement ends the run. Every ratio is the median of the ratios of
 the rounds. The slow side of `proteins` and `building` has less to do a turn; the unit is tokens or words per second.
 
-    python -m benchmarks.bench_token_table                          # the three lines, into results/cpu/token-table.json
-    python -m benchmarks.bench_token_table --lines text --text-sizes small
+    python -m benchmarks.bench_table                          # the three lines, into results/cpu/token-table.json
+    python -m benchmarks.bench_table --lines text --text-models small
 """
 
 import argparse
 import itertools
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
 from benchmarks import agreement, common, models
-from benchmarks.bench_embed import PRECISIONS, batches_turn, slots_turn
-from benchmarks.bench_reference import run_over
+from benchmarks.bench_embed import PRECISIONS, batches_turn, run_over, slots_turn
+from benchmarks.workloads import LETTERS, MODELS, proteins
 
 LINES = ("text", "proteins", "building")
-LETTERS = "ACDEFGHIKLMNPQRSTVWYBXZUO"  # amino acids, as SeqVec's users write them
 SAME = 1e-6  # of a table's path and the path without: the largest absolute difference
 
 
@@ -35,11 +35,11 @@ class Group:
         self.sentences, self.groups = sentences, common.batches(sentences, batch_size)
 
 
-def with_table(size: str, words, seed: int = 0) -> models.Embedder:
+def with_table(model: str, words, seed: int = 0) -> models.Embedder:
     """A model that takes its token vectors from a table of the words."""
     from elmo_fast import build_token_table
 
-    bilm = models.build(size, backend="auto", seed=seed)
+    bilm = models.build(model, backend="auto", seed=seed)
     bilm.token_table = build_token_table(bilm, sorted(words))
     return models.Embedder(bilm)
 
@@ -50,72 +50,71 @@ def precisions(arguments: argparse.Namespace) -> list[str]:
     return [precision for precision in arguments.precisions if precision not in absent]
 
 
-def variant(precision: str) -> str:
-    return "with a table" if precision == "highest" else f"with a table in {precision}"
+def rows(workload: str, model: str, speeds: dict[tuple, list[float]], first: tuple, unit: str, errors: dict,
+         limit: Callable[[str], float]) -> list[dict]:
+    """A row per case, speeds by (way, variant, precision); ratios to the case `first`, or to its variant in the way.
 
-
-def rows(line: str, size: str, speeds: dict[tuple, list[float]], first: tuple, unit: str) -> list[dict]:
-    """A result per case, speeds by (way, variant); ratios to the case `first`, or to its variant in the same way."""
+    `errors` of a table's vectors are by precision.
+    """
     results = []
-    for (way, variant), samples in speeds.items():
-        beside = speeds.get((way, first[1]), speeds[first])
-        ratio = float(np.median(np.divide(samples, beside)))
-        timing = common.Timing.of(samples).as_dict(samples=True)
-        results.append(common.rounded({"line": line, "size": size, "way": way, "variant": variant, "unit": unit,
-                                       **timing, "times_as_fast": ratio}))
+    for (way, variant, precision), samples in speeds.items():
+        beside = common.Timing.of(speeds.get((way, *first[1:]), speeds[first]))
+        timing = common.Timing.of(samples)
+        error = errors.get(precision) if variant == "with a table" else None
+        results.append(common.row(timing, unit, workload=workload, model=model, way=way, variant=variant,
+                                  precision=precision, samples=True, times_as_fast=beside.times_as_fast_as(timing),
+                                  error=error, limit=None if error is None else limit(precision)))
     return results
 
 
 # ---- text ----------------------------------------------------------------------------------
 
 
-def text_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
+def text_line(model: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
     sentences, source = common.running_text(arguments.batches * arguments.batch_size)
     text = Group(sentences, arguments.batch_size)
-    plain = models.Embedder(models.build(size, backend="auto"))
-    table = with_table(size, set(itertools.chain.from_iterable(sentences)))
+    plain = models.Embedder(models.build(model, backend="auto"))
+    table = with_table(model, set(itertools.chain.from_iterable(sentences)))
     head = text.groups[:2]
     worst = largest_difference(run_over(table, head), run_over(plain, head))
-    require_same(f"text in {size}", worst)
+    require_same(f"text in {model}", worst)
     slots, batch = f"slots of {arguments.batch_size}", f"one batch of {arguments.batch_size}"
     turns = {}
     for variant, embedder in (("without a table", plain), ("with a table", table)):
-        turns[slots, variant] = slots_turn(embedder, text, arguments.batch_size)
-        turns[batch, variant] = batches_turn(embedder, text)
+        turns[slots, variant, "highest"] = slots_turn(embedder, text, arguments.batch_size)
+        turns[batch, variant, "highest"] = batches_turn(embedder, text)
     speeds = warmed(turns, arguments.rounds)
     facts = {"text": source, **common.text_facts(sentences, arguments.batch_size), "largest_difference": worst}
-    return rows("text", size, speeds, (batch, "without a table"), "tokens/s"), facts
+    return rows("running text", model, speeds, (batch, "without a table", "highest"), "tokens/s", {"highest": worst},
+                lambda precision: SAME), facts
 
 
 # ---- proteins ------------------------------------------------------------------------------
 
 
-def proteins(count_: int, residues: int, seed: int) -> list[list[str]]:
-    drawn = np.random.default_rng(seed).integers(0, len(LETTERS), (count_, residues))
-    return [[LETTERS[k] for k in row] for row in drawn]
-
-
-def proteins_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
+def proteins_line(model: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
     residues = arguments.residues
     batch = max(1, arguments.batch_residues // residues)
-    text = Group(proteins(batch * arguments.protein_batches, residues, 0), batch)
+    text = Group(proteins(batch * arguments.protein_batches, residues)[0], batch)
     slow = Group(text.sentences[:batch], batch)
-    reference = models.Embedder(models.build(size, backend="reference"))
-    table = with_table(size, LETTERS)
+    reference = models.Embedder(models.build(model, backend="reference"))
+    table = with_table(model, LETTERS)
     few = [[sentence[:40] for sentence in slow.sentences[:3]]]
     way, errors = f"batches of {arguments.batch_residues:,} residues", {}
-    turns = {(way, "reference"): batches_turn(reference, slow)}
+    first = way, "reference", "highest"
+    turns = {first: batches_turn(reference, slow)}
     for precision in precisions(arguments):
         ours = models.Embedder(table.bilm, precision)
         errors[precision] = agreement.by_layer(run_over(ours, few), run_over(reference, few))
-        agreement.require(f"proteins in {size} in {precision} against reference", max(errors[precision]),
+        agreement.require(f"proteins in {model} in {precision} against reference", max(errors[precision]),
                           agreement.limit(precision))
-        turns |= {(way, variant(precision)): batches_turn(ours, text),
-                  (f"slots of {batch}", variant(precision)): slots_turn(ours, text, batch)}
-    speeds = warmed(turns, arguments.rounds, leave_out=(way, "reference"))
+        turns |= {(way, "with a table", precision): batches_turn(ours, text),
+                  (f"slots of {batch}", "with a table", precision): slots_turn(ours, text, batch)}
+    speeds = warmed(turns, arguments.rounds, leave_out=first)
     facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch,
              "errors": common.rounded(errors)}
-    return rows("proteins", size, speeds, (way, "reference"), "tokens/s"), facts
+    largest = {precision: max(of_layers) for precision, of_layers in errors.items()}
+    return rows("proteins", model, speeds, first, "tokens/s", largest, agreement.limit), facts
 
 
 # ---- building ------------------------------------------------------------------------------
@@ -138,14 +137,14 @@ def unique_words(wanted: int) -> tuple[list[str], str]:
     return list(words)[:wanted], source
 
 
-def building_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
+def building_line(model: str, arguments: argparse.Namespace) -> tuple[list[dict], dict]:
     import torch
 
     from elmo_fast import build_token_table
     from elmo_fast.ops.precision import numerics
 
     words, source = unique_words(arguments.words)
-    bilm = models.build(size, backend="auto")
+    bilm = models.build(model, backend="auto")
     encoder = bilm.token_source
     some = words[:: max(1, len(words) // arguments.reference_words)][: arguments.reference_words]
     ids = encoder.token_ids(some)
@@ -169,18 +168,19 @@ def building_line(size: str, arguments: argparse.Namespace) -> tuple[list[dict],
 
     with torch.no_grad():
         expected = encoder(ids[:256], "reference").numpy()
-    turns, errors = {("vectors", "reference"): reference}, {}
+    turns, errors = {("vectors", "reference", "highest"): reference}, {}
     for precision in precisions(arguments):
         found = build(precision, some[:256]).vectors(np.arange(len(expected))).numpy()
         errors[precision] = agreement.relative_error([found], [expected])
-        agreement.require(f"building in {size} in {precision} against reference", errors[precision],
+        agreement.require(f"building in {model} in {precision} against reference", errors[precision],
                           agreement.limit(precision))
-        turns["vectors", variant(precision)] = ours(precision)
+        turns["vectors", "with a table", precision] = ours(precision)
     speeds = common.alternate(turns, arguments.rounds)
     lengths = [len(word.encode()) for word in words]
     facts = {"words": len(words), "from": source, "bytes_a_word": round(float(np.mean(lengths)), 2),
              "reference_words_a_turn": len(some), "reference_batch": arguments.reference_batch, "errors": errors}
-    return rows("building", size, speeds, ("vectors", "reference"), "words/s"), common.rounded(facts)
+    return rows("building", model, speeds, ("vectors", "reference", "highest"), "words/s", errors,
+                agreement.limit), common.rounded(facts)
 
 
 # ---- all lines -----------------------------------------------------------------------------
@@ -207,21 +207,15 @@ def warmed(turns: dict, rounds: int, leave_out: tuple | None = None) -> dict[tup
 def run(arguments: argparse.Namespace) -> dict:
     """The content of the results file."""
     results, facts = [], {}
-    plan = [(text_line, size) for size in arguments.text_sizes if "text" in arguments.lines]
-    plan += [(proteins_line, arguments.size)] if "proteins" in arguments.lines else []
-    plan += [(building_line, arguments.size)] if "building" in arguments.lines else []
-    for line, size in plan:
-        found, known = line(size, arguments)
+    plan = [(text_line, model) for model in arguments.text_models if "text" in arguments.lines]
+    plan += [(proteins_line, arguments.model)] if "proteins" in arguments.lines else []
+    plan += [(building_line, arguments.model)] if "building" in arguments.lines else []
+    for line, model in plan:
+        found, known = line(model, arguments)
         results += found
-        facts[f"{found[0]['line']} {size}"] = known
+        facts[f"{found[0]['workload']} {model}"] = known
     settings = {"states": "carry", "absent": models.absent_precisions(), "lines": facts}
     return common.document("token table", settings, results)
-
-
-def table(results: list[dict]) -> str:
-    """Results as Markdown rows."""
-    return "\n".join(f"| {case['line']} | {case['size']} | {case['way']} | {case['variant']} | {case['median']:,.0f} "
-                     f"{case['unit']} | {case['times_as_fast']:.2f} |" for case in results)
 
 
 def main() -> int:
@@ -235,13 +229,13 @@ def main() -> int:
         ("--reference-batch", 1024, "words that the reference char encoder takes at a time"),
         ("--rounds", 3, "turns of each"))
     parser.add_argument("--lines", nargs="+", choices=LINES, default=list(LINES), metavar="LINE", help="(default: all)")
-    parser.add_argument("--size", choices=common.SIZES, default="original", help="of proteins and building "
+    parser.add_argument("--model", choices=MODELS, default="original", help="of proteins and building "
                         "(default: original)")
-    parser.add_argument("--text-sizes", nargs="+", choices=common.SIZES, default=["small", "original"], metavar="SIZE",
+    parser.add_argument("--text-models", nargs="+", choices=MODELS, default=["small", "original"], metavar="MODEL",
                         help="of text (default: small original)")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
                         help="of proteins and building (default: all; the file says which this machine lacks)")
-    return common.run_and_write(parser.parse_args(), run, "token-table.json", lambda content: table(content["results"]))
+    return common.run_and_write(parser.parse_args(), run, "token-table.json", common.table)
 
 
 if __name__ == "__main__":

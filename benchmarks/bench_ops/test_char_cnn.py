@@ -1,6 +1,6 @@
 """Times the char-CNN, and the whole char encoder around it, on the unique tokens of a batch of running text.
 
-    python -m pytest benchmarks/bench_char_cnn.py --benchmark-only -k "encoder and original and b64"
+    python -m pytest benchmarks/bench_ops/test_char_cnn.py --benchmark-only -k "encoder and original and b64"
 
 The convolutions are the same in all published sizes, so they have no size here; the encoder adds highways and
 projection. These ops compute in fp32 in every precision. The yardstick that runs between the rounds is the reference.
@@ -11,7 +11,8 @@ import functools
 import pytest
 import torch
 
-from benchmarks import common, op_cases
+from benchmarks import common
+from benchmarks.bench_ops import cases
 from elmo_fast import Options
 from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.model.weights import random_weights
@@ -22,13 +23,13 @@ from elmo_fast.ops.char_cnn import char_cnn
 def encoder(size: str) -> CharacterEncoder:
     """The char encoder with random weights of a size; one LSTM layer is drawn beside it and dropped."""
     options = Options.from_dict(common.standard_options(size, n_layers=1))
-    return CharacterEncoder(options, random_weights(options, seed=op_cases.SEED)).eval()
+    return CharacterEncoder(options, random_weights(options, seed=cases.SEED)).eval()
 
 
 @functools.cache
 def token_ids(batch: int) -> torch.Tensor:
     """Character ids of a batch's unique tokens: [R, 50]."""
-    unique, _, _ = op_cases.numbered(batch)
+    unique, _, _ = cases.numbered(batch)
     return encoder("small").token_ids([*unique])
 
 
@@ -54,24 +55,24 @@ def expected(what: str, size: str, batch: int) -> torch.Tensor:
 
 
 def measure(request, benchmark, what: str, size: str, batch: int, backend: str, precision: str, run) -> None:
-    op_cases.skip_absent(backend, precision)
+    cases.skip_absent(backend, precision)
     with torch.no_grad():
-        op_cases.compare([run(backend)], [expected(what, size, batch)], precision, exact=size == "small")
-    op_cases.timed(request, benchmark, lambda: run(backend), lambda: run("reference"), "reference",
-                   len(token_ids(batch)), f"{what} {size} b{batch}")
+        checked = cases.compare([run(backend)], [expected(what, size, batch)], precision, exact=size == "small")
+    case = cases.Case(what, size, batch, backend, precision, len(token_ids(batch)), checked)
+    cases.timed(request, benchmark, case, lambda: run(backend), lambda: run("reference"), "reference")
 
 
-@pytest.mark.parametrize("backend, precision", op_cases.variants())
-@pytest.mark.parametrize("batch", op_cases.batches())
+@pytest.mark.parametrize("backend, precision", cases.variants())
+@pytest.mark.parametrize("batch", cases.batches())
 def test_char_cnn(request, benchmark, backend, precision, batch):
     model, ids = encoder("small"), token_ids(batch)
     measure(request, benchmark, "char_cnn", "small", batch, backend, precision,
             lambda name: convolve(model, ids, name))
 
 
-@pytest.mark.parametrize("backend, precision", op_cases.variants())
-@pytest.mark.parametrize("batch", op_cases.batches())
-@pytest.mark.parametrize("size", op_cases.SIZES)
+@pytest.mark.parametrize("backend, precision", cases.variants())
+@pytest.mark.parametrize("batch", cases.batches())
+@pytest.mark.parametrize("size", cases.SIZES)
 def test_char_encoder(request, benchmark, size, batch, backend, precision):
     model, ids = encoder(size), token_ids(batch)
     measure(request, benchmark, "encoder", size, batch, backend, precision, lambda name: model(ids, name))

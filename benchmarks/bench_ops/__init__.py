@@ -1,0 +1,1 @@
+"""Micro-benchmarks of single ops, run by pytest-benchmark."""

@@ -1,0 +1,38 @@
+"""simple_elmo as a peer: its own code from a folder that the user names, in a Python with TensorFlow 2 and tf_keras."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.peers.external import External
+
+WORKER = Path(__file__).with_name("simple_elmo_worker.py")
+
+
+class SimpleElmo(External):
+    """Its `ElmoModel` on given files; states are carried from batch to batch, and batches go over as text."""
+
+    def __init__(self, python: str, checkout: str, options_file: Path, weight_file: Path, batch_size: int):
+        if not (Path(checkout) / "simple_elmo" / "elmo_helpers.py").is_file():
+            raise RuntimeError(f"--simple-elmo: expected a folder with simple_elmo/elmo_helpers.py, got {checkout}")
+        super().__init__("--simple-elmo", python, WORKER, checkout, str(options_file), str(weight_file),
+                         str(batch_size), str(torch.get_num_threads()))
+        self.answer("ready")
+
+    def reset_states(self) -> None:
+        self.ask({"reset": True})
+        self.answer("done")
+
+    def embed_batch(self, batch: list[list[str]]) -> list[np.ndarray]:
+        """[layers, tokens, 2 P] a sentence, through a file: its time is not all theirs, see `compute`."""
+        file = self.folder / "vectors.npz"
+        self.ask({"embed": batch, "file": str(file)})
+        self.answer("done")
+        with np.load(file) as found:
+            return [found[f"arr_{number}"] for number in range(len(batch))]
+
+    def compute(self, batch: list[list[str]]) -> None:
+        """The same, but the vectors stay in the other process."""
+        self.ask({"embed": batch})
+        self.answer("done")

@@ -1,0 +1,102 @@
+"""The benchmark of files in a dry run: what it writes, what ends it, and how CPU time is divided into stages."""
+
+import json
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks import bench_io, common, models, stopwatch
+
+WRITTEN = [name for name in bench_io.LAYOUTS if name in bench_io.layouts(list(bench_io.LAYOUTS))[0]]
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch, capsys):
+    """Run it: the document, or the reason on stderr for which it ended without a file."""
+    def run(*more):
+        out = tmp_path / "out" / "io.json"
+        small = "--models tiny --sentences 20 --rounds 2 --slots 4".split()
+        monkeypatch.setattr(sys, "argv", ["bench_io", *small, "--folder", str(tmp_path), "--out", str(out), *more])
+        status, errors = bench_io.main(), capsys.readouterr().err
+        assert (status, out.exists()) in ((0, True), (1, False)), errors
+        return json.loads(out.read_text()) if out.exists() else errors
+    return run
+
+
+def test_speed_and_stages_of_every_layout(bench, tmp_path):
+    document = bench("--parts", "speed", "stages")
+    assert str(tmp_path) not in json.dumps(document) and document["settings"]["texts"]["tiny"]["sentences"] == 20
+    rows = document["results"]
+    speed = [row for row in rows if row["unit"] == "tokens/s"]
+    assert [row["variant"] for row in speed] == [bench_io.ENGINE, *WRITTEN]
+    for row in rows:
+        assert row["error"] <= row["limit"] and row["rounds"] == 2 and row["model"] == "tiny"
+        assert 0 <= row["p20"] <= row["median"] <= row["p80"]
+    for row in speed[1:]:
+        ratio = np.median(np.divide(row["samples"], speed[0]["samples"]))
+        assert row["share_of_engine"] == pytest.approx(ratio, rel=1e-3) and row["way"] == "text file to file"
+    for name in WRITTEN:
+        shares = {row["stage"]: row["share_of_time"] for row in rows if row["variant"] == name and "stage" in row}
+        assert list(shares) == list(bench_io.STAGES) and sum(shares.values()) == pytest.approx(1, abs=0.2)
+        assert all(shares[stage] > 0 for stage in ("reading", "token mapping", "engine", "converting", "writing"))
+    assert bench_io.table(document).count("\n") == len(rows) - 1
+
+
+def test_memory_of_the_command(bench):
+    rows = bench("--parts", "memory", "--most", "40")["results"]
+    assert [(row["variant"], row["sentences"]) for row in rows] == [(name, 40) for name in WRITTEN]
+    assert all(row["median"] > 50 and row["unit"] == "MiB" and 120 <= row["tokens"] <= 320 for row in rows)
+    assert bench_io.counts(1_000_000) == [10_000, 30_000, 100_000, 300_000, 1_000_000]
+    assert bench_io.counts(10_000) == [10_000] and bench_io.counts(20_000) == [10_000, 20_000]
+
+
+def test_other_vectors_in_a_file_end_the_run(bench, monkeypatch):
+    vectors_of = bench_io.vectors_of
+    monkeypatch.setattr(bench_io, "vectors_of", lambda path: [2 * vectors for vectors in vectors_of(path)])
+    assert "tiny, packed float16 against the engine: relative error 1.0e+00" in bench()
+    build, seeds = models.build, iter(range(9))
+    monkeypatch.setattr(models, "build", lambda name, **given: build(name, **{**given, "seed": next(seeds)}))
+    assert "tiny, the engine against reference: relative error" in bench()
+
+
+def test_a_missing_text_is_noticed(tmp_path, monkeypatch):
+    job = bench_io.Job("tiny", [["a", "b"], ["c"]], 2, tmp_path)
+    path = job.write(bench_io.LAYOUTS["packed float16"])
+    expected = bench_io.vectors_of(path)
+    assert bench_io.compare_ends(path, 2, expected, "two", 0.0) == 0
+    with pytest.raises(ValueError, match="three: expected 3 texts, found 2"):
+        bench_io.compare_ends(path, 3, expected, "three", 0.0)
+    with pytest.raises(ValueError, match="two: relative error"):
+        bench_io.compare_ends(path, 2, expected[::-1], "two", 1.0)
+
+
+def work(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_a_stage_inside_another_counts_for_itself():
+    watch = stopwatch.Stopwatch()
+
+    def items():
+        for number in range(3):
+            work(0.01)
+            yield number
+
+    with watch.stage("outer"):
+        for _ in watch.items("inner", items)():
+            work(0.02)
+    thread = threading.Thread(target=watch.calls("inner", work), args=(0.04,))
+    thread.start()
+    thread.join()
+    assert watch.seconds == pytest.approx({"outer": 0.06, "inner": 0.07}, rel=0.2)
+
+
+def test_rows_have_one_shape():
+    row = common.row(common.Timing.of([1.0, 2.0, 3.0]), "s", workload="w", model="m", way="x", variant="v", floor=None)
+    assert row == {"workload": "w", "model": "m", "way": "x", "variant": "v", "precision": "highest", "unit": "s",
+                   "median": 2.0, "p20": 1.4, "p80": 2.6, "rounds": 3, "calls_per_round": 1}
