@@ -22,6 +22,7 @@ from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.model.atomic_file import atomic_path, check_target
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.cuda import choice, persistent
+from elmo_fast.ops.precision import numerics
 
 SLOTS, SENTENCE_TOKENS, ROUNDS = 64, 25, 5
 # largest difference from the reference path, as a share of the largest value
@@ -162,13 +163,8 @@ def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
 
     def measure() -> float:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = elmo.bilm.computes_in == "high"
-        try:
-            best = min(_seconds(lambda: float((a @ b)[0, 0])) for _ in range(3))
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
-        return 2.0 * size**3 / best
+        with numerics("high" if elmo.bilm.computes_in == "high" else "highest", device):
+            return 2.0 * size**3 / min(_seconds(lambda: float((a @ b)[0, 0])) for _ in range(3))
 
     return measure
 

@@ -102,7 +102,7 @@ class LoadedElmo:
         texts' numbers in order, from 0, or the first word of a FASTA record's header; those of `.npy` are in a `.json`
         beside it. The output is written atomically; `resume` goes on with what a run that was killed has left.
         """
-        form = Form(layers, pool, dtype, targets and frozenset(targets)).check(self.bilm.num_layers)
+        form = Form(layers, pool, dtype, None if targets is None else frozenset(targets)).check(self.bilm.num_layers)
         if layout is None and Path(path).suffix not in layouts.SUFFIXES:
             raise ConfigurationError(f"output: expected a file that ends in {', '.join(layouts.SUFFIXES)}, or a "
                                      f"layout, got {os.fspath(path)}")

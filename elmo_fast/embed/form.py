@@ -27,7 +27,7 @@ class Form:
     first token. With `targets` the tokens that are none of these words are left out. `dtype` is `float32` or `float16`.
     """
 
-    layers: str | tuple[float, ...] = "all"
+    layers: str | Sequence[float] = "all"
     pool: str | None = None
     dtype: str = "float32"
     targets: frozenset[str] | None = None

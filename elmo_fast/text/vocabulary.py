@@ -113,12 +113,14 @@ class UnicodeCharsVocabulary(Vocabulary):
 
 def _tokens(sentence: str | Sequence[str], split: bool) -> list[str]:
     """The tokens of a sentence; `ValueError` for one of another type: a number would count as `<UNK>`."""
-    if split and not isinstance(sentence, str):
-        raise ValueError(f"sentence: expected a string, or a list of tokens with split=False, got "
-                         f"{type(sentence).__name__}")
+    if split:
+        if not isinstance(sentence, str):
+            raise ValueError(f"sentence: expected a string, or a list of tokens with split=False, got "
+                             f"{type(sentence).__name__}")
+        return sentence.split()
     if not isinstance(sentence, Iterable) or not getattr(sentence, "ndim", 1):
         raise ValueError(f"sentence: expected a list of tokens, got {type(sentence).__name__}")
-    tokens = sentence.split() if split else list(sentence)
+    tokens = list(sentence)
     for token in tokens:
         if not isinstance(token, str):
             raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
