@@ -67,7 +67,7 @@ def check(elmo, settings, sentences: list[list[str]], shard_tokens: int, folder:
     """Two workers give the bits of one process, or `ValueError`."""
     import elmo_fast
 
-    run_once(elmo.bilm, settings, sentences, 2, shard_tokens, folder)
+    run_once(elmo.bilm, settings, sentences, 2, max(1, shard_tokens // 8), folder)  # several shards a worker
     with elmo_fast.open_embeddings(folder) as found:
         for number, (one, other) in enumerate(zip(found, elmo.embed(sentences), strict=True)):
             if not np.array_equal(one, other):
