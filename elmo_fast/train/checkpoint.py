@@ -1,4 +1,4 @@
-"""The directory of a run: its options, vocabulary, checkpoints and the trained model in them; its log."""
+"""The directory of a run: its options, vocabulary, checkpoints and the trained model in them."""
 
 import gzip
 import hashlib
@@ -23,7 +23,6 @@ from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
 
 OPTIONS_FILE, VOCABULARY_FILE, RUN_FILE, BEST = "options.json", "vocab.txt", "run.json", "best.pt"
-LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
 RUN_FILES = OPTIONS_FILE, VOCABULARY_FILE
 FORMAT = 2  # 1, without a manifest, is read too
 _NAME = re.compile(r"step-(\d+)\.pt")
@@ -287,69 +286,3 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         raise ConfigurationError(f"vocabulary {vocab_file}: expected the {len(weights[SOFTMAX[0]])} words of the "
                                  f"softmax, got {vocabulary.size}")
     return LanguageModel(config, weights), vocabulary
-
-
-class TrainLog:
-    """Appends a JSON object per line to `log.jsonl`; every object has a `step` and a `kind`.
-
-    A run resumed after `step` drops the lines of later steps, which it is going to write again.
-    """
-
-    def __init__(self, run: str | os.PathLike, step: int, tensorboard: bool = False):
-        self._path = Path(run) / LOG_FILE
-        lines = [line for line in read_log(run) if line["step"] <= step and line["kind"] != "end"]
-        with atomic_path(self._path) as partial:
-            partial.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
-        self._events = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise ImportError(f"tensorboard: writing events needs a missing package ({error}): install "
-                                  "elmo-fast[tensorboard]") from error
-            self._events = SummaryWriter(str(run), purge_step=step + 1)
-
-    def write(self, kind: str, step: int, **values: Any) -> None:
-        """Add a line, and its numbers as TensorBoard scalars."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
-        if self._events is not None:
-            for name, value in values.items():
-                if isinstance(value, (int, float)):
-                    self._events.add_scalar(f"{kind}/{name}", value, step)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
-
-
-def read_log(run: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of a run's log without a truncated last line."""
-    path = Path(run) / LOG_FILE
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
-
-
-def plot_losses(run: str | os.PathLike) -> str | None:
-    """Write `loss.png` from the log; returns None, or why there is no plot."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        return f"no plot of the losses: {error}; install elmo-fast[plots]"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for kind, name, marker in (("train", "training, sampled words", None), ("heldout", "held out, all words", "o")):
-        points = [(line["step"], line["perplexity"]) for line in read_log(run) if line["kind"] == kind]
-        axes.plot([step for step, _ in points], [value for _, value in points], label=name, marker=marker)
-    axes.set(xlabel="step", ylabel="perplexity", yscale="log")
-    axes.legend()
-    with atomic_path(Path(run) / PLOT_FILE) as partial:
-        figure.savefig(partial, format="png", dpi=120)
-    pyplot.close(figure)
-    return None

@@ -29,7 +29,7 @@ from tqdm import tqdm
 from elmo_fast.embed import corpus
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.model import atomic_file
-from elmo_fast.train.checkpoint import read_log
+from elmo_fast.train.log import read_log
 from tests.robustness.fuzz import World
 from tests.support.tf_checkpoints import import_values, made_up, write_folder
 
