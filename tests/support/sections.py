@@ -1,0 +1,64 @@
+"""Runs of `write_corpus` in many sections: texts, a run, what it wrote, and a cut after a commit."""
+
+import contextlib
+import json
+from unittest import mock
+
+import h5py
+import numpy as np
+import pytest
+
+from elmo_fast import ElmoEmbedder, open_embeddings
+from elmo_fast.embed.corpus import Target, write_corpus
+from elmo_fast.embed.form import Form
+from elmo_fast.embed.partial import PartialResult
+from elmo_fast.embed.readers import Text
+from tests.support.models import SHAPES, bilm
+
+RNG = np.random.default_rng(0)
+TEXTS = [[f"word{k}" for k in RNG.integers(0, 40, length)] for length in RNG.integers(0, 9, 40)]
+TEXTS[3] = TEXTS[8] = TEXTS[9] = TEXTS[39] = []
+
+
+class PowerCutError(Exception):
+    """In place of a kill."""
+
+
+@contextlib.contextmanager
+def power_cut(commits):
+    """End the run in the `with` right after its commit number `commits`, which it must reach."""
+    commit, done = PartialResult.commit, []
+
+    def committing(*arguments):
+        commit(*arguments)
+        done.append(arguments)
+        if len(done) == commits:
+            raise PowerCutError
+
+    with mock.patch.object(PartialResult, "commit", committing), pytest.raises(PowerCutError):
+        yield
+
+
+def model(state="carry", seed=0):
+    return ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], seed, state=state, backend="native"))
+
+
+def embed(output, state="carry", slots=3, texts=TEXTS, layout="allennlp", form=None, resume=False, seed=0,
+          seconds=None):
+    embedder = model(state, seed)
+    items = (Text(str(number), " ".join(tokens), tokens) for number, tokens in enumerate(texts))
+    write_corpus(items, embedder.runner(slots), Target(output, layout, form or Form()), resume=resume,
+                 commit_seconds=seconds)
+    return embedder.elmo_bilm.lstm._states
+
+
+def content(path):
+    """The values of every array, and of AllenNLP's index."""
+    with open_embeddings(path) as found:
+        arrays = [values.tobytes() for values in found]
+        keys = list(found.keys)
+    index = None
+    if path.suffix == ".h5":
+        with h5py.File(path) as file:
+            index = json.loads(file["sentence_to_index"][0]) if "sentence_to_index" in file else None
+    return keys, arrays, index
