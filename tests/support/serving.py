@@ -1,4 +1,4 @@
-"""What tests of the server share: an engine that stops at a gate, texts, and a server in a thread."""
+"""What tests of the server share: an engine that stops at a gate, texts, a server in a thread, requests to it."""
 
 import socket
 import threading
@@ -112,3 +112,18 @@ def until(condition):
 def received(connection):
     """All that a connection brings until the server closes it."""
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def embed(server, **body):
+    """The response of `/v1/embed` to a JSON body."""
+    import httpx
+
+    return httpx.post(f"{server.url}/v1/embed", json=body, timeout=SECONDS)
+
+
+def reason(response, status, code):
+    """The message of an answer in the shape of errors, checked."""
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, code)
+    assert set(error) == {"message", "type", "param", "code"}
+    return error["message"]

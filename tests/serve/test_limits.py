@@ -1,0 +1,161 @@
+"""The server's limits of size, time and room, its errors and its end: against slow, large, late and absent clients."""
+
+import json
+import re
+import threading
+
+import pytest
+
+from tests.support.serving import SECONDS, embed, reason, received, texts_of, until
+
+pytestmark = pytest.mark.long
+for library in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+    pytest.importorskip(library, reason=f"{library} is not installed: make test-integrations")
+
+import httpx  # noqa: E402
+
+
+class _in_background:
+    """A call in another thread; what `as` names gives its result."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __enter__(self):
+        result = []
+        thread = threading.Thread(target=lambda: result.append(self._function()))
+        thread.start()
+
+        def get():
+            thread.join(SECONDS)
+            return result[0]
+
+        self._get = get
+        return get
+
+    def __exit__(self, *_):
+        self._get()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_large_body_is_refused_before_it_has_arrived(start, chunked):
+    server = start(max_body_bytes=1000)
+    head = "Transfer-Encoding: chunked" if chunked else "Content-Length: 10000000"
+    with server.connect() as connection:
+        connection.sendall(f"POST /v1/embed HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+        if chunked:
+            connection.sendall(b"7d0\r\n" + b" " * 2000 + b"\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 413"  # while the rest is not sent
+        connection.shutdown(1)
+        assert b"at most 1,000 bytes" in received(connection)
+    body = json.dumps({"texts": ["a" * 10_000_000]})
+    assert "1,000 bytes" in reason(httpx.post(f"{server.url}/v1/embed", content=body), 413, "body_too_large")
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_slow_clients_are_cut_off(start):
+    server = start(header_seconds=1, body_seconds=1, write_seconds=1)
+    with server.connect() as silent, server.connect() as headers, server.connect() as body, server.connect() as again:
+        headers.sendall(b"POST /v1/embed HTTP/1.1\r\nHost")
+        body.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        again.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        until(lambda: again.recv(1 << 16).endswith(b"}"))
+        again.sendall(b"GET")
+        answer = received(body)
+        assert b"408" in answer[:20] and b"expected it within 1 s" in answer
+        assert received(silent) == received(headers) == received(again) == b""  # closed
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_a_client_that_reads_nothing_is_cut_off(start):
+    server = start(write_seconds=1)
+    body = json.dumps({"texts": texts_of([40_000])}).encode()
+    with server.connect() as connection:
+        connection.setsockopt(1, 8, 4096)  # SO_RCVBUF
+        connection.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: server.metric('request_seconds_count{route="/v1/embed"}') == 1)
+    assert server.batching.held_tokens == server.service.traffic.requests == 0
+
+
+def test_a_full_queue_is_429(start):
+    server = start(queue_tokens=20)
+    server.gate.close()
+    with _in_background(lambda: embed(server, texts=texts_of([10]))) as first:
+        server.gate.wait()
+        refused = embed(server, texts=texts_of([10]))
+        assert "no room for 12 more" in reason(refused, 429, "queue_full")
+        assert re.fullmatch(r"[1-9]\d*", refused.headers["retry-after"])
+        server.gate.open()
+        assert first().status_code == 200
+    until(lambda: server.batching.held_tokens == 0)
+    assert embed(server, texts=texts_of([10])).status_code == 200
+
+
+def test_a_late_answer_is_504(start):
+    server = start(request_seconds=1)
+    server.gate.close()
+    assert "within 1 s" in reason(embed(server, texts=texts_of([9000, 9000])), 504, "timeout")
+    until(lambda: server.batching.held_tokens == 0)
+    server.gate.open()
+    until(lambda: server.batching.running_texts == 0)
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_a_client_that_goes_frees_its_texts(start):
+    server = start(slots=1)
+    server.gate.close()
+    body = json.dumps({"texts": texts_of([9000] * 5)}).encode()
+    with server.connect() as connection:
+        connection.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        server.gate.wait()
+        assert server.batching.waiting_texts == 4
+    until(lambda: server.batching.held_tokens == 0)
+    assert server.batching.waiting_texts == 0
+    server.gate.open()
+    until(lambda: server.batching.running_texts == 0)
+    until(lambda: server.metric('requests_total{route="/v1/embed",status="499"}') == 1)
+    assert embed(server, texts=["a"]).status_code == 200
+
+
+def test_an_engine_error_is_500_and_the_server_goes_on(start):
+    server = start()
+    server.gate.errors = [RuntimeError("no memory")] * 3
+    for _ in range(3):
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert reason(embed(server, texts=["a"]), 500, "engine_error") == "RuntimeError: no memory"
+    health = httpx.get(f"{server.url}/health")
+    assert (health.status_code, health.json()["status"]) == (503, "failing")
+    assert embed(server, texts=["a"]).status_code == 200
+    assert httpx.get(f"{server.url}/health").json() == {
+        "status": "ready", "model": "tiny", "version": "1.2.3", "layers": 3, "dimensions": 22, "state": "warm",
+        "device": "cpu"}
+
+
+def test_draining_refuses_and_finishes(start):
+    server = start()
+    server.gate.close()
+    with _in_background(lambda: embed(server, texts=["a"])) as first:
+        server.gate.wait()
+        server.server.handle_exit(15, None)
+        refused = embed(server, texts=["a"])
+        assert "shutting down" in reason(refused, 503, "draining") and refused.headers["connection"] == "close"
+        health = httpx.get(f"{server.url}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        server.gate.open()
+        assert first().status_code == 200
+    server._thread.join(SECONDS)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/health")
+
+
+def test_what_is_late_at_the_end_is_cut_off(start):
+    server = start(drain_seconds=1)
+    server.gate.close()
+    with _in_background(lambda: embed(server, texts=["a"])) as late:
+        server.gate.wait()
+        server.server.handle_exit(15, None)
+        assert "has shut down" in reason(late(), 503, "draining")
+    server._thread.join(SECONDS)
+    assert not server._thread.is_alive()
