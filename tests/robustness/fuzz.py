@@ -5,97 +5,32 @@
 """
 
 import argparse
-import bz2
 import collections
-import contextlib
 import functools
-import gzip
 import hashlib
-import io
-import json
-import lzma
+import os
 import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 import torch
 
 import elmo_fast
-from elmo_fast import cli
 from elmo_fast.model.sources import find_model
 from elmo_fast.model.token_table.file import read_table
-from elmo_fast.text.fasta import read_fasta
 from elmo_fast.train import checkpoint
+from tests.robustness import text_cases
 from tests.robustness.arguments import calls, hostile
 from tests.robustness.children import call
-from tests.robustness.damage import HOSTILE, HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
-from tests.support.files import paths, write_model
-from tests.support.training import QUIET, corpus_arguments
+from tests.robustness.damage import HOSTILE_NUMBERS, damage_bytes, damage_hdf5, damage_json, damage_zip
+from tests.robustness.world import Case, World
+from tests.support.files import paths
 
 SENTENCE = "The children play in the garden .".split()
-WORDS = ["<S>", "</S>", "<UNK>", *(f"word{k}" for k in range(300))]
-
-
-@dataclass(frozen=True)
-class Case:
-    """`run` in a child process; its value must be among `right`, or anything where that is None. `what` was done."""
-
-    what: str
-    run: Callable[[], Any]
-    right: tuple | None = None
-
-
-class World:
-    """Undamaged files of every kind, made once, and copies of them for each case."""
-
-    def __init__(self, folder: Path):
-        torch.set_num_threads(1)  # the threads of this process are missing in its forks, which would wait for them
-        self.folder = folder
-        self.model = write_model(folder / "model")
-        self.secret = folder / "secret"
-        self.secret.write_bytes(b"root:x:0:0:" * 5000)
-        with h5py.File(folder / "secret.hdf5", "w") as file:
-            file["values"] = np.full((64, 64), 7.0, dtype=np.float32)
-        self.archive = folder / "model.zip"
-        shutil.make_archive(str(self.archive.with_suffix("")), "zip", self.model)
-        self.words = WORDS[3:]
-        self.vocabulary, self.large_vocabulary = folder / "vocab.txt", folder / "large.txt"
-        self.vocabulary.write_text("\n".join(WORDS) + "\n")
-        self.large_vocabulary.write_text("\n".join([*WORDS, *(f"more{k}" for k in range(40_000))]) + "\n")
-        self.table = folder / "table.hdf5"
-        self.command("cache", self.vocabulary, self.table, *self.files(self.model), "--quiet")
-        self.run = folder / "run"
-        self.corpus = corpus_arguments(folder / "corpus")
-        from elmo_fast.train.setup import start_or_resume
-
-        start_or_resume(self.run, **self.corpus, **QUIET, checkpoint_every=2, max_steps=4)
-
-    @staticmethod
-    def files(model: Path) -> tuple[str, ...]:
-        options, weights = paths(model)
-        return "--options-file", str(options), "--weight-file", str(weights)
-
-    @staticmethod
-    def command(*arguments) -> str:
-        """Run the command in this process: its stdout, or `ValueError` with its one line on stderr."""
-        out, errors = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-            try:
-                status = cli.main([str(part) for part in arguments])
-            except SystemExit as stop:  # argparse
-                status = stop.code
-        if status:
-            lines = errors.getvalue().strip().splitlines()
-            raise ValueError("\n".join(line for line in lines if "error" in line or line is lines[-1]))
-        return out.getvalue()
 
 
 def digest(*arrays) -> str:
@@ -205,8 +140,6 @@ def of_archive(world: World, folder: Path, rng: random.Random) -> Case:
     what = damage_zip(archive, rng) if rng.random() < 0.5 else damage_bytes(archive, rng)
 
     def run() -> str:
-        import os
-
         os.environ["ELMO_FAST_CACHE"] = str(folder / "cache")
         files = find_model(archive)
         outside = [path for path in (files.options_file, files.weight_file) if folder not in path.resolve().parents]
@@ -215,104 +148,6 @@ def of_archive(world: World, folder: Path, rng: random.Random) -> Case:
 
     right = hashlib.sha256(b"".join(path.read_bytes() for path in paths(world.model))).hexdigest()
     return Case(what, run, None if what.startswith(("empty", "bomb", "double", "link")) else (right,))
-
-
-def of_fasta(world: World, folder: Path, rng: random.Random) -> Case:
-    lines = [rng.choice((f">protein {k}", "MKV" * rng.randrange(30), "", " ", ">", "\ufeff>x", "acgt\r", ";comment",
-                         "\x00", "\u2028", ">é 東京")) for k in range(rng.randrange(12))]
-    path = folder / "proteins.fasta"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
-
-    def run() -> int:
-        records = list(read_fasta(path))
-        assert records and all(record.sequence and not record.sequence.split()[1:] for record in records)
-        return len(records)
-
-    return Case(what, run)
-
-
-def of_text(world: World, folder: Path, rng: random.Random) -> Case:
-    words = ("The", "naïve", "東京", "🙂", "x" * 400, "\u2028", "\x0b", "\x1c", "\u00a0", "\t", "\r", "\x00", "<S>",
-             "\ufeff", "")
-    lines = [" ".join(rng.choice(words) for _ in range(rng.randrange(1, 9))) for _ in range(rng.randrange(1, 9))]
-    path, out = folder / "text.txt", folder / "out.hdf5"
-    path.write_bytes("\n".join(lines).encode())
-    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
-
-    def run() -> int:
-        world.command("embed", path, out, "--all", "--allow-blank", *world.files(world.model), "--quiet")
-        content = path.read_bytes().decode().removeprefix("\ufeff")
-        expected = [line.split() for line in io.StringIO(content, newline=None)]
-        with h5py.File(out) as file:
-            for number, tokens in enumerate(expected):
-                values = file[str(number)][...]
-                assert values.shape[1] == len(tokens) and np.isfinite(values).all(), (number, values.shape)
-            assert len(file) == len(expected) + 1
-        return len(expected)
-
-    return Case(what, run)
-
-
-def _read_texts(path: Path) -> str:
-    """A digest of the texts of a file, which are text, and as many as were counted."""
-    count = elmo_fast.open_texts(path, allow_blank=True).count()
-    with elmo_fast.open_texts(path, allow_blank=True) as texts:
-        found = list(texts)
-    assert len(found) == count, (len(found), count)
-    content = json.dumps([(text.key, text.text, [token + "" for token in text.tokens]) for text in found],
-                         ensure_ascii=False)
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def of_compressed(world: World, folder: Path, rng: random.Random) -> Case:
-    """Compressed text has checksums: refused, or the same text."""
-    compress = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
-    if find_spec("zstandard"):
-        import zstandard
-
-        compress["zst"] = zstandard.ZstdCompressor(write_checksum=True).compress
-    suffix = rng.choice(sorted(compress))
-    path = folder / f"text.txt.{suffix}"
-    path.write_bytes(compress[suffix](world.vocabulary.read_bytes()))
-    what = damage_bytes(path, rng)
-    return Case(f"{suffix} {what}", lambda: _read_texts(path), (_read_texts(world.vocabulary),))
-
-
-def of_jsonl(world: World, folder: Path, rng: random.Random) -> Case:
-    values = [rng.choice(HOSTILE if rng.random() < 0.1 else ("a b", "\u2028 é", " ", "")) for _ in range(4)]
-    records = [rng.choice(({"text": "a b"}, {"text": value}, {"text": ["a", value]}, {"id": value, "text": "a"}))
-               for value in values]
-    path = folder / "text.jsonl"
-    path.write_text("\n".join(json.dumps(record, ensure_ascii=rng.random() < 0.5) for record in records),
-                    encoding="utf-8", errors="replace")
-    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
-    return Case(what, lambda: _read_texts(path))
-
-
-def of_conllu(world: World, folder: Path, rng: random.Random) -> Case:
-    rest = "\t_" * 8
-    lines = rng.choices(("", "", " ", "# text = a", "#", f"1\ta{rest}", f"2\tNew York{rest}", f"3\t\u2028{rest}",
-                         f"1-2\tab{rest}", f"1.1\tx{rest}", f"4\té\x1c{rest}\r", f"x\tb{rest}", "1\ta", f"٣\t_{rest}"),
-                        (*(8,) * 11, 1, 1, 1), k=rng.randrange(12))
-    path = folder / "text.conllu"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    what = "text" if rng.random() < 0.5 else damage_bytes(path, rng)
-    return Case(what, lambda: _read_texts(path))
-
-
-def of_parquet(world: World, folder: Path, rng: random.Random) -> Case:
-    path = Path(shutil.copy(_parquet(world), folder / "text.parquet"))
-    return Case(damage_bytes(path, rng), lambda: _read_texts(path))
-
-
-@functools.cache
-def _parquet(world: World) -> Path:
-    import pyarrow.parquet
-
-    table = pyarrow.table({"id": list(range(3000)), "text": [f"a {k % 7} b" for k in range(3000)]})
-    pyarrow.parquet.write_table(table, world.folder / "text.parquet", row_group_size=1100, write_page_checksum=True)
-    return world.folder / "text.parquet"
 
 
 def of_flags(world: World, folder: Path, rng: random.Random) -> Case:
@@ -344,11 +179,11 @@ def of_arguments(world: World, folder: Path, rng: random.Random) -> Case:
 
 
 KINDS = {"options": of_options, "weights": of_weights, "table": of_table, "partial table": of_partial_table,
-         "checkpoint": of_checkpoint, "archive": of_archive, "fasta": of_fasta, "text": of_text,
-         "compressed": of_compressed, "jsonl": of_jsonl, "conllu": of_conllu, "flags": of_flags,
-         "arguments": of_arguments}
+         "checkpoint": of_checkpoint, "archive": of_archive, "fasta": text_cases.of_fasta, "text": text_cases.of_text,
+         "compressed": text_cases.of_compressed, "jsonl": text_cases.of_jsonl, "conllu": text_cases.of_conllu,
+         "flags": of_flags, "arguments": of_arguments}
 if find_spec("pyarrow"):
-    KINDS["parquet"] = of_parquet
+    KINDS["parquet"] = text_cases.of_parquet
 
 
 def judge(world: World, kind: str, seed: int) -> tuple[str, str | None]:

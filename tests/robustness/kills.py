@@ -30,7 +30,7 @@ from elmo_fast.embed import corpus
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.model import atomic_file
 from elmo_fast.train.log import read_log
-from tests.robustness.fuzz import World
+from tests.robustness.world import World
 from tests.support.tf_checkpoints import import_values, made_up, write_folder
 
 
