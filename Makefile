@@ -2,6 +2,7 @@
 # make test      set up, then run the tests; ELMO_FAST_NO_NATIVE=1 tests the pure-Python package
 # make test-all  set up, then run the long tests, which `make test` leaves out, and `make test-integrations`
 # make test-integrations  set up, add the libraries that elmo-fast works with, then run the tests that need them
+# make bench     set up, then measure the README's table anew (ALLENNLP=PATH of a checkout of 0.9; about half an hour)
 # make docs      set up, then build the documentation site into build/site
 # make lint      set up, then ruff, clang-format and mypy, in the versions that pyproject.toml pins
 # make venv      set up only: an environment with torch, the build tools and this checkout, installed editable
@@ -51,7 +52,7 @@ SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"];
 	print("native module:", why and "none, because " + why or "built"); why or \
 	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
 
-.PHONY: venv native embed test test-all test-integrations docs lint clean FORCE
+.PHONY: venv native embed test test-all test-integrations bench docs lint clean FORCE
 
 venv: $(INSTALLED)
 
@@ -95,6 +96,11 @@ $(LIBRARIES): pyproject.toml $(INSTALLED)
 	$(PIP) --no-build-isolation -e ".[$(INTEGRATIONS)]"
 	$(PIP) --no-deps elmoformanylangs
 	touch $@
+
+bench: $(INSTALLED)
+	for model in small medium original; do \
+		$(PY) -m benchmarks.bench_embed --model $$model $(if $(ALLENNLP),--allennlp $(ALLENNLP)) || exit 1; done
+	$(PY) -m benchmarks.report
 
 docs: $(SITE)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q

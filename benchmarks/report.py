@@ -19,7 +19,7 @@ from benchmarks import common, scaling
 from benchmarks.charts import drawn, svg
 from benchmarks.recorded import SIZES, WAYS, machine, one, ours, recorded, rows
 
-PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/numbers.md", "docs/scaling.md")
+PAGES = ("README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("performance", "serving", "scaling")))
 NOT_YET = "\nNot recorded yet.\n"
 CHARTS = common.ROOT / "docs" / "pictures"
 _PART = re.compile(r"(<!-- report: ([\w ]+) -->)(.*?)(<!-- /report -->)", re.DOTALL)
@@ -138,6 +138,20 @@ def io_memory() -> str:
     return f"{markdown(head, lines)}\n![Peak memory against length](pictures/memory.svg)\n"
 
 
+def serve() -> str:
+    """The server under the load of many clients, and batching beside one request at a time."""
+    load, together = one("serve-small", way="load"), one("serve-small", way="all clients")
+    alone, clients = one("serve-small", way="one request at a time"), read("serve-small")["settings"]["clients"]
+    return markdown(["small model", ""], [
+        [f"{clients} clients, {load['seconds']:.0f} s", f"{load['requests']:,} requests, {load['errors']} errors"],
+        ["throughput", f"{load['tokens_per_s']:,.0f} tokens/s"],
+        ["a sentence, p50 / p99", f"{load['sentence_p50']:.2f} / {load['sentence_p99']:.2f} s"],
+        ["a document of 2,000 tokens, p50 / p99", f"{load['document_p50']:.1f} / {load['document_p99']:.1f} s"],
+        ["memory before / at most", f"{load['resident_mib_before']:,.0f} / {load['resident_mib_peak']:,.0f} MiB"],
+        ["all clients against one request at a time", f"{together['median']:,.0f} against {alone['median']:,.0f} "
+         f"tokens/s, {together['times_as_fast']:.2f} times"]])
+
+
 def io_machine() -> str:
     """Where they were measured."""
     return machine("io") if recorded("io") else NOT_YET.strip()
@@ -151,7 +165,7 @@ def _both(trainer: dict) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "speed": speed, "speed machine": speed_machine, "embed": embed, "token table": token_table, "train": train,
     "train ratio": train_ratio, "reference": reference, "io": io, "io stages": io_stages, "io memory": io_memory,
-    "io machine": io_machine,
+    "io machine": io_machine, "serve": serve,
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
 
 

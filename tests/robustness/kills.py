@@ -202,8 +202,8 @@ def record_lock(output: Path, record: Path) -> None:
     """From here on this process writes down when it has the lock of `output`, and when its work under it is done."""
     lock, remove, holding = atomic_file._lock, atomic_file._remove, {}
 
-    def recorded_lock(final, mine):
-        file = lock(final, mine)
+    def recorded_lock(final, mine, wait):
+        file = lock(final, mine, wait)
         if final == output.resolve():
             holding[mine.partial] = time.monotonic()
         return file

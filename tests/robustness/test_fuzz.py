@@ -9,7 +9,7 @@ import pytest
 from tests.robustness.fuzz import KINDS
 from tests.support.files import ROOT
 
-CASES = 50  # of a kind: 650 in all
+CASES = 50  # of a kind: 700 in all with pyarrow
 
 
 @pytest.mark.long
