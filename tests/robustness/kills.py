@@ -251,8 +251,9 @@ def race(name: str, command: Command, folder: Path, processes: int, expected: st
             faults.append(f"messages {messages}")
         if not output.exists() or command.digest(output) != expected:
             faults.append("another result")
-        if (left := [path.name for path in output.parent.iterdir()]) != [output.name]:
-            faults.append(f"left behind {left}")
+        expected_names = {output.name, *({f"{output.stem}.json"} if output.suffix == ".npy" else ())}
+        if (left := {path.name for path in output.parent.iterdir()}) != expected_names:
+            faults.append(f"left behind {sorted(left)}")
         return [f"{name}: {fault}" for fault in faults]
 
 
