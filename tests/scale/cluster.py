@@ -21,6 +21,8 @@ def cluster_settings(monkeypatch):
     """The environment of a small, quiet cluster, whose files are removed at the end."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # names of sockets must be short
     for name, value in {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0",
+                        # of a busy machine, which answers late and is short of memory
+                        "RAY_health_check_failure_threshold": "60", "RAY_memory_monitor_refresh_ms": "0",
                         "RAY_TMPDIR": folder, "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE)}.items():
         monkeypatch.setenv(name, value)
     try:
