@@ -193,6 +193,8 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, *, fingerprin
         names = [*_STRINGS, *_STRINGS.values(), "offsets", "token_offsets", *["positions"][: form.targets is not None]]
         for name in names:
             _join(file, name, [source.arrays[name] for source in sources])
+            for source in sources:
+                source.forget()
     _seal(part, target, rows)
 
 
