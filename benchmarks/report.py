@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import common, scaling
 from benchmarks.charts import drawn, svg
-from benchmarks.recorded import SIZES, WAYS, machine, one, ours, recorded, rows
+from benchmarks.recorded import SIZES, WAYS, machine, one, ours, read, recorded, rows
 
 PAGES = ("README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("performance", "serving", "scaling")))
 NOT_YET = "\nNot recorded yet.\n"
@@ -142,14 +142,14 @@ def serve() -> str:
     """The server under the load of many clients, and batching beside one request at a time."""
     load, together = one("serve-small", way="load"), one("serve-small", way="all clients")
     alone, clients = one("serve-small", way="one request at a time"), read("serve-small")["settings"]["clients"]
+    speeds = f"{together['median']:,.0f} against {alone['median']:,.0f} tokens/s, {together['times_as_fast']:.2f} times"
     return markdown(["small model", ""], [
         [f"{clients} clients, {load['seconds']:.0f} s", f"{load['requests']:,} requests, {load['errors']} errors"],
         ["throughput", f"{load['tokens_per_s']:,.0f} tokens/s"],
         ["a sentence, p50 / p99", f"{load['sentence_p50']:.2f} / {load['sentence_p99']:.2f} s"],
         ["a document of 2,000 tokens, p50 / p99", f"{load['document_p50']:.1f} / {load['document_p99']:.1f} s"],
         ["memory before / at most", f"{load['resident_mib_before']:,.0f} / {load['resident_mib_peak']:,.0f} MiB"],
-        ["all clients against one request at a time", f"{together['median']:,.0f} against {alone['median']:,.0f} "
-         f"tokens/s, {together['times_as_fast']:.2f} times"]])
+        ["all clients against one request at a time", speeds]])
 
 
 def io_machine() -> str:
