@@ -51,6 +51,8 @@ HAS_TORCH := from importlib.metadata import version; v = version("torch").split(
 SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"]; \
 	print("native module:", why and "none, because " + why or "built"); why or \
 	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
+# As many processes as cores, where pytest-xdist is; their waiting threads sleep, as spinning ones would hold a core.
+PARALLEL := $(PY) -c 'import xdist; print("-n auto --maxprocesses 4 --dist worksteal")' 2>/dev/null || true
 
 .PHONY: venv native embed test test-all test-integrations bench docs lint clean FORCE
 
@@ -83,7 +85,7 @@ embed: $(INSTALLED)
 	@$(PY) examples/show_hdf5.py build/embeddings.hdf5
 
 test: $(INSTALLED)
-	$(PY) -m pytest -q $(PYTEST_FLAGS)
+	OMP_WAIT_POLICY=passive $(PY) -m pytest -q $$($(PARALLEL)) $(PYTEST_FLAGS)
 
 test-all: $(INSTALLED)
 	$(PY) -m pytest -q -m long $(addprefix --ignore=,$(WITH_LIBRARIES)) $(PYTEST_FLAGS)

@@ -31,7 +31,7 @@ from tests.support.files import paths
 from tests.support.manylangs import write_manylangs
 from tests.support.softmax import head_of, write_softmax_model
 
-NO_LISTS = [None, 3, 3.5, True, object(), "a b", b"a b", np.array(3.0), torch.tensor(3.0)]
+NO_LISTS = [None, 3, 3.5, True, ..., "a b", b"a b", np.array(3.0), torch.tensor(3.0)]
 NESTED = [[None], [3], [[3]], [[None]], [["a", 3]], [["a"], [["b"]]], [[["a"]]], [[["a", "b"], ["c"]]], [[{"a": 1}]],
           [[b"a"]], np.zeros((2, 3)), [np.array(3.0)]]
 SENTENCE = ["the", "cat"]
@@ -122,13 +122,13 @@ def test_no_list_of_tokens(made, name, value):
     (lambda made: made.loaded.similarity(None, ["a"]), "sentences.0.: expected a list of tokens, got NoneType"),
     (lambda made: made.loaded.similarity(["a"], np.array(3)), "sentences.1.: expected a list of tokens, got ndarray"),
     *((lambda made, layers=layers: made.loaded.embed([["a"]], layers=layers), "layers: expected one of all, top")
-      for layers in ([["a"], 3], ["a"], {"a": 1}, object(), b"top")),
+      for layers in ([["a"], 3], ["a"], {"a": 1}, ..., b"top")),
     (lambda made: made.loaded.embed([["a"]], pool=np.zeros(3)), "pool: expected None or one of mean, max"),
     (lambda made: made.loaded.embed([["a"]], state=np.zeros(3)), "state: expected one of carry, zero, warm"),
     (lambda made: load(made.folder, precision=np.zeros(3)), "precision: expected one of highest, high, medium"),
     (lambda made: load(made.folder, backend=["auto"]), "backend: expected one of auto, reference"),
     *((lambda made, text=text: made.simple.get_elmo_substitutes(text), "data: expected a list of sentences")
-      for text in (None, 3, object(), np.array(3.0), [["a"]], "a b")),
+      for text in (None, 3, ..., np.array(3.0), [["a"]], "a b")),
     (lambda made: made.many.sents2elmo([["a"]], np.zeros(3)), "output_layer: expected -1 for the mean"),
     *((lambda made, at=at: made.head.substitutes(SENTENCE, at), "positions: expected 0 to 1, got")
       for at in (None, "0", True, 0.5, [0], float("nan"), 2, -1)),
@@ -156,7 +156,7 @@ def test_no_list_of_tokens(made, name, value):
     *((lambda made, words=words: ELMoCharacterMapper(words), "tokens_to_add: expected a mapping, got")
       for words in (3, "ab", [1])),
     *((lambda made, params=params: AllenNlpElmo.from_params(params), "Elmo: expected a mapping of arguments")
-      for params in (3, object(), b"a")),
+      for params in (3, ..., b"a")),
 ], ids=lambda value: value[:40] if isinstance(value, str) else "")
 def test_arguments(made, call, message):
     with pytest.raises(ValueError, match=f"^{message}"):

@@ -75,7 +75,7 @@ def contents(path):
     return [table.schema.metadata, table.to_pylist()]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=repr)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout, name", kinds(without=["shards"]))
 def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form):
     need(layout)
