@@ -26,14 +26,23 @@ SMALLEST = {
 }
 
 
+@pytest.fixture(scope="module")
+def floor_program(tmp_path_factory):
+    """The floor's program, compiled once; None where it does not compile."""
+    program = tmp_path_factory.mktemp("floor") / "floor"
+    return program if subprocess.run(floor._compile_command(program), capture_output=True).returncode == 0 else None
+
+
 @pytest.fixture
-def bench(tmp_path, monkeypatch, capsys):
+def bench(tmp_path, monkeypatch, capsys, floor_program):
     """Run a benchmark: its settings and results, or the reason on stderr for which it ended without a file."""
     def run(module, *more):
         out = tmp_path / "out" / "tiny.json"
         arguments = [*SMALLEST[module].split(), "--model", "tiny", "--out", str(out), *map(str, more)]
         monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])
         monkeypatch.setattr(bench_embed, "SENTENCE_SECONDS", 0.01)
+        if floor_program:
+            monkeypatch.setattr(floor, "_compile_command", lambda program: ["cp", floor_program, program])
         out.unlink(missing_ok=True)
         status, errors = module.main(), capsys.readouterr().err
         assert (status, out.exists()) in ((0, True), (1, False)), errors
