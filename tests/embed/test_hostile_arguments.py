@@ -38,6 +38,7 @@ from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeig
 from elmo_fast.compat.elmoformanylangs import Embedder
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.testing import tiny
+from elmo_fast.train.evaluate import perplexity_of
 from tests.support.files import paths
 from tests.support.manylangs import write_manylangs
 from tests.support.softmax import head_of, write_softmax_model
@@ -217,7 +218,8 @@ def test_no_device(made, device):
     table = made.path.with_name("table.h5")
     write_token_table(made.bilm, SENTENCE, table)
     for call in (lambda: load(made.folder, device=device), lambda: TokenTable.open(table, device=device),
-                 lambda: build_token_table(made.bilm, SENTENCE, device=device)):
+                 lambda: build_token_table(made.bilm, SENTENCE, device=device),
+                 lambda: perplexity_of(made.folder, "text", device=device)):
         with pytest.raises(ValueError, match=r"\Adevice: expected an available device, got .*\Z"):
             call()
 

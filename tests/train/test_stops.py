@@ -105,6 +105,15 @@ def test_an_export_appears_whole_or_not_at_all(tmp_path, corpus, monkeypatch):
     assert json.loads((tmp_path / "out" / "options.json").read_text())
 
 
+def test_a_stopped_export_leaves_nothing(tmp_path, corpus, monkeypatch, capsys):
+    start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=2)
+    before, write = names(tmp_path), export.write_weights
+    monkeypatch.setattr(export, "write_weights", lambda *arguments, **keywords: signal.raise_signal(signal.SIGINT)
+                        or write(*arguments, **keywords))
+    found = run(capsys, "export", tmp_path / "run", tmp_path / "out")
+    assert found == (1, "", "elmo-fast: error: interrupted; no output was left behind\n") and names(tmp_path) == before
+
+
 def test_a_stopped_count_ends_its_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("elmo_fast.train.corpus._CHUNK", 1000)
     (tmp_path / "text.txt").write_text("a b c d\n" * 2000)
