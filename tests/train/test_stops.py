@@ -63,16 +63,18 @@ def test_a_second_run_in_a_directory_is_refused(tmp_path, corpus, capsys):
         with locked(tmp_path / "new"):
             (tmp_path / "ready").touch()
             signal.pause()
-    while not (tmp_path / "ready").exists():
-        pass
-    before = names(tmp_path / "new")
-    for more in (["--resume", "--max-steps", "4"], command_arguments(corpus, tmp_path)[2:]):
-        status, _, errors = run(capsys, "train", tmp_path / "new", *more)
-        assert status == 2 and f"expected no other process to write it, found process {child} on " in errors
-        assert errors.count("\n") == 1
-    assert names(tmp_path / "new") == before
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        while not (tmp_path / "ready").exists():
+            pass
+        before = names(tmp_path / "new")
+        for more in (["--resume", "--max-steps", "4"], command_arguments(corpus, tmp_path)[2:]):
+            status, _, errors = run(capsys, "train", tmp_path / "new", *more)
+            assert status == 2 and f"expected no other process to write it, found process {child} on " in errors
+            assert errors.count("\n") == 1
+        assert names(tmp_path / "new") == before
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     (tmp_path / "new" / "checkpoints" / "step-00000001.pt.0123abcd.part").touch()
     start_or_resume(tmp_path / "new", resume=True, max_steps=4)
     assert names(tmp_path / "new" / "checkpoints") == ["step-00000002.pt", "step-00000004.pt"]
