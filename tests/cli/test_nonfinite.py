@@ -32,7 +32,8 @@ def check(capsys, *arguments, status=0):
     assert found == status, errors
 
 
-@pytest.mark.parametrize("name", ["embed", "cache", "info", "score", "substitutes", "seqvec", "perplexity"])
+@pytest.mark.parametrize("name", ["embed", "cache", "info", "score", "substitutes", "seqvec", "perplexity", "compare",
+                                  "nearest"])
 def test_a_model(model, tmp_path, capsys, name):
     text, out, files = tmp_path / "text.txt", tmp_path / "out.h5", ("--options-file", "--weight-file")
     both = [part for pair in zip(files, paths(model)) for part in pair]
@@ -40,6 +41,8 @@ def test_a_model(model, tmp_path, capsys, name):
         "embed": [text, out, "--all", "--quiet", *both], "cache": [model / "vocab.txt", out, "--quiet", *both],
         "info": [model], "score": [text, "--model", model], "substitutes": [text, "--model", model],
         "seqvec": ["-i", tmp_path / "proteins.fasta", "-o", out, "--model", model, "--cpu", "--silent"],
+        "compare": ["the cat", "One", "--model", model],
+        "nearest": [text, "--word", "the", "--sentence", "the cat", "--model", model],
         "perplexity": [model, text, "--batch-size", 2, "--quiet"]}[name])
 
 
