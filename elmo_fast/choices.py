@@ -49,6 +49,13 @@ def check_count(name: str, value: int, error: type[ValueError] = ValueError, mos
     return value
 
 
+def check_path(name: str, value: str | os.PathLike, error: type[ValueError] = ValueError) -> str:
+    """The path as a string, or an error that names the argument when the value is neither a string nor a path."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise error(f"{name}: expected a path or URL, got {shown(value)}")
+    return os.fspath(value)
+
+
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
     """Around the import of an optional library: an `ImportError` in it names the extra that installs what is absent."""

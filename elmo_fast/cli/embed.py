@@ -11,6 +11,7 @@ from elmo_fast.choices import (
     DEFAULT_BATCH_SIZE,
     FORMATS,
     LAYOUTS,
+    MOST_SENTENCES,
     POOLS,
     SEQVEC_BATCH_SIZE,
     SEQVEC_LAYERS,
@@ -65,7 +66,8 @@ def _add_embed(commands) -> None:
     factors = value_of(lambda text: tuple(map(float, text.split(","))), "numbers with commas between them", bool)
     layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="the sum of the layers, each "
                         "times its factor")
-    add("--batch-size", type=at_least(1), default=DEFAULT_BATCH_SIZE, help="sentences at a time (default: %(default)s)")
+    add("--batch-size", type=at_least(1), default=DEFAULT_BATCH_SIZE, help=f"sentences at a time, at most "
+        f"{MOST_SENTENCES:,} (default: %(default)s)")
     add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
     add("--token-table", metavar="FILE", help="take token vectors from a file that cache wrote")

@@ -3,11 +3,11 @@
 import os
 from collections.abc import Iterator
 
-from elmo_fast.cli.flags import add_command, at_least
+from elmo_fast.cli.flags import NUMERICS, add_command, at_least
 from elmo_fast.model.sources import DEFAULT_MODEL
 
 _STATES = ("warm", "zero")
-_SHARED = "--model", "--precision", "--backend", "--cuda-device"
+_SHARED = "--model", *NUMERICS, "--cuda-device"
 
 
 def add_commands(commands) -> None:
@@ -85,11 +85,11 @@ def _nearest(corpus, word, sentence, top, queries, any_word, center, layer, weig
     return report_lines(report)
 
 
-def _load(model, precision, backend, cuda_device):
+def _load(cuda_device, **model):
     from elmo_fast.embed.api import load
     from elmo_fast.embed.embedder import torch_device
 
-    return load(model, device=torch_device(cuda_device), precision=precision, backend=backend)
+    return load(device=torch_device(cuda_device), **model)
 
 
 def _index(elmo, corpus, words, layer, state):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count, shown
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count, check_path, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.model.manylangs import ManyLangsBiLm, read_config
 from elmo_fast.model.sources import find_model
@@ -28,7 +28,7 @@ class Embedder:
 
     def __init__(self, model_dir: str | os.PathLike, batch_size: int = DEFAULT_BATCH_SIZE, *, state: str = "carry",
                  precision: str = "highest", backend: str = "auto", allow_nonfinite: bool = False):
-        files = find_model(Path(model_dir))
+        files = find_model(Path(check_path("model_dir", model_dir)))
         self.model_dir, self.batch_size = model_dir, check_count("batch_size", batch_size)
         self.config, _ = read_config(files.weight_file.parent)
         self.use_cuda = torch.cuda.is_available()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import LAYERS, check_choice, check_count, shown
+from elmo_fast.choices import LAYERS, check_choice, check_count, check_path, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import mix_layers
 from elmo_fast.model.options import ConfigurationError
@@ -43,7 +43,7 @@ class ElmoModel:
         unless `allow_nonfinite`.
         """
         check_count("max_batch_size", max_batch_size)
-        folder = Path(directory)
+        folder = Path(check_path("directory", directory))
         weights = sorted(path for path in folder.glob("*.hdf5") if path.name != SOFTMAX_FILE) if folder.is_dir() else []
         if len(weights) < 2:
             files = find_model(directory)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_path
 from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Target, write_corpus
 from elmo_fast.embed.embedder import ElmoEmbedder
@@ -19,6 +19,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.manylangs import open_bilm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, find_model
+from elmo_fast.ops.device import available_device
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
 
@@ -34,9 +35,10 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
     one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
     NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
-    bilm = open_bilm(find_model(model), state="warm", precision=precision, backend=backend,
+    place = available_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+    bilm = open_bilm(find_model(check_path("model", model)), state="warm", precision=precision, backend=backend,
                      allow_nonfinite=allow_nonfinite)
-    return LoadedElmo(bilm.to(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    return LoadedElmo(bilm.to(place))
 
 
 class LoadedElmo:
@@ -103,9 +105,10 @@ class LoadedElmo:
         beside it. The output is written atomically; `resume` goes on with what a run that was killed has left.
         """
         form = Form(layers, pool, dtype, None if targets is None else frozenset(targets)).check(self.bilm.num_layers)
+        path = check_path("output", path)
         if layout is None and Path(path).suffix not in layouts.SUFFIXES:
             raise ConfigurationError(f"output: expected a file that ends in {', '.join(layouts.SUFFIXES)}, or a "
-                                     f"layout, got {os.fspath(path)}")
+                                     f"layout, got {path}")
         layout = layouts.layout_of(path, layout)
         layouts.check_output(layout, path, form)
         target = Target(path, layout, form, {"forget_sentences": True} if layout == "allennlp" else {})

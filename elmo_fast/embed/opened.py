@@ -8,6 +8,7 @@ from typing import overload
 
 import numpy as np
 
+from elmo_fast.choices import check_path
 from elmo_fast.embed.layouts.allennlp import AllennlpSource
 from elmo_fast.embed.layouts.arrays import NpySource, NpzSource
 from elmo_fast.embed.layouts.item import Source
@@ -39,7 +40,7 @@ class Embeddings(Sequence):
     """
 
     def __init__(self, path: str | os.PathLike):
-        self._path = os.path.abspath(path)
+        self._path = os.path.abspath(check_path("embeddings", path))
         self._source = _source(Path(self._path))
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_path
 from elmo_fast.embed.api import Layers, LoadedElmo, Text, load
 from elmo_fast.integrations import check_arguments, pooled_vectors, token_vectors, tokenized
 from elmo_fast.model.sources import DEFAULT_MODEL
@@ -25,9 +25,11 @@ class Embed:
 
     def __init__(self, column: str, output: str = "elmo", *, model: str | os.PathLike = DEFAULT_MODEL,
                  layers: Layers = "average", pool: str | None = None, state: str = "warm", device: str | None = None,
-                 precision: str = "highest", backend: str = "auto", batch_size: int = DEFAULT_BATCH_SIZE):
+                 precision: str = "highest", backend: str = "auto", batch_size: int = DEFAULT_BATCH_SIZE,
+                 allow_nonfinite: bool = False):
         self._columns, self._pool = (column, output), pool
-        self._model, self._how = os.fspath(model), {"device": device, "precision": precision, "backend": backend}
+        self._model = check_path("model", model)
+        self._how = {"device": device, "precision": precision, "backend": backend, "allow_nonfinite": allow_nonfinite}
         self._settings = {"layers": layers, "state": state, "batch_size": batch_size}
         self._elmo: LoadedElmo | None = load(self._model, **self._how)
         check_arguments(self._elmo, **self._settings, pool=pool)

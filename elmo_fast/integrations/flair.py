@@ -23,17 +23,18 @@ with extra("flair"):
 class ElmoEmbeddings(TokenEmbeddings):
     """A vector for each token of a sentence: float32 [2 P], with `layers="all"` [layers * 2 P].
 
-    `layers`, `state` (`zero` or `warm`) and `batch_size` are those of `LoadedElmo.embed`, `precision` and `backend`
-    those of `BiLm`. The weights are frozen, and part of the `state_dict`. `model` may be a `BiLm` in memory too.
+    `layers`, `state` (`zero` or `warm`) and `batch_size` are those of `LoadedElmo.embed`, `precision`, `backend` and
+    `allow_nonfinite` those of `BiLm.from_model`. The weights are frozen, and part of the `state_dict`. `model` may be a
+    `BiLm` in memory too.
     """
 
     def __init__(self, model: str | BiLm = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
                  precision: str = "highest", backend: str = "auto", batch_size: int = DEFAULT_BATCH_SIZE,
-                 name: str | None = None):
+                 name: str | None = None, allow_nonfinite: bool = False):
         super().__init__()
         self._settings = {"layers": layers, "state": state, "batch_size": batch_size}
         how = {"precision": precision, "backend": backend}
-        self.bilm = model if isinstance(model, BiLm) else BiLm.from_model(model, **how)
+        self.bilm = model if isinstance(model, BiLm) else BiLm.from_model(model, allow_nonfinite=allow_nonfinite, **how)
         check_arguments(LoadedElmo(self.bilm), **self._settings)
         self.name = name or f"elmo-{self.bilm.fingerprint()[:8]}-{layers}-{state}"
         self.static_embeddings = True

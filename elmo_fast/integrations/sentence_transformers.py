@@ -26,23 +26,24 @@ _HUB = ("token", "cache_folder", "revision", "local_files_only")
 class ElmoModule(InputModule):
     """Token embeddings of texts split at whitespace, and their mask.
 
-    `layers` and `state` (`zero` or `warm`) are those of `LoadedElmo.embed`, `precision` and `backend` those of `BiLm`.
-    Tokens past `max_seq_length` are dropped. `requires_grad` fine-tunes the biLM's weights. What is saved holds them.
+    `layers` and `state` (`zero` or `warm`) are those of `LoadedElmo.embed`, `precision`, `backend` and
+    `allow_nonfinite` those of `BiLm.from_model`. Tokens past `max_seq_length` are dropped. `requires_grad` fine-tunes
+    the biLM's weights. What is saved holds them.
     """
 
     config_file_name = "elmo_config.json"
-    config_keys = ("layers", "state", "max_seq_length", "requires_grad", "precision", "backend")
+    config_keys = ("layers", "state", "max_seq_length", "requires_grad", "precision", "backend", "allow_nonfinite")
     tokenizer = None  # a text is split at whitespace
 
     def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", state: str = "warm",
                  max_seq_length: int | None = None, requires_grad: bool = False, precision: str = "highest",
-                 backend: str = "auto"):
+                 backend: str = "auto", allow_nonfinite: bool = False):
         super().__init__()
-        self.layers, self.state, self.requires_grad, self.precision, self.backend = (
-            layers, state, requires_grad, precision, backend)
+        self.layers, self.state, self.requires_grad, self.precision, self.backend, self.allow_nonfinite = (
+            layers, state, requires_grad, precision, backend, allow_nonfinite)
         self.max_seq_length = max_seq_length and check_count("max_seq_length", max_seq_length)
         self.bilm = BiLm.from_model(model, state=state, requires_grad=requires_grad, precision=precision,
-                                    backend=backend)
+                                    backend=backend, allow_nonfinite=allow_nonfinite)
         elmo = LoadedElmo(self.bilm)
         check_arguments(elmo, layers, state, DEFAULT_BATCH_SIZE)
         self._width = width(elmo, layers)

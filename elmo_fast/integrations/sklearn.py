@@ -25,7 +25,7 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def __init__(self, model: str = DEFAULT_MODEL, *, layers: Layers = "average", pool: str = "mean",
                  state: str = "warm", tokenizer: Callable[[str], Sequence[str]] | None = None,
                  device: str | None = None, precision: str = "highest", backend: str = "auto",
-                 batch_size: int = DEFAULT_BATCH_SIZE):
+                 batch_size: int = DEFAULT_BATCH_SIZE, allow_nonfinite: bool = False):
         self.model = model
         self.layers = layers
         self.pool = pool
@@ -35,13 +35,15 @@ class ElmoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         self.precision = precision
         self.backend = backend
         self.batch_size = batch_size
+        self.allow_nonfinite = allow_nonfinite
 
     def fit(self, X: Iterable[Text], y=None) -> "ElmoVectorizer":
         """Read the model; X is only checked."""
         self._tokens(X)
         if self.pool is None:
             raise ValueError("pool: expected mean, max or first_last, got None")
-        elmo = load(self.model, device=self.device, precision=self.precision, backend=self.backend)
+        elmo = load(self.model, device=self.device, precision=self.precision, backend=self.backend,
+                    allow_nonfinite=self.allow_nonfinite)
         check_arguments(elmo, self.layers, self.state, self.batch_size, self.pool)
         self.elmo_, self._n_features_out = elmo, width(elmo, self.layers)
         return self

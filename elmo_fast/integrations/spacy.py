@@ -30,9 +30,9 @@ class ElmoPipe(Pipe):
     """
 
     def __init__(self, name: str, model: str, layers: Layers, state: str, device: str | None, precision: str,
-                 backend: str, batch_size: int):
+                 backend: str, batch_size: int, allow_nonfinite: bool):
         self.name, self._model = name, model
-        self._how = {"device": device, "precision": precision, "backend": backend}
+        self._how = {"device": device, "precision": precision, "backend": backend, "allow_nonfinite": allow_nonfinite}
         self._settings = layers, check_choice("state", state, STATES), check_count("batch_size", batch_size)
         self._elmo: LoadedElmo | None = None
 
@@ -97,11 +97,11 @@ class ElmoPipe(Pipe):
 
 @Language.factory("elmo", assigns=["doc.tensor"], default_config={
     "model": DEFAULT_MODEL, "layers": "average", "state": "warm", "device": None, "precision": "highest",
-    "backend": "auto", "batch_size": DEFAULT_BATCH_SIZE})
+    "backend": "auto", "batch_size": DEFAULT_BATCH_SIZE, "allow_nonfinite": False})
 def make_elmo(nlp: Language, name: str, model: str, layers: str | list[float], state: str, device: str | None,
-              precision: str, backend: str, batch_size: int) -> ElmoPipe:
+              precision: str, backend: str, batch_size: int, allow_nonfinite: bool) -> ElmoPipe:
     """The component of a configuration: arguments of `load` and of `LoadedElmo.embed`."""
-    return ElmoPipe(name, model, layers, state, device, precision, backend, batch_size)
+    return ElmoPipe(name, model, layers, state, device, precision, backend, batch_size, allow_nonfinite)
 
 
 def _vector(part: Part) -> np.ndarray:

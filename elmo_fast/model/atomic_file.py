@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from elmo_fast import stops
+from elmo_fast.choices import check_path
 from elmo_fast.model.options import ConfigurationError
 
 if TYPE_CHECKING:
@@ -210,8 +211,11 @@ def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iter
 
 
 def check_target(path: str | os.PathLike, name: str) -> None:
-    """Raise `OSError` when no file can be written at `path`, before any work is done for it; `name` is what it is."""
-    target = os.fspath(path)
+    """Raise `OSError` when no file can be written at `path`, before any work is done for it; `name` is what it is.
+
+    `ValueError` for what is no path.
+    """
+    target = check_path(name, path)
     folder = target if target.endswith("/") else os.path.dirname(os.path.realpath(target))
     if not target:
         raise FileNotFoundError(f"{name}: expected a file's path, got an empty one")

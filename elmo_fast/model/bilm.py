@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.choices import check_path
 from elmo_fast.model import cuda_graph
 from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
@@ -80,7 +81,8 @@ class BiLm(nn.Module):
 
         NaN and infinities in the weights are refused unless `allow_nonfinite=True`.
         """
-        return cls._read(model if isinstance(model, ModelFiles) else find_model(model), **arguments)
+        return cls._read(model if isinstance(model, ModelFiles) else find_model(check_path("model", model)),
+                         **arguments)
 
     @classmethod
     def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "BiLm":

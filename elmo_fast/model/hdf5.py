@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from elmo_fast.choices import check_path
 from elmo_fast.model.atomic_file import HDF5_ERRORS
 from elmo_fast.model.options import ConfigurationError
 
@@ -25,7 +26,7 @@ def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
     """
     import h5py
 
-    source = os.fspath(path)
+    source = check_path(name, path)
     if os.path.isdir(source):
         raise IsADirectoryError(f"{name}: expected an HDF5 file, got the directory {source}")
     if not os.path.exists(source):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from elmo_fast.choices import cache_directory, check_choice
+from elmo_fast.choices import cache_directory, check_choice, check_path
 from elmo_fast.model.atomic_file import Disk, store_once
 from elmo_fast.model.hdf5 import check_unpacked
 from elmo_fast.model.options import ConfigurationError
@@ -68,7 +68,7 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
         return _two_files(options_file=options_file, weight_file=weight_file)
     if options_file is not None or weight_file is not None:
         raise ConfigurationError("model: expected either model or options_file and weight_file, got both")
-    name = repository_url(os.fspath(model))
+    name = repository_url(check_path("model", model))
     if name == DEFAULT_MODEL:
         return _in_directory(BUNDLED_DIRECTORY)
     if name in NAMED_MODELS:
@@ -129,8 +129,7 @@ def _hashed(text: str) -> str:
 
 def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     for name, value in given.items():
-        if value is None:
-            raise ConfigurationError(f"{name}: expected a path or URL, got None")
+        check_path(name, value, ConfigurationError)
     found = []
     for name, value in given.items():
         path = fetch(value)

@@ -7,6 +7,8 @@ queued behind that work. PyTorch keeps page-locked blocks for reuse, and hands n
 import numpy as np
 import torch
 
+from elmo_fast.choices import shown
+
 
 def to_device(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
     """`values` on `device`, queued on the current stream where that is a GPU's; the host does not wait."""
@@ -22,6 +24,15 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` on the host; waits for the work of the current stream, once."""
     stream = torch.cuda.current_stream(tensor.device) if tensor.device.type == "cuda" else None
     return HostCopy([tensor], stream).result()[0]
+
+
+def available_device(device: str | int | torch.device) -> torch.device:
+    """The device; `ValueError` for what is no device, or none of this machine."""
+    try:
+        return torch.zeros(1, device=torch.device(device)).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device: expected an available device, got {shown(device)} "
+                         f"({str(error).partition(chr(10))[0]})") from error
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -68,11 +68,12 @@ def _gpus() -> list[str]:
 
 
 def _backends() -> list[str]:
-    lines = []
+    lines, (_, absent) = [], native_module()  # why it is absent is on a line of its own
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         operand = torch.empty(0, device=device)
         for op in OPS:
             chosen = resolve(op, "auto", operand)
-            passed = [f"{name}: {why_not(op, name, [operand])}" for name in LADDER[: LADDER.index(chosen)]]
+            reasons = {name: why_not(op, name, [operand]) for name in LADDER[: LADDER.index(chosen)]}
+            passed = [f"{name}: {'not there' if reason == absent else reason}" for name, reason in reasons.items()]
             lines.append(f"{device:<12} {op} runs on {chosen}" + (f" ({'; '.join(passed)})" if passed else ""))
     return lines

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from elmo_fast.choices import check_path
 from elmo_fast.text.compressed import open_text
 
 
@@ -21,7 +22,7 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
     Raises `ValueError` for text before the first header, a record without a sequence, a file without records, one
     cut short and undecodable bytes, naming the file and, where there is one, the line.
     """
-    name = os.fspath(path)
+    name = check_path("FASTA file", path)
     try:
         with open_text(name, "FASTA file") as file:
             yield from parse_fasta(file, name)

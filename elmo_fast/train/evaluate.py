@@ -12,6 +12,7 @@ import torch
 from tqdm import tqdm
 
 from elmo_fast import stops
+from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model
@@ -128,5 +129,6 @@ def perplexity_of(model: str | os.PathLike, text: Sequence[str] | str, *, checkp
 
     NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
+    place = available_device(device)
     language_model, vocabulary = load_language_model(model, checkpoint, softmax_file, vocab_file, allow_nonfinite)
-    return perplexity(language_model.to(device), read_shards(text, "text"), vocabulary, batch_size, progress)
+    return perplexity(language_model.to(place), read_shards(text, "text"), vocabulary, batch_size, progress)

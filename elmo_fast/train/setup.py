@@ -17,6 +17,7 @@ from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
 from elmo_fast.model.weights import check_is_hdf5, read_weights
+from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
@@ -44,10 +45,7 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        available = torch.zeros(1, device=torch.device(device)).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device: expected an available device, got {device!r} ({error})") from error
+    available = available_device(device)
     if available.type == "cuda":
         torch.cuda.set_device(available)
     folder = Path(run_directory)

@@ -9,6 +9,7 @@ import torch
 
 import elmo_fast
 from elmo_fast import BiLm, ElmoEmbedder, Options, random_weights
+from elmo_fast.ops import backend, doctor
 from elmo_fast.ops.backend import OPS, resolve
 from tests.support.files import names, paths, read_hdf5, run, start, tiny, write_model
 
@@ -166,6 +167,10 @@ def test_a_failure_is_told_in_one_line_and_leaves_nothing(capsys, folder, monkey
 def test_help_and_version(capsys):
     status, output, _ = run(capsys, "embed", "--help")
     assert status == 0 and "--use-sentence-keys" in output
+    assert "sentences at a time, at most 1,048,576" in " ".join(output.split())
+    for command in ("embed", "seqvec"):
+        assert "--resume go on with what a run that did not end has left" in " ".join(
+            run(capsys, command, "--help")[1].split())
     assert run(capsys, "--version") == (0, f"elmo-fast {elmo_fast.__version__}\n", "")
 
 
@@ -200,6 +205,15 @@ def test_doctor_lists_every_op(capsys):
         assert any(line.startswith("cpu ") and runs_on in line for line in output.splitlines())
     assert f"Python       {sys.version.split()[0]}" in output
     assert f"numpy {np.__version__}" in output and torch.__version__ in output
+
+
+def test_doctor_says_once_why_there_is_no_native_module(capsys, monkeypatch):
+    reason = "no C++ compiler was found during installation"
+    for module in (backend, doctor):
+        monkeypatch.setattr(module, "native_module", lambda: (None, reason))
+    status, output, _ = run(capsys, "doctor")
+    assert status == 0 and output.count(reason) == 1
+    assert all(f" {op} runs on torch (native: not there)\n" in output for op in OPS)
 
 
 def start_embedding(model, tmp_path, *more):

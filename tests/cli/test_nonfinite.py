@@ -2,7 +2,6 @@
 
 import shutil
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch
 from elmo_fast import BiLm
 from elmo_fast.train import checkpoint
 from elmo_fast.train.setup import start_or_resume
-from tests.support.files import paths, run, tiny
+from tests.support.files import paths, run, spoil, tiny
 from tests.support.softmax import write_softmax_model
 from tests.support.tf_checkpoints import imported, made_up
 from tests.support.training import QUIET, check_refusals, corpus_arguments, write_corpus
@@ -21,8 +20,7 @@ REFUSED = "that are NaN or infinite; allow_nonfinite=True loads them"
 @pytest.fixture
 def model(tmp_path):
     folder = write_softmax_model(tmp_path / "model", tiny(lstm__dim=12))
-    with h5py.File(folder / "weights.hdf5", "r+") as file:
-        file["RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"][3] = np.nan
+    spoil(folder / "weights.hdf5")
     (tmp_path / "text.txt").write_text("the cat\nOne\n")
     (tmp_path / "proteins.fasta").write_text(">p|1\nSEQWENCE\n")
     return folder
@@ -34,7 +32,8 @@ def check(capsys, *arguments, status=0):
     assert found == status, errors
 
 
-@pytest.mark.parametrize("name", ["embed", "cache", "info", "score", "substitutes", "seqvec", "perplexity"])
+@pytest.mark.parametrize("name", ["embed", "cache", "info", "score", "substitutes", "seqvec", "perplexity", "compare",
+                                  "nearest"])
 def test_a_model(model, tmp_path, capsys, name):
     text, out, files = tmp_path / "text.txt", tmp_path / "out.h5", ("--options-file", "--weight-file")
     both = [part for pair in zip(files, paths(model)) for part in pair]
@@ -42,6 +41,8 @@ def test_a_model(model, tmp_path, capsys, name):
         "embed": [text, out, "--all", "--quiet", *both], "cache": [model / "vocab.txt", out, "--quiet", *both],
         "info": [model], "score": [text, "--model", model], "substitutes": [text, "--model", model],
         "seqvec": ["-i", tmp_path / "proteins.fasta", "-o", out, "--model", model, "--cpu", "--silent"],
+        "compare": ["the cat", "One", "--model", model],
+        "nearest": [text, "--word", "the", "--sentence", "the cat", "--model", model],
         "perplexity": [model, text, "--batch-size", 2, "--quiet"]}[name])
 
 

@@ -1,5 +1,6 @@
 """AllenNLP's `common` modules and `commands.main`: what code around ELMo imports beside the ELMo classes."""
 
+import shutil
 import sys
 
 import h5py
@@ -13,6 +14,7 @@ from elmo_fast.compat.allennlp.common import checks
 from elmo_fast.compat.allennlp.common.file_utils import cached_path
 from elmo_fast.compat.allennlp.common.util import import_submodules, lazy_groups_of, pad_sequence_to_length
 from elmo_fast.model.sources import cache_path
+from tests.support.files import spoil
 
 TEXT = "First sentence .\nSecond\n"
 
@@ -43,6 +45,16 @@ def test_elmo_command_writes_the_embedders_vectors(command, files, layers, mixed
     command(layers, "--forget-sentences", call=lambda: main(prog="allennlp"))
     with h5py.File("out.h5") as file:
         assert set(file) == {"0", "1"}
+
+
+def test_weights_that_are_not_finite_on_request(command, files):
+    shutil.copy(files[1], "nan.hdf5")
+    spoil("nan.hdf5")
+    with pytest.raises(checks.ConfigurationError, match="allow_nonfinite=True loads them"):
+        command("--top", "--weight-file", "nan.hdf5")
+    command("--top", "--weight-file", "nan.hdf5", "--allow-nonfinite")
+    with h5py.File("out.h5") as file:
+        assert np.isnan(file["0"][()]).any()
 
 
 def test_errors_are_raised_and_wrong_usage_exits_with_2(command, capsys, tmp_path, monkeypatch):

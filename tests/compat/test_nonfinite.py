@@ -2,7 +2,6 @@
 
 import gzip
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -18,17 +17,12 @@ from elmo_fast.compat.elmoformanylangs import Embedder
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.text.batching import batch_to_ids
-from tests.support.files import paths, read_hdf5, tiny, write_model
+from tests.support.files import paths, read_hdf5, spoil, tiny, write_model
 from tests.support.manylangs import write_manylangs
 from tests.support.softmax import WORDS, write_softmax_model
 
 IDS = batch_to_ids([["the", "cat"]])
 SENTENCE = ["the", "cat"]
-
-
-def spoil(path, name="RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"):
-    with h5py.File(path, "r+") as file:
-        file[name][3] = np.nan
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What is no text, no ids and no choice gets a one-line error from every public class, those of `compat` too."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -7,16 +9,25 @@ import torch
 from elmo_fast import (
     BiLm,
     ConfigurationError,
+    ContextIndex,
     Elmo,
     ElmoEmbedder,
     FastaRecord,
+    Options,
     TokenBatcher,
+    TokenTable,
     UnicodeCharsVocabulary,
     Vocabulary,
     batch_to_ids,
     build_token_table,
     corpus_words,
     load,
+    open_embeddings,
+    open_texts,
+    read_fasta,
+    read_weights,
+    write_token_table,
+    write_weights,
 )
 from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder as AllenNlpEmbedder
 from elmo_fast.compat.allennlp.data.token_indexers import ELMoTokenCharactersIndexer
@@ -27,6 +38,7 @@ from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeig
 from elmo_fast.compat.elmoformanylangs import Embedder
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.testing import tiny
+from elmo_fast.train.evaluate import perplexity_of
 from tests.support.files import paths
 from tests.support.manylangs import write_manylangs
 from tests.support.softmax import head_of, write_softmax_model
@@ -161,6 +173,55 @@ def test_no_list_of_tokens(made, name, value):
 def test_arguments(made, call, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         call(made)
+
+
+PATHS = {
+    "load": ("model", lambda made, value: load(value)),
+    "BiLm.from_model": ("model", lambda made, value: BiLm.from_model(value)),
+    "Elmo": ("options_file", lambda made, value: Elmo(value, 4, 1)),
+    "ElmoEmbedder, weights": ("weight_file", lambda made, value: ElmoEmbedder(made.files[0], value)),
+    "BiLm, token_table": ("token table", lambda made, value: BiLm.from_files(*made.files, token_table=value)),
+    "TokenTable.open": ("token table", lambda made, value: TokenTable.open(value)),
+    "write_token_table": ("token table", lambda made, value: write_token_table(made.bilm, SENTENCE, value)),
+    "embed_file, input": ("input_file", lambda made, value: made.embedder.embed_file(value, made.path)),
+    "embed_file, output": ("output file", lambda made, value: made.embedder.embed_file(io.StringIO("a"), value)),
+    "save_vectors": ("output", lambda made, value: made.loaded.save_vectors(value, [SENTENCE])),
+    "save_vectors, layout": ("output", lambda made, value: made.loaded.save_vectors(value, [], layout="packed")),
+    "open_embeddings": ("embeddings", lambda made, value: open_embeddings(value)),
+    "open_texts": ("input", lambda made, value: open_texts([value])),
+    "read_fasta": ("FASTA file", lambda made, value: next(read_fasta(value))),
+    "Vocabulary": ("vocabulary", lambda made, value: Vocabulary(value)),
+    "Batcher": ("vocabulary", lambda made, value: Batcher(value, 50)),
+    "Options.from_file": ("options_file", lambda made, value: Options.from_file(value)),
+    "read_weights": ("weight_file", lambda made, value: read_weights(value, made.bilm.options)),
+    "write_weights": ("weight file", lambda made, value: write_weights(value, made.bilm.weights())),
+    "ContextIndex.load": ("index", lambda made, value: ContextIndex.load(value)),
+    "simple_elmo": ("directory", lambda made, value: ElmoModel().load(value)),
+    "elmoformanylangs": ("model_dir", lambda made, value: Embedder(value)),
+    "bilm-tf": ("options_file", lambda made, value: BidirectionalLanguageModel(value, value)),
+}
+
+
+@pytest.mark.parametrize("value", [3, 3.5, None, b"a", ["a"], object()], ids=repr)
+@pytest.mark.parametrize("name", PATHS)
+def test_no_path(made, name, value):
+    if value is None and name == "BiLm, token_table":
+        return
+    argument, call = PATHS[name]
+    with pytest.raises(ValueError, match=rf"\A{argument}: expected (a path|paths|a file).*, got .*\Z"):
+        call(made, value)
+    assert not made.path.exists()
+
+
+@pytest.mark.parametrize("device", ["nonsense", "", "cuda:99", 99, 3.5, ["cpu"], object()], ids=repr)
+def test_no_device(made, device):
+    table = made.path.with_name("table.h5")
+    write_token_table(made.bilm, SENTENCE, table)
+    for call in (lambda: load(made.folder, device=device), lambda: TokenTable.open(table, device=device),
+                 lambda: build_token_table(made.bilm, SENTENCE, device=device),
+                 lambda: perplexity_of(made.folder, "text", device=device)):
+        with pytest.raises(ValueError, match=r"\Adevice: expected an available device, got .*\Z"):
+            call()
 
 
 @pytest.mark.parametrize("number", [2**31, 2**70])

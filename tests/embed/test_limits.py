@@ -8,6 +8,7 @@ import pytest
 
 from elmo_fast import ConfigurationError, ElmoEmbedder, Options, load, random_weights
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
+from elmo_fast.embed.stream import SlotStream
 from elmo_fast.testing import tiny
 from tests.support.files import paths, read_hdf5, run, write_model
 
@@ -21,12 +22,15 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
 @pytest.mark.parametrize("batch_size", [3, 1000, 1 << 20])
-def test_a_batch_is_no_larger_than_the_text(model, state, batch_size):
+def test_a_batch_is_no_larger_than_the_text(model, state, batch_size, monkeypatch):
+    begun, begin = [], SlotStream._begin
+    monkeypatch.setattr(SlotStream, "_begin", lambda stream, slots: begun.append(slots) or begin(stream, min(slots, 9)))
     small, large = (ElmoEmbedder(*paths(model), state=state) for _ in range(2))
     for _ in range(2):  # from the carried states too
         for found, expected in zip(small.embed_sentences(SENTENCES, 3), large.embed_sentences(SENTENCES, batch_size),
                                    strict=True):
             np.testing.assert_array_equal(found, expected)
+    assert begun == [3] * 4
     if state == "carry":
         assert large.elmo_bilm.lstm._states[0].shape[1] == 3
 

@@ -8,7 +8,7 @@ import pytest
 import elmo_fast
 from elmo_fast.integrations.datasets import Embed
 from tests.support.docs import run_documented_code
-from tests.support.files import write_model
+from tests.support.files import spoil, write_model
 
 pytestmark = pytest.mark.long
 datasets = pytest.importorskip("datasets", reason="datasets is not installed: make test-integrations")
@@ -100,6 +100,13 @@ def test_bad_arguments_are_named(model, arguments, message):
 def test_bad_columns_are_named(model, batch, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         Embed("text", model=model)(batch)
+
+
+def test_weights_that_are_not_finite_on_request(tmp_path):
+    spoil(write_model(tmp_path) / "weights.hdf5")
+    with pytest.raises(ValueError, match="allow_nonfinite=True loads them"):
+        Embed("text", model=tmp_path)
+    assert np.isnan(Embed("text", model=tmp_path, allow_nonfinite=True)({"text": ["a"]})["elmo"][0]).any()
 
 
 def test_documented_code():

@@ -9,7 +9,7 @@ import pytest
 import elmo_fast
 from elmo_fast.testing import SAME_MODEL
 from tests.support.docs import run_documented_code
-from tests.support.files import names, write_model
+from tests.support.files import names, spoil, write_model
 from tests.support.manylangs import write_manylangs
 
 pytestmark = pytest.mark.long
@@ -126,6 +126,13 @@ def test_an_error_goes_to_the_error_handler(model):
 def test_bad_configurations_are_named(model, config, message):
     with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}"):
         pipeline(**{"model": model, **config})("text")
+
+
+def test_weights_that_are_not_finite_on_request(tmp_path):
+    spoil(write_model(tmp_path) / "weights.hdf5")
+    with pytest.raises(ValueError, match="allow_nonfinite=True loads them"):
+        pipeline(model=str(tmp_path))("a")
+    assert np.isnan(pipeline(model=str(tmp_path), allow_nonfinite=True)("a").tensor).any()
 
 
 def test_documented_code():

@@ -13,7 +13,7 @@ import pytest
 
 from elmo_fast import ConfigurationError
 from elmo_fast.model.atomic_file import atomic_directory, atomic_hdf5, atomic_path, locked, remove_partials
-from tests.support.files import names, start
+from tests.support.files import names, run, start, write_model
 
 HOLDER = """
 import os, signal, sys, time
@@ -58,6 +58,27 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
         part.write_text("new")
         assert not left.exists()
     assert names(tmp_path) == ["a", "a.mine.part", "link"] and target.read_text() == "new"
+
+
+@pytest.mark.parametrize("name, arguments", [
+    ("out.h5", ["embed", "in.txt", "out.h5", "--all", "--quiet", "--model", "model"]),
+    ("out.h5", ["cache", "vocab.txt", "out.h5", "--quiet", "--model", "model"]),
+    ("out.h5", ["seqvec", "-i", "in.fasta", "-o", "out.h5", "--model", "model", "--cpu", "--silent"]),
+    ("words.txt", ["vocab", "in.txt", "words.txt", "--processes", 1]), ("out", ["export", "run", "out"]),
+    ("out", ["import-tf", "tf", "out"])], ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_a_second_command_on_an_output_is_refused(tmp_path, capsys, monkeypatch, name, arguments):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    (tmp_path / "in.txt").write_text("a b\n")
+    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
+    (tmp_path / "in.fasta").write_text(">p|1\nMK\n")
+    process = hold(tmp_path / name)
+    before = names(tmp_path)
+    status, _, errors = run(capsys, *arguments)
+    kill(process)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert f"output {tmp_path / name}: expected no other process to write it, found process {process.pid} on" in errors
+    assert names(tmp_path) == before
 
 
 def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):

@@ -77,6 +77,14 @@ def test_no_pytorch_library_is_linked(native):
     assert "libtorch" not in linked and "libc10" not in linked
 
 
+def test_an_old_setuptools_is_named_in_a_line():
+    """Without isolation a build takes the environment's own: Python 3.11 brings version 65."""
+    code = ("import runpy, setuptools\nsetuptools.__version__ = '65.5.0'\nrunpy.run_path('setup.py')")
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == "elmo-fast: expected setuptools 77 or newer, got 65.5.0: pip install -U setuptools\n"
+
+
 def test_without_a_compiler_the_build_goes_on_and_records_why(tmp_path):
     pytest.importorskip("setuptools", "77")
     env = {name: value for name, value in os.environ.items() if name != "ELMO_FAST_NO_NATIVE"}

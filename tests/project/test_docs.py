@@ -1,5 +1,6 @@
 """Every code block of README and docs runs, on a small model; commands of minutes are checked for what they name."""
 
+import ast
 import re
 import shutil
 
@@ -45,6 +46,16 @@ def test_the_code_of(page, world, tmp_path, monkeypatch):
     shutil.copytree(world, tmp_path / "page")
     monkeypatch.chdir(tmp_path / "page")
     docs.run_page(page, dict(GIVEN.get(page, {})))
+
+
+def test_named_tests_exist():
+    named = {name for page in PAGES for name in re.findall(r"`(tests/[\w/]+\.py::\w+)",
+                                                          (ROOT / page).read_text(encoding="utf-8"))}
+    found = set()
+    for path in {name.partition("::")[0] for name in named}:
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        found |= {f"{path}::{item.name}" for item in tree.body if isinstance(item, ast.FunctionDef)}
+    assert len(named) > 40 and named - found == set()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import h5py
+import numpy as np
 
 from elmo_fast import Options, cli, random_weights, write_weights
 from elmo_fast.testing import TINY, tiny
 
-__all__ = ["ROOT", "TINY", "full_disk", "names", "paths", "read_hdf5", "run", "start", "tiny", "write_model"]
+__all__ = ["ROOT", "TINY", "full_disk", "names", "paths", "read_hdf5", "run", "spoil", "start", "tiny", "write_model"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,6 +26,12 @@ def write_model(folder, content=None, seed=0):
     (folder / "options.json").write_text(json.dumps(content), encoding="utf-8")
     write_weights(folder / "weights.hdf5", random_weights(Options.from_dict(content), seed))
     return folder
+
+
+def spoil(path, name="RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"):
+    """Make a value of a file of weights NaN."""
+    with h5py.File(path, "r+") as file:
+        file[name][3] = np.nan
 
 
 def paths(model):

@@ -63,16 +63,18 @@ def test_a_second_run_in_a_directory_is_refused(tmp_path, corpus, capsys):
         with locked(tmp_path / "new"):
             (tmp_path / "ready").touch()
             signal.pause()
-    while not (tmp_path / "ready").exists():
-        pass
-    before = names(tmp_path / "new")
-    for more in (["--resume", "--max-steps", "4"], command_arguments(corpus, tmp_path)[2:]):
-        status, _, errors = run(capsys, "train", tmp_path / "new", *more)
-        assert status == 2 and f"expected no other process to write it, found process {child} on " in errors
-        assert errors.count("\n") == 1
-    assert names(tmp_path / "new") == before
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+    try:
+        while not (tmp_path / "ready").exists():
+            pass
+        before = names(tmp_path / "new")
+        for more in (["--resume", "--max-steps", "4"], command_arguments(corpus, tmp_path)[2:]):
+            status, _, errors = run(capsys, "train", tmp_path / "new", *more)
+            assert status == 2 and f"expected no other process to write it, found process {child} on " in errors
+            assert errors.count("\n") == 1
+        assert names(tmp_path / "new") == before
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     (tmp_path / "new" / "checkpoints" / "step-00000001.pt.0123abcd.part").touch()
     start_or_resume(tmp_path / "new", resume=True, max_steps=4)
     assert names(tmp_path / "new" / "checkpoints") == ["step-00000002.pt", "step-00000004.pt"]
@@ -103,6 +105,15 @@ def test_an_export_appears_whole_or_not_at_all(tmp_path, corpus, monkeypatch):
     assert names(tmp_path / "out") == sorted(before) and (tmp_path / "out" / "weights.hdf5").stat().st_size < len(
         before["weights.hdf5"])
     assert json.loads((tmp_path / "out" / "options.json").read_text())
+
+
+def test_a_stopped_export_leaves_nothing(tmp_path, corpus, monkeypatch, capsys):
+    start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=2)
+    before, write = names(tmp_path), export.write_weights
+    monkeypatch.setattr(export, "write_weights", lambda *arguments, **keywords: signal.raise_signal(signal.SIGINT)
+                        or write(*arguments, **keywords))
+    found = run(capsys, "export", tmp_path / "run", tmp_path / "out")
+    assert found == (1, "", "elmo-fast: error: interrupted; no output was left behind\n") and names(tmp_path) == before
 
 
 def test_a_stopped_count_ends_its_processes(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.file import ResumableWriter, words_of
 from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import numerics
 from elmo_fast.text.batching import BOUNDARIES, check_iterable, check_sentence, not_a_string
 
@@ -36,13 +37,14 @@ def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
     that lack `<S>` or `</S>` get them at their end; a file that lacks them is refused. `storage` is `float32` or
     `float16`; `unknown` and `grow` are those of `TokenTable`.
     """
+    place = available_device("cpu" if device is None else device)
     words = words_of(vocabulary)
     values = np.empty((len(words), _encoder(bilm).dim), dtype=check_choice("storage", storage, STORAGES))
     done = 0
     for vectors in _encoded(bilm, words, 0, progress):
         values[done : done + len(vectors)] = vectors
         done += len(vectors)
-    vectors = torch.from_numpy(values).to(device or "cpu")
+    vectors = torch.from_numpy(values).to(place)
     return TokenTable(vectors, words, bilm.fingerprint(), unknown=unknown, grow=grow, precision=bilm.computes_in)
 
 

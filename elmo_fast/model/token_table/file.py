@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import STORAGES
+from elmo_fast.choices import STORAGES, check_path
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_path, check_target, locked, new_hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
@@ -53,7 +53,7 @@ def read_table(path: str | os.PathLike, device: torch.device | None = None) -> T
     float16, has another number of words than of vectors, or a later format version; and for one that is incomplete or
     damaged.
     """
-    name = os.fspath(path)
+    name = check_path("token table", path)
     sealed = read_seal(name)
 
     def require(fits: bool, message: str) -> None:

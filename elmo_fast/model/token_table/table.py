@@ -12,6 +12,7 @@ from elmo_fast.choices import UNKNOWN, check_choice
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import Blocks
 from elmo_fast.model.token_table.file import read_table, words_of, write_table
+from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import check_precision, lowest
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
@@ -69,7 +70,7 @@ class TokenTable:
         own, and another one is refused.
         """
         vectors, words, fingerprint, precision, blocks = read_table(
-            path, None if device is None else torch.device(device))
+            path, None if device is None else available_device(device))
         if vocabulary is not None:
             given = words_of(vocabulary)
             if words is not None and given != words:

@@ -3,6 +3,7 @@
 import argparse
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
+from elmo_fast.cli.flags import shared
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
 from elmo_fast.embed import embedder
@@ -27,7 +28,7 @@ class ElmoEmbedder(embedder.ElmoEmbedder):
 
 
 class Elmo:
-    """The subcommand `elmo` with AllenNLP's flags. `elmo-fast embed` has them too, and more."""
+    """The subcommand `elmo` with AllenNLP's flags and `--allow-nonfinite`. `elmo-fast embed` has them, and more."""
 
     def add_subparser(self, name: str, parser) -> argparse.ArgumentParser:
         """Add the subcommand to argparse's collection of subparsers."""
@@ -46,6 +47,7 @@ class Elmo:
         add("--cuda-device", type=int, default=-1)
         add("--forget-sentences", action="store_true")
         add("--use-sentence-keys", action="store_true")
+        add("--allow-nonfinite", **shared("--allow-nonfinite"))
         subparser.set_defaults(func=elmo_command)
         return subparser
 
@@ -53,6 +55,7 @@ class Elmo:
 def elmo_command(args: argparse.Namespace) -> None:
     """Embed `args.input_file` with the parsed arguments of `Elmo.add_subparser`."""
     with open(args.input_file, encoding="utf-8") as file:
-        made = ElmoEmbedder(args.options_file, args.weight_file, args.cuda_device)
+        made = ElmoEmbedder(args.options_file, args.weight_file, args.cuda_device,
+                            allow_nonfinite=getattr(args, "allow_nonfinite", False))  # not in a namespace of AllenNLP's
         made.embed_file(file, args.output_file, args.output_format, args.batch_size, args.forget_sentences,
                         args.use_sentence_keys, progress="lines" if args.file_friendly_logging else True)
