@@ -289,5 +289,20 @@ def new_hdf5(path: Path, target: str | os.PathLike, **options) -> Iterator[tuple
 
     with Disk(path, target) as disk:
         with h5py.File(disk, "w", **options) as file:
+            limit_cache(file)
             yield file, disk
         disk.check()
+
+
+def limit_cache(file: "h5py.File") -> None:
+    """Keep HDF5's cache of records at 1 MiB and what a large one needs, such as the names of a group.
+
+    By itself it grows to 32 MiB with a file of many datasets, whose small records take ten times that in memory.
+    """
+    config = file.id.get_mdc_config()
+    config.set_initial_size = True
+    config.initial_size = config.min_size = 1 << 20
+    config.max_size = 128 << 20  # the most that HDF5 takes
+    config.incr_mode = config.decr_mode = 0  # no change with the rate of hits
+    config.flash_incr_mode, config.flash_multiple, config.flash_threshold = 1, 1.1, 0.1
+    file.id.set_mdc_config(config)

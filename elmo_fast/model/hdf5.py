@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from elmo_fast.choices import check_path
-from elmo_fast.model.atomic_file import HDF5_ERRORS
+from elmo_fast.model.atomic_file import HDF5_ERRORS, limit_cache
 from elmo_fast.model.options import ConfigurationError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def open_hdf5(path: str | os.PathLike, name: str) -> Iterator["h5py.File"]:
         raise PermissionError(f"{name}: expected a file that can be read, got {source}")
     try:
         with h5py.File(source, "r") as file:
+            limit_cache(file)
             _check_inside(file, f"{name} {source}")
             yield file
     except ConfigurationError:
@@ -61,7 +62,7 @@ def _check_inside(file: "h5py.File", where: str) -> None:
         properties = item.get_create_plist()
         if properties.get_external_count() or properties.get_layout() == h5py.h5d.VIRTUAL:
             raise ConfigurationError(f"{shown}: expected values in the file itself, found them in other files")
-        check_unpacked(shown, h5py.Dataset(item).nbytes, stored)
+        check_unpacked(shown, item.get_space().get_select_npoints() * item.get_type().get_size(), stored)
         if properties.get_layout() == h5py.h5d.CONTIGUOUS and item.get_offset() is not None:
             extents.append((item.get_offset(), item.get_storage_size()))
     _check_heaps(file.filename, sorted(extents))

@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import h5py
@@ -5,7 +6,8 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError
-from elmo_fast.embed.layouts.allennlp import hdf5_file
+from elmo_fast.embed.layouts import allennlp
+from elmo_fast.embed.layouts.allennlp import AllennlpSource, Index, hdf5_file
 from tests.support.files import full_disk, names
 
 VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -13,10 +15,12 @@ VECTORS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 def test_datasets_are_float32_and_the_index_is_one_json_string(tmp_path):
     (tmp_path / "o.hdf5").write_text("old")
-    with hdf5_file(tmp_path / "o.hdf5") as writer:
+    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path, tmp_path / "o.hdf5") as index:
         writer.write("0", VECTORS)
         writer.write("1", VECTORS.astype(np.float64)[:0])
-        writer.write_index({"caf\u00e9 .": "0", "a / b": "1"})
+        index.add("caf\u00e9 .", "0")
+        index.add("a / b", "1")
+        writer.write_index(index)
         assert (tmp_path / "o.hdf5").read_text() == "old"
     with h5py.File(tmp_path / "o.hdf5") as file:
         assert sorted(file) == ["0", "1", "sentence_to_index"]
@@ -62,3 +66,48 @@ def test_a_full_disk_is_found_at_once_and_leaves_nothing(tmp_path):
         for written in range(1000):
             writer.write(str(written), np.zeros((3, 7, 8)))
     assert written < 75 and caught.value.filename == str(tmp_path / "o.hdf5") and names(tmp_path) == []
+
+
+def test_the_index_of_many_sentences_is_kept_on_disk(tmp_path):
+    texts = {f"{number} \udcff \u00e9 \"": str(number) for number in range(30_000)}
+    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path, "o") as index, Index(tmp_path, "o") as joined:
+        for text, key in texts.items():
+            index.add(text, key)
+        assert sum(map(len, index._recent)) < 1 << 18 and len(names(tmp_path)) == 2  # o.hdf5's lock and part
+        joined.extend(b"{}")
+        joined.extend(b"".join(index.json()))
+        joined.extend(b'{"one": "more"}')
+        writer.write_index(joined)
+    with h5py.File(tmp_path / "o.hdf5") as file:
+        assert json.loads(file["sentence_to_index"][0]) == {**texts, "one": "more"}
+    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path, "o") as index:
+        writer.write_index(index)
+    with h5py.File(tmp_path / "o.hdf5") as file:
+        assert file["sentence_to_index"][0] == b"{}"
+
+
+def test_a_full_disk_under_the_index_names_the_output(tmp_path):
+    with full_disk(50_000), pytest.raises(OSError, match="File too large: 'o'"), Index(tmp_path, "o") as index:
+        for number in range(10_000):
+            index.add("a sentence", str(number))
+    assert names(tmp_path) == []
+
+
+def test_an_index_too_long_for_a_string_is_left_out_with_a_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(allennlp, "_MOST_JSON", 18)
+    with hdf5_file(tmp_path / "o.hdf5") as writer, Index(tmp_path, "o") as index:
+        index.add("a sentence", "0")
+        writer.write("0", VECTORS)
+        writer.write_index(index)
+    with h5py.File(tmp_path / "o.hdf5") as file:
+        assert list(file) == ["0"]
+    assert "o.hdf5 has no sentence_to_index: HDF5 holds a string of at most 2 GiB" in caplog.text
+
+
+def test_the_cache_of_records_stays_small(tmp_path):
+    with hdf5_file(tmp_path / "o.hdf5") as writer:
+        for number in range(20_000):
+            writer.write(str(number), VECTORS)
+        assert writer._file.id.get_mdc_size()[2] < 2 << 20
+    with contextlib.closing(AllennlpSource(tmp_path / "o.hdf5")) as source:
+        assert (source.vectors(19_999) == VECTORS).all() and source._file.id.get_mdc_size()[2] < 2 << 20

@@ -57,7 +57,8 @@ def test_validation_names_the_special_word_that_is_missing(tmp_path, missing):
 
 @pytest.mark.parametrize("name, content, expected", [
     ("vocab.txt.gz", b"the\n", "gzip-compressed text"),
-    ("vocab.txt.gz", gzip.compress(b"the\n" * 90, mtime=0)[:-20], "gzip-compressed text"), ("vocab.txt", b"caf\xe9\n", "UTF-8")])
+    ("vocab.txt.gz", gzip.compress(b"the\n" * 90, mtime=0)[:-20], "gzip-compressed text"),
+    ("vocab.txt", b"caf\xe9\n", "UTF-8")])
 def test_a_file_of_another_kind_is_refused_by_name(tmp_path, name, content, expected):
     path = tmp_path / name
     path.write_bytes(content)

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import logging
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +16,7 @@ import numpy as np
 from elmo_fast import stops
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.item import Item, Source, narrowed
-from elmo_fast.model.atomic_file import HDF5_ERRORS, Disk, atomic_path, check_target, new_hdf5
+from elmo_fast.model.atomic_file import HDF5_ERRORS, Disk, atomic_path, check_target, limit_cache, new_hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 
@@ -23,6 +25,10 @@ _ABOUT = "elmo_fast"  # attribute: JSON of the form and the fingerprint
 # Records of datasets go into blocks of their own, and the vectors between the blocks stand end to end.
 _OPTIONS = {"meta_block_size": 1 << 16}
 _MOST_SPACES = 1 << 12  # that are kept for texts of the same shape
+_MOST_JSON = 2**31 - 1  # bytes of an index: NumPy holds no longer string
+_COPIED = 1 << 20  # bytes of an index that are copied at a time
+
+logger = logging.getLogger(__name__)
 
 
 class Hdf5Writer:
@@ -78,12 +84,19 @@ class Hdf5Writer:
         self._disk.check()
         stops.check()
 
-    def write_index(self, sentence_to_index: dict[str, str]) -> None:
+    def write_index(self, index: "Index") -> None:
         """Add AllenNLP's `sentence_to_index`: one JSON string that maps each sentence to its key."""
         if INDEX in self._file:
             raise ConfigurationError(f"output: expected keys other than {INDEX}, which AllenNLP's layout needs itself")
-        index = self._file.create_dataset(INDEX, (1,), dtype=h5py.string_dtype())
-        index[0] = json.dumps(sentence_to_index)
+        if index.size > _MOST_JSON:
+            logger.warning("%s has no %s: HDF5 holds a string of at most 2 GiB, and it has %.1f", self._disk.target,
+                           INDEX, index.size / 2**30)
+            return
+        dataset = self.create(INDEX, (1,), np.dtype(f"S{index.size}"))
+        self._disk.seek(dataset.get_offset())
+        for piece in index.json():
+            self._disk.write(piece)
+            self.check()
 
     def _refused(self, key: str, error: Exception) -> ConfigurationError:
         if not self._sentences:
@@ -106,13 +119,66 @@ def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
         yield Hdf5Writer(file, disk, "float32", sentences=True)
 
 
+class Index:
+    """The JSON of AllenNLP's `sentence_to_index`, in a file without a name in `folder` until all texts are known."""
+
+    def __init__(self, folder: Path, target):
+        self._folder, self._target = folder, target
+        self._recent: list[str] = []
+        self._size = 0
+
+    def __enter__(self) -> "Index":
+        self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._file.close()
+
+    def add(self, text: str, key: str) -> None:
+        """Add a text; of equal texts a JSON reader takes the last."""
+        self._append(f"{json.dumps(text)}: {json.dumps(key)}")
+
+    def extend(self, index: bytes) -> None:
+        """Add what the JSON of another index has."""
+        if pairs := index[1:-1].decode():
+            self._append(pairs)
+
+    def _append(self, pairs: str) -> None:
+        self._recent += ", ", pairs
+        self._size += 2 + len(pairs)
+        if len(self._recent) >= 1 << 12:
+            self._flush()
+
+    def _flush(self) -> None:
+        rest = memoryview("".join(self._recent).encode())
+        self._recent = []
+        try:
+            while rest:
+                rest = rest[self._file.write(rest):]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(self._target)) from error
+
+    @property
+    def size(self) -> int:
+        """Bytes of the JSON: a separator goes before every pair but the first, and two braces around all."""
+        return max(2, self._size)
+
+    def json(self) -> Iterator[bytes]:
+        """The JSON, in pieces."""
+        self._flush()
+        self._file.seek(2)
+        yield b"{"
+        while piece := self._file.read(_COPIED):
+            yield piece
+        yield b"}"
+
+
 class AllennlpWriter:
     """Writes texts as AllenNLP's `ElmoEmbedder`, `first` the number of texts before them."""
 
-    def __init__(self, writer: Hdf5Writer, form: Form, first: int, use_sentence_keys: bool, forget_sentences: bool):
+    def __init__(self, writer: Hdf5Writer, form: Form, first: int, use_sentence_keys: bool, index: Index | None):
         self._writer, self._dtype, self._number = writer, np.dtype(form.dtype), first
-        self._sentence_keys = use_sentence_keys
-        self.index: dict[str, str] | None = None if forget_sentences or use_sentence_keys else {}
+        self._sentence_keys, self._index = use_sentence_keys, index
 
     def write(self, item: Item) -> None:
         """Add a text."""
@@ -125,8 +191,8 @@ class AllennlpWriter:
                 raise ConfigurationError(f"targets: expected at most 8,000 of them in a text for AllenNLP's layout, "
                                          f"got {len(item.positions)} in text {self._number}; packed holds any number"
                                          ) from error
-        if self.index is not None:
-            self.index[item.text] = key
+        if self._index is not None:
+            self._index.add(item.text, key)
         self._number += 1
 
 
@@ -134,32 +200,33 @@ class AllennlpWriter:
 def segment(path: Path, target, form: Form, *, first: int = 0, fingerprint: dict | None = None,
             use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
     """A writer of a file at `path`, whose errors name `target`."""
-    with new_hdf5(path, target, **_OPTIONS) as (file, disk):
+    indexed = not (forget_sentences or use_sentence_keys)
+    with new_hdf5(path, target, **_OPTIONS) as (file, disk), Index(path.parent, target) as index:
         file.attrs[_ABOUT] = json.dumps({"form": form.describe(), "fingerprint": fingerprint})
         writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
-        texts = AllennlpWriter(writer, form, first, use_sentence_keys, forget_sentences)
-        yield texts
-        if texts.index is not None:
-            writer.write_index(texts.index)
+        yield AllennlpWriter(writer, form, first, use_sentence_keys, index if indexed else None)
+        if indexed:
+            writer.write_index(index)
 
 
 def join(segments: Sequence[Path], part: Path, target, form: Form, *, use_sentence_keys: bool = False,
-         **_) -> None:
+         forget_sentences: bool = False, **_) -> None:
     """One file out of many. Values are copied from file to file; HDF5 makes their records alone."""
-    index: dict[str, str] | None = None
-    dtype = np.dtype(form.dtype)
-    with new_hdf5(part, target, **_OPTIONS) as (file, disk):
+    indexed, dtype = not (forget_sentences or use_sentence_keys), np.dtype(form.dtype)
+    with new_hdf5(part, target, **_OPTIONS) as (file, disk), Index(part.parent, target) as index:
         writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
         for path in segments:
             with h5py.File(path, "r") as source, open(path, "rb") as content:
+                limit_cache(source)
                 file.attrs[_ABOUT] = source.attrs[_ABOUT]
-                for key in _keys(source):
-                    dataset = _dataset(source, key)
-                    _copy(dataset, content, writer.create(key, dataset.shape, dtype), disk)
-                    writer.check()
-                if (found := _index(source)) is not None:
-                    index = {**(index or {}), **found}
-        if index is not None:
+                for link in _links(source):
+                    item = h5py.h5o.open(source.id, link)
+                    if isinstance(item, h5py.h5d.DatasetID) and not (indexed and link == INDEX.encode()):
+                        _copy(item, content, writer.create(_name(link), item.shape, dtype), disk)
+                        writer.check()
+                if indexed:
+                    index.extend(source[INDEX][0])
+        if indexed:
             writer.write_index(index)
 
 
@@ -174,21 +241,28 @@ def _copy(dataset: h5py.h5d.DatasetID, content: IO[bytes], copy: h5py.h5d.Datase
 
 def _keys(file: h5py.File) -> list[str]:
     """Paths of all datasets but AllenNLP's index, by name. A group is what has something in it."""
+    names = [_name(link) for link in _links(file)]
+    inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if _has_index(file) else set())
+    return [name for name in names if name not in inner]
+
+
+def _links(file: h5py.File) -> list[bytes]:
     links: list[bytes] = []
     file.id.links.visit(links.append)
-    names = [link.decode("utf-8", "surrogateescape") for link in links]
-    inner = {name.rpartition("/")[0] for name in names} | ({INDEX} if _index(file) is not None else set())
-    return [name for name in names if name not in inner]
+    return links
+
+
+def _name(link: bytes) -> str:
+    return link.decode("utf-8", "surrogateescape")
 
 
 def _dataset(file: h5py.File, key: str) -> h5py.h5d.DatasetID:
     return h5py.h5d.open(file.id, key.encode("utf-8", "surrogateescape"))
 
 
-def _index(file: h5py.File) -> dict[str, str] | None:
-    """AllenNLP's `sentence_to_index`, where the file has it."""
-    item = file.get(INDEX)
-    return None if item is None or item.dtype.kind == "f" else json.loads(item[0])
+def _has_index(file: h5py.File) -> bool:
+    """Whether the file has AllenNLP's `sentence_to_index`, and not vectors of that name."""
+    return INDEX in file and file[INDEX].dtype.kind != "f"
 
 
 class AllennlpSource(Source):
@@ -205,7 +279,8 @@ class AllennlpSource(Source):
             if about is not None:
                 about = json.loads(about)
                 self.form, self.fingerprint = about["form"], about["fingerprint"]
-            self._texts = {key: text for text, key in (_index(self._file) or {}).items()}
+            index = json.loads(self._file[INDEX][0]) if _has_index(self._file) else {}
+            self._texts = {key: text for text, key in index.items()}
             self._keys = _keys(self._file)
         if all(key.isascii() and key.isdecimal() for key in self._keys):
             self._keys.sort(key=int)

@@ -24,6 +24,7 @@ from elmo_fast.model.seal import PACKED, ROWS, Blocks, read_seal, write_seal
 
 FORMAT_VERSION = 1
 _BUFFER = 2 << 20  # bytes of float32 that are converted and written at once
+_PIECE = 1 << 17  # values of another array that are copied at once
 # The vectors are written before HDF5 makes their dataset, whose length is known at the end only. A dataset of at least
 # `_LARGE` bytes begins at `_FIRST` when no other was made before it; of less, all is still in the buffer.
 _FIRST, _LARGE = 4096, 1 << 19
@@ -212,17 +213,19 @@ def _shifted(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
     """Ends in pieces, counted on from piece to piece."""
     base = 0
     for piece in pieces:
-        shifted = piece + base
-        yield shifted
-        base = int(shifted[-1]) if len(shifted) else base
+        for begin in range(0, len(piece), _PIECE):
+            yield piece[begin : begin + _PIECE] + base
+        base += int(piece[-1]) if len(piece) else 0
 
 
 def _put(file: h5py.File, name: str, dtype, length: int, pieces: Iterable[np.ndarray]) -> None:
     dataset, at = file.create_dataset(name, (length,), dtype), 0
     for piece in pieces:
-        dataset[at : at + len(piece)] = piece
-        at += len(piece)
-        stops.check()
+        for begin in range(0, len(piece), _PIECE):
+            part = piece[begin : begin + _PIECE]
+            dataset[at : at + len(part)] = part
+            at += len(part)
+            stops.check()
 
 
 def _describe(file: h5py.File, form: Form, fingerprint: dict | None) -> None:
