@@ -3,7 +3,6 @@
 import argparse
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE
-from elmo_fast.cli.flags import shared
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoBiLm, batch_to_ids
 from elmo_fast.embed import embedder
@@ -47,7 +46,7 @@ class Elmo:
         add("--cuda-device", type=int, default=-1)
         add("--forget-sentences", action="store_true")
         add("--use-sentence-keys", action="store_true")
-        add("--allow-nonfinite", **shared("--allow-nonfinite"))
+        add("--allow-nonfinite", action="store_true", help="load weights that are NaN or infinite")
         subparser.set_defaults(func=elmo_command)
         return subparser
 
