@@ -13,14 +13,14 @@ from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
 from tests.support import cuda_ops, triton_on_ptx
-from tests.support.triton_on_ptx import PRECISIONS, Case, OnPtx, assert_close, conv, encoder_on_ptx, layer, words
+from tests.support.triton_on_ptx import PRECISIONS, Case, assert_close, conv, layer, on_ptx, words
 
 configs, lstm_pointwise = triton_on_ptx.configs, triton_on_ptx.lstm_pointwise
 
 
 @pytest.fixture(autouse=True)
-def on_ptx(monkeypatch):
-    encoder_on_ptx(monkeypatch, 80)
+def registered(monkeypatch):
+    on_ptx(monkeypatch, 80)
     with cuda_ops.registered_on_cpu():
         yield
 
@@ -143,7 +143,7 @@ def grid_of(form):
 
 @pytest.mark.parametrize("form,generation,operands,tile", [row for form in SHAPES for row in grid_of(form)])
 def test_every_configuration(monkeypatch, form, generation, operands, tile):
-    encoder_on_ptx(monkeypatch, generation, tile)
+    on_ptx(monkeypatch, generation, tile)
     for case in SHAPES[form](tile):
         case.check(operands)
 
@@ -161,9 +161,7 @@ def exactly(name, *given):
 def test_pointwise(monkeypatch, generation, dtype, limit):
     """Every argument against float64, with clips that fire, and NaN and infinity that they pass on and stop."""
     torch.manual_seed(0)
-    for name in ("_gates", "_hidden"):
-        stand_in = OnPtx(getattr(lstm_pointwise, name), generation, registers=64)
-        monkeypatch.setattr(lstm_pointwise, name, stand_in)
+    on_ptx(monkeypatch, generation, registers=64)
     dim, projection, slots, rows = 700, 600, 5, 9
     meta = torch.tensor([[0, 3, -1, 8, 2], [1, 1, -1, 5, 7], [0, 1, 0, 0, 1]], dtype=torch.int32)
     after = torch.tensor([[0, 3, 1, 8, 2], [1, 1, 2, 5, 7], [0, 1, 0, 1, 0]], dtype=torch.int32)
