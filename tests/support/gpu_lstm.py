@@ -64,12 +64,12 @@ def moved(tree, *to):
 
 
 def prepare(of, precision, inputs, index, state, lengths=LENGTHS, slots=None, weights=None, initial_state=None,
-            halves=False, device="cpu", rows_on="cpu", **more):
+            halves=False, device="cpu", **more):
     """The GPU's op on these operands, to be called, and its tokens' order. `halves`: each direction reads its half of
     inputs in packed rows."""
     schedule = make_schedule(lengths, slots)
     order = torch.from_numpy(schedule.tokens).long()
-    rows = None if halves else index[order].to(rows_on)
+    rows = None if halves else index[order]
     inputs = torch.cat([inputs[index[tokens]] for tokens in order], 1) if halves else inputs
     inputs, state, weights, initial_state = moved((inputs, state, weights or layer(of), initial_state), device)
     return functools.partial(cuda_ops.projected_lstm, inputs, rows, schedule, state, weights, precision=precision,
