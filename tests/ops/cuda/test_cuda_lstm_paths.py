@@ -130,10 +130,6 @@ def test_registered_as_one_op(starts):
     given = LstmCall(inputs, rows, schedule, state, layer(), 3.0, None, initial).arguments()
     with cuda_ops.registered_on_cpu():
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, given)
-        compiled = torch.compile(lambda x: torch.ops.elmo_fast.projected_lstm(x * 2, *given[1:]), fullgraph=True,
-                                 backend="aot_eager")
-        for pair in zip(compiled(inputs), torch.ops.elmo_fast.projected_lstm(inputs * 2, *given[1:])):
-            assert torch.equal(*pair)
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
