@@ -9,10 +9,11 @@ import itertools
 import pytest
 import torch
 
+from elmo_fast.ops.cuda import steps
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
-from tests.support import cuda_ops, triton_on_ptx
+from tests.support import cuda_ops, gpu_lstm, triton_on_ptx
 from tests.support.triton_on_ptx import PRECISIONS, Case, assert_close, conv, layer, on_ptx, words
 
 configs, lstm_pointwise = triton_on_ptx.configs, triton_on_ptx.lstm_pointwise
@@ -172,3 +173,14 @@ def test_pointwise(monkeypatch, generation, dtype, limit):
     assert h[1].isnan().any() and (h[1].abs() == 1.25).any()
     for found, value in (h, operand, (each.transpose(0, 1) for each in out)):
         assert_close(found[has_token], value[has_token], 1e-7 if found.dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("slots, count", [(7, 3), *(
+    pytest.param(slots, 40, marks=pytest.mark.long) for slots in (1, 2, 16, 32, 64, 200))])
+@pytest.mark.parametrize("precision", gpu_lstm.LIMITS)
+@pytest.mark.parametrize("generation", configs.GENERATIONS)
+def test_the_graph_path_over_them(monkeypatch, generation, precision, slots, count):
+    on_ptx(monkeypatch, generation, registers=64)
+    monkeypatch.setattr(steps, "pointwise_of", lambda device: lstm_pointwise)
+    operands, settings = gpu_lstm.ragged(torch.linspace(slots, 1, count).int().tolist())
+    gpu_lstm.check(gpu_lstm.FIRING, precision, *operands, **settings)
