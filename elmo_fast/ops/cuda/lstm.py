@@ -12,7 +12,7 @@ import torch
 from elmo_fast.ops.cuda.blocks import CHUNK, Arena, Arenas, DeviceBlock, Operands, blocks, host_arrays, operands, send
 from elmo_fast.ops.cuda.graphs import capture_on
 from elmo_fast.ops.cuda.steps import MOST_SLOTS, Steps, gemm, pointwise_of, queue_steps
-from elmo_fast.ops.device import is_capturing, to_host
+from elmo_fast.ops.device import is_capturing, on, to_host
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schemas import flat_weights, library, limit
@@ -45,15 +45,13 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, proj_clip: float, 
     In the body GEMMs are in fp32 or tf32 as `precision` says; 16-bit ones have operands of that type already. Buffers
     outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """
-    on_gpu = device.type == "cuda"
-    where = torch.cuda.device(device) if on_gpu else contextlib.nullcontext()
     products = numerics("highest" if precision == "medium" else precision, device)
-    with torch.inference_mode(False), torch.no_grad(), where, products, torch.autocast(device.type, enabled=False):
+    with torch.inference_mode(False), torch.no_grad(), on(device), products, torch.autocast(device.type, enabled=False):
         layer = operands(weights, precision, proj_clip)
         if is_capturing(device):
             arena = Arena(layer, device, None)
         else:
-            stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else None
+            stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
             key = device, stream, layer.dim, layer.projection, layer.w_p is None, layer.dtype
             arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
         with arena.lock:
