@@ -94,6 +94,12 @@ def run_over(embedder, groups) -> list[np.ndarray]:
     return [vectors for group in groups for vectors in embedder.embed_batch(group)]
 
 
+def stream_over(embedder: models.Embedder, sentences: list, slots: int) -> list[np.ndarray]:
+    """All sentences as a stream, from zero states."""
+    embedder.reset_states()
+    return embedder.embed_sentences(sentences, slots)
+
+
 # ---- agreement -----------------------------------------------------------------------------
 
 
@@ -106,8 +112,7 @@ def check(setup: Setup, text: Text, batches: int) -> dict:
         errors[name] = check_slow(f"{name} against {setup.peer_name}", run_over(embedder, groups), in_batches)
     for precision, embedder in setup.ours.items():
         found = {"batches": agreement.by_layer(run_over(embedder, groups), in_batches)}
-        embedder.reset_states()
-        stream = embedder.embed_sentences(list(itertools.chain.from_iterable(groups)), setup.batch_size)
+        stream = stream_over(embedder, list(itertools.chain.from_iterable(groups)), setup.batch_size)
         found["slots"] = agreement.by_layer(stream, in_batches)
         found["sentence"] = agreement.by_layer(run_over(embedder, [[text.alone]]), alone)
         for way, layers in found.items():
@@ -164,8 +169,7 @@ def batches_turn(embedder: models.Embedder, text: Text):
 
 def slots_turn(embedder: models.Embedder, text: Text, slots: int):
     def turn() -> int:
-        embedder.reset_states()
-        embedder.embed_sentences(text.sentences, slots)
+        stream_over(embedder, text.sentences, slots)
         return count(text.groups)
 
     return turn

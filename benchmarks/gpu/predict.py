@@ -129,14 +129,15 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
 
 
 def count_all() -> None:
-    """The rounds are those of the 64-slot kernel, which the lint holds to a limit: all take the same steps."""
+    """With the rounds of the kernel that the plan takes for so many slots."""
     from benchmarks.gpu import read_sass
 
-    (linted,) = [kernel for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0]))
-                 if "Fp16ELi8E" in kernel.name]
-    remote = [found.remote for found in linted.rounds(linted.time_loop)]
-    rounds = remote.count(False), remote.count(True)
-    lines = ",\n".join(f'"{slots}": {json.dumps(count(slots, *rounds))}' for slots in SLOTS)
+    rounds = {}
+    for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0])):
+        if instance := re.search(r"17persistent_kernelI\w+Fp16ELi(\d+)E\w+ELi256E", kernel.name):
+            remote = [found.remote for found in kernel.rounds(kernel.time_loop)]
+            rounds[8 * int(instance[1])] = remote.count(False), remote.count(True)
+    lines = ",\n".join(f'"{slots}": {json.dumps(count(slots, *rounds[max(8, slots)]))}' for slots in SLOTS)
     COUNTS.write_text(f'{{"revision": "{common.revision()}", "slots": {{\n{lines}}}}}\n', encoding="utf-8")
     docs = common.ROOT / "docs" / "gpu.md"
     rows = table(stored()) + "\n"

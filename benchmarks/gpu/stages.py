@@ -21,18 +21,17 @@ import tempfile
 from pathlib import Path
 
 import torch
-from torch.utils._pytree import tree_map
 
-from benchmarks import agreement, common, floor, models
+from benchmarks import agreement, bench_embed, common, floor, models
 from benchmarks.gpu import predict
 from benchmarks.gpu.run import Stage, without_paths
 from benchmarks.peers import allennlp
-from elmo_fast.ops import reference
-from elmo_fast.ops.cuda import lstm as cuda_lstm
+from elmo_fast import Options
 from elmo_fast.ops.cuda import persistent
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.ops.schemas import LstmCall
+from elmo_fast.testing import options
+from tests.support import cuda_ops, gpu_lstm
 
 CHECKS = {"install": "pip install --no-index --no-build-isolation --no-deps --no-input -e .",
           "doctor": "elmo_fast.cli doctor", "tests": "pytest -q -m gpu -p no:cacheprovider tests"}
@@ -107,50 +106,31 @@ LIMITS = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
 PATHS = {"graph": tuple(LIMITS), "persistent": ("medium",)}
 SLOTS, STEPS = (1, 8, 16, 32, 64), (25, 200, 1000)
 CLIP = 0.3  # low enough for both to fire
-LENGTHS = 9, 1, 17, 4, 0, 30, 12, 3, 5, 1  # ragged, in slots by turns: sequences start in the middle of one
+BATCH_SIZES = [8] * 4 + [6] * 9 + [3] * 7 + [1] * 10
 
 
-def draw(dim: int, projection: int, unique: int, slots: int) -> tuple:
-    """Random inputs, state, weights (of a scale that leaves the gates' linear part), and initial state, in float64."""
-    normal = functools.partial(torch.randn, generator=torch.Generator().manual_seed(dim), dtype=torch.float64)
-    shapes = (2 * projection, 4 * dim), (4 * dim,), (dim, projection)
-    weights = tuple(tuple(normal(shape) / shape[0] ** 0.5 for shape in shapes) for _ in range(2))
-    state, initial = (tuple(normal(*rows, 2 * size) / 10 for size in (projection, dim)) for rows in ((slots,), ()))
-    return normal(unique, projection), state, weights, initial
+def layer_of(dim: int, projection: int) -> Options:
+    return options({"dim": dim, "projection_dim": projection, "n_layers": 1, "cell_clip": CLIP, "proj_clip": CLIP})
 
 
-def layer(*operands, **settings):
-    """The op as a model calls it on a GPU; on the CPU its graph path without graphs."""
-    out, h, c, _ = cuda_lstm.run(*LstmCall(*operands, **settings).arguments())
-    return out, (h, c)
-
-
-def check(device: str, dim: int, projection: int, precision: str) -> dict:
-    """The largest relative error of a ragged batch, run plainly, then captured and replayed; both clips fire."""
-    schedule = make_schedule(LENGTHS, [number % 4 for number in range(len(LENGTHS))])
-    x, state, weights, initial = exact = draw(dim, projection, 7, schedule.slots.size)
-    rows = torch.randint(0, 7, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    out, (h, c) = reference.projected_lstm(x, rows, schedule, state, weights, cell_clip=CLIP, proj_clip=CLIP,
-                                           initial_state=initial)
-    x, state, weights, initial = tree_map(lambda part: part.to(device, torch.float32), exact)
-    found = [layer(x, rows, schedule, state, weights, cell_clip=CLIP, proj_clip=CLIP, initial_state=initial,
-                   precision=precision) for _ in range(3)]
-    error = max(agreement.relative_error([ours.cpu()], [theirs])
-                for outputs, final in found for ours, theirs in zip((outputs, *final), (out, h, c)))
-    limit, clipped = agreement.TABLE[LIMITS[precision]], float((c.abs() >= CLIP).double().mean())
+def check(device: str, of: Options, precision: str) -> dict:
+    """A ragged batch, run plainly, then captured and replayed; both clips fire."""
+    operands, settings = gpu_lstm.ragged(BATCH_SIZES, of)
+    found, error, limit = gpu_lstm.compare(of, precision, *operands, **settings, device=device, times=3)
+    clipped = float((found[1][1].abs() >= CLIP).double().mean())
     return {"error": error, "limit": limit, "clipped_c": clipped, "passed": error <= limit and clipped > 0}
 
 
-def measure(stage: Stage, operands: tuple, path: str, precision: str, slots: int, steps: int) -> dict:
+def measure(stage: Stage, weights: tuple, path: str, precision: str, slots: int, steps: int) -> dict:
     """A layer over so many steps of all slots, a third of the rows unique as in text."""
-    x, state, weights, _ = operands
-    x, state = x[: max(1, slots * steps // 3)], tuple(part[:slots] for part in state)
+    (dim, projection), random = weights[0][2].shape, functools.partial(torch.randn, device=stage.device)
+    x, state = random(max(1, slots * steps // 3), projection), (random(slots, 2 * projection), random(slots, 2 * dim))
     rows, schedule = torch.randint(0, len(x), (2, slots * steps), dtype=torch.int32), make_schedule([steps] * slots)
-    timing = stage.measure(lambda: layer(x, rows, schedule, state, weights, precision=precision, cell_clip=3.0,
-                                         proj_clip=3.0), SECONDS["layer"])
+    timing = stage.measure(lambda: cuda_ops.projected_lstm(x, rows, schedule, state, weights, precision=precision,
+                                                           cell_clip=3.0, proj_clip=3.0), SECONDS["layer"])
     found = {**timing.as_dict(), "us_per_layer_step": timing.median / steps * 1e6,
              "tokens_per_s": slots * steps / timing.median}
-    if path == "persistent" and weights[0][2].shape == common.SIZES["original"][:2]:
+    if path == "persistent" and (dim, projection) == common.SIZES["original"][:2]:
         found["predicted_us"] = predict.predicted_us(torch.cuda.get_device_name(), slots)
     return found
 
@@ -167,14 +147,13 @@ def lstm(stage: Stage) -> None:
         os.environ["ELMO_FAST_CUDA_LSTM"] = path
         sizes = ("tiny",) if stage.dry_run else ("original", "small")
         for precision, size in itertools.product(precisions[::-1], sizes):
-            shape, facts = common.SIZES[size][:2], {"path": path, "precision": precision, "size": size}
-            checked = stage.attempt(lambda: check(stage.device, *shape, precision), needs=3, part="check", **facts)
+            of, facts = layer_of(*common.SIZES[size][:2]), {"path": path, "precision": precision, "size": size}
+            checked = stage.attempt(lambda: check(stage.device, of, precision), needs=3, part="check", **facts)
             if not checked.get("passed"):
                 continue
-            operands = tree_map(lambda part: part.to(stage.device, torch.float32),
-                                draw(*shape, max(SLOTS) * max(STEPS) // 3, max(SLOTS)))
+            weights = gpu_lstm.moved(gpu_lstm.layer(of), stage.device)
             for steps, slots in [(3, 2)] if stage.dry_run else itertools.product(STEPS, SLOTS):
-                stage.attempt(lambda: measure(stage, operands, path, precision, slots, steps), part="time", slots=slots,
+                stage.attempt(lambda: measure(stage, weights, path, precision, slots, steps), part="time", slots=slots,
                               steps=steps, **facts)
         del os.environ["ELMO_FAST_CUDA_LSTM"]
 
@@ -222,12 +201,10 @@ def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
     groups, size = common.batches(sentences, batch), "tiny" if stage.dry_run else "original"
 
     def arrays(embedder):
-        embedder.reset_states()
-        return [array for group in groups for array in embedder.embed_batch(group)]
+        return bench_embed.run_over(embedder, groups)
 
     def stream(embedder):
-        embedder.reset_states()
-        return embedder.embed_sentences(sentences, batch)
+        return bench_embed.stream_over(embedder, sentences, batch)
 
     def device(embedder):
         embedder.reset_states()
@@ -277,5 +254,5 @@ if __name__ == "__main__":
     if reason := why_not("cuda", sys.argv[1]):
         sys.exit(f"skipped: {reason}")
     os.environ["ELMO_FAST_CUDA_LSTM"] = sys.argv[1]
-    assert all(check("cuda", 96, 32, precision)["passed"] for precision in PATHS[sys.argv[1]])
+    assert all(check("cuda", layer_of(96, 32), precision)["passed"] for precision in PATHS[sys.argv[1]])
     print("done")

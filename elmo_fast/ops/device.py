@@ -4,6 +4,8 @@ A copy from ordinary memory makes the host wait for all work that the stream hol
 queued behind that work. PyTorch keeps page-locked blocks for reuse, and hands none out again before its copy is done.
 """
 
+import contextlib
+
 import numpy as np
 import torch
 
@@ -33,6 +35,11 @@ def available_device(device: str | int | torch.device) -> torch.device:
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(f"device: expected an available device, got {shown(device)} "
                          f"({str(error).partition(chr(10))[0]})") from error
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager:
+    """In the body `device` is the current one, on which kernels are launched, where it is a GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def is_capturing(device: torch.device) -> bool:

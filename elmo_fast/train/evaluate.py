@@ -107,7 +107,7 @@ def perplexity_of_batches(model: LanguageModel, batches: Iterable[Batch], batch_
     for batch in batches:
         steps = batch.targets.shape[1] // batch_size
         with numerics(model.precision, device):
-            tops, state = model.outputs(batch.tokens.to(device), batch.rows.to(device), steps, state)
+            tops, state = model.outputs(batch.tokens.to(device), batch.rows, steps, state)
         tops = model.by_direction(tops, steps, batch.rows.shape[1])
         losses.append(torch.stack([
             chunked_full_cross_entropy(full_precision(top), model.softmax_w, model.softmax_b, targets.to(device))

@@ -5,7 +5,6 @@ import gc
 import importlib
 import itertools
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,52 +89,28 @@ def test_what_a_capture_cannot_do_is_refused():
 
 # ---- which variants of Triton's kernels are loaded --------------------------------------------------
 
-devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
 SETTINGS = {"highest": ("highest", False), "high": ("high", False), "bf16": ("medium", False), "fp16": ("medium", True)}
 ODD = options(char_cnn={"max_characters_per_token": 9})
 EVEN = options({"dim": 64, "projection_dim": 16}, {"embedding": {"dim": 16}, "filters": [[1, 16], [3, 32], [7, 16]]})
 BATCHES = [(1, 1), (8, 1), (1, 31), (3, 11), (4, 25), (27, 19), (40, 50)]  # sentences, positions
 
 
-class Kernel(SimpleNamespace):
-    """What Triton compiled, and unloads when nothing refers to it any more."""
-
-
-class Driver:
-    """Triton's driver of an H100 that is not there: sources that it `loaded`, names of kernels that it `launched`."""
-
-    def __init__(self):
-        self.device, self.loaded, self.launched, self.kernels = next(devices), [], [], []
-
-    def get_current_target(self):
-        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return self.device
-
-    def get_current_stream(self, device):
-        return 0
-
-    def load(self, source, target=None, options=None, **_):
-        kernel = Kernel(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
-                        run=lambda *_: self.launched.append(source.fn.__name__))
-        self.loaded.append(source)
-        self.kernels.append(weakref.ref(kernel))
-        return kernel
-
-
 @pytest.fixture
 def driver(monkeypatch, tmp_path):
-    """Kernels are launched on CPU tensors through all of Triton but compiler and GPU: nothing runs."""
-    triton = pytest.importorskip("triton")
+    """An H100's, on which nothing runs: what it `loaded`, unless nothing refers to it, and names that it `launched`."""
+    def load(source, *_):
+        def run(*_):
+            driver.launched.append(source.fn.__name__)
+
+        driver.loaded.append(weakref.ref(run))
+        return run
+
+    driver = cuda_ops.triton_driver(monkeypatch, 90, load)
+    driver.loaded, driver.launched, milliseconds = [], [], itertools.count(9, -1)
     from elmo_fast.kernels import configs, lstm_pointwise
 
-    driver, milliseconds = Driver(), itertools.count(9, -1)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(triton.runtime.driver, "_active", driver)
-    monkeypatch.setattr(triton.compiler, "compile", driver.load)
-    monkeypatch.setattr(configs, "generation_of", lambda device: 90)
     monkeypatch.setattr(configs, "_milliseconds", lambda call, quantiles: call() or [float(next(milliseconds))] * 3)
     for name in ("gates", "hidden"):
         monkeypatch.setattr(torch_lstm_pointwise, name, getattr(lstm_pointwise, name))
@@ -152,19 +127,19 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
         monkeypatch.setattr(encoder_module, name, lambda *operands, run=run, backend, **_:
                             run(*operands, precision, bounded))
     importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
-    driver.device, before = next(devices), len(driver.loaded)
+    driver.device, before = next(cuda_ops.devices), len(driver.loaded)
     model = bilm(of, state=state, precision=precision)
     with torch.no_grad(), numerics(precision, torch.device("cpu")):
         model._prepare_capture(max(BATCHES)[0])
-    loaded = driver.loaded[before:]
+    loaded = len(driver.loaded) - before
     driver.launched.clear()
     with captured():
         for number, (sentences, positions) in enumerate(BATCHES):  # ids of two types, not aligned
             ids = torch.ones(sentences * positions + 1, *model.token_source.row_shape)
             ids = ids.to((torch.int64, torch.int32)[number % 2])
             model(ids[1:].view(sentences, positions, -1), boundaries=("present", "add")[number // 2 % 2])
-    assert len(driver.loaded) == before + len(loaded)
-    return set(driver.launched), len(loaded)
+    assert len(driver.loaded) == before + loaded
+    return set(driver.launched), loaded
 
 
 @pytest.mark.long
@@ -177,7 +152,7 @@ def test_a_capture_of_any_batch_loads_nothing(setting, state, of, driver, monkey
     assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
     assert len(driver.loaded) < 2 * tuned  # the second time the choices came from the disk
     gc.collect()
-    assert all(kernel() for kernel in driver.kernels)  # a graph outlives the model: nothing was unloaded
+    assert all(kernel() for kernel in driver.loaded)  # a graph outlives the model: nothing was unloaded
 
 
 @pytest.mark.long

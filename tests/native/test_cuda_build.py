@@ -2,17 +2,14 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-CMAKE, NINJA = (shutil.which(name, path=PATH) for name in ("cmake", "ninja"))
+from tests.support.native_program import CMAKE, NINJA, PATH, ROOT
+
 VERSION = 'if [ "$1" = --version ]; then echo "Cuda compilation tools, release {0}, V{0}.88"; exit 0; fi\n'
 NEW = VERSION.format("12.4")
 REFUSED = (NEW + "echo 'host_config.h:143:2: error: #error -- \"unsupported\"; GNU version!' >&2\nexit 1\n",

@@ -1,7 +1,6 @@
 """Every CUDA kernel, compiled for each target: no spills, registers and shared memory within the chip's; the lint."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from tests.support.native_program import ROOT, digest, headers, made
 SOURCE = ROOT / "csrc" / "cuda" / "persistent.cu"
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-gencode",
          "arch=compute_80,code=sm_80", "-Werror", "all-warnings", "-Xptxas", "-Werror", "-Xcompiler", "-Werror"]
-NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 INSTANCES = {"persistent_kernel": 14, "replay_kernel": 2}
 SYSTEM_SHARED = {"sm_90a": "1024", "sm_80": "0"}  # bytes that CUDA takes; the plans' own have tests of their own
 USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -22,13 +20,11 @@ USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:
 @pytest.fixture(scope="module")
 def compiled() -> Path:
     """An object file; no compiler may warn."""
-    if NVCC is None:
-        pytest.skip("needs nvcc")
     try:
-        read_sass.tool("cuobjdump")
+        nvcc, _ = map(read_sass.tool, ("nvcc", "cuobjdump"))
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    command = [NVCC, *FLAGS, "-c", SOURCE]
+    command = [nvcc, *FLAGS, "-c", SOURCE]
     key = digest([command, SOURCE.read_text(), headers(ROOT / "csrc")])
     return made(ROOT / "build" / "cuda-compiled" / f"{key}.o", command)
 

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.gpu import predict, run, stages
+from tests.support import cuda_ops
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 
@@ -49,7 +50,7 @@ def test_a_run_with_a_broken_stage(tmp_path, monkeypatch):
 
 
 def test_a_path_that_is_wrong_is_not_timed(monkeypatch):
-    monkeypatch.setattr(stages, "layer", lambda x, rows, schedule, state, weights, **settings: (
+    monkeypatch.setattr(cuda_ops, "projected_lstm", lambda x, rows, schedule, state, weights, **settings: (
         torch.zeros(rows.shape[1], 2 * x.shape[1]), state))
     monkeypatch.setattr(stages, "why_not", lambda device, path: None)
     dry = run.Stage(20, dry_run=True)

@@ -2,7 +2,9 @@
 
 import contextlib
 import inspect
+import itertools
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from elmo_fast.ops.cuda import encoder, lstm
 from elmo_fast.ops.schemas import LstmCall
 
 IMPLEMENTATIONS = {**encoder.OPS, "projected_lstm": lstm.run}
+devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
 
 
 def projected_lstm(*operands, **settings):
@@ -46,3 +49,24 @@ def registered_on_cpu():
         yield
     finally:
         library._destroy()
+
+
+def triton_driver(patch, generation, load):
+    """Kernels are launched on CPU tensors through all of Triton but its driver, whose stand-in this gives.
+
+    `load`(source, target, options) is asked for what runs a variant, once for each on a `device`.
+    """
+    triton = pytest.importorskip("triton")
+    from elmo_fast.kernels import configs
+
+    def compile(source, target, options, **_):
+        return SimpleNamespace(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
+                               run=load(source, target, options))
+
+    driver = SimpleNamespace(
+        device=next(devices), get_current_device=lambda: driver.device, get_current_stream=lambda device: 0,
+        get_current_target=lambda: triton.backends.compiler.GPUTarget("cuda", generation, 32))
+    patch.setattr(triton.runtime.driver, "_active", driver)
+    patch.setattr(triton.compiler, "compile", compile)
+    patch.setattr(configs, "generation_of", lambda device: generation)
+    return driver

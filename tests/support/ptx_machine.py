@@ -72,7 +72,8 @@ def device_memory(module, checked=(), unwritten=()):
         for name, tensor in tensors.items() if isinstance(tensors, dict) else enumerate(tensors):
             if tensor is not None:
                 tensor = torch.as_tensor(tensor)
-                size = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
+                last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+                size = (last + 1) * tensor.element_size() * (tensor.numel() > 0)
                 module.register_memory(tensor.data_ptr(), size, str(name), written)
     try:
         yield

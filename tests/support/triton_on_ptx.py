@@ -1,13 +1,13 @@
-"""Triton kernels on CPU tensors: compiled ahead of time as Triton would specialise them, run by tests/native/ptx.
+"""Triton kernels on CPU tensors: launched and compiled by Triton, run by tests/native/ptx.
 
 Also the char encoder's ops over them, and calls to compare with float64.
 """
 
 import functools
+import math
 import re
 import subprocess
 import tempfile
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,8 @@ from tests.support import cuda_ops, ptx_machine
 
 triton = pytest.importorskip("triton")
 
-from elmo_fast.kernels import char_cnn, configs, highway, lstm_pointwise  # noqa: E402, F401
+from elmo_fast.kernels import configs, lstm_pointwise  # noqa: E402, F401
 
-NAMES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
-         torch.int64: "*i64"}
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that one block may ask for
 # name: precision and whether fp16 is known to fit
 PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
@@ -35,83 +33,50 @@ EXACT = {"char_cnn": reference.char_cnn, "highway": reference.highway, "linear":
 
 
 @functools.cache
-def machine_code(cubin: bytes) -> Counter:
-    """How often the machine code has each opcode, and its use of registers (REG) and of memory for spills."""
+def usage(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread (REG), and bytes of memory for spills (STACK, LOCAL)."""
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(cubin)
-        command = [read_sass.tool("cuobjdump"), "-res-usage", "-sass", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
-    return Counter(name.split(".")[0] for *_, name, _ in read_sass.LINE.findall(said)) + Counter(usage)
+        said = subprocess.run([read_sass.tool("cuobjdump"), "-res-usage", file.name], capture_output=True, text=True,
+                              check=True).stdout
+    return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
 
 
-class OnPtx:
-    """Stands in for a Triton kernel: `kernel[grid](*arguments)` runs the PTX of `generation`.
+def on_ptx(patch, generation: int, tile=None, registers: int = 255):
+    """Triton's driver from here on: launches run the PTX of `generation`, with one tile or with that for few tokens.
 
     What it compiles must fit the chip without spills (in sizes that tiles divide), and use tensor cores exactly where
-    products are not IEEE fp32.
+    products are not IEEE fp32. `text` is what runs, if not what Triton writes; `ran` what ran last.
     """
+    def load(source, target, options):
+        return functools.partial(launch, source, compile(source, target=target, options=options))
 
-    def __init__(self, kernel, generation: int, tile=None, registers: int = 255):
-        self.rules = {}
-        while not isinstance(kernel, triton.runtime.JITFunction):
-            self.rules |= kernel.values
-            kernel = kernel.fn
-        self.kernel, self.generation, self.tile, self.registers = kernel, generation, tile, registers
-        self.text = self.ran = None  # what runs, if not what Triton writes; what ran last
-
-    def __getitem__(self, grid):
-        return functools.partial(self.launch, grid)
-
-    def launch(self, grid, *arguments, **named):
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in named}
-        given = dict(zip(self.kernel.arg_names, arguments)) | named
-        if tile := self.tile:
-            given |= {"BM": tile.bm, "BN": tile.bn, "BK": tile.bk}
-            options |= {"num_warps": tile.warps, "num_stages": tile.stages}
-        given |= {name: rule(given) for name, rule in self.rules.items()}
-        compiled, constants = self.compiled(given, options)
-        if given.get("EVEN", True):
-            self.check(compiled, given.get("PRECISION"))
-        grid = grid(given) if callable(grid) else grid
-        self.ran = self.text or compiled.asm["ptx"]
-        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
-        passed = [given[name] for name in self.kernel.arg_names if name not in constants]
-        ptx_machine.launch(self.ran, *passed, None, None, grid=(*grid, 1, 1)[:3], shared=compiled.metadata.shared,
-                           block=(32 * compiled.metadata.num_warps, 1, 1), checked=tensors)
-
-    def compiled(self, given, options):
-        signature, attributes, constants = {}, {}, {}
-        for at, parameter in enumerate(self.kernel.params):
-            value, special = given[parameter.name], not parameter.do_not_specialize
-            if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
-                signature[parameter.name], constants[parameter.name] = "constexpr", value
-                continue
-            pointer = isinstance(value, torch.Tensor)
-            signature[parameter.name] = NAMES[value.dtype] if pointer else "fp32" if isinstance(value, float) else "i32"
-            number = value.data_ptr() if pointer else value
-            if type(number) is int and number % 16 == 0 and special and not parameter.do_not_specialize_on_alignment:
-                attributes[at,] = [["tt.divisibility", 16]]
-        source = triton.compiler.ASTSource(self.kernel, signature, constants, attributes)
-        target = triton.backends.compiler.GPUTarget("cuda", self.generation, 32)
-        return triton.compile(source, target=target, options=options), constants
-
-    def check(self, compiled, precision):
-        found, shared = machine_code(compiled.asm["cubin"]), compiled.metadata.shared
-        assert not any(map(found.get, ("STACK", "LOCAL", "LDL", "STL"))), (self.tile, found)
-        assert found["REG"] <= self.registers and shared <= SHARED_LIMIT[self.generation], (self.tile, found)
-        products = found["HMMA"] + found["HGMMA"] + found["QGMMA"]
-        assert not precision or (products == 0 < found["FFMA"] if precision == "ieee" else products > 0), found
-
-
-def encoder_on_ptx(monkeypatch, generation, tile=None):
-    """Puts the char encoder's kernels on PTX, with one tile or with that for few tokens."""
-    def choose(name, kernel, operands, tokens, device):
-        return OnPtx(kernel, generation, tile or configs.tiles(name, generation, operands, "few")[0])
+    def launch(source, compiled, *given):
+        named = dict(zip(source.fn.arg_names, given[9:]))
+        if named.get("EVEN", True):
+            check(compiled, registers, SHARED_LIMIT[generation], named.get("PRECISION"))
+        driver.ran = driver.text or compiled.asm["ptx"]
+        passed = [value for name, value in named.items() if source.signature[name] != "constexpr"]
+        ptx_machine.launch(driver.ran, *passed, None, None, grid=given[:3], shared=compiled.metadata.shared,
+                           block=(32 * compiled.metadata.num_warps, 1, 1),
+                           checked={name: value for name, value in named.items() if isinstance(value, torch.Tensor)})
 
     ptx_machine.machine()
-    for module in (char_cnn, highway):
-        monkeypatch.setattr(module, "choose", choose)
+    compile = triton.compiler.compiler.compile
+    driver = cuda_ops.triton_driver(patch, generation, load)
+    driver.text = driver.ran = None
+    patch.setattr(configs, "FEW", math.inf)
+    if tile:
+        patch.setattr(configs, "tiles", lambda *_: (tile,))
+    return driver
+
+
+def check(compiled, registers: int, shared: int, precision: str | None) -> None:
+    used, text = usage(compiled.asm["cubin"]), compiled.asm["ptx"]
+    assert used["REG"] <= registers and used["STACK"] == used["LOCAL"] == 0, used
+    assert compiled.metadata.shared <= shared
+    on_tensor_cores = "mma.sync" in text or "wgmma.mma_async" in text
+    assert not precision or on_tensor_cores != (precision == "ieee")
 
 
 def words(characters=18, tokens=("a", "naïve", "<S>", "of", "other", *("x" * n for n in (9, 11, 15, 16, 40)))):

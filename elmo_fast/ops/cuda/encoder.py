@@ -1,10 +1,10 @@
 """The char encoder on an NVIDIA GPU: Triton kernels, their packed weights and operand types. Sums are fp32 always."""
 
-import contextlib
 from collections.abc import Sequence
 
 import torch
 
+from elmo_fast.ops.device import on
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.schemas import RESULTS, gradient_numerics, library, no_gradient, operands_of
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
@@ -23,7 +23,7 @@ def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, s
     filters = cached((char_embed, *weights, *biases), f"char_cnn {operands}",
                      lambda tensors: kernel.PackedFilters(tensors[0], tensors[1:end], tensors[end:], operands))
     out = torch.empty(len(ids), sum(filters.counts), dtype=RESULTS[operands], device=ids.device)
-    with _on(ids.device):
+    with on(ids.device):
         kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
     return out, ids.new_empty(0, dtype=torch.int32)
 
@@ -55,14 +55,9 @@ def _product(x: torch.Tensor, weights, operands: str, out: torch.Tensor) -> torc
     dtype = RESULTS[operands]
     parts = [cached((part,), f"product {operands}", lambda tensors: pack_product(tensors[0], operands, dtype))
              if part.dim() == 2 else part.float() for part in weights]
-    with _on(x.device):
+    with on(x.device):
         product(x.to(dtype).contiguous(), parts, operands, out)
     return out
-
-
-def _on(device: torch.device):
-    """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _autograd_enabled():

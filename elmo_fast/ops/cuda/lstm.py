@@ -12,7 +12,7 @@ import torch
 from elmo_fast.ops.cuda.blocks import CHUNK, Arena, Arenas, DeviceBlock, Operands, blocks, host_arrays, operands, send
 from elmo_fast.ops.cuda.graphs import capture_on
 from elmo_fast.ops.cuda.steps import MOST_SLOTS, Steps, gemm, pointwise_of, queue_steps
-from elmo_fast.ops.device import is_capturing
+from elmo_fast.ops.device import is_capturing, on, to_host
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schemas import flat_weights, library, limit
@@ -22,7 +22,7 @@ _arenas = Arenas()
 
 def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initial_h, initial_c, width, cell_clip,
         proj_clip, packed, precomputed, precision, bounded, save):
-    """The op (see `schemas`), in fp32. `rows` may lie on the host: each row is then multiplied once."""
+    """The op (see `schemas`), in fp32. `rows` are read on the host: from a GPU they are copied back."""
     if is_capturing(inputs.device):
         raise RuntimeError("schedule: expected none while a CUDA graph is captured, since it was made on the host for "
                            "one batch, got one; call the model with ids, or use padded_lstm")
@@ -45,15 +45,13 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, proj_clip: float, 
     In the body GEMMs are in fp32 or tf32 as `precision` says; 16-bit ones have operands of that type already. Buffers
     outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """
-    on_gpu = device.type == "cuda"
-    where = torch.cuda.device(device) if on_gpu else contextlib.nullcontext()
     products = numerics("highest" if precision == "medium" else precision, device)
-    with torch.inference_mode(False), torch.no_grad(), where, products, torch.autocast(device.type, enabled=False):
+    with torch.inference_mode(False), torch.no_grad(), on(device), products, torch.autocast(device.type, enabled=False):
         layer = operands(weights, precision, proj_clip)
         if is_capturing(device):
             arena = Arena(layer, device, None)
         else:
-            stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else None
+            stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
             key = device, stream, layer.dim, layer.projection, layer.w_p is None, layer.dtype
             arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
         with arena.lock:
@@ -91,8 +89,7 @@ class _Call:
 
     def __init__(self, steps: Steps, inputs, rows, starts: np.ndarray | None, bounded: bool):
         self.steps, self.arena, self.inputs = steps, steps.arena, inputs.float()
-        self.on_host = rows is not None and rows.device.type == "cpu"  # read without waiting
-        self.rows = rows.numpy() if self.on_host else rows
+        self.rows = None if rows is None else to_host(rows).numpy()
         self.sequence_starts, self.bounded = starts, bounded
         # a table that is not much larger than what is read of it is projected in full
         self.in_full = rows is not None and len(inputs) <= min(len(self.arena.z), 2 * rows.shape[1])
@@ -100,8 +97,8 @@ class _Call:
     def run(self, slots: np.ndarray, batch_sizes: np.ndarray, h: torch.Tensor, c: torch.Tensor):
         """Outputs [S, 2 P] and the final state, [slots, 2 P] and [slots, 2 D] in the caller's order."""
         out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
-        # rows that are told apart on the host may all differ, in both directions
-        most = len(self.arena.z) // (2 if self.on_host and not self.in_full else 1)
+        # rows that are told apart may all differ, in both directions
+        most = len(self.arena.z) // (1 if self.rows is None or self.in_full else 2)
         cut = list(blocks(batch_sizes, most, MOST_SLOTS[self.steps.path]))
         arrays = [part for block in cut for part in self._host_arrays(block)]
         orders = [slots.astype(np.int32), np.argsort(slots).astype(np.int32)]
@@ -111,38 +108,28 @@ class _Call:
             project(self.arena, self.steps.layer, self.inputs, self.bounded)
         for block in cut:
             *mine, read = (arrived.pop(0) for _ in range(4))
-            block = DeviceBlock(block, *mine)
             self._project(block, read)
-            self.steps.run(block, state, out)
+            self.steps.run(DeviceBlock(block, *mine), state, out)
         return out[:-1], *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
 
     def _host_arrays(self, block) -> list[np.ndarray]:
-        """`host_arrays`, and what to project for the block: rows of the inputs where the host has them, else packed."""
+        """`host_arrays`, and the rows of the inputs to project for the block."""
         z_rows, read = [np.arange(len(block.rows))] * 2, block.rows
-        if self.on_host:
+        if self.rows is not None:
             z_rows = self.rows[:, block.rows]  # [2, n]
-        if self.on_host and not self.in_full:
+        if self.rows is not None and not self.in_full:
             read, number = np.unique(z_rows, return_inverse=True)
             z_rows = number.reshape(2, -1)
         return [*host_arrays(block, z_rows, self.sequence_starts), read.astype(np.int32)]
 
-    def _project(self, on_device: DeviceBlock, read: torch.Tensor) -> None:
-        """The input projections of a block, unless projected in full; and the part of `meta` that the host lacks."""
+    def _project(self, block, read: torch.Tensor) -> None:
+        """The input projections of a block, unless projected in full."""
         if self.in_full:
-            if not self.on_host:
-                packed_rows = on_device.packed_rows[:, None]
-                z_rows = self.rows[:, on_device.packed_rows.clamp(min=0)].transpose(0, 1)  # [steps, 2, bucket]
-                on_device.meta[:-1, :2] = torch.where(packed_rows >= 0, z_rows.int(), -1)
             return
-        if self.on_host:
-            x = self.inputs.index_select(0, read)
-        elif self.rows is not None:
-            x = self.inputs[self.rows[:, read]]  # [2, n, I]
-        else:
-            rows = on_device.block.rows
-            all_slots = rows[-1] - rows[0] < len(rows)
-            x = self.inputs[rows[0] : rows[-1] + 1] if all_slots else self.inputs.index_select(0, read)
-            x = x.view(len(x), 2, -1).transpose(0, 1)
+        all_slots = self.rows is None and block.rows[-1] - block.rows[0] < len(block.rows)
+        x = self.inputs[block.rows[0] : block.rows[-1] + 1] if all_slots else self.inputs.index_select(0, read)
+        if self.rows is None:
+            x = x.view(len(x), 2, -1).transpose(0, 1)  # [2, n, I]
         project(self.arena, self.steps.layer, x, self.bounded)
 
 

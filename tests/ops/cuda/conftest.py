@@ -18,25 +18,15 @@ def arenas(monkeypatch):
     return lstm._arenas
 
 
-WAYS = ["a table in full", "unique rows of a block", "packed rows", "small groups"]
-
-
-class RowsOnDevice(lstm._Call):
-    """Takes the host's rows for ones that only the device can read."""
-
-    def __init__(self, steps, inputs, rows, *settings):
-        super().__init__(steps, inputs, rows, *settings)
-        self.on_host, self.rows = False, rows
+WAYS = ["a table in full", "unique rows of a block", "small groups"]
 
 
 @pytest.fixture(params=WAYS)
 def operands_of(request, monkeypatch):
     """The function of a call's operands whose projections come that way; in small groups slots step by turns."""
-    if request.param == "packed rows":
-        monkeypatch.setattr(lstm, "_Call", RowsOnDevice)
     if request.param == WAYS[0]:
         return text
-    monkeypatch.setattr(blocks, "rows_held", lambda layer: 14 if "rows" in request.param else 8)
+    monkeypatch.setattr(blocks, "rows_held", lambda layer: 8 if request.param == "small groups" else 14)
     if request.param == "small groups":
         monkeypatch.setitem(steps.MOST_SLOTS, "graph", 4)
 

@@ -35,16 +35,15 @@ def path(monkeypatch):
 
 
 @pytest.mark.parametrize("kernels", ["triton", "torch"])
-@pytest.mark.parametrize("rows_on", ["cpu", "cuda"])
 @pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("shape", ["two layers", "no projection", "clips that fire"])
-def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, rows_on, kernels, monkeypatch):
+def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, kernels, monkeypatch):
     if kernels == "torch":
         monkeypatch.setattr(steps, "pointwise_of", lambda device: torch_lstm_pointwise)
     elif reason := steps.why_no_triton(HERE):
         pytest.skip(reason)
     operands, settings = ragged(BATCH_SIZES, SHAPES[shape])
-    check(SHAPES[shape], precision, *operands, **settings, device=HERE, rows_on=rows_on, times=4)
+    check(SHAPES[shape], precision, *operands, **settings, device=HERE, times=4)
     arena, = lstm._arenas.kept.values()
     assert any(any(graphs.held.values()) for bucket in arena._buckets.values() for graphs in bucket.graphs.values())
 

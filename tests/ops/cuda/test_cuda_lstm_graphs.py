@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.cuda import graphs as captures_module
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.ops.schemas import LstmCall
+from elmo_fast.ops.schemas import LstmCall, flat_weights
 from tests.support import fake_graphs
 from tests.support.gpu_lstm import FIRING, check, layer, run, starting, text
 from tests.support.models import SHAPES, options
@@ -263,6 +263,8 @@ def test_threads_take_turns_on_an_arena(graphs):
         return number
 
     layers = [layer(number=number) for number in (0, 1)]
+    for weights in layers:  # else threads that share them pack them twice
+        blocks.operands(flat_weights(weights), "highest", 0.05)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(work, range(4))) == [*range(4)]
     assert len(graphs) == 1

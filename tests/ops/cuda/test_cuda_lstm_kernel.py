@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from elmo_fast.ops.cuda import blocks, lstm, persistent
+from elmo_fast.testing import SIZES as SIZES_OF_MODELS
 from tests.support.gpu_lstm import ragged, run
 from tests.support.lstm_on_ptx import A100, CPU, H100, SMALL, check
 from tests.support.models import options
@@ -44,6 +45,15 @@ def test_agrees_with_float64(slots, most_steps, seed, native):
     first = native.calls[0]
     same = {"operand": bf16 or of.lstm.proj_clip is None, "state_stride": slots + 3, "packed": first["packed"]}
     assert all(call | same == call for call in native.calls) and first["slots"] == min(slots, 64)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("native, device, slots", [(90, H100, 1), (90, H100, 64), (80, A100, 16)], indirect=["native"])
+@pytest.mark.parametrize("size", ["small", "original"])
+def test_published_sizes_agree_with_float64(size, native, device, slots):
+    native.device(*device)
+    of = model(SIZES_OF_MODELS[size][:2], **FIRING)
+    check(native, of, *ragged([slots, slots, slots // 2 + 1], of), least_clipped=0.02)
 
 
 @pytest.mark.parametrize("cluster, slots", [(8, 3), (4, 33), (2, 3), (1, 33)])

@@ -11,7 +11,7 @@ from tests.support import cuda_ops, lstm_on_ptx
 from tests.support.gpu_lstm import ragged
 from tests.support.models import options
 from tests.support.ptx_machine import coverage
-from tests.support.triton_on_ptx import LIMITS, OnPtx, configs, highway, layer
+from tests.support.triton_on_ptx import LIMITS, configs, layer, on_ptx
 
 pytestmark = pytest.mark.long
 
@@ -91,15 +91,14 @@ def test_the_persistent_lstm(kind):
 @pytest.mark.parametrize("generation", configs.GENERATIONS)
 def test_a_triton_kernel(monkeypatch, generation, kind):
     tile = configs.tiles("highway", generation, "fp16", "many")[0]
-    stand_in = OnPtx(highway._highway, generation, tile)
-    monkeypatch.setattr(highway, "choose", lambda *_: stand_in)
+    driver = on_ptx(monkeypatch, generation, tile)
     case = layer("highway", tile.bm, 512)
     expected = case.run()
 
     def same(changed):
-        stand_in.text = changed
+        driver.text = changed
         with cuda_ops.registered_on_cpu():
             return relative_error(case.run("fp16"), expected) < LIMITS["fp16"]
 
     assert same(None)
-    check(same, stand_in.ran, range(1, stand_in.ran.count("\n")), *TRITON[kind])
+    check(same, driver.ran, range(1, driver.ran.count("\n")), *TRITON[kind])

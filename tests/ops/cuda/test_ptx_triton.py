@@ -9,18 +9,19 @@ import itertools
 import pytest
 import torch
 
+from elmo_fast.ops.cuda import steps
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
-from tests.support import cuda_ops, triton_on_ptx
-from tests.support.triton_on_ptx import PRECISIONS, Case, OnPtx, assert_close, conv, encoder_on_ptx, layer, words
+from tests.support import cuda_ops, gpu_lstm, triton_on_ptx
+from tests.support.triton_on_ptx import PRECISIONS, Case, assert_close, conv, layer, on_ptx, words
 
 configs, lstm_pointwise = triton_on_ptx.configs, triton_on_ptx.lstm_pointwise
 
 
 @pytest.fixture(autouse=True)
-def on_ptx(monkeypatch):
-    encoder_on_ptx(monkeypatch, 80)
+def registered(monkeypatch):
+    on_ptx(monkeypatch, 80)
     with cuda_ops.registered_on_cpu():
         yield
 
@@ -109,15 +110,6 @@ def test_the_ops_are_registered_well(operands):
         torch.library.opcheck(getattr(torch.ops.elmo_fast, op).default, arguments)
 
 
-def test_compile_sees_one_op():
-    case, graphs = conv(), []
-    given = [tensor.float() for tensor in case.tensors]
-    compiled = torch.compile(lambda: case.run("ieee", given), fullgraph=True,
-                             backend=lambda graph, _: graphs.append(graph) or graph.forward)
-    assert torch.equal(compiled(), case.run("ieee", given))
-    assert [str(node.target) for node in graphs[0].graph.nodes].count("elmo_fast.char_cnn") == 1
-
-
 # ---- every configuration that ships ------------------------------------------------------------
 
 
@@ -143,7 +135,7 @@ def grid_of(form):
 
 @pytest.mark.parametrize("form,generation,operands,tile", [row for form in SHAPES for row in grid_of(form)])
 def test_every_configuration(monkeypatch, form, generation, operands, tile):
-    encoder_on_ptx(monkeypatch, generation, tile)
+    on_ptx(monkeypatch, generation, tile)
     for case in SHAPES[form](tile):
         case.check(operands)
 
@@ -161,9 +153,7 @@ def exactly(name, *given):
 def test_pointwise(monkeypatch, generation, dtype, limit):
     """Every argument against float64, with clips that fire, and NaN and infinity that they pass on and stop."""
     torch.manual_seed(0)
-    for name in ("_gates", "_hidden"):
-        stand_in = OnPtx(getattr(lstm_pointwise, name), generation, registers=64)
-        monkeypatch.setattr(lstm_pointwise, name, stand_in)
+    on_ptx(monkeypatch, generation, registers=64)
     dim, projection, slots, rows = 700, 600, 5, 9
     meta = torch.tensor([[0, 3, -1, 8, 2], [1, 1, -1, 5, 7], [0, 1, 0, 0, 1]], dtype=torch.int32)
     after = torch.tensor([[0, 3, 1, 8, 2], [1, 1, 2, 5, 7], [0, 1, 0, 1, 0]], dtype=torch.int32)
@@ -183,3 +173,14 @@ def test_pointwise(monkeypatch, generation, dtype, limit):
     assert h[1].isnan().any() and (h[1].abs() == 1.25).any()
     for found, value in (h, operand, (each.transpose(0, 1) for each in out)):
         assert_close(found[has_token], value[has_token], 1e-7 if found.dtype == torch.float32 else 5e-3)
+
+
+@pytest.mark.parametrize("slots, count", [(7, 3), *(
+    pytest.param(slots, 40, marks=pytest.mark.long) for slots in (1, 2, 16, 32, 64, 200))])
+@pytest.mark.parametrize("precision", gpu_lstm.LIMITS)
+@pytest.mark.parametrize("generation", configs.GENERATIONS)
+def test_the_graph_path_over_them(monkeypatch, generation, precision, slots, count):
+    on_ptx(monkeypatch, generation, registers=64)
+    monkeypatch.setattr(steps, "pointwise_of", lambda device: lstm_pointwise)
+    operands, settings = gpu_lstm.ragged(torch.linspace(slots, 1, count).int().tolist())
+    gpu_lstm.check(gpu_lstm.FIRING, precision, *operands, **settings)

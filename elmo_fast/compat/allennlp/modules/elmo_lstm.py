@@ -91,12 +91,13 @@ class ElmoLstm(LstmStack):
             if self.training and self.recurrent_dropout_probability:
                 return self._run_dropping(inputs, present)
             schedule = make_schedule(present.sum(1).cpu().numpy())
-            order = torch.from_numpy(schedule.tokens).to(inputs.device).long()  # [2, N]
+            order = torch.from_numpy(schedule.tokens)  # [2, N]
             state = self.begin(schedule.slots.size, None, inputs)
             layers, final = self.run(inputs[present], order, schedule, *state, self.backend, self.precision)
             self.store_state(final)
         padded = inputs.new_zeros(len(layers), mask.numel(), 2 * self.hidden_size)
         positions = present.flatten().nonzero().squeeze(1)
+        order = order.to(inputs.device).long()
         values = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
         return padded.index_copy(1, positions, values).view(len(layers), *mask.shape, -1)
 
