@@ -107,8 +107,8 @@ def segment(path: Path, target, form: Form, *, layout: str, first: int = 0, fing
 
 
 def join(segments: Sequence[Path], part: Path, target, form: Form, *, layout: str, **_) -> None:
-    """One file out of many, batch by batch."""
-    sources = [ColumnsSource(path) for path in segments]
+    """One file out of many, batch by batch. Mapped segments would stay in memory until the last is read."""
+    sources = [ColumnsSource(path, mapped=False) for path in segments]
     with contextlib.ExitStack() as stack, Disk(part, target) as disk:
         for source in sources:
             stack.callback(source.close)
@@ -153,17 +153,17 @@ def _writer(disk: Disk, layout: str, schema: "pa.Schema"):
 class ColumnsSource(Source):
     """A file of either layout; the last batches that were asked for are kept. Parquet's pages have checksums."""
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, mapped: bool = True):
         self._name = os.fspath(path)
         with self._reading():
             with open(path, "rb") as file:
                 self.layout = "arrow" if file.read(6) == b"ARROW1" else "parquet"
             if self.layout == "arrow":
-                self._file = pa.ipc.open_file(pa.memory_map(self._name))
+                self._file = pa.ipc.open_file(pa.memory_map(self._name) if mapped else pa.OSFile(self._name))
                 self.schema, self.batches = self._file.schema, self._file.num_record_batches
                 lengths = [self._file.get_batch(number).num_rows for number in range(self.batches)]
             else:
-                self._file = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+                self._file = pq.ParquetFile(path, memory_map=mapped, page_checksum_verification=True)
                 self.schema, self.batches = self._file.schema_arrow, self._file.num_row_groups
                 lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.batches)]
             about = (self.schema.metadata or {}).get(_ABOUT)
