@@ -194,3 +194,18 @@ def test_a_form_keeps_what_it_says():
     assert Form([1, 0, 0], "first_last").apply(vectors, tokens).vectors.tolist() == [6, 1]
     with pytest.raises(ConfigurationError, match="^pool: expected at least one token"):
         Form("top", "mean").apply(vectors[:, :0], [])
+
+
+@pytest.mark.parametrize("layout, name", [pytest.param(*each, marks=pytest.mark.long) for each in (
+    ("parquet", "o.parquet"), ("arrow", "o.arrow"))])
+def test_segments_are_joined_without_mapping_them(tmp_path, monkeypatch, layout, name):
+    """Pages of mapped files count as memory of the process until the files are closed."""
+    need(layout)
+    from elmo_fast.embed.layouts import columns
+
+    opened, made = [], columns.ColumnsSource.__init__
+    monkeypatch.setattr(columns.ColumnsSource, "__init__", lambda source, path, mapped=True: (
+        opened.append(mapped), made(source, path, mapped))[1])
+    monkeypatch.setattr(columns.pa, "memory_map", None)
+    write(layout, tmp_path / name, Form(), make_items(Form(), 30), [4, 20])
+    assert opened == [False] * 3
