@@ -91,8 +91,9 @@ test-all: $(INSTALLED)
 	$(PY) -m pytest -q -m long $(addprefix --ignore=,$(WITH_LIBRARIES)) $(PYTEST_FLAGS)
 	$(MAKE) test-integrations
 
+# In a process of its own: a library that ends it (Ray does when its cluster is lost) fails one test, not the run.
 test-integrations: $(LIBRARIES)
-	$(PY) -m pytest -q -m long $(WITH_LIBRARIES) $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -m long -n 1 $(WITH_LIBRARIES) $(PYTEST_FLAGS)
 
 $(LIBRARIES): pyproject.toml $(INSTALLED)
 	$(PIP) --no-build-isolation -e ".[$(INTEGRATIONS)]"

@@ -97,15 +97,17 @@ def _cluster(pool: Pool) -> Iterator[None]:
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # its errors are raised, too
     local = {"include_dashboard": False} if pool.address == "local" else {}
     try:
-        with _silence(), _handlers_kept():
-            ray.init(pool.address, logging_level=logging.ERROR, log_to_driver=False, **local)
-    except (ConnectionError, ValueError) as error:
-        raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {pool.address} "
-                                 f"({error})") from error
-    context = DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.target_max_block_size = 1
-    try:
+        try:
+            with _silence(), _handlers_kept():
+                ray.init(pool.address, logging_level=logging.ERROR, log_to_driver=False, **local)
+        except (ConnectionError, ValueError) as error:
+            raise ConfigurationError(f"--ray: expected the address of a cluster that runs, got {pool.address} "
+                                     f"({error}); one with a token wants RAY_AUTH_MODE=token") from error
+        except Exception as error:  # Ray has no type of its own for a machine that starts it too slowly
+            raise OSError(f"--ray: expected Ray to start, or to answer, at {pool.address} ({error})") from error
+        context = DataContext.get_current().copy()
+        context.enable_progress_bars = False
+        context.target_max_block_size = 1
         with DataContext.current(context):
             yield
     finally:
@@ -249,12 +251,19 @@ class WriteShards(Worker):
 def _collected(done: "ray.data.Dataset", bar: Progress) -> Iterator[dict[str, Any]]:
     """Rows of `_DONE` as they come."""
     rows = iter(done.iter_rows())
-    while row := stops.interruptible(next)(rows, None):
+    while row := _next(rows):
         if row["error"] is not None:
             raise (ConfigurationError if row["is_refusal"] else OSError)(row["error"])
         if row["shard"] >= 0:
             bar.update(row["tokens"], row["texts"])
         yield row
+
+
+def _next(rows: Iterator[dict[str, Any]]) -> dict[str, Any] | None:
+    try:
+        return stops.interruptible(next)(rows, None)
+    except ray.exceptions.RayError as error:
+        raise OSError(f"--ray: expected Ray to run the workers ({error}); see Ray's log") from error
 
 
 def _verified(rows: Iterable[dict[str, Any]], layout: str, part: Path) -> list[dict[str, Any]]:

@@ -4,10 +4,13 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+STARTS = 3  # Ray gives up when a machine is so busy that it has not started in 30 seconds
 STORE = 200 << 20  # bytes
 KILLS = int(os.environ.get("ELMO_FAST_KILLS", 2))  # times that a test kills a worker
 TEXTS = [f"The {number} foxes jumped over a dog , again ." for number in range(2000)]
@@ -21,14 +24,43 @@ def cluster_settings(monkeypatch):
     """The environment of a small, quiet cluster, whose files are removed at the end."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # names of sockets must be short
     for name, value in {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0",
-                        # of a busy machine, which answers late and is short of memory
+                        # of a busy machine, which answers late and is short of memory and of time for nice processes
                         "RAY_health_check_failure_threshold": "60", "RAY_memory_monitor_refresh_ms": "0",
+                        "RAY_worker_niceness": "0",
+                        # Else a process has a token from the first cluster that it starts on, and not before.
+                        "RAY_AUTH_MODE": "disabled",
                         "RAY_TMPDIR": folder, "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(STORE)}.items():
         monkeypatch.setenv(name, value)
     try:
         yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_START = f"""
+import ray, sys
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory={STORE}, log_to_driver=False)
+print(ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def cluster(monkeypatch):
+    """The address of a cluster of two CPUs, which a process below this one starts, and ends."""
+    with cluster_settings(monkeypatch):
+        for _ in range(STARTS):
+            process = subprocess.Popen([sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                       stderr=subprocess.PIPE, text=True)
+            if address := process.stdout.readline().strip():
+                break
+            why = process.communicate()[1]
+        else:
+            raise OSError(f"Ray has not started in {STARTS} tries: {why[-2000:]}")
+        try:
+            yield address
+        finally:
+            process.communicate()
 
 
 def workers_below(process):
@@ -54,7 +86,7 @@ def kill_one(process):
     return worker
 
 
-def wait_until(condition, seconds=120):
+def wait_until(condition, seconds=240):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, "waited in vain"

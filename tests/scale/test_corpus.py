@@ -1,8 +1,9 @@
-"""`embed --ray` on a cluster of its own: shards, manifest, refusals, and workers that are killed."""
+"""`embed --ray` on clusters of this machine: shards, manifest, refusals, and workers that are killed."""
 
 import contextlib
 import functools
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -16,26 +17,21 @@ import elmo_fast
 from elmo_fast import BiLm
 from elmo_fast.embed.corpus import Target
 from elmo_fast.embed.form import Form
+from elmo_fast.embed.writer import Progress
 from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, wait_until, workers_below
-from tests.support.files import ROOT, names, run, write_model
+from tests.support.files import ROOT, names, run
 
 pytestmark = pytest.mark.long
-pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
 
-from elmo_fast.scale.corpus import Pool, embed_on_ray  # noqa: E402
+from elmo_fast.scale.corpus import Pool, _collected, embed_on_ray  # noqa: E402
 from elmo_fast.scale.workers import Settings  # noqa: E402
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quiet():
-    with pytest.MonkeyPatch.context() as monkeypatch, cluster_settings(monkeypatch):
-        yield
-    assert workers_below(os.getpid()) == []
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
+@pytest.fixture(autouse=True)
+def none_is_left():
+    yield
+    wait_until(lambda: not workers_below(os.getpid()))
 
 
 @pytest.fixture
@@ -58,11 +54,12 @@ def assert_shards(folder, expected, texts=TEXTS):
     return manifest
 
 
-def test_the_command(capfd, tmp_path, corpus, model):
-    """Ray itself is silent."""
+def test_the_command(capfd, tmp_path, corpus, model, monkeypatch):
+    """On a cluster of its own. Ray itself is silent."""
     out = tmp_path / "vectors"
-    status, _, errors = run(capfd, "embed", corpus, out, "--top", "--state", "zero", "--model", model, "--allow-blank",
-                            "--quiet", "--batch-size", 5, "--ray")
+    with cluster_settings(monkeypatch):
+        status, _, errors = run(capfd, "embed", corpus, out, "--top", "--state", "zero", "--model", model,
+                                "--allow-blank", "--quiet", "--batch-size", 5, "--ray")
     assert (status, errors) == (0, "")
     assert names(tmp_path) == ["corpus.txt", "vectors"]
     manifest = assert_shards(out, elmo_fast.load(model).embed(TEXTS, "top", "zero"))
@@ -108,7 +105,7 @@ def target(folder, layout="parquet"):
     return Target(folder / "out", layout, Form("all"))
 
 
-def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model):
+def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model, address):
     class Dies(BiLm):
         def run(self, *_):
             os.abort()
@@ -119,25 +116,53 @@ def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model):
     for texts, kind, error, message in [(blank, BiLm, ValueError, "got a blank line at index 7"),
                                         (readable, Dies, OSError, died)]:
         with pytest.raises(error, match=message):
-            embed_on_ray(texts, kind.from_model(model), target(tmp_path), settings(), Pool(workers=1))
+            embed_on_ray(texts, kind.from_model(model), target(tmp_path), settings(), Pool(address, workers=1))
         assert names(tmp_path) == ["corpus.txt"]
 
 
-def test_no_texts(tmp_path, model):
+def test_a_cluster_that_does_not_start_leaves_nothing(tmp_path, corpus, model, address, monkeypatch):
+    """Ray's `Exception` of a busy machine is an error in a line, and the next run connects."""
+    def late(*_, **__):
+        real(address, logging_level=logging.ERROR, log_to_driver=False)
+        raise Exception("The current node timed out during startup.")
+
+    def embed():
+        embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), BiLm.from_model(model),
+                     target(tmp_path), settings(), Pool(address, workers=1))
+
+    real = ray.init
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="expected Ray to start.*timed out"):
+        patched.setattr(ray, "init", late)
+        embed()
+    assert names(tmp_path) == ["corpus.txt"] and not ray.is_initialized()
+    embed()
+
+
+def test_an_error_of_rays_own_is_no_traceback():
+    class Dataset:
+        def iter_rows(self):
+            raise ray.exceptions.RayActorError(error_msg="The actor never ran.")
+            yield
+
+    with pytest.raises(OSError, match="--ray: expected Ray to run the workers .*never ran"):
+        list(_collected(Dataset(), Progress(False)))
+
+
+def test_no_texts(tmp_path, model, address):
     embed_on_ray(functools.partial(contextlib.nullcontext, ()), BiLm.from_model(model), target(tmp_path), settings(),
-                 Pool(workers=1))
+                 Pool(address, workers=1))
     assert_shards(tmp_path / "out", [], [])
 
 
 @pytest.mark.parametrize("layout", ["packed", "arrow"])
-def test_shards_of_other_layouts(tmp_path, corpus, model, layout):
+def test_shards_of_other_layouts(tmp_path, corpus, model, layout, address):
     embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), BiLm.from_model(model),
-                 target(tmp_path, layout), settings(), Pool(), shard_tokens=9000)
+                 target(tmp_path, layout), settings(), Pool(address), shard_tokens=9000)
     assert len(assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))["shards"]) == 3
 
 
 @pytest.mark.parametrize("time", range(KILLS))
-def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, corpus, model, time):
+def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, corpus, model, time, address):
     """The one whose shard is not yet there, when the first is."""
     killed = []
 
@@ -149,33 +174,45 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, corpus, model, time
     thread = threading.Thread(target=kill)
     thread.start()
     embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), BiLm.from_model(model),
-                 target(tmp_path), settings(), Pool(workers=2), shard_tokens=300)
+                 target(tmp_path), settings(), Pool(address, workers=2), shard_tokens=300)
     thread.join()
     manifest = assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))
     assert killed[1] < len(manifest["shards"]) - 1
     assert names(tmp_path) == ["corpus.txt", "out"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_leaves_nothing(tmp_path, corpus, model, number):
+@contextlib.contextmanager
+def started(folder, corpus, model, *arguments):
+    """A process of the command, which does not outlive the body."""
+    process = subprocess.Popen([sys.executable, "-m", "elmo_fast.cli", "embed", corpus, folder / "out", "--all",
+                                "--state", "warm", "--model", model, "--batch-size", "1", *arguments], cwd=ROOT,
+                               stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number, is_joined", [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_stop_leaves_nothing(tmp_path, corpus, model, address, monkeypatch, number, is_joined):
+    """Of a command that has joined a cluster, and of one that has its own, with the token that Ray gives it."""
+    if not is_joined:
+        monkeypatch.delenv("RAY_AUTH_MODE")
     corpus.write_text("a long line of text .\n" * 200_000)
-    command = [sys.executable, "-m", "elmo_fast.cli", "embed", corpus, tmp_path / "out", "--all", "--state", "warm",
-               "--model", model, "--batch-size", "1", "--ray"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: list(tmp_path.glob("out.*.part/*.parquet")))
-    process.send_signal(number)
-    assert process.communicate(timeout=60)[1] == "elmo-fast: error: interrupted; no output was left behind\n"
+    with started(tmp_path, corpus, model, "--ray", *[address] * is_joined) as process:
+        wait_until(lambda: list(tmp_path.glob("out.*.part/*.parquet")))
+        process.send_signal(number)
+        assert process.communicate(timeout=240)[1] == "elmo-fast: error: interrupted; no output was left behind\n"
     assert process.returncode == 1 and names(tmp_path) == ["corpus.txt"]
 
 
-def test_a_killed_command_leaves_no_output_and_the_next_one_cleans_up(tmp_path, corpus, model):
-    command = [sys.executable, "-m", "elmo_fast.cli", "embed", corpus, tmp_path / "out", "--all", "--state", "warm",
-               "--model", model, "--allow-blank", "--quiet", "--batch-size", "1", "--ray"]
-    process = subprocess.Popen(command, cwd=ROOT)
-    wait_until(lambda: list(tmp_path.glob("out.*.part")))
-    process.kill()
-    process.wait()
+def test_a_killed_command_leaves_no_output_and_the_next_one_cleans_up(tmp_path, corpus, model, address):
+    arguments = tmp_path, corpus, model, "--allow-blank", "--quiet", "--ray", address
+    with started(*arguments):
+        wait_until(lambda: list(tmp_path.glob("out.*.part")))
     assert not (tmp_path / "out").exists()
-    assert subprocess.run(command, cwd=ROOT).returncode == 0
+    with started(*arguments) as process:
+        assert process.communicate(timeout=240)[1] == "" and process.returncode == 0
     assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))
     assert names(tmp_path) == ["corpus.txt", "out"]

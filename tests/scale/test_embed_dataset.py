@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import elmo_fast
-from tests.scale.cluster import KILLS, STORE, TEXTS, cluster_settings, kill_one, workers_below
+from tests.scale.cluster import KILLS, TEXTS, kill_one, workers_below
 from tests.support import docs
-from tests.support.files import write_model
 
 pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
@@ -16,18 +15,11 @@ pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with pytest.MonkeyPatch.context() as monkeypatch, cluster_settings(monkeypatch):
-        ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=STORE,
-                 _temp_dir=os.environ["RAY_TMPDIR"], log_to_driver=False)
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        yield
-        ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("model"))
+def connected(address):
+    ray.init(address, log_to_driver=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield
+    ray.shutdown()
 
 
 def dataset(column="text", values=TEXTS, blocks=6):
