@@ -8,9 +8,11 @@ import torch
 
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.cpu import pointer
-from elmo_fast.ops.reference import ACTIVATIONS, with_zero_row
+from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.ops.schemas import library, no_gradient
 from elmo_fast.ops.torch.char_cnn import PADDING_ID
+
+_IN_PLACE = {"relu": torch.relu_, "tanh": torch.tanh_}
 
 
 def forward(ids, char_embed, weights, biases, activation, precision, bounded, save):
@@ -19,7 +21,8 @@ def forward(ids, char_embed, weights, biases, activation, precision, bounded, sa
     ids, table, weights = _contiguous(ids, char_embed, weights)
     native_module()[0].char_cnn_forward(**_call(ids, table, weights), values=sums.data_ptr(),
                                         picks=picks.data_ptr() if save else 0)
-    return ACTIVATIONS[activation](sums + torch.cat(biases)), picks
+    sums += torch.cat(biases)
+    return _IN_PLACE[activation](sums), picks
 
 
 def backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded, needed):
