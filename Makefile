@@ -53,6 +53,8 @@ SAY_NATIVE := import runpy; why = runpy.run_path("$(RECORD)")["NATIVE_SKIPPED"];
 	print("CUDA kernels:", (w := __import__("elmo_fast._native")._native.cuda_skipped) and "none, because " + w or "built")
 # As many processes as cores, where pytest-xdist is; their waiting threads sleep, as spinning ones would hold a core.
 PARALLEL := $(PY) -c 'import xdist; print("-n auto --maxprocesses 4 --dist worksteal")' 2>/dev/null || true
+# One beside pytest's: a library that ends it, as Ray does when its cluster is lost, fails one test and not the run.
+APART := $(PY) -c 'import xdist; print("-n 1")' 2>/dev/null || true
 
 .PHONY: venv native embed test test-all test-integrations bench docs lint clean FORCE
 
@@ -91,9 +93,8 @@ test-all: $(INSTALLED)
 	$(PY) -m pytest -q -m long $(addprefix --ignore=,$(WITH_LIBRARIES)) $(PYTEST_FLAGS)
 	$(MAKE) test-integrations
 
-# In a process of its own: a library that ends it (Ray does when its cluster is lost) fails one test, not the run.
 test-integrations: $(LIBRARIES)
-	$(PY) -m pytest -q -m long -n 1 $(WITH_LIBRARIES) $(PYTEST_FLAGS)
+	$(PY) -m pytest -q -m long $$($(APART)) $(WITH_LIBRARIES) $(PYTEST_FLAGS)
 
 $(LIBRARIES): pyproject.toml $(INSTALLED)
 	$(PIP) --no-build-isolation -e ".[$(INTEGRATIONS)]"
