@@ -20,7 +20,7 @@ with extra("serve"):
     from pydantic import BaseModel, ConfigDict, Field
 
 MOST_TOKENS = 60  # of a sentence on the page
-_PAGE = Path(__file__).with_name("page.html")
+_PAGE = Path(__file__).with_suffix(".html")
 # Nothing comes from elsewhere, and no script runs but the page's own.
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
@@ -91,8 +91,9 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     if index is not None:
         index.occurrences("")  # finds the words before the first request
     routes = APIRouter()
-    page = _PAGE.read_text(encoding="utf-8")
-    policy = {"Content-Security-Policy": _POLICY.format(_digest(page.split("<script>")[1].split("</script>")[0]))}
+    page, style, script = (_PAGE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".html", ".css", ".js"))
+    page = page.replace("<style>", f"<style>{style}").replace("<script>", f"<script>{script}")
+    policy = {"Content-Security-Policy": _POLICY.format(_digest(script))}
     about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
 
