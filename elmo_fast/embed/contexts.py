@@ -21,6 +21,7 @@ from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import check_iterable, check_sentence
 from elmo_fast.text.fasta import FastaRecord
+from elmo_fast.text.strings import joined, spans, split
 
 FORMAT = "elmo-fast context index"
 STATES = ("warm", "zero")  # vectors that depend on their own text alone
@@ -166,14 +167,13 @@ class ContextIndex:
     def save(self, path: str | os.PathLike) -> None:
         """Write the index to an HDF5 file, atomically."""
         check_target(path, "index")
-        tokens = [token.encode("utf-8", "surrogatepass") for text in self.texts for token in text]
+        content, ends = joined([token for text in self.texts for token in text])
         with atomic_hdf5(path) as (file, disk):
             file.attrs["format"], file.attrs["version"], file.attrs["state"] = FORMAT, 1, self.state
             file.attrs["model"] = self.model or ""
             file.attrs["layers"] = self.layers if isinstance(self.layers, str) else np.asarray(self.layers, np.float64)
-            for name, values in (("places", self.places), ("lines", self.lines),
-                                 ("token_bytes", np.frombuffer(b"".join(tokens), np.uint8)),
-                                 ("token_ends", np.cumsum([len(token) for token in tokens], dtype=np.int64)),
+            for name, values in (("places", self.places), ("lines", self.lines), ("token_bytes", content),
+                                 ("token_ends", ends),
                                  ("text_ends", np.cumsum([len(text) for text in self.texts], dtype=np.int64))):
                 file.create_dataset(name, data=values)
             stored = file.create_dataset("vectors", self.vectors.shape, self.vectors.dtype)
@@ -192,10 +192,8 @@ class ContextIndex:
             if file.attrs.get("format") != FORMAT or file.attrs.get("version") != 1:
                 raise ConfigurationError(f"index {os.fspath(path)}: expected a file that ContextIndex.save wrote "
                                          "(format version 1), got another HDF5 file")
-            content = file["token_bytes"][...].tobytes()
-            tokens = [content[start:end].decode("utf-8", "surrogatepass")
-                      for start, end in _spans(file["token_ends"][...], len(content))]
-            texts = [tokens[start:end] for start, end in _spans(file["text_ends"][...], len(tokens))]
+            tokens = split(file["token_bytes"][...], file["token_ends"][...])
+            texts = [tokens[start:end] for start, end in spans(file["text_ends"][...], len(tokens))]
             places, lines, layers = file["places"][...], file["lines"][...], file.attrs["layers"]
             lengths = np.array([len(text) for text in texts], np.int64)
             outside = (places < 0).any() or (places[:, 0] >= len(texts)).any() if len(places) else False
@@ -322,13 +320,6 @@ def _stored_rows(embeddings: Embeddings,
 
 def _slices(count: int) -> Iterator[slice]:
     return (slice(start, min(count, start + _ROWS_AT_ONCE)) for start in range(0, count, _ROWS_AT_ONCE))
-
-
-def _spans(ends: np.ndarray, total: int) -> Iterator[tuple[int, int]]:
-    starts = np.concatenate([[0], ends])[:-1]
-    if (ends < starts).any() or (ends[-1] if len(ends) else 0) != total:
-        raise ValueError("offsets that do not rise to the length of what they divide")
-    return zip(starts.tolist(), ends.tolist())
 
 
 def _stored(path: str | os.PathLike, dataset: h5py.Dataset) -> np.ndarray:
