@@ -126,8 +126,6 @@ class LoadedElmo:
 
     def _run(self, texts: Iterable[Text], form: Form, batch_size: int) -> Iterator[np.ndarray]:
         """What the form keeps of the stream: a `map`, which adds no frame above the stream's."""
-        form.check(self.bilm.num_layers)
-
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors
 
