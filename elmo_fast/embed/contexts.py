@@ -12,19 +12,17 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count
-from elmo_fast.embed.api import Given, Layers, LoadedElmo
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, check_choice, check_count
+from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
 from elmo_fast.embed.opened import Embeddings
-from elmo_fast.embed.readers import Text
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.text.batching import check_iterable, check_sentence
+from elmo_fast.text.batching import check_iterable
 from elmo_fast.text.fasta import FastaRecord
 from elmo_fast.text.strings import joined, spans, split
 
 FORMAT = "elmo-fast context index"
-STATES = ("warm", "zero")  # vectors that depend on their own text alone
 DTYPES = ("float32", "float16")
 _ROWS_AT_ONCE = 1 << 14  # of vectors in fp32
 
@@ -63,8 +61,8 @@ class Comparison:
 
 def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm") -> Comparison:
     """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens. `state` is warm or zero."""
-    check_choice("state", state, STATES)
-    rows, columns = _tokens(first, "first"), _tokens(second, "second")
+    check_choice("state", state, FREE_STATES)
+    rows, columns = list(tokens_of(first, "first")), list(tokens_of(second, "second"))
     for name, tokens in (("first", rows), ("second", columns)):
         if not tokens:
             raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
@@ -117,7 +115,7 @@ class ContextIndex:
         `LoadedElmo.embed`, but not `all`; `state` is warm or zero. Vectors are kept with length 1, in `dtype`, float32
         or float16.
         """
-        check_choice("state", state, STATES)
+        check_choice("state", state, FREE_STATES)
         check_choice("dtype", dtype, DTYPES)
         if isinstance(layers, str) and layers == "all":
             raise ValueError("layers: expected a layer or a mixture of them, got 'all'")
@@ -141,7 +139,7 @@ class ContextIndex:
         layers = "average" if embeddings.layers in (None, "all") else embeddings.layers
         width = embeddings[0].shape[-1] if len(embeddings) else 0
         return cls._gather(_stored_rows(embeddings, words), embeddings.dtype.name, width, layers=layers,
-                           state=state if state in STATES else STATES[0], model=about.get("model"))
+                           state=state if state in FREE_STATES else "warm", model=about.get("model"))
 
     @classmethod
     def _gather(cls, rows: Iterable[tuple[int, list[str], np.ndarray, np.ndarray]], dtype: str, width: int,
@@ -278,19 +276,11 @@ def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def _tokens(text: Given, name: str) -> list[str]:
-    if isinstance(text, str):
-        return text.split()
-    if isinstance(text, FastaRecord):
-        return list(text.sequence)
-    return list(text.tokens if isinstance(text, Text) else check_sentence(text, name))
-
-
 def _chosen(texts: Iterable[Given], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
     """(number, tokens, positions int64 of the words) of the texts that have any."""
     wanted = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
-        tokens = _tokens(text, f"texts[{number}]")
+        tokens = list(tokens_of(text, f"texts[{number}]"))
         positions = [at for at, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
         if positions:
             yield number, tokens, np.array(positions, np.int64)

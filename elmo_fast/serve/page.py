@@ -17,7 +17,9 @@ from elmo_fast.model.options import ConfigurationError
 with extra("serve"):
     from fastapi import APIRouter, HTTPException
     from fastapi.responses import HTMLResponse
-    from pydantic import BaseModel, ConfigDict, Field
+    from pydantic import BaseModel, Field
+
+    from elmo_fast.serve.schemas import StrictModel
 
 MOST_TOKENS = 60  # of a sentence on the page
 _PAGE = Path(__file__).with_suffix(".html")
@@ -27,11 +29,7 @@ _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; conn
 _Token = Annotated[str, Field(max_length=2000)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class CompareRequest(_Body):
+class CompareRequest(StrictModel):
     """Two sentences, split at whitespace."""
 
     first: Annotated[str, Field(max_length=20000)]
@@ -52,7 +50,7 @@ class CompareAnswer(BaseModel):
     second: list[list[list[float]]]
 
 
-class NearestRequest(_Body):
+class NearestRequest(StrictModel):
     """A tokenized sentence and the position of the word in it, from 0."""
 
     tokens: Annotated[list[_Token], Field(min_length=1, max_length=MOST_TOKENS)]
