@@ -20,10 +20,11 @@ from elmo_fast.choices import (
     UNKNOWN,
 )
 from elmo_fast.cli.flags import NUMERICS, add_command, at_least, value_of
-from elmo_fast.cli.ray import Ray, add_ray_flags, ray_writer
+from elmo_fast.cli.ray import add_ray_flags, ray_writer
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
+from elmo_fast.scale import Pool
 
 if TYPE_CHECKING:
     from elmo_fast.embed.corpus import Target  # imports torch: the help of the command needs none
@@ -146,7 +147,7 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
     if ray and form["layout"] is None:
         form["layout"] = "parquet"
     target = _target(output_file, **form)
-    write_on_ray = ray and ray_writer(Ray(ray, ray_workers, ray_cpus, ray_gpus), target, input_file, state, batch_size,
+    write_on_ray = ray and ray_writer(Pool(ray, ray_workers, ray_cpus, ray_gpus), target, input_file, state, batch_size,
                                       resume, cuda_device)
     open_again = functools.partial(open_texts, os.path.abspath(input_file) if ray else input_file, format=format,
                                    field=field, tokenizer=tokenizer, allow_blank=allow_blank)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, check_choice, check_count
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, STORAGES, check_choice, check_count
 from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
 from elmo_fast.embed.opened import Embeddings
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
@@ -23,7 +23,6 @@ from elmo_fast.text.fasta import FastaRecord
 from elmo_fast.text.strings import joined, spans, split
 
 FORMAT = "elmo-fast context index"
-DTYPES = ("float32", "float16")
 _ROWS_AT_ONCE = 1 << 14  # of vectors in fp32
 
 
@@ -116,7 +115,7 @@ class ContextIndex:
         or float16.
         """
         check_choice("state", state, FREE_STATES)
-        check_choice("dtype", dtype, DTYPES)
+        check_choice("dtype", dtype, STORAGES)
         if isinstance(layers, str) and layers == "all":
             raise ValueError("layers: expected a layer or a mixture of them, got 'all'")
         if isinstance(texts, FastaRecord):
@@ -314,7 +313,8 @@ def _slices(count: int) -> Iterator[slice]:
 
 def _stored(path: str | os.PathLike, dataset: h5py.Dataset) -> np.ndarray:
     """The rows of a contiguous dataset, mapped from the file: [n, dim], read-only."""
-    if dataset.dtype not in DTYPES or dataset.ndim != 2:
-        raise ValueError(f"vectors: expected two axes of {' or '.join(DTYPES)}, got {dataset.ndim} of {dataset.dtype}")
+    if dataset.dtype not in STORAGES or dataset.ndim != 2:
+        raise ValueError(f"vectors: expected two axes of {' or '.join(STORAGES)}, got {dataset.ndim} of "
+                         f"{dataset.dtype}")
     offset = dataset.id.get_offset()
     return dataset[...] if offset is None else np.memmap(path, dataset.dtype, "r", offset, dataset.shape)
