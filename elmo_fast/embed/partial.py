@@ -60,7 +60,6 @@ class PartialResult:
 
     @property
     def texts(self) -> int:
-        """Number of texts that are done."""
         return self.commits[-1].texts if self.commits else 0
 
     def links(self) -> list[Path]:
@@ -129,7 +128,6 @@ class PartialResult:
         self._write_progress(self.folder)
 
     def remove(self) -> None:
-        """Remove the directory."""
         if self.folder.is_dir():
             self.folder.rename(self._workspace / "removed")
             shutil.rmtree(self._workspace / "removed")

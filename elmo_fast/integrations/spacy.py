@@ -38,7 +38,6 @@ class ElmoPipe(Pipe):
 
     @property
     def elmo(self) -> LoadedElmo:
-        """The model."""
         if self._elmo is None:
             self._read(self._model)
         return self._elmo

@@ -45,7 +45,6 @@ class Service:
 
     @property
     def bilm(self):
-        """The model itself."""
         return self.batching.bilm
 
     def form(self, **arguments) -> Form:

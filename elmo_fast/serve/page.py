@@ -157,8 +157,8 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> Nea
     for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
         shown = context_of(index, near.number)
         found.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
-                                  line=int(index.lines[near.text]) + 1, before=shown.before, word=shown.word,
-                                  after=shown.after, tokens=list(index.texts[near.text])))
+                                  line=shown.line, before=shown.before, word=shown.word, after=shown.after,
+                                  tokens=list(index.texts[near.text])))
     return NearestAnswer(occurrences=len(occurrences), neighbours=found)
 
 

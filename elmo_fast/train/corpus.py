@@ -189,7 +189,6 @@ class Lines:
         return len(self._starts) - 1
 
     def tokens(self, number: int) -> list[str]:
-        """Tokens of line `number`."""
         first, last = self._starts[number : number + 2].tolist()
         return _decode(self._text[first:last], self.path, first).split()
 
@@ -264,7 +263,6 @@ class Sentences:
                          "epoch, got none: groups of files have fewer sentences than streams")
 
     def at(self, location: Location) -> list[str]:
-        """The sentence at a location."""
         tokens = self._group(*location[:2]).tokens(location[2])
         sentence = [BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN]
         return sentence[::-1] if self._order.reverse else sentence

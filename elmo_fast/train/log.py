@@ -39,7 +39,6 @@ class TrainLog:
                     self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """Close the files."""
         self._file.close()
         if self._events is not None:
             self._events.close()

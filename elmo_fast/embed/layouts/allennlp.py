@@ -181,7 +181,6 @@ class AllennlpWriter:
         self._sentence_keys, self._index = use_sentence_keys, index
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         key = item.text if self._sentence_keys else item.key
         dataset = self._writer.write(key, narrowed(self._number, item.vectors, self._dtype))
         if item.positions is not None:

@@ -118,7 +118,6 @@ class _ArrayWriter:
         self._dtype = np.dtype(form.dtype)
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         self._write(item.key, narrowed(self._number, item.vectors, self._dtype))
         self._number += 1
         stops.check()
@@ -132,7 +131,6 @@ class _WordWriter(_ArrayWriter):
         self._words: dict[str, list[np.ndarray]] = {}
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         vectors = np.moveaxis(narrowed(self._number, item.vectors, self._dtype), -2, 0)
         for position, values in zip(item.positions.tolist(), vectors):
             self._words.setdefault(item.tokens[position], []).append(values)

@@ -38,7 +38,6 @@ class ColumnsWriter:
         self._writer = None
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         if self._writer is None:
             shape = np.delete(item.vectors.shape, [] if self._form.pool else -2).tolist()
             self._schema = _schema(self._form, self._fingerprint, shape)

@@ -48,7 +48,6 @@ class PackedWriter:
         self.rows = _Rows(disk, np.dtype(form.dtype))
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         vectors = item.vectors
         if self._form.pool:
             vectors = vectors[np.newaxis]
