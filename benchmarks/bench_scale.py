@@ -55,7 +55,8 @@ def texts_of(sentences: list[list[str]]):
 def run_once(bilm, settings, sentences: list[list[str]], workers: int, shard_tokens: int, folder: Path) -> float:
     """Tokens/s of `embed_on_ray`; the directory stays."""
     from elmo_fast.embed.corpus import Target
-    from elmo_fast.scale.corpus import Pool, embed_on_ray
+    from elmo_fast.scale import Pool
+    from elmo_fast.scale.corpus import embed_on_ray
 
     arrivals = Arrivals()
     embed_on_ray(lambda: texts_of(sentences), bilm, Target(folder, "parquet", settings.form), settings,

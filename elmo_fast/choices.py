@@ -12,6 +12,7 @@ from pathlib import Path
 BACKENDS = ("auto", "reference", "torch", "native")
 PRECISIONS = ("highest", "high", "medium")
 STATES = ("carry", "zero", "warm")
+FREE_STATES = STATES[1:]  # vectors depend on their own text alone, not on order and batches
 LAYERS = ("all", "top", "average")
 POOLS = ("mean", "max", "first_last")
 UNKNOWN = ("encode", "error", "unk")  # words outside a token table: their own vector, an error, or <UNK>'s

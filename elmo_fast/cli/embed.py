@@ -7,23 +7,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elmo_fast.choices import (
-    DEFAULT_BATCH_SIZE,
-    FORMATS,
-    LAYOUTS,
-    MOST_SENTENCES,
-    POOLS,
-    SEQVEC_BATCH_SIZE,
-    SEQVEC_LAYERS,
-    STORAGES,
-    TOKENIZERS,
-    UNKNOWN,
-)
+from elmo_fast import choices
 from elmo_fast.cli.flags import NUMERICS, add_command, at_least, value_of
-from elmo_fast.cli.ray import Ray, add_ray_flags, ray_writer
+from elmo_fast.cli.ray import add_ray_flags, ray_writer
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
+from elmo_fast.scale import Pool
 
 if TYPE_CHECKING:
     from elmo_fast.embed.corpus import Target  # imports torch: the help of the command needs none
@@ -42,7 +32,7 @@ def add_commands(commands) -> None:
     add("vocabulary", metavar="VOCAB", help="vocabulary file, one word a line, with <S> and </S>")
     add("output_file", metavar="OUT", help="HDF5 file")
     add("--corpus", action="store_true", help="VOCAB is a text (INPUT of embed): cache every word of it")
-    add("--storage", choices=STORAGES, default="float32", help="(default: %(default)s)")
+    add("--storage", choices=choices.STORAGES, default="float32", help="(default: %(default)s)")
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:],
                 NUMERICS[2])
     add_command(commands, "models", "elmo_fast.model.catalogue:report", "list the public models that can be named")
@@ -66,13 +56,13 @@ def _add_embed(commands) -> None:
     factors = value_of(lambda text: tuple(map(float, text.split(","))), "numbers with commas between them", bool)
     layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="the sum of the layers, each "
                         "times its factor")
-    add("--batch-size", type=at_least(1), default=DEFAULT_BATCH_SIZE, help=f"sentences at a time, at most "
-        f"{MOST_SENTENCES:,} (default: %(default)s)")
+    add("--batch-size", type=at_least(1), default=choices.DEFAULT_BATCH_SIZE, help=f"sentences at a time, at most "
+        f"{choices.MOST_SENTENCES:,} (default: %(default)s)")
     add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
     add("--token-table", metavar="FILE", help="take token vectors from a file that cache wrote")
-    add("--unknown", choices=UNKNOWN, help="a word outside the table gets its own vector, raises an error, or gets the "
-        "vector of <UNK> (default: encode)")
+    add("--unknown", choices=choices.UNKNOWN, help="a word outside the table gets its own vector, raises an error, or "
+        "gets the vector of <UNK> (default: encode)")
     _add_formats(parser)
     add = parser.add_argument_group("further flags of `allennlp elmo`").add_argument
     add("--forget-sentences", action="store_true", help="leave out sentence_to_index")
@@ -87,15 +77,15 @@ def _add_embed(commands) -> None:
 
 def _add_formats(parser) -> None:
     add = parser.add_argument_group("formats").add_argument
-    add("--layout", choices=LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
+    add("--layout", choices=choices.LAYOUTS, help="of OUTPUT; packed is HDF5 for many texts (default: by the suffix, "
         "AllenNLP's for HDF5)")
-    add("--dtype", choices=STORAGES, default="float32", help="(default: %(default)s)")
-    add("--pool", choices=POOLS, help="one vector a text")
+    add("--dtype", choices=choices.STORAGES, default="float32", help="(default: %(default)s)")
+    add("--pool", choices=choices.POOLS, help="one vector a text")
     add("--targets", metavar="FILE", help="keep the vectors of these words alone, one a line")
-    add("--format", choices=FORMATS, help="of INPUT (default: by the suffix)")
+    add("--format", choices=choices.FORMATS, help="of INPUT (default: by the suffix)")
     add("--field", metavar="NAME", help="key or column of the texts in JSON lines and Parquet (default: text)")
-    add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(TOKENIZERS)} or package.module:function "
-        "(default: %(default)s)")
+    add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(choices.TOKENIZERS)} or "
+        "package.module:function (default: %(default)s)")
 
 
 def add_seqvec(commands) -> None:
@@ -111,14 +101,14 @@ def add_seqvec(commands) -> None:
     add("--model", dest="model_dir", type=Path, default=Path("model"), metavar="DIRECTORY", help="directory with "
         "weights.hdf5 and options.json; without them the published model is fetched (default: ./model)")
     add("--protein", dest="per_protein", action="store_true", help="one vector a protein: the mean over its residues")
-    add("--batchsize", type=int, default=SEQVEC_BATCH_SIZE, metavar="RESIDUES",
+    add("--batchsize", type=int, default=choices.SEQVEC_BATCH_SIZE, metavar="RESIDUES",
         help="residues that complete a batch (default: %(default)s)")
     add("--split-char", default="|", metavar="C", help="splits headers into fields (default: |)")
     add("--id", type=int, default=1, metavar="N", dest="id_field", help="number of the field, from 0, that identifies "
         "a sequence; -1 takes the whole header (default: %(default)s)")
     add("--cpu", action="store_true", help="use the CPU where there is a GPU")
-    add("--layer", choices=SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, or a "
-        "single layer (default: %(default)s)")
+    add("--layer", choices=choices.SEQVEC_LAYERS, default="sum", help="sum of the layers, all of them side by side, or "
+        "a single layer (default: %(default)s)")
     add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--silent", dest="progress", action="store_false", help="no progress bar")
 
@@ -146,7 +136,7 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
     if ray and form["layout"] is None:
         form["layout"] = "parquet"
     target = _target(output_file, **form)
-    write_on_ray = ray and ray_writer(Ray(ray, ray_workers, ray_cpus, ray_gpus), target, input_file, state, batch_size,
+    write_on_ray = ray and ray_writer(Pool(ray, ray_workers, ray_cpus, ray_gpus), target, input_file, state, batch_size,
                                       resume, cuda_device)
     open_again = functools.partial(open_texts, os.path.abspath(input_file) if ray else input_file, format=format,
                                    field=field, tokenizer=tokenizer, allow_blank=allow_blank)

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterator
 
+from elmo_fast.choices import FREE_STATES
 from elmo_fast.cli.flags import NUMERICS, add_command, at_least
 from elmo_fast.model.sources import DEFAULT_MODEL
 
-_STATES = ("warm", "zero")
 _SHARED = "--model", *NUMERICS, "--cuda-device"
 
 
@@ -19,7 +19,7 @@ def add_commands(commands) -> None:
     add("first", metavar="FIRST", help="a sentence: the rows")
     add("second", metavar="SECOND", help="a sentence: the columns")
     add("--weights", type=float, nargs="+", metavar="W", help="also a mixture of the layers, a weight for each")
-    add("--state", choices=_STATES, default="warm", help="initial state of a sentence (default: %(default)s)")
+    add("--state", choices=FREE_STATES, default="warm", help="initial state of a sentence (default: %(default)s)")
     add("-o", "--output", metavar="FILE", help="the picture: .png, .svg, .pdf or .html")
     parser = add_command(commands, "nearest", _nearest, "print the contexts of a corpus that are nearest to a word in "
                          "its context, and draw them", *_SHARED, model=DEFAULT_MODEL)
@@ -38,7 +38,7 @@ def add_commands(commands) -> None:
     layers = parser.add_mutually_exclusive_group()
     layers.add_argument("--layer", metavar="L", help="average (default), top, or the number of a layer, from 0")
     layers.add_argument("--weights", type=float, nargs="+", metavar="W", help="a mixture of the layers")
-    add("--state", choices=_STATES, help="initial state of a sentence (default: warm)")
+    add("--state", choices=FREE_STATES, help="initial state of a sentence (default: warm)")
     add("--save", metavar="FILE", help="also store the vectors of all tokens (HDF5, float16), to be CORPUS later")
     add("-o", "--output", metavar="FILE", help="the picture: .html, .png, .svg or .pdf; or the rows: .txt")
 

@@ -2,22 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from elmo_fast.cli.flags import at_least
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.scale import Pool
 
 if TYPE_CHECKING:
     from elmo_fast.embed.corpus import Target  # imports torch: the help of the command needs none
-
-
-class Ray(NamedTuple):
-    """The flags: the address of a cluster, or `local`, and workers, their CPUs and GPUs."""
-
-    address: str
-    workers: int | None
-    cpus: int
-    gpus: int
 
 
 def add_ray_flags(parser) -> None:
@@ -31,10 +23,10 @@ def add_ray_flags(parser) -> None:
     add("--ray-gpus", type=at_least(0), default=0, metavar="N", help="GPUs of a worker (default: %(default)s)")
 
 
-def ray_writer(flags: Ray, target: "Target", input_file: str, state: str, batch_size: int, resume: bool,
+def ray_writer(pool: Pool, target: "Target", input_file: str, state: str, batch_size: int, resume: bool,
                cuda_device: int) -> Callable[..., None]:
     """What writes a target with Ray, a function of texts, model and progress; refuses flags of one process alone."""
-    from elmo_fast.scale.corpus import Pool, embed_on_ray
+    from elmo_fast.scale.corpus import embed_on_ray
     from elmo_fast.scale.workers import Settings
 
     if resume:
@@ -43,5 +35,5 @@ def ray_writer(flags: Ray, target: "Target", input_file: str, state: str, batch_
         raise ConfigurationError(f"--cuda-device: expected --ray-gpus in its place with --ray, got {cuda_device}")
     if input_file == "-":
         raise ConfigurationError("input file: expected files with --ray, whose processes have no stdin; got -")
-    settings = Settings(target.form, state, batch_size, flags.cpus, flags.gpus > 0)
-    return functools.partial(embed_on_ray, target=target, settings=settings, pool=Pool(*flags))
+    settings = Settings(target.form, state, batch_size, pool.cpus, pool.gpus > 0)
+    return functools.partial(embed_on_ray, target=target, settings=settings, pool=pool)

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import elmo_fast
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, TOKENIZERS
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, TOKENIZERS
 from elmo_fast.cli.flags import add_command, at_least
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.serve.limits import Limits
@@ -16,7 +16,7 @@ def add_commands(commands) -> None:
                          "--model", "--precision", "--backend", "--cuda-device", model=DEFAULT_MODEL)
     parser.epilog = "Routes, limits and deployment: docs/serving.md. SIGTERM ends it when running requests have ended."
     add = parser.add_argument
-    add("--state", choices=("zero", "warm"), default="warm", help="initial state of a text (default: %(default)s)")
+    add("--state", choices=FREE_STATES, default="warm", help="initial state of a text (default: %(default)s)")
     add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0 is all of them (default: %(default)s)")
     add("--port", type=int, default=8000, help="0 takes any free port (default: %(default)s)")
     add("--name", help="the model's name in answers (default: that of --model)")

@@ -126,8 +126,6 @@ class LoadedElmo:
 
     def _run(self, texts: Iterable[Text], form: Form, batch_size: int) -> Iterator[np.ndarray]:
         """What the form keeps of the stream: a `map`, which adds no frame above the stream's."""
-        form.check(self.bilm.num_layers)
-
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors
 
@@ -143,15 +141,20 @@ def _texts(sentences: Iterable[Given], pool: str | None) -> Iterator[Text]:
 
 
 def _text(given: Given, number: int, pool: str | None) -> Text:
-    if isinstance(given, FastaRecord):
-        text = Text(next(iter(given.header.split()), str(number)), given.sequence, list(given.sequence))
-    elif isinstance(given, str):
-        text = Text(str(number), given, given.split())
-    elif isinstance(given, Text):
-        text = given
-    else:
-        tokens = check_sentence(given, f"sentences[{number}]")
-        text = Text(str(number), " ".join(map(str, tokens)), tokens)
-    if pool and not len(text.tokens):
+    tokens = tokens_of(given, f"sentences[{number}]")
+    if pool and not len(tokens):
         raise ValueError(f"sentences[{number}]: expected at least one token to pool, got none")
-    return text
+    if isinstance(given, Text):
+        return given
+    if isinstance(given, FastaRecord):
+        return Text(next(iter(given.header.split()), str(number)), given.sequence, tokens)
+    return Text(str(number), given if isinstance(given, str) else " ".join(map(str, tokens)), tokens)
+
+
+def tokens_of(given: Given, name: str) -> Sequence[str]:
+    """The tokens of a text; `ValueError` with its name for what is none."""
+    if isinstance(given, str):
+        return given.split()
+    if isinstance(given, FastaRecord):
+        return list(given.sequence)
+    return given.tokens if isinstance(given, Text) else check_sentence(given, name)

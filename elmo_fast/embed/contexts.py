@@ -12,19 +12,17 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count
-from elmo_fast.embed.api import Given, Layers, LoadedElmo
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, STORAGES, check_choice, check_count
+from elmo_fast.embed.api import Given, Layers, LoadedElmo, tokens_of
 from elmo_fast.embed.opened import Embeddings
-from elmo_fast.embed.readers import Text
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.text.batching import check_iterable, check_sentence
+from elmo_fast.text.batching import check_iterable
 from elmo_fast.text.fasta import FastaRecord
+from elmo_fast.text.strings import joined, spans, split
 
 FORMAT = "elmo-fast context index"
-STATES = ("warm", "zero")  # vectors that depend on their own text alone
-DTYPES = ("float32", "float16")
 _ROWS_AT_ONCE = 1 << 14  # of vectors in fp32
 
 
@@ -62,8 +60,8 @@ class Comparison:
 
 def compare(elmo: LoadedElmo, first: Given, second: Given, state: str = "warm") -> Comparison:
     """Embed two texts, strings or lists of tokens; `ValueError` for a text without tokens. `state` is warm or zero."""
-    check_choice("state", state, STATES)
-    rows, columns = _tokens(first, "first"), _tokens(second, "second")
+    check_choice("state", state, FREE_STATES)
+    rows, columns = list(tokens_of(first, "first")), list(tokens_of(second, "second"))
     for name, tokens in (("first", rows), ("second", columns)):
         if not tokens:
             raise ValueError(f"{name}: expected a text with at least one token, got an empty one")
@@ -116,8 +114,8 @@ class ContextIndex:
         `LoadedElmo.embed`, but not `all`; `state` is warm or zero. Vectors are kept with length 1, in `dtype`, float32
         or float16.
         """
-        check_choice("state", state, STATES)
-        check_choice("dtype", dtype, DTYPES)
+        check_choice("state", state, FREE_STATES)
+        check_choice("dtype", dtype, STORAGES)
         if isinstance(layers, str) and layers == "all":
             raise ValueError("layers: expected a layer or a mixture of them, got 'all'")
         if isinstance(texts, FastaRecord):
@@ -140,7 +138,7 @@ class ContextIndex:
         layers = "average" if embeddings.layers in (None, "all") else embeddings.layers
         width = embeddings[0].shape[-1] if len(embeddings) else 0
         return cls._gather(_stored_rows(embeddings, words), embeddings.dtype.name, width, layers=layers,
-                           state=state if state in STATES else STATES[0], model=about.get("model"))
+                           state=state if state in FREE_STATES else "warm", model=about.get("model"))
 
     @classmethod
     def _gather(cls, rows: Iterable[tuple[int, list[str], np.ndarray, np.ndarray]], dtype: str, width: int,
@@ -166,14 +164,13 @@ class ContextIndex:
     def save(self, path: str | os.PathLike) -> None:
         """Write the index to an HDF5 file, atomically."""
         check_target(path, "index")
-        tokens = [token.encode("utf-8", "surrogatepass") for text in self.texts for token in text]
+        content, ends = joined([token for text in self.texts for token in text])
         with atomic_hdf5(path) as (file, disk):
             file.attrs["format"], file.attrs["version"], file.attrs["state"] = FORMAT, 1, self.state
             file.attrs["model"] = self.model or ""
             file.attrs["layers"] = self.layers if isinstance(self.layers, str) else np.asarray(self.layers, np.float64)
-            for name, values in (("places", self.places), ("lines", self.lines),
-                                 ("token_bytes", np.frombuffer(b"".join(tokens), np.uint8)),
-                                 ("token_ends", np.cumsum([len(token) for token in tokens], dtype=np.int64)),
+            for name, values in (("places", self.places), ("lines", self.lines), ("token_bytes", content),
+                                 ("token_ends", ends),
                                  ("text_ends", np.cumsum([len(text) for text in self.texts], dtype=np.int64))):
                 file.create_dataset(name, data=values)
             stored = file.create_dataset("vectors", self.vectors.shape, self.vectors.dtype)
@@ -192,10 +189,8 @@ class ContextIndex:
             if file.attrs.get("format") != FORMAT or file.attrs.get("version") != 1:
                 raise ConfigurationError(f"index {os.fspath(path)}: expected a file that ContextIndex.save wrote "
                                          "(format version 1), got another HDF5 file")
-            content = file["token_bytes"][...].tobytes()
-            tokens = [content[start:end].decode("utf-8", "surrogatepass")
-                      for start, end in _spans(file["token_ends"][...], len(content))]
-            texts = [tokens[start:end] for start, end in _spans(file["text_ends"][...], len(tokens))]
+            tokens = split(file["token_bytes"][...], file["token_ends"][...])
+            texts = [tokens[start:end] for start, end in spans(file["text_ends"][...], len(tokens))]
             places, lines, layers = file["places"][...], file["lines"][...], file.attrs["layers"]
             lengths = np.array([len(text) for text in texts], np.int64)
             outside = (places < 0).any() or (places[:, 0] >= len(texts)).any() if len(places) else False
@@ -280,19 +275,11 @@ def _unit(vectors: np.ndarray, dtype: type = np.float32) -> np.ndarray:
         return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
-def _tokens(text: Given, name: str) -> list[str]:
-    if isinstance(text, str):
-        return text.split()
-    if isinstance(text, FastaRecord):
-        return list(text.sequence)
-    return list(text.tokens if isinstance(text, Text) else check_sentence(text, name))
-
-
 def _chosen(texts: Iterable[Given], words: Collection[str] | None) -> Iterator[tuple[int, list[str], np.ndarray]]:
     """(number, tokens, positions int64 of the words) of the texts that have any."""
     wanted = None if words is None else {word.casefold() for word in words}
     for number, text in enumerate(texts):
-        tokens = _tokens(text, f"texts[{number}]")
+        tokens = list(tokens_of(text, f"texts[{number}]"))
         positions = [at for at, token in enumerate(tokens) if wanted is None or token.casefold() in wanted]
         if positions:
             yield number, tokens, np.array(positions, np.int64)
@@ -324,16 +311,10 @@ def _slices(count: int) -> Iterator[slice]:
     return (slice(start, min(count, start + _ROWS_AT_ONCE)) for start in range(0, count, _ROWS_AT_ONCE))
 
 
-def _spans(ends: np.ndarray, total: int) -> Iterator[tuple[int, int]]:
-    starts = np.concatenate([[0], ends])[:-1]
-    if (ends < starts).any() or (ends[-1] if len(ends) else 0) != total:
-        raise ValueError("offsets that do not rise to the length of what they divide")
-    return zip(starts.tolist(), ends.tolist())
-
-
 def _stored(path: str | os.PathLike, dataset: h5py.Dataset) -> np.ndarray:
     """The rows of a contiguous dataset, mapped from the file: [n, dim], read-only."""
-    if dataset.dtype not in DTYPES or dataset.ndim != 2:
-        raise ValueError(f"vectors: expected two axes of {' or '.join(DTYPES)}, got {dataset.ndim} of {dataset.dtype}")
+    if dataset.dtype not in STORAGES or dataset.ndim != 2:
+        raise ValueError(f"vectors: expected two axes of {' or '.join(STORAGES)}, got {dataset.ndim} of "
+                         f"{dataset.dtype}")
     offset = dataset.id.get_offset()
     return dataset[...] if offset is None else np.memmap(path, dataset.dtype, "r", offset, dataset.shape)

@@ -279,12 +279,10 @@ class _Clock:
         self._begin = self._due = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether the section should end."""
         self._due = time.monotonic()
         return self._due - self._begin >= self._seconds - min(self._drain, self._seconds / 2)
 
     def restart(self) -> None:
-        """Begin a section."""
         self._begin = time.monotonic()
         self._drain = self._begin - self._due
 

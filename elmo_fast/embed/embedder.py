@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
 import numpy as np
@@ -22,7 +22,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import to_host
-from elmo_fast.text.batching import check_batch, check_iterable, check_sentence
+from elmo_fast.text.batching import check_batch, check_iterable, check_sentence, groups_of
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
 DEFAULT_WEIGHT_FILE = f"{NAMED_MODELS['original']}weights.hdf5"
@@ -111,25 +111,22 @@ class ElmoEmbedder:
 
     def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
         """As `embed_sentences`, of sentences that were checked before."""
-        check_count("batch_size", batch_size, most=MOST_SENTENCES)
-        if self.elmo_bilm.backend == "reference":
-            return itertools.chain.from_iterable(map(self.embed_batch, _batches(iter(sentences), batch_size)))
-        return SlotStream(self.elmo_bilm, batch_size).run(sentences)
+        return self._run_of(batch_size)(sentences)
 
     def runner(self, batch_size: int) -> Runner:
         """How `write_corpus` gets the vectors of `stream`. Where states are carried, a section has whole batches."""
-        check_count("batch_size", batch_size, most=MOST_SENTENCES)
-        bilm = self.elmo_bilm
-        stream = None if bilm.backend == "reference" else SlotStream(bilm, batch_size)
-
-        def run(groups: Iterator[list[Text]]) -> Iterator[np.ndarray]:
-            if stream:
-                return stream.run(text.tokens for group in groups for text in group)
-            return itertools.chain.from_iterable(
-                self.embed_batch([text.tokens for text in group]) for group in groups)
-
-        return Runner(bilm, lambda texts: _batches(texts, batch_size), run,
+        run, bilm = self._run_of(batch_size), self.elmo_bilm
+        return Runner(bilm, lambda texts: groups_of(texts, batch_size),
+                      lambda groups: run(text.tokens for group in groups for text in group),
                       {"batch_size": batch_size} if bilm.state == "carry" else {})
+
+    def _run_of(self, batch_size: int) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
+        """What gives the vectors of sentences, one iterable after the other."""
+        check_count("batch_size", batch_size, most=MOST_SENTENCES)
+        if self.elmo_bilm.backend != "reference":
+            return SlotStream(self.elmo_bilm, batch_size).run
+        return lambda sentences: itertools.chain.from_iterable(
+            map(self.embed_batch, groups_of(sentences, batch_size)))
 
     def embed_file(self, input_file: IO[str], output_file_path: str | os.PathLike, output_format: str = "all",
                    batch_size: int = DEFAULT_BATCH_SIZE, forget_sentences: bool = False,
@@ -156,10 +153,6 @@ class ElmoEmbedder:
                          for number, line in enumerate(read_lines(input_file, allow_blank)))
                 write_corpus(texts, self.runner(batch_size), Target(output_file_path, "allennlp", form, options),
                              resume=resume, progress=Progress(progress, count))
-
-
-def _batches(items: Iterator, size: int) -> Iterator[list]:
-    return iter(lambda: list(itertools.islice(items, size)), [])
 
 
 def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from elmo_fast.embed.layouts.shards import checksum
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.reference import State
 
 logger = logging.getLogger(__name__)
 
 _PROGRESS, _STATES = "progress.json", ".states"
-_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ class PartialResult:
 
     @property
     def texts(self) -> int:
-        """Number of texts that are done."""
         return self.commits[-1].texts if self.commits else 0
 
     def links(self) -> list[Path]:
@@ -129,7 +128,6 @@ class PartialResult:
         self._write_progress(self.folder)
 
     def remove(self) -> None:
-        """Remove the directory."""
         if self.folder.is_dir():
             self.folder.rename(self._workspace / "removed")
             shutil.rmtree(self._workspace / "removed")
@@ -160,15 +158,7 @@ class PartialResult:
             return "is missing"
         if path.stat().st_size != stored.size:
             return f"has {path.stat().st_size:,} bytes, not {stored.size:,}"
-        return None if _checksum(path) == stored.checksum else "has another checksum than when it was written"
-
-
-def _checksum(path: Path) -> int:
-    value = 0
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE):
-            value = zlib.crc32(piece, value)
-    return value
+        return None if checksum(path) == stored.checksum else "has another checksum than when it was written"
 
 
 def _seal(content: bytes) -> bytes:
@@ -181,7 +171,7 @@ def _stem(number: int) -> str:
 
 def _stored(path: Path) -> Stored:
     _to_disk(path)
-    return Stored(path.name, path.stat().st_size, _checksum(path))
+    return Stored(path.name, path.stat().st_size, checksum(path))
 
 
 def _to_disk(path: Path) -> None:

@@ -14,7 +14,7 @@ from elmo_fast.choices import extra
 from elmo_fast.embed import pages
 from elmo_fast.embed.contexts import Comparison
 from elmo_fast.embed.nearest import Context, Report, report_lines
-from elmo_fast.model.atomic_file import Disk, atomic_path, check_target
+from elmo_fast.model.atomic_file import check_target, write_bytes
 from elmo_fast.model.options import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike, weights: Se
     maps = named_maps(comparison, weights)
     first, second = comparison.first_tokens, comparison.second_tokens
     if Path(path).suffix.lower() == ".html":
-        _write(path, pages.comparison_page(maps, first, second).encode("utf-8", "replace"))
+        write_bytes(path, pages.comparison_page(maps, first, second).encode("utf-8", "replace"))
     else:
         _save(_draw_maps(maps, first, second), path)
 
@@ -60,7 +60,7 @@ def save_report(report: Report, path: str | os.PathLike, title: str) -> None:
         _save(_draw_report(report, title), path)
     else:
         lines = "".join(f"{line}\n" for line in report_lines(report))
-        _write(path, (pages.report_page(report, title) if suffix == ".html" else lines).encode("utf-8", "replace"))
+        write_bytes(path, (pages.report_page(report, title) if suffix == ".html" else lines).encode("utf-8", "replace"))
 
 
 def named_maps(comparison: Comparison, weights: Sequence[float] | None = None) -> dict[str, np.ndarray]:
@@ -206,10 +206,4 @@ def _save(figure: "Figure", path: str | os.PathLike) -> None:
         warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
         figure.savefig(content, format=Path(path).suffix.lower()[1:], dpi=120, bbox_inches="tight", pad_inches=0.15,
                        facecolor="white")
-    _write(path, content.getvalue())
-
-
-def _write(path: str | os.PathLike, content: bytes) -> None:
-    with atomic_path(path) as part, Disk(part, path) as disk:
-        disk.write(content)
-        disk.check()
+    write_bytes(path, content.getvalue())

@@ -1,6 +1,5 @@
 """Log-probabilities and substitutes of texts, as lines."""
 
-import itertools
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
+from elmo_fast.text.batching import groups_of
 
 _LINE_ENDS = re.compile(r"[\r\n]+")
 
@@ -41,8 +41,7 @@ def score_lines(head: SoftmaxHead, texts: Iterable[Text], tokens: bool) -> Itera
     With `tokens` a line a token, `</S>` and `<S>` at the end, and a blank line after each sentence. Line ends inside a
     text are written as spaces.
     """
-    left = iter(texts)
-    while batch := list(itertools.islice(left, DEFAULT_BATCH_SIZE)):
+    for batch in groups_of(texts, DEFAULT_BATCH_SIZE):
         for text, score in zip(batch, head.score([text.tokens for text in batch])):
             if not tokens:
                 yield f"{score.forward_total:.6f}\t{score.backward_total:.6f}\t{_LINE_ENDS.sub(' ', text.text)}"

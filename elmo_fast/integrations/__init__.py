@@ -4,16 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from elmo_fast.choices import check_choice
+from elmo_fast.choices import FREE_STATES, check_choice
 from elmo_fast.embed.api import Layers, LoadedElmo, Text
 from elmo_fast.text.batching import check_sentence
-
-STATES = ("zero", "warm")  # vectors that do not depend on how another library orders and batches its texts
 
 
 def check_arguments(elmo: LoadedElmo, layers: Layers, state: str, batch_size: int, pool: str | None = None) -> None:
     """Raise `ValueError` naming the argument of `LoadedElmo.embed` that does not fit the model."""
-    elmo.embed([], layers, check_choice("state", state, STATES), pool, batch_size)
+    elmo.embed([], layers, check_choice("state", state, FREE_STATES), pool, batch_size)
 
 
 def token_vectors(elmo: LoadedElmo, texts: Sequence[Text], layers: Layers, state: str,

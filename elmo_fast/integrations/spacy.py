@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_choice, check_count, extra
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, check_choice, check_count, extra
 from elmo_fast.embed.api import Layers, LoadedElmo, load
-from elmo_fast.integrations import STATES, check_arguments, token_vectors, width
+from elmo_fast.integrations import check_arguments, token_vectors, width
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.train.export import export_module
 
@@ -33,12 +33,11 @@ class ElmoPipe(Pipe):
                  backend: str, batch_size: int, allow_nonfinite: bool):
         self.name, self._model = name, model
         self._how = {"device": device, "precision": precision, "backend": backend, "allow_nonfinite": allow_nonfinite}
-        self._settings = layers, check_choice("state", state, STATES), check_count("batch_size", batch_size)
+        self._settings = layers, check_choice("state", state, FREE_STATES), check_count("batch_size", batch_size)
         self._elmo: LoadedElmo | None = None
 
     @property
     def elmo(self) -> LoadedElmo:
-        """The model."""
         if self._elmo is None:
             self._read(self._model)
         return self._elmo

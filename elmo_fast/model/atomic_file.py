@@ -275,6 +275,13 @@ class Disk(io.FileIO):
             raise self.failure
 
 
+def write_bytes(target: str | os.PathLike, content: bytes) -> None:
+    """Write a file atomically."""
+    with atomic_path(target) as part, Disk(part, target) as disk:
+        disk.write(content)
+        disk.check()
+
+
 @contextlib.contextmanager
 def atomic_hdf5(target: str | os.PathLike) -> Iterator[tuple["h5py.File", Disk]]:
     """A new HDF5 file that becomes `target` when the body succeeds, and its `Disk`, to check in a long body."""

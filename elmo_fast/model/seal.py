@@ -41,7 +41,6 @@ class Seal(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
         return -(-self.rows // ROWS)
 
 

@@ -145,11 +145,15 @@ def check_finite(name: str, values: np.ndarray, allow_nonfinite: bool = False) -
 
 def check_weights(weights: Weights, options: Options) -> None:
     """Raise `ConfigurationError` unless `weights` are float32 arrays with the names and shapes of `options`."""
-    shapes = expected_shapes(options, "CNN_proj/W_proj" in weights)
+    check_shapes("weights", expected_shapes(options, "CNN_proj/W_proj" in weights), weights)
+
+
+def check_shapes(source: str, shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> None:
+    """Raise `ConfigurationError` unless `weights` have these names and shapes."""
     for name in sorted(shapes.keys() | weights.keys()):
         expected, found = shapes.get(name), tuple(weights[name].shape) if name in weights else None
         if expected != found:
-            raise ConfigurationError(f"weights: {name}: expected shape {expected}, found {found}")
+            raise ConfigurationError(f"{source}: {name}: expected shape {expected}, found {found}")
 
 
 def write_weights(path: str | os.PathLike, weights: Weights, dtype: type = np.float32) -> None:

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.cuda.choice import version
+from elmo_fast.scale import Pool
 from elmo_fast.scale.workers import Settings, SharedModel, Worker, actors
 
 with extra("ray"):
@@ -47,16 +47,6 @@ _DONE = pa.schema([("shard", pa.int64()), ("start", pa.int64()), ("texts", pa.in
                    ("bytes", pa.int64()), ("crc32", pa.int64()), ("digest", pa.string()), ("error", pa.string()),
                    ("is_refusal", pa.bool_())])
 Source = Callable[[], contextlib.AbstractContextManager[Iterable[Text]]]
-
-
-@dataclass(frozen=True)
-class Pool:
-    """The cluster and its workers: `address` of a cluster, or `local` for one that runs as long as the command."""
-
-    address: str = "local"
-    workers: int | None = None
-    cpus: int = 1
-    gpus: float = 0
 
 
 def embed_on_ray(texts: Source, bilm: BiLm, target: Target, settings: Settings, pool: Pool, *,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import MOST_SENTENCES, check_choice, check_count, extra
+from elmo_fast.choices import FREE_STATES, MOST_SENTENCES, check_choice, check_count, extra
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.form import Form, Kept
 from elmo_fast.model.bilm import BiLm
@@ -18,7 +18,6 @@ with extra("ray"):
     import ray
     from ray.data import ActorPoolStrategy
 
-STATES = ("zero", "warm")
 _TABLE_BYTES = 32 << 20  # of vectors that a worker gives at a time
 
 
@@ -45,7 +44,7 @@ class Settings:
         if self.state == "carry":
             raise ValueError("state: expected zero or warm, got carry: the texts of a stream have an order in which "
                              "states are carried, those that workers share have none")
-        check_choice("state", self.state, STATES)
+        check_choice("state", self.state, FREE_STATES)
         check_count("batch_size", self.batch_size, most=MOST_SENTENCES)
         check_count("num_cpus", self.threads)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,12 +20,12 @@ with extra("serve"):
 
     from elmo_fast.serve import answers, schemas
     from elmo_fast.serve.errors import CLIENT_GONE, ErrorAnswer, Refusal, install, refusal_of
-    from elmo_fast.serve.guard import Guard, Traffic
+    from elmo_fast.serve.guard import Guard
     from elmo_fast.serve.metrics import Metrics
+    from elmo_fast.serve.page import router as page_routes
 
 _AT_ONCE, _MIXED_AT_ONCE = 1 << 13, 1 << 16  # values written as text, or mixed and pooled, without another thread
 _JSON, _BINARY = "application/json", "application/octet-stream"
-_PAGE = "elmo_fast.serve.page"
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorAnswer} for status in (
     400, 401, 408, 413, 415, 422, 429, 500, 503, 504)}
 
@@ -40,14 +39,12 @@ class Service:
     version: str
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
-    traffic: Traffic = field(default_factory=Traffic)
     api_key: str | None = None
     split: Callable[[str], Sequence[str]] = str.split
     index: str | None = None
 
     @property
     def bilm(self):
-        """The model itself."""
         return self.batching.bilm
 
     def form(self, **arguments) -> Form:
@@ -103,13 +100,14 @@ def create_app(service: Service) -> FastAPI:
     """The ASGI application; the service's batching has to run."""
     app = FastAPI(title="elmo-fast", version=service.version, summary="ELMo embeddings of texts",
                   redoc_url=None)
-    for router in (_status_routes(service), _embed_routes(service), *_page_routes(service)):
+    page = page_routes(SharedElmo(service.batching), service.index)
+    for router in (_status_routes(service), _embed_routes(service), page):
         app.include_router(router)
-    service.metrics.watch(service.batching, lambda: service.traffic.requests)
+    service.metrics.watch(service.batching)
     install(app)
     routes = frozenset([*app.openapi()["paths"], "/", "/docs", "/openapi.json"])
-    app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, traffic=service.traffic,
-                       api_key=service.api_key, routes=routes)
+    app.add_middleware(Guard, limits=service.limits, metrics=service.metrics, api_key=service.api_key,
+                       routes=routes)
     return app
 
 
@@ -176,13 +174,6 @@ def _embed_routes(service: Service) -> APIRouter:
         return await _answer(answers.json_body(head, "data", data), arrays, _JSON)
 
     return router
-
-
-def _page_routes(service: Service) -> list[APIRouter]:
-    """The routes of the page at `/`, where that module is there."""
-    if importlib.util.find_spec(_PAGE) is None:
-        return []
-    return [importlib.import_module(_PAGE).router(SharedElmo(service.batching), service.index)]
 
 
 def _check_model(service: Service, body: schemas.EmbeddingsRequest) -> None:

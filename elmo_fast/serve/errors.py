@@ -41,7 +41,6 @@ class Refusal(Exception):
         self.code = code or _phrase(status).lower().replace(" ", "_")
 
     def response(self) -> JSONResponse:
-        """The answer itself."""
         kind = ("rate_limit_error" if self.status == HTTPStatus.TOO_MANY_REQUESTS else
                 "server_error" if self.status >= 500 else "invalid_request_error")
         detail = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)

@@ -23,19 +23,11 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-class Traffic:
-    """Requests in progress."""
-
-    def __init__(self):
-        self.requests = 0
-
-
 class Guard:
     """ASGI middleware. The app gets a whole body at once, and in its scope `elmo_fast.exit`, closed at the end."""
 
-    def __init__(self, app, *, limits: Limits, metrics: Metrics, traffic: Traffic, api_key: str | None,
-                 routes: frozenset[str]):
-        self._app, self._limits, self._metrics, self._traffic = app, limits, metrics, traffic
+    def __init__(self, app, *, limits: Limits, metrics: Metrics, api_key: str | None, routes: frozenset[str]):
+        self._app, self._limits, self._metrics = app, limits, metrics
         self._key = None if api_key is None else api_key.encode()
         self._routes = routes
 
@@ -51,13 +43,13 @@ class Guard:
             status = message.get("status", status)
             await send(message)
 
-        self._traffic.requests += 1
+        self._metrics.in_progress += 1
         try:
             with contextlib.ExitStack() as stack:
                 scope["elmo_fast.exit"] = stack
                 await self._run(scope, receive, send_noting)
         finally:
-            self._traffic.requests -= 1
+            self._metrics.in_progress -= 1
             self._metrics.count_request(self._route(scope), status, time.perf_counter() - began)
 
     def _route(self, scope: Message) -> str:

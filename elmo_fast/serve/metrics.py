@@ -21,14 +21,15 @@ class Metrics:
         self._tokens = self._make(Counter, "tokens", "Tokens computed, with the boundaries of texts")
         self._texts = self._make(Counter, "texts", "Texts in answers")
         self._occupancy: Histogram | None = None
+        self.in_progress = 0  # requests whose answers are not sent
 
     def _make(self, kind: Callable, name: str, text: str, labels: tuple[str, ...] = (), **arguments):
         return kind(f"elmo_fast_{name}", text, labels, registry=self._registry, **arguments)
 
-    def watch(self, batching: Batching, requests: Callable[[], int]) -> None:
+    def watch(self, batching: Batching) -> None:
         """Show the queue of `batching`, and the number of requests in progress."""
         for name, text, value in (
-                ("requests_in_progress", "Requests whose answers are not sent", requests),
+                ("requests_in_progress", "Requests whose answers are not sent", lambda: self.in_progress),
                 ("queue_tokens", "Tokens of accepted requests that are not answered", lambda: batching.held_tokens),
                 ("queue_limit_tokens", "Most tokens of accepted requests", lambda: batching.queue_tokens),
                 ("waiting_texts", "Accepted texts that have not begun", lambda: batching.waiting_texts),

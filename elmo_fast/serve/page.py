@@ -17,21 +17,19 @@ from elmo_fast.model.options import ConfigurationError
 with extra("serve"):
     from fastapi import APIRouter, HTTPException
     from fastapi.responses import HTMLResponse
-    from pydantic import BaseModel, ConfigDict, Field
+    from pydantic import BaseModel, Field
+
+    from elmo_fast.serve.schemas import StrictModel
 
 MOST_TOKENS = 60  # of a sentence on the page
-_PAGE = Path(__file__).with_name("page.html")
+_PAGE = Path(__file__).with_suffix(".html")
 # Nothing comes from elsewhere, and no script runs but the page's own.
 _POLICY = ("default-src 'none'; style-src 'unsafe-inline'; script-src '{}'; connect-src 'self'; img-src data:; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'self'")
 _Token = Annotated[str, Field(max_length=2000)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class CompareRequest(_Body):
+class CompareRequest(StrictModel):
     """Two sentences, split at whitespace."""
 
     first: Annotated[str, Field(max_length=20000)]
@@ -52,7 +50,7 @@ class CompareAnswer(BaseModel):
     second: list[list[list[float]]]
 
 
-class NearestRequest(_Body):
+class NearestRequest(StrictModel):
     """A tokenized sentence and the position of the word in it, from 0."""
 
     tokens: Annotated[list[_Token], Field(min_length=1, max_length=MOST_TOKENS)]
@@ -91,8 +89,9 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
     if index is not None:
         index.occurrences("")  # finds the words before the first request
     routes = APIRouter()
-    page = _PAGE.read_text(encoding="utf-8")
-    policy = {"Content-Security-Policy": _POLICY.format(_digest(page.split("<script>")[1].split("</script>")[0]))}
+    page, style, script = (_PAGE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".html", ".css", ".js"))
+    page = page.replace("<style>", f"<style>{style}").replace("<script>", f"<script>{script}")
+    policy = {"Content-Security-Policy": _POLICY.format(_digest(script))}
     about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}
 
@@ -158,8 +157,8 @@ def _nearest(elmo: LoadedElmo, index: ContextIndex, body: NearestRequest) -> Nea
     for near in index.nearest(vector, body.top, among=None if body.any_word else occurrences):
         shown = context_of(index, near.number)
         found.append(FoundContext(similarity=near.similarity if near.similarity == near.similarity else None,
-                                  line=int(index.lines[near.text]) + 1, before=shown.before, word=shown.word,
-                                  after=shown.after, tokens=list(index.texts[near.text])))
+                                  line=shown.line, before=shown.before, word=shown.word, after=shown.after,
+                                  tokens=list(index.texts[near.text])))
     return NearestAnswer(occurrences=len(occurrences), neighbours=found)
 
 

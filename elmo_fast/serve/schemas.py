@@ -8,11 +8,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Pool = Literal["mean", "max", "first_last"]
 
 
-class _Request(BaseModel):
+class StrictModel(BaseModel):
+    """A body that is refused with unknown fields or wrong types."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class EmbedRequest(_Request):
+class EmbedRequest(StrictModel):
     """Texts and what is wanted of their vectors."""
 
     texts: Annotated[list[str | list[str]], Field(
@@ -34,7 +36,7 @@ class EmbedAnswer(BaseModel):
     vectors: list[list]
 
 
-class EmbeddingsRequest(_Request):
+class EmbeddingsRequest(StrictModel):
     """A request in OpenAI's shape; `layers` and `pool` are additions."""
 
     input: Annotated[str | list[str], Field(description="A text, or a list of texts.")]

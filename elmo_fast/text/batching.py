@@ -1,7 +1,9 @@
 """Sentences to padded id arrays: AllenNLP's `batch_to_ids`, bilm-tf's `Batcher` and `TokenBatcher`."""
 
+import itertools
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -9,6 +11,7 @@ import torch
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, UnicodeCharsVocabulary, Vocabulary
 
+_Item = TypeVar("_Item")
 BOUNDARIES = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
 
 
@@ -42,6 +45,12 @@ def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[
     if not isinstance(sentence, Collection) or not getattr(sentence, "ndim", 1):  # an array may be a single number
         raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")
     return sentence
+
+
+def groups_of(iterator: Iterable[_Item], group_size: int) -> Iterator[list[_Item]]:
+    """Lists of `group_size` items, the last one of those that remain."""
+    items = iter(iterator)
+    return iter(lambda: list(itertools.islice(items, group_size)), [])
 
 
 def number_tokens(batch: Iterable[Sequence[str]]) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.model.atomic_file import Disk, atomic_path
+from elmo_fast.model.atomic_file import Disk, atomic_path, write_bytes
 from elmo_fast.model.options import ConfigurationError, Options, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.weights import check_finite, check_is_hdf5, read_weights
+from elmo_fast.model.weights import check_finite, check_is_hdf5, check_shapes, read_weights
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
@@ -217,9 +217,7 @@ def load_tensors(path: str | os.PathLike, name: str, expected: str, remedy: str 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    with atomic_path(path) as partial, Disk(partial, path) as disk:
-        disk.write(_json(content))
-        disk.check()
+    write_bytes(path, _json(content))
 
 
 def _json(content: dict[str, Any]) -> bytes:
@@ -236,6 +234,15 @@ def copy_vocabulary(source: str, run: Path) -> None:
             copy.check()
 
 
+def read_vocabulary(vocab_file: str | os.PathLike, size: int) -> Vocabulary:
+    """The vocabulary of a model whose softmax has `size` words; `ConfigurationError` for another one."""
+    vocabulary = Vocabulary(vocab_file, validate_file=True)
+    if vocabulary.size != size:
+        raise ConfigurationError(f"vocabulary {os.fspath(vocab_file)}: expected the {size} words of the softmax, got "
+                                 f"{vocabulary.size}: give the vocabulary that the model was trained with")
+    return vocabulary
+
+
 def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None = None,
                    files: Sequence[str] = RUN_FILES,
                    allow_nonfinite: bool = False) -> tuple[TrainConfig, dict[str, np.ndarray]]:
@@ -249,12 +256,10 @@ def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None 
     check_files(run, path, content, files)
     config = TrainConfig.from_file(Path(run) / OPTIONS_FILE)
     weights = {name: value.numpy() for name, value in content["weights"].items()}
-    shapes = parameter_shapes(config, "CNN_proj/W_proj" in weights)
-    for name in sorted(shapes.keys() | weights.keys()):
-        expected, found = shapes.get(name), weights[name].shape if name in weights else None
-        if expected != found:
-            raise ConfigurationError(f"checkpoint {path}: weights: {name}: expected shape {expected}, got {found}")
-        check_finite(f"checkpoint {path}: weights: {name}", weights[name], allow_nonfinite)
+    source = f"checkpoint {path}: weights"
+    check_shapes(source, parameter_shapes(config, "CNN_proj/W_proj" in weights), weights)
+    for name, values in weights.items():
+        check_finite(f"{source}: {name}", values, allow_nonfinite)
     return config, weights
 
 
@@ -281,8 +286,5 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
     vocab_file = vocab_file or beside
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")
-    vocabulary = Vocabulary(vocab_file, validate_file=True)
-    if vocabulary.size != len(weights[SOFTMAX[0]]):
-        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {len(weights[SOFTMAX[0]])} words of the "
-                                 f"softmax, got {vocabulary.size}")
+    vocabulary = read_vocabulary(vocab_file, len(weights[SOFTMAX[0]]))
     return LanguageModel(config, weights), vocabulary

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elmo_fast import stops
-from elmo_fast.model.atomic_file import Disk, atomic_path, check_target, locked
+from elmo_fast.model.atomic_file import check_target, locked, write_bytes
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
@@ -89,28 +89,21 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
     Words counted less than `min_count` times are left out, and words beyond `max_size`, which includes the first three.
     """
     check_target(output, "output")
-    with locked(output, reserve=True):
-        return _make_vocabulary(inputs, output, min_count, max_size, processes)
-
-
-def _make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, min_count: int, max_size: int | None,
-                     processes: int | None) -> tuple[int, int]:
     if max_size is not None and max_size <= len(SPECIAL_WORDS):
         raise ValueError(f"max_size: expected more than the {len(SPECIAL_WORDS)} special words, got {max_size}")
-    counts: Counter[str] = Counter()
-    for _, words in map_chunks(_count_words, find_files(inputs, "inputs"), processes):
-        counts.update(words)
-    total = counts.total()
-    if not total:
-        raise ValueError("inputs: expected words, found none")
-    for word in (*SPECIAL_WORDS, SKIPPED_LINE):
-        counts.pop(word, None)
-    by_count = sorted((-count, word) for word, count in counts.items() if count >= min_count)
-    words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
-    with atomic_path(output) as partial, Disk(partial, output) as disk:
-        disk.write("".join(f"{word}\n" for word in words).encode())
-        disk.check()
-    return len(words), total
+    with locked(output, reserve=True):
+        counts: Counter[str] = Counter()
+        for _, words in map_chunks(_count_words, find_files(inputs, "inputs"), processes):
+            counts.update(words)
+        total = counts.total()
+        if not total:
+            raise ValueError("inputs: expected words, found none")
+        for word in (*SPECIAL_WORDS, SKIPPED_LINE):
+            counts.pop(word, None)
+        by_count = sorted((-count, word) for word, count in counts.items() if count >= min_count)
+        words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
+        write_bytes(output, "".join(f"{word}\n" for word in words).encode())
+        return len(words), total
 
 
 def _count_words(text: str) -> Counter:
@@ -196,7 +189,6 @@ class Lines:
         return len(self._starts) - 1
 
     def tokens(self, number: int) -> list[str]:
-        """Tokens of line `number`."""
         first, last = self._starts[number : number + 2].tolist()
         return _decode(self._text[first:last], self.path, first).split()
 
@@ -271,7 +263,6 @@ class Sentences:
                          "epoch, got none: groups of files have fewer sentences than streams")
 
     def at(self, location: Location) -> list[str]:
-        """The sentence at a location."""
         tokens = self._group(*location[:2]).tokens(location[2])
         sentence = [BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN]
         return sentence[::-1] if self._order.reverse else sentence

@@ -123,33 +123,28 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     `output` then.
     """
     with atomic_directory(output) as folder:
-        return _import(folder, source, vocab_file, options_file, fresh_accumulators, allow_nonfinite)
-
-
-def _import(folder: Path, source: str | os.PathLike, vocab_file: str | os.PathLike | None,
-            options_file: str | os.PathLike | None, fresh_accumulators: bool, allow_nonfinite: bool) -> Imported:
-    prefix = find_checkpoint(source)
-    config = _config(options_file or prefix.parent / OPTIONS_FILE)
-    vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
-    vocabulary = _vocabulary(vocab_file, config)
-    names = tf_names(config)
-    with open_checkpoint(prefix) as variables:
-        without = _check_variables(variables, config, fresh_accumulators)
-        weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
-        for name, values in weights.items():
-            check_finite(f"checkpoint {prefix}: variable {names[name]}", values, allow_nonfinite)
-        trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
-        trainer.step_number = variables.step()
-        for name, parameter in trainer.model.by_name().items():
-            if names[name] not in without:
-                sums = trainer.updater.optimizer.state[parameter]["sum"]
-                sums.copy_(variables.read_accumulator(names[name]))
-    content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
-    copy_vocabulary(vocab_file, folder)
-    checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
-    checkpoint.write_json(folder / RUN_FILE, {})
-    checkpoint.save(folder, {**content, "files": checkpoint.file_digests(folder)}, keep=1)
-    return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
+        prefix = find_checkpoint(source)
+        config = _config(options_file or prefix.parent / OPTIONS_FILE)
+        vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
+        vocabulary = _vocabulary(vocab_file, config)
+        names = tf_names(config)
+        with open_checkpoint(prefix) as variables:
+            without = _check_variables(variables, config, fresh_accumulators)
+            weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
+            for name, values in weights.items():
+                check_finite(f"checkpoint {prefix}: variable {names[name]}", values, allow_nonfinite)
+            trainer = Trainer(LanguageModel(config, weights), [], vocabulary, Replicas(torch.device("cpu")))
+            trainer.step_number = variables.step()
+            for name, parameter in trainer.model.by_name().items():
+                if names[name] not in without:
+                    sums = trainer.updater.optimizer.state[parameter]["sum"]
+                    sums.copy_(variables.read_accumulator(names[name]))
+        content = {**trainer.state(), "streams": None, "shards": None, "evaluations": []}  # None: no text was read yet
+        copy_vocabulary(vocab_file, folder)
+        checkpoint.write_json(folder / OPTIONS_FILE, config.to_dict())
+        checkpoint.write_json(folder / RUN_FILE, {})
+        checkpoint.save(folder, {**content, "files": checkpoint.file_digests(folder)}, keep=1)
+        return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
 
 
 def _config(options_file: str | os.PathLike) -> TrainConfig:
@@ -171,11 +166,7 @@ def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
     if not os.path.isfile(vocab_file):
         raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf "
                                 f"keeps apart from its checkpoints, found none at {vocab_file}")
-    vocabulary = Vocabulary(vocab_file, validate_file=True)
-    if vocabulary.size != config.model.n_tokens_vocab:
-        raise ConfigurationError(f"vocabulary {vocab_file}: expected the {config.model.n_tokens_vocab} words of the "
-                                 f"softmax, got {vocabulary.size}: give the vocabulary that the model was trained with")
-    return vocabulary
+    return checkpoint.read_vocabulary(vocab_file, config.model.n_tokens_vocab)
 
 
 def tf_names(config: TrainConfig) -> dict[str, str]:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from elmo_fast.choices import extra
 from elmo_fast.model.atomic_file import atomic_path
 
 LOG_FILE, PLOT_FILE = "log.jsonl", "loss.png"
@@ -24,11 +25,8 @@ class TrainLog:
         self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
         self._events = None
         if tensorboard:
-            try:
+            with extra("tensorboard"):
                 from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise ImportError(f"tensorboard: writing events needs a missing package ({error}): install "
-                                  "elmo-fast[tensorboard]") from error
             self._events = SummaryWriter(str(run), purge_step=step + 1)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
@@ -41,7 +39,6 @@ class TrainLog:
                     self._events.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """Close the files."""
         self._file.close()
         if self._events is not None:
             self._events.close()

@@ -10,9 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from elmo_fast.model.encoder import CharacterEncoder, WordEmbedder
 from elmo_fast.model.lstm import LstmStack
-from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.weights import expected_shapes, random_weights
+from elmo_fast.model.weights import check_shapes, expected_shapes, random_weights
 from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule
@@ -74,11 +73,9 @@ class LanguageModel(nn.Module):
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set the parameters to `weights`, named as by `weights()`. `ConfigurationError` for other names or shapes."""
         named = self.by_name()
-        for name in sorted(named.keys() | weights.keys()):
-            expected, found = (tuple(arrays[name].shape) if name in arrays else None for arrays in (named, weights))
-            if expected != found:
-                raise ConfigurationError(f"weights: {name}: expected shape {expected}, got {found}")
-            named[name].copy_(torch.from_numpy(weights[name]))
+        check_shapes("weights", {name: tuple(value.shape) for name, value in named.items()}, weights)
+        for name, value in named.items():
+            value.copy_(torch.from_numpy(weights[name]))
 
     def zero_state(self, rows: int) -> State:
         """State of `rows` rows: (h [L, slots, 2 P], c [L, slots, 2 D])."""

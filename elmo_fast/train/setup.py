@@ -194,10 +194,7 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
     if is_first:
         given["n_train_tokens"] = sum(shard.tokens for shard in shards)
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
-    vocabulary = Vocabulary(folder / VOCABULARY_FILE, validate_file=True)
-    if vocabulary.size != config.model.n_tokens_vocab:
-        raise ConfigurationError(f"vocabulary {folder / VOCABULARY_FILE}: expected {config.model.n_tokens_vocab} "
-                                 f"words, got {vocabulary.size}")
+    vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
     weights = initial_weights(config, config.training.seed)
     trainer = _trainer(config, weights, data.get("precision"), shards, vocabulary, replicas, workers)
     if state is not None:

@@ -64,7 +64,7 @@ def test_proteins_and_texts_of_readers(elmo):
 def test_state_is_that_of_embed(elmo):
     zero = compare(elmo, "a b", "c", state="zero")
     np.testing.assert_array_equal(zero.first, elmo.embed(["a b"], state="zero")[0])
-    with pytest.raises(ValueError, match="state: expected one of warm, zero, got 'carry'"):
+    with pytest.raises(ValueError, match="state: expected one of zero, warm, got 'carry'"):
         compare(elmo, "a", "b", state="carry")
 
 
@@ -229,7 +229,7 @@ def test_files_that_are_no_index(elmo, tmp_path):
 
 def test_wrong_arguments(elmo):
     for arguments, message in (({"layers": "all"}, "layers: expected a layer or a mixture"),
-                               ({"state": "carry"}, "state: expected one of warm, zero"),
+                               ({"state": "carry"}, "state: expected one of zero, warm"),
                                ({"dtype": "int8"}, "dtype: expected one of float32, float16")):
         with pytest.raises(ValueError, match=message):
             ContextIndex.build(elmo, TEXTS, **arguments)

@@ -11,7 +11,8 @@ import torch
 
 from elmo_fast import ConfigurationError, TokenTable
 from elmo_fast.model.seal import ROWS
-from elmo_fast.model.token_table.file import ResumableWriter, joined, read_table
+from elmo_fast.model.token_table.file import ResumableWriter, read_table
+from elmo_fast.text.strings import joined
 from tests.support.files import names
 
 WORDS = ["<S>", "</S>", *(f"wörd{k}" for k in range(2 * ROWS + 50))]

@@ -18,13 +18,14 @@ from elmo_fast import BiLm
 from elmo_fast.embed.corpus import Target
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.writer import Progress
+from elmo_fast.scale import Pool
 from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, wait_until, workers_below
 from tests.support.files import ROOT, names, run
 
 pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
 
-from elmo_fast.scale.corpus import Pool, _collected, embed_on_ray  # noqa: E402
+from elmo_fast.scale.corpus import _collected, embed_on_ray  # noqa: E402
 from elmo_fast.scale.workers import Settings  # noqa: E402
 
 

@@ -75,7 +75,7 @@ def test_a_client_that_reads_nothing_is_cut_off(start):
         connection.sendall(b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
                            + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
         until(lambda: server.metric('request_seconds_count{route="/v1/embed"}') == 1)
-    assert server.batching.held_tokens == server.service.traffic.requests == 0
+    assert server.batching.held_tokens == server.service.metrics.in_progress == 0
 
 
 def test_a_full_queue_is_429(start):

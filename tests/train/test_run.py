@@ -322,7 +322,7 @@ def test_what_cannot_be_resumed(tmp_path, corpus, capsys):
     for change, message in ((with_lstm(dim=13), "expected shape"),
                             ({"batch_size": 4}, "checkpoint: expected states of shapes"),
                             ({"accumulate": 2}, "checkpoint: expected 2 streams"),
-                            ({"n_tokens_vocab": 29}, "vocab.txt: expected 29 words, got 28")):
+                            ({"n_tokens_vocab": 29}, "vocab.txt: expected the 29 words of the softmax, got 28")):
         write_options(folder / "options.json", {**options, **change})
         check_refusals(capsys, (more, message))
     write_options(folder / "options.json", options)

@@ -18,6 +18,7 @@ from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import write_weights
+from elmo_fast.text.batching import groups_of
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train import model as networks  # whose LanguageModel is not bilm-tf's
@@ -84,8 +85,7 @@ def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset
     config = bilm_tf_config(options, "options")
     model = networks.LanguageModel(config, initial_weights(config, 0)).to(_device())
     model.load_weights({name: value.numpy() for name, value in checkpoint.read(ckpt_file)["weights"].items()})
-    steps = iter(data.iter_batches(batch_size, 1))
-    groups = iter(lambda: list(itertools.islice(steps, STEPS)), [])
+    groups = groups_of(data.iter_batches(batch_size, 1), STEPS)
     batches = (_batch(config, {name: None if value is None else np.concatenate([one[name] for one in group], axis=1)
                                for name, value in group[0].items()}) for group in groups)
     first = next(batches, None)

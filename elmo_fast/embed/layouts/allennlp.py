@@ -181,7 +181,6 @@ class AllennlpWriter:
         self._sentence_keys, self._index = use_sentence_keys, index
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         key = item.text if self._sentence_keys else item.key
         dataset = self._writer.write(key, narrowed(self._number, item.vectors, self._dtype))
         if item.positions is not None:
@@ -269,12 +268,13 @@ class AllennlpSource(Source):
     """A file of this layout: the texts by number where all keys are numbers, else as in the index, or by key."""
 
     layout = "allennlp"
+    _expected, _damage = "vectors that can be read, found damage", HDF5_ERRORS
 
     def __init__(self, path: str | os.PathLike):
         self._stack = contextlib.ExitStack()
         self._name = os.fspath(path)
         self._file = self._stack.enter_context(open_hdf5(path, "embeddings"))
-        with reading(self._name):
+        with self._reading():
             about = self._file.attrs.get(_ABOUT)
             if about is not None:
                 about = json.loads(about)
@@ -292,7 +292,7 @@ class AllennlpSource(Source):
         return self._keys
 
     def vectors(self, number: int) -> np.ndarray:
-        with reading(self._name):
+        with self._reading():
             dataset = _dataset(self._file, self._keys[number])
             values = np.empty(dataset.shape, dataset.dtype)
             if values.dtype.kind != "f":
@@ -308,20 +308,8 @@ class AllennlpSource(Source):
         return self.text(number).split()
 
     def positions(self, number: int) -> np.ndarray | None:
-        with reading(self._name):
+        with self._reading():
             return self._file[self._keys[number]].attrs.get("positions")
 
     def close(self) -> None:
         self._stack.close()
-
-
-@contextlib.contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Errors of HDF5 in the body as `ConfigurationError`; those of its own kind pass."""
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except HDF5_ERRORS as error:
-        raise ConfigurationError(f"embeddings {name}: expected vectors that can be read, found damage ({error})"
-                                 ) from error

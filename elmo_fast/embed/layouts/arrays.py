@@ -17,8 +17,8 @@ from elmo_fast.embed.layouts.item import Item, Source, narrowed
 from elmo_fast.model.atomic_file import Disk, atomic_path, check_target, new_hdf5
 from elmo_fast.model.options import ConfigurationError
 
-_READ_ERRORS = (OSError, ValueError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, NotImplementedError)
 _COPIED = 1 << 24  # bytes at once
+_EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 
 
 def check_array_file(path: str | os.PathLike, equal_shapes: bool) -> None:
@@ -118,7 +118,6 @@ class _ArrayWriter:
         self._dtype = np.dtype(form.dtype)
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         self._write(item.key, narrowed(self._number, item.vectors, self._dtype))
         self._number += 1
         stops.check()
@@ -132,7 +131,6 @@ class _WordWriter(_ArrayWriter):
         self._words: dict[str, list[np.ndarray]] = {}
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         vectors = np.moveaxis(narrowed(self._number, item.vectors, self._dtype), -2, 0)
         for position, values in zip(item.positions.tolist(), vectors):
             self._words.setdefault(item.tokens[position], []).append(values)
@@ -196,10 +194,11 @@ class NpzSource(Source):
     """A `.npz`; each array is read, and compared with its checksum, when it is asked for."""
 
     layout = "npz"
+    _expected = _EXPECTED
 
     def __init__(self, path: str | os.PathLike):
         self._name = os.fspath(path)
-        with _reading(self._name):
+        with self._reading():
             self._file = np.load(path)
         if not isinstance(self._file, np.lib.npyio.NpzFile):
             raise ConfigurationError(f"embeddings {self._name}: expected an archive of arrays, got another file")
@@ -209,7 +208,7 @@ class NpzSource(Source):
         return list(self._file.files)
 
     def vectors(self, number: int) -> np.ndarray:
-        with _reading(self._name):
+        with self._reading():
             return self._file[self.keys[number]]
 
     def close(self) -> None:
@@ -220,10 +219,11 @@ class NpySource(Source):
     """A `.npy`, memory-mapped, with the names of its rows in the `.json` beside it, or numbers without that."""
 
     layout = "npy"
+    _expected = _EXPECTED
 
     def __init__(self, path: str | os.PathLike):
         self._name = os.fspath(path)
-        with _reading(self._name):
+        with self._reading():
             self._rows = np.load(path, mmap_mode="r")
             names = names_of(path)
             self._names = json.loads(names.read_text(encoding="utf-8")) if names.exists() else None
@@ -239,14 +239,3 @@ class NpySource(Source):
 
     def close(self) -> None:
         self._rows = self._rows[:0].copy()
-
-
-@contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except _READ_ERRORS as error:
-        raise ConfigurationError(f"embeddings {name}: expected arrays of NumPy, got something else or a file cut "
-                                 f"short or damaged ({error})") from error

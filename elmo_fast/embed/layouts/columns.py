@@ -10,24 +10,22 @@ from pathlib import Path
 import numpy as np
 
 from elmo_fast import stops
+from elmo_fast.choices import extra
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.item import Item, Source, beyond_float16, narrow, refused
 from elmo_fast.model.atomic_file import Disk
 from elmo_fast.model.options import ConfigurationError
 
-try:
+with extra("parquet"):
     import pyarrow as pa
     import pyarrow.ipc
     import pyarrow.parquet as pq
-except ImportError as error:
-    raise ImportError(f"a package is not there ({error}): install elmo-fast[parquet]") from error
 
 FORMAT_VERSION = 1
 _ABOUT = b"elmo_fast"  # schema metadata: JSON of the form, the fingerprint and the shape of a row
 _BATCH = 8 << 20  # bytes of float32 in a row group or record batch
 _MOST_TEXTS = 1 << 14
 _KEPT = 4  # batches
-_ERRORS = (OSError, ValueError, KeyError, MemoryError, NotImplementedError)  # those of pyarrow are among them
 
 
 class ColumnsWriter:
@@ -40,7 +38,6 @@ class ColumnsWriter:
         self._writer = None
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         if self._writer is None:
             shape = np.delete(item.vectors.shape, [] if self._form.pool else -2).tolist()
             self._schema = _schema(self._form, self._fingerprint, shape)
@@ -153,6 +150,8 @@ def _writer(disk: Disk, layout: str, schema: "pa.Schema"):
 class ColumnsSource(Source):
     """A file of either layout; the last batches that were asked for are kept. Parquet's pages have checksums."""
 
+    _expected = "a file of columns, got a file cut short or damaged"
+
     def __init__(self, path: str | os.PathLike, mapped: bool = True):
         self._name = os.fspath(path)
         with self._reading():
@@ -244,16 +243,6 @@ class ColumnsSource(Source):
         if len(ends) != len(batch) + 1 or ends[-1] != len(rows):
             raise ValueError("numbers of vectors that do not fit")
         return columns, ends, rows
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (ConfigurationError, FileNotFoundError):
-            raise
-        except _ERRORS as error:
-            raise ConfigurationError(f"embeddings {self._name}: expected a file of columns, got a file cut short or "
-                                     f"damaged ({error})") from error
 
 
 Opened = ColumnsSource

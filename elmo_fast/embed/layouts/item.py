@@ -1,6 +1,8 @@
 """A text and what is kept of its vectors, as writers take it; vectors in the type that is stored; opened files."""
 
 import abc
+import contextlib
+import zipfile
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -63,6 +65,11 @@ class Source(abc.ABC):
     layout: str
     form: dict | None = None  # Form.describe, where elmo-fast wrote the file
     fingerprint: dict | None = None
+    _name: str  # of the file
+    _expected: str  # to read from it, and what was found in its place
+    # Errors of NumPy, zipfile and pyarrow for damaged files.
+    _damage: tuple[type[Exception], ...] = (OSError, ValueError, EOFError, KeyError, MemoryError, NotImplementedError,
+                                            zipfile.BadZipFile)
 
     @cached_property
     @abc.abstractmethod
@@ -100,3 +107,13 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Close the file."""
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Errors of a damaged file in the body as `ConfigurationError`."""
+        try:
+            yield
+        except (ConfigurationError, FileNotFoundError):
+            raise
+        except self._damage as error:
+            raise ConfigurationError(f"embeddings {self._name}: expected {self._expected} ({error})") from error

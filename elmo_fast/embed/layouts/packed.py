@@ -21,6 +21,7 @@ from elmo_fast.model.atomic_file import Disk, new_hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import PACKED, ROWS, Blocks, read_seal, write_seal
+from elmo_fast.text.strings import joined
 
 FORMAT_VERSION = 1
 _BUFFER = 2 << 20  # bytes of float32 that are converted and written at once
@@ -43,11 +44,10 @@ class PackedWriter:
         self._token_ends = array("q", [0])  # of the texts, in tokens
         self._positions = array("q")
         self._recent: dict[str, list[str]] = {name: [] for name in _STRINGS}
-        self._strings: dict[str, list] = {name: [] for name in _STRINGS}  # pieces of `_encoded`
+        self._strings: dict[str, list] = {name: [] for name in _STRINGS}  # pieces of `joined`
         self.rows = _Rows(disk, np.dtype(form.dtype))
 
     def write(self, item: Item) -> None:
-        """Add a text."""
         vectors = item.vectors
         if self._form.pool:
             vectors = vectors[np.newaxis]
@@ -110,17 +110,8 @@ class PackedWriter:
     def _pack(self) -> None:
         for name, strings in self._recent.items():
             if strings:
-                self._strings[name].append(_encoded(strings))
+                self._strings[name].append(joined(strings))
             self._recent[name] = []
-
-
-def _encoded(strings: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Strings as UTF-8 bytes end to end, uint8, and the end of each, int64. Lone surrogates are encoded too."""
-    content = "".join(strings).encode("utf-8", "surrogatepass")
-    lengths = np.fromiter(map(len, strings), dtype=np.int64, count=len(strings))
-    if lengths.sum() < len(content):  # not ASCII alone
-        lengths[:] = [len(each.encode("utf-8", "surrogatepass")) for each in strings]
-    return np.frombuffer(content, dtype=np.uint8), np.cumsum(lengths)
 
 
 class _Rows:

@@ -26,6 +26,7 @@ def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable
     part.mkdir()
     shards = []
     for number, path in enumerate(segments):
+        stops.check()
         shard = part / f"{number:05}{SUFFIXES[layout]}"
         os.replace(path, shard)
         with contextlib.closing(open_shard(shard)) as source:
@@ -49,7 +50,6 @@ def checksum(path: Path) -> int:
     with open(path, "rb") as file:
         while piece := file.read(_PIECE):
             value = zlib.crc32(piece, value)
-            stops.check()
     return value
 
 

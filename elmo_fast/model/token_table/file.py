@@ -4,7 +4,6 @@ docs/token_tables.md has the layout.
 """
 
 import contextlib
-import itertools
 import logging
 import os
 import zlib
@@ -24,6 +23,7 @@ from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import ROWS, Blocks, read_seal, write_seal
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.text.batching import BOUNDARIES
+from elmo_fast.text.strings import joined, split
 from elmo_fast.text.vocabulary import Vocabulary
 
 FORMAT_VERSION = 2  # 1: without a seal
@@ -118,22 +118,6 @@ def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tu
         writer.finish()
 
 
-def joined(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Words as UTF-8 bytes end to end, uint8, and the end of each, int64 [V]. Lone surrogates are encoded too."""
-    encoded = [_checked(word).encode("utf-8", "surrogatepass") for word in words]
-    lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
-    return np.frombuffer(b"".join(encoded), dtype=np.uint8), np.cumsum(lengths)
-
-
-def split(text: np.ndarray, ends: np.ndarray) -> list[str]:
-    """Undo `joined`; `ValueError` for ends that do not fit."""
-    content, bounds = text.tobytes(), [0, *ends.tolist()]
-    pairs = list(itertools.pairwise(bounds))
-    if bounds[-1] != len(content) or any(end < begin for begin, end in pairs):
-        raise ValueError(f"vocabulary_ends: expected ends within {len(content)} bytes, the last at the end")
-    return [content[begin:end].decode("utf-8", "surrogatepass") for begin, end in pairs]
-
-
 def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
     """Words of a vocabulary file, which must have `<S>` and `</S>`, or of an iterable.
 
@@ -177,7 +161,7 @@ class TableWriter:
             dataset = h5py.h5d.create(file.id, b"embedding", h5py.h5t.py_create(self._dtype),
                                       h5py.h5s.create_simple(self._shape), dcpl=properties)
             if words is not None:
-                file["vocabulary"], file["vocabulary_ends"] = joined(words)
+                file["vocabulary"], file["vocabulary_ends"] = joined(list(map(_checked, words)))
             if fingerprint is not None:
                 file.attrs["fingerprint"] = fingerprint
             file.attrs["format_version"], file.attrs["precision"] = FORMAT_VERSION, precision

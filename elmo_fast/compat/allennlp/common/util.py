@@ -1,18 +1,12 @@
 """`allennlp.common.util`: what AllenNLP's ELMo modules, and code made from them, import."""
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from elmo_fast.compat.allennlp.registry import import_submodules
+from elmo_fast.text.batching import groups_of as lazy_groups_of
 
 __all__ = ["import_submodules", "lazy_groups_of", "pad_sequence_to_length"]
-
-
-def lazy_groups_of(iterator: Iterable[Any], group_size: int) -> Iterator[list[Any]]:
-    """Lists of `group_size` items, the last one of those that remain."""
-    items = iter(iterator)
-    return iter(lambda: list(itertools.islice(items, group_size)), [])
 
 
 def pad_sequence_to_length(sequence: Sequence[Any], desired_length: int, default_value: Callable[[], Any] = lambda: 0,
