@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import bench_embed, bench_table, bench_train, common, floor, models, workloads
 from benchmarks.peers import allennlp, bilm_tf, external, tensorflow_elmo
@@ -298,6 +299,30 @@ def test_a_peer_in_a_process_of_its_own(tmp_path):
     assert not peer.folder.exists()
     with pytest.raises(RuntimeError, match="expected a Python that runs it, got /nowhere"):
         external.External("--peer", "/nowhere", script)
+
+
+def test_a_tensorflow_peer_hands_its_vectors_over(tmp_path, monkeypatch):
+    """With a worker that counts batches in place of TensorFlow."""
+    worker = tmp_path / "worker.py"
+    worker.write_text("""import json, sys
+import numpy as np
+print(json.dumps({"ready": " ".join([sys.argv[1], *sys.argv[5:]])}), flush=True)
+batches = 0
+for question in map(json.loads, sys.stdin):
+    batches = 0 if "reset" in question else batches + 1
+    if "file" in question:
+        np.savez(question["file"], *(np.full((3, len(tokens), 2), batches) for tokens in question["embed"]))
+    print(json.dumps({"done": True}), flush=True)
+""")
+    monkeypatch.setattr(tensorflow_elmo, "WORKER", worker)
+    (tmp_path / "bilm").mkdir()
+    (tmp_path / "bilm" / "model.py").touch()
+    with tensorflow_elmo.TensorFlowElmo("bilm-tf", sys.executable, str(tmp_path), tmp_path, tmp_path, 64) as peer:
+        assert peer.tensorflow == f"bilm-tf 64 {torch.get_num_threads()}"
+        bench_embed.embedding(peer)([["a"]])
+        found = peer.embed_batch([["a", "b"], ["c"]])
+        assert [vectors.shape for vectors in found] == [(3, 2, 2), (3, 1, 2)] and np.all(found[0] == 2)
+        assert np.all(bench_embed.run_over(peer, [[["a"]]])[0] == 1)
 
 
 def test_bilm_tf_and_simple_elmo_give_the_same_vectors(bench):
