@@ -1,14 +1,16 @@
 """Tokens per second from lists of tokens to NumPy arrays on the CPU, states carried.
 
-A peer at batch 64 (AllenNLP's own code, without --allennlp our reference path), and ours in three ways: a stream in 64
-slots, one batch of 64 at a time, one sentence of 25 tokens. --plain adds our plain backends, --simple-elmo that
-library, at batch 64. All run the same model by turns in this run, after their numbers were compared; a disagreement
-ends it. The slow sides have fewer batches a turn: every turn takes the next batches of the same text. Every figure
-stands beside its floor (benchmarks/floor.py). The machine's rates are also measured between the turns; a turn is marked
-as busy where its precision's rate fell a third below the best.
+Peers at batch 64 and with one sentence of 25 tokens: AllenNLP's, bilm-tf's and simple_elmo's own code, in this order;
+where none is named, our reference path. Ours in three ways: a stream in 64 slots, one batch of 64 at a time, the
+sentence. --plain adds our plain backends to the peers. All run the same model by turns in this run, after their numbers
+were compared with those of the first peer; a disagreement ends it. `times_as_fast` is the ratio to the first peer,
+`ratio_to` has the ratios to several. The slow sides have fewer batches a turn: every turn takes the next batches of the
+same text. Every figure stands beside its floor (benchmarks/floor.py). The machine's rates are also measured between the
+turns; a turn is marked as busy where its precision's rate fell a third below the best.
 
     python -m benchmarks.bench_embed --model original --allennlp CHECKOUT
     python -m benchmarks.bench_embed --model original --allennlp CHECKOUT --plain reference torch --precisions highest
+    python -m benchmarks.bench_embed --bilm-tf CHECKOUT --simple-elmo CHECKOUT --tf-python PYTHON --out FILE
 """
 
 import argparse
@@ -23,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import agreement, common, floor, models, workloads
-from benchmarks.peers import allennlp, simple_elmo
+from benchmarks.peers import allennlp, tensorflow_elmo
 
 SENTENCE_TOKENS = 25
 SENTENCE_SECONDS = 0.5  # of calls in a turn: a single sentence is too short to time
@@ -77,11 +79,12 @@ def set_up(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Setup:
     files = models.write_files(Path(stack.enter_context(tempfile.TemporaryDirectory())), model)
     if arguments.allennlp:
         slow["allennlp"] = allennlp.AllenNlp(arguments.allennlp, *files)
-    for backend in arguments.plain if arguments.allennlp else dict.fromkeys(["reference", *arguments.plain]):
+    for name in tensorflow_elmo.FILES:
+        if checkout := getattr(arguments, name.replace("-", "_")):
+            slow[name] = stack.enter_context(tensorflow_elmo.TensorFlowElmo(
+                name, arguments.tf_python, checkout, *files, arguments.batch_size))
+    for backend in arguments.plain if slow else dict.fromkeys(["reference", *arguments.plain]):
         slow[backend] = models.Embedder(models.build(model, backend=backend))
-    if arguments.simple_elmo:
-        slow["simple_elmo"] = stack.enter_context(simple_elmo.SimpleElmo(
-            arguments.tf_python, arguments.simple_elmo, *files, arguments.batch_size))
     (name, peer), *others = slow.items()
     bilm = models.build(model, backend="auto")
     ours = {precision: models.Embedder(bilm, precision) for precision in precisions}
@@ -109,7 +112,9 @@ def check(setup: Setup, text: Text, batches: int) -> dict:
     in_batches, alone = run_over(setup.peer, groups), run_over(setup.peer, [[text.alone]])
     errors: dict = {}
     for name, embedder in setup.others.items():
-        errors[name] = check_slow(f"{name} against {setup.peer_name}", run_over(embedder, groups), in_batches)
+        what = f"{name} against {setup.peer_name}"
+        sentence = check_slow(what, run_over(embedder, [[text.alone]]), alone)["batches"]
+        errors[name] = {**check_slow(what, run_over(embedder, groups), in_batches), "sentence": sentence}
     for precision, embedder in setup.ours.items():
         found = {"batches": agreement.by_layer(run_over(embedder, groups), in_batches)}
         stream = stream_over(embedder, list(itertools.chain.from_iterable(groups)), setup.batch_size)
@@ -146,9 +151,14 @@ def count(groups) -> int:
     return sum(len(sentence) for group in groups for sentence in group)
 
 
+def embedding(side) -> Callable[[list[list[str]]], object]:
+    """What embeds a batch, without the way out of another process."""
+    return getattr(side, "compute", side.embed_batch)
+
+
 def peer_turn(peer, text: Text, batches: int):
     """The next batches of the text in every turn, from the states of the last; returns the tokens done."""
-    parts, embed = itertools.cycle(common.batches(text.groups, batches)), getattr(peer, "compute", peer.embed_batch)
+    parts, embed = itertools.cycle(common.batches(text.groups, batches)), embedding(peer)
 
     def turn() -> int:
         part = next(parts)
@@ -210,11 +220,11 @@ def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int, watch: W
 
 def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch) -> dict[tuple, common.Timing]:
     """Seconds for one sentence by (way, variant, precision), the peer first."""
-    embedders: dict = {("one sentence", setup.peer_name, "highest"): setup.peer}
+    embedders = {("one sentence", name, "highest"): side for name, side in setup.slow.items()}
     embedders |= {("one sentence", "ours", precision): embedder for precision, embedder in setup.ours.items()}
-    for embedder in embedders.values():
-        embedder.reset_states()
-    calls = {key: lambda embedder=embedder: embedder.embed_batch([text.alone]) for key, embedder in embedders.items()}
+    for side in embedders.values():
+        side.reset_states()
+    calls = {key: lambda embed=embedding(side): embed([text.alone]) for key, side in embedders.items()}
     return common.interleave(calls, rounds, SENTENCE_SECONDS, watch)
 
 
@@ -246,19 +256,25 @@ def floor_of(options: dict, work: floor.Work, rates: floor.Rates, precision: str
             "floor_tokens_per_s": work.tokens / floor.seconds(options, work, rates, precision)}
 
 
+def of_slow(setup: Setup, timings: dict[tuple, common.Timing]) -> dict[str, common.Timing]:
+    """Timings of the slow sides by name."""
+    return {variant: timing for (_, variant, _), timing in timings.items() if variant in setup.slow}
+
+
 def rows_of(setup: Setup, text: Text, speeds: dict, seconds: dict, floors_found: dict, busy: dict,
             errors: dict) -> list[dict]:
-    """A row per case: speed, ratio to the peer (a stream's: to its batches), floor, share, busy turns, error.
+    """A row per case: speed, ratio to the slow sides (a stream's: to batches), floor, share, busy turns, error.
 
     Timings by case: of the text in tokens per second, of the sentence in seconds.
     """
-    tokens, of_text, of_sentence = len(text.alone), next(iter(speeds.values())), next(iter(seconds.values()))
-    cases = [(case, timing, "tokens/s", timing.median, of_text.times_as_fast_as(timing))
+    cases = [(case, timing, "tokens/s", timing.median,
+              {name: other.times_as_fast_as(timing) for name, other in of_slow(setup, speeds).items()})
              for case, timing in speeds.items()]
-    cases += [(case, timing, "s", tokens / timing.median, timing.times_as_fast_as(of_sentence))
+    cases += [(case, timing, "s", len(text.alone) / timing.median,
+               {name: timing.times_as_fast_as(other) for name, other in of_slow(setup, seconds).items()})
               for case, timing in seconds.items()]
     results = []
-    for case, timing, unit, speed, ratio in cases:
+    for case, timing, unit, speed, ratios in cases:
         (way, variant, precision), found = case, {}
         if variant == "ours":
             found = floors_found.get((way, precision), {})
@@ -267,7 +283,8 @@ def rows_of(setup: Setup, text: Text, speeds: dict, seconds: dict, floors_found:
         checked = "slots" if way.startswith("slots") else "sentence" if way == "one sentence" else "batches"
         error = by_way.get(checked)
         results.append(common.row(timing, unit, workload=text.workload, model=setup.model, way=way, variant=variant,
-                                  precision=precision, tokens_per_s=speed, times_as_fast=ratio, **found,
+                                  precision=precision, tokens_per_s=speed, times_as_fast=ratios[setup.peer_name],
+                                  ratio_to=ratios if setup.others else None, **found,
                                   busy_turns=sum(busy[case]) if case in busy else None,
                                   error=error and max(error), limit=by_way.get("limit") if error else None))
     return results
@@ -288,9 +305,11 @@ def run(arguments: argparse.Namespace) -> dict:
         watch = Watch(lambda: meter(threads, kib))
         speeds = time_text(setup, text, arguments.rounds, arguments.peer_batches, watch)
         alone = time_sentence(setup, text, arguments.rounds, watch)
+    tensorflow = next((side.tensorflow for side in setup.slow.values() if hasattr(side, "tensorflow")), None)
     settings = {"model": setup.model, "states": "carry", "text": text.source,
                 **common.text_facts(text.sentences, setup.batch_size), "peer_batches_a_turn": arguments.peer_batches,
-                "times_as_fast_as": setup.peer_name, "absent": setup.absent, "agreement": agreed, "rates": rates}
+                "times_as_fast_as": setup.peer_name, "tensorflow": tensorflow, "absent": setup.absent,
+                "agreement": agreed, "rates": rates}
     results = rows_of(setup, text, speeds, alone, floors_found, watch.busy(), agreed["errors"])
     return common.document(f"embed {setup.model}", settings, results)
 
@@ -313,9 +332,10 @@ def parse() -> argparse.Namespace:
         help="of ours (default: all; the file says which this machine lacks)")
     add("--plain", nargs="+", choices=PLAIN, default=[], metavar="NAME", help="our plain backends too")
     add("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
+    add("--bilm-tf", metavar="PATH", help="a source checkout of bilm-tf")
     add("--simple-elmo", metavar="PATH", help="a folder with the package simple_elmo")
     add("--tf-python", metavar="PYTHON", default=sys.executable,
-        help="a Python with TensorFlow 2 and tf_keras, for --simple-elmo")
+        help="a Python with TensorFlow 2 and tf_keras, for --bilm-tf and --simple-elmo")
     arguments = parser.parse_args()
     if arguments.peer_batches > arguments.batches:
         parser.error(f"--peer-batches: expected at most --batches ({arguments.batches}), got {arguments.peer_batches}")

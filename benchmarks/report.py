@@ -20,6 +20,7 @@ from benchmarks.charts import drawn, svg
 from benchmarks.recorded import SIZES, WAYS, machine, one, ours, read, recorded, rows
 
 PAGES = ("README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("performance", "serving", "scaling")))
+PEER_SIZES = ("original", "small", "bundled")
 NOT_YET = "\nNot recorded yet.\n"
 CHARTS = common.ROOT / "docs" / "pictures"
 _PART = re.compile(r"(<!-- report: ([\w ]+) -->)(.*?)(<!-- /report -->)", re.DOTALL)
@@ -55,6 +56,23 @@ def embed() -> str:
             lines.append([size, row["way"], row["precision"], least, f"{row['tokens_per_s']:,.0f}", share,
                           f"{row['times_as_fast']:.1f}"])
     return markdown(["size", "way", "precision", "tokens/s floor", "reached", "share", "ratio to AllenNLP"], lines)
+
+
+def peers() -> str:
+    """bilm-tf's and simple_elmo's own code, and ours in the same run."""
+    def cells(file: str, way: str) -> list[str]:
+        mine = one(file, way=way, variant="ours", precision="highest")
+        theirs = {name: one(file, way=way.replace("slots", "one batch"), variant=name) for name in mine["ratio_to"]}
+        speeds = (f"{row['tokens_per_s']:,.0f}" for row in (mine, *theirs.values()))
+        return [*speeds, *(f"{mine['ratio_to'][name]:.1f} x" for name in theirs)]
+
+    head = ["model", "way", "elmo-fast, tokens/s", "bilm-tf", "simple_elmo", "ratio to bilm-tf", "to simple_elmo"]
+    return markdown(head, [[size, way, *cells(f"peers-{size}", way)] for size in PEER_SIZES for way in WAYS])
+
+
+def peers_machine() -> str:
+    """Where `peers` was measured."""
+    return f"TensorFlow {read('peers-original')['settings']['tensorflow']}, {machine('peers-original')}"
 
 
 def token_table() -> str:
@@ -163,7 +181,8 @@ def _both(trainer: dict) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "speed": speed, "speed machine": speed_machine, "embed": embed, "token table": token_table, "train": train,
+    "speed": speed, "speed machine": speed_machine, "embed": embed, "peers": peers,
+    "peers machine": peers_machine, "token table": token_table, "train": train,
     "train ratio": train_ratio, "reference": reference, "io": io, "io stages": io_stages, "io memory": io_memory,
     "io machine": io_machine, "serve": serve,
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}

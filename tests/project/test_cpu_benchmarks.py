@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import bench_embed, bench_table, bench_train, common, floor, models, workloads
-from benchmarks.peers import allennlp, bilm_tf, external, simple_elmo
+from benchmarks.peers import allennlp, bilm_tf, external, tensorflow_elmo
 from benchmarks.state_policies import main as compare_policies
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.train.export import export_run
@@ -78,6 +79,9 @@ def test_embedding_has_every_way_and_precision(bench):
 def test_plain_backends_stand_beside_the_peer(bench):
     settings, cases = bench(bench_embed, "--plain", "reference", "torch", "--precisions", "highest")
     assert [case["variant"] for case in cases if case["way"] == "one batch of 3"] == ["reference", "torch", "ours"]
+    assert [case["variant"] for case in cases if case["way"] == "one sentence"] == ["reference", "torch", "ours"]
+    assert all(case["ratio_to"]["reference"] == case["times_as_fast"] for case in cases)
+    assert all(case["ratio_to"].get(case["variant"], 1) == 1 < len(case["ratio_to"]) for case in cases)
     found = settings["agreement"]["errors"]["torch"]
     assert max(found["batches"]) <= found["limit"] and found["of_largest"] < found["limit_of_largest"] == 1e-5
     truth = [np.array([0.0, 4.0]), np.array([2.0])]
@@ -146,6 +150,7 @@ def test_the_token_table_runs_every_precision_there_is(bench, monkeypatch):
     (bench_embed, ["--precisions", "highest"], "batches in highest against reference: relative error"),
     (bench_embed, ["--precisions", "highest", "--plain", "torch"], "torch against reference: relative error"),
     (bench_embed, ["--simple-elmo", "nowhere"], "expected a folder with simple_elmo/elmo_helpers.py, got nowhere"),
+    (bench_embed, ["--bilm-tf", "nowhere"], "expected a folder with bilm/model.py, got nowhere"),
     (bench_embed, ["--allennlp", "nowhere"], "expected a checkout of AllenNLP 0.9"),
     (bench_table, ["--lines", "text"], "text in tiny: largest difference from the path without a table"),
 ])
@@ -296,11 +301,44 @@ def test_a_peer_in_a_process_of_its_own(tmp_path):
         external.External("--peer", "/nowhere", script)
 
 
-def test_simple_elmo_gives_the_same_vectors(bench):
-    checkout, python = (os.environ.get(f"ELMO_FAST_{name}") for name in ("SIMPLE_ELMO", "TF_PYTHON"))
-    if not checkout or not python:
-        pytest.skip("needs ELMO_FAST_SIMPLE_ELMO (its sources) and ELMO_FAST_TF_PYTHON (a Python with TensorFlow 2)")
-    assert simple_elmo.WORKER.is_file()
-    settings, cases = bench(bench_embed, "--simple-elmo", checkout, "--tf-python", python, "--peer-batches", "2")
-    assert "simple_elmo" in {case["variant"] for case in cases}
-    assert 0 < max(settings["agreement"]["errors"]["simple_elmo"]["batches"]) < 4e-6
+def test_a_tensorflow_peer_hands_its_vectors_over(tmp_path, monkeypatch):
+    """With a worker that counts batches in place of TensorFlow."""
+    worker = tmp_path / "worker.py"
+    worker.write_text("""import json, sys
+import numpy as np
+print(json.dumps({"ready": " ".join([sys.argv[1], *sys.argv[5:]])}), flush=True)
+batches = 0
+for question in map(json.loads, sys.stdin):
+    batches = 0 if "reset" in question else batches + 1
+    if "file" in question:
+        np.savez(question["file"], *(np.full((3, len(tokens), 2), batches) for tokens in question["embed"]))
+    print(json.dumps({"done": True}), flush=True)
+""")
+    monkeypatch.setattr(tensorflow_elmo, "WORKER", worker)
+    (tmp_path / "bilm").mkdir()
+    (tmp_path / "bilm" / "model.py").touch()
+    with tensorflow_elmo.TensorFlowElmo("bilm-tf", sys.executable, str(tmp_path), tmp_path, tmp_path, 64) as peer:
+        assert peer.tensorflow == f"bilm-tf 64 {torch.get_num_threads()}"
+        bench_embed.embedding(peer)([["a"]])
+        found = peer.embed_batch([["a", "b"], ["c"]])
+        assert [vectors.shape for vectors in found] == [(3, 2, 2), (3, 1, 2)] and np.all(found[0] == 2)
+        assert np.all(bench_embed.run_over(peer, [[["a"]]])[0] == 1)
+
+
+def test_bilm_tf_and_simple_elmo_give_the_same_vectors(bench):
+    checkouts = [os.environ.get(f"ELMO_FAST_{name}") for name in ("BILM_TF", "SIMPLE_ELMO")]
+    python = os.environ.get("ELMO_FAST_TF_PYTHON")
+    if not all(checkouts) or not python:
+        pytest.skip("needs ELMO_FAST_BILM_TF and ELMO_FAST_SIMPLE_ELMO (their sources), and ELMO_FAST_TF_PYTHON (a "
+                    "Python with TensorFlow 2 and tf_keras)")
+    assert tensorflow_elmo.WORKER.is_file()
+    settings, cases = bench(bench_embed, "--bilm-tf", checkouts[0], "--simple-elmo", checkouts[1], "--tf-python", python,
+                            "--peer-batches", "2")
+    assert settings["times_as_fast_as"] == "bilm-tf" and settings["tensorflow"].startswith("2.")
+    assert {case["variant"] for case in cases} == {"bilm-tf", "simple_elmo", "ours"}
+    errors = settings["agreement"]["errors"]  # simple_elmo's graph is that of bilm-tf, its differences may be 0
+    assert max(errors["simple_elmo"]["batches"] + errors["simple_elmo"]["sentence"]) < 4e-6
+    assert 0 < max(errors["highest"]["batches"]) < 4e-6
+    for case in cases:
+        assert case["ratio_to"].keys() == {"bilm-tf", "simple_elmo"}
+        assert case["ratio_to"]["bilm-tf"] == case["times_as_fast"] and case["ratio_to"].get(case["variant"], 1) == 1
