@@ -8,7 +8,7 @@ import contextlib
 import functools
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -80,6 +80,13 @@ def check() -> None:
     """Raise `KeyboardInterrupt` if a stop is requested."""
     if is_requested():
         _stop.pass_on()
+
+
+def checked(items: Iterable[Any]) -> Iterator[Any]:
+    """The items; `check` before each of them is given out."""
+    for item in items:
+        check()
+        yield item
 
 
 def interruptible(function: Callable) -> Callable:

@@ -33,7 +33,7 @@ def _score(input_file, tokens, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, score_lines
 
     with open_texts(input_file, allow_blank=True) as texts:
-        yield from map(_unless_stopped, score_lines(load_head(**head), texts, tokens))
+        yield from stops.checked(score_lines(load_head(**head), texts, tokens))
 
 
 def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
@@ -41,9 +41,4 @@ def _substitutes(input_file, top, word, direction, **head) -> Iterator[str]:
     from elmo_fast.embed.scoring import load_head, substitute_lines
 
     with open_texts(input_file, allow_blank=True) as texts:
-        yield from map(_unless_stopped, substitute_lines(load_head(**head), texts, top, direction, word))
-
-
-def _unless_stopped(line: str) -> str:
-    stops.check()
-    return line
+        yield from stops.checked(substitute_lines(load_head(**head), texts, top, direction, word))

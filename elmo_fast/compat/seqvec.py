@@ -20,7 +20,7 @@ from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Runner, Target, write_corpus
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form, Kept
-from elmo_fast.embed.layouts.arrays import check_array_file, write_arrays
+from elmo_fast.embed.layouts.arrays import WRITERS, write_arrays
 from elmo_fast.embed.readers import Text
 from elmo_fast.embed.writer import Progress
 from elmo_fast.model.atomic_file import locked
@@ -147,7 +147,7 @@ def get_embeddings(seq_dir: str | os.PathLike, model_dir: str | os.PathLike, spl
 def save_from_generator(emb_path: str | os.PathLike, per_protein: bool,
                         the_generator: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write (identifier, array) pairs to `.h5`, `.npz` or, for `per_protein`, `.npy`, as `write_arrays`."""
-    check_array_file(emb_path, per_protein)
+    _check_output(emb_path, per_protein)
     write_arrays(emb_path, the_generator)
 
 
@@ -159,7 +159,7 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
 
     With `resume` it goes on after the batches that a run which was killed has left (see `write_corpus`).
     """
-    check_array_file(output_path, per_protein)
+    _check_output(output_path, per_protein)
     check_count("batchsize", batchsize)
     form = _SeqVecForm(layer=check_choice("layer", layer, SEQVEC_LAYERS, ConfigurationError), per_protein=per_protein)
     with locked(output_path, reserve=True):
@@ -190,6 +190,13 @@ class _SeqVecForm(Form):
 
     def describe(self) -> dict:
         return {**super().describe(), "layers": self.layer, "pool": "mean" if self.per_protein else None}
+
+
+def _check_output(path: str | os.PathLike, per_protein: bool) -> None:
+    """Raise `ConfigurationError` or `OSError` for what could not be written there; `.npy` is for whole proteins."""
+    if Path(path).suffix not in WRITERS:
+        raise ConfigurationError(f"output: expected a file that ends in {', '.join(WRITERS)}, got {os.fspath(path)}")
+    layouts.check_output(layouts.layout_of(path), path, Form("average", "mean" if per_protein else None))
 
 
 def _ordered(sequences: dict[str, str]) -> list[tuple[str, str]]:

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 
 import numpy as np
 
 from elmo_fast.embed.nearest import Context, Group, Plane, Report
 
-_STYLE = """
-:root { color-scheme: light dark; --back: #fbfaf8; --card: #fff; --ink: #1d2126; --soft: #5a626c; --rule: #dddfe2;
-  --zero: #f1f0ec; --plus: #12508f; --minus: #8a3606; --on: #000; --on-strong: #fff; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171b; --card: #1b1f25; --ink: #e7e9ec; --soft: #a4acb6;
-  --rule: #333a44; --zero: #262b33; --plus: #9ccaff; --minus: #f7a565; --on: #fff; --on-strong: #000; } }
+# Tables of cosines, in these pages and in the server's.
+COSINE_STYLE = Path(__file__).with_name("cosines.css").read_text(encoding="utf-8")
+_STYLE = COSINE_STYLE + """\
 body { margin: 0 auto; padding: 2rem 1rem 3rem; max-width: 74rem; background: var(--back); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.35rem; font-weight: 600; margin: 0 0 .25rem; }
@@ -19,18 +18,11 @@ h2 { font-size: 1rem; font-weight: 600; margin: 2rem 0 .5rem; }
 p { margin: .25rem 0; color: var(--soft); max-width: 44rem; }
 .maps { display: flex; flex-wrap: wrap; gap: 0 2.5rem; }
 .wide { overflow-x: auto; max-width: 100%; }
-.key { display: flex; align-items: center; gap: .5rem; font-size: .85rem; color: var(--soft); margin: .75rem 0; }
-.key i { width: 10rem; height: .7rem; border-radius: 2px;
-  background: linear-gradient(90deg in oklab, var(--minus), var(--zero), var(--plus)); }
-table { border-collapse: separate; border-spacing: 2px; font-variant-numeric: tabular-nums; }
-th { font-weight: 400; padding: 0 .5rem; text-align: right; white-space: nowrap; }
+.key { margin: .75rem 0; }
+th { padding: 0 .5rem; text-align: right; }
 thead th { text-align: center; vertical-align: bottom; padding: .25rem 0; }
 thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
-td { min-width: 2.8rem; height: 2rem; text-align: center; font-size: .8rem; border-radius: 3px; color: var(--on);
-  background: color-mix(in oklab, var(--end) calc(var(--v) * 100%), var(--zero)); }
-.corner { background: none; }
-td.strong { color: var(--on-strong); }
-@media (prefers-color-scheme: dark) { td.mid { color: var(--on-strong); } }
+td { min-width: 2.8rem; height: 2rem; }
 ol { list-style: none; margin: 0; padding: 0; }
 .line { display: grid; grid-template-columns: 8rem minmax(0, 1fr) auto minmax(0, 1fr) 5rem; gap: 0 .4rem;
   align-items: center; padding: .3rem .5rem; border-top: 1px solid var(--rule); color: var(--soft); }

@@ -161,8 +161,7 @@ class _Source:
                 with open_text(self.name) as file:
                     return _count_lines(file, allow_blank, self.name)
             count = 0
-            for count, (_, text, tokens) in enumerate(self.read(field, allow_blank), start=1):
-                stops.check()
+            for count, (_, text, tokens) in enumerate(stops.checked(self.read(field, allow_blank)), start=1):
                 if not (tokens if tokens is not None else text) and not allow_blank:
                     raise _no_tokens(count - 1, self.name)
             return count
@@ -201,8 +200,7 @@ def _texts(file: IO[str], allow_blank: bool, name: str = "") -> Iterator[str]:
 def _count_lines(file: IO[str], allow_blank: bool, name: str = "") -> int:
     blank: list[int] = []
     count = 0
-    for count, text in enumerate(_texts(file, True, name), start=1):
-        stops.check()
+    for count, text in enumerate(stops.checked(_texts(file, True, name)), start=1):
         if not text and len(blank) <= _NAMED_BLANKS:
             blank.append(count - 1)
     if blank and not allow_blank:

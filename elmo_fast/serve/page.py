@@ -12,6 +12,7 @@ from elmo_fast.choices import extra
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import ContextIndex, compare
 from elmo_fast.embed.nearest import context_of, open_index
+from elmo_fast.embed.pages import COSINE_STYLE
 from elmo_fast.model.options import ConfigurationError
 
 with extra("serve"):
@@ -90,7 +91,7 @@ def router(elmo: LoadedElmo, index: ContextIndex | str | os.PathLike | None = No
         index.occurrences("")  # finds the words before the first request
     routes = APIRouter()
     page, style, script = (_PAGE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".html", ".css", ".js"))
-    page = page.replace("<style>", f"<style>{style}").replace("<script>", f"<script>{script}")
+    page = page.replace("<style>", f"<style>{COSINE_STYLE}{style}").replace("<script>", f"<script>{script}")
     policy = {"Content-Security-Policy": _POLICY.format(_digest(script))}
     about = {"layers": elmo.bilm.num_layers, "most_tokens": MOST_TOKENS, "index": None if index is None else {
         "tokens": len(index), "texts": len(index.texts), "layers": _layers_text(index)}}

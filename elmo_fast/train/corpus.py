@@ -117,23 +117,18 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
     """
     sizes = {path: os.path.getsize(path) for path in paths}
     chunks = [(path, first, _CHUNK) for path, size in sizes.items() for first in range(0, max(1, size), _CHUNK)]
+    names = [path for path, _, _ in chunks]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores), len(chunks))
     if wanted == 1:
-        yield from _unless_stopped(chunks, (_on_chunk(function, chunk) for chunk in chunks))
+        yield from zip(names, stops.checked(_on_chunk(function, chunk) for chunk in chunks))
         return
     with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent, (os.getpid(),)) as pool:
         try:
-            yield from _unless_stopped(chunks, pool.map(_on_chunk, [function] * len(chunks), chunks))
+            yield from zip(names, stops.checked(pool.map(_on_chunk, [function] * len(chunks), chunks)))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _unless_stopped(chunks: Iterable[tuple[str, int, int]], results: Iterable) -> Iterator[tuple[str, object]]:
-    for chunk, result in zip(chunks, results):
-        stops.check()
-        yield chunk[0], result
 
 
 def _follow_parent(parent: int) -> None:

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
+from elmo_fast import stops
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.train import checkpoint, export
-from elmo_fast.train import corpus as corpora
 from elmo_fast.train.corpus import make_vocabulary
 from elmo_fast.train.export import export_run
 from elmo_fast.train.loop import Interrupted, Trainer
@@ -119,16 +119,16 @@ def test_a_stopped_export_leaves_nothing(tmp_path, corpus, monkeypatch, capsys):
 def test_a_stopped_count_ends_its_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("elmo_fast.train.corpus._CHUNK", 1000)
     (tmp_path / "text.txt").write_text("a b c d\n" * 2000)
-    unless_stopped = corpora._unless_stopped
+    checked = stops.checked
 
-    def with_a_stop(chunks, results):
-        for number, found in enumerate(unless_stopped(chunks, results)):
+    def with_a_stop(results):
+        for number, found in enumerate(checked(results)):
             assert number < 3
             if number == 2:
                 signal.raise_signal(signal.SIGINT)
             yield found
 
-    monkeypatch.setattr(corpora, "_unless_stopped", with_a_stop)
+    monkeypatch.setattr(stops, "checked", with_a_stop)
     with pytest.raises(KeyboardInterrupt):
         make_vocabulary(str(tmp_path / "text.txt"), tmp_path / "vocab.txt", processes=2)
     assert names(tmp_path) == ["text.txt"] and not multiprocessing.active_children()

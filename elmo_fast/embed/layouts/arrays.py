@@ -14,31 +14,18 @@ from elmo_fast import stops
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.allennlp import Hdf5Writer
 from elmo_fast.embed.layouts.item import Item, Source, narrowed
-from elmo_fast.model.atomic_file import Disk, atomic_path, check_target, new_hdf5
+from elmo_fast.model.atomic_file import Disk, atomic_path, new_hdf5
 from elmo_fast.model.options import ConfigurationError
 
 _COPIED = 1 << 24  # bytes at once
 _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 
 
-def check_array_file(path: str | os.PathLike, equal_shapes: bool) -> None:
-    """Raise `ConfigurationError` or `OSError` when `write_arrays` could not write there; `.npy` needs equal shapes."""
-    suffix = Path(path).suffix
-    if suffix not in _WRITERS:
-        raise ConfigurationError(f"output: expected a file that ends in {', '.join(_WRITERS)}, got {os.fspath(path)}")
-    if suffix == ".npy" and not equal_shapes:
-        raise ConfigurationError("output: expected .h5 or .npz for arrays of different lengths, got .npy, which is for "
-                                 "a single vector a text (pooled; --protein)")
-    check_target(path, "output")
-    if suffix == ".npy":
-        check_target(names_of(path), "output")
-
-
 def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
     names = contextlib.nullcontext() if Path(path).suffix != ".npy" else atomic_path(names_of(path))
     with names as names_part, atomic_path(path) as part:
-        with _WRITERS[Path(path).suffix](part, path, names_part) as write:
+        with WRITERS[Path(path).suffix](part, path, names_part) as write:
             for name, values in arrays:
                 write(name, np.asanyarray(values))
                 stops.check()
@@ -107,7 +94,7 @@ def _npy(part: Path, target, names_part: Path) -> Iterator:
             written.check()
 
 
-_WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
+WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
 
 
 class _ArrayWriter:
@@ -146,7 +133,7 @@ class _WordWriter(_ArrayWriter):
 @contextlib.contextmanager
 def segment(path: Path, target, form: Form, *, first: int = 0, **_) -> Iterator[_ArrayWriter]:
     """A writer of a file at `path`, by its target's suffix."""
-    with _WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
+    with WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
         if form.targets is not None and Path(target).suffix == ".npz":
             words = _WordWriter(write, form, first)
             yield words
