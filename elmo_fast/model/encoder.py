@@ -1,7 +1,7 @@
 """Vectors of tokens without context, from their ids: by the char encoder, or by a table of words."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from elmo_fast.ops.cpu.linear import drop_product
 from elmo_fast.ops.cuda.encoder import fits_fp16
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision
-from elmo_fast.ops.reference import Filters, with_zero_row
+from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES, batch_to_ids
 
@@ -55,26 +55,18 @@ class CharacterEncoder(AllenNlpStateDict):
         return batch_to_ids(batch, *self.row_shape)
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
-        filters, highways = self._layers()
-        projection = (self.W_proj, self.b_proj) if self.has_projection else None
+        own = {name: getattr(self, name) for name in self.datasets}
+        filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
+        highways = [[own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")]
+                    for k in range(self.options.n_highway)]
+        projection = (own["W_proj"], own["b_proj"]) if self.has_projection else None
         bounded = (active_precision() == "medium" and ids.device.type == "cuda"
-                   and fits_fp16(self.char_embed, filters, self.options.activation, highways, projection))
-        x = self._spell(ids, filters, highways, backend=backend, bounded=bounded)
-        return full_precision(x) if projection is None else linear(x, *projection, backend=backend, bounded=bounded)
-
-    def _layers(self) -> tuple[list[list[torch.Tensor]], list[list[torch.Tensor]]]:
-        """W and b of every filter width; W_carry, b_carry, W_transform and b_transform of every highway layer."""
-        return tuple([[getattr(self, f"{name}_{k}") for name in names] for k in range(count)] for names, count in (
-            (("W_cnn", "b_cnn"), len(self.options.filters)),
-            (("W_carry", "b_carry", "W_transform", "b_transform"), self.options.n_highway)))
-
-    def _spell(self, ids: torch.Tensor, filters: Filters, highways: list[list[torch.Tensor]],
-               **how: Any) -> torch.Tensor:
-        """Character ids [N, C] through the char-CNN and the highway layers: [N, filters]."""
-        x = char_cnn(ids, self.char_embed, filters, self.options.activation, **how)
+                   and fits_fp16(own["char_embed"], filters, self.options.activation, highways, projection))
+        how = {"backend": backend, "bounded": bounded}
+        x = char_cnn(ids, own["char_embed"], filters, self.options.activation, **how)  # [N, filters]
         for weights in highways:
             x = highway(x, *weights, **how)
-        return x
+        return full_precision(x) if projection is None else linear(x, *projection, **how)
 
     def digest(self) -> str:
         """A fingerprint of the weights as they are now, or as they were when they were dropped."""

@@ -21,7 +21,8 @@ from elmo_fast.model.options import CharCnnOptions, ConfigurationError, LstmOpti
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.state_dict import Conversion
 from elmo_fast.model.weights import DIRECTIONS, LEXICON_GROUPS, LSTM_DATASETS, NO_HDF5, check_finite, lstm_name
-from elmo_fast.ops.linear import linear
+from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.torch.char_cnn import PADDING_ID
 from elmo_fast.text.batching import check_batch, number_tokens
@@ -89,10 +90,16 @@ class ManyLangsEncoder(CharacterEncoder):
         return ids
 
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
-        x = self._spell(ids[:, : self.options.max_characters_per_token], *self._layers(), backend=backend)
+        own, options = dict(self.named_parameters()), self.options
+        filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(options.filters))]
+        characters = ids[:, : options.max_characters_per_token]
+        x = char_cnn(characters, own["char_embed"], filters, options.activation, backend=backend)  # [N, filters]
+        for k in range(options.n_highway):
+            x = highway(x, *(own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")),
+                        backend=backend)
         if self.words is not None:
-            x = torch.cat([full_precision(self.word_embed)[ids[:, -1] - 1], full_precision(x)], dim=1)
-        return linear(x, self.W_proj, self.b_proj, backend=backend)
+            x = torch.cat([full_precision(own["word_embed"])[ids[:, -1] - 1], full_precision(x)], dim=1)
+        return linear(x, own["W_proj"], own["b_proj"], backend=backend)
 
     def conversions(self) -> Iterator[Conversion]:
         yield from super().conversions()
