@@ -27,9 +27,10 @@ def test_turns_between_which_the_rate_falls_are_marked():
     timing = common.Timing.of([3.0, 4.0, 5.0, 6.0])
     setup = bench_embed.Setup("tiny", 64, "reference", None, {}, {})
     text = bench_embed.Text("running text", [], [], ["a"] * 25, "")
-    rows = bench_embed.rows_of(setup, text, {CASE: timing}, {("one sentence", "ours", "highest"): timing}, {},
-                               watch.busy(), {})
-    assert [row.get("busy_turns") for row in rows] == [2, None]
+    peer, alone = (CASE[0], "reference", "highest"), ("one sentence", "ours", "highest")
+    rows = bench_embed.rows_of(setup, text, {peer: timing, CASE: timing},
+                               {(alone[0], *peer[1:]): timing, alone: timing}, {}, watch.busy(), {})
+    assert [row.get("busy_turns") for row in rows] == [None, 2, None, None]
     document = {"settings": {"times_as_fast_as": "reference"}, "results": rows}
     assert "(machine busy in 2 of 4 turns)" in common.table(document)
 
