@@ -12,7 +12,7 @@ from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing import relative_error
 from tests.ops.cuda.conftest import WAYS
 from tests.support import cuda_ops, fake_graphs
-from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, check, layer, run, starting, text
+from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, check, layer, ragged, run, starting, text
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.op_cases import LENGTHS, text_order
 
@@ -36,8 +36,23 @@ def test_both_paths_agree_with_float64(native, shape, precision, operands_of):
         assert not native.calls[0]["initial_c"] and native.calls[-1]["initial_h"]
 
 
-@pytest.mark.parametrize("native, precision", [(None, "highest"), (None, "medium"), (90, "medium"), (80, "medium")],
-                         indirect=["native"])
+WIDE = options({"dim": 700, "projection_dim": 600, "n_layers": 1, "cell_clip": 0.3, "proj_clip": 0.05})
+
+
+@pytest.mark.parametrize("of, slots, count", [(FIRING, 7, 3), (WIDE, 7, 3), *(
+    pytest.param(FIRING, slots, 40, marks=pytest.mark.long) for slots in (1, 2, 16, 32, 64, 200))])
+@pytest.mark.parametrize("precision, bf16", [*((precision, False) for precision in LIMITS), ("medium", True)])
+@pytest.mark.parametrize("native", ["triton 90", "triton 80"], indirect=True)
+def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, of, slots, count):
+    """In one program and in two for each slot, fp16 rows with factors."""
+    operands, settings = ragged(torch.linspace(slots, 1, count).int().tolist(), of, bf16=bf16)
+    _, (h, c) = check(of, precision, *operands, **settings)
+    assert all((part.abs() >= clip - 1e-6).any() for part, clip in ((h, of.lstm.proj_clip), (c, of.lstm.cell_clip)))
+
+
+@pytest.mark.parametrize("native, precision", [
+    (None, "highest"), (None, "medium"), (90, "medium"), (80, "medium"), ("triton 90", "medium"),
+    ("triton 80", "highest")], indirect=["native"])
 def test_nan_and_infinity_stay_in_their_sentence_and_direction(native, precision):
     inputs, index, state = text()
     inputs = torch.cat([inputs, torch.zeros_like(inputs[:2])])
