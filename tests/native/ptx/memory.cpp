@@ -222,9 +222,8 @@ void bind_load(Parser& s) {
       places[lane] = place.at;
     });
     for (size_t e = 0; e < from.data.size(); ++e)
-      for_threads(mask, [&](int lane) {
-        set(warp, from.data[e], lane, value_at(places[lane] + e * each, each, has_sign));
-      });
+      for_threads(mask,
+                  [&](int lane) { set(warp, from.data[e], lane, value_at(places[lane] + e * each, each, has_sign)); });
     if (from.atomic) poll(warp, value_at(places[__builtin_ctz(mask)], each, false));
   };
 }

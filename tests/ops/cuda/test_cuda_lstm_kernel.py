@@ -12,7 +12,7 @@ import torch
 from elmo_fast.ops.cuda import blocks, lstm, persistent
 from elmo_fast.testing import SIZES as SIZES_OF_MODELS
 from tests.support.gpu_lstm import ragged, run
-from tests.support.lstm_on_ptx import A100, CPU, H100, SMALL, check
+from tests.support.lstm_on_ptx import A100, CPU, H100, check
 from tests.support.models import options
 from tests.support.ptx_machine import coverage, machine
 
@@ -104,6 +104,11 @@ def test_a_launch_that_gives_up_is_replayed(aborts, native, monkeypatch):
         persistent._watch(CPU).aborts.fill_(aborts)
         monkeypatch.setattr(persistent, "_TIMEOUT_NS", 10**9 * aborts)
         check(native, of, operands, settings, aborts=aborts + 1)
+
+
+@pytest.mark.parametrize("generation, limits", [(90, H100), (80, A100)])
+def test_limits_of_a_device(generation, limits):
+    assert tuple(machine(generation).cuda_device()) == limits
 
 
 @pytest.mark.parametrize("device", [H100, (132, 232448, 15, 32, 66), (114, 232448, 13, 27, 57), A100])

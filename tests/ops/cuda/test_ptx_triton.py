@@ -15,7 +15,6 @@ from tests.support import cuda_ops, triton_on_ptx
 from tests.support.triton_on_ptx import PRECISIONS, Case, configs, conv, layer, on_ptx, words
 
 
-
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     on_ptx(monkeypatch, 80)
