@@ -158,8 +158,18 @@ def disassembled(path: Path) -> str:
         if path.suffix == ".cu":
             subprocess.run([tool("nvcc"), *COMPILE, path, "-o", f"{folder}/cubin"], check=True)
             path = Path(folder, "cubin")
-        command = [tool("cuobjdump"), "-arch", "sm_90a", "-sass", path]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return listing(path, "-sass", "-arch", "sm_90a")
+
+
+def listing(path: Path, *flags: str) -> str:
+    """What cuobjdump prints of a cubin or object file."""
+    return subprocess.run([tool("cuobjdump"), *flags, path], capture_output=True, text=True, check=True).stdout
+
+
+def usage(path: Path, *flags: str) -> dict[str, dict[str, int]]:
+    """By kernel: registers of a thread (REG), bytes of SHARED memory and of that for spills (STACK, LOCAL)."""
+    return {name: {kind: int(number) for kind, number in re.findall(r"\b([A-Z]+):(\d+)", line)}
+            for name, line in re.findall(r"Function (\S+):\s+(.*)", listing(path, "-res-usage", *flags))}
 
 
 def kernels(dump: str) -> list[Kernel]:

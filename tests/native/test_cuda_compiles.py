@@ -1,7 +1,6 @@
 """Every CUDA kernel, compiled for each target: no spills, registers and shared memory within the chip's; the lint."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ SOURCE = ROOT / "csrc" / "cuda" / "persistent.cu"
 FLAGS = ["-std=c++17", "-O3", "-fmad=false", "-gencode", "arch=compute_90a,code=sm_90a", "-gencode",
          "arch=compute_80,code=sm_80", "-Werror", "all-warnings", "-Xptxas", "-Werror", "-Xcompiler", "-Werror"]
 INSTANCES = {"persistent_kernel": 14, "replay_kernel": 2}
-SYSTEM_SHARED = {"sm_90a": "1024", "sm_80": "0"}  # bytes that CUDA takes; the plans' own have tests of their own
-USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+SYSTEM_SHARED = {"sm_90a": 1024, "sm_80": 0}  # bytes that CUDA takes; the plans' own have tests of their own
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +27,14 @@ def compiled() -> Path:
     return made(ROOT / "build" / "cuda-compiled" / f"{key}.o", command)
 
 
-def test_kernels_fit_the_chip(compiled):
-    said = subprocess.run([read_sass.tool("cuobjdump"), "-res-usage", compiled], capture_output=True, text=True,
-                          check=True).stdout
-    found = {target: USAGE.findall(part) for target, part in re.findall(r"(?s)arch = (\w+)(.*?)(?=arch = |\Z)", said)
-             if USAGE.search(part)}
-    assert found.keys() == SYSTEM_SHARED.keys()
-    for target, used in found.items():
-        names = [re.search(rf"\d+({'|'.join(INSTANCES)})", name)[1] for name, *_ in used]
-        assert {kernel: names.count(kernel) for kernel in names} == INSTANCES
-        for name, registers, stack, shared, local in used:
-            assert int(registers) <= 255 and stack == local == "0", (name, registers, stack, local)
-            assert shared == SYSTEM_SHARED[target], (name, shared)
+@pytest.mark.parametrize("target", SYSTEM_SHARED)
+def test_kernels_fit_the_chip(compiled, target):
+    found = read_sass.usage(compiled, "-arch", target)
+    names = [re.search(rf"\d+({'|'.join(INSTANCES)})", name)[1] for name in found]
+    assert {kernel: names.count(kernel) for kernel in names} == INSTANCES
+    for name, used in found.items():
+        assert used["REG"] <= 255 and used["STACK"] == used["LOCAL"] == 0, (name, used)
+        assert used["SHARED"] == SYSTEM_SHARED[target], (name, used)
 
 
 def test_time_loops_do_not_wait_in_line(compiled):

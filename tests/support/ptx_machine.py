@@ -11,7 +11,6 @@ import struct
 import sysconfig
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,47 +61,31 @@ def _object(command: list, source: Path) -> Path:
     return made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
 
 
-@contextmanager
-def device_memory(module, checked=(), unwritten=()):
-    """Accesses of kernels must lie in these tensors, given as {name: tensor} or as a list.
+def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, then=None, memory=(), written=True):
+    """Runs the one kernel of a PTX text, and `then`(module, source).
 
-    What `unwritten` holds may not be read before it is written, and races in it are traps as well.
-    """
-    for tensors, written in ((checked, True), (unwritten, False)):
-        for name, tensor in tensors.items() if isinstance(tensors, dict) else enumerate(tensors):
-            if tensor is not None:
-                tensor = torch.as_tensor(tensor)
-                last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-                size = (last + 1) * tensor.element_size() * (tensor.numel() > 0)
-                module.register_memory(tensor.data_ptr(), size, str(name), written)
-    try:
-        yield
-    finally:
-        module.forget_memory()
-
-
-def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, then=None, **memory):
-    """Runs the one kernel of a PTX text in some `device_memory`, and `then`(module, source).
-
-    Arguments are tensors, integers, floats and None (a null pointer).
+    Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors of `memory`,
+    which may not be read before they are `written`; if they are not, races in them are traps as well.
     """
     module = machine()
     source = module.load(text)
     try:
-        with device_memory(module, **memory):
-            module.launch(source, grid, block, shared, cluster, [*map(_bits, arguments)])
+        for number, tensor in enumerate(memory):
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+            size = (last + 1) * tensor.element_size() * (tensor.numel() > 0)
+            module.register_memory(tensor.data_ptr(), size, f"tensor {number}", written)
+        module.launch(source, grid, block, shared, cluster, [*map(_bits, arguments)])
         if then:
             then(module, source)
     finally:
+        module.forget_memory()
         module.replace(source, "")
 
 
 def _bits(value) -> int:
     if isinstance(value, float):
         return struct.unpack("I", struct.pack("f", value))[0]
-    if value is None or isinstance(value, int):
-        return (value or 0) % 2**64
-    return torch.as_tensor(value).data_ptr()
+    return value.data_ptr() if isinstance(value, torch.Tensor) else (value or 0) % 2**64
 
 
 def counters(module, source: int) -> dict:

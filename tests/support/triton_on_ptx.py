@@ -5,8 +5,6 @@ Also the char encoder's ops over them, and calls to compare with float64.
 
 import functools
 import math
-import re
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +32,10 @@ EXACT = {"char_cnn": reference.char_cnn, "highway": reference.highway, "linear":
 
 @functools.cache
 def usage(cubin: bytes) -> dict[str, int]:
-    """Registers of a thread (REG), and bytes of memory for spills (STACK, LOCAL)."""
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(cubin)
-        said = subprocess.run([read_sass.tool("cuobjdump"), "-res-usage", file.name], capture_output=True, text=True,
-                              check=True).stdout
-    return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
+        (used,) = read_sass.usage(file.name).values()
+        return used
 
 
 def on_ptx(patch, generation: int, tile=None, registers: int = 255):
@@ -59,7 +55,7 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
         passed = [value for name, value in named.items() if source.signature[name] != "constexpr"]
         ptx_machine.launch(driver.ran, *passed, None, None, grid=given[:3], shared=compiled.metadata.shared,
                            block=(32 * compiled.metadata.num_warps, 1, 1),
-                           checked={name: value for name, value in named.items() if isinstance(value, torch.Tensor)})
+                           memory=[value for value in passed if isinstance(value, torch.Tensor)])
 
     ptx_machine.machine()
     compile = triton.compiler.compiler.compile

@@ -144,12 +144,15 @@ void multiply(const Tile* a, const Tile* b, float (*c)[8]) {
 // What thread t has in register i of the four that hold [16, 8].
 float& accumulator(float (*c)[8], size_t i, int t) { return c[t / 4 + 8 * int(i / 2)][2 * (t % 4) + int(i % 2)]; }
 
-void gather(const float* slots, size_t i, float (*c)[8]) {
-  for (int t = 0; t < warp_threads; ++t) accumulator(c, i, t) = slots[t];
-}
-
-void scatter(float (*c)[8], size_t i, float* slots) {
-  for (int t = 0; t < warp_threads; ++t) slots[t] = accumulator(c, i, t);
+// The sums in the four registers `to` become those in `from`, or zeros where it is null, plus a product.
+void add_product(const Warp& warp, Format format, const Operand* from, const Tile* a, const Tile* b,
+                 const Operand* to) {
+  alignas(64) float sum[16][8] = {};
+  for (size_t i = 0; i < 4 && from; ++i)
+    for (int t = 0; t < warp_threads; ++t) accumulator(sum, i, t) = warp.lanes<float>(from[i])[t];
+  (format == Format::tf32 ? multiply<4> : multiply<8>)(a, b, sum);
+  for (size_t i = 0; i < 4; ++i)
+    for (int t = 0; t < warp_threads; ++t) warp.lanes<float>(to[i])[t] = accumulator(sum, i, t);
 }
 
 // mma.sync m16n8: "d[4], a[4], b[2], c[4]"
@@ -162,11 +165,8 @@ Binder mma(Format format) {
     if (all.size() != 14) throw Trap("fragments of another size");
     s.in.run = [=](Warp& warp, Mask) {
       alignas(64) Tile tiles[6];
-      alignas(64) float sum[16][8];
       for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(all[4 + i]), format, tiles[i]);
-      for (size_t i = 0; i < 4; ++i) gather(warp.lanes<float>(all[10 + i]), i, sum);
-      (format == Format::tf32 ? multiply<4> : multiply<8>)(tiles, tiles + 4, sum);
-      for (size_t i = 0; i < 4; ++i) scatter(sum, i, warp.lanes<float>(all[i]));
+      add_product(warp, format, &all[10], tiles, tiles + 4, all.data());
     };
   };
 }
@@ -229,12 +229,9 @@ Binder product(Format format, size_t columns) {
       for (uint32_t i = 0; i < 4; ++i)
         read_tile(warp, left_at, warp.number % 4 * 16 + i % 2 * 8, i / 2, format, left[i], operands);
       for (uint32_t column = 0; column < columns; column += 8) {
-        alignas(64) float sum[16][8] = {};
         for (uint32_t i = 0; i < 2; ++i) read_tile(warp, right_at, column, i, format, right[i], operands);
-        for (size_t i = 0; i < 4 && *warp.lanes<Mask>(adds) & 1; ++i)
-          gather(warp.lanes<float>(d[column / 2 + i]), i, sum);
-        (format == Format::tf32 ? multiply<4> : multiply<8>)(left, right, sum);
-        for (size_t i = 0; i < 4; ++i) scatter(sum, i, warp.lanes<float>(d[column / 2 + i]));
+        const Operand* sums = &d[column / 2];
+        add_product(warp, format, *warp.lanes<Mask>(adds) & 1 ? sums : nullptr, left, right, sums);
       }
       for (const Operand& o : d) {
         ++warp.accumulating[o.at / slot_bytes];

@@ -199,18 +199,14 @@ inline uint16_t to_bfloat(float value) {
 template <class T>
 constexpr int width_of = std::is_same_v<T, bool> ? 0 : std::max<int>(4, sizeof(T));
 
-// A register over the threads. Values of less than 32 bits take the low bits of a slot.
+// Of a register over the threads, which begins at `slots`. Values of less than 32 bits take the low bits of a slot.
 template <class T>
-struct Lanes {
-  char* slots;
-  T get(int lane) const {
-    T value;
-    if constexpr (std::is_same_v<T, bool>) value = *reinterpret_cast<const Mask*>(slots) >> lane & 1;
-    else memcpy(&value, slots + lane * width_of<T>, sizeof value);
-    return value;
-  }
-  void set(int lane, T value) const { memcpy(slots + lane * width_of<T>, &value, sizeof value); }
-};
+T value_in(const char* slots, int lane) {
+  if constexpr (std::is_same_v<T, bool>) return *reinterpret_cast<const Mask*>(slots) >> lane & 1;
+  T value;
+  memcpy(&value, slots + lane * width_of<T>, sizeof value);
+  return value;
+}
 
 // A register of 4 or 8 bytes in one thread.
 inline uint64_t value_of(const Warp& warp, const Operand& o, int lane) {
@@ -238,18 +234,21 @@ Binder lanes(F f) {
     size_t i = 1;
     const Operand d = s.write(0, width_of<D>);
     s.in.run = [f, d, from = std::array<Operand, sizeof...(S)>{s.read(i++, width_of<S>)...}](Warp& warp, Mask mask) {
-      const auto sources = std::apply([&](auto... o) { return std::tuple(Lanes<S>{warp.lanes<char>(o)}...); }, from);
+      const auto sources = std::apply([&](auto... o) { return std::array{warp.lanes<char>(o)...}; }, from);
       const auto value = [&](int lane) {
-        return D(std::apply([&](const auto&... source) { return f(source.get(lane)...); }, sources));
+        return D(std::apply([&](auto... source) { return f(value_in<S>(source, lane)...); }, sources));
       };
-      const Lanes<D> to = {warp.lanes<char>(d)};
       if constexpr (std::is_same_v<D, bool>) {
         Mask result = 0;
         for (int lane = 0; lane < warp_threads; ++lane) result |= Mask(value(lane)) << lane;
         Mask& all = *warp.lanes<Mask>(d);
         all = (all & ~mask) | (result & mask);
       } else {
-        for_threads(mask, [&](int lane) { to.set(lane, value(lane)); });
+        char* to = warp.lanes<char>(d);
+        for_threads(mask, [&](int lane) {
+          const D result = value(lane);
+          memcpy(to + lane * width_of<D>, &result, sizeof result);
+        });
       }
     };
   };

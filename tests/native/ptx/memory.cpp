@@ -194,65 +194,60 @@ Access access(Parser& s, size_t data, size_t address) {
     else if (word == "v2" || word == "v4") count = size_t(word[1] - '0');
     else if (!scopes_and_hints.count(word)) throw Trap("unknown modifier ." + word);
   }
-  if (!has_space) throw Trap("an access without a space");
+  if (!has_space || !size_of(s.words.back())) throw Trap("an access without a space or a size");
   static_cast<Address&>(result) = s.address(address, result.space, size_t(size_of(s.words.back())) * count);
   result.data = s.vector(data, -1, s.words[0] == "ld");
   if (result.data.size() != count) throw Trap("a vector of another length than the instruction");
   return result;
 }
 
-// Calls f with a value of a type as wide as the named one; s32 is signed, since wider registers take loads of it.
-template <class F>
-void with_type(const std::string& name, const F& f) {
-  if (name == "s32") f(int32_t());
-  else if (size_of(name) == 8) f(uint64_t());
-  else if (size_of(name) == 4) f(uint32_t());
-  else if (name == "u16" || name == "b16") f(uint16_t());
-  else if (name == "u8") f(uint8_t());
-  else throw Trap("unknown type " + name);
+// Of the bytes of a type at a place: s32 keeps its sign, since wider registers take loads of it.
+uint64_t value_at(const char* at, size_t bytes, bool has_sign) {
+  uint64_t value = 0;  // little-endian, as the device
+  memcpy(&value, at, bytes);
+  return has_sign ? uint64_t(int64_t(int32_t(value))) : value;
 }
 
 // An acquiring load takes over what was released where it reads.
 void bind_load(Parser& s) {
-  with_type(s.words.back(), [&, from = access(s, 0, 1)](auto sample) {
-    using T = decltype(sample);
-    s.in.run = [from](Warp& warp, Mask mask) {
-      const auto& released = warp.machine->released;
-      count(warp, from, mask);
-      T* places[warp_threads];
-      for_threads(mask, [&](int lane) {
-        const Place place = place_of(warp, from, lane);
-        place.read(from.bytes, warp, from.atomic ? Use::atomic : Use::plain);
-        if (from.acquires && released.count(place.at)) join(warp.clocks, released.at(place.at));
-        places[lane] = reinterpret_cast<T*>(place.at);
-      });
-      for (size_t e = 0; e < from.data.size(); ++e)
-        for_threads(mask, [&](int lane) { set(warp, from.data[e], lane, uint64_t(places[lane][e])); });
-      if (from.atomic) poll(warp, uint64_t(*places[__builtin_ctz(mask)]));
-    };
-  });
+  s.in.run = [from = access(s, 0, 1), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
+    const auto& released = warp.machine->released;
+    const size_t each = from.bytes / from.data.size();
+    count(warp, from, mask);
+    const char* places[warp_threads];
+    for_threads(mask, [&](int lane) {
+      const Place place = place_of(warp, from, lane);
+      place.read(from.bytes, warp, from.atomic ? Use::atomic : Use::plain);
+      if (from.acquires && released.count(place.at)) join(warp.clocks, released.at(place.at));
+      places[lane] = place.at;
+    });
+    for (size_t e = 0; e < from.data.size(); ++e)
+      for_threads(mask,
+                  [&](int lane) { set(warp, from.data[e], lane, value_at(places[lane] + e * each, each, has_sign)); });
+    if (from.atomic) poll(warp, value_at(places[__builtin_ctz(mask)], each, false));
+  };
 }
 
 // st, and red.add, which is a store of a sum and passes on what was released there before
 void bind_store(Parser& s) {
-  with_type(s.words.back(), [&, to = access(s, 1, 0)](auto sample) {
-    using T = decltype(sample);
-    s.in.run = [to, adds = s.words[0] == "red"](Warp& warp, Mask mask) {
-      count(warp, to, mask);
-      warp.spins = false;
-      for_threads(mask, [&](int lane) {
-        const Place place = place_of(warp, to, lane);
-        T data[4];
-        for (size_t e = 0; e < to.data.size(); ++e) data[e] = T(value_of(warp, to.data[e], lane));
-        if (adds) place.read(to.bytes, warp, Use::atomic);
-        if (adds) data[0] += *reinterpret_cast<T*>(place.at);
-        const bool same = !memcmp(place.at, data, to.bytes);
-        place.write(to.bytes, warp, to.atomic ? Use::atomic : same ? Use::same : Use::plain);
-        if (to.releases) warp.publish(warp.machine->released[place.at]);
-        memcpy(place.at, data, to.bytes);
-      });
-    };
-  });
+  s.in.run = [to = access(s, 1, 0), adds = s.words[0] == "red"](Warp& warp, Mask mask) {
+    const size_t each = to.bytes / to.data.size();
+    count(warp, to, mask);
+    warp.spins = false;
+    for_threads(mask, [&](int lane) {
+      const Place place = place_of(warp, to, lane);
+      char data[16];
+      if (adds) place.read(to.bytes, warp, Use::atomic);
+      for (size_t e = 0; e < to.data.size(); ++e) {
+        const uint64_t value = value_of(warp, to.data[e], lane) + (adds ? value_at(place.at, each, false) : 0);
+        memcpy(data + e * each, &value, each);
+      }
+      const bool same = !memcmp(place.at, data, to.bytes);
+      place.write(to.bytes, warp, to.atomic ? Use::atomic : same ? Use::same : Use::plain);
+      if (to.releases) warp.publish(warp.machine->released[place.at]);
+      memcpy(place.at, data, to.bytes);
+    });
+  };
 }
 
 // cp.async "[to], [from], 16, given": zeros follow the bytes that are given. It is done when it is waited for.

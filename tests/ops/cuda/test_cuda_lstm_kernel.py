@@ -12,16 +12,25 @@ import torch
 from elmo_fast.ops.cuda import blocks, lstm, persistent
 from elmo_fast.testing import SIZES as SIZES_OF_MODELS
 from tests.support.gpu_lstm import ragged, run
-from tests.support.lstm_on_ptx import A100, CPU, H100, SMALL, check
+from tests.support.lstm_on_ptx import A100, CPU, H100, check
 from tests.support.models import options
 from tests.support.ptx_machine import coverage, machine
 
-CLUSTERS = {8: (24, 232448, 3, 6, 12), 4: (12, 232448, 0, 3, 6), 2: (8, 232448, 0, 0, 4), 1: SMALL[80]}
 SIZES = [(32, 16), (37, 11), (5, 2), (300, 70), (130, 33), (48, 200)]
 SLOTS = (1, 2, 7, 16, 32, 64, 200)
 FIRING = {"cell_clip": 0.3, "proj_clip": 0.05}
 CASES = [*((SLOTS[seed % 7], 5, seed) for seed in range(14)), *(
     pytest.param(slots, 40, seed, marks=pytest.mark.long) for slots in SLOTS for seed in range(10))]
+# Weights in registers, in shared memory and streamed; h at once and in parts; one to three units a block. Generation,
+# cells, projected values, slots, cluster, and devices with less and less shared memory.
+PLANS = [
+    (90, 300, 400, 3, 8, [(24, shared, 3, 6, 12) for shared in (232448, 70000, 40000)]),
+    (90, 190, 400, 33, 4, [(12, shared, 0, 3, 6) for shared in (232448, 120000)]),
+    (90, 300, 400, 3, 2, [(8, shared, 0, 0, 4) for shared in (232448, 120000, 70000)]),
+    (90, 190, 400, 33, 1, [(12, shared, 0, 0, 0) for shared in (166912, 120000)]),
+    *(pytest.param(generation, *SIZES_OF_MODELS[size][:2], slots, cluster, [device], marks=pytest.mark.long)
+      for generation, slots, cluster, device in ((90, 1, 8, H100), (90, 64, 8, H100), (80, 16, 1, A100))
+      for size in ("small", "original"))]
 
 
 def model(size, **clips):
@@ -47,28 +56,16 @@ def test_agrees_with_float64(slots, most_steps, seed, native):
     assert all(call | same == call for call in native.calls) and first["slots"] == min(slots, 64)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("native, device, slots", [(90, H100, 1), (90, H100, 64), (80, A100, 16)], indirect=["native"])
-@pytest.mark.parametrize("size", ["small", "original"])
-def test_published_sizes_agree_with_float64(size, native, device, slots):
-    native.device(*device)
-    of = model(SIZES_OF_MODELS[size][:2], **FIRING)
-    check(native, of, *ragged([slots, slots, slots // 2 + 1], of), least_clipped=0.02)
-
-
-@pytest.mark.parametrize("cluster, slots", [(8, 3), (4, 33), (2, 3), (1, 33)])
-def test_clusters_and_residency(cluster, slots, native):
-    """Weights in registers, in shared memory and streamed; h at once and in parts; two and three units a block."""
-    processors, most, *clusters = CLUSTERS[cluster]
-    of, plans = model((300 if slots <= 32 else 190, 400)), []
-    for shared in (most, 120_000, 70_000, 40_000):
-        native.device(processors, shared, *clusters)
-        plan = native.plan(of.lstm.dim, 400, slots)
-        if plan["reason"] is None:
-            plans.append(plan)
-            check(native, of, *ragged([slots, 2], of, seed=slots))
+@pytest.mark.parametrize("native, dim, projection, slots, cluster, devices", PLANS, indirect=["native"])
+def test_plans_agree_with_float64(native, dim, projection, slots, cluster, devices):
+    of, plans = model((dim, projection), **FIRING), []
+    for device in devices:
+        native.device(*device)
+        plans.append(native.plan(dim, projection, slots))
+        check(native, of, *ragged([slots, slots, slots // 2 + 1], of, seed=slots), least_clipped=0.02)
     assert {plan["cluster"] for plan in plans} == {cluster}
-    assert len({plan["shared_steps"] for plan in plans}) > 1 and any(plan["streamed_bytes"] for plan in plans)
+    assert len({plan["shared_steps"] for plan in plans}) == len(devices)
+    assert len(devices) == 1 or plans[-1]["streamed_bytes"] > 0
 
 
 @pytest.mark.parametrize("native", [90, 80], indirect=True)
@@ -107,6 +104,11 @@ def test_a_launch_that_gives_up_is_replayed(aborts, native, monkeypatch):
         persistent._watch(CPU).aborts.fill_(aborts)
         monkeypatch.setattr(persistent, "_TIMEOUT_NS", 10**9 * aborts)
         check(native, of, operands, settings, aborts=aborts + 1)
+
+
+@pytest.mark.parametrize("generation, limits", [(90, H100), (80, A100)])
+def test_limits_of_a_device(generation, limits):
+    assert tuple(machine(generation).cuda_device()) == limits
 
 
 @pytest.mark.parametrize("device", [H100, (132, 232448, 15, 32, 66), (114, 232448, 13, 27, 57), A100])

@@ -5,16 +5,15 @@ import itertools
 import pytest
 import torch
 
-from elmo_fast.ops import reference
-from elmo_fast.ops.cuda import blocks, lstm, steps
+from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing import relative_error
 from tests.ops.cuda.conftest import WAYS
-from tests.support import cuda_ops, fake_graphs
-from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, check, layer, run, starting, text
+from tests.support import cuda_ops
+from tests.support.gpu_lstm import FIRING, LIMITS, check, layer, ragged, run, starting, text
 from tests.support.models import SENTENCES, SHAPES, bilm, options
-from tests.support.op_cases import LENGTHS, text_order
+from tests.support.op_cases import LENGTHS
 
 BY_WAYS = [(None, ("two layers", "no projection", "no clips", "clips that fire")[number % 4], precision, way)
            for number, (way, precision) in enumerate(itertools.product(WAYS, LIMITS))]
@@ -36,8 +35,23 @@ def test_both_paths_agree_with_float64(native, shape, precision, operands_of):
         assert not native.calls[0]["initial_c"] and native.calls[-1]["initial_h"]
 
 
-@pytest.mark.parametrize("native, precision", [(None, "highest"), (None, "medium"), (90, "medium"), (80, "medium")],
-                         indirect=["native"])
+WIDE = options({"dim": 700, "projection_dim": 600, "n_layers": 1, "cell_clip": 0.3, "proj_clip": 0.05})
+
+
+@pytest.mark.parametrize("of, slots, count", [(FIRING, 7, 3), (WIDE, 7, 3), *(
+    pytest.param(FIRING, slots, 40, marks=pytest.mark.long) for slots in (1, 2, 16, 32, 64, 200))])
+@pytest.mark.parametrize("precision, bf16", [*((precision, False) for precision in LIMITS), ("medium", True)])
+@pytest.mark.parametrize("native", ["triton 90", "triton 80"], indirect=True)
+def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, of, slots, count):
+    """In a program for each slot, and in two with inputs, and factors of fp16 rows, that differ by direction."""
+    operands, settings = ragged(torch.linspace(slots, 1, count).int().tolist(), of, bf16=bf16)
+    _, (h, c) = check(of, precision, *operands, halves=of is WIDE, **settings)
+    assert all((part.abs() >= clip - 1e-6).any() for part, clip in ((h, of.lstm.proj_clip), (c, of.lstm.cell_clip)))
+
+
+@pytest.mark.parametrize("native, precision", [
+    (None, "highest"), (None, "medium"), (90, "medium"), (80, "medium"), ("triton 90", "medium"),
+    ("triton 80", "highest")], indirect=["native"])
 def test_nan_and_infinity_stay_in_their_sentence_and_direction(native, precision):
     inputs, index, state = text()
     inputs = torch.cat([inputs, torch.zeros_like(inputs[:2])])
@@ -130,20 +144,3 @@ def test_registered_as_one_op(starts):
     given = LstmCall(inputs, rows, schedule, state, layer(), 3.0, None, initial).arguments()
     with cuda_ops.registered_on_cpu():
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, given)
-
-
-@pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_a_padded_batch_waits_for_nothing(precision, monkeypatch):
-    x, lengths, state = torch.randn(3, 20, 11), torch.tensor([20, 0, 7]), (torch.randn(3, 22), torch.randn(3, 74))
-    weights, schedule, clips = layer(), make_schedule(lengths.tolist()), {"cell_clip": 0.3, "proj_clip": 0.05}
-    rows = torch.from_numpy(schedule.tokens + 20 * (schedule.tokens >= 20))  # past the empty sentence
-    expected = reference.projected_lstm(x.flatten(0, 1), rows, schedule, state, weights, **clips)
-    blocks.operands(flat_weights(weights), precision, 0.05)
-    for most in (1024, 2):
-        monkeypatch.setitem(steps.MOST_SLOTS, "graph", most)
-        with fake_graphs.Watch(None):  # the buffers are the call's own: only waiting is looked for
-            found, final = lstm.padded_lstm(x, lengths, state, weights, precision=precision, **clips)
-        assert (found[1] == 0).all() and (found[2, 7:] == 0).all() and torch.equal(final[1][1], state[1][1])
-        real = torch.cat([found[0], found[2, :7]])
-        order = torch.from_numpy(schedule.tokens).long()
-        assert_close((real, final), (text_order(expected[0], order), expected[1]), LIMITS[precision])
