@@ -15,6 +15,7 @@ turns; a turn is marked as busy where its precision's rate fell a third below th
 
 import argparse
 import contextlib
+import functools
 import itertools
 import sys
 import tempfile
@@ -224,7 +225,7 @@ def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch) -> dict[t
     embedders |= {("one sentence", "ours", precision): embedder for precision, embedder in setup.ours.items()}
     for side in embedders.values():
         side.reset_states()
-    calls = {key: lambda embed=embedding(side): embed([text.alone]) for key, side in embedders.items()}
+    calls = {key: functools.partial(embedding(side), [text.alone]) for key, side in embedders.items()}
     return common.interleave(calls, rounds, SENTENCE_SECONDS, watch)
 
 

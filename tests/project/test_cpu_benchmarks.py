@@ -332,8 +332,8 @@ def test_bilm_tf_and_simple_elmo_give_the_same_vectors(bench):
         pytest.skip("needs ELMO_FAST_BILM_TF and ELMO_FAST_SIMPLE_ELMO (their sources), and ELMO_FAST_TF_PYTHON (a "
                     "Python with TensorFlow 2 and tf_keras)")
     assert tensorflow_elmo.WORKER.is_file()
-    settings, cases = bench(bench_embed, "--bilm-tf", checkouts[0], "--simple-elmo", checkouts[1], "--tf-python", python,
-                            "--peer-batches", "2")
+    settings, cases = bench(bench_embed, "--bilm-tf", checkouts[0], "--simple-elmo", checkouts[1],
+                            "--tf-python", python, "--peer-batches", "2")
     assert settings["times_as_fast_as"] == "bilm-tf" and settings["tensorflow"].startswith("2.")
     assert {case["variant"] for case in cases} == {"bilm-tf", "simple_elmo", "ours"}
     errors = settings["agreement"]["errors"]  # simple_elmo's graph is that of bilm-tf, its differences may be 0
