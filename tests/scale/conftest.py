@@ -4,9 +4,9 @@ from tests.scale.cluster import cluster
 from tests.support.files import write_model
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def address():
-    """The address of a cluster that the tests share."""
+    """The address of a cluster that the tests of a module share."""
     with pytest.MonkeyPatch.context() as monkeypatch, cluster(monkeypatch) as address:
         yield address
 
