@@ -26,12 +26,11 @@ def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable
     part.mkdir()
     shards = []
     for number, path in enumerate(segments):
-        stops.check()
         shard = part / f"{number:05}{SUFFIXES[layout]}"
         os.replace(path, shard)
         with contextlib.closing(open_shard(shard)) as source:
             shards.append({"file": shard.name, "texts": len(source), "bytes": shard.stat().st_size,
-                           "crc32": checksum(shard)})
+                           "crc32": checksum(shard, stops.check)})
     write_manifest(part, layout, source.form, source.fingerprint, shards)
 
 
@@ -44,12 +43,13 @@ def write_manifest(folder: Path, layout: str, form: dict, fingerprint: dict | No
     (folder / MANIFEST).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def checksum(path: Path) -> int:
-    """CRC-32 of a file."""
+def checksum(path: Path, check: Callable[[], None] = lambda: None) -> int:
+    """CRC-32 of a file; `check` is called after every piece, and may raise."""
     value = 0
     with open(path, "rb") as file:
         while piece := file.read(_PIECE):
             value = zlib.crc32(piece, value)
+            check()
     return value
 
 
