@@ -95,10 +95,10 @@ class Job:
 
         self.embedder.reset_states()
         target = Target(self.target(layout), layout.name, Form("all", dtype=layout.dtype))
-        runner, watch = self.embedder.embedder.runner(self.slots), watch or Stopwatch()
+        runner = self.embedder.embedder.runner(self.slots)
         with locked(target.path, reserve=True), open_texts(text or self.text) as texts:
-            progress = Progress(True, watch.calls("reading", texts.count)())
-            write_corpus(texts, staged(watch, runner), target, progress=progress)
+            count = watch.calls("reading", texts.count) if watch else texts.count
+            write_corpus(texts, staged(watch, runner) if watch else runner, target, progress=Progress(True, count()))
         return target.path
 
     def whole(self, layout: Layout) -> int:
@@ -221,9 +221,10 @@ def cpu_by_stage(job: Job, layout: Layout) -> dict[str, float]:
     The engine's helper threads are there before the run; threads that it starts besides its writer convert.
     """
     watch, before = Stopwatch(), helper_threads()
-    begin, seconds = time.process_time(), watch.seconds
+    begin = time.process_time()
     with watched(watch, job), watch.stage("other"):
         job.write(layout, watch=watch)
+    seconds = watch.seconds
     rest = time.process_time() - begin - sum(seconds.values())
     after = helper_threads()
     helping = sum(after.get(number, since) - since for number, since in before.items()) if before else rest

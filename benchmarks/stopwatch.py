@@ -10,17 +10,31 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 
+class _Thread(threading.local):
+    """What a thread measures, without a lock that others would wait for."""
+
+    def __init__(self, counters: list[Counter[str]]):
+        self.seconds: Counter[str] = Counter()
+        self.stage: str | None = None
+        self.since = 0.0
+        counters.append(self.seconds)
+
+
 class Stopwatch:
     """CPU seconds by stage. What runs inside another stage counts for itself alone; threads add up."""
 
     def __init__(self):
-        self.seconds: Counter[str] = Counter()
-        self._here, self._lock = threading.local(), threading.Lock()
+        self._counters: list[Counter[str]] = []
+        self._here = _Thread(self._counters)
+
+    @property
+    def seconds(self) -> Counter[str]:
+        return sum(self._counters, Counter())
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """The body's CPU time of this thread is that of a stage."""
-        outer = getattr(self._here, "stage", None)
+        outer = self._here.stage
         self._switch(name)
         try:
             yield
@@ -28,11 +42,10 @@ class Stopwatch:
             self._switch(outer)
 
     def _switch(self, name: str | None) -> None:
-        now, before = time.thread_time(), getattr(self._here, "stage", None)
-        if before:
-            with self._lock:
-                self.seconds[before] += now - self._here.since
-        self._here.stage, self._here.since = name, now
+        now, here = time.thread_time(), self._here
+        if here.stage:
+            here.seconds[here.stage] += now - here.since
+        here.stage, here.since = name, now
 
     def calls(self, name: str, function: Callable) -> Callable:
         """The function, its calls being of a stage."""
