@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count
+from elmo_fast.choices import SEQVEC_BATCH_SIZE, SEQVEC_LAYERS, check_choice, check_count, shown
 from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Runner, Target, write_corpus
 from elmo_fast.embed.embedder import ElmoEmbedder
@@ -99,7 +99,7 @@ def process_embedding(embedding: np.ndarray, per_protein: bool, layer: str) -> n
     elif _LAYERS[layer] < len(embedding):
         embedding = embedding[_LAYERS[layer]]
     else:
-        raise ConfigurationError(f"layer: expected a layer of a model that has {len(embedding)}, got {layer!r}")
+        raise ConfigurationError(f"layer: expected a layer of a model that has {len(embedding)}, got {shown(layer)}")
     return embedding.mean(axis=0) if per_protein else embedding
 
 

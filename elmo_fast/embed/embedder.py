@@ -8,7 +8,7 @@ from typing import IO
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, MOST_SENTENCES, check_choice, check_count
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, MOST_SENTENCES, check_choice, check_count, shown
 from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Runner, Target, write_corpus
 from elmo_fast.embed.form import Form
@@ -143,7 +143,7 @@ class ElmoEmbedder:
         """
         form = Form(check_choice("output_format", output_format, LAYERS, ConfigurationError))
         if not hasattr(input_file, "readline"):
-            raise ValueError(f"input_file: expected a file opened as text, got {input_file!r:.80}")
+            raise ValueError(f"input_file: expected a file opened as text, got {shown(input_file)}")
         options = {"use_sentence_keys": use_sentence_keys, "forget_sentences": forget_sentences}
         with input_file:
             layouts.check_output("allennlp", output_file_path, form, "output file")
@@ -158,7 +158,7 @@ class ElmoEmbedder:
 def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:
     """The device of AllenNLP's number: -1 is the CPU; `ConfigurationError` for a GPU that torch does not see."""
     if isinstance(cuda_device, bool) or not isinstance(cuda_device, int) or cuda_device < -1:
-        raise ConfigurationError(f"{name}: expected -1 for the CPU or the number of a GPU, got {cuda_device!r}")
+        raise ConfigurationError(f"{name}: expected -1 for the CPU or the number of a GPU, got {shown(cuda_device)}")
     count = torch.cuda.device_count()
     if cuda_device >= count:
         expected = f"-1 or a number below {count} (the GPUs that torch sees)" if count else "-1, for torch sees no GPU"

@@ -40,18 +40,18 @@ class Form:
         check_choice("dtype", self.dtype, STORAGES)
         if self.targets is not None:
             if isinstance(self.targets, str) or not all(isinstance(word, str) for word in self.targets):
-                raise ValueError(f"targets: expected words, got {self.targets!r:.80}")
+                raise ValueError(f"targets: expected words, got {shown(self.targets)}")
             object.__setattr__(self, "targets", frozenset(self.targets))
             if self.pool:
                 raise ValueError("pool: expected None with targets, whose vectors are those of single words, got "
-                                 f"{self.pool!r}")
+                                 f"{shown(self.pool)}")
 
     def check(self, num_layers: int) -> "Form":
         """The form itself; `ValueError` unless `layers` fits a model of so many layers."""
         if isinstance(self.layers, str):
             if self.layers not in LAYERS:
                 raise ValueError(f"layers: expected one of {', '.join(LAYERS)} or {num_layers} numbers, got "
-                                 f"{self.layers!r}")
+                                 f"{shown(self.layers)}")
         elif (shape := np.shape(self.layers)) != (num_layers,):
             raise ValueError(f"layers: expected {num_layers} numbers, one for each layer, got shape {shape}")
         return self
@@ -84,10 +84,15 @@ def mix_layers(vectors: np.ndarray, layers: str | Sequence[float]) -> np.ndarray
 
 
 def _factors(layers: Sequence[float]) -> tuple:
+    expected = f"layers: expected one of {', '.join(LAYERS)} or numbers that float32 holds, got {shown(layers)}"
     try:
-        return _tuples(np.asarray(layers, dtype=np.float32).tolist())
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"layers: expected one of {', '.join(LAYERS)} or numbers, got {shown(layers)}") from error
+        with np.errstate(over="ignore"):
+            factors = np.asarray(layers, dtype=np.float32)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(expected) from error
+    if not np.isfinite(factors).all():
+        raise ValueError(expected)
+    return _tuples(factors.tolist())
 
 
 def _tuples(values):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_path
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_path, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, Text, load
 from elmo_fast.integrations import check_arguments, pooled_vectors, token_vectors, tokenized
 from elmo_fast.model.sources import DEFAULT_MODEL
@@ -39,7 +39,7 @@ class Embed:
         """The new column of a batch of columns."""
         column, output = self._columns
         if column not in batch:
-            raise ValueError(f"column: expected one of {', '.join(batch)}, got {column!r}")
+            raise ValueError(f"column: expected one of {', '.join(batch)}, got {shown(column)}")
         if isinstance(batch[column], str):
             raise ValueError(f"{column}: expected a list of texts, got one; map(..., batched=True) gives lists")
         texts = tokenized(batch[column], column)

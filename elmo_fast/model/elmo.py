@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elmo_fast.choices import check_count
+from elmo_fast.choices import check_count, shown
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
@@ -50,7 +50,7 @@ class Elmo(nn.Module):
             raise ConfigurationError("token_table: expected None beside module (a BiLm has its own), got a table")
         elif options_file is not None or weight_file is not None:
             raise ConfigurationError("module: expected options_file and weight_file to be None beside it, "
-                                     f"got {options_file!r} and {weight_file!r}")
+                                     f"got {shown(options_file)} and {shown(weight_file)}")
         self._elmo_lstm = module
         self._keep_sentence_boundaries = keep_sentence_boundaries
         words = () if vocab_to_cache is None else check_sentence(vocab_to_cache, "vocab_to_cache")

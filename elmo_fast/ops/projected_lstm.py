@@ -5,6 +5,7 @@ import dataclasses
 import torch
 
 import elmo_fast.ops.cuda.lstm  # noqa: F401  registers the implementation on CUDA
+from elmo_fast.choices import shown
 from elmo_fast.ops import reference
 from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.cpu import on_cpu
@@ -104,7 +105,7 @@ def check(call: LstmCall) -> None:
             raise ValueError(f"rows: expected rows of inputs, 0 to {last}, got {int(rows.min())} to {int(rows.max())}")
     for name, clip in (("cell_clip", call.cell_clip), ("proj_clip", call.proj_clip)):
         if clip is not None and not clip > 0:
-            raise ValueError(f"{name}: expected a number above 0, or None for no clipping, got {clip!r}")
+            raise ValueError(f"{name}: expected a number above 0, or None for no clipping, got {shown(clip)}")
 
 
 def _check_weights(weights: tuple[LstmWeights, LstmWeights]) -> tuple[int, int, int]:

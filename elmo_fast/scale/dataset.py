@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, extra
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, extra, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, load
 from elmo_fast.embed.form import Form
 from elmo_fast.model.sources import DEFAULT_MODEL
@@ -38,9 +38,9 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
         raise ValueError(f"ds: expected a ray.data.Dataset, got {type(ds).__name__}")
     schema = ds.schema(fetch_if_missing=False)
     if schema is not None and column not in schema.names:
-        raise ValueError(f"column: expected one of {', '.join(schema.names)}, got {column!r}")
+        raise ValueError(f"column: expected one of {', '.join(schema.names)}, got {shown(column)}")
     if schema is not None and output_column in schema.names:
-        raise ValueError(f"output_column: expected a name that no column has, got {output_column!r}")
+        raise ValueError(f"output_column: expected a name that no column has, got {shown(output_column)}")
     settings = Settings(Form(layers, pool, dtype), state, batch_size, num_cpus, num_gpus > 0)
     elmo = model if isinstance(model, LoadedElmo) else load(model, device="cpu", precision=precision, backend=backend)
     shared = SharedModel.of(elmo, settings)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from elmo_fast.choices import FREE_STATES, MOST_SENTENCES, check_choice, check_count, extra
+from elmo_fast.choices import FREE_STATES, MOST_SENTENCES, check_choice, check_count, extra, shown
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.form import Form, Kept
 from elmo_fast.model.bilm import BiLm
@@ -139,7 +139,7 @@ def _tokens(column: str, value: Any) -> Sequence[str]:
         return value.split()
     if isinstance(value, (list, np.ndarray)) and all(isinstance(token, str) for token in value):
         return list(value)
-    raise ValueError(f"{column}: expected strings or lists of tokens, got {value!r:.60} ({type(value).__name__})")
+    raise ValueError(f"{column}: expected strings or lists of tokens, got {shown(value)} ({type(value).__name__})")
 
 
 def _as_type(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from elmo_fast.choices import shown
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, UnicodeCharsVocabulary, Vocabulary
 
@@ -40,7 +41,7 @@ def check_iterable(batch: Iterable, name: str = "batch") -> None:
 def check_sentence(sentence: Sequence[str], name: str = "sentence") -> Sequence[str]:
     """The sentence itself; `ValueError` unless it is a list of tokens. A plain string is refused with the remedy."""
     if isinstance(sentence, (str, bytes)):
-        raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {sentence!r:.60}; "
+        raise ValueError(f"{name}: expected a list of tokens, got the {type(sentence).__name__} {shown(sentence)}; "
                          "split it first (.split() for words, list() for letters)")
     if not isinstance(sentence, Collection) or not getattr(sentence, "ndim", 1):  # an array may be a single number
         raise ValueError(f"{name}: expected a list of tokens, got {type(sentence).__name__}")

@@ -8,7 +8,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from elmo_fast.choices import TOKENIZERS
+from elmo_fast.choices import TOKENIZERS, shown
 
 Tokenizer = Callable[[str], Sequence[str]]
 
@@ -26,7 +26,7 @@ def find_tokenizer(tokenizer: str | Tokenizer) -> Tokenizer:
         return _simple
     if not isinstance(tokenizer, str) or ":" not in tokenizer:
         raise ValueError(f"tokenizer: expected {', '.join(TOKENIZERS)}, a function or package.module:function, got "
-                         f"{tokenizer!r:.80}")
+                         f"{shown(tokenizer)}")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
@@ -42,7 +42,7 @@ def _checked(function: Tokenizer) -> Tokenizer:
     def tokenize(text: str) -> Sequence[str]:
         tokens = function(text)
         if not isinstance(tokens, (list, tuple)) or not all(isinstance(token, str) for token in tokens):
-            raise ValueError(f"tokenizer: expected a list of strings for {text!r:.60}, got {tokens!r:.80}")
+            raise ValueError(f"tokenizer: expected a list of strings for {text!r:.60}, got {shown(tokens)}")
         return tokens
     return tokenize
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elmo_fast.choices import SIZES
+from elmo_fast.choices import SIZES, shown
 from elmo_fast.model.options import ConfigurationError, Options, read_json
 
 DECAYS = ("constant", "linear", "cosine")
@@ -33,7 +33,7 @@ def _checked_values(cls: type, content: Mapping[str, Any], defaults: Mapping[str
         value = defaults.get(field.name, field.default) if value is None else value
         if value is not field.default and not field.metadata["accepts"](value):
             expected = field.metadata["expected"]
-            raise ConfigurationError(f"{source}: {field.name}: expected {expected}, got {value!r:.80}")
+            raise ConfigurationError(f"{source}: {field.name}: expected {expected}, got {shown(value)}")
         if type(value) is int and value > _MOST:
             raise ConfigurationError(f"{source}: {field.name}: expected at most {_MOST:,}, got {value:,}")
         values[field.name] = float(value) if field.type is float else value
@@ -116,7 +116,7 @@ class TrainConfig:
         """Check the content of a run's `options.json`; `ConfigurationError` names `source` and the key."""
         bidirectional = content.get("bidirectional", True)
         if not isinstance(bidirectional, bool):
-            raise ConfigurationError(f"{source}: bidirectional: expected true or false, got {bidirectional!r}")
+            raise ConfigurationError(f"{source}: bidirectional: expected true or false, got {shown(bidirectional)}")
         model = Options.from_dict({**content, "bidirectional": True}, source)
         if model.lstm.projection_dim > model.lstm.dim:
             raise ConfigurationError(f"{source}: lstm: projection_dim: expected at most dim ({model.lstm.dim}), since "

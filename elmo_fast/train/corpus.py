@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elmo_fast import stops
+from elmo_fast.choices import shown
 from elmo_fast.model.atomic_file import check_target, locked, write_bytes
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
@@ -48,7 +49,7 @@ def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
     found: set[str] = set()
     listed = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(listed, Sequence) or not all(isinstance(pattern, (str, os.PathLike)) for pattern in listed):
-        raise ValueError(f"{name}: expected paths of text, got {patterns!r:.80}")
+        raise ValueError(f"{name}: expected paths of text, got {shown(patterns)}")
     for pattern in listed:
         paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
         matches = list(filter(os.path.isfile, paths))

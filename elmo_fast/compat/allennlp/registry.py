@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from elmo_fast.choices import shown
 from elmo_fast.model.options import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def pop_arguments(params: Mapping[str, Any] | None, owner: str, convert: Mapping
             try:
                 found[name] = value if value is None else to(value)
             except (TypeError, ValueError, AttributeError) as error:
-                raise ConfigurationError(f"{owner}: {name}: got {value!r} ({error})") from error
+                raise ConfigurationError(f"{owner}: {name}: got {shown(value)} ({error})") from error
     if len(left):
         raise ConfigurationError(f"{owner}: expected nothing but {', '.join(convert)}, got {', '.join(sorted(left))}")
     return found

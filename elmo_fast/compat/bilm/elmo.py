@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.choices import check_count
+from elmo_fast.choices import check_count, shown
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.scalar_mix import masked_layer_norm
 
@@ -46,7 +46,7 @@ class LayerWeights(nn.Module):
         check_count("n_layers", n_layers, most=1000)
         if l2_coef is not None:
             if isinstance(l2_coef, bool) or not isinstance(l2_coef, numbers.Real) or not math.isfinite(l2_coef):
-                raise ValueError(f"l2_coef: expected a number or None, got {l2_coef!r}")
+                raise ValueError(f"l2_coef: expected a number or None, got {shown(l2_coef)}")
             l2_coef = float(l2_coef)
         self.settings = _Settings(n_layers, l2_coef, bool(use_top_only), bool(do_layer_norm))
         self.register_parameter("W", None if use_top_only else nn.Parameter(torch.zeros(n_layers)))
@@ -95,7 +95,7 @@ class Variables(nn.Module):
     def get(self, name: str, weights: LayerWeights, reuse: bool) -> LayerWeights:
         """The set of that name: now `weights`, or with `reuse` an earlier one of the same settings."""
         if reuse and name not in self:
-            raise ValueError(f"name: expected the name of weights that were made before, got {name!r}")
+            raise ValueError(f"name: expected the name of weights that were made before, got {shown(name)}")
         if not reuse and name in self:
             raise ValueError(f"name: expected a new name, got {name!r}, which is taken; reuse=True shares its weights")
         if not reuse:
@@ -155,5 +155,5 @@ def _inputs(bilm_ops: Mapping[str, Any], device: torch.device | None = None) -> 
 def _key(name: str) -> str:
     """The key of a name's weights in a `state_dict`: `input_ELMo`, with `.W` and `.gamma`."""
     if not isinstance(name, str) or not name or "." in name:
-        raise ValueError(f"name: expected a string without dots, got {name!r}")
+        raise ValueError(f"name: expected a string without dots, got {shown(name)}")
     return f"{name}_ELMo"

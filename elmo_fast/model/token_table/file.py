@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import STORAGES, check_path
+from elmo_fast.choices import STORAGES, check_path, shown
 from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_path, check_target, locked, new_hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
@@ -267,5 +267,5 @@ class ResumableWriter(TableWriter):
 
 def _checked(word: str) -> str:
     if not isinstance(word, str):
-        raise ValueError(f"vocabulary: expected strings, got {type(word).__name__} ({word!r:.60})")
+        raise ValueError(f"vocabulary: expected strings, got {type(word).__name__} ({shown(word)})")
     return word

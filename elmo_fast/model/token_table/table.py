@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from elmo_fast.choices import UNKNOWN, check_choice
+from elmo_fast.choices import UNKNOWN, check_choice, shown
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import Blocks
 from elmo_fast.model.token_table.file import read_table, words_of, write_table
@@ -51,7 +51,7 @@ class TokenTable:
         if self.words is not None and len(self.words) != len(self._base):
             raise ValueError(f"words: expected one for each of {len(self._base)} vectors, got {len(self.words)}")
         if not isinstance(grow, (bool, int)) or grow < 0:
-            raise ValueError(f"grow: expected True, False or how many words may join, got {grow!r}")
+            raise ValueError(f"grow: expected True, False or how many words may join, got {shown(grow)}")
         self._rows = {word: row for row, word in enumerate(self.words or [])}
         self._growth = GROWTH * grow if isinstance(grow, bool) else grow
         self._joined, self._grown = self._base.new_empty(0, self.dim), 0  # vectors of joined words, how many are used

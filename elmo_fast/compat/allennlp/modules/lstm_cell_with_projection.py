@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elmo_fast.choices import check_count
+from elmo_fast.choices import check_count, shown
 from elmo_fast.model.lstm import LstmStack, cell_conversions
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
@@ -96,7 +96,7 @@ def check_lstm(dropout: float, cell_clip: float | None, proj_clip: float | None,
 
 def _check(fits: bool, name: str, expected: str, value) -> None:
     if not fits or isinstance(value, bool):
-        raise ConfigurationError(f"{name}: expected {expected}, got {value!r}")
+        raise ConfigurationError(f"{name}: expected {expected}, got {shown(value)}")
 
 
 def random_cell(input_size: int, projection_dim: int, dim: int) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elmo_fast.choices import shown
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.compat.allennlp.modules.elmo import Elmo
 from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
@@ -29,7 +30,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
         super().__init__()
         if projection_dim is not None and projection_dim < 0:
             raise ConfigurationError(f"projection_dim: expected an integer of at least 1, or None, "
-                                     f"got {projection_dim!r}")
+                                     f"got {shown(projection_dim)}")
         self._elmo = Elmo(options_file, weight_file, 1, do_layer_norm=do_layer_norm, dropout=dropout,
                           requires_grad=requires_grad, vocab_to_cache=vocab_to_cache,
                           scalar_mix_parameters=scalar_mix_parameters, **arguments)
