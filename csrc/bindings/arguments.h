@@ -32,9 +32,7 @@ struct Pointers {
 // or has a value of another type.
 class Arguments {
  public:
-  // `call` holds arguments that several functions have in common.
-  Arguments(const char* function, const py::dict& keywords, const py::dict& call = {})
-      : function_(function), keywords_(keywords), call_(call) {}
+  Arguments(const char* function, const py::kwargs& keywords) : function_(function), keywords_(keywords) {}
 
   // Name, field, name, field and so on. A field is a number, an enumeration, a pointer or a pair of pointers.
   template <class Field, class... More>
@@ -65,21 +63,17 @@ class Arguments {
   // run(), without the interpreter's lock. TypeError for a name that nothing has read.
   template <class Run>
   auto finish(const Run& run) const {
-    for (const py::dict& values : {keywords_, call_})
-      for (const auto& [key, value] : values) {
-        const std::string name = py::str(key);
-        if (std::find(known_.begin(), known_.end(), name) == known_.end())
-          throw py::type_error(function_ + "() has no argument '" + name + "'");
-      }
+    for (const auto& [key, value] : keywords_) {
+      const std::string name = py::str(key);
+      if (std::find(known_.begin(), known_.end(), name) == known_.end())
+        throw py::type_error(function_ + "() has no argument '" + name + "'");
+    }
     const py::gil_scoped_release released;
     return run();
   }
 
  private:
-  py::handle find(const char* name) const {
-    PyObject* value = PyDict_GetItemString(keywords_.ptr(), name);
-    return value ? value : PyDict_GetItemString(call_.ptr(), name);
-  }
+  py::handle find(const char* name) const { return PyDict_GetItemString(keywords_.ptr(), name); }
 
   template <class T>
   void set(const char* name, T& field) {
@@ -97,7 +91,7 @@ class Arguments {
   }
 
   const std::string function_;
-  const py::dict keywords_, call_;
+  const py::kwargs keywords_;
   std::vector<std::string> known_;
 };
 

@@ -62,8 +62,8 @@ void run_lstm(const py::kwargs& keywords) {
   given.finish([&] { lstm_forward(call); });
 }
 
-void run_lstm_saving(const py::dict& call, const py::kwargs& keywords) {
-  Arguments given("lstm_forward_saving", keywords, call);
+void run_lstm_saving(const py::kwargs& keywords) {
+  Arguments given("lstm_forward_saving", keywords);
   LstmCall forward = lstm_call(given);
   void* saved;
   size_t saved_size;
@@ -72,14 +72,14 @@ void run_lstm_saving(const py::dict& call, const py::kwargs& keywords) {
   given.finish([&] { lstm_forward_saving(forward, saved, saved_size); });
 }
 
-size_t backward_scratch_size_of(const py::dict& call) {
-  Arguments given("lstm_backward_scratch_size", call);
+size_t backward_scratch_size_of(const py::kwargs& keywords) {
+  Arguments given("lstm_backward_scratch_size", keywords);
   const LstmCall forward = lstm_call(given);
   return given.finish([&] { return lstm_backward_scratch_size(forward); });
 }
 
-void run_lstm_backward(const py::dict& call, const py::kwargs& keywords) {
-  Arguments given("lstm_backward", keywords, call);
+void run_lstm_backward(const py::kwargs& keywords) {
+  Arguments given("lstm_backward", keywords);
   LstmBackwardCall to = {};
   to.forward = lstm_call(given);
   given.read("saved", to.saved, "saved_size", to.saved_size);

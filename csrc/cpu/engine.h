@@ -45,29 +45,19 @@ struct Chunk {
   int64_t unique_count;
 };
 
-struct LstmDirection {
-  const char* packed;
-  const float* inputs;          // first column this direction reads
+// One direction of a call, without trailing steps of no slot and without the slots that never run: what the call points
+// to begins here with what is this direction's, at the stride of both where they lie side by side.
+struct LstmDirection : LstmCall {
+  const char* weights;  // packed
+  int64_t input_stride;
+  const int64_t* row_begin;     // [steps] first packed row of each step
   const int32_t* unique_rows;   // rows of `inputs`, chunk by chunk
   const int32_t* unique_index;  // [S] index of a packed row's input among its chunk's unique rows
-  const int32_t* out_rows;      // [S]
   const Chunk* chunks;
   int64_t chunk_count;
-  const float* initial_h;       // [P] or null
-  const float* initial_c;       // [D] or null
-  float* output;                // this direction's half, row stride 2P
-  float* h;                     // likewise
-  float* c;                     // this direction's half, row stride 2D
+  int64_t max_unique;  // of the chunks of both directions
   char* scratch;
-  float* saved;                 // for the gradients (lstm/layout.h), or null
-};
-
-// A call without its trailing steps of no slot, and without the slots that never run.
-struct LstmPlan : LstmCall {
-  int64_t input_stride;
-  const int64_t* row_begin;  // [steps] first packed row of each step
-  int64_t max_unique;
-  LstmDirection direction[2];
+  float* saved;  // for the gradients (lstm/layout.h), or null
 };
 
 // One direction of the gradients: packed for them, one chunk with all unique rows, h and c read only.
@@ -108,17 +98,17 @@ struct LinearWeights {
 struct LstmEngine {
   size_t (*packed_size)(const LstmShape&);  // of one direction
   void (*pack)(const LstmShape&, const LstmWeights&, char* packed);
-  size_t (*scratch_size)(const LstmPlan&, int team_size);  // of one direction
-  void (*run)(const LstmPlan&, const LstmDirection&, Team);
+  size_t (*scratch_size)(const LstmDirection&, int team_size);  // of one direction
+  void (*run)(const LstmDirection&, Team);
 };
 
 struct LstmTrainingEngine {
   size_t (*saved_size)(const LstmShape&, int64_t packed_rows);       // of one direction, as all sizes
-  void (*run_saving)(const LstmPlan&, const LstmDirection&, Team);   // LstmEngine::run that fills `saved`
+  void (*run_saving)(const LstmDirection&, Team);   // LstmEngine::run that fills `saved`
   size_t (*packed_size)(const LstmShape&);
   void (*pack)(const LstmShape&, const LstmWeights&, char* packed);  // no bias
-  size_t (*scratch_size)(const LstmPlan&, int team_size);
-  void (*run)(const LstmPlan&, const LstmBackward&, Team);
+  size_t (*scratch_size)(const LstmDirection&, int team_size);
+  void (*run)(const LstmBackward&, Team);
 };
 
 struct CharCnnEngine {

@@ -35,7 +35,8 @@ def add_commands(commands) -> None:
     add("--storage", choices=choices.STORAGES, default="float32", help="(default: %(default)s)")
     add_command(commands, "info", _info, "print a model's layers, sizes and parameters", "model", *_FILES[1:],
                 NUMERICS[2])
-    add_command(commands, "models", "elmo_fast.model.catalogue:report", "list the public models that can be named")
+    add_command(commands, "models", "elmo_fast.model.sources:public_model_lines",
+                "list the public models that can be named")
     add_command(commands, "doctor", "elmo_fast.ops.doctor:report", "print versions, processor, GPU, and the backend of "
                 "every operation")
 

@@ -54,7 +54,6 @@ class BiLm(nn.Module):
                  warm_text: Sequence[Sequence[str]] = WARM_TEXT, keep_fp32: bool = True,
                  token_table: TokenTable | str | os.PathLike | None = None):
         super().__init__()
-        self._check(weights, options)
         self.options, self.num_layers = options, options.n_layers  # of representations, with the token layer
         self.precision = check_precision(precision)
         self.backend = check_backend(backend)
@@ -62,7 +61,7 @@ class BiLm(nn.Module):
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
         self._token_embedder = self._make_token_source(weights, requires_grad)
         self._modules["_word_embedding"] = None  # its place in AllenNLP's `state_dict`
-        self._elmo_lstm = self._make_lstm(weights, requires_grad, state)
+        self._elmo_lstm = LstmStack(options, weights, requires_grad, state)
         self._table: TableLookup | None = None
         self._warm_state, self._last_fingerprint = LastResult(), LastResult()
         self._prepared: cuda_graph.Preparation | None = None
@@ -88,16 +87,11 @@ class BiLm(nn.Module):
     def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "BiLm":
         return cls(*read_model(files, allow_nonfinite), **arguments)
 
-    @staticmethod
-    def _check(weights: Mapping[str, np.ndarray], options: Options) -> None:
-        check_weights(weights, options)
-
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
+        """The source of token vectors, after the shapes of all weights were checked."""
+        check_weights(weights, self.options)
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
         return source(self.options, weights, requires_grad)
-
-    def _make_lstm(self, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str) -> LstmStack:
-        return LstmStack(self.options, weights, requires_grad, state)
 
     @property
     def state(self) -> str:

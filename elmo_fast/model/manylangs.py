@@ -114,11 +114,8 @@ class ManyLangsBiLm(BiLm):
     def _read(cls, files: ModelFiles, allow_nonfinite: bool = False, **arguments) -> "ManyLangsBiLm":
         return cls(*read_manylangs(files.weight_file.parent, allow_nonfinite), **arguments)
 
-    @staticmethod
-    def _check(weights: Mapping[str, np.ndarray], options: Options) -> None:
-        """Shapes are checked where the files are read."""
-
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> ManyLangsEncoder:
+        """Shapes were checked where the files were read."""
         return ManyLangsEncoder(self.options, weights, requires_grad)
 
 

@@ -25,7 +25,8 @@ class ScalarMix(nn.Module):
                                      f"got {initial}")
         self.mixture_size = mixture_size
         self.do_layer_norm = do_layer_norm
-        self.scalar_parameters = _Scalars(initial, trainable)
+        self.scalar_parameters = nn.ParameterList(
+            nn.Parameter(torch.tensor([float(value)]), requires_grad=trainable) for value in initial)
         self.gamma = nn.Parameter(torch.tensor([1.0]), requires_grad=trainable)
 
     def forward(self, tensors: Sequence[torch.Tensor], mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,22 +49,3 @@ def masked_layer_norm(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     mean = (full * present).sum() / count
     variance = (((full - mean) * present) ** 2).sum() / count
     return ((full - mean) / torch.sqrt(variance + 1e-12)).to(tensor.dtype)
-
-
-class _Scalars(nn.Module):
-    """Parameters of one value each, named by number: a list that replicates safely, as `nn.ParameterList` does not."""
-
-    def __init__(self, values: Sequence[float], trainable: bool):
-        super().__init__()
-        self._count = len(values)
-        for number, value in enumerate(values):
-            self.register_parameter(str(number), nn.Parameter(torch.tensor([float(value)]), requires_grad=trainable))
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: int) -> nn.Parameter:
-        return getattr(self, str(range(self._count)[number]))
-
-    def __iter__(self):
-        return (self[number] for number in range(self._count))

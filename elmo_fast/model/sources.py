@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -41,6 +42,7 @@ _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
 MANYLANGS_WEIGHTS = "encoder.pkl"  # in the directory of a model of ELMoForManyLangs
 _MANYLANGS_NAMES = (MANYLANGS_WEIGHTS, "token_embedder.pkl", "char.dic", "word.dic")  # and *.json
 _BLOCK = 1 << 20
+_UNSTATED = "not stated"  # a licence or a size
 # RuntimeError for a password, OSError from bz2 and from seeks before the file's start.
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError, OSError, ValueError)
 
@@ -270,3 +272,39 @@ def _copy(url: str, name: str, path: Path) -> None:
             shutil.copyfileobj(watched, copy, _BLOCK)
         if expected not in (None, copy.tell()):
             raise OSError(f"{url}: expected {expected} bytes, got {copy.tell()}")
+
+
+class PublicModel(NamedTuple):
+    """A model as `load` names it. `size` counts parameters, or is that of the download.
+
+    Sizes and licences are those that the models' own pages or archives state. None of them states a hash.
+    """
+
+    name: str
+    language: str
+    size: str
+    licence: str
+    source: str
+
+
+def public_models() -> list[PublicModel]:
+    """Every model that can be named; a single entry for the NLPL repository, whose catalogue has the numbers."""
+    sizes = {"small": "13.6 M", "medium": "28.0 M", "original": "93.6 M", "original_5.5b": "93.6 M"}
+    return [
+        PublicModel(DEFAULT_MODEL, "English", "in the package", "Apache-2.0", "elmo_fast/pretrained"),
+        *(PublicModel(name, "English", size, _UNSTATED, f"{NAMED_MODELS[name]}{{options.json,weights.hdf5}}")
+          for name, size in sizes.items()),
+        PublicModel("seqvec", "proteins", "93.6 M, 360 MB", "MIT (its repository)",
+                    f"{NAMED_MODELS['seqvec']}{{options.json,weights.hdf5}}"),
+        PublicModel("nlpl:NUMBER", "many", _UNSTATED, "see its meta.json", f"{NLPL}/20/NUMBER.zip, catalogue: "
+                    f"{NLPL}/20.json"),
+        *(PublicModel(f"manylangs:{language}", language, _UNSTATED, "MIT (its repository)",
+                      repository_url(f"manylangs:{language}")) for language in MANYLANGS),
+    ]
+
+
+def public_model_lines() -> list[str]:
+    """A line for each public model, in columns."""
+    rows = [PublicModel("name", "language", "size", "licence", "where"), *public_models()]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(f"{value:{width}}" for value, width in zip(row, widths)).rstrip() for row in rows]

@@ -7,7 +7,6 @@ import pytest
 import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.model import sources
-from elmo_fast.model.catalogue import public_models, report
 from elmo_fast.model.sources import cache_path, find_model
 from tests.support.files import paths, run
 from tests.support.manylangs import write_manylangs
@@ -119,7 +118,7 @@ def test_offline_other_public_models_say_what_to_put_where(monkeypatch, name, ur
     with pytest.raises(OSError, match="Network is unreachable") as caught:
         find_model(name)
     assert url in str(caught.value) and str(cache_path(url)) in str(caught.value)
-    assert any(url.startswith(model.source.partition("{")[0]) for model in public_models() if model.name == name
+    assert any(url.startswith(model.source.partition("{")[0]) for model in sources.public_models() if model.name == name
                ) or name == "nlpl:210"
 
 
@@ -140,7 +139,7 @@ def test_a_public_model_that_is_none(name, message):
 
 
 def test_the_list_of_public_models():
-    header, *lines = report()
+    header, *lines = sources.public_model_lines()
     assert header.split() == ["name", "language", "size", "licence", "where"]
-    assert len(lines) == len({line.split()[0] for line in lines}) == len(public_models()) == 1 + 4 + 1 + 1 + 44
+    assert len(lines) == len({line.split()[0] for line in lines}) == len(sources.public_models()) == 1 + 4 + 1 + 1 + 44
     assert all("bundled" in line or "http" in line for line in lines)

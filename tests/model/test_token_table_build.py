@@ -9,7 +9,7 @@ import torch
 
 from elmo_fast import BiLm, ConfigurationError, TokenTable, build_token_table, corpus_words, write_token_table
 from elmo_fast.model.token_table import build
-from elmo_fast.model.token_table.file import ResumableWriter
+from elmo_fast.model.token_table.file import TableWriter, table_writer
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import ROOT, names, read_hdf5, run, start, write_model
 from tests.support.models import SENTENCES, SHAPES, bilm
@@ -63,10 +63,10 @@ sys.path.insert(0, {root!r})
 from tests.support.models import bilm
 from elmo_fast import write_token_table
 from elmo_fast.model.token_table import build
-from elmo_fast.model.token_table.file import ResumableWriter
+from elmo_fast.model.token_table.file import TableWriter
 
 build._WORDS_A_BLOCK = 8
-puts, put = 0, ResumableWriter._put
+puts, put = 0, TableWriter._put
 
 def dying(writer, offset, values):
     global puts
@@ -76,7 +76,7 @@ def dying(writer, offset, values):
         os.kill(os.getpid(), signal.SIGKILL)
     put(writer, offset, values)
 
-ResumableWriter._put = dying
+TableWriter._put = dying
 write_token_table(bilm(), {words!r}, {path!r})
 """
 
@@ -89,7 +89,7 @@ def killed(path, puts, _):
 
 def full_disk(path, puts, monkeypatch):
     path.write_text("old")
-    put = ResumableWriter._put
+    put = TableWriter._put
 
     def full(writer, offset, values):
         if writer.done >= 8 * ((puts - 1) // 2) and values.ndim == 2:  # of vectors, not of their number
@@ -97,7 +97,7 @@ def full_disk(path, puts, monkeypatch):
         put(writer, offset, values)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ResumableWriter, "_put", full)
+        patched.setattr(TableWriter, "_put", full)
         with pytest.raises(OSError, match="No space left on device"):
             write_token_table(bilm(), WORDS, path)
     assert path.read_text() == "old"
@@ -121,7 +121,8 @@ def test_a_stopped_run_is_resumed(tmp_path, monkeypatch, stop, puts):
 def test_a_partial_file_of_another_table_is_replaced(tmp_path, change):
     path, part = tmp_path / "t.hdf5", tmp_path / "t.hdf5.part"
     precision = "medium" if change == "precision" else "highest"
-    with ResumableWriter(path, WORDS, 11, "float32", bilm().fingerprint(), precision) as writer:
+    arguments = path, WORDS, (len(WORDS), 11), "float32", bilm().fingerprint(), precision
+    with pytest.raises(ValueError, match="vectors: expected 55, got 5"), table_writer(*arguments, True) as writer:
         writer.append(np.full((5, 11), np.nan))
     if change == "damage":
         part.write_bytes(part.read_bytes()[:100])
@@ -136,12 +137,11 @@ def test_a_partial_file_of_another_table_is_replaced(tmp_path, change):
 
 
 def test_two_runs_do_not_write_one_table(tmp_path):
-    arguments = tmp_path / "t.hdf5", WORDS, 11, "float32", bilm().fingerprint(), "highest"
+    arguments = tmp_path / "t.hdf5", WORDS, (len(WORDS), 11), "float32", bilm().fingerprint(), "highest", True
     refused = pytest.raises(ConfigurationError, match="expected no other writer, found one in this process")
-    with ResumableWriter(*arguments), refused, ResumableWriter(*arguments):
+    unfinished = pytest.raises(ValueError, match="vectors: expected 55, got 0")
+    with unfinished, table_writer(*arguments), refused, table_writer(*arguments):
         pytest.fail("two runs at once")
-    with ResumableWriter(*arguments) as writer, pytest.raises(ValueError, match="vectors: expected 55, got 0"):
-        writer.finish()
 
 
 def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
@@ -157,7 +157,7 @@ def test_the_command_caches_and_embeds(capsys, tmp_path, monkeypatch):
 
     cache = ["cache", "vocab.txt", "t.hdf5", "--model", "model"]
     with monkeypatch.context() as patched:
-        patched.setattr(ResumableWriter, "append", lambda *_: signal.raise_signal(signal.SIGINT))
+        patched.setattr(TableWriter, "append", lambda *_: signal.raise_signal(signal.SIGINT))
         status, _, error = run(capsys, *cache)
     assert status == 1 and "interrupted; the same command resumes" in error
     assert run(capsys, *cache) == (0, "", "") and "t.hdf5.part" not in names(tmp_path)

@@ -1,5 +1,6 @@
 """Files of tables that are damaged, incomplete, or of an earlier version."""
 
+import contextlib
 import os
 import pickle
 import random
@@ -11,7 +12,7 @@ import torch
 
 from elmo_fast import ConfigurationError, TokenTable
 from elmo_fast.model.seal import ROWS
-from elmo_fast.model.token_table.file import ResumableWriter, read_table
+from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.text.strings import joined
 from tests.support.files import names
 
@@ -39,7 +40,14 @@ def offset_of(path, row):
 
 
 def writer(path, fingerprint="0123"):
-    return ResumableWriter(path, WORDS, 6, "float32", fingerprint, "highest")
+    return table_writer(path, WORDS, VECTORS.shape, "float32", fingerprint, "highest", resume=True)
+
+
+@contextlib.contextmanager
+def stopped(path, fingerprint="0123"):
+    with contextlib.suppress(InterruptedError), writer(path, fingerprint) as writing:
+        yield writing
+        raise InterruptedError
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
@@ -79,7 +87,7 @@ def test_mapped_vectors_are_compared_when_they_are_first_used(path):
 
 def test_an_incomplete_file_is_refused(path):
     part = path.with_name("t.hdf5.part")
-    with writer(path) as writing:
+    with stopped(path) as writing:
         writing.append(VECTORS[:300])
     os.rename(part, path)
     with pytest.raises(ConfigurationError, match=r"expected all of its 564 vectors, found 300; .* resumes"):
@@ -105,7 +113,7 @@ def test_a_file_of_version_1(tmp_path, done):
 @pytest.mark.parametrize("row, resumed", [(None, 300), (299, ROWS), (ROWS, ROWS), (4, 0), (300, 300)])
 def test_a_partial_file_goes_on_from_its_last_good_block(path, caplog, row, resumed):
     part = path.with_name("t.hdf5.part")
-    with writer(path) as writing:
+    with stopped(path) as writing:
         for first in range(0, 300, 100):
             writing.append(VECTORS[first : first + 100])
     if row is not None:
@@ -113,20 +121,19 @@ def test_a_partial_file_goes_on_from_its_last_good_block(path, caplog, row, resu
     with writer(path) as writing:
         assert writing.done == resumed and ("are encoded again" in caplog.text) == (resumed != 300)
         writing.append(VECTORS[resumed:])
-        writing.finish()
     assert np.array_equal(TokenTable.open(path).vectors(EVERY), VECTORS) and names(path.parent) == ["t.hdf5"]
 
 
 def test_a_partial_file_with_a_damaged_header_is_started_over(path):
     part = path.with_name("t.hdf5.part")
-    with writer(path) as writing:
+    with stopped(path) as writing:
         writing.append(VECTORS)
     content = part.read_bytes()
     outside = [at for at in range(0, len(content), 173) if not 0 <= at - offset_of(part, 0) < VECTORS.nbytes]
     for at in outside:
         flip(part, at)
-        with writer(path) as writing:
+        with stopped(path) as writing:
             assert writing.done in (0, ROWS, 2 * ROWS), at  # the header's, or a block's checksum
         part.write_bytes(content)
-    with writer(path, "another") as writing:
+    with stopped(path, "another") as writing:
         assert writing.done == 0

@@ -20,27 +20,25 @@ class BackwardMemory {
   static constexpr int panel_width = 2 * Vec::width;
   static constexpr int64_t gate_width = 2 * panel_width;
 
-  BackwardMemory(const LstmPlan& plan, const LstmBackward& direction, Team team)
-      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), scratch_(plan, team.size),
-        saved_(shape_, plan.packed_rows, direction.saved),
+  BackwardMemory(const LstmBackward& direction, Team team)
+      : d_(direction), team_(team), shape_(d_.shape), scratch_(d_, team.size), saved_(shape_, d_.packed_rows, d_.saved),
         result_(floats(scratch_.result) + team.rank * scratch_.result_floats) {}
 
   float* floats(size_t offset) const { return reinterpret_cast<float*>(d_.scratch + offset); }
-  const float* packed(int64_t offset) const { return reinterpret_cast<const float*>(d_.packed) + offset; }
+  const float* packed(int64_t offset) const { return reinterpret_cast<const float*>(d_.weights) + offset; }
   float* paneled(size_t offset, int64_t panel, int64_t row) const {
-    return floats(offset) + (panel * plan_.packed_rows + row) * panel_width;
+    return floats(offset) + (panel * d_.packed_rows + row) * panel_width;
   }
-  bool starts_sequence(int64_t row) const { return plan_.sequence_start && plan_.sequence_start[row]; }
+  bool starts_sequence(int64_t row) const { return d_.sequence_start && d_.sequence_start[row]; }
 
   // to [count, panel_width] = rows of a paneled matrix [panels, S] from `row` on x panel `panel` of a right operand.
   void product_of_rows(size_t left, int64_t row, int64_t count, int64_t panels, const float* right, int64_t panel,
                        float* to) const {
     clear_floats(to, count * panel_width);
-    gemm_of_rows_.multiply(paneled(left, 0, row), plan_.packed_rows * panel_width, panels, count,
+    gemm_of_rows_.multiply(paneled(left, 0, row), d_.packed_rows * panel_width, panels, count,
                            right + panel * panels * panel_width * panel_width, to);
   }
 
-  const LstmPlan& plan_;
   const LstmBackward& d_;
   const Team team_;
   const LstmShape shape_;
@@ -55,30 +53,29 @@ class BackwardMemory {
 template <class Vec>
 class BackwardLoop : BackwardMemory<Vec> {
   using Base = BackwardMemory<Vec>;
+  using Base::d_, Base::team_, Base::shape_, Base::projected_, Base::scratch_, Base::weights_, Base::saved_;
   using Base::floats, Base::packed, Base::paneled, Base::starts_sequence;
-  using Base::plan_, Base::d_, Base::team_, Base::shape_, Base::projected_, Base::scratch_, Base::weights_,
-      Base::saved_;
   using Base::result_, Base::product_of_rows, Base::panel_width, Base::gate_width;
   using F = typename Vec::F;
 
  public:
-  BackwardLoop(const LstmPlan& plan, const LstmBackward& direction, Team team)
-      : Base(plan, direction, team), tiles_(weights_.gate_panels / 2), my_p_(weights_.p_panels, team.rank, team.size),
+  BackwardLoop(const LstmBackward& direction, Team team)
+      : Base(direction, team), tiles_(weights_.gate_panels / 2), my_p_(weights_.p_panels, team.rank, team.size),
         my_cells_(weights_.d_panels, team.rank, team.size), my_tiles_(tiles_of(my_cells_.begin, my_cells_.end)),
-        above_cell_clip_(Vec::set1(nextafterf(plan.cell_clip, INFINITY))),
-        above_proj_clip_(Vec::set1(nextafterf(plan.proj_clip, INFINITY))) {}
+        above_cell_clip_(Vec::set1(nextafterf(d_.cell_clip, INFINITY))),
+        above_proj_clip_(Vec::set1(nextafterf(d_.proj_clip, INFINITY))) {}
 
   void run() {
     load_states();
-    for (int64_t t = plan_.steps - 1; t >= 0; --t) step(t);
+    for (int64_t t = d_.steps - 1; t >= 0; --t) step(t);
     store_states();
   }
 
  private:
   void meet() const { team_.barrier->wait(); }
-  float* dh(int64_t panel) const { return floats(scratch_.dh) + panel * plan_.slots * panel_width; }
-  float* dc(int64_t tile) const { return floats(scratch_.dc) + tile * plan_.slots * Vec::width; }
-  float* first_c(int64_t tile) const { return floats(scratch_.c) + tile * plan_.slots * Vec::width; }
+  float* dh(int64_t panel) const { return floats(scratch_.dh) + panel * d_.slots * panel_width; }
+  float* dc(int64_t tile) const { return floats(scratch_.dc) + tile * d_.slots * Vec::width; }
+  float* first_c(int64_t tile) const { return floats(scratch_.c) + tile * d_.slots * Vec::width; }
   // Of panels of cells.
   Partition tiles_of(int64_t begin, int64_t end) const { return {2 * begin, smaller(2 * end, tiles_)}; }
   int64_t columns_of(int64_t panel) const { return smaller(panel_width, shape_.projection - panel * panel_width); }
@@ -91,12 +88,12 @@ class BackwardLoop : BackwardMemory<Vec> {
 
   // [slots, width] of a panel or tile: columns [first, first + count) of `rows` [slots, stride], then zeros.
   void load(float* to, int64_t width, const float* rows, int64_t stride, int64_t first, int64_t count) const {
-    for (int64_t slot = 0; slot < plan_.slots; ++slot)
+    for (int64_t slot = 0; slot < d_.slots; ++slot)
       padded_copy(to + slot * width, width, rows + slot * stride + first, count);
   }
 
   void store(const float* from, int64_t width, float* rows, int64_t stride, int64_t first, int64_t count) const {
-    for (int64_t slot = 0; slot < plan_.slots; ++slot)
+    for (int64_t slot = 0; slot < d_.slots; ++slot)
       copy_floats(rows + slot * stride + first, from + slot * width, count);
   }
 
@@ -142,14 +139,14 @@ class BackwardLoop : BackwardMemory<Vec> {
 
   // dp = dh of the step's rows, from the output and from what follows, where the clip let h through.
   void through_projection_clip(int64_t t, int64_t panel) {
-    const int64_t begin = plan_.row_begin[t], p = 2 * shape_.projection;
-    for (int64_t slot = 0; slot < plan_.batch_sizes[t]; ++slot) {
+    const int64_t begin = d_.row_begin[t], p = 2 * shape_.projection;
+    for (int64_t slot = 0; slot < d_.batch_sizes[t]; ++slot) {
       float* to = paneled(scratch_.dp, panel, begin + slot);
       padded_copy(to, panel_width, d_.grad_output + (begin + slot) * p + panel * panel_width, columns_of(panel));
       for (int v = 0; v < panel_width; v += Vec::width) {
         F g = Vec::add(Vec::load(to + v), Vec::load(dh(panel) + slot * panel_width + v));
         if (clips_projection_) {
-          const float* raw = saved_.projected + (panel * plan_.packed_rows + begin + slot) * panel_width;
+          const float* raw = saved_.projected + (panel * d_.packed_rows + begin + slot) * panel_width;
           g = through_clip(g, Vec::load(raw + v), above_proj_clip_);
         }
         Vec::store(to + v, g);
@@ -159,7 +156,7 @@ class BackwardLoop : BackwardMemory<Vec> {
 
   // dm = dp W_P^T of the step's rows in one panel of cells, and the gates and cells of its tiles.
   void cells_backward(int64_t t, int64_t panel) {
-    const int64_t begin = plan_.row_begin[t], rows = plan_.batch_sizes[t];
+    const int64_t begin = d_.row_begin[t], rows = d_.batch_sizes[t];
     const float* dm = paneled(scratch_.dp, panel, begin);
     if (projected_) {
       product_of_rows(scratch_.dp, begin, rows, weights_.p_panels, packed(weights_.projection), panel, result_);
@@ -172,19 +169,19 @@ class BackwardLoop : BackwardMemory<Vec> {
   }
 
   const float* previous_c(int64_t t, int64_t tile, int64_t slot) const {
-    if (starts_sequence(plan_.row_begin[t] + slot)) return floats(scratch_.initial_c) + tile * Vec::width;
+    if (starts_sequence(d_.row_begin[t] + slot)) return floats(scratch_.initial_c) + tile * Vec::width;
     if (t == 0) return first_c(tile) + slot * Vec::width;
-    return saved_.cells + (tile * plan_.packed_rows + plan_.row_begin[t - 1] + slot) * Vec::width;
+    return saved_.cells + (tile * d_.packed_rows + d_.row_begin[t - 1] + slot) * Vec::width;
   }
 
   void cell_backward(int64_t t, int64_t tile, int64_t slot, const float* grad_m) const {
-    const int64_t row = plan_.row_begin[t] + slot;
-    const float* gates = saved_.gates + (tile * plan_.packed_rows + row) * gate_width;
+    const int64_t row = d_.row_begin[t] + slot;
+    const float* gates = saved_.gates + (tile * d_.packed_rows + row) * gate_width;
     const F one = Vec::set1(1.0f);
     const F i = Vec::load(gates), j = Vec::load(gates + Vec::width);
     const F f = Vec::load(gates + 2 * Vec::width), o = Vec::load(gates + 3 * Vec::width);
     const F before = Vec::load(previous_c(t, tile, slot)), dm = Vec::load(grad_m);
-    const F c = Vec::load(saved_.cells + (tile * plan_.packed_rows + row) * Vec::width);
+    const F c = Vec::load(saved_.cells + (tile * d_.packed_rows + row) * Vec::width);
     const F squashed = ExactActivations<Vec>::tanh(c);
     float* carried = dc(tile) + slot * Vec::width;
     Vec::store(paneled(scratch_.m, tile / 2, row) + tile % 2 * Vec::width, Vec::mul(o, squashed));
@@ -209,12 +206,12 @@ class BackwardLoop : BackwardMemory<Vec> {
 
   // dh = dz W_h^T of the step's rows in one panel of P, for the step before.
   void previous_h(int64_t t, int64_t panel) {
-    const int64_t rows = plan_.batch_sizes[t];
+    const int64_t rows = d_.batch_sizes[t];
     float* to = dh(panel);
-    product_of_rows(scratch_.dz, plan_.row_begin[t], rows, weights_.gate_panels, packed(weights_.recurrent), panel, to);
+    product_of_rows(scratch_.dz, d_.row_begin[t], rows, weights_.gate_panels, packed(weights_.recurrent), panel, to);
     float* sum = floats(scratch_.initial_dh) + panel * panel_width;
-    for (int64_t slot = 0; plan_.sequence_start && slot < rows; ++slot, to += panel_width)
-      for (int v = 0; starts_sequence(plan_.row_begin[t] + slot) && v < panel_width; v += Vec::width) {
+    for (int64_t slot = 0; d_.sequence_start && slot < rows; ++slot, to += panel_width)
+      for (int v = 0; starts_sequence(d_.row_begin[t] + slot) && v < panel_width; v += Vec::width) {
         Vec::store(sum + v, Vec::add(Vec::load(sum + v), Vec::load(to + v)));
         Vec::store(to + v, Vec::set1(0.0f));
       }
@@ -222,7 +219,7 @@ class BackwardLoop : BackwardMemory<Vec> {
 
   const int64_t tiles_;
   const Partition my_p_, my_cells_, my_tiles_;
-  const bool clips_cells_ = plan_.cell_clip < INFINITY, clips_projection_ = projected_ && plan_.proj_clip < INFINITY;
+  const bool clips_cells_ = d_.cell_clip < INFINITY, clips_projection_ = projected_ && d_.proj_clip < INFINITY;
   const F above_cell_clip_, above_proj_clip_;  // the smallest number above: x < it exactly where x <= the limit
 };
 

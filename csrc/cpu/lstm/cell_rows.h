@@ -18,7 +18,7 @@ class CellRows : public RowsBetween<Gemm> {
  public:
   using Base::gate_width, Base::row, Base::rows;
 
-  CellRows(Loop& loop, int64_t t) : loop_(loop), t_(t), unique_index_(loop.d_.unique_index + loop.plan_.row_begin[t]) {}
+  CellRows(Loop& loop, int64_t t) : loop_(loop), t_(t), unique_index_(loop.d_.unique_index + loop.d_.row_begin[t]) {}
 
   void begin(int64_t tile) {
     tile_ = tile;
@@ -38,7 +38,7 @@ class CellRows : public RowsBetween<Gemm> {
 
   void operator()(Quarter<1>) {
     float* const c = cells_ + row * Vec::width;
-    __builtin_prefetch(c + loop_.plan_.slots * Vec::width, 1, 2);
+    __builtin_prefetch(c + loop_.d_.slots * Vec::width, 1, 2);
     const F forget = Activations::sigmoid(Vec::add(gate(2), Vec::set1(1.0f)));
     c_ = Loop::clip(Vec::add(Vec::mul(forget, Vec::load(c)), added_), loop_.cell_limit_);
     Vec::store(c, c_);

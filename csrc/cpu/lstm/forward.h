@@ -16,22 +16,21 @@ namespace elmo_fast::cpu {
 template <class Gemm, bool Save>
 class LstmLoop : InputGemm<Gemm> {
   using Base = InputGemm<Gemm>;
+  using Base::d_, Base::team_, Base::shape_, Base::weights_, Base::scratch_, Base::tiles_, Base::gemm_;
   using Base::floats, Base::panel_width, Base::gate_width, Base::own_sums;
-  using Base::plan_, Base::d_, Base::team_, Base::shape_, Base::weights_, Base::scratch_, Base::tiles_, Base::gemm_;
   using Vec = typename Gemm::Vec;
   using F = typename Vec::F;
 
  public:
-  LstmLoop(const LstmPlan& plan, const LstmDirection& direction, Team team)
-      : Base(plan, direction, team), panels_(weights_.panels, team.rank, team.size),
-        saved_(shape_, plan.packed_rows, direction.saved), cell_limit_(Vec::set1(plan.cell_clip)),
-        proj_limit_(Vec::set1(plan.proj_clip)) {}
+  LstmLoop(const LstmDirection& direction, Team team)
+      : Base(direction, team), panels_(weights_.panels, team.rank, team.size), saved_(shape_, d_.packed_rows, d_.saved),
+        cell_limit_(Vec::set1(d_.cell_clip)), proj_limit_(Vec::set1(d_.proj_clip)) {}
 
   void run() {
     for_each_cell([this](float* cells, float* c, int64_t count) { put_cells(cells, c, count); });
     if (team_.rank == 0) {
       clear_padding();
-      for (int64_t slot = 0; slot < plan_.batch_sizes[0]; ++slot)
+      for (int64_t slot = 0; slot < d_.batch_sizes[0]; ++slot)
         put_h(0, slot, 0, shape_.projection, d_.h + slot * 2 * shape_.projection);
     }
     meet();
@@ -50,7 +49,7 @@ class LstmLoop : InputGemm<Gemm> {
   void meet() const { team_.barrier->wait(); }
   // [slots, gate_width]
   float* gates([[maybe_unused]] int64_t t, [[maybe_unused]] int64_t tile) const {
-    if constexpr (Save) return saved_.gates + (tile * plan_.packed_rows + plan_.row_begin[t]) * gate_width;
+    if constexpr (Save) return saved_.gates + (tile * d_.packed_rows + d_.row_begin[t]) * gate_width;
     else return own_sums();
   }
   Left<Gemm> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
@@ -59,23 +58,21 @@ class LstmLoop : InputGemm<Gemm> {
     const int64_t u = cell / Gemm::unit;
     return {d_.scratch + scratch_.m + size_t(u) * scratch_.m_unit, smaller(Gemm::unit, shape_.dim - u * Gemm::unit)};
   }
-  int64_t packed_row(int64_t t, int64_t slot) const { return plan_.row_begin[t] + slot; }
+  int64_t packed_row(int64_t t, int64_t slot) const { return d_.row_begin[t] + slot; }
   int64_t unique_index(int64_t t, int64_t slot) const { return d_.unique_index[packed_row(t, slot)]; }
   bool starts_sequence(int64_t t, int64_t slot) const {
-    return plan_.sequence_start && plan_.sequence_start[packed_row(t, slot)];
+    return d_.sequence_start && d_.sequence_start[packed_row(t, slot)];
   }
 
   // [tiles, slots, vector], the unused cells of the last tile zero.
-  float* cells(int64_t tile, int64_t slot) const {
-    return floats(scratch_.c) + (tile * plan_.slots + slot) * Vec::width;
-  }
+  float* cells(int64_t tile, int64_t slot) const { return floats(scratch_.c) + (tile * d_.slots + slot) * Vec::width; }
   int64_t cell_count(int64_t tile) const { return smaller(Vec::width, shape_.dim - tile * Vec::width); }
 
   // body(cells, the same in c [slots, 2D], their count) for this thread's tiles.
   template <class Body>
   void for_each_cell(Body body) const {
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
-      for (int64_t slot = 0; slot < plan_.slots; ++slot)
+      for (int64_t slot = 0; slot < d_.slots; ++slot)
         body(cells(tile, slot), d_.c + slot * 2 * shape_.dim + tile * Vec::width, cell_count(tile));
   }
 
@@ -99,7 +96,7 @@ class LstmLoop : InputGemm<Gemm> {
 
   // Columns [begin, begin + count) of slot's h go to step t's operand, or the initial state's do.
   void put_h(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {
-    const Blocks blocks = Gemm::blocks(plan_.batch_sizes[t]);
+    const Blocks blocks = Gemm::blocks(d_.batch_sizes[t]);
     const Left<Gemm> left = h_operand(t);
     const int64_t b = blocks.find(slot);
     const float zeros[panel_width] = {};
@@ -110,11 +107,11 @@ class LstmLoop : InputGemm<Gemm> {
   }
 
   void step(int64_t t) {
-    for (int64_t slot = 0; plan_.sequence_start && slot < plan_.batch_sizes[t]; ++slot)
+    for (int64_t slot = 0; d_.sequence_start && slot < d_.batch_sizes[t]; ++slot)
       if (starts_sequence(t, slot)) start_sequence(slot);
-    const Blocks blocks = Gemm::blocks(plan_.batch_sizes[t]);
+    const Blocks blocks = Gemm::blocks(d_.batch_sizes[t]);
     const Left<Gemm> h = h_operand(t);
-    gemm_.begin(plan_.batch_sizes[t]);
+    gemm_.begin(d_.batch_sizes[t]);
     if constexpr (Gemm::interleaves) make_cells_between(t, h, blocks);
     else make_cells(t, h, blocks);
     meet();
@@ -127,7 +124,7 @@ class LstmLoop : InputGemm<Gemm> {
   void make_cells(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       gather_projections(t, tile);
-      const char* right = d_.packed + weights_.recurrent + tile * weights_.recurrent_tile;
+      const char* right = d_.weights + weights_.recurrent + tile * weights_.recurrent_tile;
       float* const z = gates(t, tile);
       for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.projection))
         multiply_panel(gemm_, h, blocks, right, {z + first, gate_width}, z + first, gate_width);
@@ -140,12 +137,12 @@ class LstmLoop : InputGemm<Gemm> {
     static_assert(!Save, "CellRows saves nothing");
     for (int64_t slot = 0; slot < blocks.rows; ++slot) this->prefetch_projections(tiles_.begin, unique_index(t, slot));
     CellRows<Gemm, LstmLoop> rows(*this, t);
-    multiply_tiles(gemm_, h, blocks, d_.packed + weights_.recurrent, tiles_, own_sums(), rows);
+    multiply_tiles(gemm_, h, blocks, d_.weights + weights_.recurrent, tiles_, own_sums(), rows);
   }
 
   // gates [batch size, gate_width] = x W + B of the step's rows; the next tile's are prefetched meanwhile.
   void gather_projections(int64_t t, int64_t tile) {
-    for (int64_t slot = 0; slot < plan_.batch_sizes[t]; ++slot) {
+    for (int64_t slot = 0; slot < d_.batch_sizes[t]; ++slot) {
       this->prefetch_projections(tile + 1, unique_index(t, slot));
       const float* const from = this->projections(tile) + unique_index(t, slot) * gate_width;
       float* const to = gates(t, tile) + slot * gate_width;
@@ -160,8 +157,8 @@ class LstmLoop : InputGemm<Gemm> {
     float* const z = gates(t, tile);
     for (int64_t slot = begin; slot < end; ++slot) update_cell(z + slot * gate_width, cells(tile, slot));
     if constexpr (Save)
-      copy_floats(saved_.cells + (tile * plan_.packed_rows + plan_.row_begin[t] + begin) * Vec::width,
-                  cells(tile, begin), (end - begin) * Vec::width);
+      copy_floats(saved_.cells + (tile * d_.packed_rows + d_.row_begin[t] + begin) * Vec::width, cells(tile, begin),
+                  (end - begin) * Vec::width);
     float* const all_m = own_sums();
     for (int64_t slot = begin; slot < end; ++slot) {
       const F out = Vec::load(z + slot * gate_width + 3 * Vec::width);
@@ -199,14 +196,14 @@ class LstmLoop : InputGemm<Gemm> {
     copy_floats(d_.h + slot * 2 * shape_.projection + begin, h, count);
     const int64_t row = d_.out_rows[packed_row(t, slot)];
     if (row >= 0) copy_floats(d_.output + row * 2 * shape_.projection + begin, h, count);
-    if (t + 1 < plan_.steps && slot < plan_.batch_sizes[t + 1]) put_h(t + 1, slot, begin, count, h);
+    if (t + 1 < d_.steps && slot < d_.batch_sizes[t + 1]) put_h(t + 1, slot, begin, count, h);
   }
 
   // h = clip(m W_P) for this thread's columns, units of D outermost so that a unit of weights serves all rows.
   void project(int64_t t, const Blocks& blocks) {
-    const int64_t rows = plan_.batch_sizes[t], panel_floats = Gemm::buffer_rows(plan_.slots) * panel_width;
+    const int64_t rows = d_.batch_sizes[t], panel_floats = Gemm::buffer_rows(d_.slots) * panel_width;
     float* sums = floats(scratch_.projected);
-    const char* right = d_.packed + weights_.projection;
+    const char* right = d_.weights + weights_.projection;
     for (int64_t k0 = 0; k0 < shape_.dim; k0 += Gemm::unit) {
       const Left<Gemm> m = m_operand(k0);
       for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
@@ -225,7 +222,7 @@ class LstmLoop : InputGemm<Gemm> {
     for (int64_t v = 0; v < 2; ++v) {
       const F sum = Vec::load(Gemm::sum_at(sums, panel_width, slot, v));
       if constexpr (Save)
-        Vec::store(saved_.projected + (panel * plan_.packed_rows + packed_row(t, slot)) * panel_width + v * Vec::width,
+        Vec::store(saved_.projected + (panel * d_.packed_rows + packed_row(t, slot)) * panel_width + v * Vec::width,
                    sum);
       Vec::store(h + v * Vec::width, clip(sum, proj_limit_));
     }
@@ -238,14 +235,14 @@ class LstmLoop : InputGemm<Gemm> {
 };
 
 template <class Gemm, bool Save>
-void run_lstm(const LstmPlan& plan, const LstmDirection& direction, Team team) {
-  LstmLoop<Gemm, Save>(plan, direction, team).run();
+void run_lstm(const LstmDirection& direction, Team team) {
+  LstmLoop<Gemm, Save>(direction, team).run();
 }
 
 template <class Gemm>
 LstmEngine lstm_engine() {
   return {[](const LstmShape& s) { return WeightLayout<Gemm>(s).size; }, lstm_pack_direction<Gemm>,
-          [](const LstmPlan& plan, int team_size) { return ScratchLayout<Gemm>(plan, team_size).size; },
+          [](const LstmDirection& direction, int team_size) { return ScratchLayout<Gemm>(direction, team_size).size; },
           run_lstm<Gemm, false>};
 }
 

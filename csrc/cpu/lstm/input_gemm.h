@@ -15,12 +15,12 @@ class InputGemm {
   static constexpr int panel_width = Gemm::panel_width;
   static constexpr int64_t gate_width = 2 * panel_width;
 
-  InputGemm(const LstmPlan& plan, const LstmDirection& direction, Team team)
-      : plan_(plan), d_(direction), team_(team), shape_(plan.shape), scratch_(plan, team.size),
+  InputGemm(const LstmDirection& direction, Team team)
+      : d_(direction), team_(team), shape_(d_.shape), scratch_(d_, team.size),
         tiles_(weights_.tiles, team.rank, team.size) {}
 
   void project_inputs(const Chunk& chunk) const {
-    if (plan_.precomputed) arrange(chunk);
+    if (d_.precomputed) arrange(chunk);
     else multiply(chunk);
   }
 
@@ -39,7 +39,6 @@ class InputGemm {
 
   float* own_sums() const { return floats(scratch_.sums) + scratch_.sums_floats * team_.rank; }
 
-  const LstmPlan& plan_;
   const LstmDirection& d_;
   const Team team_;
   const LstmShape shape_;
@@ -50,21 +49,21 @@ class InputGemm {
 
  private:
   const float* bias(int64_t tile) const {
-    return reinterpret_cast<const float*>(d_.packed + weights_.bias) + tile * gate_width;
+    return reinterpret_cast<const float*>(d_.weights + weights_.bias) + tile * gate_width;
   }
 
   void multiply(const Chunk& chunk) const {
     const Left<Gemm> x = {d_.scratch + scratch_.x, shape_.input};
     const Blocks blocks = Gemm::blocks(chunk.unique_count);
     x.gather(blocks, Partition(blocks.count, team_.rank, team_.size),
-             [&](int64_t row) { return d_.inputs + d_.unique_rows[chunk.unique_begin + row] * plan_.input_stride; });
+             [&](int64_t row) { return d_.inputs + d_.unique_rows[chunk.unique_begin + row] * d_.input_stride; });
     team_.barrier->wait();
     gemm_.begin(chunk.unique_count);
     if constexpr (Gemm::interleaves) {
       RoundedRows rows(*this);
-      multiply_tiles(gemm_, x, blocks, d_.packed + weights_.input, tiles_, own_sums(), rows);
+      multiply_tiles(gemm_, x, blocks, d_.weights + weights_.input, tiles_, own_sums(), rows);
     } else {
-      const char* right = d_.packed + weights_.input + tiles_.begin * weights_.input_tile;
+      const char* right = d_.weights + weights_.input + tiles_.begin * weights_.input_tile;
       for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)
         for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.input))
           multiply_panel(gemm_, x, blocks, right, {bias(tile) + first, 0}, projections(tile) + first, gate_width);
@@ -99,7 +98,7 @@ class InputGemm {
       Value* to = projections(tile);
       float values[2][Vec::width] = {};
       for (int64_t r = 0; r < chunk.unique_count; ++r, to += gate_width) {
-        const float* row = d_.inputs + d_.unique_rows[chunk.unique_begin + r] * plan_.input_stride + cell;
+        const float* row = d_.inputs + d_.unique_rows[chunk.unique_begin + r] * d_.input_stride + cell;
         for (int gate = 0; gate < 4; gate += 2) {
           for (int v = 0; v < 2; ++v)
             copy_floats(values[v], row + (gate + v) * shape_.dim, smaller(Vec::width, shape_.dim - cell));

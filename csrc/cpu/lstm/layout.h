@@ -57,9 +57,8 @@ struct ScratchLayout : Offsets {
   const int64_t sums_floats = gate_width * (Gemm::interleaves ? 2 * larger(slots, unique) : slots);
   const size_t sums = take_floats(sums_floats * threads);
 
-  ScratchLayout(const LstmPlan& plan, int team_size)
-      : w(plan.shape), unique(Gemm::buffer_rows(plan.max_unique)), slots(Gemm::buffer_rows(plan.slots)),
-        threads(team_size) {}
+  ScratchLayout(const LstmDirection& d, int team_size)
+      : w(d.shape), unique(Gemm::buffer_rows(d.max_unique)), slots(Gemm::buffer_rows(d.slots)), threads(team_size) {}
 };
 
 // k rows of gates: two panels a tile, each of two gates.
@@ -151,8 +150,8 @@ struct BackwardScratch : Offsets {
   const int64_t result_floats = larger(larger(in, p + 1), slots) * panel_width;
   const size_t result = take_floats(result_floats * threads);
 
-  BackwardScratch(const LstmPlan& plan, int team_size)
-      : w(plan.shape), rows(plan.packed_rows), unique(plan.max_unique), slots(plan.slots), threads(team_size) {}
+  BackwardScratch(const LstmDirection& d, int team_size)
+      : w(d.shape), rows(d.packed_rows), unique(d.max_unique), slots(d.slots), threads(team_size) {}
 };
 
 // `from` [count, columns, row stride `stride`] transposed: [panels of count, rows, panel_width], whose row row_of(k) is

@@ -161,47 +161,42 @@ T* half(T* both, int64_t offset) {
   return both ? both + offset : nullptr;
 }
 
-LstmDirection make_direction(const LstmCall& call, const DirectionSchedule& schedule, int d, size_t packed_size) {
+// A direction without memory. It points into `call` and `schedule`; `packed_size` is that of one direction.
+LstmDirection make_direction(const LstmCall& call, const LstmSchedule& schedule, int d, size_t packed_size) {
   const int64_t p = call.shape.projection, dim = call.shape.dim;
-  LstmDirection direction = {};
-  direction.packed = static_cast<const char*>(call.packed) + sizeof(Label) + size_t(d) * packed_size;
-  direction.inputs = call.inputs + (call.precomputed ? d * 4 * dim : call.split_input ? d * call.shape.input : 0);
-  direction.unique_rows = schedule.unique_rows.data();
-  direction.unique_index = schedule.unique_index.data();
-  direction.out_rows = half(call.out_rows, d * call.packed_rows);
-  direction.chunks = schedule.chunks.data();
-  direction.chunk_count = int64_t(schedule.chunks.size());
-  direction.initial_h = half(call.initial_h, d * p);
-  direction.initial_c = half(call.initial_c, d * dim);
-  direction.output = half(call.output, d * p);
-  direction.h = call.h + d * p;
-  direction.c = call.c + d * dim;
-  return direction;
-}
-
-// A plan without scratch. It points into `call` and `schedule`; `packed_size` is that of one direction.
-LstmPlan make_plan(const LstmCall& call, const LstmSchedule& schedule, size_t packed_size) {
-  LstmPlan plan = {};
-  static_cast<LstmCall&>(plan) = call;
-  plan.input_stride = call.precomputed ? 8 * call.shape.dim : call.shape.input * (call.split_input ? 2 : 1);
-  plan.steps = int64_t(schedule.row_begin.size());
-  plan.slots = call.batch_sizes[0];
-  plan.row_begin = schedule.row_begin.data();
-  plan.max_unique = std::max(schedule.direction[0].max_unique, schedule.direction[1].max_unique);
-  for (int d = 0; d < 2; ++d) plan.direction[d] = make_direction(call, schedule.direction[d], d, packed_size);
-  return plan;
+  const DirectionSchedule& own = schedule.direction[size_t(d)];
+  LstmDirection to = {};
+  static_cast<LstmCall&>(to) = call;
+  to.weights = static_cast<const char*>(call.packed) + sizeof(Label) + size_t(d) * packed_size;
+  to.inputs += call.precomputed ? d * 4 * dim : call.split_input ? d * call.shape.input : 0;
+  to.input_stride = call.precomputed ? 8 * dim : call.shape.input * (call.split_input ? 2 : 1);
+  to.out_rows = half(call.out_rows, d * call.packed_rows);
+  to.initial_h = half(call.initial_h, d * p);
+  to.initial_c = half(call.initial_c, d * dim);
+  to.output = half(call.output, d * p);
+  to.h += d * p;
+  to.c += d * dim;
+  to.slots = call.batch_sizes[0];
+  to.steps = int64_t(schedule.row_begin.size());
+  to.row_begin = schedule.row_begin.data();
+  to.unique_rows = own.unique_rows.data();
+  to.unique_index = own.unique_index.data();
+  to.chunks = own.chunks.data();
+  to.chunk_count = int64_t(own.chunks.size());
+  to.max_unique = std::max(schedule.direction[0].max_unique, schedule.direction[1].max_unique);
+  return to;
 }
 
 // An even number of threads makes two teams of one direction each; an odd one works on both in turn.
 int teams_of(int threads) { return threads % 2 == 0 ? 2 : 1; }
 
-// `scratch` has `size` bytes for each team, `saved` comes after a label, or is null.
-void give_memory(LstmPlan& plan, void* scratch, size_t size, const void* saved) {
-  const size_t of_direction = training_engine().saved_size(plan.shape, plan.packed_rows);
+// Both directions. `scratch` has `size` bytes for each team, `saved` comes after a label, or is null.
+void give_memory(LstmDirection* directions, void* scratch, size_t size, const void* saved) {
+  const size_t of_direction = training_engine().saved_size(directions->shape, directions->packed_rows);
   for (size_t d = 0; d < 2; ++d) {
-    plan.direction[d].scratch = static_cast<char*>(scratch) + (teams_of(plan.threads) == 2 ? d * size : 0);
+    directions[d].scratch = static_cast<char*>(scratch) + (teams_of(directions->threads) == 2 ? d * size : 0);
     char* const begin = const_cast<char*>(static_cast<const char*>(saved)) + sizeof(Label) + d * of_direction;
-    plan.direction[d].saved = saved ? reinterpret_cast<float*>(begin) : nullptr;
+    directions[d].saved = saved ? reinterpret_cast<float*>(begin) : nullptr;
   }
 }
 
@@ -223,11 +218,12 @@ void run_directions(int threads, const Run& run) {
 void run_forward(const LstmCall& call, const LstmEngine& engine, decltype(LstmEngine::run) run, void* saved) {
   if (call.packed_rows == 0) return;
   const LstmSchedule schedule(call, call.chunk_rows > 0 ? call.chunk_rows : default_chunk_rows(call.batch_sizes[0]));
-  LstmPlan plan = make_plan(call, schedule, engine.packed_size(call.shape));
+  LstmDirection directions[] = {make_direction(call, schedule, 0, engine.packed_size(call.shape)),
+                                make_direction(call, schedule, 1, engine.packed_size(call.shape))};
   const int teams = teams_of(call.threads);
-  const size_t scratch_size = engine.scratch_size(plan, call.threads / teams);
-  give_memory(plan, thread_scratch(scratch_size * size_t(teams)), scratch_size, saved);
-  run_directions(call.threads, [&](int d, Team team) { run(plan, plan.direction[d], team); });
+  const size_t scratch_size = engine.scratch_size(directions[0], call.threads / teams);
+  give_memory(directions, thread_scratch(scratch_size * size_t(teams)), scratch_size, saved);
+  run_directions(call.threads, [&](int d, Team team) { run(directions[d], team); });
 }
 
 LstmBackward make_backward(const LstmBackwardCall& call, int d, const LstmDirection& forward) {
@@ -319,7 +315,8 @@ size_t lstm_backward_scratch_size(const LstmCall& forward) {
   if (forward.packed_rows == 0) return 0;
   const LstmSchedule schedule(forward, INT64_MAX);
   const int teams = teams_of(forward.threads);
-  return size_t(teams) * training_engine().scratch_size(make_plan(forward, schedule, 0), forward.threads / teams);
+  return size_t(teams) *
+         training_engine().scratch_size(make_direction(forward, schedule, 0, 0), forward.threads / teams);
 }
 
 void lstm_backward(const LstmBackwardCall& call) {
@@ -334,15 +331,15 @@ void lstm_backward(const LstmBackwardCall& call) {
   if (forward.packed_rows == 0) return clear_gradients(call);
   require(call.grad_output && call.grad_h && call.grad_c, "grad_output, grad_h, grad_c: expected pointers");
   const LstmSchedule schedule(forward, INT64_MAX);
-  LstmPlan plan = make_plan(forward, schedule, engine.packed_size(forward.shape));
+  LstmDirection directions[] = {make_direction(forward, schedule, 0, engine.packed_size(forward.shape)),
+                                make_direction(forward, schedule, 1, engine.packed_size(forward.shape))};
   const int teams = teams_of(forward.threads);
-  const size_t scratch_size = engine.scratch_size(plan, forward.threads / teams);
+  const size_t scratch_size = engine.scratch_size(directions[0], forward.threads / teams);
   require(call.scratch && call.scratch_size >= scratch_size * size_t(teams),
           "scratch: expected lstm_backward_scratch_size bytes");
-  give_memory(plan, call.scratch, scratch_size, call.saved);
-  const LstmBackward backward[] = {make_backward(call, 0, plan.direction[0]),
-                                   make_backward(call, 1, plan.direction[1])};
-  run_directions(forward.threads, [&](int d, Team team) { engine.run(plan, backward[d], team); });
+  give_memory(directions, call.scratch, scratch_size, call.saved);
+  const LstmBackward backward[] = {make_backward(call, 0, directions[0]), make_backward(call, 1, directions[1])};
+  run_directions(forward.threads, [&](int d, Team team) { engine.run(backward[d], team); });
 }
 
 }  // namespace elmo_fast

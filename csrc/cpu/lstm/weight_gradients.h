@@ -12,20 +12,19 @@ namespace elmo_fast::cpu {
 template <class Vec>
 class WeightGradients : BackwardMemory<Vec> {
   using Base = BackwardMemory<Vec>;
+  using Base::d_, Base::team_, Base::shape_, Base::projected_, Base::scratch_, Base::weights_, Base::saved_;
   using Base::floats, Base::packed, Base::paneled, Base::starts_sequence, Base::panel_width, Base::result_;
-  using Base::plan_, Base::d_, Base::team_, Base::shape_, Base::projected_, Base::scratch_, Base::weights_,
-      Base::saved_;
 
  public:
-  WeightGradients(const LstmPlan& plan, const LstmBackward& direction, Team team)
-      : Base(plan, direction, team), unique_(direction.chunks->unique_count),
+  WeightGradients(const LstmBackward& direction, Team team)
+      : Base(direction, team), unique_(direction.chunks->unique_count),
         gate_panels_(weights_.gate_panels, team.rank, team.size) {}
 
   void run() const {
     pack_left_operands();
     team_.barrier->wait();
     if (d_.grad_weights || d_.grad_biases)
-      gate_weights(scratch_.left_h, shape_.projection + 1, plan_.packed_rows, shape_.input);
+      gate_weights(scratch_.left_h, shape_.projection + 1, d_.packed_rows, shape_.input);
     if (d_.grad_projections) projection();
     add_up_repeated_rows();
     if (d_.grad_weights) gate_weights(scratch_.left_x, shape_.input, unique_, 0);
@@ -54,10 +53,10 @@ class WeightGradients : BackwardMemory<Vec> {
   void pack_left_operands() const {
     if (d_.grad_weights)
       pack_left(scratch_.left_x, shape_.input, unique_, [this](int64_t row, int64_t column) {
-        return d_.inputs + d_.unique_rows[row] * plan_.input_stride + column;
+        return d_.inputs + d_.unique_rows[row] * d_.input_stride + column;
       });
     if (d_.grad_projections)
-      pack_left(scratch_.left_dp, shape_.projection, plan_.packed_rows, [this](int64_t row, int64_t column) {
+      pack_left(scratch_.left_dp, shape_.projection, d_.packed_rows, [this](int64_t row, int64_t column) {
         return paneled(scratch_.dp, column / panel_width, row) + column % panel_width;
       });
     if (d_.grad_weights || d_.grad_biases) pack_left_h();
@@ -65,14 +64,14 @@ class WeightGradients : BackwardMemory<Vec> {
 
   // [h before the packed row, 1], step by step: W_P's products are clipped here as they were in the forward.
   void pack_left_h() const {
-    const int64_t columns = shape_.projection + 1, rows = plan_.packed_rows;
+    const int64_t columns = shape_.projection + 1, rows = d_.packed_rows;
     const Blocks blocks(columns, Vec::rows, true);
     const Partition mine(blocks.count, team_.rank, team_.size);
-    for (int64_t t = 0; t < plan_.steps; ++t)
-      for (int64_t slot = 0; slot < plan_.batch_sizes[t]; ++slot)
+    for (int64_t t = 0; t < d_.steps; ++t)
+      for (int64_t slot = 0; slot < d_.batch_sizes[t]; ++slot)
         for (int64_t b = mine.begin; b < mine.end; ++b) {
           const int64_t begin = blocks.begin(b), count = blocks.size(b);
-          float* to = floats(scratch_.left_h) + begin * rows + (plan_.row_begin[t] + slot) * count;
+          float* to = floats(scratch_.left_h) + begin * rows + (d_.row_begin[t] + slot) * count;
           const int64_t of_h = smaller(count, shape_.projection - begin);
           previous_h(t, slot, begin, of_h, to);
           if (of_h < count) to[of_h] = 1.0f;
@@ -80,8 +79,8 @@ class WeightGradients : BackwardMemory<Vec> {
   }
 
   void previous_h(int64_t t, int64_t slot, int64_t begin, int64_t count, float* to) const {
-    if (!starts_sequence(plan_.row_begin[t] + slot)) {
-      if (t > 0) emitted_h(plan_.row_begin[t - 1] + slot, begin, count, to);
+    if (!starts_sequence(d_.row_begin[t] + slot)) {
+      if (t > 0) emitted_h(d_.row_begin[t - 1] + slot, begin, count, to);
       else copy_floats(to, d_.h + slot * 2 * shape_.projection + begin, count);
     } else if (d_.initial_h) {
       copy_floats(to, d_.initial_h + begin, count);
@@ -92,10 +91,10 @@ class WeightGradients : BackwardMemory<Vec> {
 
   void emitted_h(int64_t row, int64_t begin, int64_t count, float* to) const {
     const float* from = projected_ ? saved_.projected : floats(scratch_.m);
-    const float limit = plan_.proj_clip;
+    const float limit = d_.proj_clip;
     for (int64_t k = 0; k < count; ++k) {
       const int64_t column = begin + k;
-      const float h = from[(column / panel_width * plan_.packed_rows + row) * panel_width + column % panel_width];
+      const float h = from[(column / panel_width * d_.packed_rows + row) * panel_width + column % panel_width];
       to[k] = !projected_ ? h : h > limit ? limit : h < -limit ? -limit : h;
     }
   }
@@ -131,7 +130,7 @@ class WeightGradients : BackwardMemory<Vec> {
   void projection() const {
     const Partition mine(panels_of<Vec>(shape_.dim), team_.rank, team_.size);
     for (int64_t panel = mine.begin; panel < mine.end; ++panel) {
-      sum_over_rows(scratch_.left_dp, shape_.projection, plan_.packed_rows, paneled(scratch_.m, panel, 0));
+      sum_over_rows(scratch_.left_dp, shape_.projection, d_.packed_rows, paneled(scratch_.m, panel, 0));
       for (int64_t cell = panel * panel_width; cell < smaller((panel + 1) * panel_width, shape_.dim); ++cell)
         for (int64_t k = 0; k < shape_.projection; ++k)
           d_.grad_projections[cell * shape_.projection + k] = result_[k * panel_width + cell % panel_width];
@@ -141,12 +140,12 @@ class WeightGradients : BackwardMemory<Vec> {
   // dz of packed rows that read one input row becomes their sum, at the row's index among the unique ones. In order of
   // first use that index is never behind the packed row, so nothing is overwritten before it was read.
   void add_up_repeated_rows() const {
-    if (unique_ == plan_.packed_rows) return;
+    if (unique_ == d_.packed_rows) return;
     const int32_t* slots = d_.unique_index;
     for (int64_t panel = gate_panels_.begin; panel < gate_panels_.end; ++panel) {
       float* rows = paneled(scratch_.dz, panel, 0);
       int64_t seen = 0;
-      for (int64_t row = 0; row < plan_.packed_rows; ++row) {
+      for (int64_t row = 0; row < d_.packed_rows; ++row) {
         const float* from = rows + row * panel_width;
         float* to = rows + slots[row] * panel_width;
         const bool first = slots[row] == seen;
@@ -167,7 +166,7 @@ class WeightGradients : BackwardMemory<Vec> {
         this->product_of_rows(scratch_.dz, row, count, weights_.gate_panels, packed(weights_.input), panel, sums);
         const int64_t first = panel * panel_width, columns = smaller(panel_width, shape_.input - first);
         for (int64_t k = 0; k < count; ++k)
-          copy_floats(d_.grad_inputs + d_.unique_rows[row + k] * plan_.input_stride + first, sums + k * panel_width,
+          copy_floats(d_.grad_inputs + d_.unique_rows[row + k] * d_.input_stride + first, sums + k * panel_width,
                       columns);
       }
     }
@@ -189,10 +188,10 @@ LstmTrainingEngine lstm_training_engine() {
           run_lstm<Fp32Gemm<Vec>, true>,
           [](const LstmShape& s) { return float_bytes(BackwardWeights<Vec>(s).size); },
           backward_pack_direction<Vec>,
-          [](const LstmPlan& plan, int team_size) { return BackwardScratch<Vec>(plan, team_size).size; },
-          [](const LstmPlan& plan, const LstmBackward& direction, Team team) {
-            BackwardLoop<Vec>(plan, direction, team).run();
-            WeightGradients<Vec>(plan, direction, team).run();
+          [](const LstmDirection& direction, int team_size) { return BackwardScratch<Vec>(direction, team_size).size; },
+          [](const LstmBackward& direction, Team team) {
+            BackwardLoop<Vec>(direction, team).run();
+            WeightGradients<Vec>(direction, team).run();
           }};
 }
 

@@ -12,11 +12,10 @@ from tqdm import tqdm
 
 from elmo_fast import stops
 from elmo_fast.choices import STORAGES, check_choice, shown
-from elmo_fast.model.atomic_file import check_target
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.encoder import CharacterEncoder
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.model.token_table.file import ResumableWriter, words_of
+from elmo_fast.model.token_table.file import table_writer, words_of
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import numerics
@@ -54,16 +53,15 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
 
     After a run was killed, the same call resumes it from `PATH.part`, which holds what was computed.
     """
-    check_target(path, "token table")
     words = words_of(vocabulary)
-    shape = words, _encoder(bilm).dim, check_choice("storage", storage, STORAGES)
-    with ResumableWriter(path, *shape, bilm.fingerprint(), bilm.computes_in) as writer:
+    shape = len(words), _encoder(bilm).dim
+    check_choice("storage", storage, STORAGES)
+    with table_writer(path, words, shape, storage, bilm.fingerprint(), bilm.computes_in, resume=True) as writer:
         if writer.done:
             logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(words))
         for vectors in _encoded(bilm, words, writer.done, progress):
             writer.append(vectors)
             stops.check()
-        writer.finish()
 
 
 def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:

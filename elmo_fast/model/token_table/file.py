@@ -17,7 +17,7 @@ import torch
 
 from elmo_fast import stops
 from elmo_fast.choices import STORAGES, check_path, shown
-from elmo_fast.model.atomic_file import HDF5_ERRORS, atomic_path, check_target, locked, new_hdf5
+from elmo_fast.model.atomic_file import HDF5_ERRORS, check_target, locked, new_hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import ROWS, Blocks, read_seal, write_seal
@@ -109,13 +109,25 @@ def write_table(path: str | os.PathLike, vectors: torch.Tensor, words: Sequence[
 
 @contextlib.contextmanager
 def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tuple[int, int], storage: str,
-                 fingerprint: str | None, precision: str) -> Iterator["TableWriter"]:
-    """A writer of a file that appears at `path` only when the body succeeds."""
+                 fingerprint: str | None, precision: str, resume: bool = False) -> Iterator["TableWriter"]:
+    """A writer of a file that appears at `path` only when the body succeeds and has written every vector.
+
+    With `resume` it writes `PATH.part`, which stays when the body fails or is killed: the next run goes on from there.
+    """
     check_target(path, "token table")
-    with atomic_path(path) as part, TableWriter(part, words, shape, storage, fingerprint, precision) as writer:
-        writer.create(part, path)
-        yield writer
-        writer.finish()
+    target = Path(os.path.realpath(path))
+    with (locked(target) as new,
+          contextlib.closing(TableWriter(words, shape, storage, fingerprint, precision, resume)) as writer):
+        part = target.with_name(f"{target.name}.part") if resume else new
+        try:
+            if not (resume and part.exists() and writer.resume(part)):
+                writer.create(new, path)
+                os.replace(new, part)
+            yield writer
+            writer.finish()
+            os.replace(part, target)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
@@ -135,19 +147,19 @@ def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
 
 
 class TableWriter:
-    """Writes a table block by block into a file that is complete but for its vectors and for what its seal counts."""
+    """Writes a table block by block into a file that is complete but for its vectors and for what its seal counts.
 
-    def __init__(self, path: Path, words: Sequence[str] | None, shape: tuple[int, int], storage: str,
-                 fingerprint: str | None, precision: str):
-        self._path, self._shape, self._dtype = path, shape, np.dtype(storage)
+    Where it is to be `durable`, vectors are on the disk before they are counted.
+    """
+
+    def __init__(self, words: Sequence[str] | None, shape: tuple[int, int], storage: str, fingerprint: str | None,
+                 precision: str, durable: bool):
+        self._shape, self._dtype, self._durable = shape, np.dtype(storage), durable
         self._description = None if words is None else list(words), fingerprint, precision
         self._file = None
         self.done = 0
 
-    def __enter__(self) -> "TableWriter":
-        return self
-
-    def __exit__(self, *_) -> None:
+    def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -191,9 +203,11 @@ class TableWriter:
         """Every vector must have been written."""
         if self.done != self._shape[0]:
             raise ValueError(f"vectors: expected {self._shape[0]}, got {self.done}")
+        self._sync()
 
     def _sync(self) -> None:
-        """Nothing: the file is removed if it is not finished."""
+        if self._durable:
+            os.fsync(self._file.fileno())
 
     def _put(self, offset: int, values: np.ndarray) -> None:
         rest = memoryview(values).cast("B")
@@ -201,48 +215,15 @@ class TableWriter:
         while rest:
             rest = rest[self._file.write(rest) :]
 
+    def resume(self, part: Path) -> bool:
+        """Open a partial file, `done` its good vectors: those with their checksums.
 
-class ResumableWriter(TableWriter):
-    """Writes into `TARGET.part`, from which a run goes on where a killed one ended, and renames it at the end.
-
-    Vectors are on the disk before they are counted. Vectors without their checksum are written again.
-    """
-
-    def __init__(self, target: str | os.PathLike, words: Sequence[str], dim: int, storage: str, fingerprint: str,
-                 precision: str):
-        self._target = Path(os.path.realpath(target))
-        super().__init__(self._target.with_name(f"{self._target.name}.part"), words, (len(words), dim), storage,
-                         fingerprint, precision)
-        self._lock = contextlib.ExitStack()
-
-    def __enter__(self) -> "ResumableWriter":
-        part = self._lock.enter_context(locked(self._target))
-        with self._lock.pop_all() as on_error:
-            if not self._path.exists() or not self._resume():
-                self.create(part, self._target)
-                os.replace(part, self._path)
-            self._lock = on_error.pop_all()
-        return self
-
-    def __exit__(self, *error) -> None:
-        super().__exit__()
-        self._lock.__exit__(*error)
-
-    def finish(self) -> None:
-        """Rename the file to its target; every vector must have been written."""
-        super().finish()
-        self._sync()
-        os.replace(self._path, self._target)
-
-    def _sync(self) -> None:
-        os.fsync(self._file.fileno())
-
-    def _resume(self) -> bool:
-        """Open the partial file, `done` its good vectors; False when it is damaged or not one of this table."""
-        self._file = open(self._path, "r+b", buffering=0)  # noqa: SIM115
+        False when it is damaged or not one of this table.
+        """
+        self._file = open(part, "r+b", buffering=0)  # noqa: SIM115
         try:
-            self._seal, self._progress = read_seal(self._path)
-            with open_hdf5(self._path, "partial token table") as file:
+            self._seal, self._progress = read_seal(part)
+            with open_hdf5(part, "partial token table") as file:
                 embedding, attributes = file["embedding"], file.attrs
                 words = split(file["vocabulary"][...], file["vocabulary_ends"][...])
                 is_own = ((embedding.shape, embedding.dtype) == (self._shape, self._dtype)
@@ -251,17 +232,17 @@ class ResumableWriter(TableWriter):
             is_own = False
         if not is_own or not 0 <= self._progress[0] <= self._shape[0]:
             logger.info("%s: starts over, since %s is of another vocabulary, model, precision or storage, or damaged",
-                        self._target.name, self._path.name)
+                        part.stem, part.name)
             self._file.close()
             return False
         self.done = int(self._progress[0])
-        vectors = np.memmap(self._path, self._dtype, "r", self._seal.first, self._shape)[: self.done]
-        blocks = Blocks(str(self._path), vectors, self._progress[1:])
+        vectors = np.memmap(part, self._dtype, "r", self._seal.first, self._shape)[: self.done]
+        blocks = Blocks(str(part), vectors, self._progress[1:])
         damaged = next((block for block in range(-(-self.done // ROWS)) if not blocks.fits(block)), None)
         if damaged is not None:
             self.done, self._progress[1 + damaged :] = damaged * ROWS, 0
             logger.warning("%s: word %d and those after it are encoded again, since %s is damaged there",
-                           self._target.name, self.done, self._path.name)
+                           part.stem, self.done, part.name)
         return True
 
 

@@ -78,8 +78,8 @@ class TableLookup:
 
     def __init__(self, table: TokenTable, encoder: CharacterEncoder):
         self.table, self._encoder, self._size = table, encoder, len(table)
-        self._key, self._digest = version_keys(encoder), encoder.digest()
-        self._projections = LastResult()
+        self._current_digest, self._projections = LastResult(), LastResult()
+        self._digest = self._encoder_digest()
 
     @property
     def largest(self) -> int:
@@ -129,15 +129,13 @@ class TableLookup:
         if torch.is_grad_enabled() and any(value.requires_grad for value in self._encoder.parameters()):
             raise ConfigurationError("token_table: expected a char encoder that is not trained, got one whose weights "
                                      "require gradients (requires_grad=False, or torch.no_grad() around the call)")
-        if (key := version_keys(self._encoder)) != self._key and (digest := self._encoder.digest()) != self._digest:
+        if (digest := self._encoder_digest()) != self._digest:
             raise ConfigurationError(f"token_table: expected one of this char encoder, whose weights were changed "
                                      f"after it was set (fingerprint of the weights now {digest}, then "
                                      f"{self._digest}); build the table again")
-        self._key = key
 
-    def __getstate__(self) -> dict:
-        """Version keys of weights are invalid in a copy."""
-        return {**self.__dict__, "_key": None}
+    def _encoder_digest(self) -> str:
+        return self._current_digest.get(version_keys(self._encoder), self._encoder.digest)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def forward(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, in
     outputs = {"output": out.data_ptr(), "out_rows": operands.numbers.data_ptr()}
     saved = h.new_empty(module.lstm_saved_size(*sizes, operands.count) if save else 0, dtype=torch.uint8)
     if save:
-        module.lstm_forward_saving(call, **outputs, saved=saved.data_ptr(), saved_size=saved.numel())
+        module.lstm_forward_saving(**call, **outputs, saved=saved.data_ptr(), saved_size=saved.numel())
     else:
         module.lstm_forward(**call, **outputs, output_rows=operands.count, precision=PRECISIONS.index(precision),
                             precomputed=precomputed)
@@ -48,9 +48,9 @@ def backward(grad_out, grad_h, grad_c, saved, inputs, rows, slots, batch_sizes, 
     half = 4 * (inputs.shape[1] // 2 if rows is None else inputs.numel())  # bytes from one direction to the other
     of_inputs, of_weights = pointer(by_direction), [pointer(grad) for grad in grads[3:-2]]
     pairs = [of_weights[k::parts] for k in range(parts)] + [[0, 0]] * (3 - parts)
-    scratch = torch.empty(module.lstm_backward_scratch_size(call), dtype=torch.uint8)
+    scratch = torch.empty(module.lstm_backward_scratch_size(**call), dtype=torch.uint8)
     module.lstm_backward(
-        call, saved=saved.data_ptr(), saved_size=saved.numel(), grad_output=grad_out.data_ptr(),
+        **call, saved=saved.data_ptr(), saved_size=saved.numel(), grad_output=grad_out.data_ptr(),
         grad_h=grads[1].data_ptr(), grad_c=grads[2].data_ptr(), grad_inputs=[of_inputs, of_inputs and of_inputs + half],
         grad_weights=pairs[0], grad_biases=pairs[1], grad_projections=pairs[2], grad_initial_h=grads[-2].data_ptr(),
         grad_initial_c=grads[-1].data_ptr(), scratch=scratch.data_ptr(), scratch_size=scratch.numel())
