@@ -240,7 +240,10 @@ class Sentences:
         self.location = start  # of the next sentence
         self._current: _Group | None = None
 
-    def next(self) -> tuple[Location, list[str]]:
+    def __iter__(self) -> "Sentences":
+        return self
+
+    def __next__(self) -> tuple[Location, list[str]]:
         """The next sentence and its location; `StopIteration` after the last sentence of an order without a seed."""
         epoch, group, sentence = self.location
         first = epoch

@@ -51,7 +51,7 @@ class Rows:
         while len(inputs) < self._steps:
             done = self._done[row]
             if done >= len(self._rows[row]) - 1:
-                self._locations[row], self._rows[row] = self._sentences.next()
+                self._locations[row], self._rows[row] = next(self._sentences)
                 done = 0
             sentence = self._rows[row]
             end = min(len(sentence) - 1, done + self._steps - len(inputs))
