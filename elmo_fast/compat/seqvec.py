@@ -214,13 +214,9 @@ def _embed_alone(identifier: str, sequence: str, model: ElmoEmbedder, model_dir)
         logger.error("Single sequence processing failed. Switching to CPU now. This slows down the embedding process.")
         names = ("state", "precision", "backend") if hasattr(model, "elmo_bilm") else ()
         same = {name: getattr(model.elmo_bilm, name) for name in names}
-        if names and not all(map(_is_finite, model.elmo_bilm.parameters())):
+        if names and not all(weights.isfinite().all() for weights in model.elmo_bilm.parameters()):
             same["allow_nonfinite"] = True
         return _cpu_model(model_dir, **same).embed_sentence(list(sequence))
-
-
-def _is_finite(weights: torch.Tensor) -> bool:
-    return bool(weights.isfinite().all())
 
 
 def _batches(ordered: Iterable[tuple[str, str] | Text], batchsize: int) -> Iterator[list]:

@@ -35,7 +35,7 @@ def load(model: str | os.PathLike = DEFAULT_MODEL, *, device: str | torch.device
     one. `device` is by default the first GPU where there is one, else the CPU; `precision` and `backend` as in `BiLm`.
     NaN and infinities in the weights are refused unless `allow_nonfinite`.
     """
-    place = available_device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+    place = available_device(device)
     bilm = open_bilm(find_model(check_path("model", model)), state="warm", precision=precision, backend=backend,
                      allow_nonfinite=allow_nonfinite)
     return LoadedElmo(bilm.to(place))

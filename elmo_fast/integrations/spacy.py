@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, check_choice, check_count, extra
-from elmo_fast.embed.api import Layers, LoadedElmo, load
+from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.integrations import check_arguments, token_vectors, width
 from elmo_fast.model.sources import DEFAULT_MODEL
 from elmo_fast.train.export import export_module
@@ -22,15 +22,19 @@ with extra("spacy"):
 Part = Doc | Span | Token
 
 
+@Language.factory("elmo", assigns=["doc.tensor"], default_config={
+    "model": DEFAULT_MODEL, "layers": "average", "state": "warm", "device": None, "precision": "highest",
+    "backend": "auto", "batch_size": DEFAULT_BATCH_SIZE, "allow_nonfinite": False})
 class ElmoPipe(Pipe):
     """Sets `doc.tensor`, float32 [tokens, width], and the vectors and similarities of its tokens and spans.
 
     A text is a sentence where an earlier component has set them, else the document. Whitespace tokens count as tokens.
-    The model is read at the first document, or from a saved pipeline, which has the weights in it.
+    The model is read at the first document, or from a saved pipeline, which has the weights in it. The arguments, which
+    a pipeline's configuration holds, are those of `load` and of `LoadedElmo.embed`.
     """
 
-    def __init__(self, name: str, model: str, layers: Layers, state: str, device: str | None, precision: str,
-                 backend: str, batch_size: int, allow_nonfinite: bool):
+    def __init__(self, nlp: Language, name: str, model: str, layers: str | list[float], state: str,
+                 device: str | None, precision: str, backend: str, batch_size: int, allow_nonfinite: bool):
         self.name, self._model = name, model
         self._how = {"device": device, "precision": precision, "backend": backend, "allow_nonfinite": allow_nonfinite}
         self._settings = layers, check_choice("state", state, FREE_STATES), check_count("batch_size", batch_size)
@@ -94,13 +98,7 @@ class ElmoPipe(Pipe):
             return self.from_disk(folder)
 
 
-@Language.factory("elmo", assigns=["doc.tensor"], default_config={
-    "model": DEFAULT_MODEL, "layers": "average", "state": "warm", "device": None, "precision": "highest",
-    "backend": "auto", "batch_size": DEFAULT_BATCH_SIZE, "allow_nonfinite": False})
-def make_elmo(nlp: Language, name: str, model: str, layers: str | list[float], state: str, device: str | None,
-              precision: str, backend: str, batch_size: int, allow_nonfinite: bool) -> ElmoPipe:
-    """The component of a configuration: arguments of `load` and of `LoadedElmo.embed`."""
-    return ElmoPipe(name, model, layers, state, device, precision, backend, batch_size, allow_nonfinite)
+make_elmo = ElmoPipe  # the name of the package's entry point
 
 
 def _vector(part: Part) -> np.ndarray:

@@ -28,8 +28,10 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return HostCopy([tensor], stream).result()[0]
 
 
-def available_device(device: str | int | torch.device) -> torch.device:
-    """The device; `ValueError` for what is no device, or none of this machine."""
+def available_device(device: str | int | torch.device | None) -> torch.device:
+    """The device, by default the first GPU or else the CPU; `ValueError` for what is none of this machine."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         return torch.zeros(1, device=torch.device(device)).device
     except (RuntimeError, AssertionError, TypeError) as error:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from elmo_fast.model.atomic_file import Disk, atomic_path, write_bytes
-from elmo_fast.model.options import ConfigurationError, Options, read_json
+from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX, read_softmax
 from elmo_fast.model.sources import SOFTMAX_FILE, find_model
-from elmo_fast.model.weights import check_finite, check_is_hdf5, check_shapes, read_weights
+from elmo_fast.model.weights import check_finite, check_shapes, read_model
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.model import LanguageModel, parameter_shapes
@@ -274,15 +274,14 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         beside = Path(model) / VOCABULARY_FILE
     else:
         files = find_model(model)
-        check_is_hdf5(files)
-        options, beside = Options.from_file(files.options_file), files.vocab_file
+        options, weights = read_model(files, allow_nonfinite)
         softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
         if not os.path.isfile(softmax_file):
             raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "
                                     f"nothing at {softmax_file}")
-        softmax = read_softmax(softmax_file, options.lstm.projection_dim, allow_nonfinite)
-        config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(softmax[SOFTMAX[0]])})
-        weights = {**read_weights(files.weight_file, options, allow_nonfinite), **softmax}
+        weights |= read_softmax(softmax_file, options.lstm.projection_dim, allow_nonfinite)
+        config = TrainConfig.from_dict({**options.raw, "n_tokens_vocab": len(weights[SOFTMAX[0]])})
+        beside = files.vocab_file
     vocab_file = vocab_file or beside
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected the vocabulary of {model}, found no {VOCABULARY_FILE} beside it")

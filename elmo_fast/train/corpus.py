@@ -1,6 +1,7 @@
 """Files of a corpus, a tokenized sentence a line: counted in parallel, their vocabulary, sentences in any order."""
 
 import concurrent.futures
+import functools
 import glob
 import hashlib
 import mmap
@@ -237,11 +238,14 @@ class Sentences:
         if sentences < order.streams:
             raise ValueError(f"train: expected at least {order.streams} sentences, one per stream, "
                              f"got {sentences} sentences")
-        self._shards, self._order = shards, order
+        self._order = order
         self.location = start  # of the next sentence
-        self._current: _Group | None = None
+        self._group = functools.lru_cache(maxsize=1)(functools.partial(_Group, shards, order))
 
-    def next(self) -> tuple[Location, list[str]]:
+    def __iter__(self) -> "Sentences":
+        return self
+
+    def __next__(self) -> tuple[Location, list[str]]:
         """The next sentence and its location; `StopIteration` after the last sentence of an order without a seed."""
         epoch, group, sentence = self.location
         first = epoch
@@ -263,18 +267,13 @@ class Sentences:
         sentence = [BEGIN_SENTENCE_TOKEN, *tokens, END_SENTENCE_TOKEN]
         return sentence[::-1] if self._order.reverse else sentence
 
-    def _group(self, epoch: int, group: int) -> "_Group":
-        if self._current is None or self._current.key != (epoch, group):
-            self._current = _Group(self._shards, self._order, epoch, group)
-        return self._current
-
 
 class _Group:
     """Shards shuffled together: their lines, and `numbers`, the order of this stream's among them."""
 
     def __init__(self, shards: Sequence[Shard], order: Order, epoch: int, group: int):
         groups = order.groups(epoch, shards)
-        self.key, self.groups = (epoch, group), len(groups)
+        self.groups = len(groups)
         self._lines = [Lines(shards[number].path, shards[number].sentences) for number in groups[group]]
         self._ends = np.cumsum(list(map(len, self._lines)))  # the first line after every shard, counted over all
         self.numbers = order.sentences(epoch, group, int(self._ends[-1]))

@@ -51,7 +51,7 @@ class Rows:
         while len(inputs) < self._steps:
             done = self._done[row]
             if done >= len(self._rows[row]) - 1:
-                self._locations[row], self._rows[row] = self._sentences.next()
+                self._locations[row], self._rows[row] = next(self._sentences)
                 done = 0
             sentence = self._rows[row]
             end = min(len(sentence) - 1, done + self._steps - len(inputs))
@@ -157,19 +157,20 @@ class Numbering:
         raw = characters.encode_tokens(unique, self.max_characters)
         return characters.to_model_ids(raw).astype(np.int64)
 
-    def batch(self, texts: Sequence[tuple[list[str], list[str]]], rows: int, position: np.ndarray,
-              stream: int = 0, step: int = 0) -> Batch:
-        """The batch of (inputs, targets) of every direction, all rows * steps tokens, row after row.
+    def samples(self, targets: np.ndarray, stream: int, step: int) -> Samples | None:
+        """Words for targets int64 [D, S], which depend only on the seed, the stream and the step."""
+        if self.negatives is None:
+            return None
+        return draw_samples(targets, self.negatives, self.vocabulary.size, [self.seed, 7, stream, step])
 
-        The sampled words depend only on the seed, the stream and the step.
-        """
+    def batch(self, texts: Sequence[tuple[Sequence[str], Sequence[str]]], rows: int, position: np.ndarray,
+              stream: int = 0, step: int = 0) -> Batch:
+        """The batch of (inputs, targets) of every direction, all rows * steps tokens, row after row."""
         numbers: dict[str, int] = {}
         index = _by_step([[numbers.setdefault(token, len(numbers)) for token in inputs] for inputs, _ in texts], rows)
         targets = _by_step([list(map(self.vocabulary.word_to_id, words)) for _, words in texts], rows)
-        samples = None if self.negatives is None else draw_samples(
-            targets, self.negatives, self.vocabulary.size, [self.seed, 7, stream, step])
-        return Batch(*map(torch.from_numpy, (self.tokens(list(numbers)), index, targets)), samples,
-                     torch.from_numpy(position))
+        return Batch(*map(torch.from_numpy, (self.tokens(list(numbers)), index, targets)),
+                     self.samples(targets, stream, step), torch.from_numpy(position))
 
 
 def _by_step(row_after_row: list[list[int]], rows: int) -> np.ndarray:

@@ -1,10 +1,9 @@
 """Perplexity of a language model on a text, by bilm-tf's protocol, computed many steps at a time."""
 
-import heapq
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from elmo_fast import stops
 from elmo_fast.ops.device import available_device
 from elmo_fast.ops.precision import full_precision, numerics
+from elmo_fast.text.batching import groups_of
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.checkpoint import load_language_model
 from elmo_fast.train.corpus import Order, Sentences, Shard, read_shards
@@ -37,40 +37,6 @@ class Perplexity(NamedTuple):
                 f"{self.batches} batches of {self.rows} tokens)")
 
 
-class OneStepRows:
-    """Rows that take their next sentence in the order in which they finish, step by step, then row by row.
-
-    As bilm-tf's test fills its batches of a single step.
-    """
-
-    def __init__(self, sentences: Sentences, rows: int):
-        self._sentences = sentences
-        self._free = [(0, row) for row in range(rows)]  # the step at which a row needs a sentence
-        self._inputs, self._targets = ([[] for _ in range(rows)] for _ in range(2))  # lists of tokens
-        self._step, self._end = 0, math.inf
-
-    def next(self, steps: int) -> tuple[list[str], list[str]]:
-        """Inputs and targets, row after row, of the next `steps` steps, or of those that remain."""
-        wanted = self._step + steps
-        while self._end == math.inf and self._free[0][0] < wanted:
-            step, row = self._free[0]
-            try:
-                _, sentence = self._sentences.next()
-            except StopIteration:
-                self._end = step
-                break
-            self._inputs[row] += sentence[:-1]
-            self._targets[row] += sentence[1:]
-            heapq.heapreplace(self._free, (step + len(sentence) - 1, row))
-        steps = int(min(wanted, self._end)) - self._step
-        self._step += steps
-        sides = self._inputs, self._targets
-        taken = tuple([token for row in side for token in row[:steps]] for side in sides)
-        for row in chain(*sides):
-            del row[:steps]
-        return taken
-
-
 def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabulary, batch_size: int = 256,
                progress: bool = False, defer_stops: bool = False) -> Perplexity:
     """Exp of the mean of both directions' mean losses over batches of a single step.
@@ -83,20 +49,30 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
     if sentences < batch_size:
         raise ValueError(f"batch_size: expected at most the {sentences} sentences of the held-out text, got "
                          f"{batch_size}")
-    readers = [OneStepRows(Sentences(shards, Order(reverse=reverse)), batch_size)
+    readers = [_steps(Sentences(shards, Order(reverse=reverse)), batch_size)
                for reverse in (False, True)[: model.directions]]
     numbering = model.numbering(vocabulary)
 
     def batches() -> Iterator[Batch]:
         with tqdm(total=sum(shard.predictions for shard in shards), unit="tok", unit_scale=True, disable=not progress,
                   desc="perplexity", leave=False) as bar:
-            while (texts := [reader.next(STEPS) for reader in readers])[0][0]:
+            for steps in zip(*(groups_of(reader, STEPS) for reader in readers)):
                 if not defer_stops:
                     stops.check()
+                texts = [tuple(zip(*chain.from_iterable(zip(*own)))) for own in steps]  # row after row
                 yield numbering.batch(texts, batch_size, np.zeros(0))
                 bar.update(len(texts[0][0]))
 
     return perplexity_of_batches(model, batches(), batch_size)
+
+
+def _steps(sentences: Sentences, rows: int) -> Iterator[tuple[tuple[str, str], ...]]:
+    """Step by step the input and the target of every row; a row at the end of its sentence takes the next one."""
+    def row() -> Iterator[tuple[str, str]]:
+        for _, sentence in sentences:
+            yield from pairwise(sentence)
+
+    return zip(*(row() for _ in range(rows)))
 
 
 @torch.no_grad()

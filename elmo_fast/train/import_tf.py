@@ -2,12 +2,12 @@
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,9 +38,9 @@ _COUNTERS = frozenset({"global_step", "train_perplexity", "beta1_power", "beta2_
 
 _NO_TENSORFLOW, _UNREADABLE = 103, 104  # exit statuses of the reader
 # Run by a Python that has TensorFlow, in its own process: TensorFlow and Triton both bring a copy of LLVM, and a
-# process that loads both aborts. Writes every variable as FOLDER/NUMBER.npy and their names as FOLDER/names.json.
+# process that loads both aborts. Writes every variable as FOLDER/NAME.npy, with % for what no file name has.
 _READER = f"""
-import json, os, sys
+import os, sys, urllib.parse
 
 def fail(status, error):
     print(" ".join(f"{{type(error).__name__}}: {{error}}".split()), file=sys.stderr, flush=True)
@@ -56,15 +56,13 @@ try:
     names = sorted(reader.get_variable_to_shape_map())
 except Exception as error:  # TensorFlow's errors share no other base class
     fail({_UNREADABLE}, error)
-for number, name in enumerate(names):
+for name in names:
     try:
         values = numpy.asarray(reader.get_tensor(name))
     except Exception as error:
         fail({_UNREADABLE}, error)
     values = values if values.dtype.kind in "fiub" else values.astype("S")
-    numpy.save(os.path.join(folder, f"{{number}}.npy"), values)
-with open(os.path.join(folder, "names.json"), "w") as file:
-    json.dump(names, file)
+    numpy.save(os.path.join(folder, urllib.parse.quote(name, safe="") + ".npy"), values)
 """
 
 
@@ -275,6 +273,5 @@ def open_checkpoint(prefix: Path) -> Iterator[Variables]:
         if done.returncode:
             raise RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} "
                                f"({reason})")
-        names = json.loads(Path(folder, "names.json").read_bytes())
-        yield Variables(prefix, {name: np.load(Path(folder, f"{number}.npy"), mmap_mode="r")
-                                 for number, name in enumerate(names)})
+        yield Variables(prefix, {urllib.parse.unquote(path.stem): np.load(path, mmap_mode="r")
+                                 for path in Path(folder).iterdir()})

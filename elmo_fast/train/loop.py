@@ -163,10 +163,6 @@ def _to_device(value, device: torch.device):
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
-class Interrupted(KeyboardInterrupt):
-    """A run that was asked to stop, raised after its checkpoint was written."""
-
-
 class Run:
     """Trains until the last step of the configuration, an early stop, or a signal."""
 
@@ -183,7 +179,7 @@ class Run:
                          disable=config.quiet or not self._is_first)
 
     def train(self) -> None:
-        """Run to the end. Raises `Interrupted` on SIGTERM and Ctrl-C, after a checkpoint."""
+        """Run to the end. Raises `KeyboardInterrupt` on SIGTERM and Ctrl-C, after a checkpoint."""
         trainer = self._trainer
         with (self._bar, stops.stoppable(terminate=True),
               contextlib.closing(self._log) if self._log else contextlib.nullcontext()):
@@ -210,7 +206,7 @@ class Run:
             self._save()
         if is_stopped:
             self._save()
-            raise Interrupted(f"interrupted after step {number} of {self._steps}; --resume continues from there")
+            raise KeyboardInterrupt(f"interrupted after step {number} of {self._steps}; --resume continues from there")
 
     def _restart_clock(self) -> None:
         """Exclude the time up to now from the speed."""

@@ -41,9 +41,7 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
                     resume_from: str | os.PathLike | None = None, device: str | None = None,
                     workers: int | None = None, **given: Any) -> None:
     """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and "LOCAL_RANK" in os.environ:
+    if device in (None, "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     available = available_device(device)
     if available.type == "cuda":

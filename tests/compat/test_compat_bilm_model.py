@@ -15,6 +15,8 @@ from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
 from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.embed import stream
+from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.token_table import build
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
 from tests.support.files import ROOT, names, read_hdf5
@@ -154,7 +156,7 @@ def inputs(tmp_path, files):
 
 @pytest.mark.parametrize("block", [3, 4096])
 def test_token_embeddings(tmp_path, inputs, monkeypatch, block):
-    monkeypatch.setattr("elmo_fast.compat.bilm.model._WORDS_PER_BLOCK", block)
+    monkeypatch.setattr(build, "_WORDS_A_BLOCK", block)
     vocab, _, *model = inputs
     dump_token_embeddings(vocab, *model, tmp_path / "out.hdf5")
     found = read_hdf5(tmp_path / "out.hdf5")
@@ -187,7 +189,7 @@ def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
     monkeypatch.setattr(stream.SlotStream, "_collect", lambda self, chunk: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         dump_bilm_embeddings(*inputs, target, progress=False)
-    monkeypatch.setattr(BiLm, "encode", lambda self, tokens: 1 / 0)
+    monkeypatch.setattr(CharacterEncoder, "forward", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         dump_token_embeddings(inputs[0], *inputs[2:], target, progress=False)
     assert target.read_text() == "old" and names(tmp_path) == before

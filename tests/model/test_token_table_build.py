@@ -110,8 +110,8 @@ def test_a_stopped_run_is_resumed(tmp_path, monkeypatch, stop, puts):
     monkeypatch.setattr(build, "_WORDS_A_BLOCK", 8)
     stop(path, puts, monkeypatch)
     assert names(tmp_path) == ["t.hdf5"] * path.exists() + ["t.hdf5.lock"] * (stop is killed) + ["t.hdf5.part"]
-    first, inner = [], build._encoded
-    monkeypatch.setattr(build, "_encoded", lambda *arguments: first.append(arguments[2]) or inner(*arguments))
+    first, inner = [], build.encoded
+    monkeypatch.setattr(build, "encoded", lambda *arguments: first.append(arguments[2]) or inner(*arguments))
     write_token_table(bilm(), WORDS, path)
     assert first == [8 * ((puts - 1) // 2)] and names(tmp_path) == ["t.hdf5"]
     assert torch.equal(TokenTable.open(path).vectors(ROWS), build_token_table(bilm(), WORDS).vectors(ROWS))

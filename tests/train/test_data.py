@@ -50,7 +50,7 @@ def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path, shards):
     def epoch(**order):
         sentences, found = Sentences(shards, Order(**order)), []
         while True:
-            location, sentence = sentences.next()
+            location, sentence = next(sentences)
             if location[0] > 0:
                 return found
             found.append(tuple(sentence))
@@ -70,7 +70,7 @@ def test_the_files_of_a_group_are_mixed(tmp_path, monkeypatch):
 
     def files(count):
         sentences = Sentences(shards, Order(3))
-        return [sentences.next()[1][1] for _ in range(count)]
+        return [next(sentences)[1][1] for _ in range(count)]
 
     assert len(set(files(40))) == 6  # all at once
     monkeypatch.setattr(corpus, "_GROUP_SENTENCES", 80)
@@ -128,7 +128,7 @@ def test_a_changed_file_is_noticed(shards):
     with open(shards[0].path, "a") as file:
         file.write("one more\n")
     with pytest.raises(ValueError, match="part-0.txt: expected the 25 lines it had when the run began, found 26"):
-        list(iter(Sentences(shards, Order()).next, None))
+        list(Sentences(shards, Order()))
 
 
 def test_memory_is_bounded(tmp_path):

@@ -12,7 +12,7 @@ from elmo_fast.model.atomic_file import locked
 from elmo_fast.train import checkpoint, export
 from elmo_fast.train.corpus import make_vocabulary
 from elmo_fast.train.export import export_run
-from elmo_fast.train.loop import Interrupted, Trainer
+from elmo_fast.train.loop import Trainer
 from elmo_fast.train.setup import start_or_resume
 from tests.support.files import names, run
 from tests.support.training import QUIET, command_arguments, corpus_arguments, final
@@ -37,7 +37,7 @@ def test_the_log_of_a_stopped_run_is_that_of_an_uninterrupted_one(tmp_path, corp
 
     monkeypatch.setattr(Trainer, "step", stepping)
     for number, stop in enumerate(stops):
-        with pytest.raises(Interrupted, match=f"interrupted after step {stop} of 12; --resume continues from there"):
+        with pytest.raises(KeyboardInterrupt, match=f"interrupted after step {stop} of 12; --resume continues"):
             start_or_resume(tmp_path / "parts", **({"resume": True} if number else arguments))
         assert final(tmp_path / "parts")[0]["step"] == stop
     start_or_resume(tmp_path / "parts", resume=True)

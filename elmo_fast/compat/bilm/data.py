@@ -1,6 +1,7 @@
 """bilm-tf's module `bilm.data`: vocabularies, batchers, and the data sets that its training reads."""
 
 import glob
+import itertools
 import logging
 import os
 import random
@@ -88,15 +89,16 @@ class LMDataset:
         for name, size in (("batch_size", batch_size), ("num_steps", num_steps)):
             check_count(name, size)
         sentences = self.get_sentence()
-        rows = [_Row(sentences) for _ in range(batch_size)]
-        try:
-            while True:
-                filled = [row.take(num_steps) for row in rows]
-                names = "token_ids", "tokens_characters", "next_token_id"
-                yield {name: None if values[0] is None else np.stack(values)
-                       for name, values in zip(names, zip(*filled))}
-        except _NoMoreSentences:
-            return
+        rows = [_predictions(sentences) for _ in range(batch_size)]
+        while True:
+            filled = [list(itertools.islice(row, num_steps)) for row in rows]
+            if min(map(len, filled)) < num_steps:
+                return
+            ids, characters, targets = zip(*itertools.chain.from_iterable(filled))
+            yield {"token_ids": np.array(ids).reshape(batch_size, num_steps),
+                   "tokens_characters": None if characters[0] is None else np.stack(characters).reshape(
+                       batch_size, num_steps, -1),
+                   "next_token_id": np.array(targets).reshape(batch_size, num_steps)}
 
 
 class BidirectionalLMDataset:
@@ -115,33 +117,7 @@ class BidirectionalLMDataset:
             yield {**forward, **{f"{name}_reverse": values for name, values in reverse.items()}}
 
 
-class _NoMoreSentences(Exception):
-    pass
-
-
-class _Row:
-    """A row of the batches: where it is in its sentence."""
-
-    def __init__(self, sentences: Iterator[Sentence]):
-        self._sentences, self._at = sentences, 0
-        self._sentence: Sentence = np.zeros(0, np.int32), None
-
-    def take(self, steps: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-        """The next `steps` tokens, their characters, and the tokens that follow them."""
-        ids, characters, targets, missing = [], [], [], steps
-        while missing:
-            if len(self._sentence[0]) - self._at <= 1:
-                try:
-                    self._sentence = next(self._sentences)
-                except StopIteration:
-                    raise _NoMoreSentences from None
-                self._at = 0
-            own, spelled = self._sentence
-            end = min(len(own) - 1, self._at + missing)
-            ids.append(own[self._at : end])
-            targets.append(own[self._at + 1 : end + 1])
-            if spelled is not None:
-                characters.append(spelled[self._at : end])
-            missing -= end - self._at
-            self._at = end
-        return np.concatenate(ids), np.concatenate(characters) if characters else None, np.concatenate(targets)
+def _predictions(sentences: Iterator[Sentence]) -> Iterator[tuple[np.int32, np.ndarray | None, np.int32]]:
+    """A row of the batches: a token's id, its characters and the next token's id, one sentence after the other."""
+    for ids, characters in sentences:
+        yield from zip(ids[:-1], itertools.repeat(None) if characters is None else characters, ids[1:])

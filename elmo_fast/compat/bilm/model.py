@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from elmo_fast import stops
 from elmo_fast.choices import MOST_SENTENCES, check_count
 from elmo_fast.compat.bilm.elmo import Variables
 from elmo_fast.embed.layouts.allennlp import hdf5_file
@@ -21,6 +20,7 @@ from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import find_model
+from elmo_fast.model.token_table.build import encoded
 from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_finite, read_model
@@ -29,7 +29,6 @@ from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
 __all__ = ["BidirectionalLanguageModel", "BilmOps", "dump_bilm_embeddings", "dump_token_embeddings"]
-_WORDS_PER_BLOCK = 4096
 _Path = str | os.PathLike
 
 
@@ -149,14 +148,9 @@ def dump_token_embeddings(vocab_file: _Path, options_file: _Path, weight_file: _
     words, bilm = _vocabulary_and_model(vocab_file, options_file, weight_file, device, precision=precision,
                                         backend=backend, allow_nonfinite=allow_nonfinite)
     shape = len(words), bilm.options.lstm.projection_dim
-    with (table_writer(outfile, None, shape, "float32", bilm.fingerprint(), bilm.computes_in) as writer,
-          tqdm(total=len(words), unit=" words", disable=None if progress else True) as bar):
-        for first in range(0, len(words), _WORDS_PER_BLOCK):
-            block = words[first : first + _WORDS_PER_BLOCK]
-            with torch.no_grad():
-                writer.append(bilm.encode(block).float().cpu().numpy())
-            stops.check()
-            bar.update(len(block))
+    with table_writer(outfile, None, shape, "float32", bilm.fingerprint(), bilm.computes_in) as writer:
+        for vectors in encoded(bilm, words, 0, progress):
+            writer.append(vectors)
 
 
 def dump_bilm_embeddings(vocab_file: _Path, dataset_file: _Path, options_file: _Path, weight_file: _Path,

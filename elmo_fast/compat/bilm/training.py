@@ -18,12 +18,13 @@ from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import write_weights
+from elmo_fast.ops.device import available_device
 from elmo_fast.text.batching import groups_of
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train import model as networks  # whose LanguageModel is not bilm-tf's
 from elmo_fast.train.config import RunConfig, TrainConfig
-from elmo_fast.train.data import Batch, draw_samples
+from elmo_fast.train.data import Batch
 from elmo_fast.train.evaluate import STEPS, perplexity_of_batches
 from elmo_fast.train.import_tf import bilm_tf_config
 from elmo_fast.train.loop import Run, Trainer
@@ -83,7 +84,7 @@ def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset
          batch_size: int = 256) -> float:  # noqa: PT028 (bilm-tf's name, and no test)
     """Perplexity of a checkpoint on all batches of a single step of `data`. From bilm-tf's `test`."""
     config = bilm_tf_config(options, "options")
-    model = networks.LanguageModel(config, initial_weights(config, 0)).to(_device())
+    model = networks.LanguageModel(config, initial_weights(config, 0)).to(available_device(None))
     model.load_weights({name: value.numpy() for name, value in checkpoint.read(ckpt_file)["weights"].items()})
     groups = groups_of(data.iter_batches(batch_size, 1), STEPS)
     batches = (_batch(config, {name: None if value is None else np.concatenate([one[name] for one in group], axis=1)
@@ -131,7 +132,7 @@ class _Trainer(Trainer):
     """A trainer on the batches of a data set, whose rows it deals out to its streams."""
 
     def __init__(self, config: TrainConfig, data: Dataset, weights: Arrays):
-        device = _device()
+        device = available_device(None)
         super().__init__(networks.LanguageModel(config, weights).to(device), [], data.vocab, Replicas(device))
         if data.vocab.size != config.model.n_tokens_vocab:
             raise ConfigurationError(f"options: n_tokens_vocab: expected the {data.vocab.size} words of the data's "
@@ -144,7 +145,8 @@ class _Trainer(Trainer):
         for step, arrays in enumerate(self._parts[number], self.step_number):
             part = {name: value if value is None else value[number * rows : (number + 1) * rows]
                     for name, value in arrays.items()}
-            yield _batch(self.model.config, part, [self.config.seed, 7, number, step])
+            batch = _batch(self.model.config, part)
+            yield batch._replace(samples=self._numbering.samples(batch.targets.numpy(), number, step))
         raise ConfigurationError("data: expected batches without end (test=False), got too few")
 
     def state(self) -> dict[str, Any] | None:
@@ -152,9 +154,9 @@ class _Trainer(Trainer):
         return {**super().state(), "streams": None, "shards": None}
 
 
-def _batch(config: TrainConfig, arrays: Arrays, sample_seed: list[int] | None = None) -> Batch:
-    """A batch of the trainer, of arrays as `iter_batches` gives them; with `sample_seed` also the words to draw."""
-    char_cnn, training = config.model.char_cnn, config.training
+def _batch(config: TrainConfig, arrays: Arrays) -> Batch:
+    """A batch of the trainer, of arrays as `iter_batches` gives them, without sampled words."""
+    char_cnn = config.model.char_cnn
     name, shape = ("token_ids", ()) if char_cnn is None else ("tokens_characters", (char_cnn.max_characters_per_token,))
     suffixes = ("", "_reverse")[: 2 if config.bidirectional else 1]
     if any(arrays.get(name + suffix) is None for suffix in suffixes) or arrays[name].shape[2:] != shape:
@@ -165,11 +167,4 @@ def _batch(config: TrainConfig, arrays: Arrays, sample_seed: list[int] | None = 
                     for key in (name, "next_token_id"))  # [D, steps, rows, ...]
     targets = targets.reshape(len(suffixes), -1)
     tokens, index = np.unique(ids.reshape(-1, *shape) + 1, axis=0, return_inverse=True)
-    sampled = sample_seed is not None and training.sample_softmax
-    samples = draw_samples(targets, training.n_negative_samples_batch, config.model.n_tokens_vocab,
-                           sample_seed) if sampled else None
-    return Batch(*map(torch.from_numpy, (tokens, index.reshape(targets.shape), targets)), samples, torch.zeros(0))
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Batch(*map(torch.from_numpy, (tokens, index.reshape(targets.shape), targets)), None, torch.zeros(0))

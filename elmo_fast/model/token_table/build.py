@@ -40,7 +40,7 @@ def build_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
     words = words_of(vocabulary)
     values = np.empty((len(words), _encoder(bilm).dim), dtype=check_choice("storage", storage, STORAGES))
     done = 0
-    for vectors in _encoded(bilm, words, 0, progress):
+    for vectors in encoded(bilm, words, 0, progress):
         values[done : done + len(vectors)] = vectors
         done += len(vectors)
     vectors = torch.from_numpy(values).to(place)
@@ -59,7 +59,7 @@ def write_token_table(bilm: BiLm, vocabulary: str | os.PathLike | Iterable[str],
     with table_writer(path, words, shape, storage, bilm.fingerprint(), bilm.computes_in, resume=True) as writer:
         if writer.done:
             logger.info("%s: resumes after word %d of %d", os.fspath(path), writer.done, len(words))
-        for vectors in _encoded(bilm, words, writer.done, progress):
+        for vectors in encoded(bilm, words, writer.done, progress):
             writer.append(vectors)
             stops.check()
 
@@ -89,7 +89,7 @@ def _encoder(bilm: BiLm) -> CharacterEncoder:
     return bilm.token_source
 
 
-def _encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Iterator[np.ndarray]:
+def encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Iterator[np.ndarray]:
     """Vectors of the words from `first` on, in blocks [N, P]; `progress` shows a bar on a terminal."""
     encoder, precision = _encoder(bilm), bilm.computes_in
     device = encoder.char_embed.device
@@ -99,4 +99,5 @@ def _encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> It
             with torch.no_grad(), numerics(precision, device):
                 pieces = [encoder(piece, bilm.backend) for piece in ids.split(_WORDS_AT_ONCE)]
             yield torch.cat(pieces).float().cpu().numpy()
+            stops.check()
             bar.update(len(ids))

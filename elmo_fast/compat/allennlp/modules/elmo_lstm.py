@@ -55,15 +55,15 @@ class ElmoLstm(LstmStack):
     @property
     def forward_layers(self) -> list[LstmCellWithProjection]:
         """The forward direction of every layer; its parameters are those of the stack."""
-        return [self._cells(layer)[0] for layer in range(self.num_layers)]
+        return self._cells(0)
 
     @property
     def backward_layers(self) -> list[LstmCellWithProjection]:
         """The backward direction of every layer."""
-        return [self._cells(layer)[1] for layer in range(self.num_layers)]
+        return self._cells(1)
 
-    def _cells(self, layer: int) -> list[LstmCellWithProjection]:
-        return [LstmCellWithProjection.of_stack(self, layer, direction) for direction in DIRECTIONS]
+    def _cells(self, direction: int) -> list[LstmCellWithProjection]:
+        return [LstmCellWithProjection.of_stack(self, layer, direction) for layer in range(self.num_layers)]
 
     def load_weights(self, weight_file: str | os.PathLike) -> None:
         """Read the weights of the LSTM layers from a model's HDF5 file, a path or URL."""
@@ -95,20 +95,19 @@ class ElmoLstm(LstmStack):
             state = self.begin(schedule.slots.size, None, inputs)
             layers, final = self.run(inputs[present], order, schedule, *state, self.backend, self.precision)
             self.store_state(final)
-        padded = inputs.new_zeros(len(layers), mask.numel(), 2 * self.hidden_size)
-        positions = present.flatten().nonzero().squeeze(1)
         order = order.to(inputs.device).long()
-        values = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
-        return padded.index_copy(1, positions, values).view(len(layers), *mask.shape, -1)
+        padded = inputs.new_zeros(len(layers), *mask.shape, 2 * self.hidden_size)
+        padded[:, present] = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
+        return padded
 
     def _run_dropping(self, inputs: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
         """As `forward`, with recurrent dropout: every direction of every layer has its own mask."""
         initial, _ = self.begin(len(inputs), None, inputs)
         outputs, finals = [], []
         x = [inputs, inputs]
-        for layer in range(self.num_layers):
+        for layer, cells in enumerate(zip(self.forward_layers, self.backward_layers)):
             runs = [cell.run(x[d], present, [reference.half(values[layer], d) for values in initial])
-                    for d, cell in enumerate(self._cells(layer))]
+                    for d, cell in enumerate(cells)]
             x = [out + before if layer else out for (out, _), before in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
             finals.append([torch.cat(pair, dim=1) for pair in zip(*(final for _, final in runs))])
