@@ -210,7 +210,7 @@ class WriteShards(Worker):
     def _write(self, job: dict[str, Any]) -> pa.Table:
         path = self._part / f"{job['shard']:05}.{secrets.token_hex(4)}.new"
         with self._counted(job):
-            writes = segment(self._target.layout, path, self._target.path, self._settings.form, first=job["start"],
+            writes = segment(self._target.layout, path, self._target.path, self._settings.form,
                              fingerprint=self._fingerprint)
             texts = list(zip(job["keys"], job["texts"], job["tokens"]))
             with writes as writer:

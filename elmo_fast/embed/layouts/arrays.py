@@ -13,7 +13,8 @@ import numpy as np
 from elmo_fast import stops
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.allennlp import Hdf5Writer
-from elmo_fast.embed.layouts.item import Item, Source, narrowed
+from elmo_fast.embed.layouts.embeddings import Embeddings
+from elmo_fast.embed.layouts.item import Item, narrowed
 from elmo_fast.model.atomic_file import Disk, atomic_path, new_hdf5
 from elmo_fast.model.options import ConfigurationError
 
@@ -98,30 +99,27 @@ WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
 
 
 class _ArrayWriter:
-    """Writes texts as named arrays; `first` is the number of texts before them."""
+    """Writes texts as named arrays."""
 
-    def __init__(self, write, form: Form, first: int):
-        self._write, self._number = write, first
-        self._dtype = np.dtype(form.dtype)
+    def __init__(self, write, form: Form):
+        self._write, self._dtype = write, np.dtype(form.dtype)
 
     def write(self, item: Item) -> None:
-        self._write(item.key, narrowed(self._number, item.vectors, self._dtype))
-        self._number += 1
+        self._write(item.key, narrowed(item, self._dtype))
         stops.check()
 
 
 class _WordWriter(_ArrayWriter):
     """Gathers the vectors of each target word, [occurrences, ...], and writes them at the end."""
 
-    def __init__(self, write, form: Form, first: int):
-        super().__init__(write, form, first)
+    def __init__(self, write, form: Form):
+        super().__init__(write, form)
         self._words: dict[str, list[np.ndarray]] = {}
 
     def write(self, item: Item) -> None:
-        vectors = np.moveaxis(narrowed(self._number, item.vectors, self._dtype), -2, 0)
+        vectors = np.moveaxis(narrowed(item, self._dtype), -2, 0)
         for position, values in zip(item.positions.tolist(), vectors):
             self._words.setdefault(item.tokens[position], []).append(values)
-        self._number += 1
         stops.check()
 
     def finish(self) -> None:
@@ -131,15 +129,15 @@ class _WordWriter(_ArrayWriter):
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, *, first: int = 0, **_) -> Iterator[_ArrayWriter]:
+def segment(path: Path, target, form: Form, **_) -> Iterator[_ArrayWriter]:
     """A writer of a file at `path`, by its target's suffix."""
     with WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
         if form.targets is not None and Path(target).suffix == ".npz":
-            words = _WordWriter(write, form, first)
+            words = _WordWriter(write, form)
             yield words
             words.finish()
         else:
-            yield _ArrayWriter(write, form, first)
+            yield _ArrayWriter(write, form)
 
 
 def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
@@ -177,7 +175,7 @@ def _join_npy(segments: Sequence[Path], part: Path, target) -> None:
             written.check()
 
 
-class NpzSource(Source):
+class NpzSource(Embeddings):
     """A `.npz`; each array is read, and compared with its checksum, when it is asked for."""
 
     layout = "npz"
@@ -194,7 +192,7 @@ class NpzSource(Source):
     def keys(self) -> list[str]:
         return list(self._file.files)
 
-    def vectors(self, number: int) -> np.ndarray:
+    def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
             return self._file[self.keys[number]]
 
@@ -202,7 +200,7 @@ class NpzSource(Source):
         self._file.close()
 
 
-class NpySource(Source):
+class NpySource(Embeddings):
     """A `.npy`, memory-mapped, with the names of its rows in the `.json` beside it, or numbers without that."""
 
     layout = "npy"
@@ -221,7 +219,7 @@ class NpySource(Source):
     def keys(self) -> list[str]:
         return list(map(str, range(len(self._rows)))) if self._names is None else list(map(str, self._names))
 
-    def vectors(self, number: int) -> np.ndarray:
+    def _vectors(self, number: int) -> np.ndarray:
         return np.array(self._rows[number])
 
     def close(self) -> None:
