@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -255,10 +254,6 @@ def _name(link: bytes) -> str:
     return link.decode("utf-8", "surrogateescape")
 
 
-def _dataset(file: h5py.File, key: str) -> h5py.h5d.DatasetID:
-    return h5py.h5d.open(file.id, key.encode("utf-8", "surrogateescape"))
-
-
 def _has_index(file: h5py.File) -> bool:
     """Whether the file has AllenNLP's `sentence_to_index`, and not vectors of that name."""
     return INDEX in file and file[INDEX].dtype.kind != "f"
@@ -281,35 +276,31 @@ class AllennlpSource(Embeddings):
                 self.form, self.fingerprint = about["form"], about["fingerprint"]
             index = json.loads(self._file[INDEX][0]) if _has_index(self._file) else {}
             self._texts = {key: text for text, key in index.items()}
-            self._keys = _keys(self._file)
-        if all(key.isascii() and key.isdecimal() for key in self._keys):
-            self._keys.sort(key=int)
-        elif sorted(self._texts) == sorted(self._keys):
-            self._keys = list(self._texts)
-
-    @cached_property
-    def keys(self) -> list[str]:
-        return self._keys
+            self.keys = _keys(self._file)
+        if all(key.isascii() and key.isdecimal() for key in self.keys):
+            self.keys.sort(key=int)
+        elif sorted(self._texts) == sorted(self.keys):
+            self.keys = list(self._texts)
 
     def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
-            dataset = _dataset(self._file, self._keys[number])
+            dataset = h5py.h5d.open(self._file.id, self.keys[number].encode("utf-8", "surrogateescape"))
             values = np.empty(dataset.shape, dataset.dtype)
             if values.dtype.kind != "f":
-                raise ValueError(f"{self._keys[number]!r:.60} is no dataset of floats")
+                raise ValueError(f"{self.keys[number]!r:.60} is no dataset of floats")
             if values.size:
                 dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
             return values
 
     def _text(self, number: int) -> str:
-        return self._texts[self._keys[number]]
+        return self._texts[self.keys[number]]
 
     def _tokens(self, number: int) -> list[str]:
         return self._text(number).split()
 
     def _positions(self, number: int) -> np.ndarray | None:
         with self._reading():
-            return self._file[self._keys[number]].attrs.get("positions")
+            return self._file[self.keys[number]].attrs.get("positions")
 
     def close(self) -> None:
         self._stack.close()

@@ -5,7 +5,6 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -78,19 +77,29 @@ def _npz(part: Path, target, _=None) -> Iterator:
 
 @contextlib.contextmanager
 def _npy(part: Path, target, names_part: Path) -> Iterator:
+    names: list[str] = []
+    arrays: list[np.ndarray] = []
+
+    def write(name: str, values: np.ndarray) -> None:
+        names.append(name)
+        arrays.append(values)
+
+    yield write
+    _stack(part, target, names_part, names, [np.asarray(arrays)])
+
+
+def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Sequence[np.ndarray]) -> None:
+    """Write a `.npy` of the rows of arrays, and their names. `np.save` would go past the `Disk`, to its descriptor."""
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    described = np.lib.format.header_data_from_array_1_0(np.empty(0, arrays[0].dtype))
     with Disk(names_part, names_of(target)) as names_disk, Disk(part, target) as disk:
-        names: list[str] = []
-        arrays: list[np.ndarray] = []
-
-        def write(name: str, values: np.ndarray) -> None:
-            names.append(name)
-            arrays.append(values)
-
-        yield write
-        values = np.asarray(arrays)
         names_disk.write(json.dumps(names).encode())
-        np.lib.format.write_array_header_1_0(disk, np.lib.format.header_data_from_array_1_0(values))
-        disk.write(values if values.size else b"")  # `np.save` would go past the `Disk`, to the file's descriptor
+        np.lib.format.write_array_header_1_0(disk, {**described, "shape": shape})
+        for values in arrays:
+            rows = max(1, _COPIED // max(1, values[:1].nbytes))
+            for begin in range(0, len(values), rows):
+                disk.write(np.ascontiguousarray(values[begin : begin + rows]))
+                disk.check()
         for written in (names_disk, disk):
             written.check()
 
@@ -143,7 +152,9 @@ def segment(path: Path, target, form: Form, **_) -> Iterator[_ArrayWriter]:
 def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
     """One file out of many."""
     if Path(target).suffix == ".npy":
-        _join_npy(segments, part, target)
+        arrays = [np.load(path, mmap_mode="r") for path in segments]
+        names = [name for path in segments for name in json.loads(names_of_part(path).read_text(encoding="utf-8"))]
+        _stack(part, target, names_of_part(part), names, [values for values in arrays if values.size] or arrays[:1])
         return
     with contextlib.ExitStack() as stack, _npz(part, target) as write:
         archives = [stack.enter_context(np.load(path)) for path in segments]
@@ -153,26 +164,6 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
                 raise ConfigurationError(f"output: expected different identifiers for .npz, got {name!r:.60} twice")
             write(name, found[0] if len(found) == 1 else np.concatenate(found))
             stops.check()
-
-
-def _join_npy(segments: Sequence[Path], part: Path, target) -> None:
-    arrays = [np.load(path, mmap_mode="r") for path in segments]
-    filled = [values for values in arrays if values.size]
-    names = [name for path in segments
-             for name in json.loads(names_of_part(path).read_text(encoding="utf-8"))]
-    shape = (sum(map(len, filled)), *(filled[0].shape[1:] if filled else ()))
-    described = np.empty(0, filled[0].dtype if filled else np.float64)
-    with Disk(names_of_part(part), names_of(target)) as names_disk, Disk(part, target) as disk:
-        names_disk.write(json.dumps(names).encode())
-        np.lib.format.write_array_header_1_0(
-            disk, {**np.lib.format.header_data_from_array_1_0(described), "shape": shape})
-        for values in filled:
-            rows = max(1, _COPIED // values[0].nbytes)
-            for begin in range(0, len(values), rows):
-                disk.write(np.ascontiguousarray(values[begin : begin + rows]))
-                disk.check()
-        for written in (names_disk, disk):
-            written.check()
 
 
 class NpzSource(Embeddings):
@@ -187,10 +178,7 @@ class NpzSource(Embeddings):
             self._file = np.load(path)
         if not isinstance(self._file, np.lib.npyio.NpzFile):
             raise ConfigurationError(f"embeddings {self._name}: expected an archive of arrays, got another file")
-
-    @cached_property
-    def keys(self) -> list[str]:
-        return list(self._file.files)
+        self.keys = list(self._file.files)
 
     def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
@@ -211,13 +199,10 @@ class NpySource(Embeddings):
         with self._reading():
             self._rows = np.load(path, mmap_mode="r")
             names = names_of(path)
-            self._names = json.loads(names.read_text(encoding="utf-8")) if names.exists() else None
-            if self._names is not None and len(self._names) != len(self._rows):
-                raise ValueError(f"{len(self._rows)} vectors with {len(self._names)} names in {names.name}")
-
-    @cached_property
-    def keys(self) -> list[str]:
-        return list(map(str, range(len(self._rows)))) if self._names is None else list(map(str, self._names))
+            found = json.loads(names.read_text(encoding="utf-8")) if names.exists() else range(len(self._rows))
+            if len(found) != len(self._rows):
+                raise ValueError(f"{len(self._rows)} vectors with {len(found)} names in {names.name}")
+        self.keys = list(map(str, found))
 
     def _vectors(self, number: int) -> np.ndarray:
         return np.array(self._rows[number])

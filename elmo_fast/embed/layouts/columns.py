@@ -170,9 +170,7 @@ class ColumnsSource(Embeddings):
                 raise ConfigurationError(f"embeddings {self._name}: expected vectors that elmo-fast wrote, found "
                                          f"another file of the columns {', '.join(self.schema.names)}")
             about = json.loads(about)
-        if about["format_version"] > FORMAT_VERSION:
-            raise ConfigurationError(f"embeddings {self._name}: expected format version {FORMAT_VERSION}, found "
-                                     f"{about['format_version']}; a newer elmo-fast may read it")
+        self._check_version(about["format_version"], FORMAT_VERSION)
         self.form, self.fingerprint, self._shape = about["form"], about["fingerprint"], about["shape"]
         self._starts = np.cumsum([0, *lengths])
         self._kept: dict[int, tuple[dict, np.ndarray, np.ndarray]] = {}
@@ -189,10 +187,7 @@ class ColumnsSource(Embeddings):
 
     def _vectors(self, number: int) -> np.ndarray:
         (_, ends, rows), row = self._batch_of(number)
-        if self.form["pool"]:
-            return np.array(rows[row])
-        vectors = rows[ends[row] : ends[row + 1]]
-        return np.array(vectors.swapaxes(0, 1), order="C") if vectors.ndim == 3 else np.array(vectors)
+        return self._formed(rows[ends[row] : ends[row + 1]])
 
     def _text(self, number: int) -> str:
         return self._value("text", number)

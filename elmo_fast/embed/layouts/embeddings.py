@@ -20,12 +20,16 @@ class Embeddings(Sequence):
     layout does not store, as texts in `.npz`, raises `ConfigurationError`. A copy in another process opens the file
     again.
 
+    `keys` are those of the texts: their numbers, identifiers, or the sentences themselves. `layout` is as `--layout`
+    names it; `fingerprint` is the model and the settings that the vectors were made with, where the file says.
+
     A layout reads a text by its number in `_vectors`, `_text`, `_tokens` and `_positions`; what it does not store
     raises `LookupError` there.
     """
 
-    layout: str  # as `--layout` names it
-    fingerprint: dict | None = None  # the model and the settings that made the vectors, where the file says
+    keys: list[str]
+    layout: str
+    fingerprint: dict | None = None
     form: dict | None = None  # `Form.describe`, where elmo-fast wrote the file
     _name: str  # of the file
     _expected: str  # to read from it, and what was found in its place
@@ -49,11 +53,6 @@ class Embeddings(Sequence):
         if self.form:
             return np.dtype(self.form["dtype"])
         return self._vectors(0).dtype if len(self) else np.dtype(np.float32)
-
-    @cached_property
-    @abc.abstractmethod
-    def keys(self) -> list[str]:
-        """A key for each text: its number, its identifier, or the sentence itself."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -138,6 +137,17 @@ class Embeddings(Sequence):
 
     def _positions(self, number: int) -> np.ndarray | None:
         return None
+
+    def _formed(self, rows: np.ndarray) -> np.ndarray:
+        """Rows of a text, a row a token, as `Form.apply` gave them: a copy."""
+        if self.pool:
+            return np.array(rows[0])
+        return np.array(rows.swapaxes(0, 1), order="C") if rows.ndim == 3 else np.array(rows)
+
+    def _check_version(self, found: int, known: int) -> None:
+        if found > known:
+            raise ConfigurationError(f"embeddings {self._name}: expected format version {known}, found {found}; a "
+                                     "newer elmo-fast may read it")
 
     @cached_property
     def _numbers(self) -> dict[str, int]:

@@ -244,9 +244,7 @@ class PackedSource(Embeddings):
         self._name = name = os.fspath(path)
         sealed = read_seal(name, PACKED)
         with open_hdf5(path, "embeddings") as file:
-            if file.attrs.get("format_version", 0) > FORMAT_VERSION:
-                raise ConfigurationError(f"embeddings {name}: expected format version {FORMAT_VERSION}, found "
-                                         f"{file.attrs['format_version']}; a newer elmo-fast may read it")
+            self._check_version(file.attrs.get("format_version", 0), FORMAT_VERSION)
             if sealed is None:
                 raise ConfigurationError(f"embeddings {name}: expected a seal with checksums at its end, found none: "
                                          "the file is incomplete, or was cut or changed; write it again")
@@ -285,12 +283,6 @@ class PackedSource(Embeddings):
             return None
         begin, end = self.arrays["offsets"][number : number + 2].tolist()
         return np.array(self.arrays["positions"][begin:end])
-
-    def _formed(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of a text as `Form.apply` gave them, a copy."""
-        if self.form["pool"]:
-            return np.array(rows[0])
-        return np.array(rows.swapaxes(0, 1), order="C") if self.form["layers"] == "all" else np.array(rows)
 
     def _strings(self, name: str, begin: int, end: int) -> list[str]:
         content, ends = self.arrays[name], self.arrays[_STRINGS[name]]

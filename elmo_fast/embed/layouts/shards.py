@@ -63,6 +63,7 @@ class ShardsSource(Embeddings):
     def __init__(self, folder: str | os.PathLike, open_shard: Callable[[Path], Embeddings]):
         self._name, self._folder, self._open = os.fspath(folder), Path(folder), open_shard
         manifest = _manifest(self._folder)
+        self._check_version(manifest["format_version"], FORMAT_VERSION)
         self.layout, self.form, self.fingerprint = (manifest[name] for name in ("layout", "form", "fingerprint"))
         self._shards = manifest["shards"]
         self._starts = np.cumsum([0, *(shard["texts"] for shard in self._shards)])
@@ -127,7 +128,4 @@ def _manifest(folder: Path) -> dict:
         raise ConfigurationError(f"embeddings {path}: expected a manifest, found damage ({error})") from error
     if not is_good:
         raise ConfigurationError(f"embeddings {path}: expected the checksum it was written with, found damage")
-    if content["format_version"] > FORMAT_VERSION:
-        raise ConfigurationError(f"embeddings {path}: expected format version {FORMAT_VERSION}, found "
-                                 f"{content['format_version']}; a newer elmo-fast may read it")
     return content
