@@ -2,13 +2,13 @@
 
 Tokens/s are those between the arrivals of the first shards, one of each worker, and of the last: a run's start is left
 out. The vectors are first compared with those of one process, and have to be the same bits. `rates` in the settings are
-those of the reader (tokens/s, to rows) and of a worker's writing (bytes/s, from arrays to the file system), which
+those of the reader (tokens/s, to shards) and of a worker's writing (bytes/s, from arrays to the file system), which
 `python -m benchmarks.report` takes for the page from the file.
 """
 
 import argparse
-import contextlib
 import itertools
+import pickle
 import sys
 import tempfile
 import time
@@ -45,11 +45,10 @@ class Arrivals:
 
 
 def texts_of(sentences: list[list[str]]):
-    """What `embed_on_ray` opens."""
+    """What `embed_on_ray` embeds."""
     from elmo_fast.embed.readers import Text
 
-    return contextlib.nullcontext([Text(str(number), " ".join(tokens), tokens)
-                                   for number, tokens in enumerate(sentences)])
+    return (Text(str(number), " ".join(tokens), tokens) for number, tokens in enumerate(sentences))
 
 
 def run_once(bilm, settings, sentences: list[list[str]], workers: int, shard_tokens: int, folder: Path) -> float:
@@ -59,7 +58,7 @@ def run_once(bilm, settings, sentences: list[list[str]], workers: int, shard_tok
     from elmo_fast.scale.corpus import embed_on_ray
 
     arrivals = Arrivals()
-    embed_on_ray(lambda: texts_of(sentences), bilm, Target(folder, "parquet", settings.form), settings,
+    embed_on_ray(texts_of(sentences), bilm, Target(folder, "parquet", settings.form), settings,
                  Pool(workers=workers), progress=arrivals, shard_tokens=shard_tokens)
     return arrivals.rate(workers)
 
@@ -80,16 +79,16 @@ def rates(elmo, settings, sentences: list[list[str]], folder: Path) -> dict[str,
     """Of the reader, tokens/s, and of a worker's writing, bytes/s, each of them the median of five."""
     from elmo_fast.embed.layouts import Item, segment
     from elmo_fast.embed.layouts.shards import checksum
-    from elmo_fast.scale.corpus import read_jobs
+    from elmo_fast.scale.corpus import shards_of
 
     some = sentences[:400]
     arrays = elmo.embed(some)
     read, host = [], []
     for turn in range(5):
         begin = time.perf_counter()
-        rows = list(read_jobs(lambda: texts_of(sentences)))
+        shards = [pickle.dumps(shard) for shard in shards_of(texts_of(sentences))]
         read.append(sum(map(len, sentences)) / (time.perf_counter() - begin))
-        assert len(rows) > 1
+        assert shards
         path, begin = folder / f"{turn}.parquet", time.perf_counter()
         with segment("parquet", path, path, settings.form) as writer:
             for number, (tokens, vectors) in enumerate(zip(some, arrays)):

@@ -3,20 +3,58 @@
 import argparse
 import json
 import os
+import re
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.workloads import batches, running_text, shared_folder, text_facts  # noqa: F401
-from elmo_fast.bench.machine import gpu_name, machine, output_of, slug, version_of  # noqa: F401
-from elmo_fast.bench.text import generated_sentences  # noqa: F401
-from elmo_fast.bench.timing import Timing, alternate, interleave, rounded, seconds_per_call, take_turns  # noqa: F401
+from elmo_fast.bench.machine import machine, output_of, version_of
+from elmo_fast.bench.timing import Timing, rounded, take_turns
+from elmo_fast.bench.work import generated_sentences  # noqa: F401
 from elmo_fast.testing import FILTERS, SIZES, standard_options  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
+
+
+# ---- timings -------------------------------------------------------------------------------
+
+
+def seconds_per_call(fn, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        fn()
+    return (time.perf_counter() - start) / calls
+
+
+def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0,
+               after: Callable[[object], None] | None = None) -> dict[str, Timing]:
+    """Times functions by turns, so that a slow minute of the machine hits all of them alike.
+
+    Every function is called once to warm up, then once a round, or as often as fills
+    `min_seconds`; the order moves on by one every round. `after` as in `take_turns`.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds: expected at least 1, got {rounds}")
+    calls = {name: max(1, round(min_seconds / max(seconds_per_call(fn, 1), 1e-9)))
+             for name, fn in functions.items()}
+    samples = take_turns({name: lambda name=name: seconds_per_call(functions[name], calls[name]) for name in functions},
+                         rounds, after)
+    return {name: Timing.of(samples[name], calls[name]) for name in functions}
+
+
+def alternate(turns: dict, rounds: int, after: Callable[[object], None] | None = None) -> dict[object, list[float]]:
+    """Tokens per second in every round, of functions that return the tokens of a turn."""
+    def speed(turn) -> float:
+        start = time.perf_counter()
+        tokens = turn()
+        return tokens / (time.perf_counter() - start)
+
+    return take_turns({key: lambda turn=turn: speed(turn) for key, turn in turns.items()}, rounds, after)
 
 
 # ---- results -------------------------------------------------------------------------------
@@ -53,6 +91,18 @@ def row(timing: Timing, unit: str, *, workload: str, model: str, way: str, varia
     facts = {"workload": workload, "model": model, "way": way, "variant": variant, "precision": precision, "unit": unit}
     return rounded({**facts, **timing.as_dict(samples),
                     **{name: value for name, value in more.items() if value is not None}})
+
+
+def gpu_name() -> str | None:
+    """Of the first NVIDIA GPU, without torch."""
+    names = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    return names.splitlines()[0] if names else None
+
+
+def slug(name: str) -> str:
+    """A folder name for a chip: 'NVIDIA H200' -> 'h200'."""
+    bare = re.sub(r"^NVIDIA\s+", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9]+", "-", bare.lower()).strip("-")
 
 
 def write_json(path: Path, content) -> Path:

@@ -39,12 +39,6 @@ def _cpu() -> dict:
     }
 
 
-def gpu_name() -> str | None:
-    """Of the first NVIDIA GPU, without torch."""
-    names = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    return names.splitlines()[0] if names else None
-
-
 def _gpu() -> dict | None:
     import torch
 
@@ -79,9 +73,3 @@ def machine() -> dict:
         "triton": version_of("triton"),
         "numpy": np.__version__,
     }
-
-
-def slug(name: str) -> str:
-    """A folder name for a chip: 'NVIDIA H200' -> 'h200'."""
-    bare = re.sub(r"^NVIDIA\s+", "", name, flags=re.IGNORECASE)
-    return re.sub(r"[^a-z0-9]+", "-", bare.lower()).strip("-")

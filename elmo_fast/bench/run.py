@@ -16,8 +16,9 @@ import torch
 
 from elmo_fast.bench import work
 from elmo_fast.bench.machine import machine, version_of
-from elmo_fast.bench.text import generated_sentences
 from elmo_fast.bench.timing import Timing, rounded, take_turns
+from elmo_fast.bench.work import generated_sentences
+from elmo_fast.choices import extra
 from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.model.atomic_file import atomic_path, check_target
 from elmo_fast.ops.backend import OPS, resolve
@@ -243,7 +244,5 @@ def command(model: str, device: str | None, precision: str, json_file: str | Non
 def _check_plot(path: str) -> None:
     if Path(path).suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"--plot: expected a file that ends in .png, .svg or .pdf, got {path}")
-    try:
+    with extra("plots"):
         import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("--plot: needs matplotlib: pip install 'elmo-fast[plots]'") from error

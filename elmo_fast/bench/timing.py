@@ -1,6 +1,5 @@
 """Timings by turns, as medians with quantiles."""
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -38,39 +37,6 @@ class Timing:
     def times_as_fast_as(self, other: "Timing") -> float:
         """Median of the ratios within a round: a slow minute then hits both sides of a ratio."""
         return float(np.median(np.divide(other.samples, self.samples)))
-
-
-def seconds_per_call(fn, calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        fn()
-    return (time.perf_counter() - start) / calls
-
-
-def interleave(functions: dict, rounds: int = 5, min_seconds: float = 0.0,
-               after: Callable[[object], None] | None = None) -> dict[str, Timing]:
-    """Times functions by turns, so that a slow minute of the machine hits all of them alike.
-
-    Every function is called once to warm up, then once a round, or as often as fills
-    `min_seconds`; the order moves on by one every round. `after` as in `take_turns`.
-    """
-    if rounds < 1:
-        raise ValueError(f"rounds: expected at least 1, got {rounds}")
-    calls = {name: max(1, round(min_seconds / max(seconds_per_call(fn, 1), 1e-9)))
-             for name, fn in functions.items()}
-    samples = take_turns({name: lambda name=name: seconds_per_call(functions[name], calls[name]) for name in functions},
-                         rounds, after)
-    return {name: Timing.of(samples[name], calls[name]) for name in functions}
-
-
-def alternate(turns: dict, rounds: int, after: Callable[[object], None] | None = None) -> dict[object, list[float]]:
-    """Tokens per second in every round, of functions that return the tokens of a turn."""
-    def speed(turn) -> float:
-        start = time.perf_counter()
-        tokens = turn()
-        return tokens / (time.perf_counter() - start)
-
-    return take_turns({key: lambda turn=turn: speed(turn) for key, turn in turns.items()}, rounds, after)
 
 
 def take_turns(measure: dict, rounds: int, after: Callable[[object], None] | None = None) -> dict[object, list[float]]:

@@ -1,19 +1,18 @@
-"""The subcommands `embed`, `cache`, `info`, `models`, `doctor` and `seqvec`."""
+"""The subcommands `embed`, `cache`, `info`, `models`, `doctor`, `seqvec` and `bench`."""
 
 import contextlib
 import functools
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from elmo_fast import choices
 from elmo_fast.cli.flags import NUMERICS, add_command, at_least, value_of
-from elmo_fast.cli.ray import add_ray_flags, ray_writer
 from elmo_fast.model.atomic_file import check_target, locked
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import DEFAULT_MODEL, ModelFiles, find_model
-from elmo_fast.scale import Pool
 
 if TYPE_CHECKING:
     from elmo_fast.embed.corpus import Target  # imports torch: the help of the command needs none
@@ -73,7 +72,7 @@ def _add_embed(commands) -> None:
     add("--include-package", action="append", default=[], metavar="PACKAGE",
         help="import a package and its modules first; repeatable")
     add("--vocab-path", metavar="FILE", help="not used, neither here nor by AllenNLP 0.9")
-    add_ray_flags(parser)
+    _add_ray(parser)
 
 
 def _add_formats(parser) -> None:
@@ -87,6 +86,16 @@ def _add_formats(parser) -> None:
     add("--field", metavar="NAME", help="key or column of the texts in JSON lines and Parquet (default: text)")
     add("--tokenizer", default="whitespace", metavar="NAME", help=f"{', '.join(choices.TOKENIZERS)} or "
         "package.module:function (default: %(default)s)")
+
+
+def _add_ray(parser) -> None:
+    add = parser.add_argument_group("many machines, with Ray").add_argument
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="embed on the workers of a Ray cluster, by default "
+        "of this machine alone, into a new directory of shards, with --state zero or warm; the last flag, or with an "
+        "address")
+    add("--ray-workers", type=at_least(1), metavar="N", help="workers (default: as many as there is room for)")
+    add("--ray-cpus", type=at_least(1), default=1, metavar="N", help="threads of a worker (default: %(default)s)")
+    add("--ray-gpus", type=at_least(0), default=0, metavar="N", help="GPUs of a worker (default: %(default)s)")
 
 
 def add_seqvec(commands) -> None:
@@ -114,6 +123,19 @@ def add_seqvec(commands) -> None:
     add("--silent", dest="progress", action="store_false", help="no progress bar")
 
 
+def add_bench(commands) -> None:
+    """Add the subcommand `bench`."""
+    parser = add_command(commands, "bench", "elmo_fast.bench.run:command", "measure speed, latency and memory of a "
+                         "model on this machine, in about half a minute", "--model", "--precision", model=DEFAULT_MODEL)
+    parser.epilog = "Every way to run the model is compared with the reference path before it is timed."
+    add = parser.add_argument
+    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: the first GPU where there is one)")
+    add("--json", dest="json_file", metavar="FILE", help="write all figures, with the machine, into FILE")
+    add("--plot", dest="plot_file", metavar="FILE", help="draw them (.png, .svg, .pdf; elmo-fast[plots])")
+    add("--seconds", type=value_of(float, "a number of at least 1", lambda value: 1 <= value < 3600), default=30.0,
+        help="about how long to measure (default: %(default)s)")
+
+
 def _embed(input_file, output_file, cuda_device, token_table, unknown, file_friendly_logging, include_package,
            vocab_path, progress, model, options_file, weight_file, state, precision, backend, allow_nonfinite,
            batch_size, resume, allow_blank, format, field, tokenizer, ray, ray_workers, ray_cpus, ray_gpus,
@@ -137,11 +159,10 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
     if ray and form["layout"] is None:
         form["layout"] = "parquet"
     target = _target(output_file, **form)
-    write_on_ray = ray and ray_writer(Pool(ray, ray_workers, ray_cpus, ray_gpus), target, input_file, state, batch_size,
-                                      resume, cuda_device)
-    open_again = functools.partial(open_texts, os.path.abspath(input_file) if ray else input_file, format=format,
-                                   field=field, tokenizer=tokenizer, allow_blank=allow_blank)
-    with locked(output_file, reserve=True), open_again() as texts:
+    write_on_ray = ray and _ray_writer(target, state, batch_size, resume, cuda_device, ray, ray_workers, ray_cpus,
+                                       ray_gpus)
+    with locked(output_file, reserve=True), open_texts(input_file, format=format, field=field, tokenizer=tokenizer,
+                                                       allow_blank=allow_blank) as texts:
         files = _files(output_file, [*texts.paths, token_table], model, options_file, weight_file)
         device = torch_device(cuda_device)
         table = token_table and TokenTable.open(token_table, unknown=unknown or "encode")
@@ -150,7 +171,7 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
         target.form.check(bilm.num_layers)
         progress = Progress("lines" if progress and file_friendly_logging else progress, texts.count())
         if write_on_ray:
-            write_on_ray(open_again, bilm, progress=progress)
+            write_on_ray(texts, bilm, progress=progress)
         else:
             write_corpus(texts, ElmoEmbedder.from_bilm(bilm.to(device)).runner(batch_size), target, resume=resume,
                          progress=progress)
@@ -169,6 +190,21 @@ def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences,
         raise ConfigurationError("--forget-sentences, --use-sentence-keys: expected AllenNLP's layout beside them, got "
                                  f"{layout}")
     return Target(output_file, layout, form, options if layout == "allennlp" else {})
+
+
+def _ray_writer(target: "Target", state: str, batch_size: int, resume: bool, cuda_device: int, address: str,
+                workers: int | None, cpus: int, gpus: int) -> Callable[..., None]:
+    """What writes a target with Ray, a function of texts, model and progress; refuses flags of one process alone."""
+    from elmo_fast.scale import Pool
+    from elmo_fast.scale.corpus import embed_on_ray
+    from elmo_fast.scale.workers import Settings
+
+    if resume:
+        raise ConfigurationError("--resume: expected a run without --ray, which replaces killed workers itself")
+    if cuda_device >= 0:
+        raise ConfigurationError(f"--cuda-device: expected --ray-gpus in its place with --ray, got {cuda_device}")
+    settings = Settings(target.form, state, batch_size, cpus, gpus > 0)
+    return functools.partial(embed_on_ray, target=target, settings=settings, pool=Pool(address, workers, cpus, gpus))
 
 
 def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, allow_nonfinite,

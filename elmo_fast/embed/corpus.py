@@ -257,7 +257,7 @@ class _Run:
 
     def _open_segment(self) -> AbstractContextManager:
         target = self._target
-        return layouts.segment(target.layout, self._segment, target.path, target.form, first=self._partial.texts,
+        return layouts.segment(target.layout, self._segment, target.path, target.form,
                                fingerprint=self._partial.settings, **target.options)
 
     def _commit(self, states: State | None) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from elmo_fast.choices import DEFAULT_BATCH_SIZE, LAYERS, MOST_SENTENCES, check_
 from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Runner, Target, write_corpus
 from elmo_fast.embed.form import Form
-from elmo_fast.embed.readers import Text, read_lines, scan
+from elmo_fast.embed.readers import read_lines, scan
 from elmo_fast.embed.stream import SlotStream
 from elmo_fast.embed.writer import Progress
 from elmo_fast.model.atomic_file import locked
@@ -149,10 +149,9 @@ class ElmoEmbedder:
             layouts.check_output("allennlp", output_file_path, form, "output file")
             with locked(output_file_path, reserve=True):
                 count = scan(input_file, allow_blank)
-                texts = (Text(str(number), line.text, line.tokens)
-                         for number, line in enumerate(read_lines(input_file, allow_blank)))
-                write_corpus(texts, self.runner(batch_size), Target(output_file_path, "allennlp", form, options),
-                             resume=resume, progress=Progress(progress, count))
+                write_corpus(read_lines(input_file, allow_blank), self.runner(batch_size),
+                             Target(output_file_path, "allennlp", form, options), resume=resume,
+                             progress=Progress(progress, count))
 
 
 def torch_device(cuda_device: int, name: str = "cuda_device") -> torch.device:

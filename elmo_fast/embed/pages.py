@@ -10,62 +10,8 @@ from elmo_fast.embed.nearest import Context, Group, Plane, Report
 
 # Tables of cosines, in these pages and in the server's.
 COSINE_STYLE = Path(__file__).with_name("cosines.css").read_text(encoding="utf-8")
-_STYLE = COSINE_STYLE + """\
-body { margin: 0 auto; padding: 2rem 1rem 3rem; max-width: 74rem; background: var(--back); color: var(--ink);
-  font: 15px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.35rem; font-weight: 600; margin: 0 0 .25rem; }
-h2 { font-size: 1rem; font-weight: 600; margin: 2rem 0 .5rem; }
-p { margin: .25rem 0; color: var(--soft); max-width: 44rem; }
-.maps { display: flex; flex-wrap: wrap; gap: 0 2.5rem; }
-.wide { overflow-x: auto; max-width: 100%; }
-.key { margin: .75rem 0; }
-th { padding: 0 .5rem; text-align: right; }
-thead th { text-align: center; vertical-align: bottom; padding: .25rem 0; }
-thead span { writing-mode: vertical-rl; transform: rotate(180deg); }
-td { min-width: 2.8rem; height: 2rem; }
-ol { list-style: none; margin: 0; padding: 0; }
-.line { display: grid; grid-template-columns: 8rem minmax(0, 1fr) auto minmax(0, 1fr) 5rem; gap: 0 .4rem;
-  align-items: center; padding: .3rem .5rem; border-top: 1px solid var(--rule); color: var(--soft); }
-.query { background: var(--card); border: 1px solid var(--rule); border-radius: 6px; margin: 1.75rem 0 .5rem; }
-.line b { color: var(--plus); }
-.query b { color: var(--ink); }
-.before { text-align: right; }
-.line bdi { overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
-.before { direction: rtl; }
-.place { text-align: right; font-size: .8rem; }
-.score { display: flex; align-items: center; gap: .5rem; font-variant-numeric: tabular-nums; color: var(--ink); }
-.score i { flex: 1; height: .55rem; border-radius: 2px;
-  background: linear-gradient(90deg, var(--plus) var(--w), var(--zero) 0); }
-.badge { display: inline-block; min-width: 1.4rem; text-align: center; border-radius: 1rem; font-weight: 600;
-  background: var(--ink); color: var(--back); }
-svg { width: 100%; max-width: 44rem; height: auto; background: var(--card); border: 1px solid var(--rule);
-  border-radius: 6px; }
-svg circle { fill: var(--plus); fill-opacity: .55; }
-svg circle:hover { fill-opacity: 1; stroke: var(--ink); }
-svg .query-point { fill: var(--ink); fill-opacity: 1; }
-svg text { font: 600 11px system-ui, sans-serif; fill: var(--back); text-anchor: middle; pointer-events: none; }
-@media (max-width: 44rem) {
-  .line { display: block; }
-  .line bdi { white-space: normal; direction: ltr; }
-  .score { max-width: 12rem; }
-  .place { text-align: left; }
-}
-"""
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-</body>
-</html>
-"""
+_STYLE = COSINE_STYLE + Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+_PAGE = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
 STRONG, MID = 0.73, 0.5  # cosines beyond which letters have the other colour, on light and on dark screens
 _WIDTH, _HEIGHT, _EDGE = 640, 400, 24
 

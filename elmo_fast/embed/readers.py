@@ -28,13 +28,6 @@ _WITH_TOKENS = ("conllu", "fasta")
 _NAMED_BLANKS = 10  # line numbers in an error
 
 
-class Line(NamedTuple):
-    """A line without its outer whitespace, and its tokens."""
-
-    text: str
-    tokens: list[str]
-
-
 class Text(NamedTuple):
     """A text of an input.
 
@@ -142,16 +135,21 @@ class _Source:
         return stat.S_ISREG(os.stat(sys.stdin.fileno() if self.name == STDIN else self.name).st_mode)
 
     def read(self, field: str, allow_blank: bool) -> Iterator[records.Record]:
+        record = None
+        for record in self._records(field, allow_blank):
+            yield record
+        if record is None:
+            raise ConfigurationError(f"input file: expected at least one text, got none in {self.name}")
+
+    def _records(self, field: str, allow_blank: bool) -> Iterator[records.Record]:
         if self.format == "parquet":
-            yield from _at_least_one(records.read_parquet(self.name, field), self.name)
+            yield from records.read_parquet(self.name, field)
             return
         with open_text(self.name) as file:
             if self.format == "text":
-                for text in _texts(file, allow_blank, self.name):
-                    yield None, text, None
+                yield from ((None, text, None) for text in _texts(file, allow_blank, self.name))
             else:
-                lines = _decoded(file, self.name)
-                yield from _at_least_one(_OF_LINES[self.format](lines, self.name, field), self.name)
+                yield from _OF_LINES[self.format](_decoded(file, self.name), self.name, field)
 
     def count(self, field: str, allow_blank: bool) -> int:
         if self.format == "parquet":
@@ -167,10 +165,10 @@ class _Source:
             return count
 
 
-def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Line]:
+def read_lines(file: IO[str], allow_blank: bool = False) -> Iterator[Text]:
     """Lines of a file, split on whitespace; refuses a file without lines and, unless allowed, blank lines."""
-    for text in _texts(file, allow_blank):
-        yield Line(text, text.split())
+    for number, text in enumerate(_texts(file, allow_blank)):
+        yield Text(str(number), text, text.split())
 
 
 def scan(file: IO[str], allow_blank: bool = False) -> int | None:
@@ -272,15 +270,6 @@ def _check_formats(sources: Sequence[_Source], accepted: Sequence[str], expected
     for source in sources:
         if source.format not in accepted:
             raise ConfigurationError(f"{expected}, got {source.name} of {source.format}")
-
-
-def _at_least_one(found: Iterator[records.Record], name: str) -> Iterator[records.Record]:
-    empty = True
-    for record in found:
-        empty = False
-        yield record
-    if empty:
-        raise ConfigurationError(f"input file: expected at least one text, got none in {name}")
 
 
 @contextlib.contextmanager

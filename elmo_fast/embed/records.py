@@ -24,7 +24,7 @@ _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")
 def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:
     """Sentences of CoNLL-U: the forms of their words, without multiword ranges, empty nodes and comments."""
     tokens: list[str] | None = None
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(itertools.chain(lines, [""]), start=1):  # a blank line ends the last sentence
         line = line.rstrip("\n")
         if not line or line.isspace():
             if tokens is not None:
@@ -41,8 +41,6 @@ def read_conllu(lines: Iterable[str], name: str, field: str) -> Iterator[Record]
             elif not _SKIPPED_ID.fullmatch(columns[0]):
                 raise ConfigurationError(f"CoNLL-U: expected a number and a form, got {columns[0]!r:.20} and "
                                          f"{columns[1]!r:.20} at line {number} of {name}")
-    if tokens is not None:
-        yield None, " ".join(tokens), tokens
 
 
 def read_fasta(lines: Iterable[str], name: str, field: str) -> Iterator[Record]:

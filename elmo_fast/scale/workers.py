@@ -26,8 +26,12 @@ def actors(concurrency: tuple[int, int | None], num_cpus: int, num_gpus: float) 
     least, most = concurrency
     for bound in (least, *(() if most is None else (most,))):
         check_count("concurrency", bound)
-    resources = {"num_gpus": num_gpus} if num_gpus else {"num_cpus": num_cpus}
-    return {"compute": ActorPoolStrategy(min_size=least, max_size=most), **resources}
+    return {"compute": ActorPoolStrategy(min_size=least, max_size=most), **resources(num_cpus, num_gpus)}
+
+
+def resources(num_cpus: int, num_gpus: float) -> dict[str, float]:
+    """What a worker takes of the cluster."""
+    return {"num_gpus": num_gpus} if num_gpus else {"num_cpus": num_cpus}
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,8 @@ class Batching:
         self._jobs: deque[Job] = deque()  # with texts that wait, the next to take one first
         self._open: set[Job] = set()
         self._alone: deque[tuple[Job, int]] = deque()  # texts of a run that failed
-        self._held = 0  # tokens of open jobs
-        self._is_draining = self._is_closed = False
+        self.held_tokens = 0  # of accepted requests that are not answered yet
+        self.is_draining = self._is_closed = False
         self._rate = _Rate()
         self._begin_stream()
         self._thread = threading.Thread(target=self._work, name="elmo-fast engine", daemon=True)
@@ -109,11 +109,6 @@ class Batching:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
-
-    @property
-    def held_tokens(self) -> int:
-        """Tokens of accepted requests that are not answered yet."""
-        return self._held
 
     @property
     def open_jobs(self) -> int:
@@ -136,14 +131,9 @@ class Batching:
         """Whether the engine's last runs all failed."""
         return self.failures >= _FAILURES
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether new requests are refused."""
-        return self._is_draining
-
     def drain(self) -> None:
         """Refuse new requests from now on."""
-        self._is_draining = True  # without the lock: signal handlers call it
+        self.is_draining = True  # without the lock: signal handlers call it
 
     def cut_off(self) -> None:
         """End all open jobs with `Draining`."""
@@ -158,12 +148,12 @@ class Batching:
                            "boundaries of its texts)")
         job = Job(texts, tokens, self._release)
         with self._changed:
-            if self._is_draining:
+            if self.is_draining:
                 raise Draining("the server is shutting down", 1)
-            if excess := max(0, self._held + tokens - self.queue_tokens):
+            if excess := max(0, self.held_tokens + tokens - self.queue_tokens):
                 raise QueueFull(f"the queue of {self.queue_tokens:,} tokens has no room for {tokens:,} more",
                                 self._rate.seconds_for(excess))
-            self._held += tokens
+            self.held_tokens += tokens
             self._open.add(job)
             if texts:
                 self._jobs.append(job)
@@ -177,7 +167,7 @@ class Batching:
             if job not in self._open:
                 return
             self._open.remove(job)
-            self._held -= job.tokens
+            self.held_tokens -= job.tokens
             job.waiting.clear()
             job.vectors = []
             if job in self._jobs:

@@ -35,17 +35,11 @@ def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
     try:
         with stops.interruptible(_open)(name) as file:
             yield file
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise _damaged(what, kind, name, error) from error
-    except OSError as error:
-        if error.errno is None and kind:
-            raise _damaged(what, kind, name, error) from error
-        error.filename = error.filename or name
-        raise
-
-
-def _damaged(what: str, kind: str | None, name: str, error: Exception) -> ValueError:
-    return ValueError(f"{what}: expected a complete {kind} file, got {name} ({error})")
+    except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or not kind):
+            error.filename = error.filename or name
+            raise
+        raise ValueError(f"{what}: expected a complete {kind} file, got {name} ({error})") from error
 
 
 def _open(name: str) -> IO[str]:

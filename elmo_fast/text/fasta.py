@@ -1,6 +1,5 @@
 """FASTA files: sequences under header lines that begin with `>`."""
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -32,28 +31,25 @@ def read_fasta(path: str | os.PathLike) -> Iterator[FastaRecord]:
 
 def parse_fasta(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
     """Records of the lines of a file, whose name is for errors, which are those of `read_fasta`."""
-    found = False
-    for record in _records(lines, name):
-        found = True
-        yield record
-    if not found:
-        raise ValueError(f"FASTA file: expected at least one record, got none in {name}")
-
-
-def _records(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
     header: str | None = None
     pieces: list[str] = []
-    for number, line in enumerate(itertools.chain(lines, [">"]), start=1):  # a last header ends the last record
+    for number, line in enumerate(lines, start=1):
         line = line.removeprefix("\ufeff") if number == 1 else line
         if line.startswith(">"):
-            if header is not None and not any(pieces):
-                raise ValueError(f"FASTA file: expected a sequence under every header, got none under {header!r:.60} "
-                                 f"in {name}")
             if header is not None:
-                yield FastaRecord(header, "".join(pieces))
+                yield _record(header, pieces, name)
             header, pieces = line[1:].strip(), []
         elif header is not None:
             pieces.append("".join(line.split()))
         elif line.strip():
             raise ValueError(f"FASTA file: expected a header that begins with '>', got {line.strip()!r:.40} "
                              f"at line {number} of {name}")
+    if header is None:
+        raise ValueError(f"FASTA file: expected at least one record, got none in {name}")
+    yield _record(header, pieces, name)
+
+
+def _record(header: str, pieces: list[str], name: str) -> FastaRecord:
+    if not any(pieces):
+        raise ValueError(f"FASTA file: expected a sequence under every header, got none under {header!r:.60} in {name}")
+    return FastaRecord(header, "".join(pieces))

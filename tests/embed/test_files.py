@@ -110,4 +110,4 @@ def test_the_cache_of_records_stays_small(tmp_path):
             writer.write(str(number), VECTORS)
         assert writer._file.id.get_mdc_size()[2] < 2 << 20
     with contextlib.closing(AllennlpSource(tmp_path / "o.hdf5")) as source:
-        assert (source.vectors(19_999) == VECTORS).all() and source._file.id.get_mdc_size()[2] < 2 << 20
+        assert (source[19_999] == VECTORS).all() and source._file.id.get_mdc_size()[2] < 2 << 20

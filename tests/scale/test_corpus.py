@@ -1,7 +1,6 @@
 """`embed --ray` on clusters of this machine: shards, manifest, refusals, and workers that are killed."""
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -17,7 +16,6 @@ import elmo_fast
 from elmo_fast import BiLm
 from elmo_fast.embed.corpus import Target
 from elmo_fast.embed.form import Form
-from elmo_fast.embed.writer import Progress
 from elmo_fast.scale import Pool
 from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, wait_until, workers_below
 from tests.support.files import ROOT, names, run
@@ -25,7 +23,7 @@ from tests.support.files import ROOT, names, run
 pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
 
-from elmo_fast.scale.corpus import _collected, embed_on_ray  # noqa: E402
+from elmo_fast.scale.corpus import Shard, _cluster, _written, embed_on_ray  # noqa: E402
 from elmo_fast.scale.workers import Settings  # noqa: E402
 
 
@@ -78,7 +76,6 @@ def test_refusals(capfd, tmp_path, corpus, model):
     for message, arguments in {
             "state: expected zero or warm, got carry: ": [corpus, "out", "--ray"],
             "state: expected zero or warm": [corpus, "out", "--state", "carry", "--ray", "local"],
-            "input file: expected files with --ray": ["-", "out", *warm, "--ray"],
             "--forget-sentences, --use-sentence-keys: ": [corpus, "out", *warm, "--forget-sentences", "--ray"],
             "--cuda-device: expected --ray-gpus": [corpus, "out", *warm, "--cuda-device", 0, "--ray"],
             "--resume: expected a run without --ray": [corpus, "out", *warm, "--resume", "--ray"],
@@ -111,8 +108,8 @@ def test_errors_of_readers_and_of_workers_end_the_run(tmp_path, corpus, model, a
         def run(self, *_):
             os.abort()
 
-    readable = functools.partial(elmo_fast.open_texts, corpus, allow_blank=True)
-    blank = functools.partial(elmo_fast.open_texts, corpus)
+    readable = elmo_fast.open_texts(corpus, allow_blank=True)
+    blank = elmo_fast.open_texts(corpus)
     died = "shard 0, from text 0 on: expected a worker to embed it, 4 have died of it"
     for texts, kind, error, message in [(blank, BiLm, ValueError, "got a blank line at index 7"),
                                         (readable, Dies, OSError, died)]:
@@ -128,7 +125,7 @@ def test_a_cluster_that_does_not_start_leaves_nothing(tmp_path, corpus, model, a
         raise Exception("The current node timed out during startup.")
 
     def embed():
-        embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), BiLm.from_model(model),
+        embed_on_ray(elmo_fast.open_texts(corpus, allow_blank=True), BiLm.from_model(model),
                      target(tmp_path), settings(), Pool(address, workers=1))
 
     real = ray.init
@@ -139,25 +136,25 @@ def test_a_cluster_that_does_not_start_leaves_nothing(tmp_path, corpus, model, a
     embed()
 
 
-def test_an_error_of_rays_own_is_no_traceback():
-    class Dataset:
-        def iter_rows(self):
-            raise ray.exceptions.RayActorError(error_msg="The actor never ran.")
-            yield
+def test_an_error_of_rays_own_is_no_traceback(address):
+    class Fails:
+        def __init__(self):
+            raise ValueError("The actor never ran.")
 
-    with pytest.raises(OSError, match="--ray: expected Ray to run the workers .*never ran"):
-        list(_collected(Dataset(), Progress(False)))
+    with (pytest.raises(OSError, match="(?s)--ray: expected Ray to run the workers .*never ran"),
+          _cluster(Pool(address))):
+        list(_written([Shard(0, 0, [])], [ray.remote(Fails).remote()]))
 
 
 def test_no_texts(tmp_path, model, address):
-    embed_on_ray(functools.partial(contextlib.nullcontext, ()), BiLm.from_model(model), target(tmp_path), settings(),
+    embed_on_ray((), BiLm.from_model(model), target(tmp_path), settings(),
                  Pool(address, workers=1))
     assert_shards(tmp_path / "out", [], [])
 
 
 @pytest.mark.parametrize("layout", ["packed", "arrow"])
 def test_shards_of_other_layouts(tmp_path, corpus, model, layout, address):
-    embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), BiLm.from_model(model),
+    embed_on_ray(elmo_fast.open_texts(corpus, allow_blank=True), BiLm.from_model(model),
                  target(tmp_path, layout), settings(), Pool(address), shard_tokens=9000)
     assert len(assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))["shards"]) == 3
 
@@ -174,7 +171,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, corpus, model, time
 
     thread = threading.Thread(target=kill)
     thread.start()
-    embed_on_ray(functools.partial(elmo_fast.open_texts, corpus, allow_blank=True), BiLm.from_model(model),
+    embed_on_ray(elmo_fast.open_texts(corpus, allow_blank=True), BiLm.from_model(model),
                  target(tmp_path), settings(), Pool(address, workers=2), shard_tokens=300)
     thread.join()
     manifest = assert_shards(tmp_path / "out", elmo_fast.load(model).embed(TEXTS))

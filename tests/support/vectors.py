@@ -47,7 +47,7 @@ def write(layout, target, form, items, cuts=(), **options):
     folder.mkdir()
     for number, (begin, end) in enumerate(itertools.pairwise(bounds)):
         paths.append(folder / f"segment.{number}")
-        with segment(layout, paths[-1], target, form, first=begin, **options) as writer:
+        with segment(layout, paths[-1], target, form, **options) as writer:
             for item in items[begin:end]:
                 writer.write(item)
     join(layout, paths, folder / "whole", target, form, **options)

@@ -66,8 +66,8 @@ def segment(layout: str, path: Path, target: str | os.PathLike, form: Form,
             **options) -> contextlib.AbstractContextManager:
     """A writer, with `write(item)`, of consecutive texts into a complete file of the layout at `path`.
 
-    Errors name `target`. Options: `first`, the number of texts before these; `fingerprint`, JSON values to keep; for
-    AllenNLP's layout `use_sentence_keys` and `forget_sentences`.
+    Errors name `target`. Options: `fingerprint`, JSON values to keep; for AllenNLP's layout `use_sentence_keys`
+    and `forget_sentences`.
     """
     return _module(layout).segment(path, target, form, layout=layout, **options)
 

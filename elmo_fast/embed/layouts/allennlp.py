@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +14,8 @@ import numpy as np
 
 from elmo_fast import stops
 from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts.item import Item, Source, narrowed
+from elmo_fast.embed.layouts.embeddings import Embeddings
+from elmo_fast.embed.layouts.item import Item, narrowed
 from elmo_fast.model.atomic_file import HDF5_ERRORS, Disk, atomic_path, check_target, limit_cache, new_hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
@@ -174,36 +174,35 @@ class Index:
 
 
 class AllennlpWriter:
-    """Writes texts as AllenNLP's `ElmoEmbedder`, `first` the number of texts before them."""
+    """Writes texts as AllenNLP's `ElmoEmbedder`."""
 
-    def __init__(self, writer: Hdf5Writer, form: Form, first: int, use_sentence_keys: bool, index: Index | None):
-        self._writer, self._dtype, self._number = writer, np.dtype(form.dtype), first
+    def __init__(self, writer: Hdf5Writer, form: Form, use_sentence_keys: bool, index: Index | None):
+        self._writer, self._dtype = writer, np.dtype(form.dtype)
         self._sentence_keys, self._index = use_sentence_keys, index
 
     def write(self, item: Item) -> None:
         key = item.text if self._sentence_keys else item.key
-        dataset = self._writer.write(key, narrowed(self._number, item.vectors, self._dtype))
+        dataset = self._writer.write(key, narrowed(item, self._dtype))
         if item.positions is not None:
             try:
                 h5py.Dataset(dataset).attrs["positions"] = item.positions
             except (OSError, RuntimeError) as error:
                 raise ConfigurationError(f"targets: expected at most 8,000 of them in a text for AllenNLP's layout, "
-                                         f"got {len(item.positions)} in text {self._number}; packed holds any number"
+                                         f"got {len(item.positions)} in text {item.key}; packed holds any number"
                                          ) from error
         if self._index is not None:
             self._index.add(item.text, key)
-        self._number += 1
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, *, first: int = 0, fingerprint: dict | None = None,
+def segment(path: Path, target, form: Form, *, fingerprint: dict | None = None,
             use_sentence_keys: bool = False, forget_sentences: bool = False, **_) -> Iterator[AllennlpWriter]:
     """A writer of a file at `path`, whose errors name `target`."""
     indexed = not (forget_sentences or use_sentence_keys)
     with new_hdf5(path, target, **_OPTIONS) as (file, disk), Index(path.parent, target) as index:
         file.attrs[_ABOUT] = json.dumps({"form": form.describe(), "fingerprint": fingerprint})
         writer = Hdf5Writer(file, disk, sentences=use_sentence_keys)
-        yield AllennlpWriter(writer, form, first, use_sentence_keys, index if indexed else None)
+        yield AllennlpWriter(writer, form, use_sentence_keys, index if indexed else None)
         if indexed:
             writer.write_index(index)
 
@@ -255,16 +254,12 @@ def _name(link: bytes) -> str:
     return link.decode("utf-8", "surrogateescape")
 
 
-def _dataset(file: h5py.File, key: str) -> h5py.h5d.DatasetID:
-    return h5py.h5d.open(file.id, key.encode("utf-8", "surrogateescape"))
-
-
 def _has_index(file: h5py.File) -> bool:
     """Whether the file has AllenNLP's `sentence_to_index`, and not vectors of that name."""
     return INDEX in file and file[INDEX].dtype.kind != "f"
 
 
-class AllennlpSource(Source):
+class AllennlpSource(Embeddings):
     """A file of this layout: the texts by number where all keys are numbers, else as in the index, or by key."""
 
     layout = "allennlp"
@@ -281,35 +276,31 @@ class AllennlpSource(Source):
                 self.form, self.fingerprint = about["form"], about["fingerprint"]
             index = json.loads(self._file[INDEX][0]) if _has_index(self._file) else {}
             self._texts = {key: text for text, key in index.items()}
-            self._keys = _keys(self._file)
-        if all(key.isascii() and key.isdecimal() for key in self._keys):
-            self._keys.sort(key=int)
-        elif sorted(self._texts) == sorted(self._keys):
-            self._keys = list(self._texts)
+            self.keys = _keys(self._file)
+        if all(key.isascii() and key.isdecimal() for key in self.keys):
+            self.keys.sort(key=int)
+        elif sorted(self._texts) == sorted(self.keys):
+            self.keys = list(self._texts)
 
-    @cached_property
-    def keys(self) -> list[str]:
-        return self._keys
-
-    def vectors(self, number: int) -> np.ndarray:
+    def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
-            dataset = _dataset(self._file, self._keys[number])
+            dataset = h5py.h5d.open(self._file.id, self.keys[number].encode("utf-8", "surrogateescape"))
             values = np.empty(dataset.shape, dataset.dtype)
             if values.dtype.kind != "f":
-                raise ValueError(f"{self._keys[number]!r:.60} is no dataset of floats")
+                raise ValueError(f"{self.keys[number]!r:.60} is no dataset of floats")
             if values.size:
                 dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, values)
             return values
 
-    def text(self, number: int) -> str:
-        return self._texts[self._keys[number]]
+    def _text(self, number: int) -> str:
+        return self._texts[self.keys[number]]
 
-    def tokens(self, number: int) -> list[str]:
-        return self.text(number).split()
+    def _tokens(self, number: int) -> list[str]:
+        return self._text(number).split()
 
-    def positions(self, number: int) -> np.ndarray | None:
+    def _positions(self, number: int) -> np.ndarray | None:
         with self._reading():
-            return self._file[self._keys[number]].attrs.get("positions")
+            return self._file[self.keys[number]].attrs.get("positions")
 
     def close(self) -> None:
         self._stack.close()

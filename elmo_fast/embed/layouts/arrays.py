@@ -5,7 +5,6 @@ import json
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ import numpy as np
 from elmo_fast import stops
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.allennlp import Hdf5Writer
-from elmo_fast.embed.layouts.item import Item, Source, narrowed
+from elmo_fast.embed.layouts.embeddings import Embeddings
+from elmo_fast.embed.layouts.item import Item, narrowed
 from elmo_fast.model.atomic_file import Disk, atomic_path, new_hdf5
 from elmo_fast.model.options import ConfigurationError
 
@@ -77,19 +77,29 @@ def _npz(part: Path, target, _=None) -> Iterator:
 
 @contextlib.contextmanager
 def _npy(part: Path, target, names_part: Path) -> Iterator:
+    names: list[str] = []
+    arrays: list[np.ndarray] = []
+
+    def write(name: str, values: np.ndarray) -> None:
+        names.append(name)
+        arrays.append(values)
+
+    yield write
+    _stack(part, target, names_part, names, [np.asarray(arrays)])
+
+
+def _stack(part: Path, target, names_part: Path, names: list[str], arrays: Sequence[np.ndarray]) -> None:
+    """Write a `.npy` of the rows of arrays, and their names. `np.save` would go past the `Disk`, to its descriptor."""
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    described = np.lib.format.header_data_from_array_1_0(np.empty(0, arrays[0].dtype))
     with Disk(names_part, names_of(target)) as names_disk, Disk(part, target) as disk:
-        names: list[str] = []
-        arrays: list[np.ndarray] = []
-
-        def write(name: str, values: np.ndarray) -> None:
-            names.append(name)
-            arrays.append(values)
-
-        yield write
-        values = np.asarray(arrays)
         names_disk.write(json.dumps(names).encode())
-        np.lib.format.write_array_header_1_0(disk, np.lib.format.header_data_from_array_1_0(values))
-        disk.write(values if values.size else b"")  # `np.save` would go past the `Disk`, to the file's descriptor
+        np.lib.format.write_array_header_1_0(disk, {**described, "shape": shape})
+        for values in arrays:
+            rows = max(1, _COPIED // max(1, values[:1].nbytes))
+            for begin in range(0, len(values), rows):
+                disk.write(np.ascontiguousarray(values[begin : begin + rows]))
+                disk.check()
         for written in (names_disk, disk):
             written.check()
 
@@ -98,30 +108,27 @@ WRITERS = {".h5": _h5, ".npz": _npz, ".npy": _npy}
 
 
 class _ArrayWriter:
-    """Writes texts as named arrays; `first` is the number of texts before them."""
+    """Writes texts as named arrays."""
 
-    def __init__(self, write, form: Form, first: int):
-        self._write, self._number = write, first
-        self._dtype = np.dtype(form.dtype)
+    def __init__(self, write, form: Form):
+        self._write, self._dtype = write, np.dtype(form.dtype)
 
     def write(self, item: Item) -> None:
-        self._write(item.key, narrowed(self._number, item.vectors, self._dtype))
-        self._number += 1
+        self._write(item.key, narrowed(item, self._dtype))
         stops.check()
 
 
 class _WordWriter(_ArrayWriter):
     """Gathers the vectors of each target word, [occurrences, ...], and writes them at the end."""
 
-    def __init__(self, write, form: Form, first: int):
-        super().__init__(write, form, first)
+    def __init__(self, write, form: Form):
+        super().__init__(write, form)
         self._words: dict[str, list[np.ndarray]] = {}
 
     def write(self, item: Item) -> None:
-        vectors = np.moveaxis(narrowed(self._number, item.vectors, self._dtype), -2, 0)
+        vectors = np.moveaxis(narrowed(item, self._dtype), -2, 0)
         for position, values in zip(item.positions.tolist(), vectors):
             self._words.setdefault(item.tokens[position], []).append(values)
-        self._number += 1
         stops.check()
 
     def finish(self) -> None:
@@ -131,21 +138,23 @@ class _WordWriter(_ArrayWriter):
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, *, first: int = 0, **_) -> Iterator[_ArrayWriter]:
+def segment(path: Path, target, form: Form, **_) -> Iterator[_ArrayWriter]:
     """A writer of a file at `path`, by its target's suffix."""
     with WRITERS[Path(target).suffix](path, target, names_of_part(path)) as write:
         if form.targets is not None and Path(target).suffix == ".npz":
-            words = _WordWriter(write, form, first)
+            words = _WordWriter(write, form)
             yield words
             words.finish()
         else:
-            yield _ArrayWriter(write, form, first)
+            yield _ArrayWriter(write, form)
 
 
 def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
     """One file out of many."""
     if Path(target).suffix == ".npy":
-        _join_npy(segments, part, target)
+        arrays = [np.load(path, mmap_mode="r") for path in segments]
+        names = [name for path in segments for name in json.loads(names_of_part(path).read_text(encoding="utf-8"))]
+        _stack(part, target, names_of_part(part), names, [values for values in arrays if values.size] or arrays[:1])
         return
     with contextlib.ExitStack() as stack, _npz(part, target) as write:
         archives = [stack.enter_context(np.load(path)) for path in segments]
@@ -157,27 +166,7 @@ def join(segments: Sequence[Path], part: Path, target, form: Form, **_) -> None:
             stops.check()
 
 
-def _join_npy(segments: Sequence[Path], part: Path, target) -> None:
-    arrays = [np.load(path, mmap_mode="r") for path in segments]
-    filled = [values for values in arrays if values.size]
-    names = [name for path in segments
-             for name in json.loads(names_of_part(path).read_text(encoding="utf-8"))]
-    shape = (sum(map(len, filled)), *(filled[0].shape[1:] if filled else ()))
-    described = np.empty(0, filled[0].dtype if filled else np.float64)
-    with Disk(names_of_part(part), names_of(target)) as names_disk, Disk(part, target) as disk:
-        names_disk.write(json.dumps(names).encode())
-        np.lib.format.write_array_header_1_0(
-            disk, {**np.lib.format.header_data_from_array_1_0(described), "shape": shape})
-        for values in filled:
-            rows = max(1, _COPIED // values[0].nbytes)
-            for begin in range(0, len(values), rows):
-                disk.write(np.ascontiguousarray(values[begin : begin + rows]))
-                disk.check()
-        for written in (names_disk, disk):
-            written.check()
-
-
-class NpzSource(Source):
+class NpzSource(Embeddings):
     """A `.npz`; each array is read, and compared with its checksum, when it is asked for."""
 
     layout = "npz"
@@ -189,12 +178,9 @@ class NpzSource(Source):
             self._file = np.load(path)
         if not isinstance(self._file, np.lib.npyio.NpzFile):
             raise ConfigurationError(f"embeddings {self._name}: expected an archive of arrays, got another file")
+        self.keys = list(self._file.files)
 
-    @cached_property
-    def keys(self) -> list[str]:
-        return list(self._file.files)
-
-    def vectors(self, number: int) -> np.ndarray:
+    def _vectors(self, number: int) -> np.ndarray:
         with self._reading():
             return self._file[self.keys[number]]
 
@@ -202,7 +188,7 @@ class NpzSource(Source):
         self._file.close()
 
 
-class NpySource(Source):
+class NpySource(Embeddings):
     """A `.npy`, memory-mapped, with the names of its rows in the `.json` beside it, or numbers without that."""
 
     layout = "npy"
@@ -213,15 +199,12 @@ class NpySource(Source):
         with self._reading():
             self._rows = np.load(path, mmap_mode="r")
             names = names_of(path)
-            self._names = json.loads(names.read_text(encoding="utf-8")) if names.exists() else None
-            if self._names is not None and len(self._names) != len(self._rows):
-                raise ValueError(f"{len(self._rows)} vectors with {len(self._names)} names in {names.name}")
+            found = json.loads(names.read_text(encoding="utf-8")) if names.exists() else range(len(self._rows))
+            if len(found) != len(self._rows):
+                raise ValueError(f"{len(self._rows)} vectors with {len(found)} names in {names.name}")
+        self.keys = list(map(str, found))
 
-    @cached_property
-    def keys(self) -> list[str]:
-        return list(map(str, range(len(self._rows)))) if self._names is None else list(map(str, self._names))
-
-    def vectors(self, number: int) -> np.ndarray:
+    def _vectors(self, number: int) -> np.ndarray:
         return np.array(self._rows[number])
 
     def close(self) -> None:

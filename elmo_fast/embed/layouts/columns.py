@@ -12,7 +12,8 @@ import numpy as np
 from elmo_fast import stops
 from elmo_fast.choices import extra
 from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts.item import Item, Source, beyond_float16, narrow, refused
+from elmo_fast.embed.layouts.embeddings import Embeddings
+from elmo_fast.embed.layouts.item import Item, beyond_float16, narrow, refused
 from elmo_fast.model.atomic_file import Disk
 from elmo_fast.model.options import ConfigurationError
 
@@ -29,12 +30,12 @@ _KEPT = 4  # batches
 
 
 class ColumnsWriter:
-    """Writes texts in batches; `first` is the number of texts before them."""
+    """Writes texts in batches."""
 
-    def __init__(self, disk: Disk, layout: str, form: Form, first: int, fingerprint: dict | None):
+    def __init__(self, disk: Disk, layout: str, form: Form, fingerprint: dict | None):
         self._disk, self._layout, self._form, self._fingerprint = disk, layout, form, fingerprint
         self._items: list[Item] = []
-        self._bytes, self._number = 0, first  # the number of texts before those in `_items`
+        self._bytes = 0
         self._writer = None
 
     def write(self, item: Item) -> None:
@@ -61,7 +62,6 @@ class ColumnsWriter:
             except UnicodeEncodeError as error:
                 raise ConfigurationError(f"output: expected texts that are UTF-8 for {self._layout}, got {error}; "
                                          "packed holds any") from error
-            self._number += len(items)
         self._disk.check()
         stops.check()
 
@@ -84,8 +84,8 @@ class ColumnsWriter:
         try:
             values = narrow(rows, np.dtype(self._form.dtype))
         except OverflowError:
-            bad = next(at for at, given in enumerate(arrays) if beyond_float16(given).any())
-            raise refused(self._number + bad, arrays[bad]) from None
+            bad = next(item for item in items if beyond_float16(item.vectors).any())
+            raise refused(bad.key, bad.vectors) from None
         column = pa.array(values.reshape(-1))
         for size in reversed(rows.shape[1:]):
             column = _cut(np.arange(0, len(column) + 1, size), column)
@@ -93,11 +93,11 @@ class ColumnsWriter:
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, *, layout: str, first: int = 0, fingerprint: dict | None = None,
+def segment(path: Path, target, form: Form, *, layout: str, fingerprint: dict | None = None,
             **_) -> Iterator[ColumnsWriter]:
     """A writer of a file at `path`, whose errors name `target`."""
     with Disk(path, target) as disk:
-        writer = ColumnsWriter(disk, layout, form, first, fingerprint)
+        writer = ColumnsWriter(disk, layout, form, fingerprint)
         yield writer
         writer.finish()
         disk.check()
@@ -147,7 +147,7 @@ def _writer(disk: Disk, layout: str, schema: "pa.Schema"):
                             write_page_checksum=True)
 
 
-class ColumnsSource(Source):
+class ColumnsSource(Embeddings):
     """A file of either layout; the last batches that were asked for are kept. Parquet's pages have checksums."""
 
     _expected = "a file of columns, got a file cut short or damaged"
@@ -170,9 +170,7 @@ class ColumnsSource(Source):
                 raise ConfigurationError(f"embeddings {self._name}: expected vectors that elmo-fast wrote, found "
                                          f"another file of the columns {', '.join(self.schema.names)}")
             about = json.loads(about)
-        if about["format_version"] > FORMAT_VERSION:
-            raise ConfigurationError(f"embeddings {self._name}: expected format version {FORMAT_VERSION}, found "
-                                     f"{about['format_version']}; a newer elmo-fast may read it")
+        self._check_version(about["format_version"], FORMAT_VERSION)
         self.form, self.fingerprint, self._shape = about["form"], about["fingerprint"], about["shape"]
         self._starts = np.cumsum([0, *lengths])
         self._kept: dict[int, tuple[dict, np.ndarray, np.ndarray]] = {}
@@ -187,20 +185,17 @@ class ColumnsSource(Source):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def vectors(self, number: int) -> np.ndarray:
+    def _vectors(self, number: int) -> np.ndarray:
         (_, ends, rows), row = self._batch_of(number)
-        if self.form["pool"]:
-            return np.array(rows[row])
-        vectors = rows[ends[row] : ends[row + 1]]
-        return np.array(vectors.swapaxes(0, 1), order="C") if vectors.ndim == 3 else np.array(vectors)
+        return self._formed(rows[ends[row] : ends[row + 1]])
 
-    def text(self, number: int) -> str:
+    def _text(self, number: int) -> str:
         return self._value("text", number)
 
-    def tokens(self, number: int) -> list[str]:
+    def _tokens(self, number: int) -> list[str]:
         return self._value("tokens", number)
 
-    def positions(self, number: int) -> np.ndarray | None:
+    def _positions(self, number: int) -> np.ndarray | None:
         if not self.form["targets"]:
             return None
         return np.array(self._value("positions", number), dtype=np.int64)

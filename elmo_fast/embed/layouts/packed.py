@@ -16,12 +16,13 @@ import numpy as np
 
 from elmo_fast import stops
 from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts.item import Item, Source, beyond_float16, narrow, refused
+from elmo_fast.embed.layouts.embeddings import Embeddings
+from elmo_fast.embed.layouts.item import Item, beyond_float16, narrow, refused
 from elmo_fast.model.atomic_file import Disk, new_hdf5
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import PACKED, ROWS, Blocks, read_seal, write_seal
-from elmo_fast.text.strings import joined
+from elmo_fast.text.strings import joined, split
 
 FORMAT_VERSION = 1
 _BUFFER = 2 << 20  # bytes of float32 that are converted and written at once
@@ -34,10 +35,10 @@ _STRINGS = {"keys": "key_ends", "texts": "text_ends", "tokens": "token_ends"}
 
 
 class PackedWriter:
-    """Writes texts; `first` is the number of texts before them."""
+    """Writes texts."""
 
-    def __init__(self, disk: Disk, form: Form, first: int = 0):
-        self._disk, self._form, self._number = disk, form, first
+    def __init__(self, disk: Disk, form: Form):
+        self._form = form
         self._buffer: np.ndarray | None = None  # float32 [rows, ...]
         self._filled = 0
         self._ends = array("q", [0])  # of the texts, in rows
@@ -104,7 +105,8 @@ class PackedWriter:
         except OverflowError:
             row = int(beyond_float16(given.reshape(len(given), -1)).any(axis=1).argmax())
             text = int(np.searchsorted(np.array(self._ends), self.rows.done + row, side="right")) - 1
-            raise refused(self._number + text, given[row]) from None
+            keys = [key for piece in self._strings["keys"] for key in split(*piece)] + self._recent["keys"]
+            raise refused(keys[text], given[row]) from None
         self._filled = 0
 
     def _pack(self) -> None:
@@ -156,11 +158,10 @@ class _Rows:
 
 
 @contextlib.contextmanager
-def segment(path: Path, target, form: Form, *, first: int = 0, fingerprint: dict | None = None,
-            **_) -> Iterator[PackedWriter]:
+def segment(path: Path, target, form: Form, *, fingerprint: dict | None = None, **_) -> Iterator[PackedWriter]:
     """A writer of a file at `path`, whose errors name `target`."""
     with new_hdf5(path, target, **_OPTIONS) as (file, disk):
-        writer = PackedWriter(disk, form, first)
+        writer = PackedWriter(disk, form)
         yield writer
         writer.finish(file, fingerprint)
     _seal(path, target, writer.rows)
@@ -234,18 +235,16 @@ def _seal(path: Path, target, rows: _Rows) -> None:
         raise OSError(error.errno, error.strerror, os.fspath(target)) from error
 
 
-class PackedSource(Source):
+class PackedSource(Embeddings):
     """A file of this layout, memory-mapped; vectors are compared with their checksums when they are first read."""
 
     layout = "packed"
 
     def __init__(self, path: str | os.PathLike):
-        name = os.fspath(path)
+        self._name = name = os.fspath(path)
         sealed = read_seal(name, PACKED)
         with open_hdf5(path, "embeddings") as file:
-            if file.attrs.get("format_version", 0) > FORMAT_VERSION:
-                raise ConfigurationError(f"embeddings {name}: expected format version {FORMAT_VERSION}, found "
-                                         f"{file.attrs['format_version']}; a newer elmo-fast may read it")
+            self._check_version(file.attrs.get("format_version", 0), FORMAT_VERSION)
             if sealed is None:
                 raise ConfigurationError(f"embeddings {name}: expected a seal with checksums at its end, found none: "
                                          "the file is incomplete, or was cut or changed; write it again")
@@ -267,29 +266,23 @@ class PackedSource(Source):
     def __len__(self) -> int:
         return len(self.arrays["offsets"]) - 1
 
-    def vectors(self, number: int) -> np.ndarray:
+    def _vectors(self, number: int) -> np.ndarray:
         begin, end = self.arrays["offsets"][number : number + 2].tolist()
         if self.blocks.left:
             self.blocks.check(np.arange(begin, end))
         return self._formed(self.rows[begin:end])
 
-    def text(self, number: int) -> str:
+    def _text(self, number: int) -> str:
         return self._strings("texts", number, number + 1)[0]
 
-    def tokens(self, number: int) -> list[str]:
+    def _tokens(self, number: int) -> list[str]:
         return self._strings("tokens", *self.arrays["token_offsets"][number : number + 2].tolist())
 
-    def positions(self, number: int) -> np.ndarray | None:
+    def _positions(self, number: int) -> np.ndarray | None:
         if "positions" not in self.arrays:
             return None
         begin, end = self.arrays["offsets"][number : number + 2].tolist()
         return np.array(self.arrays["positions"][begin:end])
-
-    def _formed(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of a text as `Form.apply` gave them, a copy."""
-        if self.form["pool"]:
-            return np.array(rows[0])
-        return np.array(rows.swapaxes(0, 1), order="C") if self.form["layers"] == "all" else np.array(rows)
 
     def _strings(self, name: str, begin: int, end: int) -> list[str]:
         content, ends = self.arrays[name], self.arrays[_STRINGS[name]]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from elmo_fast import stops
-from elmo_fast.embed.layouts.item import Source
+from elmo_fast.embed.layouts.embeddings import Embeddings
 from elmo_fast.model.options import ConfigurationError
 
 SUFFIXES = {"packed": ".h5", "parquet": ".parquet", "arrow": ".arrow"}  # of the layouts that shards can have
@@ -21,7 +21,7 @@ FORMAT_VERSION = 1
 _PIECE = 1 << 22
 
 
-def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable[[Path], Source]) -> None:
+def join(layout: str, segments: Sequence[Path], part: Path, open_shard: Callable[[Path], Embeddings]) -> None:
     """Make the directory `part` of segments of one form, which are moved into it."""
     part.mkdir()
     shards = []
@@ -57,16 +57,17 @@ def _sum(content: dict) -> int:
     return zlib.crc32(json.dumps({**content, "checksum": None}, sort_keys=True).encode())
 
 
-class ShardsSource(Source):
+class ShardsSource(Embeddings):
     """A directory of shards, each opened, and compared with its checksum, when one of its texts is asked for."""
 
-    def __init__(self, folder: str | os.PathLike, open_shard: Callable[[Path], Source]):
-        self._folder, self._open = Path(folder), open_shard
+    def __init__(self, folder: str | os.PathLike, open_shard: Callable[[Path], Embeddings]):
+        self._name, self._folder, self._open = os.fspath(folder), Path(folder), open_shard
         manifest = _manifest(self._folder)
+        self._check_version(manifest["format_version"], FORMAT_VERSION)
         self.layout, self.form, self.fingerprint = (manifest[name] for name in ("layout", "form", "fingerprint"))
         self._shards = manifest["shards"]
         self._starts = np.cumsum([0, *(shard["texts"] for shard in self._shards)])
-        self._opened: dict[int, Source] = {}
+        self._opened: dict[int, Embeddings] = {}
 
     @cached_property
     def keys(self) -> list[str]:
@@ -75,28 +76,31 @@ class ShardsSource(Source):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def vectors(self, number: int) -> np.ndarray:
-        return self._of(number, "vectors")
+    def _vectors(self, number: int) -> np.ndarray:
+        return self._of(number, "_vectors")
 
-    def text(self, number: int) -> str:
-        return self._of(number, "text")
+    def _text(self, number: int) -> str:
+        return self._of(number, "_text")
 
-    def tokens(self, number: int) -> list[str]:
-        return self._of(number, "tokens")
+    def _tokens(self, number: int) -> list[str]:
+        return self._of(number, "_tokens")
 
-    def positions(self, number: int) -> np.ndarray | None:
-        return self._of(number, "positions")
+    def _positions(self, number: int) -> np.ndarray | None:
+        return self._of(number, "_positions")
 
     def close(self) -> None:
         for source in self._opened.values():
             source.close()
         self._opened = {}
 
+    def __reduce__(self):
+        return ShardsSource, (self._name, self._open)
+
     def _of(self, number: int, method: str) -> Any:
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         return getattr(self._shard(shard), method)(number - int(self._starts[shard]))
 
-    def _shard(self, shard: int) -> Source:
+    def _shard(self, shard: int) -> Embeddings:
         if shard not in self._opened:
             about = self._shards[shard]
             path = self._folder / about["file"]
@@ -124,7 +128,4 @@ def _manifest(folder: Path) -> dict:
         raise ConfigurationError(f"embeddings {path}: expected a manifest, found damage ({error})") from error
     if not is_good:
         raise ConfigurationError(f"embeddings {path}: expected the checksum it was written with, found damage")
-    if content["format_version"] > FORMAT_VERSION:
-        raise ConfigurationError(f"embeddings {path}: expected format version {FORMAT_VERSION}, found "
-                                 f"{content['format_version']}; a newer elmo-fast may read it")
     return content
