@@ -108,7 +108,7 @@ SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
 def grid_of(form):
     """[(form, generation, operands, tile) of shipped configurations]: a few for the default run, the rest long."""
     kernel, result = "highway" if form == "linear" else form, {}
-    kinds = [*configs.OPERANDS][form == "linear" :]  # whose first, ieee, PyTorch multiplies
+    kinds = [*PRECISIONS][form == "linear" :]  # whose first, ieee, PyTorch multiplies
     for generation, operands, amount in itertools.product(configs.GENERATIONS, kinds, ("many", "few")):
         for at, tile in enumerate(configs.tiles(kernel, generation, operands, amount)):
             quick = operands == "fp16" and amount == "many" and at == 0
