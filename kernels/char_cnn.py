@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from elmo_fast.kernels.configs import OPERANDS, choose
+from elmo_fast.kernels.configs import choose
 from elmo_fast.kernels.lstm_pointwise import _tanh
 
 # Windows up to these many values (a power of two) are one product, with the filters kept on chip; longer windows, and
@@ -153,12 +153,12 @@ def _embedded(table, ids, value, EP: tl.constexpr, CHARACTERS: tl.constexpr, VAL
 class PackedFilters:
     """Weights of `char_cnn` as the kernel reads them, in the type that the products run in.
 
-    `char_embed` [V, E] and, for each width, weight [1, width, E, n] and bias [n], all on one device. `operands` is one
-    of `configs.OPERANDS`. A character's E values are padded with zeros to a power of two of at least 16.
+    `char_embed` [V, E] and, for each width, weight [1, width, E, n] and bias [n], all on one device. `operands` as in
+    `configs.tiles`. A character's E values are padded with zeros to a power of two of at least 16.
     """
 
-    def __init__(self, char_embed: torch.Tensor, weights, biases, operands: str):
-        self.operands, self.precision, dtype = operands, "ieee" if operands == "ieee" else "tf32", OPERANDS[operands]
+    def __init__(self, char_embed: torch.Tensor, weights, biases, operands: str, dtype: torch.dtype):
+        self.operands, self.precision = operands, "ieee" if operands == "ieee" else "tf32"
         dim = char_embed.shape[1]
         padded = max(16, triton.next_power_of_2(dim))
         self.table = char_embed.new_zeros(len(char_embed) + 1, padded, dtype=dtype)

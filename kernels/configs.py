@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import torch
 import triton
 
-# What products run on, and its type.
-OPERANDS = {"ieee": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 GENERATIONS = (80, 90)
 FEW = 512  # tokens
 TUNING_MS = 40

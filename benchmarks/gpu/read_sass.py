@@ -1,11 +1,12 @@
 """A lint over the machine code of the CUDA kernels: python -m benchmarks.gpu.read_sass [FILE ...]  (needs no GPU)
 
-A warp's instructions are issued in order, so it waits where it first reads what a load brings. A *round* is such a
-wait: all loads issued since the last one complete in it together. The lint reads a kernel's time loop (the loop around
-the grid barrier's poll; without one, the kernel from end to end) line by line in the steady state, as if no branch
-were taken. No round are the wait at a barrier, since what was loaded before it arrives meanwhile, and a wait that
-HIDING products came before. cp.async is waited for at DEPBAR. Plain LD reads another block of the cluster, 128-bit
-loads through the read-only path are streamed weights: both are counted apart.
+A warp's instructions are issued in order. A load holds one of six scoreboards until all that hold it have arrived, and
+the instruction whose control bits name the scoreboard waits for that (https://arxiv.org/abs/1804.06826). A
+*round* is such a wait: all loads issued since the last one complete in it together. The lint reads a kernel's time loop
+(the loop around the grid barrier's poll; without one, the kernel from end to end) line by line in the steady state, as
+if no branch were taken. No round are the wait at a barrier, since what was loaded before it arrives meanwhile, and a
+wait that HIDING products came before. cp.async is waited for at DEPBAR. Plain LD reads another block of the cluster,
+128-bit loads through the read-only path are streamed weights: both are counted apart.
 """
 
 import importlib.util
@@ -25,38 +26,24 @@ MOST_ROUNDS = 4  # rounds of global loads in a step
 MOST_WAITING = 3  # loops that wait for loads in each of their few passes: gather_m, twice, and finish_h
 HIDING = 16  # tensor-core instructions of a warp that outlast a load: 8 warps' take 200 cycles and more
 FUNCTION = re.compile(r"Function\s*:\s*(\S+)\n(.*?)(?=\n\s*Function\s*:|\Z)", re.DOTALL)
-LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*?)\s*;", re.MULTILINE)
-REGISTER = re.compile(r"\b(U?[RP])(\d+)(\.64)?\b")
-COPIED = "copied"  # what cp.async is said to write, and DEPBAR to read
+# Address, opcode, operands, and the high word of the encoding.
+LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\s*([^;]*?)\s*;.*\n"
+                  r"\s*/\* (0x\w+) \*/", re.MULTILINE)
+COPIED = 6  # in place of a scoreboard: what cp.async holds and DEPBAR waits for
 
 
 class Instruction:
-    """One line of a listing: what it is, the registers that it names, and those that a load brings."""
+    """One line of a listing: what it is, the scoreboard that it holds (7: none), and those that it waits for."""
 
-    def __init__(self, at: str, guard: str, op: str, operands: str):
-        self.at, self.op, self.name = int(at, 16), op, op.split(".")[0]
-        self.operands = [operand.strip() for operand in operands.split(",")] if operands else []
+    def __init__(self, at: str, op: str, operands: str, encoding: str):
+        self.at, self.op, self.name, self.operands = int(at, 16), op, op.split(".")[0], operands
         self.is_weight = self.name == "LDG" and ".128" in op and ".CONSTANT" in op
         self.is_load = self.name in ("LDG", "LDGSTS", "LD", "ATOMG", "ATOM") and not self.is_weight
-        names = [self._registers(index) for index in range(len(self.operands))]
-        address = next((index for index, operand in enumerate(self.operands) if "[" in operand), 0)
-        self.writes = {COPIED} if self.name == "LDGSTS" else set().union(*names[:address])
-        self.uses = set().union(*names, {guard.lstrip("!")}, {COPIED} if self.name == "DEPBAR" else ())
-
-    def _registers(self, index: int) -> set[str]:
-        """Of one operand, which names the first of a group; inside an address groups are marked."""
-        found = set()
-        for kind, number, pair in REGISTER.findall(self.operands[index]):
-            width = 2 if pair else 1 if "P" in kind or "[" in self.operands[index] else self._width(index)
-            found |= {f"{kind}{int(number) + more}" for more in range(width)}
-        return found
-
-    def _width(self, index: int) -> int:
-        if self.name == "HMMA":
-            return 2 if index == 2 else 4
-        if self.name in ("IMAD", "UIMAD") and index in (1, 2):
-            return 1
-        return 4 if ".128" in self.op else 2 if ".64" in self.op or "WIDE" in self.op or self.op == "CS2R" else 1
+        bits = int(encoding, 16)
+        self.holds = COPIED if self.name == "LDGSTS" else bits >> 46 & 7
+        self.awaits = {number for number in range(6) if bits >> 52 + number & 1}
+        if self.name == "DEPBAR":
+            self.awaits.add(COPIED)
 
 
 class Round(NamedTuple):
@@ -74,7 +61,7 @@ class Kernel:
         self.name, self.code = name, [Instruction(*found) for found in LINE.findall(body)]
         number, ends = {f"{line.at:#x}": index for index, line in enumerate(self.code)}, {}
         for index, line in enumerate(self.code):
-            target = number.get(line.operands[-1], index) if line.name == "BRA" else index
+            target = number.get(line.operands.split(", ")[-1], index) if line.name == "BRA" else index
             if target < index:
                 ends[target] = index + 1
         self.loops = [range(first, end) for first, end in ends.items()]
@@ -92,12 +79,12 @@ class Kernel:
 
     def rounds(self, part: range) -> list[Round]:
         """Of one pass; a pass of a loop begins with the loads that the pass before it left under way."""
-        pending, products, polled = {}, 0, False  # loads under way, with what they write; products since
+        pending, products, polled = {}, 0, False  # loads under way, by scoreboard; products since
         for _ in range(1 + (part in self.loops)):
             found = []
             for index in part:
                 line = self.code[index]
-                awaited = [load for load, writes in pending.items() if writes & line.uses]
+                awaited = [load for load, held in pending.items() if held in line.awaits]
                 if self.polls.intersection(awaited) or (index in self.polls and line.name == "LDS"):
                     pending, polled = {}, True
                 elif awaited:
@@ -107,7 +94,7 @@ class Kernel:
                 elif polled and line.name in ("BAR", "BSYNC", "WARPSYNC"):
                     pending, polled = {}, False  # the rest of the block or warp has waited as well
                 if line.is_load:
-                    pending, products = pending | {index: line.writes}, 0
+                    pending, products = pending | {index: line.holds}, 0
                 products += line.name == "HMMA"
         return found
 

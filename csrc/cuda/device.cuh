@@ -80,6 +80,13 @@ ELMO_DEVICE TileB right_tile(const uint16_t* from, int stride, int lane) {
 
 ELMO_DEVICE uint32_t shared_address(const void* local) { return uint32_t(__cvta_generic_to_shared(local)); }
 
+// In one instruction, as the compiler does not see that it may.
+ELMO_DEVICE void store_shared(void* to, const uint4& words) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(to)), "r"(words.x), "r"(words.y),
+               "r"(words.z), "r"(words.w)
+               : "memory");
+}
+
 // 16 bytes from L2 to shared memory, or zeros.
 ELMO_DEVICE void copy_async(void* to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)

@@ -132,18 +132,16 @@ class Team {
   // Input projections, on their way; scales and starts are there after the next barrier.
   ELMO_DEVICE void read_inputs(const Step& now) {
     const int slot = smaller(thread_, now.size - 1);
-    int row = 0, starts = 0;
+    int row = 0;
     if (thread_ < NT * tile_slots) {
       row = p_.meta[(int64_t(now.t) * 3 + d_) * p_.stride + slot];
-      starts = p_.meta[(int64_t(now.t + 1) * 3 + 2) * p_.stride + slot];
+      const int starts = p_.meta[(int64_t(now.t + 1) * 3 + 2) * p_.stride + slot];
       slots().row[thread_] = row;
+      slots().starts[thread_] = starts && thread_ < now.next;
     }
     sync();
     cells_.load_inputs(slots().row);
-    if (thread_ < NT * tile_slots) {
-      slots().scale[thread_] = p_.scale ? p_.scale[int64_t(row) * 2 + d_] : 1.0f;
-      slots().starts[thread_] = starts && thread_ < now.next;
-    }
+    if (thread_ < NT * tile_slots) slots().scale[thread_] = p_.scale ? p_.scale[int64_t(row) * 2 + d_] : 1.0f;
   }
 
   ELMO_DEVICE void fetch(int k, TileA (&a)[2]) const {
@@ -216,6 +214,7 @@ class Team {
     const int cells = p_.units_per_block * unit_cells, column = thread_ % (cells / 8) * 8;
     const uint16_t* m = halves(p_.at.m) + column;
     uint16_t* to = halves(p_.at.h) + column;
+    const auto rank_at = [&](int at) { return smaller(at, p_.cluster - 1); };  // a cluster of 2 reads its last twice
 #pragma unroll
     for (int first = 0; first < NT * tile_slots; first += 32) {
       const int slot = first + thread_ / (cells / 8);
@@ -225,11 +224,10 @@ class Team {
         uint4 words[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          if (base + j < p_.cluster) words[j] = load_remote(remote_address(m + slot * p_.at.m_stride, base + j));
+          words[j] = load_remote(remote_address(m + slot * p_.at.m_stride, rank_at(base + j)));
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          if (base + j < p_.cluster)
-            *reinterpret_cast<uint4*>(to + slot * p_.at.gathered_stride + (base + j) * cells) = words[j];
+          store_shared(to + slot * p_.at.gathered_stride + rank_at(base + j) * cells, words[j]);
       }
     }
   }
@@ -284,7 +282,7 @@ class Team {
     constexpr int at_once = R > 0 ? 16 : 8;
     const int width = p_.layout.h_width(), clusters = p_.blocks / p_.cluster;
     const int slot = at / (width / 2), column = at % (width / 2) * 2;
-    const size_t stride = size_t(p_.slots) * size_t(width);
+    const int stride = p_.slots * width;
     const float* from = partials(0) + size_t(slot) * size_t(width) + column;
     const int starts = p_.meta[(int64_t(now.t + 1) * 3 + 2) * p_.stride + slot];
     const float initial[2] = {initial_h_of(p_, d_, column), initial_h_of(p_, d_, column + 1)};
@@ -293,11 +291,13 @@ class Team {
     for (int first = 0; first < clusters; first += at_once) {
       float2 parts[at_once];
 #pragma unroll
-      for (int j = 0; j < at_once; ++j)
-        parts[j] = first + j < clusters ? load_exchanged(from + size_t(first + j) * stride) : float2{0.0f, 0.0f};
+      for (int j = 0; j < at_once; ++j) parts[j] = load_exchanged(from + smaller(first + j, clusters - 1) * stride);
       packed_row = load_index(p_.packed_rows + int64_t(now.t) * p_.stride + slot);  // behind them: all arrive together
 #pragma unroll
-      for (int j = 0; j < at_once; ++j) h[0] += parts[j].x, h[1] += parts[j].y;
+      for (int j = 0; j < at_once; ++j) {
+        const bool there = first + j < clusters;
+        h[0] += there ? parts[j].x : 0.0f, h[1] += there ? parts[j].y : 0.0f;
+      }
     }
     uint32_t next = 0;
     for (int e = 0; e < 2; ++e) {

@@ -1,4 +1,7 @@
-"""Every CUDA kernel, compiled for each target: no spills, registers and shared memory within the chip's; the lint."""
+"""Every CUDA kernel, compiled for each target: no spills, registers and shared memory within the chip's, and the lint.
+
+Then the lint itself, on short listings: what a round is, what ends one, and what is reported.
+"""
 
 import re
 from pathlib import Path
@@ -46,3 +49,98 @@ def test_time_loops_do_not_wait_in_line(compiled):
     held = [kernel for kernel in found if read_sass.HELD.search(kernel.name)]
     assert len(held) == 2  # fp16 and bf16
     assert all(kernel.grid_barriers == 2 and kernel.products(kernel.time_loop) for kernel in held)
+
+
+# ---- the lint ----------------------------------------------------------------------------------
+
+POLL = """
+W:  LDG.E.STRONG.GPU R0, desc[UR4][R2.64] -> 0
+    CCTL.IVALL
+    ISETP.NE.AND P0, PT, R0, R1, PT <- 0
+    @P0 BRA W
+A:  BAR.SYNC.DEFER_BLOCKING 0x0
+"""
+LOOP = "MOV R1, 0x1\nT: NOP\n{before}\n" + POLL + "{body}\nHMMA.16816.F32 R80, R84, R88, R80\n@P1 BRA T\nEXIT"
+LOAD, USE = "LDG.E R8, desc[UR4][R2.64] -> 1\n", "FADD R9, R8, R9 <- 1\n"
+WIDE = "LDG.E.128 R8, desc[UR4][R2.64] -> 1\n"
+PRODUCTS = "HMMA.16816.F32 R80, R84, R88, R80\n" * read_sass.HIDING
+PIPELINE = f"I: @P3 BRA J\nDEPBAR.LE SB0, 0x0\nLDGSTS.E.128 [R7], desc[UR4][R2.64]\nJ: {PRODUCTS}@P2 BRA I\n"
+
+
+def listing(text: str) -> str:
+    """Lines as `cuobjdump -sass` prints them: of labels their addresses, of "-> 5" and "<- 1 5" the scoreboard that an
+    instruction holds and those that it waits for."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    labels = {found[1]: f"{16 * at:#x}" for at, line in enumerate(lines) if (found := re.match(r"(\w+): ", line))}
+    result = ""
+    for at, line in enumerate(lines):
+        code, held, awaited = re.fullmatch(r"(?:\w+: +)?(.*?)(?: -> (\d))?(?: <- ([\d ]+))?", line).groups()
+        code = re.sub(r"BRA (\w+)", lambda found: f"BRA {labels[found[1]]}", code)
+        bits = int(held or 7) << 46 | sum(1 << 52 + int(number) for number in (awaited or "").split())
+        result += f"        /*{16 * at:04x}*/    {code} ;   /* 0x01 */\n{' ' * 60}/* {bits:#018x} */\n"
+    return result
+
+
+def kernel(text: str) -> read_sass.Kernel:
+    name = "_Z17persistent_kernelINS0_4Fp16ELi8ELi2ELi4ELi256EEE"
+    (found,) = read_sass.kernels(f"\t\tFunction : {name}\n\t.headerflags @\"\"\n{listing(text)}\t\t.....\n")
+    assert len(found.code) == listing(text).count(" ;")
+    return found
+
+
+def in_loop(body: str, before: str = "") -> read_sass.Kernel:
+    return kernel(LOOP.format(before=before, body=body))
+
+
+@pytest.mark.parametrize("body, loads", {
+    "a chain": (f"{LOAD}LDG.E R6, desc[UR4][R8.64] -> 2 <- 1\nFADD R9, R6, R9 <- 2", [1, 1]),
+    "independent": (LOAD * 16 + USE * 16, [16]), "each used before the next is issued": ((LOAD + USE) * 16, [1] * 16),
+    "asynchronous copies": ("LDGSTS.E.BYPASS.128 [R7], desc[UR4][R2.64]\n" * 8 + "LDGDEPBAR\nDEPBAR.LE SB0, 0x0", [8]),
+    "in a branch": (f"@P2 BRA B\n{LOAD}{USE}B: {LOAD}{USE}", [1, 1]),
+    "under way in a branch": (f"{LOAD}@P2 BRA B\nLDG.E R9, desc[UR4][R2.64] -> 2\nB: FADD R10, R8, R9 <- 1 2", [2]),
+    "used in the next step": (USE + LOAD, []),
+    "hidden by products": (LOAD + PRODUCTS + USE, []),
+    "behind products": (PRODUCTS + LOAD + USE, [1]),
+    "a streamed weight": (WIDE.replace("128", "128.CONSTANT") + USE, []),
+    "a shared scoreboard": (f"{LOAD}LDS R3, [R11] -> 1\nFADD R4, R3, R4 <- 1\n{LOAD}{USE}", [1, 1]),
+    "another scoreboard": (f"{LOAD}LDS R3, [R11] -> 2\nFADD R4, R3, R4 <- 2\n{LOAD}{USE}", [2]),
+}.values())
+def test_rounds_of_a_step(body, loads):
+    found = in_loop(body)
+    assert [each.loads for each in found.rounds(found.time_loop)] == loads
+
+
+@pytest.mark.parametrize("text, loads", [
+    (LOOP.format(before=LOAD, body=USE), []), (LOOP.format(before=USE + LOAD + "MOV R1, R8 <- 1", body=""), [1]),
+    (LOOP.replace("W:", "@P4 BRA A\nW:").format(before=LOAD, body=USE), [])])  # some threads do not poll
+def test_what_is_loaded_before_a_wait_at_the_barrier_costs_no_round(text, loads):
+    found = kernel(text)
+    assert [each.loads for each in found.rounds(found.time_loop)] == loads
+
+
+def test_streamed_weights_and_the_cluster_are_counted_apart():
+    found = in_loop(WIDE.replace("128", "128.CONSTANT") + USE + WIDE.replace("LDG", "LD") + USE)
+    assert found.problems() == []
+    assert "1 streamed weights, 1 grid barriers, 0 rounds of global loads, 1 in the cluster" in found.summary()
+
+
+@pytest.mark.parametrize("body, said", [
+    ("@!P2 LDL.64 R4, [R1]", "LDL.64 at 0x70: local memory"), ("STL [R1], R4", "local memory"),
+    (WIDE, "a weight outside the streamed part"),
+    ((LOAD + USE) * 5, "5 rounds of global loads a step, expected at most 4: 1 at 0x80"),
+    ("I: LDG.E.128.STRONG.GPU R8, desc[UR4][R6.64] -> 1\nSTS.128 [R7], R8 <- 1\n@P2 BRA I",
+     "1 loops wait for loads in each pass, expected at most 0: from 0x70")])
+def test_what_is_reported(body, said, monkeypatch):
+    monkeypatch.setattr(read_sass, "MOST_WAITING", 0)
+    (problem,) = in_loop(body).problems()
+    assert said in problem
+
+
+def test_a_loop_waits_where_products_do_not_hide_its_copies():
+    assert in_loop(PIPELINE).rolled() == [] and len(in_loop(PIPELINE.replace(PRODUCTS, "NOP\n")).rolled()) == 1
+
+
+def test_a_kernel_without_a_barrier_is_read_from_end_to_end():
+    found = kernel(f"{LOAD}S: {USE}{LOAD}@P0 BRA S\nEXIT")
+    assert found.time_loop == range(len(found.code)) and not found.problems()
+    assert [len(found.rounds(loop)) for loop in (found.time_loop, *found.loops)] == [1, 1]

@@ -4,13 +4,17 @@ import pytest
 import torch
 
 from elmo_fast.ops.torch.char_cnn import token_lengths
-from tests.support.engines import HIGHEST, REFERENCE, TORCH, Engine
+from tests.support.engines import HIGHEST, REFERENCE, TORCH, TRITON, Engine
 from tests.support.models import SHAPES, options
 from tests.support.op_cases import char_cnn_case
 
 WIDE = options(char_cnn={"filters": [[1, 33], [2, 4], [6, 47], [7, 3]]})
 LONG = options(char_cnn={"embedding": {"dim": 48}, "filters": [[1, 3], [3, 20], [6, 5]]})  # sums of over 256 products
 SIXTEEN = options(char_cnn={"embedding": {"dim": 16}, "filters": [[1, 32], [2, 32], [4, 40], [9, 17]]})
+ODD = {"long": LONG, "sixteen": SIXTEEN, "wide": WIDE,
+       "every width": options(char_cnn={"embedding": {"dim": 1}, "filters": [[width, 1] for width in range(1, 9)]}),
+       "width 50": options(char_cnn={"embedding": {"dim": 24}, "filters": [[50, 3]]}),
+       "dim 200": options(char_cnn={"embedding": {"dim": 200}, "filters": [[3, 4]], "max_characters_per_token": 8})}
 ENGINES = [Engine("torch"), TORCH, *HIGHEST]
 
 
@@ -21,19 +25,21 @@ def random(*shape, seed=1, ids=262, **more):
 SHORT = torch.cat([random(9, 5, ids=261).clamp(min=1), torch.full((9, 20), 261)], dim=1)  # tokens of 5 characters
 
 
-@pytest.mark.parametrize("of", [*SHAPES.values(), WIDE, LONG, SIXTEEN], ids=[*SHAPES, "wide", "long", "sixteen"])
+@pytest.mark.parametrize("of", (SHAPES | ODD).values(), ids=SHAPES | ODD)
 def test_agrees_with_float64(of):
-    char_cnn_case(of).check(*ENGINES)
+    char_cnn_case(of).check(*ENGINES, *TRITON)
 
 
 @pytest.mark.parametrize("ids", [
     random(40, 50), random(40, 50, ids=3), torch.full((3, 50), 261), torch.zeros(2, 50, dtype=torch.int64),
     torch.zeros(0, 50, dtype=torch.int64), random(3, 9, dtype=torch.int32),
     torch.tensor([[5, 7, 5, 7, 5, 7, 7, 5] + [261] * 4, [9] * 12, [9] * 6 + [261] * 6]),
-], ids=["any id", "few ids", "padding alone", "no token", "no rows", "as long as the widest", "repeated"])
+    torch.tensor([[1, 261], [261, 1], [0, 261], [261, 0]]).repeat(1, 9), random(18, 9).t(),
+], ids=["any id", "few ids", "padding alone", "no token", "no rows", "as long as the widest", "repeated", "both ends",
+        "columns first"])
 def test_rows_that_no_token_gives(ids):
     for of in (WIDE, SIXTEEN):
-        char_cnn_case(of, ids).check(*ENGINES)
+        char_cnn_case(of, ids).check(*ENGINES, *TRITON)
 
 
 @pytest.mark.parametrize("change", [

@@ -7,24 +7,14 @@ import torch
 
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.testing import relative_error
+from tests.support import engines
 from tests.support.engines import HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, Engine, altered, native, needs_native
 from tests.support.grid import grid
 from tests.support.models import options
-from tests.support.op_cases import Case, char_cnn_case, lstm_case, normal, on_threads
+from tests.support.op_cases import Case, char_cnn_case, highway_case, linear_case, lstm_case, normal, on_threads
 
 HIGHWAY = 2  # epilogue
 ENGINES = [*HIGHEST, *TILES]
-
-
-def linear_case(rows, inputs, outputs):
-    sizes = {"x": (rows, inputs), "weight": (inputs, outputs), "bias": (outputs,)}
-    return Case({name: normal(*size, seed=len(name)) + 0.5 for name, size in sizes.items()}, linear)
-
-
-def highway_case(rows=9, size=33, _=None):
-    sizes = {"x": (rows, size), "w_carry": (size, size), "b_carry": (size,), "w_transform": (size, size),
-             "b_transform": (size,)}
-    return Case({name: normal(*shape, seed=len(name), scale=0.25) for name, shape in sizes.items()}, highway)
 
 
 def with_x(case, x):
@@ -32,11 +22,11 @@ def with_x(case, x):
 
 
 @pytest.mark.parametrize("engine, make, size, rows", grid(
-    [Engine("torch"), Engine("auto"), *ENGINES], [linear_case, highway_case],
+    [Engine("torch"), Engine("auto"), *ENGINES, *engines.TRITON], [linear_case, highway_case],
     [(1, 1), (16, 32), (33, 17), (37, 11), (700, 70), (512, 512)], [1, 5, 14, 15, 100, 1000]))
 def test_agrees_with_float64(engine, make, size, rows):
-    if engine in TILES and rows * max(size) ** 2 > 1e7:
-        rows = rows // 10 + 3  # an emulation of tiles is slow
+    if engine in (*TILES, *engines.TRITON) and rows * max(size) ** 2 > 1e7:
+        rows = rows // 10 + 3  # an emulation is slow
     case = make(rows, *size)
     found, = case.run(engine)
     assert relative_error(found, case.run(REFERENCE)[0]) <= limit(engine)
@@ -60,7 +50,7 @@ def test_the_emulation_of_tiles_has_their_bits(precision, scale):
 
 
 def limit(engine):
-    return 1e-6 if engine.precision == "highest" else engine.limits[0]
+    return 1e-6 if engine.precision == "highest" and engine not in engines.TRITON else engine.limits[0]
 
 
 @pytest.mark.parametrize("case", [highway_case(), linear_case(9, 33, 17)])

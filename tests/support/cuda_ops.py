@@ -13,6 +13,8 @@ from elmo_fast.ops.cuda import encoder, lstm
 from elmo_fast.ops.schemas import LstmCall
 
 IMPLEMENTATIONS = {**encoder.OPS, "projected_lstm": lstm.run}
+# The char encoder's operands: precision, and whether fp16 is known to fit.
+PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
 devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
 
 
@@ -36,10 +38,23 @@ def linear(x, weight, bias, precision, bounded=False):
     return torch.ops.elmo_fast.linear(x, [weight, bias], None, weight.shape[1], precision, bounded)
 
 
+def on_backend(op, *operands, backend, precision):
+    """An op of `elmo_fast.ops`, or its namesake here for a backend of `PRECISIONS`."""
+    if backend in PRECISIONS:
+        namesake = {"char_cnn": char_cnn, "highway": highway, "linear": linear}[op.__name__]
+        return namesake(*operands, *PRECISIONS[backend])
+    return op(*operands, backend=backend, precision=precision)
+
+
+def may_be_registered() -> bool:
+    """Whether this torch replaces an implementation."""
+    return "allow_override" in inspect.signature(torch.library.Library.impl).parameters
+
+
 @contextlib.contextmanager
 def registered_on_cpu():
     """In the body they replace the CPU's implementations in `torch.ops.elmo_fast`."""
-    if "allow_override" not in inspect.signature(torch.library.Library.impl).parameters:
+    if not may_be_registered():
         pytest.skip("this torch does not replace an implementation")
     library = torch.library.Library("elmo_fast", "FRAGMENT")
     with warnings.catch_warnings(action="ignore"):  # torch warns of each one

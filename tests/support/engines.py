@@ -1,6 +1,7 @@
 """What runs an op here: backends, instruction sets and precisions, and how far each may be from float64."""
 
 import contextlib
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import pytest
@@ -9,10 +10,12 @@ import torch
 from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
+from tests.support import cuda_ops, ptx_machine
 
 native, _missing = native_module()
 needs_native = pytest.mark.skipif(native is None, reason=f"no native module: {_missing}")
 _LIMITS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
+ON_TRITON = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}  # by operands: how far one op may be off
 
 
 @contextlib.contextmanager
@@ -25,6 +28,8 @@ def isa(name):
 
 
 class Engine(NamedTuple):
+    """A backend of an op, or the operands of the Triton kernels, which then run as the PTX of sm_80."""
+
     backend: str = "native"
     isa: str | None = None
     precision: str = "highest"
@@ -35,7 +40,20 @@ class Engine(NamedTuple):
         """Relative Frobenius errors of results and of gradients."""
         if self.dtype == torch.float64:
             return 1e-12, 1e-10
+        if self.backend in ON_TRITON:
+            return ON_TRITON[self.backend], GRADIENT_AGAINST_FLOAT64
         return AGAINST_FLOAT64[_LIMITS[self.precision]], GRADIENT_AGAINST_FLOAT64
+
+    @contextlib.contextmanager
+    def active(self):
+        """Inside a with block calls of an op may have this engine's backend."""
+        with isa(self.isa), pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+            if self.backend in ON_TRITON:
+                from tests.support import triton_on_ptx
+
+                triton_on_ptx.on_ptx(patch, 80)
+                stack.enter_context(cuda_ops.registered_on_cpu())
+            yield
 
     def same(self, found, expected):
         """To the bit where the order of sums is fixed, to rounding in float64 elsewhere."""
@@ -56,6 +74,8 @@ TILE_ISAS = [name for name in ("amx", "amx-emulated") if _runs(name, "medium")] 
 HIGHEST = [Engine(isa=name) for name in ISAS]
 TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]
 FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES]
+_TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.may_be_registered()
+TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
 
 

@@ -1,6 +1,7 @@
 """Calls of the ops on operands drawn in float64, and their comparison with the reference."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -8,11 +9,13 @@ import torch
 
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
+from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.projected_lstm import input_projections, projected_lstm
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
-from tests.support.engines import REFERENCE, isa
+from tests.support.cuda_ops import on_backend
+from tests.support.engines import REFERENCE
 from tests.support.models import SENTENCES, weights
 
 LENGTHS = [3, 1, 0, 7, 4, 1, 5]
@@ -46,7 +49,7 @@ class Case:
 
     def run(self, engine, **how):
         """Results without gradients."""
-        with torch.no_grad(), isa(engine.isa):
+        with torch.no_grad(), engine.active():
             return self.call(self.leaves(engine.dtype), engine.backend, engine.precision, **how)
 
     def backward(self, results):
@@ -57,7 +60,7 @@ class Case:
 
     def gradients(self, engine, wanted=None, of=slice(None)):
         """Results by number, and by name the gradients, of the results in `of`, of operands in `wanted` or all."""
-        with isa(engine.isa):
+        with engine.active():
             leaves = self.leaves(engine.dtype, wanted)
             results = self.call(leaves, engine.backend)
             self.backward(results[of])
@@ -85,14 +88,26 @@ def char_cnn_case(of, ids=None, change=lambda weight: weight):
     if ids is None:
         ids = torch.from_numpy(to_model_ids(encode_tokens(TOKENS, of.char_cnn.max_characters_per_token))).long()
 
-    def function(table, *parts, backend, precision):
-        return char_cnn(ids, table, list(zip(parts[::2], parts[1::2])), of.char_cnn.activation, backend=backend,
-                        precision=precision)
+    def function(table, *parts, **how):
+        return on_backend(char_cnn, ids, table, list(zip(parts[::2], parts[1::2])), of.char_cnn.activation, **how)
 
     operands = {"char_embed": change(drawn["char_embed"])}
     for i in range(len(of.char_cnn.filters)):
         operands |= {f"w_{i}": change(drawn[f"CNN/W_cnn_{i}"]), f"b_{i}": drawn[f"CNN/b_cnn_{i}"]}
     return Case(operands, function)
+
+
+def linear_case(rows, inputs, outputs):
+    sizes = {"x": (rows, inputs), "weight": (inputs, outputs), "bias": (outputs,)}
+    return Case({name: normal(*size, seed=len(name)) + 0.5 for name, size in sizes.items()},
+                functools.partial(on_backend, linear))
+
+
+def highway_case(rows=9, size=33, _=None):
+    sizes = {"x": (rows, size), "w_carry": (size, size), "b_carry": (size,), "w_transform": (size, size),
+             "b_transform": (size,)}
+    return Case({name: normal(*shape, seed=len(name), scale=0.25) for name, shape in sizes.items()},
+                functools.partial(on_backend, highway))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import struct
 import sysconfig
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,18 +28,22 @@ DEVICES = {80: (108, 166912, 167936, (8, 0), []), 90: (132, 232448, 233472, (9, 
 FIELDS = ("executed", "threads", "bytes", "sectors", "wavefronts", "ideal")
 
 
+NVCC = shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]))
+COMPILER = shutil.which(os.environ.get("CXX", "c++"))
+IS_THERE = bool(NVCC and COMPILER and find_spec("pybind11")) and os.environ.get("ELMO_FAST_NO_NATIVE") != "1"
+
+
 @functools.cache
 def machine(generation: int = 90):
     """The module whose launchers run the PTX of sm_80 or sm_90a. Skips where there are no tools to build it."""
-    nvcc = shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]))
-    compiler = os.environ.get("CXX", "c++")
-    if os.environ.get("ELMO_FAST_NO_NATIVE") == "1" or not nvcc or not shutil.which(compiler):
-        pytest.skip("needs nvcc and a C++ compiler, and ELMO_FAST_NO_NATIVE unset")
-    pybind11 = pytest.importorskip("pybind11")
+    if not IS_THERE:
+        pytest.skip("needs nvcc, a C++ compiler and pybind11, and ELMO_FAST_NO_NATIVE unset")
+    import pybind11
+
     name = f"elmo_fast_ptx_{generation}"  # two modules of one name would be one to pybind11
     includes = [f"-I{path}" for path in (ROOT / "csrc", sysconfig.get_path("include"), pybind11.get_include())]
-    native = [compiler, "-std=c++17", "-O2", "-march=native", *FLAGS]
-    host = [nvcc, "-std=c++17", "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS)]
+    native = [COMPILER, "-std=c++17", "-O2", "-march=native", *FLAGS]
+    host = [NVCC, "-std=c++17", "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS)]
     virtual = ARCHITECTURES[generation]
     device = [*host, "-fmad=false", "-gencode", f"arch={virtual},code={virtual}", "--compress-mode=none"]
     own, cuda = ROOT / "tests" / "native" / "ptx", ROOT / "csrc" / "cuda"
@@ -48,7 +53,7 @@ def machine(generation: int = 90):
     jobs += [(device, path) for path in sorted(cuda.glob("*.cu"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(_object, *zip(*jobs)))
-    library = made(BUILD / f"{name}-{digest(objects)}.so", [compiler, "-shared", "-Wl,-Bsymbolic", *objects])
+    library = made(BUILD / f"{name}-{digest(objects)}.so", [COMPILER, "-shared", "-Wl,-Bsymbolic", *objects])
     spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

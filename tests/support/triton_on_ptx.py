@@ -1,33 +1,24 @@
-"""Triton kernels on CPU tensors: launched and compiled by Triton, run by tests/native/ptx.
-
-Also the char encoder's ops over them, and calls to compare with float64.
-"""
+"""Triton kernels on CPU tensors: launched and compiled by Triton, run by tests/native/ptx, compared with float64."""
 
 import functools
 import math
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu import read_sass
-from elmo_fast.ops import reference
 from elmo_fast.ops.cuda import encoder
 from elmo_fast.testing import relative_error
-from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support import cuda_ops, ptx_machine
+from tests.support.engines import ON_TRITON, REFERENCE
 
 triton = pytest.importorskip("triton")
 
 from elmo_fast.kernels import configs, lstm_pointwise  # noqa: E402, F401
 
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that one block may ask for
-# name: precision and whether fp16 is known to fit
-PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
-LIMITS = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}
-EXACT = {"char_cnn": reference.char_cnn, "highway": reference.highway, "linear": lambda x, w, b: x @ w + b}
 
 
 @functools.cache
@@ -75,14 +66,6 @@ def check(compiled, registers: int, shared: int, precision: str | None) -> None:
     assert not precision or on_tensor_cores != (precision == "ieee")
 
 
-def words(characters=18, tokens=("a", "naïve", "<S>", "of", "other", *("x" * n for n in (9, 11, 15, 16, 40)))):
-    return torch.from_numpy(to_model_ids(encode_tokens(tokens, characters))).long()
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape))).double()
-
-
 def assert_close(found, expected, limit):
     """NaN and infinity in the same places, and the rest within the limit."""
     assert found.shape == expected.shape and torch.equal(found.isnan(), expected.isnan())
@@ -91,34 +74,14 @@ def assert_close(found, expected, limit):
     assert not found.numel() or relative_error(found[finite], expected[finite]) < limit
 
 
-@dataclass
-class Case:
-    """An op on `tensors`, float64: char_embed (for char_cnn) or x, then weights and biases by turns."""
-
-    op: str
-    tensors: list[torch.Tensor]
-    ids: torch.Tensor | None = None
-    activation: str = "relu"
-
-    def run(self, name=None, tensors=None):
-        """The op in the precision of that name, in fp32 tensors, or exactly."""
-        given = tensors or [tensor.float() if name else tensor for tensor in self.tensors]
-        if self.op == "char_cnn":
-            given = self.ids, given[0], list(zip(given[1::2], given[2::2])), self.activation
-        return getattr(cuda_ops, self.op)(*given, *PRECISIONS[name]) if name else EXACT[self.op](*given)
-
-    def check(self, name):
-        found, expected = self.run(name), self.run()
-        assert found.dtype == (torch.float32 if self.op == "linear" else encoder.RESULTS[name])
-        assert_close(found, expected, LIMITS[name])
-        return found
+def run(case, operands):
+    """The result of an op's case on the kernels as they are driven now, without gradients."""
+    found, = case.call(case.leaves(wanted=[]), operands)
+    return found
 
 
-def conv(ids=None, filters=((1, 4), (3, 5)), dim=16, activation="relu"):
-    drawn = (part for width, n in filters for part in (draw(1, width, dim, n) / width, draw(n)))
-    return Case("char_cnn", [draw(261, dim), *drawn], words() if ids is None else ids, activation)
-
-
-def layer(op, rows, size, outputs=None):
-    drawn = [draw(size, outputs or size, seed=k) / size**0.5 if k % 2 else draw(outputs or size) for k in (1, 2, 3, 4)]
-    return Case(op, [draw(rows, size), *drawn[: 4 if op == "highway" else 2]])
+def check_case(case, operands):
+    found, (expected,) = run(case, operands), case.run(REFERENCE)
+    assert found.dtype == (torch.float32 if "bias" in case.operands else encoder.RESULTS[operands])  # of linear
+    assert_close(found, expected, ON_TRITON[operands])
+    return found

@@ -20,9 +20,10 @@ def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, s
     from elmo_fast.kernels import char_cnn as kernel
 
     operands, end = operands_of(precision, bounded), 1 + len(weights)
+    dtype = RESULTS[operands]
     filters = cached((char_embed, *weights, *biases), f"char_cnn {operands}",
-                     lambda tensors: kernel.PackedFilters(tensors[0], tensors[1:end], tensors[end:], operands))
-    out = torch.empty(len(ids), sum(filters.counts), dtype=RESULTS[operands], device=ids.device)
+                     lambda tensors: kernel.PackedFilters(tensors[0], tensors[1:end], tensors[end:], operands, dtype))
+    out = torch.empty(len(ids), sum(filters.counts), dtype=dtype, device=ids.device)
     with on(ids.device):
         kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
     return out, ids.new_empty(0, dtype=torch.int32)

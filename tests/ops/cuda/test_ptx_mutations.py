@@ -8,10 +8,12 @@ import pytest
 
 from elmo_fast.testing import relative_error
 from tests.support import cuda_ops, lstm_on_ptx
+from tests.support.engines import ON_TRITON, REFERENCE
 from tests.support.gpu_lstm import ragged
 from tests.support.models import options
+from tests.support.op_cases import highway_case
 from tests.support.ptx_machine import coverage
-from tests.support.triton_on_ptx import LIMITS, configs, layer, on_ptx
+from tests.support.triton_on_ptx import configs, on_ptx, run
 
 pytestmark = pytest.mark.long
 
@@ -92,13 +94,13 @@ def test_the_persistent_lstm(kind):
 def test_a_triton_kernel(monkeypatch, generation, kind):
     tile = configs.tiles("highway", generation, "fp16", "many")[0]
     driver = on_ptx(monkeypatch, generation, tile)
-    case = layer("highway", tile.bm, 512)
-    expected = case.run()
+    case = highway_case(tile.bm, 512)
+    expected, = case.run(REFERENCE)
 
     def same(changed):
         driver.text = changed
         with cuda_ops.registered_on_cpu():
-            return relative_error(case.run("fp16"), expected) < LIMITS["fp16"]
+            return relative_error(run(case, "fp16"), expected) < ON_TRITON["fp16"]
 
     assert same(None)
     check(same, driver.ran, range(1, driver.ran.count("\n")), *TRITON[kind])
