@@ -1,5 +1,6 @@
-"""AllenNLP's `common` modules and `commands.main`: what code around ELMo imports beside the ELMo classes."""
+"""AllenNLP's `common` modules and `commands.main`: what code around ELMo imports beside its classes, and cannot."""
 
+import runpy
 import shutil
 import sys
 
@@ -15,6 +16,7 @@ from elmo_fast.compat.allennlp.common.file_utils import cached_path
 from elmo_fast.compat.allennlp.common.util import import_submodules, lazy_groups_of, pad_sequence_to_length
 from elmo_fast.model.sources import cache_path
 from tests.support.files import spoil
+from tests.support.migrating import runs
 
 TEXT = "First sentence .\nSecond\n"
 
@@ -33,18 +35,21 @@ def command(tmp_path, files, monkeypatch):
     return run_main
 
 
+@runs("`allennlp elmo IN OUT --all ...`", "`from allennlp.commands import main`")
 @pytest.mark.parametrize("layers, mixed", [("--all", lambda x: x), ("--top", lambda x: x[-1]),
                                            ("--average", lambda x: x.mean(0))])
-def test_elmo_command_writes_the_embedders_vectors(command, files, layers, mixed):
+def test_elmo_command_writes_the_embedders_vectors(command, files, monkeypatch, layers, mixed):
     assert command(layers, "--batch-size", "1", "--file-friendly-logging", "--vocab-path", "none") is None
     expected = list(ElmoEmbedder(*files).embed_sentences([line.split() for line in TEXT.splitlines()], 1))
     with h5py.File("out.h5") as file:
         assert set(file) == {"0", "1", "sentence_to_index"}
         for key, vectors in enumerate(expected):
             np.testing.assert_array_equal(file[str(key)][()], mixed(vectors))
-    command(layers, "--forget-sentences", call=lambda: main(prog="allennlp"))
-    with h5py.File("out.h5") as file:
-        assert set(file) == {"0", "1"}
+    monkeypatch.delitem(sys.modules, run.__name__)
+    for call in (lambda: main(prog="allennlp"), lambda: runpy.run_module(run.__name__, run_name="__main__")):
+        command(layers, "--forget-sentences", call=call)
+        with h5py.File("out.h5") as file:
+            assert set(file) == {"0", "1"}
 
 
 def test_weights_that_are_not_finite_on_request(command, files):
@@ -87,9 +92,11 @@ def test_subcommands_of_the_caller(monkeypatch):
     found = []
     monkeypatch.setattr(sys, "argv", ["run.py", "mine"])
     main(subcommand_overrides={"mine": Mine()})
-    assert found == [[]]
+    main("allennlp", {"mine": Mine()})
+    assert found == [[], []]
 
 
+@runs("`allennlp.common.file_utils.cached_path(")
 def test_cached_path(files, tmp_path, monkeypatch):
     monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path / "cache"))
     assert cached_path(files[0]) == files[0]
@@ -101,12 +108,30 @@ def test_cached_path(files, tmp_path, monkeypatch):
         cached_path("nowhere")
 
 
+@runs("`allennlp.common.checks.ConfigurationError`", "`allennlp.common.util.lazy_groups_of`")
 def test_util():
     assert list(lazy_groups_of(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
     assert list(lazy_groups_of([], 2)) == []
     assert pad_sequence_to_length([1, 2, 3], 5) == [1, 2, 3, 0, 0]
     assert pad_sequence_to_length([1, 2, 3], 2) == [1, 2]
     assert pad_sequence_to_length([1, 2, 3], 5, lambda: 7, padding_on_right=False) == [7, 7, 1, 2, 3]
-    assert pad_sequence_to_length([1, 2, 3], 2, padding_on_right=False) == [2, 3]
-    import_submodules("elmo_fast.compat.bilm")
+    assert pad_sequence_to_length([1, 2, 3], 2, None, False) == [2, 3]
+    import_submodules("elmo_fast.text")
+    assert "elmo_fast.text.fasta" in sys.modules
     assert checks.ConfigurationError is ConfigurationError  # without AllenNLP
+
+
+@runs("`Vocabulary`, `Token`, `Instance`", "`TextField`, `Batch`", "`SingleIdTokenIndexer`", "`Embedding`",
+     "`nn.util` but for", "`Params`, `Registrable`", "the subcommands `train`")
+@pytest.mark.parametrize("module, name", [
+    ("data", "Vocabulary"), ("data", "Token"), ("data", "Instance"), ("data.fields", "TextField"),
+    ("data.dataset", "Batch"), ("data.iterators", "BasicIterator"), ("data.dataset_readers", "DatasetReader"),
+    ("data.token_indexers", "SingleIdTokenIndexer"), ("modules.token_embedders", "Embedding"),
+    ("nn.util", "get_text_field_mask"), ("nn.util", "masked_softmax"), ("common", "Params"), ("common", "Registrable"),
+    ("common.checks", "check_dimensions_match"), ("commands", "train"), ("commands.train", "Train"),
+    ("commands.predict", "Predict"), ("commands.evaluate", "Evaluate"),
+    ("modules.token_embedders", "ElmoTokenEmbedderMultiLang"), ("modules.encoder_base", "_EncoderBase")])
+def test_what_stays_with_allennlp_is_an_import_error(module, name):
+    with pytest.raises(ImportError, match=f"cannot import name '{name}' from 'elmo_fast.compat.allennlp.{module}'|"
+                                          f"No module named 'elmo_fast.compat.allennlp.{module}'"):
+        exec(f"from elmo_fast.compat.allennlp.{module} import {name}")

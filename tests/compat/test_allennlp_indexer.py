@@ -10,6 +10,7 @@ from elmo_fast import ConfigurationError, batch_to_ids
 from elmo_fast.compat.allennlp import ELMoCharacterMapper, ELMoTokenCharactersIndexer
 from tests.support.allennlp import STAND_IN
 from tests.support.files import start
+from tests.support.migrating import runs
 
 
 class Long(ELMoCharacterMapper):
@@ -45,6 +46,7 @@ def test_mapper_constants():
     assert {name: getattr(ELMoCharacterMapper, name) for name in constants} == constants
 
 
+@runs("`allennlp.data.token_indexers.ELMoTokenCharactersIndexer`", "`ELMoCharacterMapper()")
 def test_indexer():
     indexer, empty = ELMoTokenCharactersIndexer(), ELMoTokenCharactersIndexer(token_min_padding_length=4)
     tokens = [SimpleNamespace(text="Second"), SimpleNamespace(text=".")]
@@ -57,7 +59,8 @@ def test_indexer():
     assert indexer.as_padded_tensor(ids, {"characters": 1}, {})["characters"].tolist() == ids["characters"][:1]
     assert indexer.as_padded_tensor({"none": []}, {"none": 2}, {})["none"].tolist() == [[0] * 50] * 2
     assert indexer.as_padded_tensor_dict(ids, {"characters": 3})["characters"].equal(three)
-    assert indexer.count_vocab_items(tokens[0], counter := {"words": {}}) is None and counter == {"words": {}}
+    for token in (tokens[0], "Second"):
+        assert indexer.count_vocab_items(token, counter := {"words": {}}) is None and counter == {"words": {}}
     assert empty.get_token_min_padding_length() == 4 and empty.get_padding_lengths([259, 260]) == {}
     for count, length in ((3, 4), (6, 6)):
         assert empty.get_padding_lengths({"elmo_tokens": [[1]] * count}) == {"elmo_tokens": length}
@@ -96,6 +99,7 @@ BROKEN = """
     """
 
 
+@runs('`"type": "elmo_token_embedder"`')
 @pytest.mark.parametrize("code, logged", [
     (STAND_IN, ""),
     (BROKEN.format("ModuleNotFoundError('no AllenNLP', name='allennlp')"), ""),

@@ -12,6 +12,7 @@ from elmo_fast.compat.allennlp import ElmoLstm, ElmoTokenEmbedder, batch_to_ids,
 from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import LstmCellWithProjection
 from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
+from tests.support.migrating import runs
 from tests.support.models import SENTENCES, bilm
 from tests.support.plain import Counts, lstm_layers, run_direction
 
@@ -87,14 +88,22 @@ def test_state_dict(sizes):
     assert torch.equal(other(*batch(size=sizes[0])), ours(*batch(size=sizes[0])))
 
 
+@runs("`allennlp.modules.elmo_lstm.ElmoLstm`", "`ElmoLstm(input_size", "`elmo._elmo_lstm._elmo_lstm(vectors",
+     "`..._elmo_lstm._elmo_lstm.stateful = False`")
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_load_weights(files, requires_grad):
+def test_load_weights_and_carry_states(files, requires_grad):
     ours = lstm(11, 11, 37, 2, requires_grad=requires_grad, memory_cell_clip_value=3, state_projection_clip_value=3)
     ours.load_weights(files[1])
     assert all(value.requires_grad == requires_grad for value in ours.parameters())
     activations, mask = bilm()(batch_to_ids(SENTENCES))
-    for one, other in zip(ours(activations[0][..., :11], mask), activations[1:]):
-        assert torch.allclose(one, other, atol=SAME_MODEL)
+    vectors, expected = activations[0][..., :11], torch.stack(activations[1:])
+    assert torch.allclose(ours(vectors, mask), expected, atol=SAME_MODEL)
+    assert (ours(vectors, mask) - expected).abs().max() > 1e-3 and ours._states is not None
+    ours.reset_states()
+    inner = allennlp.Elmo(*files, 1)._elmo_lstm._elmo_lstm
+    inner.stateful = False
+    for stack in (ours, inner, inner, allennlp._ElmoBiLm(*files, state="zero")._elmo_lstm):
+        assert torch.allclose(stack(vectors, mask.long()), expected, atol=SAME_MODEL)
 
 
 def test_recurrent_dropout():
@@ -118,6 +127,7 @@ def cell(go_forward=True, **arguments):
     return LstmCellWithProjection(3, 5, 7, go_forward, **arguments)
 
 
+@runs("`allennlp.modules.lstm_cell_with_projection.LstmCellWithProjection`")
 @pytest.mark.parametrize("go_forward", [True, False])
 @pytest.mark.parametrize("starts", [True, False])
 def test_a_cell_by_itself(go_forward, starts):
@@ -146,6 +156,7 @@ def test_a_cell_by_itself(go_forward, starts):
         ours(inputs, lengths[:3])
 
 
+@runs("`..._elmo_lstm._elmo_lstm.forward_layers`")
 def test_layers_of_a_stack_share_its_weights():
     ours = lstm(memory_cell_clip_value=0.2, state_projection_clip_value=0.1, stateful=False)
     inputs, mask = batch([7, 3, 1])
@@ -183,10 +194,13 @@ def test_refuses(files, call, named):
         call(files[1])
 
 
+@runs("`allennlp.modules.token_embedders.ElmoTokenEmbedder`", "`ElmoTokenEmbedder(options_file, weight_file",
+     "`.get_output_dim()` of")
 def test_token_embedder_is_one_representation_projected_if_asked(files):
     ids = batch_to_ids(SENTENCES)
     embedder, elmo = ElmoTokenEmbedder(*files, dropout=0), allennlp.Elmo(*files, 1, dropout=0)
-    assert embedder.get_output_dim() == 22
+    parts = elmo, elmo._elmo_lstm, elmo._elmo_lstm._token_embedder, embedder
+    assert [part.get_output_dim() for part in parts] == [22, 22, 11, 22]
     expected = elmo(ids)["elmo_representations"][0]
     assert torch.equal(embedder(ids), expected)
     assert torch.equal(ElmoTokenEmbedder(*files, dropout=0)(elmo_tokens=ids), expected)
@@ -222,6 +236,7 @@ def test_from_params(files):
         ElmoTokenEmbedder(*files, projection_dim=-1)
 
 
+@runs("`allennlp.nn.util.remove_sentence_boundaries`")
 @pytest.mark.parametrize("dtype", [torch.long, torch.float32, torch.bool])
 def test_boundaries_off(dtype):
     values = torch.rand(3, 5, 7, dtype=torch.float64)
@@ -244,6 +259,20 @@ def test_boundaries_on():
     assert torch.equal(bounded[1], torch.stack([first, vectors[1, 0], last, torch.zeros(3)]))
     with pytest.raises(ValueError, match="tensor: expected shape"):
         allennlp.add_sentence_boundary_token_ids(torch.ones(2), torch.ones(2), 1, 1)
+
+
+@runs("`ScalarMix(n, do_layer_norm")
+@pytest.mark.parametrize("norm", [False, True])
+def test_mix(norm):
+    """By the names of its arguments and their order; tests/model/test_elmo.py has more numbers."""
+    tensors, mask = [torch.randn(2, 3, 4) + k for k in range(3)], torch.tensor([[1, 1, 1], [1, 1, 0]])
+    mix = allennlp.ScalarMix(3, norm, [1.0, 0.0, -1.0], False)
+    found, shares = mix(tensors, mask), torch.tensor([1.0, 0.0, -1.0]).softmax(0)
+    assert not any(value.requires_grad for value in list(mix.parameters())[:-1])
+    if norm:
+        assert found[mask.bool()].mean().abs() < 1e-5
+    else:
+        assert torch.allclose(found, torch.einsum("k,kbtd->btd", shares, torch.stack(tensors)), atol=SAME_MODEL)
 
 
 def test_highway():

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import logging
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -16,11 +17,20 @@ from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import Elmo, ElmoEmbedder, ElmoTokenEmbedder, _ElmoBiLm, _ElmoCharacterEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
+from tests.support.files import read_hdf5
+from tests.support.migrating import runs
 from tests.support.models import SENTENCES
 
 WORDS = ["@@PADDING@@", "@@UNKNOWN@@", "The", "children", "rained", "."]
 OPTIONS, WEIGHTS = (f"https://allennlp.s3.amazonaws.com/models/elmo/2x4096_512_2048cnn_2xhighway/"
                     f"elmo_2x4096_512_2048cnn_2xhighway_{name}" for name in ("options.json", "weights.hdf5"))
+
+
+@pytest.fixture
+def plain(files):
+    """Layers of `SENTENCES` from zero states [layers, 6, 13, 22], with boundaries, and their mask [6, 13]."""
+    activations, mask = elmo_fast.BiLm.from_files(*files)(batch_to_ids(SENTENCES))
+    return torch.stack(activations), mask
 
 
 def check_same(found, expected):
@@ -29,6 +39,7 @@ def check_same(found, expected):
         assert torch.allclose(one, other, atol=SAME_MODEL)
 
 
+@runs("`from allennlp.commands.elmo import ElmoEmbedder`", "`from allennlp.modules.elmo import Elmo")
 @pytest.mark.parametrize("module, names", [
     ("allennlp.commands.elmo", "ElmoEmbedder DEFAULT_OPTIONS_FILE DEFAULT_WEIGHT_FILE DEFAULT_BATCH_SIZE batch_to_ids"),
     ("allennlp.modules.elmo", "Elmo _ElmoBiLm _ElmoCharacterEncoder batch_to_ids ElmoLstm ScalarMix Highway"),
@@ -47,16 +58,19 @@ def check_same(found, expected):
     ("allennlp.common.file_utils", "cached_path"),
     ("allennlp.common.util", "lazy_groups_of pad_sequence_to_length import_submodules"),
     ("allennlp.commands", "main"),
+    ("allennlp.commands.elmo", "elmo_command"),
     ("allennlp.tools.create_elmo_embeddings_from_vocab", "main"),
     ("bilm.data", "Batcher TokenBatcher Vocabulary UnicodeCharsVocabulary InvalidNumberOfCharacters"),
     ("bilm.model", "BidirectionalLanguageModel dump_token_embeddings dump_bilm_embeddings"),
 ])
 def test_old_imports_with_the_prefix(module, names):
     found = importlib.import_module(f"elmo_fast.compat.{module}")
-    assert all(hasattr(found, name) for name in names.split())
+    for name in names.split():
+        assert getattr(found, name) is getattr(allennlp, name, getattr(found, name))
     assert all(hasattr(allennlp, name) for name in allennlp.__all__) and not hasattr(allennlp, "Embedding")
 
 
+@runs("`DEFAULT_OPTIONS_FILE`")
 @pytest.mark.parametrize("call, arguments", [
     (Elmo, ("options_file weight_file num_output_representations requires_grad=False do_layer_norm=False dropout=0.5 "
             "vocab_to_cache=None keep_sentence_boundaries=False scalar_mix_parameters=None module=None")),
@@ -65,6 +79,8 @@ def test_old_imports_with_the_prefix(module, names):
     (ElmoTokenEmbedder, (f"options_file={OPTIONS!r} weight_file={WEIGHTS!r} do_layer_norm=False dropout=0.5 "
                          "requires_grad=False projection_dim=None vocab_to_cache=None scalar_mix_parameters=None")),
     (ElmoEmbedder, f"options_file={OPTIONS!r} weight_file={WEIGHTS!r} cuda_device=-1"),
+    (allennlp.create_elmo_embeddings_from_vocab, ("vocab_path elmo_config_path elmo_weights_path output_dir "
+                                                  "batch_size=64 device=-1 use_custom_oov_token=False")),
 ])
 def test_signatures(call, arguments):
     parameters = inspect.signature(call).parameters.values()
@@ -80,7 +96,6 @@ def test_character_encoder_arguments(files):
     trained = _ElmoCharacterEncoder(*files, requires_grad=True)
     trained(batch_to_ids(SENTENCES))["token_embedding"].square().sum().backward()
     assert all(value.grad is not None and value.grad.any() for value in trained.parameters())
-    assert encoder.get_output_dim() == 11
     prefix = "_elmo_lstm._token_embedder."
     assert {prefix + name for name in encoder.state_dict()} == {
         name for name in Elmo(*files, 1).state_dict() if name.startswith(prefix)}
@@ -88,7 +103,53 @@ def test_character_encoder_arguments(files):
     assert encoder._end_of_sentence_characters.tolist()[:4] == [259, 258, 260, 261]
 
 
-def test_parts_of_the_bilm_by_allennlps_paths(files):
+@runs("`Elmo(options_file, weight_file, n", "`elmo(character_ids, word_inputs)`")
+def test_elmo(files, plain):
+    layers, mask = plain
+    elmo, shares = Elmo(*files, 2, True, False, 0.0, None, True, [1.0, 0.0, -1.0], None), [1.0, 0.0, -1.0]
+    output = elmo(batch_to_ids(SENTENCES))
+    assert output["mask"].dtype == torch.int64 and torch.equal(output["mask"], mask.long())
+    expected = torch.einsum("k,kbtd->btd", torch.tensor(shares).softmax(0), layers)
+    assert len(output["elmo_representations"]) == 2
+    assert torch.allclose(output["elmo_representations"][1], expected, atol=SAME_MODEL)
+    assert all(value.requires_grad for value in elmo._elmo_lstm.parameters()) and issubclass(Elmo, elmo_fast.Elmo)
+    shared = Elmo(None, None, 1, dropout=0, module=_ElmoBiLm(*files))(batch_to_ids(SENTENCES))
+    inner, inner_mask = allennlp.remove_sentence_boundaries(layers.mean(0), mask)
+    assert torch.allclose(shared["elmo_representations"][0], inner, atol=SAME_MODEL)
+    assert torch.equal(shared["mask"], inner_mask)
+
+
+@runs("`ElmoEmbedder(options_file, weight_file, cuda_device)`", "`embedder.elmo_bilm`",
+     "`allennlp.commands.elmo.empty_embedding()`")
+def test_the_embedder(files, plain, tmp_path):
+    def embedder():
+        return ElmoEmbedder(*files, -1)
+
+    found, mask = embedder().batch_to_embeddings(SENTENCES)
+    assert mask.dtype == torch.int64 and mask.sum(1).tolist() == list(map(len, SENTENCES))
+    expected = [layers[:, 1 : 1 + len(tokens)] for layers, tokens in zip(plain[0].unbind(1), SENTENCES)]
+    (tmp_path / "text").write_text("\n".join(map(" ".join, SENTENCES[:3])), encoding="utf-8")
+    with open(tmp_path / "text", encoding="utf-8") as text:
+        embedder().embed_file(text, str(tmp_path / "out.h5"), "top")
+    top = read_hdf5(tmp_path / "out.h5")
+    for number, layers in enumerate(expected):
+        assert torch.allclose(found[number, :, mask[number].bool()], layers, atol=SAME_MODEL)
+        if number < 3:
+            np.testing.assert_allclose(top[str(number)], layers[-1], rtol=0, atol=SAME_MODEL)
+    for arrays in (embedder().embed_batch(SENTENCES), list(embedder().embed_sentences(SENTENCES)),
+                   [embedder().embed_sentence(tokens) for tokens in SENTENCES]):
+        for array, layers in zip(arrays, expected, strict=True):
+            np.testing.assert_allclose(array, layers, rtol=0, atol=SAME_MODEL)
+    one = embedder()
+    assert isinstance(one.elmo_bilm, _ElmoBiLm) and one.cuda_device == -1
+    one.elmo_bilm = one.elmo_bilm.to("cpu")
+    assert one.embed_sentence([]).shape == (3, 0, 22)
+    with pytest.raises(ImportError, match="cannot import name 'empty_embedding'"):
+        from elmo_fast.compat.allennlp.commands.elmo import empty_embedding  # noqa: F401
+
+
+@runs("`elmo.scalar_mix_0`", "`elmo._elmo_lstm(ids)`", "`elmo._elmo_lstm._token_embedder(ids)`")
+def test_parts_of_the_bilm_by_allennlps_paths(files, plain):
     elmo, ids = Elmo(*files, 2, dropout=0), batch_to_ids(SENTENCES)
 
     def run():
@@ -103,11 +164,13 @@ def test_parts_of_the_bilm_by_allennlps_paths(files):
     layers = lstm(tokens["token_embedding"], tokens["mask"])
     output = elmo._elmo_lstm(ids, torch.ones(ids.shape[:2], dtype=torch.int64))  # numbers go unread without a cache
     assert type(output) is dict and output["mask"].dtype == tokens["mask"].dtype == torch.int64
-    assert elmo._elmo_lstm.num_layers == 3 and elmo._elmo_lstm.get_output_dim() == 22
+    assert elmo._elmo_lstm.num_layers == 3
     check_same({"activations": [torch.cat([tokens["token_embedding"]] * 2, dim=2), *layers], "mask": tokens["mask"]},
                output)
+    check_same({"activations": list(plain[0]), "mask": plain[1].long()}, output)
 
 
+@runs("`vocab_to_cache=[...]`")
 def test_table_of_cached_words(files):
     cached = _ElmoBiLm(*files)
     assert cached._word_embedding is None and cached._bos_embedding is None and cached._eos_embedding is None
@@ -122,11 +185,16 @@ def test_table_of_cached_words(files):
     assert not any("bos" in name or "boundaries" in name for name in cached.state_dict())
 
 
+@runs("`elmo(word_ids, word_ids)`")
 def test_word_numbers_in_place_of_characters(files):
     """As AllenNLP's documentation calls it; then no char encoder is needed."""
     ids, numbers = batch_to_ids([["The", "children", "."], ["rained"]]), torch.tensor([[2, 3, 5], [4, 0, 0]])
     plain, cached = (Elmo(*files, 1, dropout=0, vocab_to_cache=words) for words in (None, WORDS))
     expected = plain(ids)["elmo_representations"][0]
+    parts = dict.fromkeys(key.split(".")[1] for key in cached.state_dict() if key.startswith("_elmo_lstm."))
+    assert list(parts) == ["_token_embedder", "_word_embedding", "_elmo_lstm"]
+    embedder = ElmoTokenEmbedder(*files, dropout=0, vocab_to_cache=WORDS)
+    assert torch.allclose(embedder(ids, numbers), expected, atol=SAME_MODEL)
     for deleted in (False, True):
         if deleted:
             del cached._elmo_lstm._token_embedder
@@ -139,12 +207,6 @@ def test_word_numbers_in_place_of_characters(files):
         assert deep["mask"].shape == (2, 1, 3)
         with pytest.raises(ValueError, match="^ids: expected character ids, and a char encoder, .* above 5, got"):
             cached(numbers + 4, numbers + 4)
-
-
-def test_order_of_keys_with_cached_words(files):
-    keys = list(Elmo(*files, 1, vocab_to_cache=WORDS).state_dict())
-    parts = [key.split(".")[1] for key in keys if key.startswith("_elmo_lstm.")]
-    assert sorted(set(parts), key=parts.index) == ["_token_embedder", "_word_embedding", "_elmo_lstm"]
 
 
 def test_subclass_that_sets_attributes_before_the_model_is_read(files):
@@ -170,14 +232,50 @@ def test_fine_tuning_warns_and_trains_the_table(files, caplog):
     assert cached._word_embedding.weight.grad[2].any() and not cached._word_embedding.weight.grad[[0, 1, 3]].any()
 
 
-def test_elmo_from_params(files):
-    params = {"options_file": files[0], "weight_file": files[1], "num_output_representations": "2", "dropout": 0,
-              "do_layer_norm": "true", "keep_sentence_boundaries": False, "scalar_mix_parameters": [-9e10, 1, -9e10]}
+@runs("`Elmo.from_params`")
+def test_from_params(files):
+    model = {"options_file": files[0], "weight_file": files[1], "dropout": 0}
+    params = {**model, "num_output_representations": "2", "do_layer_norm": "true", "keep_sentence_boundaries": False,
+              "scalar_mix_parameters": [-9e10, 1, -9e10]}
     given, ids = dict(params), batch_to_ids(SENTENCES)
     elmo = Elmo.from_params(params)
     assert params == given
     expected = Elmo(*files, 2, dropout=0, do_layer_norm=True, scalar_mix_parameters=[-9e10, 1, -9e10])
     assert torch.equal(elmo(ids)["elmo_representations"][0], expected(ids)["elmo_representations"][0])
+    vocabulary = types.SimpleNamespace(get_token_to_index_vocabulary=lambda _: dict(zip(WORDS, range(6))))
+    embedder = ElmoTokenEmbedder.from_params(vocabulary, {**model, "namespace_to_cache": "tokens"})
+    ids = batch_to_ids([WORDS[2:]])
+    found, expected = embedder(ids, torch.arange(2, 6)[None]), ElmoTokenEmbedder(*files, dropout=0)(ids)
+    assert torch.allclose(found, expected, atol=SAME_MODEL)
+
+
+@runs('`elmo.load_state_dict(torch.load("old.th"))`')
+def test_a_checkpoint(files, tmp_path):
+    """Names as AllenNLP's; tests/model/test_state_dict.py has the values."""
+    first, second = Elmo(*files, 1, dropout=0), Elmo(*files, 1, dropout=0, scalar_mix_parameters=[5.0, 0.0, 0.0])
+    state, ids = first.state_dict(), batch_to_ids(SENTENCES)
+    assert "_elmo_lstm._elmo_lstm.forward_layer_0.input_linearity.weight" in state
+    assert "_elmo_lstm._token_embedder._char_embedding_weights" in state and "scalar_mix_0.gamma" in state
+    torch.save(state, tmp_path / "old.th")
+    second.load_state_dict(torch.load(tmp_path / "old.th"))
+    found, expected = (elmo(ids)["elmo_representations"][0] for elmo in (second, first))
+    assert torch.allclose(found, expected, atol=SAME_MODEL)
+
+
+def test_what_is_not_there_says_so(files):
+    """The list "Not there" of the page."""
+    elmo = Elmo(*files, 1)
+    with pytest.raises(AttributeError, match="forward_layer_0"):
+        elmo._elmo_lstm._elmo_lstm.forward_layer_0  # noqa: B018
+    bilm_tfs = {"_elmo_lstm._elmo_lstm.B_0_0", "_elmo_lstm._token_embedder.W_proj"}
+    assert bilm_tfs < {name for name, _ in elmo.named_parameters()} and bilm_tfs.isdisjoint(elmo.state_dict())
+
+    class Empty(_ElmoBiLm):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+
+    with pytest.raises(RuntimeError, match="^Empty: expected _ElmoBiLm's constructor to be called with the two files"):
+        Empty()(batch_to_ids(SENTENCES))
 
 
 @pytest.mark.parametrize("call, named", [
@@ -224,6 +322,7 @@ class Flair:
             [each.to(torch.device("cpu")) for each in self.ee.elmo_bilm._elmo_lstm._states])
 
 
+@runs("`import allennlp.commands.elmo`")
 @pytest.mark.parametrize("copied", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy])
 def test_flair(files, copied):
     ours = Flair(*files)

@@ -11,6 +11,7 @@ from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.allennlp import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.allennlp.tools import create_elmo_embeddings_from_vocab as tool
 from tests.support.files import names
+from tests.support.migrating import runs
 
 WORDS = ["@@UNKNOWN@@", "the", "naïve", "x" * 60, "東京", "."]
 
@@ -30,6 +31,7 @@ def written(folder):
     return words, np.array([line[1:] for line in lines], dtype=np.float32)
 
 
+@runs("`main(...)` of that module")
 @pytest.mark.parametrize("count", [3, 50, 100, 102, 150, 204])  # around and on multiples of 50 and 100
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 def test_files(files, tmp_path, count, batch_size):
@@ -68,6 +70,7 @@ def test_nothing_is_left_of_a_run_that_fails(files, tmp_path, monkeypatch):
     assert names(tmp_path / "out") == []
 
 
+@runs("`python -m allennlp.tools.create_elmo_embeddings_from_vocab ...`")
 @pytest.mark.parametrize("more, status", [
     ([], 2), (["--use_custom_oov_token", "False"], 2), (["--use_custom_oov_token", "perhaps"], 2),
     *((["--use_custom_oov_token", *more], 0) for more in ([], ["True"], ["true"]))])

@@ -6,9 +6,35 @@ import random
 import numpy as np
 import pytest
 
+import elmo_fast
+from elmo_fast.compat import bilm
+from elmo_fast.compat.bilm import data as module
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset, UnicodeCharsVocabulary, Vocabulary
 from tests.support import plain_training
-from tests.support.training import write_corpus
+from tests.support.migrating import runs
+from tests.support.training import TINY, write_corpus
+
+
+@runs("`from bilm import ...`", "`from bilm.data import Batcher", "`Batcher(", "`TokenBatcher(",
+     "`InvalidNumberOfCharacters`")
+def test_names():
+    """Those of `elmo_fast` itself, whose tests are tests/text; 261 or 262 characters are no error."""
+    assert {"Batcher", "TokenBatcher", "BidirectionalLanguageModel", "dump_token_embeddings", "dump_bilm_embeddings",
+            "weight_layers"} <= set(dir(bilm))
+    for name in ("Batcher", "TokenBatcher", "Vocabulary", "UnicodeCharsVocabulary"):
+        assert getattr(module, name) is getattr(elmo_fast, name) is getattr(bilm, name, getattr(module, name))
+    assert module.InvalidNumberOfCharacters is elmo_fast.ConfigurationError
+    for count in (261, 262):
+        assert elmo_fast.Options.from_dict({**TINY, "char_cnn": {**TINY["char_cnn"], "n_characters": count}})
+
+
+@runs("`Vocabulary(file, validate_file)`", "`UnicodeCharsVocabulary(file, max_word_length)`")
+def test_vocabularies(vocab):
+    words, characters = Vocabulary(vocab, validate_file=True), UnicodeCharsVocabulary(vocab, 7)
+    assert (words.bos, words.eos, words.unk, words.size) == (2, 3, 4, 10) and words.word_to_id("none") == 4
+    assert words.decode(words.encode("the sea", reverse=True)) == "</S> the sea <S>"
+    assert characters.max_word_length == 7 and characters.word_char_ids.shape == (10, 7)
+    assert characters.encode_chars("the sea")[2].tolist() == characters.word_to_char_ids("sea").tolist()
 
 
 def lines(path):
@@ -54,6 +80,7 @@ def corpus(tmp_path, monkeypatch):
     return tmp_path, names
 
 
+@runs("`from bilm.data import LMDataset", "`LMDataset(...)`")
 @pytest.mark.parametrize("characters", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("rows, steps, shuffle", [(2, 3, False), (5, 7, True), (1, 1, False), (3, 20, True)])
@@ -68,6 +95,8 @@ def test_batches_without_end(corpus, characters, reverse, rows, steps, shuffle):
     assert random.random() == after
     for batch, pairs in zip(found, wanted, strict=True):
         check_batches(batch, pairs, vocab)
+    words, ids = next(data.get_sentence())
+    assert data.vocab is vocab and (ids.shape == (len(words), data.max_word_length) if characters else ids is None)
 
 
 def test_both_directions_once(corpus):

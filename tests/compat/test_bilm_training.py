@@ -1,5 +1,6 @@
 """bilm-tf's `train`, `test` and its scripts, beside loops over the plain rows of the text."""
 
+import inspect
 import random
 import sys
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ConfigurationError
+from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.compat.bilm import __main__ as scripts
 from elmo_fast.compat.bilm import training
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
@@ -19,6 +20,9 @@ from elmo_fast.train.import_tf import bilm_tf_config
 from elmo_fast.train.model import LanguageModel, initial_weights
 from elmo_fast.train.optimizer import Replicas, Updater
 from tests.support import plain_training
+from tests.support.files import run
+from tests.support.migrating import runs
+from tests.support.tf_checkpoints import import_values, made_up, write_folder
 from tests.support.training import KINDS, VOCABULARY, write_corpus, write_options
 
 
@@ -65,21 +69,26 @@ def plain_run(options, corpus, folder, gpus, runs):
     return model.weights()
 
 
+@runs("`from bilm.training import train", "`train(options, data, n_gpus", "`options['n_train_tokens']`",
+     "`test(options, ckpt_file, data, batch_size=256)`", "`load_options_latest_checkpoint(")
 @pytest.mark.parametrize("kind, gpus", [("characters", 1), ("characters", 2), ("words", 1), ("shared table", 2),
                                         ("one direction", 1), ("full softmax", 1)])
 def test_train_restart_and_test(tmp_path, corpus, kind, gpus):
     options, folder = options_of(kind), tmp_path / "run"
     options["n_train_tokens"] *= gpus
-    training.train(options, data_of(options, corpus), gpus, folder, folder)
-    for runs in (1, 2):
+    assert training._N_TRAIN_TOKENS == 768_648_884 and list(inspect.signature(training.train).parameters) == [
+        "options", "data", "n_gpus", "tf_save_dir", "tf_log_dir", "restart_ckpt_file"]
+    training.train(options, data_of(options, corpus), gpus, folder, tmp_path / "log")
+    for times in (1, 2):
         saved, last = training.load_options_latest_checkpoint(folder)
-        assert last.endswith(f"step-{3 * runs:08d}.pt")
-        expected = plain_run(options, corpus, tmp_path / "text", gpus, runs)
+        assert last.endswith(f"step-{3 * times:08d}.pt") and not (tmp_path / "log").exists()
+        assert saved["n_train_tokens"] == options["n_train_tokens"]
+        expected = plain_run(options, corpus, tmp_path / "text", gpus, times)
         found = checkpoint.read(last)["weights"]
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             np.testing.assert_allclose(found[name].numpy(), values, rtol=0, atol=2e-6, err_msg=name)
-        if runs == 1:
+        if times == 1:
             training.train(saved, data_of(options, corpus), gpus, folder, folder, restart_ckpt_file=last)
     model, vocabulary = checkpoint.load_language_model(folder)
     wanted = evaluate.perplexity(model, read_shards(corpus[0], "text"), vocabulary, 5).total
@@ -102,6 +111,7 @@ def test_training_learns(tmp_path, kind):
     random.setstate(random_state)
 
 
+@runs("`dump_weights(dir, outfile)`")
 def test_dumped_weights(tmp_path, corpus):
     options = options_of("characters")
     training.train(options, data_of(options, corpus), 1, tmp_path / "run")
@@ -117,6 +127,8 @@ def test_dumped_weights(tmp_path, corpus):
         training.dump_weights(tmp_path / "forward", tmp_path / "none.hdf5")
 
 
+@runs("`python bin/train_elmo.py", "`python bin/restart.py --save_dir", "`python bin/run_test.py --save_dir",
+     "`python bin/dump_weights.py --save_dir")
 def test_scripts(tmp_path, corpus, monkeypatch, capsys):
     """Every flag of bilm-tf's four scripts."""
     def script(*arguments):
@@ -134,9 +146,22 @@ def test_scripts(tmp_path, corpus, monkeypatch, capsys):
     assert last.endswith("step-00000006.pt")
     out = script("run_test", *save, "--vocab_file", corpus[1], "--test_prefix", corpus[0], "--batch_size", 4)
     found = training.test(saved, last, data_of(saved, corpus, test=True), 4)
-    assert out.split()[-1] == str(found)
+    assert out.endswith(f"AVERAGE PERPLEXITY = {found}\n")
     script("dump_weights", *save, "--outfile", tmp_path / "weights.hdf5")
     assert (tmp_path / "weights.hdf5").is_file()
+
+
+@runs("`bin/restart.py` of a TensorFlow checkpoint", "`bin/run_test.py`, `bin/dump_weights.py` of a TensorFlow")
+def test_a_checkpoint_of_tensorflow(tmp_path, capsys):
+    """Its variables are made up: only TensorFlow reads the file itself."""
+    folder, pattern, vocabulary = write_folder(tmp_path / "tf")
+    import_values(made_up(), folder, tmp_path / "run", vocab_file=vocabulary)
+    assert run(capsys, "train", tmp_path / "run", "--resume", "--train", pattern, "--max-steps", 8, "--quiet")[0] == 0
+    assert checkpoint.in_order(tmp_path / "run")[-1].name == "step-00000008.pt"
+    status, printed, _ = run(capsys, "perplexity", tmp_path / "run", pattern, "--batch-size", 2, "--quiet")
+    assert status == 0 and "perplexity" in printed
+    assert run(capsys, "export", tmp_path / "run", tmp_path / "exported")[0] == 0
+    assert BiLm.from_model(tmp_path / "exported").num_layers == 3
 
 
 def test_refuses(tmp_path, corpus):

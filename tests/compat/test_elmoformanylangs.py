@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import runpy
 import shutil
 import sys
 import types
@@ -19,6 +20,7 @@ from elmo_fast.model.manylangs import read_config
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.files import read_hdf5, run
 from tests.support.manylangs import CHARACTERS, CONFIG, SENTENCES, config, plain_layers, write_manylangs
+from tests.support.migrating import runs
 
 AGAINST_THE_ORIGINAL = 1e-5
 MANY_CHARACTERS = [*map(chr, range(0x4E00, 0x4E00 + 400)), *CHARACTERS]
@@ -58,6 +60,15 @@ def near(found, expected):
             assert not layer.size or relative_error(*map(torch.from_numpy, (layer, exact))) < AGAINST_FLOAT64["highest"]
 
 
+@runs("`from elmoformanylangs import Embedder`", "`Embedder(model_dir, batch_size=64)`",
+     "`embedder.model`, `.config`")
+def test_attributes(common):
+    embedder = Embedder(str(common), batch_size=64, precision="highest")
+    assert embedder.batch_size == 64 and embedder.model_dir == str(common) and isinstance(embedder.model, BiLm)
+    assert embedder.config == read_config(common)[0] and isinstance(embedder.use_cuda, bool)
+    assert embedder.model.token_source.words["cat"] == 5 and embedder.model.token_source.characters
+
+
 @pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
 def test_layers_are_those_of_float64(model, backend):
     expected, clipped = zip(*(plain_layers(model, sentence) for sentence in SENTENCES))
@@ -70,6 +81,7 @@ def test_layers_are_those_of_float64(model, backend):
     near(embedder.sents2elmo(SENTENCES, -2), expected)
 
 
+@runs("`sents2elmo(sents, output_layer=-1)`")
 def test_output_layers(common):
     expected = [plain_layers(common, sentence)[0] for sentence in SENTENCES]
     for state in ("zero", "carry"):
@@ -97,6 +109,7 @@ def test_boundaries_are_the_models_own(common):
     near([inner.numpy()], [plain_layers(common, SENTENCES[0])[0]])
 
 
+@runs("`random.seed(n)` before it", "nothing")
 def test_states_are_carried_in_the_order_of_random(common):
     sentences = [sentence for sentence in SENTENCES if sentence] * 3
     random.seed(5)
@@ -123,6 +136,7 @@ def test_archives_copies_and_checkpoints(common, tmp_path):
     close(other.embed(SENTENCES), expected, SAME_MODEL)
 
 
+@runs("`model_dir` without the JSON file")
 def test_the_json_file_with_the_sizes(common):
     """Beside config.json under the named path or its last part, or the one that the original's package has."""
     (common / "elsewhere").mkdir()
@@ -131,7 +145,7 @@ def test_the_json_file_with_the_sizes(common):
     assert read_config(common)[0] == CONFIG
     default = "/home/someone/configs/cnn_50_100_512_4096_sample.json"
     (common / "config.json").write_text(json.dumps({"config_path": default}))
-    assert read_config(common)[0]["encoder"]["dim"] == 4096
+    assert {"dim": 4096, "projection_dim": 512}.items() <= read_config(common)[0]["encoder"].items()
     (common / "config.json").write_text(json.dumps({"config_path": "/home/other.json"}))
     with pytest.raises(FileNotFoundError, match="expected the file other.json that config.json names, found none$"):
         Embedder(common)
@@ -172,13 +186,20 @@ class Harmful:
         return exec, ("import sys; sys.harmed = True",)
 
 
+@runs("`python -m elmoformanylangs.biLM train`")
+def test_it_does_not_train():
+    with pytest.raises(ImportError, match=r"elmo_fast.compat.elmoformanylangs.biLM"):
+        runpy.run_module("elmo_fast.compat.elmoformanylangs.biLM")
+
+
 def test_nan_is_refused_unless_it_is_allowed(common):
     content = torch.load(common / "encoder.pkl")
     content["backward_layer_1.state_projection.weight"][0, 0] = torch.nan
     torch.save(content, common / "encoder.pkl")
-    with pytest.raises(ConfigurationError, match="backward_layer_1.state_projection.weight: expected finite"):
-        elmo_fast.load(common)
-    assert np.isnan(elmo_fast.load(common, allow_nonfinite=True).embed([["a"]])[0]).any()
+    for load, method in ((elmo_fast.load, "embed"), (Embedder, "sents2elmo")):
+        with pytest.raises(ConfigurationError, match="backward_layer_1.state_projection.weight: expected finite"):
+            load(common)
+        assert np.isnan(getattr(load(common, allow_nonfinite=True), method)([["a"]])[0]).any()
 
 
 @pytest.mark.parametrize("changes, message", [
@@ -233,12 +254,18 @@ def test_every_method_of_load(common, tmp_path):
     assert np.abs(twice[0] - twice[1])[1:].max() > 1e-3 and elmo.bilm.state == "warm"
 
 
+@runs("`python -m elmoformanylangs test")
 def test_the_command(common, tmp_path, capsys):
     text, output = tmp_path / "in.txt", tmp_path / "out.hdf5"
     text.write_text("the cat sat .\n東京 abcdefg\n", encoding="utf-8")
     assert run(capsys, "embed", text, output, "--all", "--state", "zero", "--model", common) == (0, "", "")
     saved = read_hdf5(output)
-    near([saved["0"], saved["1"]], [plain_layers(common, line.split())[0] for line in text.read_text().splitlines()])
+    layers = [plain_layers(common, line.split())[0] for line in text.read_text(encoding="utf-8").splitlines()]
+    near([saved["0"], saved["1"]], layers)
+    for flag, mix in (("--all", lambda x: x), ("--top", lambda x: x[-1]), ("--average", lambda x: x.mean(0))):
+        assert run(capsys, "embed", text, output, flag, "--model", common, "--quiet")[0] == 0
+        saved = read_hdf5(output)
+        close([saved["0"], saved["1"]], list(map(mix, layers)), SAME_MODEL)
     status, printed, _ = run(capsys, "info", common)
     assert status == 0 and f"{len(set(CHARACTERS))} characters (char.dic), at most 9 a token" in printed
     assert "; 9 words (word.dic)" in printed

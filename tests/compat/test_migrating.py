@@ -1,6 +1,6 @@
 """docs/migrating.md: every dotted name and import of it resolves, and every public name of a drop-in is on it.
 
-The calls of its tables run in the `test_migrating_*` modules beside this one.
+The calls of its tables run in the modules beside this one, in tests that `runs` marks.
 """
 
 import importlib
@@ -11,7 +11,7 @@ import pytest
 
 from elmo_fast import compat
 from tests.support.files import ROOT
-from tests.support.migrating import SYSTEMS, TEXT, tables
+from tests.support.migrating import SYSTEMS, TEXT, marks, tables
 
 MODULES = [module.name for module in pkgutil.walk_packages(compat.__path__, "elmo_fast.compat.")
            if not module.name.endswith("__main__")]
@@ -34,9 +34,18 @@ def test_a_public_name_is_on_the_page(module):
     assert [name for name in public if not re.search(rf"\b{name}\b", TEXT)] == []
 
 
+@pytest.mark.parametrize("modules", SYSTEMS)
+def test_every_row_is_run_by_one_test(modules):
+    """And every mark of a test is one row's."""
+    cells, beginnings = [cell for heading in SYSTEMS[modules] for cell in tables()[heading]], marks(modules)
+    matches = {cell: [mark for mark in beginnings if cell == mark or (cell.startswith(mark) and mark not in cells)]
+               for cell in cells}
+    assert {cell: found for cell, found in matches.items() if len(found) != 1} == {}
+    assert sorted(found[0] for found in matches.values()) == sorted(beginnings)
+
+
 def test_every_table_belongs_to_a_module_that_runs_its_rows():
     assert sorted(heading for headings in SYSTEMS.values() for heading in headings) == sorted(tables())
-    assert all((ROOT / f"tests/compat/test_migrating_{name}.py").is_file() for name in SYSTEMS)
 
 
 def test_the_tests_that_stand_for_bilm_tfs_exist():

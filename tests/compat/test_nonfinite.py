@@ -13,12 +13,10 @@ from elmo_fast.compat.allennlp.modules.elmo import Elmo, _ElmoCharacterEncoder
 from elmo_fast.compat.allennlp.modules.token_embedders import ElmoTokenEmbedder
 from elmo_fast.compat.allennlp.tools.create_elmo_embeddings_from_vocab import create_elmo_embeddings_from_vocab
 from elmo_fast.compat.bilm import BidirectionalLanguageModel, dump_bilm_embeddings, dump_token_embeddings
-from elmo_fast.compat.elmoformanylangs import Embedder
 from elmo_fast.compat.simple_elmo import ElmoModel
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.text.batching import batch_to_ids
 from tests.support.files import paths, read_hdf5, spoil, tiny, write_model
-from tests.support.manylangs import write_manylangs
 from tests.support.softmax import WORDS, write_softmax_model
 
 IDS = batch_to_ids([["the", "cat"]])
@@ -115,16 +113,6 @@ def test_a_softmax(tmp_path):
     model.load(folder, full=True, allow_nonfinite=True)
     head = SoftmaxHead.from_files(model._embedder.elmo_bilm, folder / "softmax.hdf5", folder / "vocab.txt", True)
     assert np.isnan(head.score([[WORDS[3]]])[0].forward).any()
-
-
-def test_a_model_of_elmoformanylangs(tmp_path):
-    folder = write_manylangs(tmp_path / "model")
-    content = torch.load(folder / "encoder.pkl")
-    content["backward_layer_1.state_projection.weight"][0, 0] = torch.nan
-    torch.save(content, folder / "encoder.pkl")
-    with pytest.raises(ConfigurationError, match="state_projection.weight: expected finite"):
-        Embedder(folder)
-    assert np.isnan(Embedder(folder, allow_nonfinite=True).sents2elmo([["a"]])[0]).any()
 
 
 def test_the_fallback_of_seqvec_to_the_cpu(spoiled, monkeypatch):

@@ -1,4 +1,5 @@
 import logging
+import runpy
 import subprocess
 import sys
 
@@ -8,10 +9,11 @@ import torch
 
 from elmo_fast import ConfigurationError, ElmoEmbedder, open_embeddings
 from elmo_fast.choices import SEQVEC_LAYERS
-from elmo_fast.compat import seqvec
+from elmo_fast.compat import allennlp, seqvec
 from elmo_fast.embed import corpus
 from elmo_fast.embed.partial import PartialResult
 from tests.support.files import ROOT, names, paths, read_hdf5, run, tiny, write_model
+from tests.support.migrating import runs
 
 PROTEINS = {"P3": "MKTAYIAKQR", "P1": "SEQWENCE", "P2": "ACDEFGHIKLMNPQRSTVWYX", "P4": "mkt*"}
 
@@ -55,6 +57,48 @@ def test_batches_shortest_first_end_where_seqvec_ends_them(folder, fasta, tmp_pa
             np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-6)
 
 
+@runs("`get_elmo_model(model_dir, cpu)`", "`ElmoEmbedder(options, weights, cuda_device)` of AllenNLP")
+def test_embedders(folder, tmp_path, monkeypatch):
+    layers = expected(folder, [list(PROTEINS)])
+    for embedder in (seqvec.get_elmo_model(folder, True),
+                     allennlp.commands.elmo.ElmoEmbedder(*map(str, paths(folder)), cuda_device=-1)):
+        found = embedder.embed_batch([list(sequence.upper()) for sequence in PROTEINS.values()])
+        for one, other in zip(found, layers.values(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    monkeypatch.setenv("ELMO_FAST_CACHE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ImportError, match="^fetching https://rostlab.org/.*/seqvec/options.json"):
+        seqvec.get_elmo_model(tmp_path, True)
+
+
+@runs("`get_embeddings(seq_dir, model_dir, ...)`", "`save_from_generator(emb_path, per_protein, generator)`")
+def test_a_generator_is_saved(folder, fasta, tmp_path):
+    sequences: dict[str, str] = {}
+    seqvec.read_fasta(sequences, fasta, "|", 1)
+    assert sequences == {key: value.upper() for key, value in PROTEINS.items()}
+    seqvec.save_from_generator(tmp_path / "x.npz", True, seqvec.get_embeddings(fasta, folder, per_protein=True))
+    layers, saved = expected(folder, [["P4", "P1", "P3", "P2"]]), np.load(tmp_path / "x.npz")
+    for key in PROTEINS:
+        np.testing.assert_allclose(saved[key], layers[key].sum(0).mean(0), rtol=0, atol=1e-6)
+
+
+@runs("`create_arg_parser()`, `main()`")
+@pytest.mark.parametrize("name", ["create_arg_parser", "main"])
+def test_the_commands_parts_are_not_there(name):
+    with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
+        exec(f"from elmo_fast.compat.seqvec import {name}")
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+@pytest.mark.parametrize("name, message", [
+    ("seqvec", "seqvec: expected `elmo-fast seqvec`"),
+    ("elmoformanylangs", "elmoformanylangs: expected `elmo-fast embed INPUT OUTPUT")])
+def test_modules_run_as_scripts_name_the_command(name, message):
+    with pytest.raises(SystemExit, match=f"^{message}"):
+        runpy.run_module(f"elmo_fast.compat.{name}", run_name="__main__")
+
+
+@runs("`read_fasta_file`, `read_fasta`")
 @pytest.mark.parametrize("layer", SEQVEC_LAYERS)
 @pytest.mark.parametrize("per_protein", [False, True])
 def test_layers(layer, per_protein):
@@ -147,14 +191,21 @@ def test_a_stand_in_for_the_embedder(monkeypatch, caplog):
     assert len(caplog.messages) == 7 and caplog.messages[:3] == SEQVEC_LOG[:3]
 
 
-def test_the_command(folder, fasta, tmp_path, capsys):
-    status, out, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / "x.h5", "--model", folder, "--silent",
-                           "--layer", "all", "--protein", "--id", "0", "--split-char", "|NAME", "--state", "zero")
+@runs("`seqvec -i FASTA")
+@pytest.mark.parametrize("layer, mixed", [("all", lambda layers: np.concatenate(list(layers), axis=1)),
+                                          ("sum", lambda layers: layers.sum(0))])
+@pytest.mark.parametrize("suffix", ["h5", "npz", "npy"])
+def test_the_command(folder, fasta, tmp_path, capsys, suffix, layer, mixed):
+    status, out, err = run(capsys, "seqvec", "-i", fasta, "-o", tmp_path / f"x.{suffix}", "--model", folder, "--silent",
+                           "--layer", layer, "--protein", "--id", "0", "--split-char", "|NAME", "--state", "zero",
+                           "--batchsize", 15000, "--cpu")
     assert (status, out) == (0, "") and "error" not in err
-    found = read_hdf5(tmp_path / "x.h5")
-    assert set(found) == {f"sp|{key}" for key in PROTEINS}
-    for key, layers in expected(folder, [[key] for key in PROTEINS], "zero").items():
-        np.testing.assert_allclose(found[f"sp|{key}"], np.concatenate(layers.mean(1)), rtol=0, atol=1e-6)
+    found = read_hdf5(tmp_path / "x.h5") if suffix == "h5" else np.load(tmp_path / f"x.{suffix}")
+    order = ["P4", "P1", "P3", "P2"]  # shortest first
+    keys = range(4) if suffix == "npy" else [f"sp|{key}" for key in order]
+    assert suffix == "npy" or set(found) == set(keys)
+    for key, layers in zip(keys, expected(folder, [[key] for key in order], "zero").values()):
+        np.testing.assert_allclose(found[key], mixed(layers).mean(0), rtol=0, atol=1e-6)
 
 
 PEAK = """

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from elmo_fast import BiLm, ElmoEmbedder
+from elmo_fast.compat import bilm
 from elmo_fast.compat.simple_elmo import ElmoModel
 from tests.support.files import paths, tiny, write_model
+from tests.support.migrating import runs
 from tests.support.softmax import write_softmax_model
 
 TEXTS = ["The cat sat on the mat".split(), ["One"], "A much longer sentence than all of the others".split(),
@@ -16,7 +18,7 @@ TEXTS = ["The cat sat on the mat".split(), ["One"], "A much longer sentence than
 
 def loaded(directory, max_batch_size=2, full=False, **arguments):
     model = ElmoModel(**arguments)
-    model.load(directory, max_batch_size=max_batch_size, full=full)
+    assert model.load(directory, max_batch_size=max_batch_size, limit=100, full=full) is None
     return model
 
 
@@ -26,6 +28,7 @@ def full(folder):
     return write_softmax_model(folder, tiny(lstm__dim=12), "<S> </S> <UNK> the cat sat on mat".split())
 
 
+@runs("`from simple_elmo import ElmoModel`", "`ElmoModel().load(", "`get_elmo_vectors(", "`get_elmo_vector_average(")
 @pytest.mark.parametrize("state, warmup", [("carry", True), ("carry", False), ("warm", True)])
 @pytest.mark.parametrize("layers", ["average", "top", "all"])
 def test_vectors_and_sentence_vectors(folder, state, warmup, layers):
@@ -35,8 +38,9 @@ def test_vectors_and_sentence_vectors(folder, state, warmup, layers):
         for _ in range(2 if warmup else 1):
             found = embedder.embed_batch(TEXTS[start : start + 2])
         arrays += found
-    vectors = loaded(folder, state=state).get_elmo_vectors(TEXTS, warmup, layers, session=object())
-    averages = loaded(folder, state=state).get_elmo_vector_average(TEXTS, warmup, layers, session=object())
+    given = () if warmup and layers == "average" else (warmup, layers, object())  # the last is the session
+    vectors = loaded(folder, state=state).get_elmo_vectors(TEXTS, *given)
+    averages = loaded(folder, state=state).get_elmo_vector_average(TEXTS, *given)
     axes = (5, 3) if layers == "all" else (5,)
     assert vectors.shape == (*axes, 9, 8) and averages.shape == (*axes, 8) and vectors.dtype == np.float32
     for row, average, text, values in zip(vectors, averages, TEXTS, arrays):
@@ -48,10 +52,20 @@ def test_vectors_and_sentence_vectors(folder, state, warmup, layers):
         np.testing.assert_allclose(average, mean / norm, rtol=0, atol=1e-5)
 
 
+@runs("`vector_size`, `n_layers`, `batch_size`, `vocab`", "`ElmoModel.warmup(session, texts)`")
 def test_sizes_no_sentences_and_a_zip(full, tmp_path):
     for model, count in ((loaded(full, 7), 0), (loaded(shutil.make_archive(tmp_path / "193", "zip", full), 7), 5)):
         assert (model.n_layers, model.vector_size, model.batch_size, model.vocab.size) == (3, 8, 7, 8)
         assert model.get_elmo_vectors(TEXTS[:count]).shape == (count, 9 if count else 0, 8)
+        assert not hasattr(model, "warmup")
+
+
+@runs("`from simple_elmo import Batcher")
+@pytest.mark.parametrize("name", ["Batcher", "BidirectionalLanguageModel", "weight_layers", "divide_chunks"])
+def test_bilm_tfs_names(name):
+    assert name == "divide_chunks" or hasattr(bilm, name)
+    with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
+        exec(f"from elmo_fast.compat.simple_elmo import {name}")
 
 
 def test_model_hdf5_comes_before_other_weights_and_else_the_first(folder, tmp_path):
@@ -68,6 +82,7 @@ def test_model_hdf5_comes_before_other_weights_and_else_the_first(folder, tmp_pa
     assert abs(loaded(folder).get_elmo_vectors(TEXTS) - second).max() > 1e-3
 
 
+@runs("`get_elmo_substitutes(")
 @pytest.mark.parametrize("topn, nodelimiters", [(3, True), (8, False), (1000, True)])
 def test_substitutes_of_each_direction(full, topn, nodelimiters):
     model = loaded(full, full=True, state="zero")

@@ -1,13 +1,16 @@
-"""The tables of docs/migrating.md, and the tests that run the calls of their rows."""
+"""The tables of docs/migrating.md, and the tests of tests/compat that run the calls of their rows."""
 
+import ast
 import re
 
 from tests.support.files import ROOT
 
-SYSTEMS = {  # part of the name of a module in tests/compat -> the headings above the tables that it runs
-    "bilm": ("bilm-tf", "bilm-tf's training"),
-    "allennlp": ("AllenNLP", "What stays with AllenNLP"),
-    "others": ("SeqVec", "simple_elmo", "ELMoForManyLangs"),
+SYSTEMS = {  # beginning of the names of modules in tests/compat -> the headings above the tables whose rows they run
+    "test_bilm": ("bilm-tf", "bilm-tf's training"),
+    "test_allennlp": ("AllenNLP", "What stays with AllenNLP"),
+    "test_seqvec": ("SeqVec",),
+    "test_simple_elmo": ("simple_elmo",),
+    "test_elmoformanylangs": ("ELMoForManyLangs",),
 }
 TEXT = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
 
@@ -24,24 +27,21 @@ def tables():
     return found
 
 
-class Rows:
-    """Marks the tests of a module in `SYSTEMS` by the rows that they run: `@row("`Batcher(", "`TokenBatcher(")`.
+def runs(*beginnings):
+    """Marks a test by the rows that it runs: `@runs("`Batcher(", "`TokenBatcher(")`.
 
     A row is named by the beginning of its first cell, or by all of it.
     """
+    return lambda test: test
 
-    def __init__(self, module):
-        self.cells = [cell for heading in SYSTEMS[module] for cell in tables()[heading]]
-        self._beginnings = []
 
-    def __call__(self, *beginnings):
-        self._beginnings += beginnings
-        return lambda test: test
-
-    def check(self):
-        """Every row is run by one test, and every test runs a row."""
-        matches = {cell: [each for each in self._beginnings if cell == each or (
-            cell.startswith(each) and each not in self.cells)] for cell in self.cells}
-        assert {cell: found for cell, found in matches.items() if len(found) != 1} == {}, "rows without one test"
-        used = [found[0] for found in matches.values()]
-        assert sorted(used) == sorted(self._beginnings), "tests without a row of their own"
+def marks(modules):
+    """The beginnings that mark tests in the modules with names that begin so."""
+    found = []
+    for path in sorted((ROOT / "tests" / "compat").glob(f"{modules}*.py")):
+        for test in ast.parse(path.read_text(encoding="utf-8")).body:
+            for mark in getattr(test, "decorator_list", ()):
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "runs":
+                    assert test.name.startswith("test_"), test.name
+                    found += map(ast.literal_eval, mark.args)
+    return found

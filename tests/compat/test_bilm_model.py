@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, ConfigurationError
+from elmo_fast import BiLm, ConfigurationError, remove_boundaries
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, TokenBatcher
 from elmo_fast.compat.bilm.model import dump_bilm_embeddings, dump_token_embeddings
 from elmo_fast.embed import stream
@@ -20,6 +20,7 @@ from elmo_fast.model.token_table import build
 from elmo_fast.testing import SAME_MODEL
 from tests.support import models
 from tests.support.files import ROOT, names, read_hdf5
+from tests.support.migrating import runs
 
 BATCHES = [
     [["the", "sea"], ["grey", "and", "old", "salt"], []],
@@ -47,14 +48,21 @@ def ids(vocab):
     return Batcher(vocab, 50).batch_sentences(BATCHES[0])
 
 
+@runs("`bilm = BidirectionalLanguageModel(", "`ops = bilm(placeholder)`", "`ops['lm_embeddings']`",
+     "`sess.run(ops['token_embeddings'], ...)` alone", "`model._graphs[placeholder].lstm_init_states`")
 def test_results_and_states(files, vocab):
-    model, bilm = BidirectionalLanguageModel(*files, max_batch_size=5), BiLm.from_files(*files)
+    model, bilm = BidirectionalLanguageModel(*files, max_batch_size=5).to("cpu"), BiLm.from_files(*files)
+    states = BidirectionalLanguageModel(*files).lstm_init_states()
+    assert [value.shape for value in states["forward"][1]] == [(128, 37), (128, 11)] and len(states["backward"]) == 2
     for batch in BATCHES:
         ids, longest = Batcher(vocab, 50).batch_sentences(batch), max(map(len, batch))
-        ops, (tokens, *_) = model(ids), bilm(torch.from_numpy(ids), boundaries="present").activations
+        ops, (activations, mask) = model(ids), bilm(torch.from_numpy(ids), boundaries="present")
+        for found, layer in zip(ops["lm_embeddings"].unbind(1), activations, strict=True):
+            assert (found - remove_boundaries(layer, mask)[0]).abs().max() < SAME_MODEL
+        assert isinstance(ops, dict) and ops["lengths"].tolist() == ops["mask"].sum(1).tolist() == list(map(len, batch))
         assert ops["lm_embeddings"].shape == (len(batch), 3, longest, 22) and ops["lengths"].dtype == torch.int64
         assert ops["mask"].dtype == torch.bool and ops["mask"].shape == (len(batch), longest)
-        assert (ops["token_embeddings"] - tokens[..., :11]).abs().max() < SAME_MODEL
+        assert (ops["token_embeddings"] - activations[0][..., :11]).abs().max() < SAME_MODEL
         assert not any(value.requires_grad for value in (*ops.values(), *model.parameters()))
         alone = model.token_embeddings(np.concatenate([ids, 0 * ids])[:, 1:])  # above max_batch_size, without <S>
         assert (alone[: len(ids)] - ops["token_embeddings"][:, 1:]).abs().max() < SAME_MODEL
@@ -66,6 +74,7 @@ def test_results_and_states(files, vocab):
                 assert (values[:4] - expected).abs().max() < SAME_MODEL and not values[4:].any() and len(values) == 5
 
 
+@runs("two placeholders", "`sess.run(tf.global_variables_initializer())`")
 def test_streams_have_separate_states(model, ids):
     def run(stream):
         return model(ids, stream=stream)["lm_embeddings"]
@@ -79,6 +88,7 @@ def test_streams_have_separate_states(model, ids):
     assert torch.equal(run("question"), first)
 
 
+@runs("`tf.placeholder(", "nothing")
 @pytest.mark.parametrize("state", ["zero", "warm"])
 def test_without_carried_states_calls_repeat_with_ids_of_every_integer_type(files, ids, state):
     model = BidirectionalLanguageModel(*files, state=state)
@@ -93,6 +103,7 @@ def test_a_batch_of_no_sentences(model):
         "lm_embeddings": (0, 3, 3, 22), "lengths": (0,), "mask": (0, 3), "token_embeddings": (0, 5, 11)}
 
 
+@runs("`use_token_inputs=False`")
 def test_a_model_trained_on_word_ids(tmp_path):
     files = models.files(tmp_path, models.WORD_IDS)
     model = BidirectionalLanguageModel(*files, use_character_inputs=False, embedding_weight_file=files[1])
@@ -106,6 +117,17 @@ def test_a_model_trained_on_word_ids(tmp_path):
     assert torch.allclose(ops["lm_embeddings"][0, -1], expected[0, 1:3], atol=SAME_MODEL)
     with pytest.raises(ConfigurationError, match="use_character_inputs: expected False"):
         BidirectionalLanguageModel(*files)
+    with pytest.raises(TypeError, match="use_token_inputs"):
+        BidirectionalLanguageModel(*files, use_token_inputs=False)
+
+
+@runs("`BidirectionalLanguageModel(..., use_character_inputs=False")
+def test_word_inputs(files, vocab, model, table):
+    words = BidirectionalLanguageModel(*files, use_character_inputs=False, embedding_weight_file=table)
+    sentences = [["the", "grey", "sea"], ["wind"]]
+    found = words(TokenBatcher(vocab).batch_sentences(sentences))
+    expected = model(Batcher(vocab, 50).batch_sentences(sentences))
+    assert torch.allclose(found["lm_embeddings"], expected["lm_embeddings"], atol=SAME_MODEL)
 
 
 def test_copies_and_pickles_keep_the_states(files, vocab, table):
@@ -117,6 +139,7 @@ def test_copies_and_pickles_keep_the_states(files, vocab, table):
     assert all(torch.equal(twin(ids, stream="a")["lm_embeddings"], expected) for twin in twins)
 
 
+@runs("`BidirectionalLanguageModel(..., max_batch_size=n)`")
 def test_refuses(tmp_path, files, vocab, table, model):
     ids, others = Batcher(vocab, 50).batch_sentences(BATCHES[1]), models.files(tmp_path, models.options(), seed=1)
     before, words = model(ids)["lm_embeddings"], BidirectionalLanguageModel(*files, False, table)
@@ -154,6 +177,7 @@ def inputs(tmp_path, files):
     return tmp_path / "vocab.txt", tmp_path / "text.txt", *files
 
 
+@runs("`dump_token_embeddings(vocab_file, options_file, weight_file, outfile)`")
 @pytest.mark.parametrize("block", [3, 4096])
 def test_token_embeddings(tmp_path, inputs, monkeypatch, block):
     monkeypatch.setattr(build, "_WORDS_A_BLOCK", block)
@@ -168,6 +192,7 @@ def test_token_embeddings(tmp_path, inputs, monkeypatch, block):
         assert file.attrs["fingerprint"] == bilm.fingerprint()
 
 
+@runs("`dump_bilm_embeddings(")
 def test_a_dump_carries_the_state_from_line_to_line_unless_asked(tmp_path, inputs, model):
     """A blank line too: it has no tokens, and bilm-tf runs it as <S> </S>."""
     dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5")
@@ -176,6 +201,7 @@ def test_a_dump_carries_the_state_from_line_to_line_unless_asked(tmp_path, input
     for number, line in enumerate(LINES):
         expected = model(batcher.batch_sentences([line.split()]))["lm_embeddings"][0]
         np.testing.assert_allclose(found[str(number)], expected, rtol=0, atol=SAME_MODEL)
+        assert found[str(number)].dtype == np.float32
     assert np.abs(found["0"] - found["6"])[1:].max() > 1e-3
     dump_bilm_embeddings(*inputs, tmp_path / "out.hdf5", batch_size=4, state="zero", progress=False)
     found = read_hdf5(tmp_path / "out.hdf5")
@@ -215,6 +241,15 @@ def test_dumps_refuse(tmp_path, inputs, change, named):
         with pytest.raises(error, match=f"^{named}"):
             dump_token_embeddings(paths[0], *paths[2:])
     assert not (tmp_path / "out.hdf5").exists()
+
+
+@runs("`BidirectionalLanguageModelGraph`, `_pretrained_initializer`", "`bilm.training.LanguageModel`")
+@pytest.mark.parametrize("module, name", [
+    ("model", "BidirectionalLanguageModelGraph"), ("model", "_pretrained_initializer"), ("training", "LanguageModel"),
+    ("training", "average_gradients"), ("training", "clip_grads"), ("training", "print_variable_summary")])
+def test_parts_of_a_graph_are_an_import_error(module, name):
+    with pytest.raises(ImportError, match=f"cannot import name '{name}'"):
+        exec(f"from elmo_fast.compat.bilm.{module} import {name}")
 
 
 @pytest.mark.parametrize("script, own, shows", [

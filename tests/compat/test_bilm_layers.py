@@ -6,7 +6,9 @@ import torch
 
 from elmo_fast import ConfigurationError
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeights, Variables, weight_layers
+from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, write_model
+from tests.support.migrating import runs
 
 W, GAMMA = [0.1, -0.4, 0.9], 1.3
 MASK = np.array([[True] * 4, [True, True, False, False], [True, False, False, False]])
@@ -50,6 +52,8 @@ def ids(vocab):
     return Batcher(vocab, 50).batch_sentences([["a", "b", "c", "d"], ["a", "e"], ["f"]])
 
 
+@runs("`elmo = weight_layers('input', ops, l2_coef=0.0)`", "`weight_layers(..., use_top_only=True)`",
+     "layers read from a file and fed to `weight_layers`")
 @pytest.mark.parametrize("layers, settings", [
     (3, {}), (3, {"l2_coef": 0.5}), (3, {"do_layer_norm": True, "l2_coef": 0}),
     (3, {"use_top_only": True, "l2_coef": 1.0}), (3, {"use_top_only": True, "do_layer_norm": True}),
@@ -74,6 +78,7 @@ def test_gradients_reach_the_layers():
     assert all(layer.any() for layer in layers.grad.unbind(1))
 
 
+@runs("the next `session.run` of a training loop")
 def test_gradients_reach_the_weights_of_the_name_alone(model, ids):
     elmo, other = (weight_layers(name, model(ids), l2_coef=0.1) for name in ("input", "output"))
     set_weights(elmo.weights)
@@ -83,6 +88,8 @@ def test_gradients_reach_the_weights_of_the_name_alone(model, ids):
     assert all(value.grad is None for value in other.parameters())
 
 
+@runs("`tf.get_variable('input_ELMo_W')`", "`tf.trainable_variables()`",
+     "`tf.get_collection(tf.GraphKeys.REGULARIZATION_LOSSES)`")
 def test_the_trainable_weights_of_a_model(model, ids):
     """bilm-tf's tf.trainable_variables() and its collection of regularization losses."""
     for name, settings in (("0", {"l2_coef": 1.0}), ("1", {"l2_coef": 0.5}), ("2", {"use_top_only": True})):
@@ -96,13 +103,15 @@ def test_the_trainable_weights_of_a_model(model, ids):
     assert np.allclose([loss.item() for loss in model.variables.regularization_losses()], [0.98, 0.49])
 
 
+@runs("`with tf.variable_scope('', reuse=True)", "`tf.reset_default_graph()`")
 def test_names(tmp_path, model, ids):
     """A name is made once and shared on request alone, and belongs to its model or to the caller's `Variables`."""
     context = weight_layers("input", model(ids), l2_coef=0.5)
     question = weight_layers("input", model(ids[:1]), l2_coef=0.5, reuse=True)
     assert question.weights is context.weights is model.variables["input"]
     assert weight_layers("input", model(ids), reuse=True).weights is context.weights
-    assert len(list(model.variables.parameters())) == 2
+    own = [context.weights.W, context.weights.gamma]
+    assert list(model.variables.parameters()) == list(context.parameters()) == own
     weight_layers("put", model(ids), l2_coef=0.5)  # bilm-tf: an error, since it looks for a part of the name
     assert "put" in model.variables and "pu" not in model.variables
     with pytest.raises(KeyError):
@@ -113,6 +122,7 @@ def test_names(tmp_path, model, ids):
     weight_layers("new", model(ids), variables=mine)
     weight_layers("new", arrays(), variables=mine, reuse=True)
     assert "new" in mine and "new" not in model.variables
+    assert [name for name, _ in mine.named_parameters()] == ["new_ELMo.W", "new_ELMo.gamma"]
     for name, ops, arguments, why in [
         ("input", model(ids), {"l2_coef": 0.5}, "expected a new name, got 'input', which is taken; reuse=True"),
         ("new", arrays(), {"variables": mine}, "expected a new name, got 'new', which is taken"),
@@ -138,7 +148,10 @@ def test_refuses(name, ops, l2_coef, why):
         weight_layers(name, ops, l2_coef)
 
 
-def test_weights_of_another_number_of_layers():
+@runs("weights that a model of yours owns")
+def test_weights_by_themselves(model, ids):
+    ops = model(ids)
+    assert torch.allclose(LayerWeights(3, 0.1)(ops)["weighted_op"], ops["lm_embeddings"].mean(1), atol=SAME_MODEL)
     with pytest.raises(ConfigurationError, match="bilm_ops: expected lm_embeddings of 3 layers, got 2"):
         LayerWeights(3)(arrays(2))
     for layers in (0, True, 2.0):
