@@ -11,8 +11,8 @@ from elmo_fast import ConfigurationError, FastaRecord, TokenTable, open_embeddin
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item
-from tests.support.files import paths, tiny, write_model
-from tests.support.vectors import FORMS, STORES_TEXTS, flip, flipped, holds, kinds, make_items, need, write
+from tests.support.files import flip, paths, tiny, write_model
+from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, kinds, make_items, need, write
 
 TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
 

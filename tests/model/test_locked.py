@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import resource
 import signal
 import socket
 import threading
@@ -13,7 +12,7 @@ import pytest
 
 from elmo_fast import ConfigurationError
 from elmo_fast.model.atomic_file import atomic_directory, atomic_hdf5, atomic_path, locked, remove_partials
-from tests.support.files import names, run, start, write_model
+from tests.support.files import full_disk, kill, names, run, start, start_until, write_model
 
 HOLDER = """
 import os, signal, sys, time
@@ -28,14 +27,7 @@ with locked({target!r}) as part:
 
 
 def hold(target, forks=False):
-    process = start(HOLDER.format(target=str(target), forks=forks))
-    assert process.stdout.readline() == "locked\n", process.communicate()
-    return process
-
-
-def kill(process):
-    process.kill()
-    process.communicate()
+    return start_until("locked", HOLDER.format(target=str(target), forks=forks))
 
 
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
@@ -163,13 +155,8 @@ def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_names_the_lock_file_and_leaves_none(tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        with pytest.raises(OSError, match="too large: '.*a.lock'"), atomic_path(tmp_path / "a"):
-            pytest.fail("no lock")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(0), pytest.raises(OSError, match="too large: '.*a.lock'"), atomic_path(tmp_path / "a"):
+        pytest.fail("no lock")
     assert names(tmp_path) == []
 
 

@@ -7,14 +7,13 @@ import shutil
 import signal
 import socket
 import threading
-import time
 
 import pytest
 
 from elmo_fast.model import atomic_file
 from elmo_fast.model.atomic_file import store_once
 from elmo_fast.model.sources import cache_path, fetch, find_model
-from tests.support.files import names, start
+from tests.support.files import kill, names, start, start_until, until
 
 pytestmark = pytest.mark.usefixtures("cache")
 HOLDER = """
@@ -62,21 +61,11 @@ def slow_web():
 
 def hold(target, write="part.write_bytes(b'half')"):
     target.parent.mkdir(parents=True, exist_ok=True)
-    process = start(HOLDER.format(target=str(target), write=write))
-    assert process.stdout.readline() == "writing\n", process.communicate()
-    return process
+    return start_until("writing", HOLDER.format(target=str(target), write=write))
 
 
 def waits_for(first, target):
     return f"waiting for process {first.pid} on {socket.gethostname()}, which writes {target}\n"
-
-
-def until(condition):
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.1)
-    pytest.fail("nothing happened")
 
 
 def test_a_second_process_waits_and_takes_the_copy(slow_web, cache):
@@ -107,8 +96,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(slow_web, model, tmp_
         second = start(FIND.format(call=call))
         assert second.stderr.readline().endswith(waits_for(first, target))
         assert len(names(target.parent)) == 2
-        first.kill()
-        first.communicate()
+        kill(first)
         out, errors = second.communicate(timeout=60)
         assert out.startswith(str(target)) and not errors
         assert names(target.parent) == [target.name]
@@ -127,8 +115,7 @@ def test_a_process_that_waits_can_be_stopped(model, tmp_path):
         out, errors = second.communicate(timeout=30)
         assert (second.returncode, out, errors.count("\n")) == (1, "", 1) and "interrupted" in errors
     assert len(names(unpacked.parent)) == 2
-    first.kill()
-    first.communicate()
+    kill(first)
 
 
 def test_a_failed_copy_is_tried_again_by_the_process_that_waits(tmp_path):

@@ -1,6 +1,4 @@
 import concurrent.futures
-import contextlib
-import os
 import sys
 import zipfile
 
@@ -258,15 +256,3 @@ def test_without_fsspec_the_extra_is_named(monkeypatch, model):
     with pytest.raises(FileNotFoundError, match="install elmo-fast.remote.*_options.json.*_weights.hdf5"):
         find_model("original")
     assert find_model(model) == ModelFiles(*paths(model))
-
-
-def test_what_a_killed_process_left_blocks_nothing(model, tmp_path, cache, monkeypatch):
-    archive = pack(tmp_path / "m.zip", contents(model))
-    with contextlib.suppress(ZeroDivisionError), monkeypatch.context() as patched:
-        patched.setattr(sources, "_unpack_members", lambda *_: 1 / 0)
-        patched.setattr(os, "replace", None)
-        patched.setattr("shutil.rmtree", lambda _: None)
-        patched.setattr("pathlib.Path.unlink", lambda *_, **__: None)
-        find_model(archive)
-    assert len(list(cache.rglob("*.part"))) == 1
-    assert_is(find_model(archive), model)

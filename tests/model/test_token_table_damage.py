@@ -13,7 +13,7 @@ from elmo_fast import ConfigurationError, TokenTable
 from elmo_fast.model.seal import ROWS
 from elmo_fast.model.token_table.file import ResumableWriter, read_table
 from elmo_fast.text.strings import joined
-from tests.support.files import names
+from tests.support.files import flip, names
 
 WORDS = ["<S>", "</S>", *(f"wörd{k}" for k in range(2 * ROWS + 50))]
 EVERY = np.arange(len(WORDS))
@@ -25,12 +25,6 @@ DAMAGED = "expected the checksums it was written with, found damage"
 def path(tmp_path):
     TokenTable(VECTORS, WORDS, "0123").save(tmp_path / "t.hdf5")
     return tmp_path / "t.hdf5"
-
-
-def flip(path, at):
-    content = bytearray(path.read_bytes())
-    content[at] ^= 0x10
-    path.write_bytes(content)
 
 
 def offset_of(path, row):

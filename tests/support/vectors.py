@@ -8,6 +8,7 @@ import pytest
 
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item, join, place, segment
+from tests.support.files import flip
 
 NO_PYARROW = "pyarrow is not installed: make test-integrations"
 # Layout and name of every kind of output. Names without a suffix are directories of shards.
@@ -56,13 +57,6 @@ def write(layout, target, form, items, cuts=(), **options):
         left.unlink()
     folder.rmdir()
     return target
-
-
-def flip(path, at):
-    """Change a bit of a byte."""
-    content = bytearray(path.read_bytes())
-    content[at] ^= 0x10
-    path.write_bytes(content)
 
 
 @contextlib.contextmanager
