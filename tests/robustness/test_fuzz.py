@@ -1,13 +1,9 @@
 """The fuzzer's first cases of every kind; `python -m tests.robustness.fuzz --cases N` runs more."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.robustness.fuzz import KINDS
-from tests.support.files import ROOT
+from tests.support.files import python
 
 CASES = 50  # of a kind: 700 in all with pyarrow
 
@@ -16,7 +12,4 @@ CASES = 50  # of a kind: 700 in all with pyarrow
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_input_gives_the_right_result_or_a_refusal(kind):
     """In a process of its own: the forks of this one would lack the threads that earlier tests started."""
-    arguments = [sys.executable, "-m", "tests.robustness.fuzz", "--kind", kind, "--cases", str(CASES)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "tests.robustness.fuzz", "--kind", kind, "--cases", CASES)

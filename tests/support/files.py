@@ -80,12 +80,16 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
+def _environment(**changes):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
+
+
 def start(code_or_arguments, **options):
     """A Python process that sees the package under test: a string of code, or the arguments of the command."""
     what = ["-c", code_or_arguments] if isinstance(code_or_arguments, str) else [
         "-m", "elmo_fast.cli", *map(str, code_or_arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *what], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    return subprocess.Popen([sys.executable, *what], env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, **options)
 
 
@@ -112,8 +116,7 @@ def until(condition, seconds=60):
 
 def python(*arguments, status=0, timeout=560, **environment):
     """A Python process in the checkout that ended with `status`; `environment` has more variables."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, timeout=timeout, text=True,
-                          capture_output=True)
+    done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=_environment(**environment),
+                          timeout=timeout, text=True, capture_output=True)
     assert done.returncode == status, (done.stdout + done.stderr)[-6000:]
     return done
