@@ -11,7 +11,7 @@ from elmo_fast import ConfigurationError, FastaRecord, TokenTable, open_embeddin
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item
-from tests.support.files import flip, paths, tiny, write_model
+from tests.support.files import flip, tiny, write_model
 from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, kinds, make_items, need, write
 
 TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
@@ -226,20 +226,19 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
     TokenTable(np.ones((3, 6), np.float32), ["<S>", "</S>", "a"], "0123").save(tmp_path / "table.hdf5")
     with h5py.File(tmp_path / "bilm.hdf5", "w") as file:
         file["embedding"] = np.ones((3, 6))
-    for name in ("table", "bilm"):
-        with pytest.raises(ConfigurationError, match="found a table of token vectors .elmo-fast cache, or bilm-tf's"):
-            open_embeddings(tmp_path / f"{name}.hdf5")
-    _, weights = paths(write_model(tmp_path / "model"))
-    with pytest.raises(ConfigurationError, match="found the weights of a model"):
-        open_embeddings(weights)
+    write_model(tmp_path / "model")
     (tmp_path / "text").write_text("a b c\n")
-    with pytest.raises(ConfigurationError, match="expected HDF5, Parquet, Arrow, .npz or .npy, found none of them"):
-        open_embeddings(tmp_path / "text")
-    with pytest.raises(FileNotFoundError, match="embeddings: expected a file or directory, found nothing at"):
-        open_embeddings(tmp_path / "none")
+    for name, error, message in (
+            *((name, ConfigurationError, "found a table of token vectors .elmo-fast cache, or bilm-tf's")
+              for name in ("table.hdf5", "bilm.hdf5")),
+            ("model/weights.hdf5", ConfigurationError, "found the weights of a model"),
+            ("text", ConfigurationError, "expected HDF5, Parquet, Arrow, .npz or .npy, found none of them"),
+            ("none", FileNotFoundError, "embeddings: expected a file or directory, found nothing at")):
+        with pytest.raises(error, match=message):
+            open_embeddings(tmp_path / name)
+    form = Form("top", "mean")
     with pytest.raises(ConfigurationError, match="expected vectors of tokens, found pooled ones"):
-        open_embeddings(write("packed", tmp_path / "p.h5", Form("top", "mean"),
-                              make_items(Form("top", "mean")))).occurrences("a")
+        open_embeddings(write("packed", tmp_path / "p.h5", form, make_items(form))).occurrences("a")
 
 
 @pytest.mark.long

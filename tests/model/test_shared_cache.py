@@ -1,7 +1,6 @@
 """The cache of models, shared by processes: a model is fetched and unpacked once, by whoever comes first."""
 
 import contextlib
-import http.server
 import os
 import shutil
 import signal
@@ -32,31 +31,12 @@ FIND = "from elmo_fast.model.sources import fetch, find_model\nprint({call}, flu
 
 
 @pytest.fixture
-def slow_web():
+def slow_web(tmp_path, serve):
     """A server whose answers wait for `go`: its URL, `go`, and the paths that were asked for."""
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "weights.hdf5").write_bytes(b"weights")
     go, asked = threading.Event(), []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            go.wait(60)
-            self.send_response(200)
-            self.send_header("Content-Length", "7")
-            self.end_headers()
-            self.wfile.write(b"weights")
-
-        def do_HEAD(self):
-            self.send_response(200)
-            self.send_header("Content-Length", "7")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/weights.hdf5", go, asked
-        server.shutdown()
+    return f"{serve(tmp_path / 'web', asked, go=go)}/weights.hdf5", go, asked
 
 
 def hold(target, write="part.write_bytes(b'half')"):
