@@ -12,7 +12,7 @@ from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item
 from tests.support.files import flip, tiny, write_model
-from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, kinds, make_items, need, write
+from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, kinds, make_items, write
 
 TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
 
@@ -34,7 +34,6 @@ def embedded(model, form, texts):
 @pytest.mark.parametrize("cuts", [[], [1, 4]])
 @pytest.mark.parametrize("layout, name", kinds())
 def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cuts):
-    need(layout)
     for number, form in enumerate(form for form in FORMS if holds(layout, form) and not form.targets):
         texts = [text for text in TEXTS if text] if form.pool else TEXTS
         items = embedded(model, form, texts)
@@ -57,7 +56,6 @@ def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cut
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("layers", ["all", "average"])
 def test_targets_and_occurrences(tmp_path, layout, name, layers):
-    need(layout)
     form, full = Form(layers, targets={"wörd1", "wörd3"}), Form(layers)
     items, every = make_items(form), make_items(full)
     path = write(layout, tmp_path / name, form, items, [10])
@@ -82,7 +80,6 @@ def test_targets_and_occurrences(tmp_path, layout, name, layers):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_it_is_a_sequence(tmp_path, layout, name):
-    need(layout)
     form = Form("top", "mean")
     items = make_items(form, 7, keys="id {}".format)
     found = open_embeddings(write(layout, tmp_path / name, form, items, [3]))
@@ -103,7 +100,6 @@ def test_it_is_a_sequence(tmp_path, layout, name):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_nothing_but_empty_texts_and_no_texts(tmp_path, layout, name):
-    need(layout)
     if layout != "npy":
         items = [Item("0", "", [], None, np.empty((3, 0, 8), np.float32))]
         found = open_embeddings(write(layout, tmp_path / name, Form(), items))
@@ -121,7 +117,6 @@ def read_all(path):
 @pytest.mark.parametrize("layout, name", kinds(("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
                                                ("arrow", "shards")))
 def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
-    need(layout)
     path, rng = write(layout, tmp_path / name, Form(dtype="float16"), make_items(Form(), 60), [20]), random.Random(1)
     read_all(path)
     for file in (path.iterdir() if path.is_dir() else [path]):
@@ -133,7 +128,6 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_a_file_cut_short_is_refused(tmp_path, layout, name):
-    need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
     path = write(layout, tmp_path / name, form, make_items(form, 200), [20])
     file = min(path.iterdir()) if path.is_dir() else path
@@ -144,10 +138,9 @@ def test_a_file_cut_short_is_refused(tmp_path, layout, name):
             list(found)
 
 
-@pytest.mark.long
-def test_pages_of_parquet_have_checksums(tmp_path):
-    need("parquet")
-    path = write("parquet", tmp_path / "o.parquet", Form(), make_items(Form(), 60))
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet")))
+def test_pages_of_parquet_have_checksums(tmp_path, layout, name):
+    path = write(layout, tmp_path / name, Form(), make_items(Form(), 60))
     at = path.read_bytes().index(make_items(Form(), 60)[30].vectors[:, 0].tobytes()[:16])
     with flipped(path, at), pytest.raises(ConfigurationError, match="^embeddings .*: expected a file of columns"):
         read_all(path)
@@ -241,13 +234,12 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
         open_embeddings(write("packed", tmp_path / "p.h5", form, make_items(form))).occurrences("a")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_columns_of_others_are_refused(tmp_path, suffix):
-    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-integrations")
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))
+def test_columns_of_others_are_refused(tmp_path, layout, name):
+    import pyarrow
     from pyarrow import feather, parquet
 
-    write_table = parquet.write_table if suffix == ".parquet" else feather.write_feather
-    write_table(pa.table({"a": [1]}), tmp_path / f"o{suffix}")
+    write_table = parquet.write_table if layout == "parquet" else feather.write_feather
+    write_table(pyarrow.table({"a": [1]}), tmp_path / name)
     with pytest.raises(ConfigurationError, match="expected vectors that elmo-fast wrote, found another file of the"):
-        open_embeddings(tmp_path / f"o{suffix}")
+        open_embeddings(tmp_path / name)

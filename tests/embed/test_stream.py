@@ -12,15 +12,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.token_table.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.grid import grid
-from tests.support.models import SHAPES, bilm
-
-WORDS = [f"word{number}" for number in range(60)]
-
-
-def texts(count, longest=12, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, longest + 1, (count,), generator=generator).tolist()
-    return [[WORDS[k] for k in torch.randint(0, 60, (length,), generator=generator)] for length in lengths]
+from tests.support.models import SHAPES, bilm, texts
 
 
 def check(texts, size, shape="two layers", backend="native", **arguments):
@@ -200,7 +192,7 @@ def test_streams_one_after_the_other_share_their_tokens(monkeypatch, slots, stat
 
 
 def test_a_long_sequence_in_chunks_is_that_of_one_batch(monkeypatch):
-    sequence = [[WORDS[k % 60] for k in range(5000)]]
+    sequence = [[f"word{k % 60}" for k in range(5000)]]
     whole = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_batch(sequence)
     for rows in (16, 700, 1 << 20):
         bound(monkeypatch, rows)

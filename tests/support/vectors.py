@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item, join, place, segment
 from tests.support.files import flip
 
-NO_PYARROW = "pyarrow is not installed: make test-integrations"
+LIBRARY = [pytest.mark.long, pytest.mark.skipif(not find_spec("pyarrow"),
+                                                reason="pyarrow is not installed: make test-integrations")]
 # Layout and name of every kind of output. Names without a suffix are directories of shards.
 _KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
          ("parquet", "out.parquet"), ("parquet", "shards"), ("arrow", "out.arrow"), ("arrow", "shards")]
@@ -19,14 +21,8 @@ STORES_TEXTS = ("packed", "parquet", "arrow")
 
 def kinds(*pairs, without=()):
     """Parameters of tests of layout and name, all or some; those of libraries are for `make test-integrations`."""
-    return [pytest.param(*pair, marks=[pytest.mark.long] * (pair[0] in ("parquet", "arrow")))
+    return [pytest.param(*pair, marks=LIBRARY if pair[0] in ("parquet", "arrow") else ())
             for pair in pairs or _KINDS if pair[1] not in without]
-
-
-def need(layout):
-    """Skip where the layout's library is not there."""
-    if layout in ("parquet", "arrow"):
-        pytest.importorskip("pyarrow", reason=NO_PYARROW)
 
 
 def make_items(form, count=30, seed=0, layers=3, dim=8, longest=12, keys=str):
