@@ -169,7 +169,6 @@ def test_an_unfinished_directory_is_refused(tmp_path):
 
 
 def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
-    (tmp_path / "t.txt").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
     embedder, wanted = ElmoEmbedder.from_bilm(model.bilm), model.embed(TEXTS)
     for number, keys in enumerate((False, True)):
         texts = TEXTS if not keys else [text for text in TEXTS if text]

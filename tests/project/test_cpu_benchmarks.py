@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import bench_embed, bench_table, bench_train, common, floor, models, workloads
-from benchmarks.peers import allennlp, bilm_tf, external, tensorflow_elmo
+from benchmarks.peers import bilm_tf, external, tensorflow_elmo
 from benchmarks.state_policies import main as compare_policies
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.train.export import export_run
@@ -261,9 +261,7 @@ def test_the_char_encoder_is_counted_by_token():
     assert floor.encoder_table(floor.H200, np.array([7, 9])).count("\n| ") == 6
 
 
-def test_allennlp_agrees_with_the_fixtures(tmp_path):
-    with pytest.raises(allennlp.PeerError, match="expected a checkout of AllenNLP 0.9"):
-        allennlp.load_allennlp(tmp_path)
+def test_allennlp_agrees_with_the_fixtures():
     checkout, shared = os.environ.get("ELMO_FAST_ALLENNLP"), common.shared_folder()
     if not checkout or not (shared / "fixtures").is_dir():
         pytest.skip("needs ELMO_FAST_ALLENNLP (a checkout of AllenNLP 0.9) and the shared fixtures")
