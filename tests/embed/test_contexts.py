@@ -7,11 +7,11 @@ from elmo_fast.embed import contexts
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import ContextIndex, compare, principal_plane
 from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts import Item, segment
 from elmo_fast.embed.nearest import open_index
 from elmo_fast.embed.readers import Text
 from tests.support.files import names, read_hdf5, tiny
 from tests.support.models import bilm
+from tests.support.vectors import items_of, write
 
 TEXTS = ["the play began", "Play the game , play it", "a dull evening", "it rained \u732b and a PLAY opened", ""]
 
@@ -140,19 +140,11 @@ def test_an_empty_index(elmo, tmp_path):
     assert len(index) == 0 and index.nearest(np.ones(8)) == [] and index.nearest(np.ones(8), center=True) == []
 
 
-def write_embeddings(path, layout, elmo, form, texts=TEXTS, fingerprint=None):
-    with segment(layout, path, path, form, fingerprint=fingerprint) as writer:
-        for number, (text, vectors) in enumerate(zip(texts, elmo.embed(texts))):
-            kept = form.apply(vectors, text.split())
-            writer.write(Item(str(number), text, text.split(), kept.positions, kept.vectors))
-
-
 @pytest.mark.parametrize("layers", ["all", "top", (0.0, 1.0, 0.0)])
 @pytest.mark.parametrize("layout", ["packed", "allennlp"])
 def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
-    path = tmp_path / "vectors.h5"
-    write_embeddings(path, layout, elmo, Form(layers=layers), fingerprint={"model": elmo.bilm.fingerprint(),
-                                                                           "state": "warm"})
+    form, fingerprint = Form(layers=layers), {"model": elmo.bilm.fingerprint(), "state": "warm"}
+    path = write(layout, tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS), fingerprint=fingerprint)
     expected = ContextIndex.build(elmo, TEXTS, layers="average" if layers == "all" else layers)
     for words in (None, ["play", "it"]):
         found = open_index(path, words=words)
@@ -164,8 +156,8 @@ def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
 
 
 def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
-    path = tmp_path / "vectors.h5"
-    write_embeddings(path, "packed", elmo, Form(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"])))
+    form = Form(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"]))
+    path = write("packed", tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS))
     found = open_index(path, words=["play", "opened"])
     expected = ContextIndex.build(elmo, TEXTS, layers="top", words=["play"])
     exact = [number for number, (text, at) in enumerate(expected.places.tolist()) if expected.texts[text][at] == "play"]
@@ -177,7 +169,8 @@ def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
 def test_what_no_index_can_be_made_of(elmo, tmp_path):
     (tmp_path / "text.txt").write_text("a text")
     assert open_index(tmp_path / "text.txt") is None and open_index(tmp_path / "absent") is None
-    write_embeddings(tmp_path / "pooled.h5", "packed", elmo, Form(layers="top", pool="mean"), TEXTS[:3])
+    form = Form(layers="top", pool="mean")
+    write("packed", tmp_path / "pooled.h5", form, items_of(elmo, form, TEXTS[:3]))
     with pytest.raises(ConfigurationError, match="expected vectors of tokens, got pooled ones"):
         open_index(tmp_path / "pooled.h5")
     elmo.save_vectors(tmp_path / "vectors.npz", TEXTS)

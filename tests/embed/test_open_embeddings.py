@@ -12,7 +12,7 @@ from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item
 from tests.support.files import flip, tiny, write_model
-from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, kinds, make_items, write
+from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, items_of, kinds, make_items, write
 
 TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
 
@@ -22,21 +22,12 @@ def model(tmp_path_factory):
     return elmo_fast.load(write_model(tmp_path_factory.mktemp("model"), tiny(lstm__dim=12)))
 
 
-def embedded(model, form, texts):
-    """Items of texts, as a run of the command writes them."""
-    items = []
-    for number, (text, vectors) in enumerate(zip(texts, model.embed(texts))):
-        kept = form.apply(vectors, text.split())
-        items.append(Item(str(number), text, text.split(), kept.positions, kept.vectors))
-    return items
-
-
 @pytest.mark.parametrize("cuts", [[], [1, 4]])
 @pytest.mark.parametrize("layout, name", kinds())
 def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cuts):
     for number, form in enumerate(form for form in FORMS if holds(layout, form) and not form.targets):
         texts = [text for text in TEXTS if text] if form.pool else TEXTS
-        items = embedded(model, form, texts)
+        items = items_of(model, form, texts)
         (tmp_path / str(number)).mkdir()
         path = write(layout, tmp_path / str(number) / name, form, items, cuts[: len(texts) - 1], fingerprint={"a": 1})
         wanted = model.embed(texts, form.layers, pool=form.pool)

@@ -9,7 +9,7 @@ import pytest
 from elmo_fast import BiLm, ConfigurationError
 from elmo_fast.model import hdf5, sources
 from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
-from tests.support.files import full_disk, names, paths, start, tiny, write_model
+from tests.support.files import full_disk, names, paths, tiny, write_model
 from tests.support.sources import assert_is, contents, left, pack
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -110,20 +110,6 @@ def test_a_zip_of_something_else_is_refused_and_leaves_nothing(model, tmp_path, 
         find_model(archive)
     assert members is not None or left(cache, "*.hdf5") == []
     assert left(tmp_path, "*.part") == []
-
-
-def test_two_processes_may_unpack_at_once(model, tmp_path, cache):
-    archive = pack(tmp_path / "m.zip", contents(model))
-    code = ("import sys\nfrom elmo_fast.model.sources import find_model\nprint('ready', flush=True)\n"
-            f"sys.stdin.readline()\nprint(find_model({str(archive)!r}).weight_file)")
-    processes = [start(code, stdin=-1) for _ in range(2)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    found = {process.communicate(timeout=60)[0].strip() for process in processes}
-    assert found == {str(find_model(archive).weight_file)} and left(cache, "*.part") == []
 
 
 def test_threads_may_fetch_at_once(tmp_path, cache):

@@ -37,6 +37,15 @@ def make_items(form, count=30, seed=0, layers=3, dim=8, longest=12, keys=str):
     return items
 
 
+def items_of(model, form, texts):
+    """Texts with the vectors of a model, as a run of the command writes them."""
+    items = []
+    for number, (text, vectors) in enumerate(zip(texts, model.embed(texts))):
+        kept = form.apply(vectors, text.split())
+        items.append(Item(str(number), text, text.split(), kept.positions, kept.vectors))
+    return items
+
+
 def write(layout, target, form, items, cuts=(), **options):
     """Write items in segments, cut at some numbers, and put the joined file in its place."""
     bounds, paths = [0, *cuts, len(items)], []
