@@ -7,11 +7,11 @@ from elmo_fast.embed import contexts
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.contexts import ContextIndex, compare, principal_plane
 from elmo_fast.embed.form import Form
-from elmo_fast.embed.layouts import Item, segment
 from elmo_fast.embed.nearest import open_index
 from elmo_fast.embed.readers import Text
 from tests.support.files import names, read_hdf5, tiny
 from tests.support.models import bilm
+from tests.support.vectors import items_of, write
 
 TEXTS = ["the play began", "Play the game , play it", "a dull evening", "it rained \u732b and a PLAY opened", ""]
 
@@ -37,15 +37,11 @@ def test_maps_of_layers_and_of_a_mixture(elmo):
     np.testing.assert_allclose(found.mixed(weights), mixed, atol=1e-6)
     for layer in range(3):
         np.testing.assert_allclose(found.mixed(np.eye(3)[layer]), found.layers()[layer], atol=1e-7)
-
-
-def test_a_mixture_from_the_products_of_layers(elmo):
-    found = compare(elmo, "a naïve cat sat", "two words")
     cross, first, second = found.products()
     assert cross.shape == (3, 3, 4, 2) and first.shape == (3, 3, 4) and second.shape == (3, 3, 2)
-    w = np.array([0.6, 0.1, 0.3])
-    norms = np.sqrt(np.einsum("k,klt,l->t", w, first, w)[:, None] * np.einsum("k,klt,l->t", w, second, w))
-    np.testing.assert_allclose(np.einsum("k,klst,l->st", w, cross, w) / norms, found.mixed(w), atol=1e-6)
+    norms = [np.sqrt(np.einsum("k,klt,l->t", weights, part, weights)) for part in (first, second)]
+    mixed = np.einsum("k,klst,l->st", weights, cross, weights) / np.outer(*norms)
+    np.testing.assert_allclose(mixed, found.mixed(weights), atol=1e-6)
 
 
 def test_a_zero_vector_has_no_cosine():
@@ -64,22 +60,6 @@ def test_proteins_and_texts_of_readers(elmo):
 def test_state_is_that_of_embed(elmo):
     zero = compare(elmo, "a b", "c", state="zero")
     np.testing.assert_array_equal(zero.first, elmo.embed(["a b"], state="zero")[0])
-    with pytest.raises(ValueError, match="state: expected one of zero, warm, got 'carry'"):
-        compare(elmo, "a", "b", state="carry")
-
-
-@pytest.mark.parametrize("first, second, message", [
-    ("", "a", "first: expected a text with at least one token"), ("a", " \t", "second: expected a text with at least"),
-    ("a", [], "second: expected a text"), (3, "a", "first: expected a list of tokens, got int"),
-])
-def test_texts_that_cannot_be_compared(elmo, first, second, message):
-    with pytest.raises(ValueError, match=message):
-        compare(elmo, first, second)
-
-
-def test_weights_of_another_model(elmo):
-    with pytest.raises(ValueError, match=r"weights: expected 3 numbers, one for each layer, got shape \(2,\)"):
-        compare(elmo, "a", "b").mixed([1, 2])
 
 
 def expected_order(vectors, query, without=None):
@@ -160,19 +140,11 @@ def test_an_empty_index(elmo, tmp_path):
     assert len(index) == 0 and index.nearest(np.ones(8)) == [] and index.nearest(np.ones(8), center=True) == []
 
 
-def write_embeddings(path, layout, elmo, form, texts=TEXTS, fingerprint=None):
-    with segment(layout, path, path, form, fingerprint=fingerprint) as writer:
-        for number, (text, vectors) in enumerate(zip(texts, elmo.embed(texts))):
-            kept = form.apply(vectors, text.split())
-            writer.write(Item(str(number), text, text.split(), kept.positions, kept.vectors))
-
-
 @pytest.mark.parametrize("layers", ["all", "top", (0.0, 1.0, 0.0)])
 @pytest.mark.parametrize("layout", ["packed", "allennlp"])
 def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
-    path = tmp_path / "vectors.h5"
-    write_embeddings(path, layout, elmo, Form(layers=layers), fingerprint={"model": elmo.bilm.fingerprint(),
-                                                                           "state": "warm"})
+    form, fingerprint = Form(layers=layers), {"model": elmo.bilm.fingerprint(), "state": "warm"}
+    path = write(layout, tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS), fingerprint=fingerprint)
     expected = ContextIndex.build(elmo, TEXTS, layers="average" if layers == "all" else layers)
     for words in (None, ["play", "it"]):
         found = open_index(path, words=words)
@@ -184,8 +156,8 @@ def test_an_index_of_stored_embeddings(elmo, tmp_path, layout, layers):
 
 
 def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
-    path = tmp_path / "vectors.h5"
-    write_embeddings(path, "packed", elmo, Form(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"])))
+    form = Form(layers="top", dtype="float16", targets=frozenset(["play", "it", "a"]))
+    path = write("packed", tmp_path / "vectors.h5", form, items_of(elmo, form, TEXTS))
     found = open_index(path, words=["play", "opened"])
     expected = ContextIndex.build(elmo, TEXTS, layers="top", words=["play"])
     exact = [number for number, (text, at) in enumerate(expected.places.tolist()) if expected.texts[text][at] == "play"]
@@ -197,7 +169,8 @@ def test_stored_vectors_of_chosen_words_in_float16(elmo, tmp_path):
 def test_what_no_index_can_be_made_of(elmo, tmp_path):
     (tmp_path / "text.txt").write_text("a text")
     assert open_index(tmp_path / "text.txt") is None and open_index(tmp_path / "absent") is None
-    write_embeddings(tmp_path / "pooled.h5", "packed", elmo, Form(layers="top", pool="mean"), TEXTS[:3])
+    form = Form(layers="top", pool="mean")
+    write("packed", tmp_path / "pooled.h5", form, items_of(elmo, form, TEXTS[:3]))
     with pytest.raises(ConfigurationError, match="expected vectors of tokens, got pooled ones"):
         open_index(tmp_path / "pooled.h5")
     elmo.save_vectors(tmp_path / "vectors.npz", TEXTS)
@@ -227,23 +200,28 @@ def test_files_that_are_no_index(elmo, tmp_path):
         ContextIndex.load(path)
 
 
-def test_wrong_arguments(elmo):
-    for arguments, message in (({"layers": "all"}, "layers: expected a layer or a mixture"),
-                               ({"state": "carry"}, "state: expected one of zero, warm"),
-                               ({"dtype": "int8"}, "dtype: expected one of float32, float16")):
-        with pytest.raises(ValueError, match=message):
-            ContextIndex.build(elmo, TEXTS, **arguments)
-    with pytest.raises(ValueError, match="texts: expected a list"):
-        ContextIndex.build(elmo, "one text")
-    with pytest.raises(ValueError, match="texts: expected a list of texts, got one FastaRecord"):
-        ContextIndex.build(elmo, FastaRecord("a", "MK"))
-    index = ContextIndex.build(elmo, TEXTS)
-    with pytest.raises(ValueError, match="query: expected a vector of 8 values"):
-        index.nearest(np.ones(4))
-    with pytest.raises(ValueError, match="top: expected an integer of at least 1"):
-        index.nearest(0, 0)
-    with pytest.raises(ValueError, match=r"expected \[n, dim\] and \[n, 2\]"):
-        ContextIndex([["a"]], np.zeros((2, 2)), np.zeros((1, 8)))
+@pytest.mark.parametrize("call, message", [
+    *((lambda elmo, pair=pair: compare(elmo, *pair), message) for pair, message in (
+        (("", "a"), "first: expected a text with at least one token"),
+        (("a", " \t"), "second: expected a text with at least"), (("a", []), "second: expected a text"),
+        ((3, "a"), "first: expected a list of tokens, got int"))),
+    (lambda elmo: compare(elmo, "a", "b", state="carry"), "state: expected one of zero, warm, got 'carry'"),
+    (lambda elmo: compare(elmo, "a", "b").mixed([1, 2]),
+     r"weights: expected 3 numbers, one for each layer, got shape \(2,\)"),
+    *((lambda elmo, given=given: ContextIndex.build(elmo, TEXTS, **given), message) for given, message in (
+        ({"layers": "all"}, "layers: expected a layer or a mixture"),
+        ({"state": "carry"}, "state: expected one of zero, warm"),
+        ({"dtype": "int8"}, "dtype: expected one of float32, float16"))),
+    (lambda elmo: ContextIndex.build(elmo, "one text"), "texts: expected a list"),
+    (lambda elmo: ContextIndex.build(elmo, FastaRecord("a", "MK")),
+     "texts: expected a list of texts, got one FastaRecord"),
+    (lambda elmo: ContextIndex.build(elmo, TEXTS).nearest(np.ones(4)), "query: expected a vector of 8 values"),
+    (lambda elmo: ContextIndex.build(elmo, TEXTS).nearest(0, 0), "top: expected an integer of at least 1"),
+    (lambda _: ContextIndex([["a"]], np.zeros((2, 2)), np.zeros((1, 8))), r".*expected \[n, dim\] and \[n, 2\]"),
+])
+def test_refuses(elmo, call, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call(elmo)
 
 
 def test_principal_plane_has_the_variance_of_a_decomposition():

@@ -1,6 +1,7 @@
 """What is no text, no ids and no choice gets a one-line error from every public class, those of `compat` too."""
 
 import io
+import operator
 
 import numpy as np
 import pytest
@@ -14,9 +15,7 @@ from elmo_fast import (
     ElmoEmbedder,
     FastaRecord,
     Options,
-    TokenBatcher,
     TokenTable,
-    UnicodeCharsVocabulary,
     Vocabulary,
     batch_to_ids,
     build_token_table,
@@ -29,43 +28,18 @@ from elmo_fast import (
     write_token_table,
     write_weights,
 )
-from elmo_fast.compat.allennlp.commands.elmo import ElmoEmbedder as AllenNlpEmbedder
-from elmo_fast.compat.allennlp.data.token_indexers import ELMoTokenCharactersIndexer
 from elmo_fast.compat.allennlp.data.token_indexers.elmo_indexer import ELMoCharacterMapper
 from elmo_fast.compat.allennlp.modules.elmo import Elmo as AllenNlpElmo
 from elmo_fast.compat.allennlp.modules.elmo import _ElmoCharacterEncoder
 from elmo_fast.compat.bilm import Batcher, BidirectionalLanguageModel, LayerWeights, weight_layers
 from elmo_fast.compat.elmoformanylangs import Embedder
 from elmo_fast.compat.simple_elmo import ElmoModel
-from elmo_fast.testing import tiny
 from elmo_fast.train.evaluate import perplexity_of
-from tests.support.files import paths
-from tests.support.manylangs import write_manylangs
-from tests.support.softmax import head_of, write_softmax_model
+from tests.robustness.arguments import SENTENCE, Made
 
 NO_LISTS = [None, 3, 3.5, True, ..., "a b", b"a b", np.array(3.0), torch.tensor(3.0)]
 NESTED = [[None], [3], [[3]], [[None]], [["a", 3]], [["a"], [["b"]]], [[["a"]]], [[["a", "b"], ["c"]]], [[{"a": 1}]],
           [[b"a"]], np.zeros((2, 3)), [np.array(3.0)], [[torch.zeros(2, 3)], [["a"]]]]
-SENTENCE = ["the", "cat"]
-
-
-class Made:
-    """Every public class that takes text, of one model."""
-
-    def __init__(self, folder):
-        self.folder = write_softmax_model(folder / "model", tiny(lstm__dim=12))
-        self.files, self.vocabulary = paths(self.folder), self.folder / "vocab.txt"
-        self.path = folder / "out.h5"
-        self.loaded, self.embedder = load(self.folder), ElmoEmbedder(*self.files)
-        self.bilm, self.allennlp, self.head = self.loaded.bilm, AllenNlpEmbedder(*self.files), head_of(self.folder)
-        self.simple = ElmoModel()
-        self.simple.load(self.folder, full=True)
-        many = write_manylangs(folder / "many")
-        self.many, self.loaded_many = Embedder(many), load(many)
-        self.words, self.characters = Vocabulary(self.vocabulary), UnicodeCharsVocabulary(self.vocabulary, 50)
-        self.tf = BidirectionalLanguageModel(*self.files)
-        (folder / "plain.txt").write_text("<S>\n</S>\na\n")
-        self.plain = folder / "plain.txt"
 
 
 @pytest.fixture(scope="module")
@@ -73,52 +47,23 @@ def made(tmp_path_factory):
     return Made(tmp_path_factory.mktemp("made"))
 
 
-BATCHES = {
-    "load().embed": lambda made, value: made.loaded.embed(value),
-    "load().save_vectors": lambda made, value: made.loaded.save_vectors(made.path, value),
-    "load().embed, many languages": lambda made, value: made.loaded_many.embed(value),
-    "BiLm.embed_tokens": lambda made, value: made.bilm.embed_tokens(value),
-    "BiLm, warm_text": lambda made, value: BiLm.from_files(*made.files, state="warm", warm_text=value).embed_tokens(
-        [SENTENCE]),
-    "ElmoEmbedder.embed_batch": lambda made, value: made.embedder.embed_batch(value),
-    "ElmoEmbedder.batch_to_embeddings": lambda made, value: made.embedder.batch_to_embeddings(value),
-    "ElmoEmbedder.embed_sentences": lambda made, value: list(made.embedder.embed_sentences(value)),
-    "allennlp ElmoEmbedder.embed_batch": lambda made, value: made.allennlp.embed_batch(value),
-    "simple_elmo get_elmo_vectors": lambda made, value: made.simple.get_elmo_vectors(value),
-    "simple_elmo get_elmo_vector_average": lambda made, value: made.simple.get_elmo_vector_average(value),
-    "elmoformanylangs sents2elmo": lambda made, value: made.many.sents2elmo(value),
-    "SoftmaxHead.score": lambda made, value: made.head.score(value),
-    "batch_to_ids": lambda made, value: batch_to_ids(value),
-    "Batcher": lambda made, value: Batcher(made.vocabulary, 50).batch_sentences(value),
-    "TokenBatcher": lambda made, value: TokenBatcher(made.vocabulary).batch_sentences(value),
-    "TokenBatcher without <UNK>": lambda made, value: TokenBatcher(made.plain).batch_sentences(value),
-}
-SENTENCES = {
-    "load().encode": lambda made, value: made.loaded.encode(value),
-    "load().encode, many languages": lambda made, value: made.loaded_many.encode(value),
-    "BiLm.encode": lambda made, value: made.bilm.encode(value),
-    "BiLm.cache_words": lambda made, value: made.bilm.cache_words(value),
-    "Elmo, vocab_to_cache": lambda made, value: Elmo(*made.files, 1, vocab_to_cache=[None] if value is None else value),
-    "ElmoEmbedder.embed_sentence": lambda made, value: made.embedder.embed_sentence(value),
-    "SoftmaxHead.substitutes": lambda made, value: made.head.substitutes(value, 0),
-    "SoftmaxHead.logits": lambda made, value: made.head.logits(value),
-    "allennlp ELMoTokenCharactersIndexer": lambda made, value: ELMoTokenCharactersIndexer().tokens_to_indices(value),
-    "build_token_table": lambda made, value: build_token_table(made.bilm, value),
-}
+# of a batch; of a sentence
+BATCHES = ["loaded.embed", "reference.embed", "loaded_many.embed", "save_vectors", "bilm.embed_tokens", "warm_text",
+           "embedder.embed_batch", "embedder.batch_to_embeddings", "embed_sentences", "allennlp.embed_batch",
+           "simple.get_elmo_vectors", "simple.get_elmo_vector_average", "many.sents2elmo", "head.score", "batch_to_ids",
+           "batcher.batch_sentences", "token_batcher.batch_sentences", "without_unk.batch_sentences"]
+SENTENCES = ["loaded.encode", "loaded_many.encode", "bilm.encode", "bilm.cache_words", "vocab_to_cache",
+             "embedder.embed_sentence", "substitutes", "head.logits", "indexer.tokens_to_indices", "build_token_table"]
 
 
-@pytest.mark.parametrize("value", NO_LISTS, ids=repr)
 @pytest.mark.parametrize("name", BATCHES)
-def test_no_list_of_sentences(made, name, value):
-    with pytest.raises(ValueError, match="expected"):
-        BATCHES[name](made, value)
-
-
-@pytest.mark.parametrize("value", NESTED, ids=repr)
-@pytest.mark.parametrize("name", BATCHES)
-def test_nested_lists_and_numbers(made, name, value):
-    with pytest.raises(ValueError, match=r"\A.*expected.*\Z"):
-        BATCHES[name](made, value)
+@pytest.mark.parametrize("value, message", [
+    *((value, f": expected a list of (tokenized sentences|texts|tokens), got (one |the )?{type(value).__name__}")
+      for value in NO_LISTS),
+    *((value, r"(\[0\])?: expected a (string|list of tokens), got") for value in NESTED)], ids=repr)
+def test_what_is_no_list_of_tokenized_sentences_is_refused(made, name, value, message):
+    with pytest.raises(ValueError, match=rf"^\w+{message}.*\Z"):
+        operator.attrgetter(name)(made)(value)
     assert not made.path.exists()
 
 
@@ -127,7 +72,7 @@ def test_nested_lists_and_numbers(made, name, value):
 @pytest.mark.parametrize("name", SENTENCES)
 def test_no_list_of_tokens(made, name, value):
     with pytest.raises((ValueError, FileNotFoundError), match=r"\A.*expected.*\Z"):
-        SENTENCES[name](made, value)
+        operator.attrgetter(name)(made)(value)
 
 
 @pytest.mark.parametrize("call, message", [

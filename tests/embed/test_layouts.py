@@ -11,7 +11,7 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item, check_output, is_directory, layout_of, segment
 from elmo_fast.embed.layouts.item import narrow
 from tests.support.files import full_disk, names
-from tests.support.vectors import FORMS, holds, kinds, make_items, need, write
+from tests.support.vectors import FORMS, LIBRARY, holds, kinds, make_items, write
 
 
 @pytest.mark.parametrize("name, given, expected", [
@@ -78,7 +78,6 @@ def contents(path):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout, name", kinds(without=["shards"]))
 def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form):
-    need(layout)
     if not holds(layout, form):
         pytest.skip(f"{layout} is for pooled vectors of one layer")
     items = make_items(form)
@@ -92,7 +91,6 @@ def test_joined_segments_are_the_file_of_one_writer(tmp_path, layout, name, form
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("value", [65505.0, -70000.0, np.inf, -np.inf])
 def test_values_beyond_float16_are_refused_with_the_number_of_the_text(tmp_path, layout, name, value):
-    need(layout)
     items = make_items(Form(), longest=3)
     items[23] = Item("23", "a", ["a", "b"], None, np.full((3, 2, 8), 1.5, np.float32))
     items[23].vectors[1, 1, 2] = value
@@ -132,7 +130,6 @@ def test_large_packed_files_are_written_before_their_dataset(tmp_path):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_a_full_disk_names_the_output(tmp_path, layout, name):
-    need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
     items, part = make_items(form, 200, dim=64), tmp_path / "part"
     with (full_disk(40_000), pytest.raises(OSError, match="File too large: ") as caught,
@@ -162,10 +159,9 @@ def test_sentences_and_their_numbers_in_joined_files(tmp_path):
     ("npz", "o.npz", ["a", "a"], "output: expected different identifiers without NUL for .npz, got 'a'"),
     ("npz", "o.npz", ["a\0b"], "output: expected different identifiers without NUL"),
     pytest.param("parquet", "o.parquet", ["\ud800"], "output: expected texts that are UTF-8 for parquet",
-                 marks=pytest.mark.long)])
+                 marks=LIBRARY)])
 @pytest.mark.parametrize("cut", [False, True])
 def test_keys_that_a_layout_cannot_hold_are_refused(tmp_path, layout, name, keys, message, cut):
-    need(layout)
     items = [item._replace(key=key) for key, item in zip(keys, make_items(Form(), len(keys)))]
     with pytest.raises(ConfigurationError, match=f"^{message}" if not cut or len(keys) < 2 else "^output: expected"):
         write(layout, tmp_path / name, Form(), items, [1] if cut else [])
@@ -196,11 +192,9 @@ def test_a_form_keeps_what_it_says():
         Form("top", "mean").apply(vectors[:, :0], [])
 
 
-@pytest.mark.parametrize("layout, name", [pytest.param(*each, marks=pytest.mark.long) for each in (
-    ("parquet", "o.parquet"), ("arrow", "o.arrow"))])
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))
 def test_segments_are_joined_without_mapping_them(tmp_path, monkeypatch, layout, name):
     """Pages of mapped files count as memory of the process until the files are closed."""
-    need(layout)
     from elmo_fast.embed.layouts import columns
 
     opened, made = [], columns.ColumnsSource.__init__

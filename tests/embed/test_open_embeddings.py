@@ -11,8 +11,8 @@ from elmo_fast import ConfigurationError, FastaRecord, TokenTable, open_embeddin
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item
-from tests.support.files import paths, tiny, write_model
-from tests.support.vectors import FORMS, STORES_TEXTS, flip, flipped, holds, kinds, make_items, need, write
+from tests.support.files import flip, tiny, write_model
+from tests.support.vectors import FORMS, STORES_TEXTS, flipped, holds, items_of, kinds, make_items, write
 
 TEXTS = ["The cat sat on the mat .", "", "naïve café 東京", "One", "a b c d a"]
 
@@ -22,22 +22,12 @@ def model(tmp_path_factory):
     return elmo_fast.load(write_model(tmp_path_factory.mktemp("model"), tiny(lstm__dim=12)))
 
 
-def embedded(model, form, texts):
-    """Items of texts, as a run of the command writes them."""
-    items = []
-    for number, (text, vectors) in enumerate(zip(texts, model.embed(texts))):
-        kept = form.apply(vectors, text.split())
-        items.append(Item(str(number), text, text.split(), kept.positions, kept.vectors))
-    return items
-
-
 @pytest.mark.parametrize("cuts", [[], [1, 4]])
 @pytest.mark.parametrize("layout, name", kinds())
 def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cuts):
-    need(layout)
     for number, form in enumerate(form for form in FORMS if holds(layout, form) and not form.targets):
         texts = [text for text in TEXTS if text] if form.pool else TEXTS
-        items = embedded(model, form, texts)
+        items = items_of(model, form, texts)
         (tmp_path / str(number)).mkdir()
         path = write(layout, tmp_path / str(number) / name, form, items, cuts[: len(texts) - 1], fingerprint={"a": 1})
         wanted = model.embed(texts, form.layers, pool=form.pool)
@@ -57,7 +47,6 @@ def test_every_layout_gives_the_bits_of_embed(model, tmp_path, layout, name, cut
 @pytest.mark.parametrize("layout, name", kinds(without=["out.npy"]))
 @pytest.mark.parametrize("layers", ["all", "average"])
 def test_targets_and_occurrences(tmp_path, layout, name, layers):
-    need(layout)
     form, full = Form(layers, targets={"wörd1", "wörd3"}), Form(layers)
     items, every = make_items(form), make_items(full)
     path = write(layout, tmp_path / name, form, items, [10])
@@ -82,7 +71,6 @@ def test_targets_and_occurrences(tmp_path, layout, name, layers):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_it_is_a_sequence(tmp_path, layout, name):
-    need(layout)
     form = Form("top", "mean")
     items = make_items(form, 7, keys="id {}".format)
     found = open_embeddings(write(layout, tmp_path / name, form, items, [3]))
@@ -103,7 +91,6 @@ def test_it_is_a_sequence(tmp_path, layout, name):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_nothing_but_empty_texts_and_no_texts(tmp_path, layout, name):
-    need(layout)
     if layout != "npy":
         items = [Item("0", "", [], None, np.empty((3, 0, 8), np.float32))]
         found = open_embeddings(write(layout, tmp_path / name, Form(), items))
@@ -121,7 +108,6 @@ def read_all(path):
 @pytest.mark.parametrize("layout, name", kinds(("packed", "out.h5"), ("packed", "shards"), ("parquet", "shards"),
                                                ("arrow", "shards")))
 def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
-    need(layout)
     path, rng = write(layout, tmp_path / name, Form(dtype="float16"), make_items(Form(), 60), [20]), random.Random(1)
     read_all(path)
     for file in (path.iterdir() if path.is_dir() else [path]):
@@ -133,7 +119,6 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, layout, name):
 
 @pytest.mark.parametrize("layout, name", kinds())
 def test_a_file_cut_short_is_refused(tmp_path, layout, name):
-    need(layout)
     form = Form("top", "mean") if layout == "npy" else Form()
     path = write(layout, tmp_path / name, form, make_items(form, 200), [20])
     file = min(path.iterdir()) if path.is_dir() else path
@@ -144,10 +129,9 @@ def test_a_file_cut_short_is_refused(tmp_path, layout, name):
             list(found)
 
 
-@pytest.mark.long
-def test_pages_of_parquet_have_checksums(tmp_path):
-    need("parquet")
-    path = write("parquet", tmp_path / "o.parquet", Form(), make_items(Form(), 60))
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet")))
+def test_pages_of_parquet_have_checksums(tmp_path, layout, name):
+    path = write(layout, tmp_path / name, Form(), make_items(Form(), 60))
     at = path.read_bytes().index(make_items(Form(), 60)[30].vectors[:, 0].tobytes()[:16])
     with flipped(path, at), pytest.raises(ConfigurationError, match="^embeddings .*: expected a file of columns"):
         read_all(path)
@@ -176,7 +160,6 @@ def test_an_unfinished_directory_is_refused(tmp_path):
 
 
 def test_files_of_the_embedder_and_of_allennlp(model, tmp_path):
-    (tmp_path / "t.txt").write_text("".join(f"{text}\n" for text in TEXTS), encoding="utf-8")
     embedder, wanted = ElmoEmbedder.from_bilm(model.bilm), model.embed(TEXTS)
     for number, keys in enumerate((False, True)):
         texts = TEXTS if not keys else [text for text in TEXTS if text]
@@ -226,29 +209,27 @@ def test_what_holds_no_vectors_of_texts_is_named(tmp_path):
     TokenTable(np.ones((3, 6), np.float32), ["<S>", "</S>", "a"], "0123").save(tmp_path / "table.hdf5")
     with h5py.File(tmp_path / "bilm.hdf5", "w") as file:
         file["embedding"] = np.ones((3, 6))
-    for name in ("table", "bilm"):
-        with pytest.raises(ConfigurationError, match="found a table of token vectors .elmo-fast cache, or bilm-tf's"):
-            open_embeddings(tmp_path / f"{name}.hdf5")
-    _, weights = paths(write_model(tmp_path / "model"))
-    with pytest.raises(ConfigurationError, match="found the weights of a model"):
-        open_embeddings(weights)
+    write_model(tmp_path / "model")
     (tmp_path / "text").write_text("a b c\n")
-    with pytest.raises(ConfigurationError, match="expected HDF5, Parquet, Arrow, .npz or .npy, found none of them"):
-        open_embeddings(tmp_path / "text")
-    with pytest.raises(FileNotFoundError, match="embeddings: expected a file or directory, found nothing at"):
-        open_embeddings(tmp_path / "none")
+    for name, error, message in (
+            *((name, ConfigurationError, "found a table of token vectors .elmo-fast cache, or bilm-tf's")
+              for name in ("table.hdf5", "bilm.hdf5")),
+            ("model/weights.hdf5", ConfigurationError, "found the weights of a model"),
+            ("text", ConfigurationError, "expected HDF5, Parquet, Arrow, .npz or .npy, found none of them"),
+            ("none", FileNotFoundError, "embeddings: expected a file or directory, found nothing at")):
+        with pytest.raises(error, match=message):
+            open_embeddings(tmp_path / name)
+    form = Form("top", "mean")
     with pytest.raises(ConfigurationError, match="expected vectors of tokens, found pooled ones"):
-        open_embeddings(write("packed", tmp_path / "p.h5", Form("top", "mean"),
-                              make_items(Form("top", "mean")))).occurrences("a")
+        open_embeddings(write("packed", tmp_path / "p.h5", form, make_items(form))).occurrences("a")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_columns_of_others_are_refused(tmp_path, suffix):
-    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: make test-integrations")
+@pytest.mark.parametrize("layout, name", kinds(("parquet", "o.parquet"), ("arrow", "o.arrow")))
+def test_columns_of_others_are_refused(tmp_path, layout, name):
+    import pyarrow
     from pyarrow import feather, parquet
 
-    write_table = parquet.write_table if suffix == ".parquet" else feather.write_feather
-    write_table(pa.table({"a": [1]}), tmp_path / f"o{suffix}")
+    write_table = parquet.write_table if layout == "parquet" else feather.write_feather
+    write_table(pyarrow.table({"a": [1]}), tmp_path / name)
     with pytest.raises(ConfigurationError, match="expected vectors that elmo-fast wrote, found another file of the"):
-        open_embeddings(tmp_path / f"o{suffix}")
+        open_embeddings(tmp_path / name)

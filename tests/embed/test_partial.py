@@ -12,7 +12,7 @@ from elmo_fast import ConfigurationError
 from elmo_fast.embed.corpus import Target, write_corpus
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.readers import Text
-from tests.support.files import full_disk, names
+from tests.support.files import flip, full_disk, names
 from tests.support.sections import TEXTS, PowerCutError, content, embed, model, power_cut
 
 pytestmark = pytest.mark.usefixtures("short_sections")
@@ -72,13 +72,11 @@ def truncate(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
-def flip(path):
-    values = bytearray(path.read_bytes())
-    values[len(values) // 2] ^= 1
-    path.write_bytes(values)
+def damaged(path):
+    flip(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, os.unlink])
+@pytest.mark.parametrize("damage", [truncate, damaged, os.unlink])
 @pytest.mark.parametrize("name, texts", [("000003", 9), ("000003.states", 9), ("000001", 3), ("000000", 0),
                                          ("000000.states", 0)])
 def test_damaged_segments_are_dropped(interrupted, caplog, damage, name, texts):
@@ -89,7 +87,7 @@ def test_damaged_segments_are_dropped(interrupted, caplog, damage, name, texts):
     assert content(interrupted) == content(interrupted.with_name("whole.h5"))
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, *(lambda path, text=text: path.write_text(text)
+@pytest.mark.parametrize("damage", [truncate, damaged, *(lambda path, text=text: path.write_text(text)
                                                       for text in ("[]", ""))])
 def test_damaged_progress_is_refused(interrupted, damage):
     damage(interrupted.with_name("o.h5.part") / "progress.json")

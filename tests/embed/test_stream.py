@@ -6,21 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ElmoEmbedder
+from elmo_fast import ElmoEmbedder, load
+from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.token_table.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
+from tests.support.files import paths, run, write_model
 from tests.support.grid import grid
-from tests.support.models import SHAPES, bilm
-
-WORDS = [f"word{number}" for number in range(60)]
-
-
-def texts(count, longest=12, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(0, longest + 1, (count,), generator=generator).tolist()
-    return [[WORDS[k] for k in torch.randint(0, 60, (length,), generator=generator)] for length in lengths]
+from tests.support.models import SHAPES, bilm, texts
 
 
 def check(texts, size, shape="two layers", backend="native", **arguments):
@@ -200,9 +194,43 @@ def test_streams_one_after_the_other_share_their_tokens(monkeypatch, slots, stat
 
 
 def test_a_long_sequence_in_chunks_is_that_of_one_batch(monkeypatch):
-    sequence = [[WORDS[k % 60] for k in range(5000)]]
+    sequence = [[f"word{k % 60}" for k in range(5000)]]
     whole = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_batch(sequence)
     for rows in (16, 700, 1 << 20):
         bound(monkeypatch, rows)
         found, = ElmoEmbedder.from_bilm(bilm(backend="native")).embed_sentences(sequence)
         assert np.array_equal(found, whole[0])
+
+
+# ---- batch sizes far from what is meant are bounded by the text, or refused, before memory is spent ----
+
+
+@pytest.mark.parametrize("state", ["carry", "zero", "warm"])
+@pytest.mark.parametrize("batch_size", [3, 1000, 1 << 20])
+def test_a_batch_is_no_larger_than_the_text(state, batch_size, monkeypatch):
+    sentences = [["The", "children", "play", "."], [], ["It", "rained"]]
+    begun, begin = [], slot_stream.SlotStream._begin
+    monkeypatch.setattr(slot_stream.SlotStream, "_begin",
+                        lambda stream, slots: begun.append(slots) or begin(stream, min(slots, 9)))
+    small, large = (ElmoEmbedder.from_bilm(bilm(state=state)) for _ in range(2))
+    for _ in range(2):  # from the carried states too
+        runs = (embedder.embed_sentences(sentences, size) for embedder, size in ((small, 3), (large, batch_size)))
+        for found, expected in zip(*runs, strict=True):
+            np.testing.assert_array_equal(found, expected)
+    assert begun == [3] * 4
+    if state == "carry":
+        assert large.elmo_bilm.lstm._states[0].shape[1] == 3
+
+
+@pytest.mark.parametrize("batch_size", [(1 << 20) + 1, 10**7, 2**70])
+def test_larger_batches_are_refused(tmp_path, capsys, batch_size):
+    model, text = write_model(tmp_path / "model"), tmp_path / "text.txt"
+    message = f"batch_size: expected an integer of at most 1,048,576, got {batch_size:,}"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        load(model).embed(["a"], batch_size=batch_size)
+    with pytest.raises(ValueError, match=f"^max_{message}$"):
+        BidirectionalLanguageModel(*paths(model), max_batch_size=batch_size)
+    text.write_text("a b\n")
+    status, _, errors = run(capsys, "embed", text, tmp_path / "out.hdf5", "--all", "--model", model, "--batch-size",
+                            batch_size, "--quiet")
+    assert status == 2 and errors == f"elmo-fast: error: {message}\n" and not (tmp_path / "out.hdf5").exists()

@@ -1,14 +1,28 @@
+"""Files and directories that appear whole, and the lock on an output: who is refused, what is removed."""
+
 import errno
+import fcntl
 import os
 import signal
+import socket
+import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from elmo_fast import ConfigurationError
 from elmo_fast.model import atomic_file
-from elmo_fast.model.atomic_file import atomic_hdf5, atomic_path, check_target
+from elmo_fast.model.atomic_file import (
+    atomic_directory,
+    atomic_hdf5,
+    atomic_path,
+    check_target,
+    locked,
+    remove_partials,
+)
 from elmo_fast.stops import stoppable
-from tests.support.files import names
+from tests.support.files import full_disk, kill, names, run, start, start_until, write_model
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -100,3 +114,208 @@ def test_signals_wait_for_the_end_of_the_block(number):
         assert steps == ["block", "handler"] and signal.getsignal(number) is handler
     finally:
         signal.signal(number, before)
+
+
+# ---- locks ----
+
+HOLDER = """
+import os, signal, sys, time
+from elmo_fast.model.atomic_file import locked
+with locked({target!r}) as part:
+    part.write_text("half")
+    if {forks}:
+        os.fork() or time.sleep(60)
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def hold(target, forks=False):
+    return start_until("locked", HOLDER.format(target=str(target), forks=forks))
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
+    target = tmp_path / "a"
+    target.write_text("old")
+    process = hold(target)
+    message = (f"^output {target}: expected no other process to write it, found process {process.pid} on "
+               f"{socket.gethostname()}, which has locked {target}.lock$")
+    for writer in (atomic_path, atomic_hdf5, locked):
+        with pytest.raises(ConfigurationError, match=message), writer(target):
+            pytest.fail("two writers")
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(ConfigurationError, match=message), atomic_path(tmp_path / "link"):
+        pytest.fail("two writers")
+    (left,) = tmp_path.glob("a.*.part")
+    (tmp_path / "a.mine.part").write_text("of the user")
+    kill(process)
+    assert names(tmp_path) == sorted(["a", "a.lock", "a.mine.part", left.name, "link"])
+    with atomic_path(target) as part:
+        part.write_text("new")
+        assert not left.exists()
+    assert names(tmp_path) == ["a", "a.mine.part", "link"] and target.read_text() == "new"
+
+
+@pytest.mark.parametrize("name, arguments", [
+    ("out.h5", ["embed", "in.txt", "out.h5", "--all", "--quiet", "--model", "model"]),
+    ("out.h5", ["cache", "vocab.txt", "out.h5", "--quiet", "--model", "model"]),
+    ("out.h5", ["seqvec", "-i", "in.fasta", "-o", "out.h5", "--model", "model", "--cpu", "--silent"]),
+    ("words.txt", ["vocab", "in.txt", "words.txt", "--processes", 1]), ("out", ["export", "run", "out"]),
+    ("out", ["import-tf", "tf", "out"])], ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_a_second_command_on_an_output_is_refused(tmp_path, capsys, monkeypatch, name, arguments):
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model")
+    (tmp_path / "in.txt").write_text("a b\n")
+    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\n")
+    (tmp_path / "in.fasta").write_text(">p|1\nMK\n")
+    process = hold(tmp_path / name)
+    before = names(tmp_path)
+    status, _, errors = run(capsys, *arguments)
+    kill(process)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert f"output {tmp_path / name}: expected no other process to write it, found process {process.pid} on" in errors
+    assert names(tmp_path) == before
+
+
+def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_process(tmp_path):
+    process = hold(tmp_path / "a", forks=True)
+    child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    with locked(tmp_path / "a"):
+        assert names(tmp_path) == ["a.lock"]
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_fork_is_refused_and_leaves_the_lock(tmp_path):
+    with locked(tmp_path / "a"):
+        child = os.fork()
+        if not child:
+            try:
+                with locked(tmp_path / "a"):
+                    os._exit(1)
+            except ConfigurationError:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        process = start(f"from elmo_fast.model.atomic_file import locked\nwith locked({str(tmp_path / 'a')!r}): pass")
+        assert "expected no other process to write it" in process.communicate()[1]
+    assert names(tmp_path) == []
+
+
+def test_other_writers_of_the_process_are_refused(tmp_path):
+    target, errors = tmp_path / "a", []
+
+    def other():
+        with pytest.raises(ConfigurationError) as raised, locked(target):
+            pytest.fail("two writers")
+        errors.append(str(raised.value))
+
+    with locked(target, reserve=True) as part, atomic_path(target) as same:
+        assert part == same
+        same.write_text("new")
+        with pytest.raises(ConfigurationError, match="expected no other writer, found one in this process"), \
+                locked(target):
+            pytest.fail("two writers")
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1 and "found one in this process" in errors[0]
+    assert names(tmp_path) == ["a"]
+
+
+def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path):
+    (tmp_path / "run" / "inner").mkdir(parents=True)
+    with locked(tmp_path / "run"), atomic_path(tmp_path / "run" / "inner" / "a") as part:
+        part.write_text("new")
+        assert names(tmp_path) == ["run", "run.lock"] and len(names(tmp_path / "run" / "inner")) == 1
+    (tmp_path / "run" / "inner" / "b.0123abcd.part").touch()
+    (tmp_path / "run" / "mine.part").touch()
+    remove_partials(tmp_path / "run")
+    assert names(tmp_path / "run") == ["inner", "mine.part"] and names(tmp_path / "run" / "inner") == ["a"]
+
+
+def test_a_lock_file_that_its_owner_removed_is_opened_again(tmp_path, monkeypatch):
+    path, lock, calls = tmp_path / "a.lock", fcntl.lockf, []
+
+    def late(file, how):
+        calls.append(file)
+        if len(calls) == 1:
+            path.unlink()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    with locked(tmp_path / "a"):
+        assert len(calls) == 2 and path.read_text().split()[0] == str(os.getpid())
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    with pytest.raises(OSError, match=r"expected a file system with locks \(No locks available\): '.*a.lock'"), \
+            atomic_path(tmp_path / "a"):
+        pytest.fail("no lock")
+
+
+def test_a_full_disk_names_the_lock_file_and_leaves_none(tmp_path):
+    with full_disk(0), pytest.raises(OSError, match="too large: '.*a.lock'"), atomic_path(tmp_path / "a"):
+        pytest.fail("no lock")
+    assert names(tmp_path) == []
+
+
+def test_a_damaged_lock_file_removes_nothing_else(tmp_path):
+    (tmp_path / "b").touch()
+    for content in (b"1 host ../b", b"1 host /b", bytes(100), b"1 host .0123abcd.part more", b"", b"\xff \xfe \xfd"):
+        (tmp_path / "a.lock").write_bytes(content)
+        with locked(tmp_path / "a"):
+            assert names(tmp_path) == ["a.lock", "b"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_directory_appears_at_once(tmp_path, exists):
+    out = tmp_path / "far" / "out"
+    if exists:
+        out.mkdir(parents=True)
+        for name in ("options.json", "weights", "mine"):
+            (out / name).write_text("old")
+    before = names(out) if exists else []
+    with pytest.raises(ValueError), atomic_directory(out, last="options.json") as folder:
+        (folder / "options.json").write_text("new")
+        raise ValueError
+    assert (names(out) == before) if exists else not out.exists()
+    with atomic_directory(out, last="options.json") as folder:
+        for name in ("options.json", "weights", "more"):
+            (folder / name).write_text("new")
+        assert (out / "weights").read_text() == "old" if exists else not out.exists()
+    assert names(tmp_path / "far") == ["out"]
+    assert {name: (out / name).read_text() for name in names(out)} == {
+        "options.json": "new", "weights": "new", "more": "new", **({"mine": "old"} if exists else {})}
+
+
+def test_old_and_new_files_of_a_directory_are_not_mixed(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("options.json", "vocab.txt", "weights"):
+        (out / name).write_text("old")
+    replace, moved = os.replace, []
+
+    def failing(source, target):
+        moved.append(target)
+        if len(moved) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="Input/output"), atomic_directory(out, last="options.json") as folder:
+        for name in ("options.json", "vocab.txt", "weights"):
+            (folder / name).write_text("new")
+    assert names(out) == ["vocab.txt", "weights"]  # without its options nothing is loaded
+
+
+def test_where_a_directory_must_be_new(tmp_path):
+    (tmp_path / "file").touch()
+    for target, last in ((tmp_path / "file", "a"), (tmp_path, None)):
+        with pytest.raises(ConfigurationError, match="^output: expected a new directory, found .* there already"), \
+                atomic_directory(target, last):
+            pytest.fail("not new")

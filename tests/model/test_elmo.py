@@ -1,15 +1,13 @@
 import copy
 import io
 import logging
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from elmo_fast import Elmo, ScalarMix, batch_to_ids, remove_boundaries
 from elmo_fast.testing import SAME_MODEL
+from tests.support.files import python
 from tests.support.models import SENTENCES, bilm, options
 from tests.support.models import files as model_files
 
@@ -195,7 +193,5 @@ print(max(float((one.grad - other.grad).abs().max()) for one, other in pairs))
 @pytest.mark.long
 def test_distributed_data_parallel(files, tmp_path):
     """In a process of its own: a hang of the process group ends with it."""
-    done = subprocess.run([sys.executable, "-c", DISTRIBUTED, *files, str(tmp_path / "rendezvous")], text=True,
-                          capture_output=True, timeout=120, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
-    assert done.returncode == 0, done.stderr
+    done = python("-c", DISTRIBUTED, *files, tmp_path / "rendezvous", timeout=120, GLOO_SOCKET_IFNAME="lo")
     assert float(done.stdout) < 1e-6

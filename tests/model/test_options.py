@@ -73,6 +73,11 @@ REFUSED = [  # path, values, what is expected
     ("lstm__n_layers", [0, *NOT_COUNTS], COUNT),
     ("n_tokens_vocab", [0, *NOT_COUNTS], COUNT),
     ("char_cnn__n_highway", NOT_COUNTS, "an integer of at least 0"),
+    # beyond every model
+    *((path, [2**31, 2**63], "at most 1,000") for path in ("lstm__n_layers", "char_cnn__n_highway")),
+    *((path, [2**40, 10**30, 1e300], "at most 1,048,576") for path in ("lstm__dim", "char_cnn__embedding__dim")),
+    ("char_cnn__max_characters_per_token", [2**31 - 1], "at most 10,000"),
+    ("n_tokens_vocab", [2**70], "at most 2,147,483,647"),
 ]
 
 
@@ -85,7 +90,7 @@ def test_a_wrong_value_is_refused_with_its_key(path, value, expected):
 
 @pytest.mark.parametrize("pair, expected", [
     *((pair, PAIRS) for pair in (1, [1], [1, 2, 3], [0, 4], [1, -4], [True, 4], ["1", 4], [1, 4.5])),
-    ([51, 4], "widths of at most max_characters_per_token (50)"),
+    ([51, 4], "widths of at most max_characters_per_token (50)"), ([1, 2**62], "counts of at most 1,048,576"),
 ])
 def test_bad_filters_are_refused(pair, expected):
     content = tiny(char_cnn__filters=[[1, 4], pair])
@@ -138,7 +143,8 @@ def test_options_made_in_python_are_written_and_read_again(options):
 @pytest.mark.parametrize("content, message", [
     (json.dumps(tiny()).encode("utf-8-sig"), None), (json.dumps(tiny(lstm__dim=0)).encode(), "lstm: dim: expected"),
     *((content, "expected JSON, got something else") for content in (
-        b"", b"hello", b"{", b"\xff\xfe{}", b"\x89HDF\r\n"))])
+        b"", b"hello", b"{", b"\xff\xfe{}", b"\x89HDF\r\n", b"[" * 100_000, b'{"lstm": ' + b"9" * 5000 + b"}"))],
+    ids=range(9))
 def test_a_file_is_read_or_refused_by_name(tmp_path, content, message):
     path = tmp_path / "options.json"
     path.write_bytes(content)

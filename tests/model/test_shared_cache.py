@@ -1,20 +1,18 @@
 """The cache of models, shared by processes: a model is fetched and unpacked once, by whoever comes first."""
 
 import contextlib
-import http.server
 import os
 import shutil
 import signal
 import socket
 import threading
-import time
 
 import pytest
 
 from elmo_fast.model import atomic_file
 from elmo_fast.model.atomic_file import store_once
 from elmo_fast.model.sources import cache_path, fetch, find_model
-from tests.support.files import names, start
+from tests.support.files import kill, names, start, start_until, until
 
 pytestmark = pytest.mark.usefixtures("cache")
 HOLDER = """
@@ -33,50 +31,21 @@ FIND = "from elmo_fast.model.sources import fetch, find_model\nprint({call}, flu
 
 
 @pytest.fixture
-def slow_web():
+def slow_web(tmp_path, serve):
     """A server whose answers wait for `go`: its URL, `go`, and the paths that were asked for."""
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web" / "weights.hdf5").write_bytes(b"weights")
     go, asked = threading.Event(), []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            go.wait(60)
-            self.send_response(200)
-            self.send_header("Content-Length", "7")
-            self.end_headers()
-            self.wfile.write(b"weights")
-
-        def do_HEAD(self):
-            self.send_response(200)
-            self.send_header("Content-Length", "7")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/weights.hdf5", go, asked
-        server.shutdown()
+    return f"{serve(tmp_path / 'web', asked, go=go)}/weights.hdf5", go, asked
 
 
 def hold(target, write="part.write_bytes(b'half')"):
     target.parent.mkdir(parents=True, exist_ok=True)
-    process = start(HOLDER.format(target=str(target), write=write))
-    assert process.stdout.readline() == "writing\n", process.communicate()
-    return process
+    return start_until("writing", HOLDER.format(target=str(target), write=write))
 
 
 def waits_for(first, target):
     return f"waiting for process {first.pid} on {socket.gethostname()}, which writes {target}\n"
-
-
-def until(condition):
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.1)
-    pytest.fail("nothing happened")
 
 
 def test_a_second_process_waits_and_takes_the_copy(slow_web, cache):
@@ -107,8 +76,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(slow_web, model, tmp_
         second = start(FIND.format(call=call))
         assert second.stderr.readline().endswith(waits_for(first, target))
         assert len(names(target.parent)) == 2
-        first.kill()
-        first.communicate()
+        kill(first)
         out, errors = second.communicate(timeout=60)
         assert out.startswith(str(target)) and not errors
         assert names(target.parent) == [target.name]
@@ -127,8 +95,7 @@ def test_a_process_that_waits_can_be_stopped(model, tmp_path):
         out, errors = second.communicate(timeout=30)
         assert (second.returncode, out, errors.count("\n")) == (1, "", 1) and "interrupted" in errors
     assert len(names(unpacked.parent)) == 2
-    first.kill()
-    first.communicate()
+    kill(first)
 
 
 def test_a_failed_copy_is_tried_again_by_the_process_that_waits(tmp_path):

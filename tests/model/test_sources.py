@@ -1,16 +1,15 @@
 import concurrent.futures
-import contextlib
-import os
 import sys
 import zipfile
 
 import fsspec
+import numpy as np
 import pytest
 
 from elmo_fast import BiLm, ConfigurationError
-from elmo_fast.model import sources
+from elmo_fast.model import hdf5, sources
 from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
-from tests.support.files import names, paths, start, tiny, write_model
+from tests.support.files import full_disk, names, paths, tiny, write_model
 from tests.support.sources import assert_is, contents, left, pack
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -111,20 +110,6 @@ def test_a_zip_of_something_else_is_refused_and_leaves_nothing(model, tmp_path, 
         find_model(archive)
     assert members is not None or left(cache, "*.hdf5") == []
     assert left(tmp_path, "*.part") == []
-
-
-def test_two_processes_may_unpack_at_once(model, tmp_path, cache):
-    archive = pack(tmp_path / "m.zip", contents(model))
-    code = ("import sys\nfrom elmo_fast.model.sources import find_model\nprint('ready', flush=True)\n"
-            f"sys.stdin.readline()\nprint(find_model({str(archive)!r}).weight_file)")
-    processes = [start(code, stdin=-1) for _ in range(2)]
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    found = {process.communicate(timeout=60)[0].strip() for process in processes}
-    assert found == {str(find_model(archive).weight_file)} and left(cache, "*.part") == []
 
 
 def test_threads_may_fetch_at_once(tmp_path, cache):
@@ -260,13 +245,72 @@ def test_without_fsspec_the_extra_is_named(monkeypatch, model):
     assert find_model(model) == ModelFiles(*paths(model))
 
 
-def test_what_a_killed_process_left_blocks_nothing(model, tmp_path, cache, monkeypatch):
-    archive = pack(tmp_path / "m.zip", contents(model))
-    with contextlib.suppress(ZeroDivisionError), monkeypatch.context() as patched:
-        patched.setattr(sources, "_unpack_members", lambda *_: 1 / 0)
-        patched.setattr(os, "replace", None)
-        patched.setattr("shutil.rmtree", lambda _: None)
-        patched.setattr("pathlib.Path.unlink", lambda *_, **__: None)
+# ---- damaged and hostile ZIPs, and a full disk under them ----
+
+
+def declare(archive, size):
+    """The bytes of a ZIP whose directory says that every member unpacks to `size` bytes."""
+    with zipfile.ZipFile(archive) as file:
+        start = file.start_dir
+    content = bytearray(archive.read_bytes())
+    while (start := content.find(b"PK\x01\x02", start)) >= 0:
+        content[start + 24 : start + 28] = size.to_bytes(4, "little")
+        start += 4
+    return content
+
+
+def test_a_zip_bomb_is_refused_before_it_is_unpacked(model, tmp_path, cache, monkeypatch):
+    archive = pack(tmp_path / "m.zip", {**contents(model), "vocab.txt": b"<S>\n</S>\n"})
+    archive.write_bytes(declare(archive, 0xF0000000))  # three members
+    with pytest.raises(ConfigurationError, match=f"^model {archive}: expected at most 8 GB, or 10 times the .* bytes "
+                                                 "of the file, when unpacked, found 12,079,595,520 bytes$"):
         find_model(archive)
-    assert len(list(cache.rglob("*.part"))) == 1
+    assert left(cache, "*.part") == []
+    pack(archive, {**contents(model), "vocab.txt": bytes(1 << 20)})
+    monkeypatch.setattr(hdf5, "MOST_UNPACKED", 1 << 20)
+    with pytest.raises(ConfigurationError, match="when unpacked"):
+        find_model(archive)
+
+
+def test_a_member_unpacks_to_no_more_than_it_declares(model, tmp_path, cache):
+    archive = pack(tmp_path / "m.zip", {**contents(model), "vocab.txt": bytes(1 << 20)})
+    archive.write_bytes(declare(archive, 100))
+    with pytest.raises(ConfigurationError, match=f"^model {archive}: expected a complete ZIP file without a password"):
+        find_model(archive)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2,
+                                         zipfile.ZIP_LZMA])
+def test_damage_anywhere_in_a_zip_is_refused_by_its_name_or_harmless(model, tmp_path, compression):
+    archive = pack(tmp_path / "m.zip", contents(model), compression)
+    content, generator = archive.read_bytes(), np.random.default_rng(compression)
+    with zipfile.ZipFile(archive) as file:
+        directory = file.start_dir
+    messages = []
+    for number in range(120):
+        damaged = bytearray(content)
+        for position in generator.integers(directory if number % 2 else 0, len(content), 3):
+            damaged[position] = generator.integers(256)
+        archive.write_bytes(damaged)
+        try:
+            assert_is(find_model(archive), model)
+        except (ConfigurationError, FileNotFoundError) as error:
+            messages.append(str(error))
+    assert len(messages) > 30 and all(str(archive) in message and "\n" not in message for message in messages)
+
+
+@pytest.mark.parametrize("name", ["", "a/", "/"])
+def test_members_without_a_name_do_no_harm(model, tmp_path, name):
+    archive = pack(tmp_path / "m.zip", contents(model))
+    with zipfile.ZipFile(archive, "a") as file:
+        info = zipfile.ZipInfo("x")
+        info.filename = name
+        file.writestr(info, b"")
     assert_is(find_model(archive), model)
+
+
+def test_a_full_disk_under_a_zip_is_named(model, tmp_path, cache):
+    archive = pack(tmp_path / "m.zip", contents(model))
+    with full_disk(), pytest.raises(OSError, match=f"File too large: '{cache}/unpacked/m-"):
+        find_model(archive)
+    assert left(cache, "*.part") == []

@@ -175,3 +175,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(weight_file):
     assert names(weight_file.parent) == ["options.json", "weights.hdf5"]
     with pytest.raises(FileNotFoundError, match="weight file: expected an existing directory"):
         write_weights(weight_file.parent / "no" / "w.hdf5", random_weights(OPTIONS))
+
+
+def test_weights_that_no_memory_holds_are_not_drawn():
+    with pytest.raises(ConfigurationError, match="^options: expected a model whose weights fit into the .* GB of this"):
+        random_weights(Options.from_dict(tiny(lstm__dim=1 << 20, lstm__projection_dim=1 << 20, lstm__n_layers=1000)))

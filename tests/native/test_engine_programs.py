@@ -3,12 +3,12 @@ instructions of AMX, which a signal handler carries out as the compiled engine a
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.engines import native, needs_native
+from tests.support.files import python
 from tests.support.native_program import COMPILER, NINJA, ROOT, compiles, native_module
 
 pytestmark = [pytest.mark.long, needs_native, pytest.mark.skipif(not (COMPILER and NINJA), reason="needs g++, ninja")]
@@ -38,11 +38,8 @@ module.use_openmp_threads = lambda: False  # their synchronization is out of a s
 def run_tests(module, tests, folder, **environment):
     """Tests in a process in which, and in whose children, `module` is elmo_fast._native."""
     (folder / "sitecustomize.py").write_text(IN_PLACE.format(str(module)))
-    run = subprocess.run([sys.executable, "-m", "pytest", "-xqs", "-p", "no:cacheprovider", *tests], cwd=ROOT,
-                         capture_output=True, text=True,
-                         env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **environment})
-    assert run.returncode == 0, (run.stdout + run.stderr)[-6000:]
-    return run.stdout
+    return python("-m", "pytest", "-xqs", "-p", "no:cacheprovider", *tests, timeout=None,
+                  PYTHONPATH=f"{folder}{os.pathsep}{ROOT}", OMP_NUM_THREADS="2", **environment).stdout
 
 
 @pytest.mark.parametrize("name, tests", [(name, tests) for name in SANITIZERS for tests in SANITIZERS[name][-1]])

@@ -4,11 +4,11 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.files import python
 from tests.support.native_program import COMPILER, ROOT, header_errors
 
 HEADERS = sorted([*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "cpu").rglob("*.h")])
@@ -55,17 +55,15 @@ def test_features_are_named_booleans_and_agree_with_the_kernel(native):
 
 
 @pytest.mark.parametrize("cap", [None, "", *ISAS, "sse9"])
-def test_a_cap_lowers_the_isa_and_never_raises_it(native, cap):
+def test_a_cap_lowers_the_isa_and_never_raises_it(native, monkeypatch, cap):
     """`cpu_isa()` of a fresh process in which ELMO_FAST_CPU_ISA is `cap`."""
-    env = {name: value for name, value in os.environ.items() if name != "ELMO_FAST_CPU_ISA"}
-    script = "from elmo_fast import _native; print(_native.cpu_isa())"
-    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
-                         env=env if cap is None else {**env, "ELMO_FAST_CPU_ISA": cap})
+    monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
+    capped = {} if cap is None else {"ELMO_FAST_CPU_ISA": cap}
+    run = python("-c", "from elmo_fast import _native; print(_native.cpu_isa())", status=int(cap == "sse9"), **capped)
     if cap == "sse9":
         expected = "expected one of generic, avx2, avx512, amx, amx-emulated, got 'sse9'"
-        assert run.returncode != 0 and f"ValueError: ELMO_FAST_CPU_ISA: {expected}" in run.stderr
+        assert f"ValueError: ELMO_FAST_CPU_ISA: {expected}" in run.stderr
     else:
-        assert run.returncode == 0, run.stderr
         assert run.stdout.strip() == min(cap or "amx", best_isa(native), key=ISAS.index)
 
 
@@ -79,18 +77,16 @@ def test_no_pytorch_library_is_linked(native):
 
 def test_an_old_setuptools_is_named_in_a_line():
     """Without isolation a build takes the environment's own: Python 3.11 brings version 65."""
-    code = ("import runpy, setuptools\nsetuptools.__version__ = '65.5.0'\nrunpy.run_path('setup.py')")
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (run.returncode, run.stdout) == (1, "")
+    code = "import runpy, setuptools\nsetuptools.__version__ = '65.5.0'\nrunpy.run_path('setup.py')"
+    run = python("-c", code, status=1)
+    assert run.stdout == ""
     assert run.stderr == "elmo-fast: expected setuptools 77 or newer, got 65.5.0: pip install -U setuptools\n"
 
 
-def test_without_a_compiler_the_build_goes_on_and_records_why(tmp_path):
+def test_without_a_compiler_the_build_goes_on_and_records_why(tmp_path, monkeypatch):
     pytest.importorskip("setuptools", "77")
-    env = {name: value for name, value in os.environ.items() if name != "ELMO_FAST_NO_NATIVE"}
-    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
-    run = subprocess.run(build, env={**env, "CXX": "/nowhere/c++"}, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    monkeypatch.delenv("ELMO_FAST_NO_NATIVE", raising=False)
+    run = python("setup.py", "-q", "build_py", "--build-lib", tmp_path, CXX="/nowhere/c++")
     record = (tmp_path / "elmo_fast" / "_build_info.py").read_text()
     assert "no C++ compiler was found during installation (looked for /nowhere/c++)" in record
     assert "installing without the native module" in run.stderr

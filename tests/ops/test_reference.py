@@ -18,37 +18,26 @@ def bounded(ids, model):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_layer_in_float64(shape):
+def test_every_layer_and_state_of_two_batches_in_float64(shape):
     options, counts = SHAPES[shape], plain.Counts()
-    model = bilm(options, backend="reference").double()
-    ids = batch_to_ids(BATCH, options.char_cnn.max_characters_per_token)
-    activations, mask = model(ids)
-    for row, sentence in enumerate(bounded(ids, model)):
-        expected, _ = plain.layers(sentence, weights(options), options, counts=counts)
-        found = torch.stack(activations)[:, row, : len(sentence)].detach().numpy()
+    model, drawn = bilm(options, backend="reference").double(), weights(options)
+    ids, states, steps = batch_to_ids(BATCH, options.char_cnn.max_characters_per_token), [None] * len(BATCH), 0
+    for batch in (ids, ids.flip(0)):
+        activations, mask = model(batch)
+        steps += int(mask.sum()) * 2 * options.lstm.n_layers
+        for row, sentence in enumerate(bounded(batch, model)):
+            expected, states[row] = plain.layers(sentence, drawn, options, states[row], counts)
+            found = torch.stack(activations)[:, row, : len(sentence)].detach().numpy()
+            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+            assert mask[row].sum() == len(sentence)
+        for layer in activations:
+            inner, inner_mask = remove_boundaries(layer, mask)
+            assert inner.shape[1] == layer.shape[1] - 2
+            assert not layer[~mask].any() and not inner[~inner_mask].any()
+    for part, found in enumerate(model._elmo_lstm._states):  # h, then c
+        expected = [[np.concatenate([of[direction][layer][part] for direction in (0, 1)]) for of in states]
+                    for layer in range(options.lstm.n_layers)]
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
-        assert mask[row].sum() == len(sentence)
-    for layer in activations:
-        inner, inner_mask = remove_boundaries(layer, mask)
-        assert inner.shape[1] == layer.shape[1] - 2
-        assert not layer[~mask].any() and not inner[~inner_mask].any()
     if shape == "clips that fire":
-        steps = mask.sum() * 2 * options.lstm.n_layers
         assert counts.cell > 0.05 * steps * options.lstm.dim
         assert counts.projection > 0.05 * steps * options.lstm.projection_dim
-
-
-def test_states_after_two_batches():
-    options = SHAPES["two layers"]
-    model = bilm(options, backend="reference").double()
-    ids = batch_to_ids([["Two", "sentences"], ["here"]])
-    model(ids)
-    model(ids.flip(0))
-    first, second = (bounded(each, model) for each in (ids, ids.flip(0)))
-    for row in (0, 1):
-        _, states = plain.layers(first[row], weights(options), options)
-        _, states = plain.layers(second[row], weights(options), options, states)
-        for part, found in enumerate(model._elmo_lstm._states):  # h, then c
-            for layer in range(options.lstm.n_layers):
-                expected = np.concatenate([states[direction][layer][part] for direction in (0, 1)])
-                np.testing.assert_allclose(found[layer, row], expected, rtol=1e-10)

@@ -1,24 +1,19 @@
 """Whose threads the C++ engine runs on: OpenMP's, which PyTorch has loaded, or its own. The bits are the same."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.support.engines import native, needs_native
-from tests.support.files import ROOT
+from tests.support.files import python
 
 PROGRAM = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-sys.path.insert(0, sys.argv[1])
 import torch
 from tests.support.models import SENTENCES, bilm
 from elmo_fast import batch_to_ids
 from elmo_fast import _native
 
-if sys.argv[2] == "own":
+if sys.argv[1] == "own":
     _native.use_openmp_threads = lambda: False
 models, ids = [bilm(seed=seed, backend="native", state="zero") for seed in range(4)], batch_to_ids(SENTENCES)
 
@@ -45,8 +40,5 @@ print("agrees", _native.threads_are_openmp())
 def test_every_choice_of_threads_gives_the_same_bits(threads, variables):
     if threads == "openmp" and not native.use_openmp_threads():
         pytest.skip("this PyTorch has no GNU OpenMP")
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", **variables}
-    run = subprocess.run([sys.executable, "-c", PROGRAM, str(ROOT), threads], capture_output=True, text=True,
-                         env=environment, timeout=500)
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.split() == ["agrees", str(threads == "openmp")]
+    done = python("-c", PROGRAM, threads, OMP_NUM_THREADS="2", **variables)
+    assert done.stdout.split() == ["agrees", str(threads == "openmp")]

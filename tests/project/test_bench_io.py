@@ -1,7 +1,6 @@
 """The benchmark of files in a dry run: what it writes, what ends it, and how CPU time is divided into stages."""
 
-import json
-import sys
+import functools
 import threading
 import time
 
@@ -14,21 +13,14 @@ WRITTEN = [name for name in bench_io.LAYOUTS if name in bench_io.layouts(list(be
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch, capsys):
-    """Run it: the document, or the reason on stderr for which it ended without a file."""
-    def run(*more):
-        out = tmp_path / "out" / "io.json"
-        small = "--models tiny --sentences 20 --rounds 2 --slots 4".split()
-        monkeypatch.setattr(sys, "argv", ["bench_io", *small, "--folder", str(tmp_path), "--out", str(out), *more])
-        status, errors = bench_io.main(), capsys.readouterr().err
-        assert (status, out.exists()) in ((0, True), (1, False)), errors
-        return json.loads(out.read_text()) if out.exists() else errors
-    return run
+def bench(tmp_path, dry_run):
+    small = "--models tiny --sentences 20 --rounds 2 --slots 4 --folder".split()
+    return functools.partial(dry_run, bench_io, *small, tmp_path)
 
 
-def test_speed_and_stages_of_every_layout(bench, tmp_path):
+def test_speed_and_stages_of_every_layout(bench):
     document = bench("--parts", "speed", "stages")
-    assert str(tmp_path) not in json.dumps(document) and document["settings"]["texts"]["tiny"]["sentences"] == 20
+    assert document["settings"]["texts"]["tiny"]["sentences"] == 20
     rows = document["results"]
     speed = [row for row in rows if row["unit"] == "tokens/s"]
     assert [row["variant"] for row in speed] == [bench_io.ENGINE, *WRITTEN]

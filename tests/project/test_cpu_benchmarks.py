@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from benchmarks import bench_embed, bench_table, bench_train, common, floor, models, workloads
-from benchmarks.peers import allennlp, bilm_tf, external, tensorflow_elmo
+from benchmarks.peers import bilm_tf, external, tensorflow_elmo
 from benchmarks.state_policies import main as compare_policies
 from elmo_fast.model.weights import lstm_name
 from elmo_fast.train.export import export_run
 from elmo_fast.train.setup import start_or_resume
+from tests.support.files import python
 from tests.support.training import TINY, write_corpus, write_options
 
 SMALLEST = {
@@ -35,24 +36,16 @@ def floor_program(tmp_path_factory):
 
 
 @pytest.fixture
-def bench(tmp_path, monkeypatch, capsys, floor_program):
+def bench(dry_run, monkeypatch, floor_program):
     """Run a benchmark: its settings and results, or the reason on stderr for which it ended without a file."""
     def run(module, *more):
-        out = tmp_path / "out" / "tiny.json"
-        arguments = [*SMALLEST[module].split(), "--model", "tiny", "--out", str(out), *map(str, more)]
-        monkeypatch.setattr(sys, "argv", [module.__name__, *arguments])
         monkeypatch.setattr(bench_embed, "SENTENCE_SECONDS", 0.01)
         if floor_program:
             monkeypatch.setattr(floor, "_compile_command", lambda program: ["cp", floor_program, program])
-        out.unlink(missing_ok=True)
-        status, errors = module.main(), capsys.readouterr().err
-        assert (status, out.exists()) in ((0, True), (1, False)), errors
-        if status:
-            return errors
-        document = json.loads(out.read_text())
-        assert [file.name for file in out.parent.iterdir()] == ["tiny.json"]
+        document = dry_run(module, *SMALLEST[module].split(), "--model", "tiny", *more)
+        if isinstance(document, str):
+            return document
         assert all(0 < case["p20"] <= case["median"] <= case["p80"] for case in document["results"])
-        assert str(tmp_path) not in json.dumps(document)
         return document["settings"], document["results"]
     return run
 
@@ -162,14 +155,9 @@ def test_a_disagreement_or_a_missing_peer_ends_the_run(bench, monkeypatch, modul
 
 def test_single_ops_give_rows_of_the_same_shape(tmp_path):
     pytest.importorskip("pytest_benchmark")
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/bench_ops", "--benchmark-only", "-k",
-               "test_projected_lstm and small and b1 and torch", "--benchmark-min-rounds=2", "--rows",
-               tmp_path / "ops.json"]
-    # pytest-benchmark takes no times in a process of pytest-xdist, which this one may be.
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_XDIST_WORKER": ""}
-    done = subprocess.run([sys.executable, *command], cwd=common.ROOT, env=env, capture_output=True, text=True,
-                          timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/bench_ops", "--benchmark-only", "-k",
+           "test_projected_lstm and small and b1 and torch", "--benchmark-min-rounds=2", "--rows",
+           tmp_path / "ops.json", timeout=100, PYTEST_XDIST_WORKER="")  # in one of its processes nothing is timed
     row, = json.loads((tmp_path / "ops.json").read_text())["results"]
     assert (row["model"], row["way"], row["variant"]) == ("small", "projected_lstm, batch 1", "torch")
     assert row["rounds"] == 2 and 0 < row["p20"] <= row["median"] and 0 <= row["error"] <= row["limit"] == 2e-6
@@ -273,16 +261,11 @@ def test_the_char_encoder_is_counted_by_token():
     assert floor.encoder_table(floor.H200, np.array([7, 9])).count("\n| ") == 6
 
 
-def test_allennlp_agrees_with_the_fixtures(tmp_path):
-    with pytest.raises(allennlp.PeerError, match="expected a checkout of AllenNLP 0.9"):
-        allennlp.load_allennlp(tmp_path)
+def test_allennlp_agrees_with_the_fixtures():
     checkout, shared = os.environ.get("ELMO_FAST_ALLENNLP"), common.shared_folder()
     if not checkout or not (shared / "fixtures").is_dir():
         pytest.skip("needs ELMO_FAST_ALLENNLP (a checkout of AllenNLP 0.9) and the shared fixtures")
-    command = [sys.executable, "-m", "benchmarks.peers.allennlp", "--allennlp", checkout, "--shared", shared]
-    done = subprocess.run(command, cwd=common.ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
-                          capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "benchmarks.peers.allennlp", "--allennlp", checkout, "--shared", shared, timeout=100)
 
 
 def test_a_peer_in_a_process_of_its_own(tmp_path):

@@ -2,20 +2,14 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.support.files import ROOT
+from tests.support.files import ROOT, python
 
 
-def run(*arguments, timeout=560):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
-    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, env=environment,
-                          cwd=ROOT, timeout=timeout)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(*arguments):
+    return python(*arguments, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "2")).stdout
 
 
 def test_the_readmes_three_lines():

@@ -1,6 +1,6 @@
 """The benchmarks' measure of a busy machine, and oneDNN's LSTM as a peer where oneDNN is installed."""
 
-import json
+import functools
 import sys
 from pathlib import Path
 
@@ -44,23 +44,18 @@ def test_no_turn_is_marked_without_a_floor():
     assert watch.busy() == {}
 
 
-def compare(monkeypatch, capsys, out, *arguments):
-    monkeypatch.setattr(sys, "argv", ["bench", *"--size tiny --rows 3 17 --rounds 2".split(), "--out", str(out),
-                                      *map(str, arguments)])
-    status = layer.main()
-    return status, capsys.readouterr().err
+@pytest.fixture
+def compare(dry_run):
+    return functools.partial(dry_run, layer, *"--size tiny --rows 3 17 --rounds 2".split())
 
 
-def test_onednn_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
-    status, errors = compare(monkeypatch, capsys, tmp_path / "out.json", "--onednn", tmp_path)
-    assert status == 1 and f"got {tmp_path}" in errors and not (tmp_path / "out.json").exists()
+def test_onednn_that_is_not_there_is_named(compare, tmp_path):
+    assert f"got {tmp_path}" in compare("--onednn", tmp_path)
 
 
 @pytest.mark.skipif(not (HERE / onednn.HEADER).is_file(), reason="needs onednn-devel-cpu-gomp")
-def test_onednn_gives_the_same_outputs(tmp_path, monkeypatch, capsys):
-    status, errors = compare(monkeypatch, capsys, tmp_path / "out.json", "--onednn")
-    assert status == 0, errors
-    content = json.loads((tmp_path / "out.json").read_text())
+def test_onednn_gives_the_same_outputs(compare):
+    content = compare("--onednn")
     precisions = [name for name in onednn.TYPES if name not in content["settings"]["absent"]]
     found = [row for row in content["results"] if row["variant"] == "onednn"]
     assert [(row["precision"], row["rows"]) for row in found] == [
@@ -72,15 +67,11 @@ def test_onednn_gives_the_same_outputs(tmp_path, monkeypatch, capsys):
         assert peer.outputs.any() and peer.seconds(2) > 0
 
 
-def test_torch_gives_the_same_outputs(tmp_path, monkeypatch, capsys):
-    status, errors = compare(monkeypatch, capsys, tmp_path / "out.json", "--torch-lstm")
-    assert status == 0, errors
-    rows = json.loads((tmp_path / "out.json").read_text())["results"]
+def test_torch_gives_the_same_outputs(compare, monkeypatch):
+    rows = compare("--torch-lstm")["results"]
     assert [(row["variant"], row["rows"]) for row in rows] == [
         (name, count) for count in (3, 17) for name in ("ours", "torch.nn.LSTM")]
     assert all(0 < row["error"] <= row["limit"] and row["times_as_fast_as_ours"] > 0 for row in rows)
     monkeypatch.setattr(torch_lstm, "GATES", (0, 1, 2, 3))
-    status, errors = compare(monkeypatch, capsys, tmp_path / "other.json", "--torch-lstm")
-    assert status == 1 and "highest against torch.nn.LSTM: relative error" in errors
-    assert compare(monkeypatch, capsys, tmp_path / "none.json") == (
-        1, "error: peers: expected --onednn or --torch-lstm, got neither\n")
+    assert "highest against torch.nn.LSTM: relative error" in compare("--torch-lstm")
+    assert compare() == "error: peers: expected --onednn or --torch-lstm, got neither\n"

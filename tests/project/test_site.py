@@ -1,13 +1,9 @@
 """The documentation site builds without a warning, and its pages fit a phone."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from tests.support.browser import chromium
-from tests.support.files import ROOT
+from tests.support.files import ROOT, python
 
 pytestmark = pytest.mark.long
 
@@ -17,9 +13,8 @@ def site(tmp_path_factory):
     pytest.importorskip("mkdocs", reason="needs elmo-fast[docs]")
     pytest.importorskip("mkdocstrings", reason="needs elmo-fast[docs]")
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", folder], cwd=ROOT,
-                          capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
-    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    done = python("-m", "mkdocs", "build", "--strict", "-q", "-d", folder, NO_MKDOCS_2_WARNING="1")
+    assert "WARNING" not in done.stderr, done.stderr
     return folder
 
 

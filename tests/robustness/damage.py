@@ -11,6 +11,8 @@ import numpy as np
 HOSTILE_NUMBERS = (0, -1, 1, 2**31 - 1, 2**31, 2**62, 2**63, 2**70, 10**30, 0.5, -0.0, 1e308, float("nan"),
                    float("inf"), float("-inf"))
 HOSTILE = (*HOSTILE_NUMBERS, None, True, "", "3", "\ud800", [], [[]], {}, [1, "a"], {"a": 1})
+_HDF5 = ("compressed", "external link", "external storage", "group", "huge", "removed", "shape", "soft link", "text",
+         "type", "values")
 
 
 def damage_bytes(path: Path, rng: random.Random) -> str:
@@ -72,66 +74,40 @@ def damage_hdf5(path: Path, rng: random.Random, secret: Path) -> str:
         names: list[str] = []
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
         name = rng.choice(names)
-        way = rng.choice(sorted(_HDF5))
+        way = rng.choice(_HDF5)
         values = file[name][...]
         del file[name]
-        _HDF5[way](file, name, values, rng, secret)
+        _change(file, name, values, way, rng, secret)
     return f"{way} {name}"
 
 
-def _group(file, name, values, rng, secret):
-    file.create_group(name)
-
-
-def _values(file, name, values, rng, secret):
-    flat = np.array(values).reshape(-1)
-    if flat.dtype.kind == "f" and flat.size:
-        flat[rng.randrange(flat.size)] = rng.choice((np.nan, np.inf, -np.inf, 3e38))
-    file[name] = flat.reshape(values.shape)
-
-
-def _shape(file, name, values, rng, secret):
-    file[name] = rng.choice((values.reshape(-1), values.T, values[None], values[:-1], np.zeros(0, values.dtype)))
-
-
-def _type(file, name, values, rng, secret):
-    file[name] = values.astype(rng.choice(("f2", "f8", "i4", "u1", ">f4", "S3", "c8")))
-
-
-def _text(file, name, values, rng, secret):
-    file[name] = "text"
-
-
-def _soft_link(file, name, values, rng, secret):
-    file[name] = h5py.SoftLink(rng.choice(("/", f"/{name}", "/nowhere")))
-
-
-def _external_link(file, name, values, rng, secret):
-    file[name] = h5py.ExternalLink(str(secret.with_suffix(".hdf5")), "/values")
-
-
-def _external_storage(file, name, values, rng, secret):
-    file.create_dataset(name, values.shape, values.dtype, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
-
-
-def _compressed(file, name, values, rng, secret):
-    if values.ndim and values.size:
+def _change(file, name, values, way, rng, secret):
+    """Write a dataset of that name anew, in a way of `_HDF5`."""
+    if way == "group":
+        file.create_group(name)
+    elif way == "values":
+        flat = np.array(values).reshape(-1)
+        if flat.dtype.kind == "f" and flat.size:
+            flat[rng.randrange(flat.size)] = rng.choice((np.nan, np.inf, -np.inf, 3e38))
+        file[name] = flat.reshape(values.shape)
+    elif way == "shape":
+        file[name] = rng.choice((values.reshape(-1), values.T, values[None], values[:-1], np.zeros(0, values.dtype)))
+    elif way == "type":
+        file[name] = values.astype(rng.choice(("f2", "f8", "i4", "u1", ">f4", "S3", "c8")))
+    elif way == "text":
+        file[name] = "text"
+    elif way == "soft link":
+        file[name] = h5py.SoftLink(rng.choice(("/", f"/{name}", "/nowhere")))
+    elif way == "external link":
+        file[name] = h5py.ExternalLink(str(secret.with_suffix(".hdf5")), "/values")
+    elif way == "external storage":
+        file.create_dataset(name, values.shape, values.dtype, external=[(str(secret), 0, h5py.h5f.UNLIMITED)])
+    elif way == "compressed" and values.ndim and values.size:
         file.create_dataset(name, data=values, chunks=True, compression="gzip", shuffle=True)
-    else:
+    elif way == "compressed":
         file[name] = values
-
-
-def _huge(file, name, values, rng, secret):
-    file.create_dataset(name, (1 << 40, *values.shape[1:]), values.dtype, chunks=(1 << 10, *values.shape[1:]))
-
-
-def _removed(file, name, values, rng, secret):
-    pass
-
-
-_HDF5 = {"group": _group, "values": _values, "shape": _shape, "type": _type, "text": _text, "soft link": _soft_link,
-         "external link": _external_link, "external storage": _external_storage, "compressed": _compressed,
-         "huge": _huge, "removed": _removed}
+    elif way == "huge":
+        file.create_dataset(name, (1 << 40, *values.shape[1:]), values.dtype, chunks=(1 << 10, *values.shape[1:]))
 
 
 def damage_zip(path: Path, rng: random.Random) -> str:

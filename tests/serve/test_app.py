@@ -10,7 +10,8 @@ import pytest
 
 from elmo_fast.embed.api import LoadedElmo
 from tests.support import models
-from tests.support.serving import SECONDS, embed, equal, reason, texts_of, until
+from tests.support.files import until
+from tests.support.serving import SECONDS, embed, equal, reason, texts_of
 
 pytestmark = pytest.mark.long
 for library in ("fastapi", "uvicorn", "prometheus_client", "httpx"):

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from tests.support.serving import SECONDS, embed, reason, received, texts_of, until
+from tests.support.files import until
+from tests.support.serving import SECONDS, embed, reason, received, texts_of
 
 pytestmark = pytest.mark.long
 for library in ("fastapi", "uvicorn", "prometheus_client", "httpx"):

@@ -15,8 +15,8 @@ import pytest
 import elmo_fast
 from benchmarks import bench_serve
 from elmo_fast import cli
-from tests.support.files import ROOT, run, start, write_model
-from tests.support.serving import SECONDS, until
+from tests.support.files import ROOT, run, start, until, write_model
+from tests.support.serving import SECONDS
 
 pytestmark = pytest.mark.long
 for library in ("fastapi", "uvicorn", "prometheus_client", "httpx"):

@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import h5py
@@ -14,7 +15,8 @@ import numpy as np
 from elmo_fast import Options, cli, random_weights, write_weights
 from elmo_fast.testing import TINY, tiny
 
-__all__ = ["ROOT", "TINY", "full_disk", "names", "paths", "read_hdf5", "run", "spoil", "start", "tiny", "write_model"]
+__all__ = ["ROOT", "TINY", "flip", "full_disk", "kill", "names", "paths", "python", "read_hdf5", "run", "spoil",
+           "start", "start_until", "tiny", "until", "write_model"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,6 +52,13 @@ def read_hdf5(path):
         return {name: dataset[()] for name, dataset in file.items()}
 
 
+def flip(path, at):
+    """Change a bit of a byte."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 0x10
+    path.write_bytes(content)
+
+
 @contextlib.contextmanager
 def full_disk(size=6000):
     """No file of this process can grow beyond `size` bytes."""
@@ -71,10 +80,43 @@ def run(capsys, *arguments):
     return status, captured.out, captured.err
 
 
+def _environment(**changes):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **changes}
+
+
 def start(code_or_arguments, **options):
     """A Python process that sees the package under test: a string of code, or the arguments of the command."""
     what = ["-c", code_or_arguments] if isinstance(code_or_arguments, str) else [
         "-m", "elmo_fast.cli", *map(str, code_or_arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *what], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    return subprocess.Popen([sys.executable, *what], env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, **options)
+
+
+def start_until(line, code):
+    """A Python process that runs code, when it has printed a line."""
+    process = start(code)
+    assert process.stdout.readline() == f"{line}\n", process.communicate()
+    return process
+
+
+def kill(process):
+    process.kill()
+    process.communicate()
+
+
+def until(condition, seconds=60):
+    """Wait for what another thread or process does next, and return it."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+    return value
+
+
+def python(*arguments, status=0, timeout=560, **environment):
+    """A Python process in the checkout that ended with `status`; `environment` has more variables."""
+    done = subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=_environment(**environment),
+                          timeout=timeout, text=True, capture_output=True)
+    assert done.returncode == status, (done.stdout + done.stderr)[-6000:]
+    return done

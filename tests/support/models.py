@@ -7,7 +7,8 @@ from elmo_fast import BiLm, Options, batch_to_ids, random_weights, write_weights
 from elmo_fast.testing import SHAPES, TINY, options
 from tests.support.files import paths, write_model
 
-__all__ = ["SENTENCES", "SHAPES", "WORD_IDS", "bilm", "files", "layers", "options", "weights", "word_bilm"]
+__all__ = ["SENTENCES", "SHAPES", "WORD_IDS", "bilm", "files", "layers", "options", "texts", "weights",
+           "word_bilm"]
 
 WORD_IDS = Options.from_dict({"lstm": TINY["lstm"], "n_tokens_vocab": 9})
 
@@ -41,6 +42,13 @@ def bilm(of: Options | None = None, seed: int = 0, **arguments) -> BiLm:
 def word_bilm(**arguments) -> BiLm:
     """A random model that reads word ids."""
     return BiLm(WORD_IDS, random_weights(WORD_IDS), **arguments)
+
+
+def texts(count: int, longest: int = 12, seed: int = 0) -> list[list[str]]:
+    """Sentences of 0 to `longest` tokens, out of 60 words."""
+    generator = np.random.default_rng(seed)
+    return [[f"word{number}" for number in generator.integers(0, 60, length)]
+            for length in generator.integers(0, longest + 1, count)]
 
 
 def layers(model: BiLm, batch) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 
 import numpy as np
 
@@ -99,14 +98,6 @@ class Running:
         """The value of a line of `/metrics`, 0 where there is none."""
         lines = dict(each.rsplit(" ", 1) for each in self.metrics.text().decode().splitlines() if each[:1] != "#")
         return float(lines.get(f"elmo_fast_{line}", 0))
-
-
-def until(condition):
-    """Wait for what another thread does next."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(.005)
 
 
 def received(connection):

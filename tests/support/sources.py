@@ -33,18 +33,20 @@ def left(folder, pattern="*"):
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
-    """Files of a directory: paths are noted in `seen`, and the sizes of those in `longer` are a byte too large."""
+    """Files of a directory, when `go` is set: paths are noted in `seen`, those in `longer` seem a byte longer."""
 
-    def __init__(self, *arguments, seen, longer, **options):
-        self.seen, self.longer = seen, longer
+    def __init__(self, *arguments, seen, longer, go, **options):
+        self.seen, self.longer, self.go = seen, longer, go
         super().__init__(*arguments, **options)
 
     def log_message(self, *_):
         pass
 
-    def send_head(self):
+    def do_GET(self):
         self.seen.append(self.path)
-        return super().send_head()
+        if self.go:
+            self.go.wait(60)
+        super().do_GET()
 
     def send_header(self, name, value):
         too_many = name == "Content-Length" and self.path in self.longer
@@ -52,9 +54,9 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served(directory, seen=None, longer=()):
+def served(directory, seen=None, longer=(), go=None):
     """The URL of a web server for a directory, on this machine."""
-    handler = functools.partial(_Handler, directory=directory, seen=[] if seen is None else seen, longer=longer)
+    handler = functools.partial(_Handler, directory=directory, seen=[] if seen is None else seen, longer=longer, go=go)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"

@@ -2,14 +2,17 @@
 
 import contextlib
 import itertools
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import Item, join, place, segment
+from tests.support.files import flip
 
-NO_PYARROW = "pyarrow is not installed: make test-integrations"
+LIBRARY = [pytest.mark.long, pytest.mark.skipif(not find_spec("pyarrow"),
+                                                reason="pyarrow is not installed: make test-integrations")]
 # Layout and name of every kind of output. Names without a suffix are directories of shards.
 _KINDS = [("allennlp", "out.hdf5"), ("packed", "out.h5"), ("packed", "shards"), ("npz", "out.npz"), ("npy", "out.npy"),
          ("parquet", "out.parquet"), ("parquet", "shards"), ("arrow", "out.arrow"), ("arrow", "shards")]
@@ -18,14 +21,8 @@ STORES_TEXTS = ("packed", "parquet", "arrow")
 
 def kinds(*pairs, without=()):
     """Parameters of tests of layout and name, all or some; those of libraries are for `make test-integrations`."""
-    return [pytest.param(*pair, marks=[pytest.mark.long] * (pair[0] in ("parquet", "arrow")))
+    return [pytest.param(*pair, marks=LIBRARY if pair[0] in ("parquet", "arrow") else ())
             for pair in pairs or _KINDS if pair[1] not in without]
-
-
-def need(layout):
-    """Skip where the layout's library is not there."""
-    if layout in ("parquet", "arrow"):
-        pytest.importorskip("pyarrow", reason=NO_PYARROW)
 
 
 def make_items(form, count=30, seed=0, layers=3, dim=8, longest=12, keys=str):
@@ -37,6 +34,15 @@ def make_items(form, count=30, seed=0, layers=3, dim=8, longest=12, keys=str):
         vectors = rng.standard_normal((layers, len(tokens), dim), dtype=np.float32)
         kept = form.apply(vectors, tokens)
         items.append(Item(keys(number), f"{' '.join(tokens)} {number}", tokens, kept.positions, kept.vectors))
+    return items
+
+
+def items_of(model, form, texts):
+    """Texts with the vectors of a model, as a run of the command writes them."""
+    items = []
+    for number, (text, vectors) in enumerate(zip(texts, model.embed(texts))):
+        kept = form.apply(vectors, text.split())
+        items.append(Item(str(number), text, text.split(), kept.positions, kept.vectors))
     return items
 
 
@@ -56,13 +62,6 @@ def write(layout, target, form, items, cuts=(), **options):
         left.unlink()
     folder.rmdir()
     return target
-
-
-def flip(path, at):
-    """Change a bit of a byte."""
-    content = bytearray(path.read_bytes())
-    content[at] ^= 0x10
-    path.write_bytes(content)
 
 
 @contextlib.contextmanager

@@ -35,10 +35,6 @@ def test_fifty_characters_and_the_sentence_marks_by_default():
         head + [260] * (50 - len(head)) for head in ([258, 256, 259], [258, 257, 259], [258, 196, 128, 259])]
 
 
-def test_model_ids_leave_0_for_no_token():
-    assert characters.to_model_ids(np.array([0, 255, 260])).tolist() == [1, 256, 261]
-
-
 @pytest.mark.parametrize("size", [2, 0, -1, 3.0, "50", None, True])
 def test_a_size_without_room_for_a_mark_is_refused(size):
     with pytest.raises(ValueError, match="max_characters_per_token: expected an integer of at least 3"):

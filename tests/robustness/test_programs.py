@@ -1,0 +1,24 @@
+"""The first cases of `fuzz` and `kills`, which run more as programs: `python -m tests.robustness.fuzz --cases N`."""
+
+import pytest
+
+from tests.robustness.fuzz import KINDS
+from tests.support.files import python
+
+CASES = 50  # of a kind: 700 in all with pyarrow
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_input_gives_the_right_result_or_a_refusal(kind):
+    """In a process of its own: the forks of this one would lack the threads that earlier tests started."""
+    python("-m", "tests.robustness.fuzz", "--kind", kind, "--cases", CASES)
+
+
+@pytest.mark.parametrize("command", [
+    "embed", "embed-warm", "embed-npy", "seqvec", "seqvec-warm", "seqvec-npy", "cache", "train", "export", "import-tf"])
+def test_killed_runs_and_races_give_the_right_file(command):
+    """Six kills at random moments, and starts of two, three and five processes on one output, with fixed seeds."""
+    done = python("-m", "tests.robustness.kills", "--only", command, "--kills", 6, "--races", 3, "--seed", 11,
+                  timeout=900)
+    assert "no fault" in done.stdout
