@@ -7,7 +7,6 @@ import pytest
 import elmo_fast
 from elmo_fast import ConfigurationError
 from elmo_fast.model import sources
-from elmo_fast.model.catalogue import public_models, report
 from elmo_fast.model.sources import cache_path, find_model
 from tests.support.files import paths, run
 from tests.support.manylangs import write_manylangs
@@ -86,7 +85,7 @@ def test_the_whole_message_offline(monkeypatch, capsys, cache, name, urls):
         elmo_fast.load(name)
     assert str(caught.value) == expected
     assert run(capsys, "info", name) == (2 if more else 1, "", f"elmo-fast: error: {expected}\n")
-    listed = {model.name: model.source for model in public_models()}
+    listed = {model.name: model.source for model in sources.public_models()}
     assert name == "nlpl:210" or urls[-1].startswith(listed[name].partition("{")[0])
 
 
@@ -119,7 +118,7 @@ def test_a_public_model_that_is_none(name, message):
 
 
 def test_the_list_of_public_models():
-    header, *lines = report()
+    header, *lines = sources.public_model_lines()
     assert header.split() == ["name", "language", "size", "licence", "where"]
-    assert len(lines) == len({line.split()[0] for line in lines}) == len(public_models()) == 1 + 4 + 1 + 1 + 44
+    assert len(lines) == len({line.split()[0] for line in lines}) == len(sources.public_models()) == 1 + 4 + 1 + 1 + 44
     assert all("bundled" in line or "http" in line for line in lines)
