@@ -83,12 +83,20 @@ def read_parquet(name: str, field: str) -> Iterator[Record]:
             keys = batch.column(ID).to_pylist() if ID in columns else [None] * len(texts)
             for key, text, row in zip(keys, texts, rows):
                 yield _record(key, text, field, f"in row {row} of {name}")
+        _check_rows(next(rows) - 1, file, name)
 
 
 def count_parquet(name: str, field: str) -> int:
     """Rows of a file, once its columns are found to fit."""
     with _parquet(name, field) as file:
+        _check_rows(sum(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)), file, name)
         return file.metadata.num_rows
+
+
+def _check_rows(found: int, file: Any, name: str) -> None:
+    if found != file.metadata.num_rows:
+        raise ConfigurationError(f"Parquet: expected the {file.metadata.num_rows:,} rows of its metadata in {name}, "
+                                 f"found {found:,}")
 
 
 def check_parquet(name: str) -> None:

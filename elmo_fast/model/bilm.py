@@ -61,7 +61,7 @@ class BiLm(nn.Module):
         # The two attribute names are AllenNLP's: users reach for them, and its checkpoints hold them.
         self._token_embedder = self._make_token_source(weights, requires_grad)
         self._modules["_word_embedding"] = None  # its place in AllenNLP's `state_dict`
-        self._elmo_lstm = LstmStack(options, weights, requires_grad, state)
+        self._elmo_lstm = self._make_lstm(weights, requires_grad, state)
         self._table: TableLookup | None = None
         self._warm_state, self._last_fingerprint = LastResult(), LastResult()
         self._prepared: cuda_graph.Preparation | None = None
@@ -92,6 +92,9 @@ class BiLm(nn.Module):
         check_weights(weights, self.options)
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
         return source(self.options, weights, requires_grad)
+
+    def _make_lstm(self, weights: Mapping[str, np.ndarray], requires_grad: bool, state: str) -> LstmStack:
+        return LstmStack(self.options, weights, requires_grad, state)
 
     @property
     def state(self) -> str:

@@ -1,5 +1,6 @@
 """Inputs that need pyarrow (Parquet) or zstandard (`.zst`)."""
 
+import itertools
 import random
 
 import pytest
@@ -124,3 +125,23 @@ def test_the_command_takes_them(here, capsys):
     write({"text": ["a b", "c"]})
     (here / "b.txt.zst").write_bytes(compressed(b"d e"))
     assert run(capsys, "cache", "--corpus", "?.*", "table.hdf5", "--model", "model", "--quiet") == (0, "", "")
+
+
+def test_a_flipped_bit_in_the_numbers_of_rows_loses_no_text(tmp_path):
+    """One bit of the footer could end the texts early, or count others, with status 0."""
+    path, texts = tmp_path / "a.parquet", [f"a {number}" for number in range(9)]
+    parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=5)
+    content = bytearray(path.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    refused = 0
+    for at, bit in itertools.product(range(footer, len(content) - 8), (0, 3, 6)):
+        content[at] ^= 1 << bit
+        path.write_bytes(content)
+        content[at] ^= 1 << bit
+        try:
+            counted = open_texts(path).count()
+            with open_texts(path) as found:
+                assert [text.text for text in found] == texts and counted == len(texts), (at - footer, bit)
+        except ConfigurationError:
+            refused += 1
+    assert 500 < refused < 3 * (len(content) - footer)
