@@ -22,9 +22,9 @@ struct ExactActivations {
   // 1 / (1 + e) or e / (1 + e) with e = exp(-|x|), the rounding error of 1 + e put back.
   static F sigmoid(F x) {
     const F one = Vec::set1(1.0f);
-    const F e = exp_nonpositive(Vec::sub(Vec::set1(0.0f), Vec::abs(x)));
-    const F sum = Vec::add(one, e);
-    const F lost = Vec::sub(e, Vec::sub(sum, one));
+    const F e = exp_nonpositive(Vec::set1(0.0f) - Vec::abs(x));
+    const F sum = one + e;
+    const F lost = e - (sum - one);
     return Vec::divide(Vec::if_less(x, Vec::set1(0.0f), e, one), sum, lost);
   }
 
@@ -32,14 +32,14 @@ struct ExactActivations {
   static F tanh(F x) {
     const F one = Vec::set1(1.0f);
     const F size = Vec::abs(x);
-    const F e = exp_nonpositive(Vec::mul(Vec::set1(-2.0f), size));
-    const F far = Vec::sub(one, Vec::divide(Vec::add(e, e), Vec::add(one, e)));
-    const F square = Vec::mul(size, size);
+    const F e = exp_nonpositive(Vec::set1(-2.0f) * size);
+    const F far = one - Vec::divide(e + e, one + e);
+    const F square = size * size;
     // (tanh(x) - x) / x^3 in x^2, fitted on |x| <= 0.625
     constexpr float fitted[] = {-0.333333343f, 0.133333042f,    -0.0539593995f,
                                 0.0217699111f, -0.00834681652f, 0.00229565497f};
     const F p = polynomial<Vec>(fitted, square);
-    const F near = Vec::fma(Vec::mul(square, p), size, size);
+    const F near = Vec::fma(square * p, size, size);
     return Vec::copysign(Vec::if_less(size, Vec::set1(0.625f), near, far), x);
   }
 
@@ -48,13 +48,13 @@ struct ExactActivations {
   static F exp_nonpositive(F x) {
     const F rounder = Vec::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
     x = Vec::at_least(Vec::set1(-104.0f), x);
-    const F n = Vec::sub(Vec::fma(x, Vec::set1(1.44269504f), rounder), rounder);
+    const F n = Vec::fma(x, Vec::set1(1.44269504f), rounder) - rounder;
     F r = Vec::fnma(n, Vec::set1(0.693359375f), x);  // ln 2 in two parts, the first exact for |n| < 2^15
     r = Vec::fnma(n, Vec::set1(-2.12194440e-4f), r);
     // (exp(r) - 1 - r) / r^2, fitted on |r| <= ln(2) / 2
     constexpr float fitted[] = {0.5f, 0.166666672f, 0.041666463f, 0.00833329838f, 0.00139336765f, 0.000198993192f};
-    const F tail = Vec::fma(Vec::mul(r, r), polynomial<Vec>(fitted, r), r);
-    return Vec::scale(Vec::add(Vec::set1(1.0f), tail), n);
+    const F tail = Vec::fma(r * r, polynomial<Vec>(fitted, r), r);
+    return Vec::scale(Vec::set1(1.0f) + tail, n);
   }
 };
 
@@ -72,7 +72,7 @@ struct ApproximateActivations {
   static F sigmoid(F x) {
     x = Vec::at_least(Vec::set1(-90.0f), Vec::at_most(Vec::set1(90.0f), x));
     const Power power = negative_power(x, log2_e);
-    const F sum = Vec::add(one(), Vec::scale(Vec::add(one(), power.tail), power.whole));
+    const F sum = one() + Vec::scale(one() + power.tail, power.whole);
     const F inverse = Vec::approximate_inverse(sum);
     if (!Refined) return inverse;
     return Vec::fma_below(sum, Vec::set1(0x1p127f), Vec::fnma(sum, inverse, one()), inverse, inverse);
@@ -82,11 +82,11 @@ struct ApproximateActivations {
   static F tanh(F x) {
     const Power power = negative_power(Vec::at_most(Vec::set1(20.0f), Vec::abs(x)), 2 * log2_e);
     const F scale = Vec::scale(one(), power.whole);
-    const F m = Vec::fma(scale, power.tail, Vec::sub(scale, one()));
-    const F sum = Vec::add(Vec::set1(2.0f), m);
+    const F m = Vec::fma(scale, power.tail, scale - one());
+    const F sum = Vec::set1(2.0f) + m;
     F inverse = Vec::approximate_inverse(sum);
     if (Refined) inverse = Vec::fma(Vec::fnma(sum, inverse, one()), inverse, inverse);
-    return Vec::copysign(Vec::mul(m, inverse), x);
+    return Vec::copysign(m * inverse, x);
   }
 
  private:
@@ -102,11 +102,11 @@ struct ApproximateActivations {
   // 2^(-x scale)
   static Power negative_power(F x, float scale) {
     const F rounder = Vec::set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    const F whole = Vec::sub(Vec::fnma(x, Vec::set1(scale), rounder), rounder);
+    const F whole = Vec::fnma(x, Vec::set1(scale), rounder) - rounder;
     const F f = Vec::fnms(x, Vec::set1(scale), whole);
     constexpr float four[] = {0.693136871f, 0.240232527f, 0.0558374226f, 0.00961811002f};
     constexpr float five[] = {0.693147123f, 0.240223512f, 0.0555050038f, 0.00966626499f, 0.00133335381f};
-    return {Vec::mul(f, Refined ? polynomial<Vec>(five, f) : polynomial<Vec>(four, f)), whole};
+    return {f * (Refined ? polynomial<Vec>(five, f) : polynomial<Vec>(four, f)), whole};
   }
 };
 

@@ -16,7 +16,8 @@ Isa isa_for(Precision precision) {
   return isa;
 }
 
-const Fp32Engine& fp32_engine([[maybe_unused]] Isa isa) {
+const Fp32Engine& fp32_engine() {
+  [[maybe_unused]] const Isa isa = isa_for(Precision::highest);
 #ifdef ELMO_FAST_HAS_AVX512
   if (isa >= Isa::avx512) return avx512_engine();
 #endif
@@ -26,7 +27,8 @@ const Fp32Engine& fp32_engine([[maybe_unused]] Isa isa) {
   return generic_engine();
 }
 
-const Engine& engine_for([[maybe_unused]] Precision precision, Isa isa) {
+const Engine& engine_for(Precision precision) {
+  [[maybe_unused]] const Isa isa = isa_for(precision);
 #ifdef ELMO_FAST_HAS_AVX512
   const AmxEngine* bf16 = &amx_emulated_engine();
 #ifdef ELMO_FAST_HAS_AMX
@@ -34,11 +36,11 @@ const Engine& engine_for([[maybe_unused]] Precision precision, Isa isa) {
 #endif
   if (precision != Precision::highest) return precision == Precision::high ? bf16->high : bf16->medium;
 #endif
-  return fp32_engine(isa);
+  return fp32_engine();
 }
 
-Label::Label(const char* op, Isa isa, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {
-  std::snprintf(text, sizeof text, "%s for %s, precision %d, sizes %lld %lld %lld", op, isa_name(isa),
+Label::Label(const char* op, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {
+  std::snprintf(text, sizeof text, "%s for %s, precision %d, sizes %lld %lld %lld", op, isa_name(isa_for(precision)),
                 static_cast<int>(precision), static_cast<long long>(first), static_cast<long long>(second),
                 static_cast<long long>(third));
 }

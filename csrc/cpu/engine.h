@@ -73,8 +73,7 @@ struct LstmBackward : LstmDirection {
   float* grad_initial_c;
 };
 
-struct CharCnnPlan {
-  CharCnnCall call;
+struct CharCnnPlan : CharCnnCall {
   const int32_t* lengths;          // [tokens] one past the last character that is no padding
   const int64_t* character_begin;  // [tokens + 1] characters before each token's, of those that windows see
   float* values;                   // forward
@@ -111,11 +110,13 @@ struct LstmTrainingEngine {
   void (*run)(const LstmBackward&, Team);
 };
 
+struct CharCnnPass {
+  int64_t (*scratch_floats)(const CharCnnPlan&);
+  void (*run)(const CharCnnPlan&, Team);
+};
+
 struct CharCnnEngine {
-  size_t (*forward_floats)(const CharCnnPlan&);  // of scratch
-  size_t (*backward_floats)(const CharCnnPlan&);
-  void (*forward)(const CharCnnPlan&, Team);
-  void (*backward)(const CharCnnPlan&, Team);
+  CharCnnPass forward, backward;
 };
 
 struct LinearEngine {
@@ -151,14 +152,14 @@ const AmxEngine& amx_emulated_engine();
 // such precision.
 Isa isa_for(Precision precision);
 
-const Fp32Engine& fp32_engine(Isa isa);
-const Engine& engine_for(Precision precision, Isa isa);
+const Fp32Engine& fp32_engine();
+const Engine& engine_for(Precision precision);
 
 // What packed weights and what a forward saves begin with: op, instruction set, precision and sizes in words. They come
 // as plain bytes, and those of another layout would be read out of bounds.
 struct Label {
   char text[128];
-  Label(const char* op, Isa isa, Precision precision, int64_t first, int64_t second, int64_t third);
+  Label(const char* op, Precision precision, int64_t first, int64_t second, int64_t third);
 };
 
 // std::invalid_argument unless it `holds`.

@@ -31,9 +31,6 @@ struct VecBase {
     return x;
   }
   static void store(float* p, F x) { std::memcpy(p, &x, sizeof x); }
-  static F add(F a, F b) { return a + b; }
-  static F sub(F a, F b) { return a - b; }
-  static F mul(F a, F b) { return a * b; }
   static F divide(F a, F d) { return a / d; }
   // a / (d + low) for d in [1, 2] and low below its last place; 1.5 - d / 2 is close enough to 1 / d.
   static F divide(F a, F d, F low) {

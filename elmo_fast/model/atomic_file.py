@@ -55,7 +55,8 @@ def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False)
     `stops`). Readers need no lock.
     """
     final = Path(os.path.realpath(target))
-    mine = _Held(os.getpid(), threading.get_ident(), _partial_path(final), reserve)
+    partial = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
+    mine = _Held(os.getpid(), threading.get_ident(), partial, reserve)
     while (held := _held.setdefault(final, mine)).thread != mine.thread and held.process == mine.process and wait:
         stops.check()
         time.sleep(_PAUSE)
@@ -131,10 +132,6 @@ def _lock(final: Path, mine: _Held, wait: bool) -> IO[bytes]:
 def _content(file: IO[bytes]) -> list[str]:
     file.seek(0)
     return file.read(4096).decode(errors="replace").split()
-
-
-def _partial_path(final: Path) -> Path:
-    return final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
 
 
 def _remove(path: Path) -> None:

@@ -15,12 +15,11 @@ template <class Vec>
 struct CharGradientLayout {
   int64_t characters, gradients, size;
   static int64_t row(const CharCnnPlan& plan, const CharBank& bank) {
-    return divided_up(bank.width * plan.call.dim, Vec::width) * Vec::width;
+    return divided_up(bank.width * plan.dim, Vec::width) * Vec::width;
   }
   explicit CharGradientLayout(const CharCnnPlan& plan) {
     int64_t floats = 0;
-    for (int64_t b = 0; b < plan.call.bank_count; ++b)
-      floats += plan.call.banks[b].filters * row(plan, plan.call.banks[b]);
+    for (int64_t b = 0; b < plan.bank_count; ++b) floats += plan.banks[b].filters * row(plan, plan.banks[b]);
     characters = divided_up(floats, 16) * 16;
     gradients = characters + CharVectors<Vec>::floats(plan);
     size = gradients + CharVectors<Vec>::floats(plan);
@@ -34,11 +33,11 @@ class CharCnnGradients {
 
  public:
   CharCnnGradients(const CharCnnPlan& plan, Team team)
-      : plan_(plan), call_(plan.call), team_(team), layout_(plan), characters_(plan, plan.scratch + layout_.characters),
+      : plan_(plan), team_(team), layout_(plan), characters_(plan, plan.scratch + layout_.characters),
         gradients_(plan, plan.scratch + layout_.gradients) {}
 
   void run() const {
-    const Partition mine(call_.tokens, team_.rank, team_.size);
+    const Partition mine(plan_.tokens, team_.rank, team_.size);
     for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
     each_bank([this](const CharBank& bank, float* rows) { transpose(bank, rows); });
     team_.barrier->wait();
@@ -55,9 +54,9 @@ class CharCnnGradients {
   template <class Body>
   void each_bank(Body body) const {
     float* rows = plan_.scratch;
-    for (int64_t b = 0; b < call_.bank_count; ++b) {
-      body(call_.banks[b], rows);
-      rows += call_.banks[b].filters * CharGradientLayout<Vec>::row(plan_, call_.banks[b]);
+    for (int64_t b = 0; b < plan_.bank_count; ++b) {
+      body(plan_.banks[b], rows);
+      rows += plan_.banks[b].filters * CharGradientLayout<Vec>::row(plan_, plan_.banks[b]);
     }
   }
 
@@ -65,7 +64,7 @@ class CharCnnGradients {
   Partition my_filters(const CharBank& bank) const { return Partition(bank.filters, team_.rank, team_.size); }
 
   void transpose(const CharBank& bank, float* rows) const {
-    const int64_t k = bank.width * call_.dim;
+    const int64_t k = bank.width * plan_.dim;
     const Partition mine = my_filters(bank);
     for (int64_t filter = mine.begin; filter < mine.end; ++filter) {
       float* to = rows + filter * row(bank);
@@ -76,7 +75,7 @@ class CharCnnGradients {
   // Calls body(window, gradient) for each window that a maximum's gradient goes to.
   template <class Body>
   void each_window(int64_t token, const CharBank& bank, int64_t filter, const float* filter_row, Body body) const {
-    const int64_t at = token * call_.filters + bank.first + filter;
+    const int64_t at = token * plan_.filters + bank.first + filter;
     const float grad = plan_.grad_values[at];
     if (grad == 0.0f) return;
     const int64_t pick = plan_.picks[at] & 0xffff, sharing = plan_.picks[at] >> 16;
@@ -86,7 +85,7 @@ class CharCnnGradients {
 
   // Windows with the characters of window `pick`.
   int64_t equal_windows(int64_t token, const CharBank& bank, int64_t pick) const {
-    const int32_t* ids = call_.ids + token * call_.characters;
+    const int32_t* ids = plan_.ids + token * plan_.characters;
     const int64_t real = characters_.real_windows(token, bank);
     if (pick >= real) return characters_.windows(bank) - real;
     int64_t found = 0;
@@ -108,13 +107,13 @@ class CharCnnGradients {
 
   // As the forward computed it, to the bit.
   float product(int64_t token, const CharBank& bank, const float* filter_row, int64_t window) const {
-    const float* x = characters_.of(token) + window * call_.dim;
+    const float* x = characters_.of(token) + window * plan_.dim;
     F total = Vec::set1(0.0f);
-    for (int64_t k0 = 0; k0 < bank.width * call_.dim; k0 += unit_k) {
+    for (int64_t k0 = 0; k0 < bank.width * plan_.dim; k0 += unit_k) {
       F sum = Vec::set1(0.0f);
-      for (int64_t k = k0; k < smaller(k0 + unit_k, bank.width * call_.dim); ++k)
+      for (int64_t k = k0; k < smaller(k0 + unit_k, bank.width * plan_.dim); ++k)
         sum = Vec::fma(Vec::set1(x[k]), Vec::set1(filter_row[k]), sum);
-      total = Vec::add(total, sum);
+      total += sum;
     }
     float lanes[Vec::width];
     Vec::store(lanes, total);
@@ -143,9 +142,9 @@ class CharCnnGradients {
     F sum[N];
     ELMO_FAST_UNROLL
     for (int v = 0; v < N; ++v) sum[v] = Vec::set1(0.0f);
-    for (int64_t token = 0; token < call_.tokens; ++token)
+    for (int64_t token = 0; token < plan_.tokens; ++token)
       each_window(token, bank, filter, filter_row, [&](int64_t window, float grad) {
-        const float* x = characters_.of(token) + window * call_.dim + k;
+        const float* x = characters_.of(token) + window * plan_.dim + k;
         const F g = Vec::set1(grad);
         ELMO_FAST_UNROLL
         for (int v = 0; v < N; ++v) sum[v] = Vec::fma(g, Vec::load(x + v * Vec::width), sum[v]);
@@ -153,18 +152,18 @@ class CharCnnGradients {
     float found[N * Vec::width];
     ELMO_FAST_UNROLL
     for (int v = 0; v < N; ++v) Vec::store(found + v * Vec::width, sum[v]);
-    const int64_t count = smaller(N * Vec::width, bank.width * call_.dim - k);
+    const int64_t count = smaller(N * Vec::width, bank.width * plan_.dim - k);
     for (int64_t j = 0; j < count; ++j) bank.grad_weight[(k + j) * bank.filters + filter] = found[j];
   }
 
   void character_gradients(int64_t token) const {
     float* to = gradients_.of(token);
-    clear_floats(to, gradients_.count(token) * call_.dim + Vec::width);
+    clear_floats(to, gradients_.count(token) * plan_.dim + Vec::width);
     each_bank([&](const CharBank& bank, const float* rows) {
       for (int64_t filter = 0; filter < bank.filters; ++filter) {
         const float* filter_row = rows + filter * row(bank);
         each_window(token, bank, filter, filter_row, [&](int64_t window, float grad) {
-          add_row(to + window * call_.dim, filter_row, row(bank), Vec::set1(grad));
+          add_row(to + window * plan_.dim, filter_row, row(bank), Vec::set1(grad));
         });
       }
     });
@@ -176,18 +175,17 @@ class CharCnnGradients {
   }
 
   void add_to_table() const {
-    clear_floats(plan_.grad_table, call_.table_rows * call_.dim);
-    for (int64_t token = 0; token < call_.tokens; ++token) {
+    clear_floats(plan_.grad_table, plan_.table_rows * plan_.dim);
+    for (int64_t token = 0; token < plan_.tokens; ++token) {
       const float* from = gradients_.of(token);
-      for (int64_t k = 0; k < gradients_.count(token); ++k, from += call_.dim) {
-        float* to = plan_.grad_table + call_.ids[token * call_.characters + k] * call_.dim;
-        for (int64_t j = 0; j < call_.dim; ++j) to[j] += from[j];
+      for (int64_t k = 0; k < gradients_.count(token); ++k, from += plan_.dim) {
+        float* to = plan_.grad_table + plan_.ids[token * plan_.characters + k] * plan_.dim;
+        for (int64_t j = 0; j < plan_.dim; ++j) to[j] += from[j];
       }
     }
   }
 
   const CharCnnPlan& plan_;
-  const CharCnnCall& call_;
   const Team team_;
   const CharGradientLayout<Vec> layout_;
   const CharVectors<Vec> characters_, gradients_;
@@ -195,13 +193,13 @@ class CharCnnGradients {
 
 template <class Vec>
 CharCnnEngine char_cnn_engine() {
-  return {[](const CharCnnPlan& plan) { return static_cast<size_t>(CharCnnLayout<Vec>(plan).size); },
-          [](const CharCnnPlan& plan) { return static_cast<size_t>(CharGradientLayout<Vec>(plan).size); },
-          [](const CharCnnPlan& plan, Team team) {
-            if (plan.picks) CharCnnForward<Vec, FirstMaximum<Vec>>(plan, team).run();
-            else CharCnnForward<Vec, Maximum<Vec>>(plan, team).run();
-          },
-          [](const CharCnnPlan& plan, Team team) { CharCnnGradients<Vec>(plan, team).run(); }};
+  return {{[](const CharCnnPlan& plan) { return CharCnnLayout<Vec>(plan).size; },
+           [](const CharCnnPlan& plan, Team team) {
+             if (plan.picks) CharCnnForward<Vec, FirstMaximum<Vec>>(plan, team).run();
+             else CharCnnForward<Vec, Maximum<Vec>>(plan, team).run();
+           }},
+          {[](const CharCnnPlan& plan) { return CharGradientLayout<Vec>(plan).size; },
+           [](const CharCnnPlan& plan, Team team) { CharCnnGradients<Vec>(plan, team).run(); }}};
 }
 
 }  // namespace elmo_fast::cpu

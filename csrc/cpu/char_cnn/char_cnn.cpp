@@ -50,17 +50,13 @@ struct Tokens {
   }
 };
 
-const CharCnnEngine& engine() { return fp32_engine(isa_for(Precision::highest)).char_cnn; }
-
-// The forward or backward of the engine, which takes `floats` of scratch.
-void run(CharCnnPlan plan, decltype(CharCnnEngine::forward) engine_run,
-         decltype(CharCnnEngine::forward_floats) floats) {
-  const Tokens tokens(plan.call);
+void run(CharCnnPlan plan, const CharCnnPass& pass) {
+  const Tokens tokens(plan);
   plan.lengths = tokens.lengths.data();
   plan.character_begin = tokens.character_begin.data();
-  plan.scratch = reinterpret_cast<float*>(thread_scratch(floats(plan) * sizeof(float)));
-  Barrier barrier(plan.call.threads);
-  run_together(plan.call.threads, [&](int rank) { engine_run(plan, {rank, plan.call.threads, &barrier}); });
+  plan.scratch = reinterpret_cast<float*>(thread_scratch(size_t(pass.scratch_floats(plan)) * sizeof(float)));
+  Barrier barrier(plan.threads);
+  run_together(plan.threads, [&](int rank) { pass.run(plan, {rank, plan.threads, &barrier}); });
 }
 
 }  // namespace
@@ -69,21 +65,21 @@ void char_cnn_forward(const CharCnnCall& call, float* values, uint32_t* picks) {
   check_call(call);
   require(values || call.tokens == 0, "values: expected a pointer");
   CharCnnPlan plan = {};
-  plan.call = call;
+  static_cast<CharCnnCall&>(plan) = call;
   plan.values = values;
   plan.picks = picks;
-  run(plan, engine().forward, engine().forward_floats);
+  run(plan, fp32_engine().char_cnn.forward);
 }
 
 void char_cnn_backward(const CharCnnCall& call, const float* grad_values, const uint32_t* picks, float* grad_table) {
   check_call(call);
   require((grad_values && picks) || call.tokens == 0, "grad_values, picks: expected pointers");
   CharCnnPlan plan = {};
-  plan.call = call;
+  static_cast<CharCnnCall&>(plan) = call;
   plan.grad_values = grad_values;
   plan.picks = const_cast<uint32_t*>(picks);
   plan.grad_table = grad_table;
-  run(plan, engine().backward, engine().backward_floats);
+  run(plan, fp32_engine().char_cnn.backward);
 }
 
 }  // namespace elmo_fast

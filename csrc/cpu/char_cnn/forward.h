@@ -20,21 +20,20 @@ class CharVectors {
   CharVectors(const CharCnnPlan& plan, float* data) : plan_(plan), data_(data) {}
 
   static int64_t floats(const CharCnnPlan& plan) {
-    return plan.character_begin[plan.call.tokens] * plan.call.dim + (plan.call.tokens + 1) * Vec::width;
+    return plan.character_begin[plan.tokens] * plan.dim + (plan.tokens + 1) * Vec::width;
   }
   int64_t count(int64_t token) const { return plan_.character_begin[token + 1] - plan_.character_begin[token]; }
-  float* of(int64_t token) const { return data_ + plan_.character_begin[token] * plan_.call.dim + token * Vec::width; }
-  int64_t windows(const CharBank& bank) const { return plan_.call.characters - bank.width + 1; }
+  float* of(int64_t token) const { return data_ + plan_.character_begin[token] * plan_.dim + token * Vec::width; }
+  int64_t windows(const CharBank& bank) const { return plan_.characters - bank.width + 1; }
   // Windows that see more than padding come first.
   int64_t real_windows(int64_t token, const CharBank& bank) const {
     return smaller(plan_.lengths[token], windows(bank));
   }
 
   void gather(int64_t token) const {
-    const CharCnnCall& call = plan_.call;
     float* to = of(token);
-    for (int64_t k = 0; k < count(token); ++k, to += call.dim)
-      copy_floats(to, call.table + call.ids[token * call.characters + k] * call.dim, call.dim);
+    for (int64_t k = 0; k < count(token); ++k, to += plan_.dim)
+      copy_floats(to, plan_.table + plan_.ids[token * plan_.characters + k] * plan_.dim, plan_.dim);
     clear_floats(to, Vec::width);
   }
 
@@ -52,9 +51,9 @@ struct Maximum {
   void add(F x, float /*at*/, float /*times*/) {
     const F zero = Vec::set1(0.0f);
     best = Vec::at_least(best, x);
-    nan = Vec::add(nan, Vec::at_most(zero, Vec::at_least(zero, x)));
+    nan += Vec::at_most(zero, Vec::at_least(zero, x));
   }
-  F value() const { return Vec::add(best, nan); }
+  F value() const { return best + nan; }
 };
 
 // The same, which window was first, and how many share it.
@@ -67,7 +66,7 @@ struct FirstMaximum : Maximum<Vec> {
   void add(F x, float at, float times) {
     const F more = Vec::set1(times);
     first = Vec::if_less(best, x, Vec::set1(at), first);
-    count = Vec::if_less(best, x, more, Vec::if_less(x, best, count, Vec::add(count, more)));
+    count = Vec::if_less(best, x, more, Vec::if_less(x, best, count, count + more));
     Maximum<Vec>::add(x, at, times);
   }
 };
@@ -135,11 +134,11 @@ struct CharCnnLayout {
   int64_t padding, characters, size;
   explicit CharCnnLayout(const CharCnnPlan& plan) {
     int64_t panels = 0, floats = 0;
-    for (int64_t b = 0; b < plan.call.bank_count; ++b) {
-      const CharBank& bank = plan.call.banks[b];
+    for (int64_t b = 0; b < plan.bank_count; ++b) {
+      const CharBank& bank = plan.banks[b];
       const int64_t count = divided_up(bank.filters, panel_width);
       panels += count;
-      floats += count * bank.width * plan.call.dim * panel_width;
+      floats += count * bank.width * plan.dim * panel_width;
     }
     padding = floats;
     characters = padding + panels * panel_width;
@@ -154,11 +153,11 @@ class CharCnnForward {
 
  public:
   CharCnnForward(const CharCnnPlan& plan, Team team)
-      : plan_(plan), call_(plan.call), team_(team), layout_(plan), gemm_(call_.dim),
+      : plan_(plan), team_(team), layout_(plan), gemm_(plan_.dim),
         characters_(plan, plan.scratch + layout_.characters) {}
 
   void run() const {
-    const Partition mine(call_.tokens, team_.rank, team_.size);
+    const Partition mine(plan_.tokens, team_.rank, team_.size);
     for (int64_t token = mine.begin; token < mine.end; ++token) characters_.gather(token);
     pack_partition();
     team_.barrier->wait();
@@ -172,11 +171,11 @@ class CharCnnForward {
   void each_panel(Body body) const {
     float* filters = plan_.scratch;
     float* padding = plan_.scratch + layout_.padding;
-    for (int64_t b = 0; b < call_.bank_count; ++b) {
-      const CharBank& bank = call_.banks[b];
+    for (int64_t b = 0; b < plan_.bank_count; ++b) {
+      const CharBank& bank = plan_.banks[b];
       for (int64_t panel = 0; panel < divided_up(bank.filters, panel_width); ++panel, padding += panel_width) {
         body(bank, panel, filters, padding);
-        filters += bank.width * call_.dim * panel_width;
+        filters += bank.width * plan_.dim * panel_width;
       }
     }
   }
@@ -186,7 +185,7 @@ class CharCnnForward {
     int64_t turn = 0;
     each_panel([&](const CharBank& bank, int64_t panel, float* filters, float* padding) {
       if (turn++ % team_.size != team_.rank) return;
-      const int64_t k = bank.width * call_.dim;
+      const int64_t k = bank.width * plan_.dim;
       const PanelSource source = plain_panel<Vec>(bank.weight, bank.filters, panel);
       Fp32Gemm<Vec>::pack_right(source, 0, k, reinterpret_cast<char*>(filters));
       padding_product(filters, k, padding);
@@ -199,7 +198,7 @@ class CharCnnForward {
     clear_floats(to, panel_width);
     for (int64_t k0 = 0; k0 < k; k0 += unit_k) {
       const int64_t count = smaller(unit_k, k - k0);
-      for (int64_t j = 0; j < count; ++j) window[j] = call_.table[call_.padding * call_.dim + (k0 + j) % call_.dim];
+      for (int64_t j = 0; j < count; ++j) window[j] = plan_.table[plan_.padding * plan_.dim + (k0 + j) % plan_.dim];
       gemm_.multiply(window, 1, panel + k0 * panel_width, count, sums);
       for (int64_t j = 0; j < panel_width; ++j) to[j] += sums[j];
     }
@@ -216,13 +215,13 @@ class CharCnnForward {
     const int64_t real = characters_.real_windows(token, bank), all = characters_.windows(bank);
     const Blocks blocks(real, Vec::rows, true);
     for (int64_t b = 0; b < blocks.count; ++b)
-      pool_block(characters_.of(token), blocks.begin(b), blocks.size(b), filters, bank.width * call_.dim, largest);
+      pool_block(characters_.of(token), blocks.begin(b), blocks.size(b), filters, bank.width * plan_.dim, largest);
     for (int v = 0; v < 2 && real < all; ++v)
       largest[v].add(Vec::load(padding + v * Vec::width), static_cast<float>(real), static_cast<float>(all - real));
     for (int v = 0; v < 2; ++v) {
       const int64_t column = panel * panel_width + v * Vec::width;
       if (column < bank.filters)
-        store(largest[v], token * call_.filters + bank.first + column, smaller(Vec::width, bank.filters - column));
+        store(largest[v], token * plan_.filters + bank.first + column, smaller(Vec::width, bank.filters - column));
     }
   }
 
@@ -230,10 +229,10 @@ class CharCnnForward {
   void pool_block(const float* token, int64_t first, int64_t rows, const float* filters, int64_t k,
                   Pool largest[2]) const {
     if constexpr (!picks) {
-      if (k <= unit_k) return gemm_.largest(token + first * call_.dim, rows, filters, k, largest);
+      if (k <= unit_k) return gemm_.largest(token + first * plan_.dim, rows, filters, k, largest);
     }
     float products[Vec::rows * panel_width];
-    gemm_.multiply(token + first * call_.dim, rows, filters, k, products);
+    gemm_.multiply(token + first * plan_.dim, rows, filters, k, products);
     for (int64_t r = 0; r < rows; ++r)
       for (int v = 0; v < 2; ++v)
         largest[v].add(Vec::load(products + r * panel_width + v * Vec::width), static_cast<float>(first + r), 1.0f);
@@ -255,7 +254,6 @@ class CharCnnForward {
   static constexpr bool picks = std::is_same_v<Pool, FirstMaximum<Vec>>;
 
   const CharCnnPlan& plan_;
-  const CharCnnCall& call_;
   const Team team_;
   const CharCnnLayout<Vec> layout_;
   const WindowGemm<Vec> gemm_;

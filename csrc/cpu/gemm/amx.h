@@ -165,10 +165,10 @@ struct AmxGemm {
     explicit Split(__m512 x) {
       if constexpr (Parts == 2) {
         const __m512 largest = _mm512_castsi512_ps(_mm512_set1_epi32(0x7f7f0000)), zero = Vec::set1(0.0f);
-        const __mmask16 finite = _mm512_cmp_ps_mask(Vec::sub(x, x), zero, _CMP_EQ_OQ);
-        const __m512 in_range = Vec::at_most(largest, Vec::at_least(Vec::sub(zero, largest), x));
+        const __mmask16 finite = _mm512_cmp_ps_mask(x - x, zero, _CMP_EQ_OQ);
+        const __m512 in_range = Vec::at_most(largest, Vec::at_least(zero - largest, x));
         part[0] = _mm256_maskz_mov_epi16(finite, to_bf16(in_range));
-        x = Vec::sub(x, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(part[0]), 16)));
+        x -= _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(part[0]), 16));
       }
       part[Parts - 1] = to_bf16(x);
     }

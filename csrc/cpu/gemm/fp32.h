@@ -20,8 +20,8 @@ inline __attribute__((always_inline)) void store_sums(const typename Vec::F (&su
   for (int r = 0; r < R; ++r) {
     const float* from = start.rows + r * start.stride;
     float* to = c + r * ldc;
-    Vec::store(to, Vec::add(Vec::load(from), sum[r][0]));
-    Vec::store(to + Vec::width, Vec::add(Vec::load(from + Vec::width), sum[r][1]));
+    Vec::store(to, Vec::load(from) + sum[r][0]);
+    Vec::store(to + Vec::width, Vec::load(from + Vec::width) + sum[r][1]);
   }
 }
 

@@ -23,24 +23,22 @@ void check_call(const LinearCall& call) {
   require(call.rows == 0 || (call.x && call.y), "x, y: expected pointers");
 }
 
-Label label_for(const LinearShape& s, Isa isa) {
-  return Label("linear", isa, s.precision, s.input, s.output, static_cast<int64_t>(s.epilogue));
+Label label_for(const LinearShape& s) {
+  return Label("linear", s.precision, s.input, s.output, static_cast<int64_t>(s.epilogue));
 }
 
 }  // namespace
 
 size_t linear_packed_size(const LinearShape& shape) {
-  const Isa isa = isa_for(shape.precision);
   check_shape(shape);
-  return sizeof(Label) + engine_for(shape.precision, isa).linear.packed_size(shape);
+  return sizeof(Label) + engine_for(shape.precision).linear.packed_size(shape);
 }
 
 void linear_pack(const LinearShape& shape, const float* weight, const float* bias, const float* transform_weight,
                  const float* transform_bias, void* packed, size_t packed_size) {
-  const Isa isa = isa_for(shape.precision);
   check_shape(shape);
-  const LinearEngine& engine = engine_for(shape.precision, isa).linear;
-  begin_packed(packed, packed_size, engine.packed_size(shape), label_for(shape, isa));
+  const LinearEngine& engine = engine_for(shape.precision).linear;
+  begin_packed(packed, packed_size, engine.packed_size(shape), label_for(shape));
   const bool highway = shape.epilogue == Epilogue::highway;
   require(weight && bias && highway == (transform_weight != nullptr) && highway == (transform_bias != nullptr),
           "weight: expected a matrix and a bias, and two of each for a highway layer");
@@ -48,10 +46,9 @@ void linear_pack(const LinearShape& shape, const float* weight, const float* bia
 }
 
 void linear_forward(const LinearCall& call) {
-  const Isa isa = isa_for(call.shape.precision);
   check_shape(call.shape);
-  const LinearEngine& engine = engine_for(call.shape.precision, isa).linear;
-  check_packed(call.packed, call.packed_size, engine.packed_size(call.shape), label_for(call.shape, isa));
+  const LinearEngine& engine = engine_for(call.shape.precision).linear;
+  check_packed(call.packed, call.packed_size, engine.packed_size(call.shape), label_for(call.shape));
   check_call(call);
   if (call.rows == 0) return;
   const size_t scratch_size = engine.scratch_size(call);

@@ -97,8 +97,8 @@ class LinearLoop {
     copy_floats(input, x, count);
     const F gate = Gemm::Activations::sigmoid(Vec::load(z));
     const F transformed = Vec::at_least(Vec::set1(0.0f), Vec::load(z + Vec::width));
-    const F rest = Vec::mul(Vec::sub(Vec::set1(1.0f), gate), Vec::load(input));
-    Vec::store(z, Vec::add(Vec::mul(gate, transformed), rest));
+    const F rest = (Vec::set1(1.0f) - gate) * Vec::load(input);
+    Vec::store(z, gate * transformed + rest);
   }
 
   const LinearCall& call_;

@@ -144,7 +144,7 @@ class BackwardLoop : BackwardMemory<Vec> {
       float* to = paneled(scratch_.dp, panel, begin + slot);
       padded_copy(to, panel_width, d_.grad_output + (begin + slot) * p + panel * panel_width, columns_of(panel));
       for (int v = 0; v < panel_width; v += Vec::width) {
-        F g = Vec::add(Vec::load(to + v), Vec::load(dh(panel) + slot * panel_width + v));
+        F g = Vec::load(to + v) + Vec::load(dh(panel) + slot * panel_width + v);
         if (clips_projection_) {
           const float* raw = saved_.projected + (panel * d_.packed_rows + begin + slot) * panel_width;
           g = through_clip(g, Vec::load(raw + v), above_proj_clip_);
@@ -184,16 +184,16 @@ class BackwardLoop : BackwardMemory<Vec> {
     const F c = Vec::load(saved_.cells + (tile * d_.packed_rows + row) * Vec::width);
     const F squashed = ExactActivations<Vec>::tanh(c);
     float* carried = dc(tile) + slot * Vec::width;
-    Vec::store(paneled(scratch_.m, tile / 2, row) + tile % 2 * Vec::width, Vec::mul(o, squashed));
-    F grad = Vec::fma(Vec::mul(dm, o), Vec::fnma(squashed, squashed, one), Vec::load(carried));
-    if (clips_cells_) grad = through_clip(grad, Vec::add(Vec::mul(f, before), Vec::mul(i, j)), above_cell_clip_);
-    carry_cell(tile, carried, Vec::mul(grad, f), starts_sequence(row));
+    Vec::store(paneled(scratch_.m, tile / 2, row) + tile % 2 * Vec::width, o * squashed);
+    F grad = Vec::fma(dm * o, Vec::fnma(squashed, squashed, one), Vec::load(carried));
+    if (clips_cells_) grad = through_clip(grad, f * before + i * j, above_cell_clip_);
+    carry_cell(tile, carried, grad * f, starts_sequence(row));
     float* dz = paneled(scratch_.dz, 2 * tile, row);
-    Vec::store(dz, Vec::mul(Vec::mul(grad, j), Vec::mul(i, Vec::sub(one, i))));
-    Vec::store(dz + Vec::width, Vec::mul(Vec::mul(grad, i), Vec::fnma(j, j, one)));
+    Vec::store(dz, grad * j * (i * (one - i)));
+    Vec::store(dz + Vec::width, grad * i * Vec::fnma(j, j, one));
     dz = paneled(scratch_.dz, 2 * tile + 1, row);
-    Vec::store(dz, Vec::mul(Vec::mul(grad, before), Vec::mul(f, Vec::sub(one, f))));
-    Vec::store(dz + Vec::width, Vec::mul(Vec::mul(dm, squashed), Vec::mul(o, Vec::sub(one, o))));
+    Vec::store(dz, grad * before * (f * (one - f)));
+    Vec::store(dz + Vec::width, dm * squashed * (o * (one - o)));
   }
 
   // The gradient of the cell before the step goes to the slot's, or to the initial state that replaced it.
@@ -201,7 +201,7 @@ class BackwardLoop : BackwardMemory<Vec> {
     Vec::store(carried, starts ? Vec::set1(0.0f) : grad);
     if (!starts) return;
     float* sum = floats(scratch_.initial_dc) + tile * Vec::width;
-    Vec::store(sum, Vec::add(Vec::load(sum), grad));
+    Vec::store(sum, Vec::load(sum) + grad);
   }
 
   // dh = dz W_h^T of the step's rows in one panel of P, for the step before.
@@ -212,7 +212,7 @@ class BackwardLoop : BackwardMemory<Vec> {
     float* sum = floats(scratch_.initial_dh) + panel * panel_width;
     for (int64_t slot = 0; d_.sequence_start && slot < rows; ++slot, to += panel_width)
       for (int v = 0; starts_sequence(d_.row_begin[t] + slot) && v < panel_width; v += Vec::width) {
-        Vec::store(sum + v, Vec::add(Vec::load(sum + v), Vec::load(to + v)));
+        Vec::store(sum + v, Vec::load(sum + v) + Vec::load(to + v));
         Vec::store(to + v, Vec::set1(0.0f));
       }
   }

@@ -33,14 +33,14 @@ class CellRows : public RowsBetween<Gemm> {
     const int64_t index = unique_index_[row];
     x_ = inputs_ + index * gate_width;
     loop_.prefetch_projections(tile_ + 1, index);
-    added_ = Vec::mul(Activations::sigmoid(gate(0)), Activations::tanh(gate(1)));
+    added_ = Activations::sigmoid(gate(0)) * Activations::tanh(gate(1));
   }
 
   void operator()(Quarter<1>) {
     float* const c = cells_ + row * Vec::width;
     __builtin_prefetch(c + loop_.d_.slots * Vec::width, 1, 2);
-    const F forget = Activations::sigmoid(Vec::add(gate(2), Vec::set1(1.0f)));
-    c_ = Loop::clip(Vec::add(Vec::mul(forget, Vec::load(c)), added_), loop_.cell_limit_);
+    const F forget = Activations::sigmoid(gate(2) + Vec::set1(1.0f));
+    c_ = Loop::clip(forget * Vec::load(c) + added_, loop_.cell_limit_);
     Vec::store(c, c_);
   }
 
@@ -54,10 +54,10 @@ class CellRows : public RowsBetween<Gemm> {
   }
 
  private:
-  F gate(int64_t number) const { return Vec::add(this->sum(number), Inputs::get(x_ + number * Vec::width)); }
+  F gate(int64_t number) const { return this->sum(number) + Inputs::get(x_ + number * Vec::width); }
 
   void take_m(int64_t of_row) {
-    const F m = Vec::mul(last_out_, Activations::tanh(last_c_));
+    const F m = last_out_ * Activations::tanh(last_c_);
     if (loop_.weights_.panels)
       return Gemm::put_vector(Gemm::left_at(m_operand_.data, m_operand_.k, of_row, m_column_), m, count_);
     float values[Vec::width];

@@ -163,7 +163,7 @@ class LstmLoop : InputGemm<Gemm> {
     for (int64_t slot = begin; slot < end; ++slot) {
       const F out = Vec::load(z + slot * gate_width + 3 * Vec::width);
       const F squashed = Gemm::Activations::tanh(Vec::load(cells(tile, slot)));
-      Vec::store(all_m + slot * gate_width, Vec::mul(out, squashed));
+      Vec::store(all_m + slot * gate_width, out * squashed);
     }
     // To the projection's operand, or as h.
     const int64_t cell = tile * Vec::width, count = cell_count(tile);
@@ -176,20 +176,19 @@ class LstmLoop : InputGemm<Gemm> {
 
   // z [gate_width], c [vector] -> c, and sigmoid(o) instead of o; with Save all activations instead of their arguments.
   void update_cell(float* z, float* c) const {
-    const F forget = Gemm::Activations::sigmoid(Vec::add(Vec::load(z + 2 * Vec::width), Vec::set1(1.0f)));
+    const F forget = Gemm::Activations::sigmoid(Vec::load(z + 2 * Vec::width) + Vec::set1(1.0f));
     const F input = Gemm::Activations::sigmoid(Vec::load(z));
     const F candidate = Gemm::Activations::tanh(Vec::load(z + Vec::width));
-    const F added = Vec::mul(input, candidate);
     if constexpr (Save) {
       Vec::store(z, input);
       Vec::store(z + Vec::width, candidate);
       Vec::store(z + 2 * Vec::width, forget);
     }
-    Vec::store(c, clip(Vec::add(Vec::mul(forget, Vec::load(c)), added), cell_limit_));
+    Vec::store(c, clip(forget * Vec::load(c) + input * candidate, cell_limit_));
     Vec::store(z + 3 * Vec::width, Gemm::Activations::sigmoid(Vec::load(z + 3 * Vec::width)));
   }
 
-  static F clip(F x, F limit) { return Vec::at_most(limit, Vec::at_least(Vec::sub(Vec::set1(0.0f), limit), x)); }
+  static F clip(F x, F limit) { return Vec::at_most(limit, Vec::at_least(Vec::set1(0.0f) - limit, x)); }
 
   // Columns [begin, begin + count) of a slot's new h: to the state, the output and the next step.
   [[gnu::noinline]] void emit(int64_t t, int64_t slot, int64_t begin, int64_t count, const float* h) {

@@ -84,7 +84,7 @@ class InputGemm {
 
     template <int Number>
     void operator()(Quarter<Number>) {
-      const auto gate = [this](int64_t k) { return Vec::add(this->sum(k), Vec::load(bias + k * Vec::width)); };
+      const auto gate = [this](int64_t k) { return this->sum(k) + Vec::load(bias + k * Vec::width); };
       if constexpr (Number % 2 == 0)
         Rows::put(gate(Number), gate(Number + 1), to + this->row * gate_width + Number * Vec::width);
       if constexpr (Number == 3) ++this->row;

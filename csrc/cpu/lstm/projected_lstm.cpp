@@ -14,18 +14,16 @@ namespace {
 
 using namespace cpu;
 
-Isa training_isa() { return isa_for(Precision::highest); }
+const LstmTrainingEngine& training_engine() { return fp32_engine().training; }
 
-const LstmTrainingEngine& training_engine() { return fp32_engine(training_isa()).training; }
-
-Label label_for(const char* op, Isa isa, Precision precision, const LstmShape& s) {
-  return Label(op, isa, precision, s.input, s.dim, s.projection);
+Label label_for(const char* op, Precision precision, const LstmShape& s) {
+  return Label(op, precision, s.input, s.dim, s.projection);
 }
 
-Label gradients_label(const LstmShape& s) { return label_for("lstm gradients", training_isa(), Precision::highest, s); }
+Label gradients_label(const LstmShape& s) { return label_for("lstm gradients", Precision::highest, s); }
 
 Label saved_label(const LstmShape& s, int64_t packed_rows) {
-  return Label("a training forward", training_isa(), Precision::highest, packed_rows, s.dim, s.projection);
+  return Label("a training forward", Precision::highest, packed_rows, s.dim, s.projection);
 }
 
 void check_shape(const LstmShape& s) {
@@ -71,10 +69,9 @@ void check_inputs(const LstmCall& call) {
 }
 
 void check_call(const LstmCall& call, Precision precision) {
-  const Isa isa = isa_for(precision);
   check_shape(call.shape);
-  check_packed(call.packed, call.packed_size, 2 * engine_for(precision, isa).lstm.packed_size(call.shape),
-               label_for("lstm", isa, precision, call.shape));
+  check_packed(call.packed, call.packed_size, 2 * engine_for(precision).lstm.packed_size(call.shape),
+               label_for("lstm", precision, call.shape));
   check_inputs(call);
   if (call.packed_rows == 0) return;
   require(call.out_rows && call.output, "out_rows, output: expected pointers");
@@ -264,22 +261,20 @@ std::string lstm_isa(Precision precision) {
 }
 
 size_t lstm_packed_size(const LstmShape& shape, Precision precision) {
-  const Isa isa = isa_for(precision);
   check_shape(shape);
-  return sizeof(Label) + 2 * engine_for(precision, isa).lstm.packed_size(shape);
+  return sizeof(Label) + 2 * engine_for(precision).lstm.packed_size(shape);
 }
 
 void lstm_pack(const LstmShape& shape, Precision precision, const float* const weights[2], const float* const biases[2],
                const float* const projections[2], void* packed, size_t packed_size) {
-  const Isa isa = isa_for(precision);
   check_shape(shape);
-  pack_both(engine_for(precision, isa).lstm, label_for("lstm", isa, precision, shape), shape, weights, biases,
-            projections, packed, packed_size);
+  pack_both(engine_for(precision).lstm, label_for("lstm", precision, shape), shape, weights, biases, projections,
+            packed, packed_size);
 }
 
 void lstm_forward(const LstmCall& call) {
   check_call(call, call.precision);
-  const LstmEngine& engine = engine_for(call.precision, isa_for(call.precision)).lstm;
+  const LstmEngine& engine = engine_for(call.precision).lstm;
   run_forward(call, engine, engine.run, nullptr);
 }
 
@@ -295,7 +290,7 @@ void lstm_forward_saving(const LstmCall& call, void* saved, size_t saved_size) {
   check_buffer(saved, saved_size, lstm_saved_size(call.shape, call.packed_rows) - sizeof(Label));
   const Label label = saved_label(call.shape, call.packed_rows);
   std::memcpy(saved, &label, sizeof label);
-  run_forward(call, fp32_engine(training_isa()).lstm, training_engine().run_saving, saved);
+  run_forward(call, fp32_engine().lstm, training_engine().run_saving, saved);
 }
 
 size_t lstm_backward_packed_size(const LstmShape& shape) {

@@ -151,7 +151,7 @@ class WeightGradients : BackwardMemory<Vec> {
         const bool first = slots[row] == seen;
         seen += first;
         for (int v = 0; v < panel_width; v += Vec::width)
-          Vec::store(to + v, first ? Vec::load(from + v) : Vec::add(Vec::load(to + v), Vec::load(from + v)));
+          Vec::store(to + v, first ? Vec::load(from + v) : Vec::load(to + v) + Vec::load(from + v));
       }
     }
   }
