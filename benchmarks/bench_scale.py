@@ -105,7 +105,7 @@ def measure(arguments: argparse.Namespace) -> dict:
 
     bilm = models.build(arguments.size, backend="auto")
     bilm.state = "warm"
-    elmo, settings = LoadedElmo(bilm), Settings(Form("all"), "warm", BATCH_SIZE, 1, False)
+    elmo, settings = LoadedElmo(bilm), Settings(Form("all"), "warm", BATCH_SIZE, 1)
     found, source = common.running_text(arguments.sentences)
     sentences = list(itertools.islice(itertools.cycle(found), arguments.sentences * arguments.repeats))
     with tempfile.TemporaryDirectory() as name:

@@ -7,12 +7,15 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.workloads import batches, running_text, shared_folder, text_facts  # noqa: F401
 from elmo_fast.bench.machine import machine, output_of, version_of
-from elmo_fast.bench.timing import Timing, rounded, take_turns
+from elmo_fast.bench.timing import rounded, take_turns
 from elmo_fast.bench.work import generated_sentences  # noqa: F401
 from elmo_fast.testing import FILTERS, SIZES, standard_options  # noqa: F401
 
@@ -22,6 +25,30 @@ SCHEMA = 1
 
 
 # ---- timings -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call: median, 20th and 80th percentile over `rounds` samples, and the samples in their order."""
+
+    median: float
+    p20: float
+    p80: float
+    rounds: int
+    calls_per_round: int
+    samples: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, samples: list[float], calls_per_round: int = 1) -> "Timing":
+        p20, median, p80 = np.percentile(samples, [20, 50, 80])
+        return cls(float(median), float(p20), float(p80), len(samples), calls_per_round, tuple(samples))
+
+    def as_dict(self, samples: bool = False) -> dict:
+        return rounded({key: value for key, value in asdict(self).items() if samples or key != "samples"})
+
+    def times_as_fast_as(self, other: "Timing") -> float:
+        """Median of the ratios within a round: a slow minute then hits both sides of a ratio."""
+        return float(np.median(np.divide(other.samples, self.samples)))
 
 
 def seconds_per_call(fn, calls: int) -> float:

@@ -23,7 +23,6 @@ from elmo_fast.bench.work import (  # noqa: F401 (for the benchmarks)
     flop,
     flop_outside_steps,
     step_weights,
-    work_of_batches,
     work_of_slots,
 )
 
@@ -32,6 +31,13 @@ SOURCE = common.ROOT / "benchmarks" / "native" / "machine_floor.cpp"
 PRECISIONS = {"highest": (4, 0), "high": (4, 3), "medium": (2, 1)}
 _FEATURES = {"avx512f": ["-mavx512f"], "avx2": ["-mavx2", "-mfma"]}
 _TILES = ["-mamx-tile", "-mamx-bf16"]
+
+
+def work_of_batches(groups: list[list[list[str]]]) -> Work:
+    """Batches one after the other: a step runs the sentences that are long enough, tokens are unique in a batch."""
+    parts = [work_of_slots(group, len(group)) for group in groups]
+    return Work(sum(part.tokens for part in parts), np.concatenate([part.characters for part in parts]),
+                np.concatenate([part.batch_sizes for part in parts]))
 
 
 class NoFloor(RuntimeError):

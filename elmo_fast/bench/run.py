@@ -16,7 +16,7 @@ import torch
 
 from elmo_fast.bench import work
 from elmo_fast.bench.machine import machine, version_of
-from elmo_fast.bench.timing import Timing, rounded, take_turns
+from elmo_fast.bench.timing import rounded, take_turns
 from elmo_fast.bench.work import generated_sentences
 from elmo_fast.choices import extra
 from elmo_fast.embed.api import LoadedElmo, load
@@ -130,13 +130,11 @@ def _time(elmo: LoadedElmo, chosen: list[Variant], sentences: list[list[str]], s
     found = take_turns(turns, ROUNDS)
     ceiling, rows = float(np.median(found["ceiling"])), []
     for variant in chosen:
-        text, alone = Timing.of(found[variant.name, "text"]), Timing.of(found[variant.name, "sentence"])
-        row = {"variant": variant.name, "tokens_per_s": tokens / text.median,
-               "quartiles": [tokens / each for each in np.percentile(text.samples, [75, 25])],
-               "sentence_ms": 1e3 * alone.median}
+        slow, seconds, fast = np.percentile(found[variant.name, "text"], [75, 50, 25]).tolist()
+        row = {"variant": variant.name, "tokens_per_s": tokens / seconds, "quartiles": [tokens / slow, tokens / fast],
+               "sentence_ms": 1e3 * float(np.median(found[variant.name, "sentence"]))}
         if flop:
-            row |= {"flop_per_s": flop / text.median, "ceiling_flop_per_s": ceiling,
-                    "share": flop / text.median / ceiling}
+            row |= {"flop_per_s": flop / seconds, "ceiling_flop_per_s": ceiling, "share": flop / seconds / ceiling}
         rows.append(row)
     return rows
 

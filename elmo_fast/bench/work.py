@@ -34,13 +34,6 @@ def generated_sentences(count: int) -> list[list[str]]:
     return [[words[i] for i in part] for part in np.split(drawn, np.cumsum(lengths)[:-1])]
 
 
-def work_of_batches(groups: list[list[list[str]]]) -> Work:
-    """Batches one after the other: a step runs the sentences that are long enough, tokens are unique in a batch."""
-    parts = [work_of_slots(group, len(group)) for group in groups]
-    return Work(sum(part.tokens for part in parts), np.concatenate([part.characters for part in parts]),
-                np.concatenate([part.batch_sizes for part in parts]))
-
-
 def work_of_slots(sentences: list[list[str]], slots: int) -> Work:
     """Sentence i in slot i mod `slots`, back to back; tokens are unique in the stream."""
     positions = np.zeros(slots, dtype=np.int64)

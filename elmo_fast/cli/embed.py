@@ -203,8 +203,8 @@ def _ray_writer(target: "Target", state: str, batch_size: int, resume: bool, cud
         raise ConfigurationError("--resume: expected a run without --ray, which replaces killed workers itself")
     if cuda_device >= 0:
         raise ConfigurationError(f"--cuda-device: expected --ray-gpus in its place with --ray, got {cuda_device}")
-    settings = Settings(target.form, state, batch_size, cpus, gpus > 0)
-    return functools.partial(embed_on_ray, target=target, settings=settings, pool=Pool(address, workers, cpus, gpus))
+    settings = Settings(target.form, state, batch_size, cpus, gpus)
+    return functools.partial(embed_on_ray, target=target, settings=settings, pool=Pool(address, workers))
 
 
 def _cache(vocabulary, output_file, corpus, storage, cuda_device, progress, precision, backend, allow_nonfinite,

@@ -20,18 +20,12 @@ def comparison_page(maps: dict[str, np.ndarray], first: Sequence[str], second: S
     """A table for each map, float32 [T1, T2]; colours follow the cosines."""
     key = '<div class="key"><span>\u22121</span><i></i><span>1</span><span>cosine</span></div>'
     lead = f"<p>Rows: {escape(' '.join(first))}</p>\n<p>Columns: {escape(' '.join(second))}</p>\n{key}"
-    tables = (f'<section class="wide"><h2>{escape(title)}</h2>\n<table>\n{_head(second)}\n'
+    columns = "".join(f'<th scope="col"><span>{escape(token)}</span></th>' for token in second)
+    tables = (f'<section class="wide"><h2>{escape(title)}</h2>\n<table>\n'
+              f'<thead><tr><td class="corner"></td>{columns}</tr></thead>\n'
               + "\n".join(_row(token, values) for token, values in zip(first, cosines)) + "\n</table></section>"
               for title, cosines in maps.items())
     return _page("Tokens of two sentences, compared", "\n".join([lead, '<div class="maps">', *tables, "</div>"]))
-
-
-def _head(tokens: Sequence[str]) -> str:
-    return f'<thead><tr><td class="corner"></td>{"".join(map(_column, tokens))}</tr></thead>'
-
-
-def _column(token: str) -> str:
-    return f'<th scope="col"><span>{escape(token)}</span></th>'
 
 
 def _row(token: str, cosines: np.ndarray) -> str:

@@ -25,7 +25,7 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.ops.cuda.choice import version
 from elmo_fast.scale import Pool
-from elmo_fast.scale.workers import Settings, SharedModel, Worker, resources
+from elmo_fast.scale.workers import Settings, SharedModel, Worker
 
 with extra("ray"):
     import ray
@@ -59,10 +59,12 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
     with atomic_directory(os.fspath(target.path).rstrip("/")) as part, _cluster(pool):
         shared = SharedModel.of(LoadedElmo(bilm), settings)
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
-                       "precision": bilm.precision, "backend": bilm.backend, "device": "cuda" if pool.gpus else "cpu"}
+                       "precision": bilm.precision, "backend": bilm.backend,
+                       "device": "cuda" if settings.gpus else "cpu"}
         kind = ray.remote(ShardWriter).options(max_restarts=-1, max_task_retries=_MOST_TRIES - 1,
-                                               **resources(pool.cpus, pool.gpus))
-        workers = [kind.remote(shared, settings, target, part, fingerprint) for _ in range(pool.workers or _room(pool))]
+                                               **settings.resources)
+        count = pool.workers or _room(settings)
+        workers = [kind.remote(shared, settings, target, part, fingerprint) for _ in range(count)]
         entries: dict[int, dict[str, Any]] = {}
         with progress or Progress(False) as bar:
             for shard, entry in _written(shards_of(texts, shard_tokens), workers):
@@ -125,10 +127,10 @@ def _handlers_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _room(pool: Pool) -> int:
+def _room(settings: Settings) -> int:
     """Workers that the cluster has room for."""
-    resources = ray.cluster_resources()
-    return max(1, int(resources.get("GPU", 0) // pool.gpus if pool.gpus else resources.get("CPU", 0) // pool.cpus))
+    there = ray.cluster_resources()
+    return max(1, int(there.get("GPU", 0) // settings.gpus if settings.gpus else there.get("CPU", 0) // settings.cpus))
 
 
 def shards_of(texts: Iterable[Text], shard_tokens: int = SHARD_TOKENS) -> Iterator[Shard]:

@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, extra, shown
+from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_count, extra, shown
 from elmo_fast.embed.api import Layers, LoadedElmo, load
 from elmo_fast.embed.form import Form
 from elmo_fast.model.sources import DEFAULT_MODEL
@@ -32,7 +32,7 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
     """
     with extra("ray"):
         import ray.data
-    from elmo_fast.scale.workers import AddVectors, Settings, SharedModel, actors
+    from elmo_fast.scale.workers import AddVectors, Settings, SharedModel
 
     if not isinstance(ds, ray.data.Dataset):
         raise ValueError(f"ds: expected a ray.data.Dataset, got {type(ds).__name__}")
@@ -41,10 +41,13 @@ def embed_dataset(ds: "Dataset", column: str, *, model: str | os.PathLike | Load
         raise ValueError(f"column: expected one of {', '.join(schema.names)}, got {shown(column)}")
     if schema is not None and output_column in schema.names:
         raise ValueError(f"output_column: expected a name that no column has, got {shown(output_column)}")
-    settings = Settings(Form(layers, pool, dtype), state, batch_size, num_cpus, num_gpus > 0)
+    settings = Settings(Form(layers, pool, dtype), state, batch_size, num_cpus, num_gpus)
+    least, most = concurrency if isinstance(concurrency, tuple) else (1, concurrency)
+    for bound in (least, *(() if most is None else (most,))):
+        check_count("concurrency", bound)
     elmo = model if isinstance(model, LoadedElmo) else load(model, device="cpu", precision=precision, backend=backend)
     shared = SharedModel.of(elmo, settings)
     return ds.map_batches(
         AddVectors, fn_constructor_args=(shared, settings, column, output_column), batch_format="pyarrow",
-        batch_size=_TEXTS_PER_SLOT * batch_size,
-        **actors(concurrency if isinstance(concurrency, tuple) else (1, concurrency), num_cpus, num_gpus))
+        batch_size=_TEXTS_PER_SLOT * batch_size, compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
+        **settings.resources)

@@ -10,39 +10,26 @@ import torch
 from elmo_fast.choices import FREE_STATES, MOST_SENTENCES, check_choice, check_count, extra, shown
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.form import Form, Kept
+from elmo_fast.embed.layouts.item import narrow
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import Options
 
 with extra("ray"):
     import pyarrow as pa
     import ray
-    from ray.data import ActorPoolStrategy
 
 _TABLE_BYTES = 32 << 20  # of vectors that a worker gives at a time
 
 
-def actors(concurrency: tuple[int, int | None], num_cpus: int, num_gpus: float) -> dict[str, Any]:
-    """Arguments of `map_batches` for a pool of workers; Ray restarts killed ones and gives them their batch again."""
-    least, most = concurrency
-    for bound in (least, *(() if most is None else (most,))):
-        check_count("concurrency", bound)
-    return {"compute": ActorPoolStrategy(min_size=least, max_size=most), **resources(num_cpus, num_gpus)}
-
-
-def resources(num_cpus: int, num_gpus: float) -> dict[str, float]:
-    """What a worker takes of the cluster."""
-    return {"num_gpus": num_gpus} if num_gpus else {"num_cpus": num_cpus}
-
-
 @dataclass(frozen=True)
 class Settings:
-    """How a worker embeds: `state` and `batch_size` are those of `LoadedElmo.embed`."""
+    """How a worker embeds, and its threads and GPUs: `state` and `batch_size` are those of `LoadedElmo.embed`."""
 
     form: Form
     state: str
     batch_size: int
-    threads: int
-    is_on_gpu: bool
+    cpus: int
+    gpus: float = 0
 
     def __post_init__(self):
         if self.state == "carry":
@@ -50,7 +37,12 @@ class Settings:
                              "states are carried, those that workers share have none")
         check_choice("state", self.state, FREE_STATES)
         check_count("batch_size", self.batch_size, most=MOST_SENTENCES)
-        check_count("num_cpus", self.threads)
+        check_count("num_cpus", self.cpus)
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What a worker takes of the cluster, as Ray names it."""
+        return {"num_gpus": self.gpus} if self.gpus else {"num_cpus": self.cpus}
 
 
 @dataclass(frozen=True)
@@ -83,9 +75,9 @@ class Worker:
     """A model in a process of its own."""
 
     def __init__(self, shared: SharedModel, settings: Settings):
-        torch.set_num_threads(settings.threads)
+        torch.set_num_threads(settings.cpus)
         self._settings = settings
-        self._elmo = shared.load("cuda" if settings.is_on_gpu else "cpu")
+        self._elmo = shared.load("cuda" if settings.gpus else "cpu")
 
     def kept(self, texts: Sequence[Sequence[str]]) -> Iterator[Kept]:
         """What the form keeps of the vectors of tokenized texts, in order."""
@@ -115,7 +107,12 @@ class AddVectors(Worker):
         """Arrays as an Arrow column; lists of a fixed size but for the tokens."""
         form, bilm = self._settings.form, self._elmo.bilm
         values = np.concatenate([np.zeros(0, np.float32), *(array.ravel() for array in arrays)])
-        column = pa.FixedSizeListArray.from_arrays(pa.array(_as_type(values, form.dtype)), bilm.get_output_dim())
+        try:
+            values = narrow(values, np.dtype(form.dtype))
+        except OverflowError:
+            raise ValueError(f"dtype: expected values in the range of {form.dtype}, got {np.nanmax(np.abs(values)):g}"
+                             ) from None
+        column = pa.FixedSizeListArray.from_arrays(pa.array(values), bilm.get_output_dim())
         layers = bilm.num_layers if form.layers == "all" else 1
         if form.pool is None:
             counts = np.repeat([array.shape[-2] for array in arrays], layers).astype(np.int64)
@@ -144,12 +141,3 @@ def _tokens(column: str, value: Any) -> Sequence[str]:
     if isinstance(value, (list, np.ndarray)) and all(isinstance(token, str) for token in value):
         return list(value)
     raise ValueError(f"{column}: expected strings or lists of tokens, got {shown(value)} ({type(value).__name__})")
-
-
-def _as_type(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Values float32 [N] in a type; `ValueError` for those beyond its range."""
-    with np.errstate(over="ignore"):
-        converted = values.astype(dtype, copy=False)
-    if dtype != "float32" and not np.array_equal(np.isfinite(converted), np.isfinite(values)):
-        raise ValueError(f"dtype: expected values in the range of {dtype}, got {np.abs(values).max():g}")
-    return converted

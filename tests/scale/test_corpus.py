@@ -96,7 +96,7 @@ def test_refusals(capfd, tmp_path, corpus, model):
 
 
 def settings():
-    return Settings(Form("all"), "warm", 2, 1, False)
+    return Settings(Form("all"), "warm", 2, 1)
 
 
 def target(folder, layout="parquet"):

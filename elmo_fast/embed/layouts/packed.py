@@ -1,7 +1,6 @@
 """HDF5 with the vectors of all texts end to end, and checksums of every byte: docs/formats.md has the layout."""
 
 import contextlib
-import itertools
 import json
 import mmap
 import os
@@ -286,10 +285,8 @@ class PackedSource(Embeddings):
 
     def _strings(self, name: str, begin: int, end: int) -> list[str]:
         content, ends = self.arrays[name], self.arrays[_STRINGS[name]]
-        base = int(ends[begin - 1]) if begin else 0
-        bounds = [0, *(ends[begin:end] - base).tolist()]
-        text = content[base : base + bounds[-1]].tobytes()
-        return [text[at:stop].decode("utf-8", "surrogatepass") for at, stop in itertools.pairwise(bounds)]
+        first, last = (int(ends[at - 1]) if at else 0 for at in (begin, end))
+        return split(content[first:last], ends[begin:end] - first)
 
     def forget(self) -> None:
         """Give back the memory of what was read; the file is still mapped."""
