@@ -22,7 +22,7 @@ FAKES = {
                            "NVCC does not run: libc.so.6: cannot open shared object file"),
     "says nothing of its version": ("exit 0\n", "NVCC --version names no release"),
 }
-needs_cmake = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and ninja")
+pytestmark = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and ninja")
 
 
 def fake(folder: Path, script: str) -> Path:
@@ -49,21 +49,18 @@ def reason(folder: Path, *arguments) -> str:
     return re.search("why: <(.*)>", configure(folder, folder / "build", *arguments))[1]
 
 
-@needs_cmake
 @pytest.mark.parametrize("script, expected", FAKES.values(), ids=FAKES)
 def test_a_compiler_that_will_not_do_is_a_reason(script, expected, tmp_path):
     nvcc = fake(tmp_path, script)
     assert reason(tmp_path, f"-DELMO_FAST_NVCC={nvcc}") == expected.replace("NVCC", str(nvcc))
 
 
-@needs_cmake
 def test_no_compiler_and_no_wish_are_reasons(tmp_path):
     nowhere = [f"-DCMAKE_FIND_ROOT_PATH{rule}" for rule in ("=/nowhere", "_MODE_PROGRAM=ONLY")]
     assert reason(tmp_path, "-DELMO_FAST_NVCC=ELMO_FAST_NVCC-NOTFOUND", *nowhere) == "nvcc was not found"
     assert "ELMO_FAST_CUDA=OFF" in reason(tmp_path, "-DELMO_FAST_CUDA=OFF")
 
 
-@needs_cmake
 def test_a_compiler_that_will_do_is_tried_once(tmp_path):
     """With the flags of the kernels and of the environment."""
     nvcc = fake(tmp_path, NEW + f'echo "$@" >>{tmp_path}/calls\n')
@@ -73,7 +70,6 @@ def test_a_compiler_that_will_do_is_tried_once(tmp_path):
     assert "-allow-unsupported-compiler" in call and "arch=compute_90a,code=sm_90a" in call and "trial.cu" in call
 
 
-@needs_cmake
 def test_the_project_configures_with_a_broken_compiler(tmp_path):
     pytest.importorskip("pybind11")
     script, expected = REFUSED
@@ -84,11 +80,3 @@ def test_the_project_configures_with_a_broken_compiler(tmp_path):
     definitions = (tmp_path / "build" / "build.ninja").read_text().replace(str(tmp_path), "")
     assert expected.replace("NVCC", "/nvcc") in definitions.replace("\\ ", " ")
     assert "ELMO_FAST_HAS_CUDA" not in definitions and "persistent" not in definitions
-
-
-@pytest.mark.skipif(os.environ.get("ELMO_FAST_NO_NATIVE") == "1", reason="ELMO_FAST_NO_NATIVE=1")
-def test_the_module_says_why_it_has_no_cuda_kernels():
-    from elmo_fast import _native
-
-    assert (_native.cuda_skipped is None) == _native.has_cuda
-    assert _native.has_cuda or _native.cuda_skipped

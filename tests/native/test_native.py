@@ -75,6 +75,11 @@ def test_no_pytorch_library_is_linked(native):
     assert "libtorch" not in linked and "libc10" not in linked
 
 
+def test_the_module_says_why_it_has_no_cuda_kernels(native):
+    assert (native.cuda_skipped is None) == native.has_cuda
+    assert native.has_cuda or native.cuda_skipped
+
+
 def test_an_old_setuptools_is_named_in_a_line():
     """Without isolation a build takes the environment's own: Python 3.11 brings version 65."""
     code = "import runpy, setuptools\nsetuptools.__version__ = '65.5.0'\nrunpy.run_path('setup.py')"
