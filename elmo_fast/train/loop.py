@@ -78,6 +78,10 @@ class Trainer:
         self.losses.append(torch.stack(losses).mean())
         return Step(self.losses[-1], norm, rate)
 
+    def close(self) -> None:
+        """End the processes that prepare batches."""
+        self._batches = None  # garbage collection would take their queues first, and then wait five seconds for each
+
     def _load(self, number: int, position: np.ndarray | None) -> Iterator[Batch]:
         orders = [Order(self.config.seed, reverse, number, self.streams)
                   for reverse in (False, True)[: self.model.directions]]
@@ -181,7 +185,7 @@ class Run:
     def train(self) -> None:
         """Run to the end. Raises `KeyboardInterrupt` on SIGTERM and Ctrl-C, after a checkpoint."""
         trainer = self._trainer
-        with (self._bar, stops.stoppable(terminate=True),
+        with (self._bar, stops.stoppable(terminate=True), contextlib.closing(trainer),
               contextlib.closing(self._log) if self._log else contextlib.nullcontext()):
             self._restart_clock()
             while trainer.step_number < self._steps and not self._stops_early():

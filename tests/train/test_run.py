@@ -2,6 +2,7 @@
 
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -62,6 +63,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(tmp_path, corpus, changes):
     (tmp_path / "parts" / "best.pt").unlink()
     start_or_resume(tmp_path / "parts", resume=True, max_steps=9)
     start_or_resume(tmp_path / "parts", resume=True, max_steps=12, workers=2)
+    assert not multiprocessing.active_children()
     log, _ = assert_same_run(tmp_path / "parts", tmp_path / "whole")
     assert [line["step"] for line in log if line["kind"] == "train"] == [3, 6, 9, 12]
 
