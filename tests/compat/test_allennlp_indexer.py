@@ -103,7 +103,8 @@ BROKEN = """
 @pytest.mark.parametrize("code, logged", [
     (STAND_IN, ""),
     (BROKEN.format("ModuleNotFoundError('no AllenNLP', name='allennlp')"), ""),
-    (BROKEN.format("ModuleNotFoundError('no spacy', name='spacy')"), "(ModuleNotFoundError: no spacy)"),
+    pytest.param(BROKEN.format("ModuleNotFoundError('no spacy', name='spacy')"), "(ModuleNotFoundError: no spacy)",
+                 marks=pytest.mark.long),
     (BROKEN.format("TypeError('old code')"), "(TypeError: old code)"),
 ])
 def test_allennlp_that_is_there_absent_or_broken(files, code, logged):

@@ -198,8 +198,9 @@ WAYS = {
     "bilm-tf, dump": dumped, "simple_elmo": simple}
 
 
-@pytest.mark.parametrize("way, backend", [*((way, "auto") for way in WAYS),
-                                          *itertools.product(CORE, ["reference", "torch"])])
+@pytest.mark.parametrize("way, backend", [
+    *((way, "auto") for way in WAYS), *((way, "torch") for way in CORE), ("BiLm", "reference"),
+    *(pytest.param(way, "reference", marks=pytest.mark.long) for way in CORE if way != "BiLm")])
 def test_every_way_in(case, way, backend):
     found = WAYS[way](case, backend=backend)
     expected = itertools.chain.from_iterable(layers for _, layers in case.batches)
