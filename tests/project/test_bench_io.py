@@ -37,6 +37,7 @@ def test_speed_and_stages_of_every_layout(bench):
     assert bench_io.table(document).count("\n") == len(rows) - 1
 
 
+@pytest.mark.long
 def test_memory_of_the_command(bench):
     rows = bench("--parts", "memory", "--most", "40")["results"]
     assert [(row["variant"], row["sentences"]) for row in rows] == [(name, 40) for name in WRITTEN]

@@ -69,6 +69,7 @@ def test_embedding_has_every_way_and_precision(bench):
     assert common.table(common.document("embed tiny", settings, cases)).count("\n| tiny |") == len(cases)
 
 
+@pytest.mark.long
 def test_plain_backends_stand_beside_the_peer(bench):
     settings, cases = bench(bench_embed, "--plain", "reference", "torch", "--precisions", "highest")
     assert [case["variant"] for case in cases if case["way"] == "one batch of 3"] == ["reference", "torch", "ours"]
@@ -154,6 +155,7 @@ def test_a_disagreement_or_a_missing_peer_ends_the_run(bench, monkeypatch, modul
     assert message in bench(module, *arguments)
 
 
+@pytest.mark.long
 def test_single_ops_give_rows_of_the_same_shape(tmp_path):
     pytest.importorskip("pytest_benchmark")
     python("-m", "pytest", "-q", "-p", "no:cacheprovider", "benchmarks/bench_ops", "--benchmark-only", "-k",
