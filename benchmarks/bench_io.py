@@ -95,7 +95,7 @@ class Job:
 
         self.embedder.reset_states()
         target = Target(self.target(layout), layout.name, Form("all", dtype=layout.dtype))
-        runner = self.embedder.embedder.runner(self.slots)
+        runner = self.embedder.embedder.runner(self.slots, target.form)
         with locked(target.path, reserve=True), open_texts(text or self.text) as texts:
             count = watch.calls("reading", texts.count) if watch else texts.count
             write_corpus(texts, staged(watch, runner) if watch else runner, target, progress=Progress(True, count()))
@@ -203,8 +203,8 @@ def watched(watch: Stopwatch, job: Job) -> Iterator[None]:
 
     places = [(stream._TokenVectors, "rows", "token mapping"), (form.Form, "apply", "converting"),
               (job.embedder.bilm.token_source, "token_ids", "token mapping"), (item, "narrow", "converting"),
-              (packed, "narrow", "converting"), (writer.SegmentWriter, "_work", "writing"),
-              (corpus._Run, "finish", "writing")]
+              (packed, "narrow", "converting"), (stream.SlotStream, "_converted", "converting"),
+              (writer.SegmentWriter, "_work", "writing"), (corpus._Run, "finish", "writing")]
     if importlib.util.find_spec("pyarrow"):
         from elmo_fast.embed.layouts import columns
 

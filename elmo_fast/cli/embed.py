@@ -173,8 +173,8 @@ def _embed(input_file, output_file, cuda_device, token_table, unknown, file_frie
         if write_on_ray:
             write_on_ray(texts, bilm, progress=progress)
         else:
-            write_corpus(texts, ElmoEmbedder.from_bilm(bilm.to(device)).runner(batch_size), target, resume=resume,
-                         progress=progress)
+            embedder = ElmoEmbedder.from_bilm(bilm.to(device))
+            write_corpus(texts, embedder.runner(batch_size, target.form), target, resume=resume, progress=progress)
 
 
 def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences, use_sentence_keys) -> "Target":

@@ -114,7 +114,8 @@ class LoadedElmo:
         target = Target(path, layout, form, {"forget_sentences": True} if layout == "allennlp" else {})
         texts = _texts(sentences, pool)
         with self._in_state(state):
-            write_corpus(texts, self._embedder.runner(batch_size), target, resume=resume, progress=Progress(progress))
+            write_corpus(texts, self._embedder.runner(batch_size, form), target, resume=resume,
+                         progress=Progress(progress))
 
     @contextlib.contextmanager
     def _in_state(self, state: str) -> Iterator[None]:

@@ -113,18 +113,20 @@ class ElmoEmbedder:
         """As `embed_sentences`, of sentences that were checked before."""
         return self._run_of(batch_size)(sentences)
 
-    def runner(self, batch_size: int) -> Runner:
-        """How `write_corpus` gets the vectors of `stream`. Where states are carried, a section has whole batches."""
-        run, bilm = self._run_of(batch_size), self.elmo_bilm
+    def runner(self, batch_size: int, form: Form) -> Runner:
+        """How `write_corpus` gets vectors to store in a form. Where states are carried, a section has whole batches."""
+        run = self._run_of(batch_size, torch.float16 if form.is_verbatim and form.dtype == "float16" else torch.float32)
+        bilm = self.elmo_bilm
         return Runner(bilm, lambda texts: groups_of(texts, batch_size),
                       lambda groups: run(text.tokens for group in groups for text in group),
                       {"batch_size": batch_size} if bilm.state == "carry" else {})
 
-    def _run_of(self, batch_size: int) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
-        """What gives the vectors of sentences, one iterable after the other."""
+    def _run_of(self, batch_size: int,
+                dtype: torch.dtype = torch.float32) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
+        """What gives the vectors of sentences, one iterable after the other; `dtype` is that of `SlotStream`."""
         check_count("batch_size", batch_size, most=MOST_SENTENCES)
         if self.elmo_bilm.backend != "reference":
-            return SlotStream(self.elmo_bilm, batch_size).run
+            return SlotStream(self.elmo_bilm, batch_size, dtype=dtype).run
         return lambda sentences: itertools.chain.from_iterable(
             map(self.embed_batch, groups_of(sentences, batch_size)))
 
@@ -149,7 +151,7 @@ class ElmoEmbedder:
             layouts.check_output("allennlp", output_file_path, form, "output file")
             with locked(output_file_path, reserve=True):
                 count = scan(input_file, allow_blank)
-                write_corpus(read_lines(input_file, allow_blank), self.runner(batch_size),
+                write_corpus(read_lines(input_file, allow_blank), self.runner(batch_size, form),
                              Target(output_file_path, "allennlp", form, options), resume=resume,
                              progress=Progress(progress, count))
 

@@ -12,7 +12,7 @@ from elmo_fast.model.options import ConfigurationError
 
 
 class Kept(NamedTuple):
-    """Vectors, float32, and with targets the positions of their tokens in the text, int64 [n]."""
+    """Vectors, and with targets the positions of their tokens in the text, int64 [n]."""
 
     vectors: np.ndarray
     positions: np.ndarray | None
@@ -57,7 +57,7 @@ class Form:
         return self
 
     def apply(self, vectors: np.ndarray, tokens: Sequence[str]) -> Kept:
-        """What is kept of the vectors of a text, float32 [layers, T, 2 P]; nothing in it is a view of one layer."""
+        """What is kept of the vectors of a text, [layers, T, 2 P]; nothing in it is a view of one layer."""
         mixed = mix_layers(vectors, self.layers)
         if self.pool:
             if not vectors.shape[1]:
@@ -67,6 +67,11 @@ class Form:
             return Kept(mixed.copy() if self.layers == "top" else mixed, None)
         positions = np.array([at for at, token in enumerate(tokens) if token in self.targets], dtype=np.int64)
         return Kept(mixed[..., positions, :], positions)
+
+    @property
+    def is_verbatim(self) -> bool:
+        """Whether values are stored as they are computed, but for their type."""
+        return self.pool is None and self.layers in ("all", "top")
 
     def describe(self) -> dict:
         """The form as JSON values; of the targets only that there are any."""

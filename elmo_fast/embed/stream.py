@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from elmo_fast.embed.layouts.item import fits_float16
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
@@ -57,11 +58,15 @@ class SlotStream:
     results are those of batches, in the order of the input. Carried states pass over an empty sentence alone in its
     batch, as in AllenNLP; with `runs_empty` it runs as `<S> </S>`, as in bilm-tf. Vectors of tokens are shared by the
     runs, between which weights must not change. When memory is out, chunks of steps become smaller.
+
+    `dtype` is float32, or float16 where vectors are only stored: on a CPU those of a chunk without a value beyond
+    float16 are then float16, others float32.
     """
 
-    def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False):
+    def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, dtype: torch.dtype = torch.float32):
         self._bilm = bilm
         self._slots = slots
+        self._dtype = dtype
         self._queues: list[deque[_Sentence]] = []
         self._carried = bilm.state == "carry"
         self._runs_empty = runs_empty
@@ -73,7 +78,7 @@ class SlotStream:
         self._chunks_ahead = 1 if self._copies else 0
 
     def run(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
-        """Vectors of each sentence, float32 [layers, T, 2 P]. Carried states are stored when the stream has ended."""
+        """Vectors of each sentence, [layers, T, 2 P]. Carried states are stored when the stream has ended."""
         return self._run(sentences, None)
 
     def run_as_they_come(self, take: Callable[[], Sequence[str] | None]) -> Iterator[tuple[int, _Numbered]]:
@@ -214,7 +219,15 @@ class SlotStream:
         schedule = replace(schedule, tokens=tokens, sequence_starts=starts)
         layers, state = self._bilm.run(table, torch.from_numpy(tokens), schedule, state)
         vectors = table.vectors[to_device(schedule.tokens[0], table.vectors.device)]
-        return (pieces, packed_rows, HostCopy([each.float() for each in (vectors, *layers)], self._copies)), state
+        return (pieces, packed_rows, HostCopy(self._converted([vectors, *layers]), self._copies)), state
+
+    def _converted(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs of a chunk, in the stream's type where that holds them."""
+        outputs = [each.float() for each in outputs]
+        # On a GPU looking at values would wait for it.
+        if self._dtype == torch.float32 or outputs[0].device.type != "cpu" or not all(map(fits_float16, outputs)):
+            return outputs
+        return [each.to(self._dtype) for each in outputs]
 
     def _collect(self, chunk: _Chunk) -> None:
         """Copy a chunk's outputs to its sentences, without those of BOS and EOS."""
@@ -224,20 +237,23 @@ class SlotStream:
         for (sentence, _, first, last), rows in zip(pieces, packed):
             length = len(sentence.rows)
             if sentence.vectors is None:
-                sentence.vectors = self._empty(sentence)
+                sentence.vectors = self._empty(sentence, tokens.dtype)
+            elif tokens.dtype == np.float32:
+                sentence.vectors = sentence.vectors.astype(np.float32, copy=False)
             begin, end = max(first, 1), min(last, length - 1)
             if begin < end:
                 inner = rows[begin - first : end - first]
-                sentence.vectors[0, begin - 1 : end - 1].reshape(-1, 2, half)[:] = tokens[inner, None]
+                sentence.vectors[0, begin - 1 : end - 1].reshape(-1, 2, half)[:] = tokens.take(inner, 0)[:, None]
                 for layer, output in zip(sentence.vectors[1:], layers):
-                    layer[begin - 1 : end - 1, :half] = output[inner, :half]
-                    layer[length - 1 - end : length - 1 - begin, half:] = output[inner[::-1], half:]
+                    both = output.take(inner, 0)  # faster than two indices of half rows
+                    layer[begin - 1 : end - 1, :half] = both[:, :half]
+                    layer[length - 1 - end : length - 1 - begin, half:] = both[::-1, half:]
             if last == length:
                 self._finished[sentence.number] = sentence.vectors
 
-    def _empty(self, sentence: _Sentence) -> np.ndarray:
+    def _empty(self, sentence: _Sentence, dtype: type | np.dtype = np.float32) -> np.ndarray:
         """Uninitialized vectors of a sentence."""
-        return np.empty((self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()), dtype=np.float32)
+        return np.empty((self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()), dtype)
 
 
 class _TokenVectors:

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import ElmoEmbedder, load
+from elmo_fast import ElmoEmbedder, load, open_embeddings
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
 from elmo_fast.embed import stream as slot_stream
+from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.bilm import BiLm
+from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, run, write_model
 from tests.support.grid import grid
-from tests.support.models import SHAPES, bilm, texts
+from tests.support.models import SHAPES, bilm, texts, weights
 
 
 def check(texts, size, shape="two layers", backend="native", **arguments):
@@ -50,6 +52,30 @@ def test_stream_equals_batches(monkeypatch, backend, state, size, chunks):
     if chunks != "whole":
         bound(monkeypatch, table=25, chunks_ahead=chunks == "small, one ahead")
     check([texts(40), texts(7, seed=1)], size, "clips that fire", backend, state=state)
+
+
+@pytest.mark.parametrize("chunks_ahead", [0, 1])
+def test_vectors_in_float16_where_they_fit(monkeypatch, chunks_ahead):
+    bound(monkeypatch, rows=32, chunks_ahead=chunks_ahead)
+    fits = itertools.cycle([True] * 10 + [False])
+    monkeypatch.setattr(slot_stream, "fits_float16", lambda values: next(fits))
+    expected, found = (list(slot_stream.SlotStream(bilm(SHAPES["clips that fire"], backend="native"), 3,
+                                                   dtype=dtype).run(texts(60, longest=40)))
+                       for dtype in (torch.float32, torch.float16))
+    assert {vectors.dtype.name for vectors in found} == {"float16", "float32"}
+    for one, other in zip(found, expected, strict=True):
+        assert one.astype(np.float16).tobytes() == other.astype(np.float16).tobytes()
+
+
+def test_a_model_with_vectors_beyond_float16(tmp_path):
+    drawn = weights(SHAPES["two layers"])
+    drawn["CNN_proj/W_proj"] *= 1e6
+    elmo = LoadedElmo(BiLm(SHAPES["two layers"], drawn))
+    with pytest.raises(ConfigurationError, match="^dtype: expected vectors up to 65504 for float16, .* in text 0;"):
+        elmo.save_vectors(tmp_path / "a.h5", texts(9)[1:], dtype="float16")
+    elmo.save_vectors(tmp_path / "b.h5", texts(9), "top", dtype="float16")
+    for one, other in zip(open_embeddings(tmp_path / "b.h5"), elmo.embed(texts(9), "top"), strict=True):
+        assert np.array_equal(one, other.astype(np.float16))
 
 
 @pytest.mark.parametrize("arguments", [

@@ -47,7 +47,7 @@ def embed(output, state="carry", slots=3, texts=TEXTS, layout="allennlp", form=N
           seconds=None):
     embedder = model(state, seed)
     items = (Text(str(number), " ".join(tokens), tokens) for number, tokens in enumerate(texts))
-    write_corpus(items, embedder.runner(slots), Target(output, layout, form or Form()), resume=resume,
+    write_corpus(items, embedder.runner(slots, form or Form()), Target(output, layout, form or Form()), resume=resume,
                  commit_seconds=seconds)
     return embedder.elmo_bilm.lstm._states
 

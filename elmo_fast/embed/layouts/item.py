@@ -30,10 +30,15 @@ def narrow(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     if dtype != np.float16 or values.dtype != np.float32 or not values.size:
         return values.astype(dtype, copy=False)
     given = torch.from_numpy(values)
-    least, most = map(float, given.aminmax())
-    if not (least >= -FLOAT16_MOST and most <= FLOAT16_MOST) and beyond_float16(values).any():
+    if not fits_float16(given) and beyond_float16(values).any():
         raise OverflowError("beyond float16")
     return given.half().numpy()
+
+
+def fits_float16(values: torch.Tensor) -> bool:
+    """Whether all values are numbers within float16."""
+    least, most = map(float, values.aminmax())
+    return least >= -FLOAT16_MOST and most <= FLOAT16_MOST
 
 
 def beyond_float16(values: np.ndarray) -> np.ndarray:

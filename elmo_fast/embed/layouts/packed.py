@@ -24,7 +24,7 @@ from elmo_fast.model.seal import PACKED, ROWS, Blocks, read_seal, write_seal
 from elmo_fast.text.strings import joined, split
 
 FORMAT_VERSION = 1
-_BUFFER = 2 << 20  # bytes of float32 that are converted and written at once
+_BUFFER = 2 << 20  # bytes that are written at once, if they are float32
 _PIECE = 1 << 17  # values of another array that are copied at once
 # The vectors are written before HDF5 makes their dataset, whose length is known at the end only. A dataset of at least
 # `_LARGE` bytes begins at `_FIRST` when no other was made before it; of less, all is still in the buffer.
@@ -38,7 +38,7 @@ class PackedWriter:
 
     def __init__(self, disk: Disk, form: Form):
         self._form = form
-        self._buffer: np.ndarray | None = None  # float32 [rows, ...]
+        self._buffer: np.ndarray | None = None  # [rows, ...]
         self._filled = 0
         self._ends = array("q", [0])  # of the texts, in rows
         self._token_ends = array("q", [0])  # of the texts, in tokens
@@ -56,7 +56,9 @@ class PackedWriter:
         if self._buffer is None:
             self.rows.shape = vectors.shape[1:]
             size = 4 * int(np.prod(self.rows.shape))
-            self._buffer = np.empty((max(1, -(-_BUFFER // size)), *self.rows.shape), np.float32)
+            self._buffer = np.empty((max(1, -(-_BUFFER // size)), *self.rows.shape), vectors.dtype)
+        elif self._buffer.dtype != vectors.dtype == np.float32:
+            self._buffer = self._buffer.astype(np.float32)
         self._ends.append(self._ends[-1] + len(vectors))
         self._token_ends.append(self._token_ends[-1] + len(item.tokens))
         if item.positions is not None:
