@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 STARTS = 3  # Ray gives up when a machine is so busy that it has not started in 30 seconds
@@ -84,11 +83,3 @@ def kill_one(process):
     worker = workers_below(process)[0]
     os.kill(worker, signal.SIGKILL)
     return worker
-
-
-def wait_until(condition, seconds=240):
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-    return value

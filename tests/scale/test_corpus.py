@@ -17,8 +17,8 @@ from elmo_fast import BiLm
 from elmo_fast.embed.corpus import Target
 from elmo_fast.embed.form import Form
 from elmo_fast.scale import Pool
-from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, wait_until, workers_below
-from tests.support.files import ROOT, names, run
+from tests.scale.cluster import KILLS, TEXTS, cluster_settings, kill_one, workers_below
+from tests.support.files import ROOT, names, run, until
 
 pytestmark = pytest.mark.long
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-integrations")
@@ -30,7 +30,7 @@ from elmo_fast.scale.workers import Settings  # noqa: E402
 @pytest.fixture(autouse=True)
 def none_is_left():
     yield
-    wait_until(lambda: not workers_below(os.getpid()))
+    until(lambda: not workers_below(os.getpid()), 240)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp_path, corpus, model, time
     killed = []
 
     def kill():
-        wait_until(lambda: list(tmp_path.glob("out.*.part/*.parquet")))
+        until(lambda: list(tmp_path.glob("out.*.part/*.parquet")), 240)
         killed.append(kill_one(os.getpid()))
         killed.append(len(list(tmp_path.glob("out.*.part/*.parquet"))))
 
@@ -199,7 +199,7 @@ def test_a_stop_leaves_nothing(tmp_path, corpus, model, address, monkeypatch, nu
         monkeypatch.delenv("RAY_AUTH_MODE")
     corpus.write_text("a long line of text .\n" * 200_000)
     with started(tmp_path, corpus, model, "--ray", *[address] * is_joined) as process:
-        wait_until(lambda: list(tmp_path.glob("out.*.part/*.parquet")))
+        until(lambda: list(tmp_path.glob("out.*.part/*.parquet")), 240)
         process.send_signal(number)
         assert process.communicate(timeout=240)[1] == "elmo-fast: error: interrupted; no output was left behind\n"
     assert process.returncode == 1 and names(tmp_path) == ["corpus.txt"]
@@ -208,7 +208,7 @@ def test_a_stop_leaves_nothing(tmp_path, corpus, model, address, monkeypatch, nu
 def test_a_killed_command_leaves_no_output_and_the_next_one_cleans_up(tmp_path, corpus, model, address):
     arguments = tmp_path, corpus, model, "--allow-blank", "--quiet", "--ray", address
     with started(*arguments):
-        wait_until(lambda: list(tmp_path.glob("out.*.part")))
+        until(lambda: list(tmp_path.glob("out.*.part")), 240)
     assert not (tmp_path / "out").exists()
     with started(*arguments) as process:
         assert process.communicate(timeout=240)[1] == "" and process.returncode == 0
