@@ -44,7 +44,7 @@ class ColumnsWriter:
             self._schema = _schema(self._form, self._fingerprint, shape)
             self._writer = _writer(self._disk, self._layout, self._schema)
         self._items.append(item)
-        self._bytes += item.vectors.nbytes
+        self._bytes += 4 * item.vectors.size
         if self._bytes >= _BATCH or len(self._items) >= _MOST_TEXTS:
             self._flush()
 
