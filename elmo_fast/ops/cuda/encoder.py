@@ -25,7 +25,7 @@ def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, s
                      lambda tensors: kernel.PackedFilters(tensors[0], tensors[1:end], tensors[end:], operands, dtype))
     out = torch.empty(len(ids), sum(filters.counts), dtype=dtype, device=ids.device)
     with on(ids.device):
-        kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
+        kernel.char_cnn(ids.long().contiguous(), torch_char_cnn.token_lengths(ids).int(), filters, activation, out)
     return out, ids.new_empty(0, dtype=torch.int32)
 
 
