@@ -96,10 +96,9 @@ def _largest_value(char_embed, filters, activation, highways, tensors) -> torch.
         return tensor.detach().double().abs()
 
     seen = size(char_embed).amax(0)  # [E]
-    bounds = [torch.stack([((size(weight)[0] * seen[:, None]).sum((0, 1)) + size(bias)).amax()
-                           for weight, bias in filters]).amax()]
-    bound = torch.clamp(bounds[0], max=1.0) if activation == "tanh" else bounds[0]
+    window = torch.stack([((size(weight)[0] * seen[:, None]).sum((0, 1)) + size(bias)).amax()
+                          for weight, bias in filters]).amax()
+    bound = torch.clamp(window, max=1.0) if activation == "tanh" else window
     for _, _, weight, bias in highways:
         bound = torch.maximum(bound, (size(weight).sum(0) * bound + size(bias)).amax())
-        bounds.append(bound)
-    return torch.stack([*bounds, *(size(tensor).amax() for tensor in tensors)]).amax()
+    return torch.stack([window, bound, *(size(tensor).amax() for tensor in tensors)]).amax()
