@@ -41,12 +41,12 @@ ELMO_MMA(Fp16, "f16")
 ELMO_MMA(Bf16, "bf16")
 #undef ELMO_MMA
 
-// Functions of one instruction: with a result, with four words, and with none.
-#define ELMO_VALUE(type, declaration, instruction, constraint, ...) \
-  ELMO_DEVICE type declaration {                                    \
-    type value;                                                     \
-    asm volatile(instruction : constraint(value) : __VA_ARGS__);    \
-    return value;                                                   \
+// Functions of one instruction, `how` being asm or asm volatile: with a result; then with four words, and with none.
+#define ELMO_VALUE(how, type, declaration, instruction, constraint, ...) \
+  ELMO_DEVICE type declaration {                                         \
+    type value;                                                          \
+    how(instruction : constraint(value) : __VA_ARGS__);                  \
+    return value;                                                        \
   }
 #define ELMO_WORDS(declaration, instruction, ...)             \
   ELMO_DEVICE uint4 declaration {                             \
@@ -62,8 +62,8 @@ ELMO_MMA(Bf16, "bf16")
 // A tile of weights from global memory, past L1. Volatile: what is kept in registers is not loaded again.
 ELMO_WORDS(load_weights(const char* from), "ld.global.nc.L1::no_allocate.v4.u32", "l"(from))
 // Volatile as well: all of a step's inputs are on their way before the first is waited for.
-ELMO_VALUE(uint16_t, load_input(const uint16_t* from), "ld.global.nc.u16 %0, [%1];", "=h", "l"(from))
-ELMO_VALUE(int32_t, load_index(const int32_t* from), "ld.global.nc.s32 %0, [%1];", "=r", "l"(from))
+ELMO_VALUE(asm volatile, uint16_t, load_input(const uint16_t* from), "ld.global.nc.u16 %0, [%1];", "=h", "l"(from))
+ELMO_VALUE(asm volatile, int32_t, load_index(const int32_t* from), "ld.global.nc.s32 %0, [%1];", "=r", "l"(from))
 
 ELMO_DEVICE TileA load_shared_weights(const char* from) { return *reinterpret_cast<const TileA*>(from); }
 
@@ -95,11 +95,11 @@ ELMO_EFFECT(sync_threads(int barrier, int threads), "bar.sync %0, %1;", "r"(barr
 
 ELMO_EFFECT(add_release(uint32_t* to), "red.release.gpu.global.add.u32 [%0], 1;", "l"(to))
 ELMO_EFFECT(store_relaxed(uint32_t* to, uint32_t value), "st.relaxed.gpu.global.u32 [%0], %1;", "l"(to), "r"(value))
-ELMO_VALUE(uint32_t, load_acquire(const uint32_t* from), "ld.acquire.gpu.global.u32 %0, [%1];", "=r",
-           "l"(from) : "memory")
-ELMO_VALUE(uint32_t, load_relaxed(const uint32_t* from), "ld.relaxed.gpu.global.u32 %0, [%1];", "=r",
-           "l"(from) : "memory")
-ELMO_VALUE(int64_t, nanoseconds_now(), "mov.u64 %0, %globaltimer;", "=l", )
+ELMO_VALUE(asm volatile, uint32_t, load_acquire(const uint32_t* from), "ld.acquire.gpu.global.u32 %0, [%1];",
+           "=r", "l"(from) : "memory")
+ELMO_VALUE(asm volatile, uint32_t, load_relaxed(const uint32_t* from), "ld.relaxed.gpu.global.u32 %0, [%1];",
+           "=r", "l"(from) : "memory")
+ELMO_VALUE(asm volatile, int64_t, nanoseconds_now(), "mov.u64 %0, %globaltimer;", "=l", )
 
 // ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory. To be
 // called where `has_clusters` is true: older targets then drop them
@@ -110,13 +110,13 @@ constexpr bool has_clusters = true;
 constexpr bool has_clusters = false;
 #endif
 
-ELMO_VALUE(uint32_t, remote_address(const void* local, int rank), "mapa.shared::cluster.u32 %0, %1, %2;", "=r",
-           "r"(shared_address(local)), "r"(rank))
+ELMO_VALUE(asm volatile, uint32_t, remote_address(const void* local, int rank), "mapa.shared::cluster.u32 %0, %1, %2;",
+           "=r", "r"(shared_address(local)), "r"(rank))
 ELMO_WORDS(load_remote(uint32_t address), "ld.shared::cluster.v4.u32", "r"(address) : "memory")
 ELMO_EFFECT(store_flag(uint32_t address, uint32_t value), "st.release.cluster.shared::cluster.u32 [%0], %1;",
             "r"(address), "r"(value))
-ELMO_VALUE(uint32_t, load_flag(const uint32_t* from), "ld.acquire.cluster.shared::cta.u32 %0, [%1];", "=r",
-           "r"(shared_address(from)) : "memory")
+ELMO_VALUE(asm volatile, uint32_t, load_flag(const uint32_t* from), "ld.acquire.cluster.shared::cta.u32 %0, [%1];",
+           "=r", "r"(shared_address(from)) : "memory")
 // All threads of all blocks of the cluster.
 ELMO_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -126,16 +126,8 @@ ELMO_DEVICE void sync_cluster() {
 // ---- cells ----------------------------------------------------------------------------------------------------------
 
 // Both within 2e-7 of the true value: much less than a 16-bit operand's rounding.
-ELMO_DEVICE float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-ELMO_DEVICE float reciprocal_approximate(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+ELMO_VALUE(asm, float, exp2_approximate(float x), "ex2.approx.ftz.f32 %0, %1;", "=f", "f"(x))
+ELMO_VALUE(asm, float, reciprocal_approximate(float x), "rcp.approx.ftz.f32 %0, %1;", "=f", "f"(x))
 ELMO_DEVICE float sigmoid(float x) { return reciprocal_approximate(1.0f + exp2_approximate(-1.44269504f * x)); }
 ELMO_DEVICE float tanh_of(float x) {
   return 1.0f - 2.0f * reciprocal_approximate(1.0f + exp2_approximate(2.88539008f * x));
