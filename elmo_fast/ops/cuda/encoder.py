@@ -30,8 +30,11 @@ def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, s
 
 
 def char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded, needed):
-    """Recomputed in torch: the kernel saves no windows."""
-    with _autograd_enabled():
+    """Recomputed in torch, with the autograd that torch runs an op of our own below: the kernel saves no windows."""
+    below = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+        below = below.remove(getattr(torch._C.DispatchKey, key))
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below):
         found = torch_char_cnn.gradients(ids, [char_embed, *weights, *biases], activation, grad, needed,
                                          lambda: gradient_numerics(precision, ids.device))
     return [no_gradient(grad) if each is None else each for each in found]
@@ -59,14 +62,6 @@ def _product(x: torch.Tensor, weights, operands: str, out: torch.Tensor) -> torc
     with on(x.device):
         product(x.to(dtype).contiguous(), parts, operands, out)
     return out
-
-
-def _autograd_enabled():
-    """Enable autograd inside an op of our own, which torch runs below it."""
-    below = torch._C._dispatch_tls_local_exclude_set()
-    for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
-        below = below.remove(getattr(torch._C.DispatchKey, key))
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
 
 
 OPS = {"char_cnn": char_cnn, "char_cnn_backward": char_cnn_backward, "highway": highway, "linear": linear}
