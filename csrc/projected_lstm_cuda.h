@@ -9,8 +9,7 @@
 
 #include "cuda/plan.h"
 
-namespace elmo_fast {
-namespace cuda {
+namespace elmo_fast::cuda {
 
 // Type of weights, h and m in products.
 enum class Operand : int32_t { fp16 = 0, bf16 = 1 };
@@ -51,5 +50,4 @@ Device current_device();
 // Throws std::invalid_argument for a call that does not fit together, std::runtime_error when CUDA refuses a launch.
 void run_persistent(const Call& call);
 
-}  // namespace cuda
-}  // namespace elmo_fast
+}  // namespace elmo_fast::cuda

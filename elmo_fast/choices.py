@@ -1,4 +1,4 @@
-"""Accepted values and defaults of arguments, and their checks; extras; the user's cache directory.
+"""Accepted values and defaults of arguments, and their checks; extras; versions; the user's cache directory.
 
 Imports no torch: the command's help reads it.
 """
@@ -64,6 +64,16 @@ def extra(name: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(f"a package is not there ({error}): install elmo-fast[{name}]") from error
+
+
+def version(package: str) -> str:
+    """Of an installed package."""
+    import importlib.metadata  # milliseconds, which the command's help does not have
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def cache_directory() -> Path:

@@ -8,10 +8,12 @@ value has the same bits whatever tokens share its program.
 """
 
 import math
+from itertools import accumulate
 
 import torch
 import triton
 import triton.language as tl
+from torch.nn.functional import pad
 
 from elmo_fast.kernels.configs import choose
 from elmo_fast.kernels.lstm_pointwise import _tanh
@@ -23,17 +25,14 @@ PIECES = len(WHOLE)
 UNSORTED = 32  # so few tokens run in the order they came
 
 
-def char_cnn(ids: torch.Tensor, packed, activation: str, padding: int, out: torch.Tensor) -> None:
-    """Filter values of tokens: ids int64 [N, C], contiguous -> out [N, F].
+def char_cnn(ids: torch.Tensor, lengths: torch.Tensor, packed, activation: str, out: torch.Tensor) -> None:
+    """Filter values of tokens: ids int64 [N, C], contiguous, and lengths int32 [N] -> out [N, F].
 
-    `packed` is a `PackedFilters`, `padding` the id behind a token's last character. Ids outside the table read its
-    nearest row.
+    `packed` is a `PackedFilters`. Ids outside the table read its nearest row.
     """
-    count, characters = ids.shape
+    (count, characters), order = ids.shape, packed.unsorted[: len(ids)]
     if not count:
         return
-    positions = torch.arange(1, characters + 1, device=ids.device)
-    lengths, order = ((ids != padding) * positions).amax(1).int(), packed.unsorted[:count]
     if count > UNSORTED:
         lengths, order = lengths.sort(descending=True)
     kernel = choose("char_cnn", _char_cnn, packed.operands, count, out.device)
@@ -57,9 +56,7 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
     for group in range(groups):
         tiles += tl.cdiv(tl.load(widths + 5 * group + 3), BN)
     tile = tl.program_id(0) % tiles
-    first = 0
-    own = 0
-    own_first = 0
+    first, own, own_first = 0, 0, 0
     for group in range(groups):
         own = tl.where(tile >= first, group, own)
         own_first = tl.where(tile >= first, first, own_first)
@@ -83,11 +80,10 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
         if KINDS & (1 << whole):
             if kind == whole:
                 best = _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP, 32 << whole,
-                              PRECISION, BM, BN)
+                              PRECISION)
     if KINDS & 8:
         if kind == 3:
-            best = _pieces(rows, table, weight, best, width, size, filter, positions, last_row, EP, BK, PRECISION,
-                           BM, BN)
+            best = _pieces(rows, table, weight, best, width, size, filter, positions, last_row, EP, BK, PRECISION)
 
     best += tl.load(biases + column + filter, mask=filter < size, other=0.0)[None, :]
     best = _tanh(best) if TANH else tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -97,18 +93,18 @@ def _char_cnn(ids, order, lengths, table, weights, biases, widths, out, count, c
 
 @triton.jit
 def _whole(rows, table, weight, best, width, size, filter, positions, last_row, EP: tl.constexpr, K: tl.constexpr,
-           PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+           PRECISION: tl.constexpr):
     """Maximum over positions of windows of up to K values; `weight` [size, K] lies on chip throughout."""
     k = tl.arange(0, K)
     resident = tl.load(weight + filter[:, None] * K + k[None, :], mask=(filter < size)[:, None], other=0.0)
     resident = tl.trans(resident)  # [K, BN]
     characters = _characters(rows, 0, width, last_row, K // EP)
-    prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
+    prefetched = _embedded(table, characters, 0, EP, EP)
     characters = _characters(rows, tl.minimum(1, positions - 1), width, last_row, K // EP)
     for start in range(positions):
         # The next windows, and the ids of those behind them, are on their way while these are precomputed.
         windows = prefetched
-        prefetched = _embedded(table, characters, 0, EP, K // EP, EP, BM)
+        prefetched = _embedded(table, characters, 0, EP, EP)
         characters = _characters(rows, tl.minimum(start + 2, positions - 1), width, last_row, K // EP)
         products = tl.dot(windows, resident, input_precision=PRECISION)
         best = tl.maximum(best, products, propagate_nan=tl.PropagateNan.ALL)
@@ -117,16 +113,15 @@ def _whole(rows, table, weight, best, width, size, filter, positions, last_row, 
 
 @triton.jit
 def _pieces(rows, table, weight, best, width, size, filter, positions, last_row, EP: tl.constexpr, BK: tl.constexpr,
-            PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+            PRECISION: tl.constexpr):
     """Maximum over positions of windows of any size, BK values at a time; `weight` [width * EP, size]."""
     CHARACTERS: tl.constexpr = BK // EP if BK > EP else 1
-    VALUES: tl.constexpr = BK // CHARACTERS
     k = tl.arange(0, BK)
     for start in range(positions):
-        products = tl.zeros((BM, BN), tl.float32)
+        products = tl.zeros_like(best)
         for at in range(0, width * EP, BK):
             characters = _characters(rows, start + at // EP, width - at // EP, last_row, CHARACTERS)
-            windows = _embedded(table, characters, at % EP, EP, CHARACTERS, VALUES, BM)
+            windows = _embedded(table, characters, at % EP, EP, BK // CHARACTERS)
             piece = tl.load(weight + (at + k)[:, None] * size + filter[None, :],
                             mask=(at + k < width * EP)[:, None] & (filter < size)[None, :], other=0.0)
             products = tl.dot(windows, piece, products, input_precision=PRECISION)
@@ -143,11 +138,11 @@ def _characters(rows, start, left, last_row, CHARACTERS: tl.constexpr):
 
 
 @triton.jit
-def _embedded(table, ids, value, EP: tl.constexpr, CHARACTERS: tl.constexpr, VALUES: tl.constexpr, BM: tl.constexpr):
-    """Of each character's EP values VALUES, from `value` on: [BM, CHARACTERS * VALUES]."""
+def _embedded(table, ids, value, EP: tl.constexpr, VALUES: tl.constexpr):
+    """Of each character's EP values VALUES, from `value` on: ids [BM, n] -> [BM, n * VALUES]."""
     offset = tl.multiple_of(ids * EP + value, (1, VALUES))
     values = tl.load(table + offset[:, :, None] + tl.arange(0, VALUES)[None, None, :])
-    return tl.reshape(values, (BM, CHARACTERS * VALUES))
+    return tl.reshape(values, (ids.shape[0], ids.shape[1] * VALUES))
 
 
 class PackedFilters:
@@ -161,31 +156,24 @@ class PackedFilters:
         self.operands, self.precision = operands, "ieee" if operands == "ieee" else "tf32"
         dim = char_embed.shape[1]
         padded = max(16, triton.next_power_of_2(dim))
-        self.table = char_embed.new_zeros(len(char_embed) + 1, padded, dtype=dtype)
-        self.table[1:, :dim] = char_embed
+        self.table = pad(char_embed.to(dtype), (0, padded - dim, 1, 0))
         self.biases = torch.cat([bias.float() for bias in biases])
         self.counts = [weight.shape[-1] for weight in weights]
-        parts, rows, first, column = [], [], 0, 0
-        for weight in weights:
-            kind, part = _packed(weight, padded, dtype, operands)
-            parts.append(part.reshape(-1))
-            rows.append((weight.shape[1], first, column, weight.shape[-1], kind))
-            first, column = first + part.numel(), column + weight.shape[-1]
+        kinds, parts = zip(*(_packed(weight, padded, dtype, operands) for weight in weights))
+        firsts, columns = (accumulate(sizes, initial=0) for sizes in (map(len, parts), self.counts))
+        rows = list(zip([weight.shape[1] for weight in weights], firsts, columns, self.counts, kinds))
         self.weights = torch.cat(parts)
-        self.kinds = sum({1 << row[-1] for row in rows})
+        self.kinds = sum({1 << kind for kind in kinds})
         self.step = math.gcd(16, *self.counts)  # what divides every first column and number of filters
         self.widths = torch.tensor(rows, dtype=torch.int32).to(char_embed.device)
         self.unsorted = torch.arange(UNSORTED, device=char_embed.device)
 
 
 def _packed(weight: torch.Tensor, padded: int, dtype: torch.dtype, operands: str) -> tuple[int, torch.Tensor]:
-    """Kind and values of one width: [n, K] with K one of `WHOLE`, or for pieces [width * padded, n]."""
-    _, width, dim, count = weight.shape
-    fits = [size for size in WHOLE if operands != "ieee" and padded <= size and width * padded <= size]
+    """Kind and values of one width: [n, K] with K one of `WHOLE`, or for pieces [width * padded, n]; on one axis."""
+    _, width, dim, _ = weight.shape
+    weight, more = weight[0].to(dtype), padded - dim
+    fits = [size for size in WHOLE if operands != "ieee" and width * padded <= size]
     if not fits:
-        part = weight.new_zeros(width, padded, count, dtype=dtype)
-        part[:, :dim] = weight[0]
-        return PIECES, part
-    part = weight.new_zeros(count, fits[0] // padded, padded, dtype=dtype)
-    part[:, :width, :dim] = weight[0].permute(2, 0, 1)
-    return WHOLE.index(fits[0]), part
+        return PIECES, pad(weight, (0, 0, 0, more)).flatten()
+    return WHOLE.index(fits[0]), pad(weight.permute(2, 0, 1), (0, more, 0, fits[0] // padded - width)).flatten()

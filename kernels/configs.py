@@ -8,7 +8,7 @@ the batch are named in `do_not_specialize`.
 """
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -18,8 +18,7 @@ FEW = 512  # tokens
 TUNING_MS = 40
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """BM tokens x BN filters or outputs, BK values of the inner dimension at a time (where it is not kept whole)."""
 
     bm: int
@@ -67,8 +66,7 @@ def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
 
 @functools.cache
 def _tuned(kernel, of: tuple[Tile, ...]):
-    configs = [triton.Config({"BM": tile.bm, "BN": tile.bn, "BK": tile.bk}, num_warps=tile.warps,
-                             num_stages=tile.stages) for tile in of]
+    configs = [triton.Config(dict(zip(("BM", "BN", "BK"), tile)), tile.warps, tile.stages) for tile in of]
     return triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel)
 
 

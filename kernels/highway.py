@@ -36,13 +36,6 @@ def product(x: torch.Tensor, weights: Sequence[torch.Tensor], operands: str, out
         PRECISION="ieee" if operands == "ieee" else "tf32", enable_fp_fusion=True)
 
 
-@triton.jit
-def _read(at, inside, EVEN: tl.constexpr):
-    if EVEN:
-        return tl.load(at)
-    return tl.load(at, mask=inside, other=0.0)
-
-
 @triton.heuristics({"EVEN": lambda given: given["inner"] % given["BK"] == given["outputs"] % given["BN"] == 0})
 @triton.jit(do_not_specialize=["rows"])
 def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, stride_k, stride_n, GROUP: tl.constexpr,
@@ -71,13 +64,13 @@ def _highway(x, first, b_first, second, b_second, out, rows, outputs, inner, str
     total_first = tl.zeros((BM, BN), tl.float32) + tl.load(b_first + column, mask=column_inside, other=0.0)[None, :]
     total_second = tl.zeros((BM, BN), tl.float32) + tl.load(b_second + column, mask=column_inside, other=0.0)[None, :]
     for start in range(0, inner, BK):
-        inside = k < inner - start
-        both_inside = inside[:, None] & column_inside[None, :]
-        tile = _read(x + start + x_at, inside[None, :], EVEN)
-        weight = _read(first + start * stride_k + weight_at, both_inside, EVEN)
+        inside = (k < inner - start) | EVEN  # no masks where tiles divide the sizes
+        both_inside = inside[:, None] & (column_inside | EVEN)[None, :]
+        tile = tl.load(x + start + x_at, mask=inside[None, :], other=0.0)
+        weight = tl.load(first + start * stride_k + weight_at, mask=both_inside, other=0.0)
         total_first = tl.dot(tile, weight, total_first, input_precision=PRECISION)
         if GATED:
-            weight = _read(second + start * stride_k + weight_at, both_inside, EVEN)
+            weight = tl.load(second + start * stride_k + weight_at, mask=both_inside, other=0.0)
             total_second = tl.dot(tile, weight, total_second, input_precision=PRECISION)
 
     stored = (row < rows - first_row)[:, None] & column_inside[None, :]

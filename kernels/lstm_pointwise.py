@@ -28,11 +28,6 @@ def hidden(r, meta, after, initial_h, h, operand, out, proj_clip: float) -> None
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
 def _tanh(x):
     # near zero (tanh(x) - x) / x^3 as a polynomial in x^2, the one of csrc/cpu/activations.h: no digits cancel
     size = tl.abs(x)
@@ -78,9 +73,9 @@ def _gates(zh, z, scale, bias, meta, initial_c, c, m, dim, slots, cell_clip, SCA
         before = tl.load(c + at * dim + cell, inside)
         if tl.load(meta + 2 * slots + slot) != 0:
             before = tl.load(initial_c + direction * dim + cell, inside)
-        after = _clip(_sigmoid(f + 1.0) * before + _sigmoid(i) * _tanh(j), cell_clip)
+        after = _clip(tl.sigmoid(f + 1.0) * before + tl.sigmoid(i) * _tanh(j), cell_clip)
         tl.store(c + at * dim + cell, after, inside)
-        tl.store(m + at * dim + cell, (_sigmoid(o) * _tanh(after)).to(m.dtype.element_ty), inside)
+        tl.store(m + at * dim + cell, (tl.sigmoid(o) * _tanh(after)).to(m.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["slots"], do_not_specialize_on_alignment=["meta", "after", "out"])

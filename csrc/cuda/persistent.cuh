@@ -3,8 +3,7 @@
 
 #include "step.cuh"
 
-namespace elmo_fast {
-namespace cuda {
+namespace elmo_fast::cuda {
 
 // One direction in one block: its warps, a group of cells each, and its part of the shared memory. Template arguments
 // as in Instance.
@@ -329,5 +328,4 @@ __global__ void __launch_bounds__(most_threads, 1) persistent_kernel(const __gri
   if (has_clusters && p.cluster > 1) sync_cluster();
 }
 
-}  // namespace cuda
-}  // namespace elmo_fast
+}  // namespace elmo_fast::cuda

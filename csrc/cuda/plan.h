@@ -19,8 +19,7 @@
 #define ELMO_HD inline
 #endif
 
-namespace elmo_fast {
-namespace cuda {
+namespace elmo_fast::cuda {
 
 constexpr int unit_cells = 16;
 constexpr int group_cells = 8;
@@ -123,17 +122,16 @@ struct Barrier {
   uint32_t unused[31];
 };
 
-// Offsets in bytes into a call's scratch. What it begins with, a barrier for each direction and the abort flag, is
-// zeroed before a launch.
+// Offsets in bytes into a call's scratch. What it begins with, a barrier for each direction and the abort flag on a line
+// of its own, is zeroed before a launch.
 struct Scratch {
-  size_t abort, zeroed, operands, partials, size;
+  size_t abort, operands, partials, size;
 
   Scratch(const Plan& plan, int slots) {
     const size_t values = 2 * size_t(slots) * size_t(plan.layout.h_width());
     abort = 2 * sizeof(Barrier);
-    zeroed = abort + sizeof(Barrier);
-    operands = (zeroed + 255) / 256 * 256;  // [2 parities, 2, slots, h_width] 16-bit
-    partials = operands + (2 * values * 2 + 255) / 256 * 256;  // [2, clusters, slots, h_width] fp32
+    operands = abort + sizeof(Barrier);  // [2 parities, 2, slots, h_width] 16-bit
+    partials = operands + 2 * values * 2;  // [2, clusters, slots, h_width] fp32
     size = partials + values * size_t(plan.blocks / plan.cluster) * 4;
   }
 };
@@ -207,5 +205,4 @@ inline Plan plan_persistent(int dim, int projection, const Device& device, int s
   return plan;
 }
 
-}  // namespace cuda
-}  // namespace elmo_fast
+}  // namespace elmo_fast::cuda

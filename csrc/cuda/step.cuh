@@ -4,8 +4,7 @@
 #include "../projected_lstm_cuda.h"
 #include "device.cuh"
 
-namespace elmo_fast {
-namespace cuda {
+namespace elmo_fast::cuda {
 
 // What the blocks of a launch read.
 struct Launch : Call, Plan {
@@ -220,5 +219,4 @@ __global__ void __launch_bounds__(replay_threads, 1) replay_kernel(const __grid_
   }
 }
 
-}  // namespace cuda
-}  // namespace elmo_fast
+}  // namespace elmo_fast::cuda

@@ -1,8 +1,6 @@
 # elmo_fast_usable_nvcc(REASON): sets ELMO_FAST_NVCC and, in REASON, nothing where the CUDA kernels can be built, or
 # else why not. A compiler that is old, broken or at odds with the host compiler is a reason, never a failed build.
 set(elmo_fast_oldest_nvcc 12.0)  # the first with sm_90a
-set(elmo_fast_cuda_flags -std=c++17 -fmad=false)
-set(elmo_fast_cuda_targets -gencode=arch=compute_80,code=[compute_80,sm_80] -gencode=arch=compute_90a,code=sm_90a)
 
 function(elmo_fast_usable_nvcc reason)
   find_program(ELMO_FAST_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin PATHS /usr/local/cuda/bin)
@@ -30,7 +28,8 @@ function(elmo_fast_usable_nvcc reason)
   set(${reason} "${why}" PARENT_SCOPE)
 endfunction()
 
-# Compiles and links a small program as the kernels will be; once for each compiler and host compiler.
+# Compiles and links a small program as the kernels will be, once for each compiler and host compiler. Sets REASON where
+# that fails.
 function(elmo_fast_try_nvcc reason version)
   set(folder "${CMAKE_BINARY_DIR}/nvcc_trial")
   separate_arguments(flags UNIX_COMMAND "$ENV{CUDAFLAGS} ${CMAKE_CUDA_FLAGS}")
@@ -39,10 +38,10 @@ function(elmo_fast_try_nvcc reason version)
     list(GET host 0 host)
     list(APPEND flags -ccbin "${host}")
   endif()
-  set(call "${ELMO_FAST_NVCC}" ${elmo_fast_cuda_flags} ${elmo_fast_cuda_targets} ${flags} "${folder}/trial.cu")
+  set(call "${ELMO_FAST_NVCC}" -std=c++17 -fmad=false -gencode=arch=compute_80,code=[compute_80,sm_80]
+      -gencode=arch=compute_90a,code=sm_90a ${flags} "${folder}/trial.cu")
   string(SHA256 key "${version} ${call}")
   if(key STREQUAL "${ELMO_FAST_NVCC_TRIED}")
-    set(${reason} "" PARENT_SCOPE)
     return()
   endif()
   file(WRITE "${folder}/trial.cu" "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <cuda_runtime.h>\n"
@@ -55,7 +54,6 @@ function(elmo_fast_try_nvcc reason version)
     set(${reason} "${ELMO_FAST_NVCC} cannot compile a small kernel: ${last}" PARENT_SCOPE)
   else()
     set(ELMO_FAST_NVCC_TRIED ${key} CACHE INTERNAL "the compiler that worked")
-    set(${reason} "" PARENT_SCOPE)
   endif()
 endfunction()
 
@@ -63,14 +61,14 @@ endfunction()
 function(elmo_fast_last_line line said)
   string(REPLACE ";" "," said "${said}")
   string(STRIP "${said}" said)
+  if(said STREQUAL "")
+    set(said "it printed nothing")
+  endif()
   string(REGEX MATCH "[^\n]*error[^\n]*" found "${said}")
   if(found STREQUAL "")
     string(REGEX MATCH "[^\n]*$" found "${said}")
   endif()
-  string(SUBSTRING "${found} " 0 200 found)
+  string(SUBSTRING "${found}" 0 200 found)
   string(STRIP "${found}" found)
-  if(found STREQUAL "")
-    set(found "it printed nothing")
-  endif()
   set(${line} "${found}" PARENT_SCOPE)
 endfunction()

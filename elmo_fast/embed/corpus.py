@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from elmo_fast import stops
+from elmo_fast.choices import version
 from elmo_fast.embed import layouts
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.partial import PartialResult
@@ -28,7 +29,6 @@ from elmo_fast.embed.writer import Progress, SegmentWriter
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.ops.cuda.choice import version
 from elmo_fast.ops.reference import State
 from elmo_fast.text.batching import not_a_string
 

@@ -53,7 +53,7 @@ def why_not(op: str, backend: str, tensors: Sequence[torch.Tensor], unsupported:
         return ("the native kernels have no gradients on a GPU, and an operand requires them" if needs_gradient(tensors)
                 else None)
     if device == "cuda":
-        return why_no_triton(torch.cuda.get_device_capability(tensors[0].device))
+        return why_no_triton(tensors[0].device)
     if needs_gradient(tensors) and any(tensor.dtype != torch.float32 for tensor in tensors):
         return "the native kernels have gradients in float32 only, and an operand is of another type"
     return native_module()[1]
@@ -70,8 +70,11 @@ def trains_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 @functools.cache
-def why_no_triton(capability: tuple[int, int]) -> str | None:
-    """None when the Triton kernels run on a GPU of compute capability `capability`, else the reason they do not."""
+def why_no_triton(device: torch.device) -> str | None:
+    """None when the Triton kernels run on `device`, else the reason they do not."""
+    if device.type != "cuda":
+        return f"Triton has no kernels for {device.type}"
+    capability = torch.cuda.get_device_capability(device)
     if os.environ.get("ELMO_FAST_NO_TRITON") == "1":
         return "ELMO_FAST_NO_TRITON=1 is set"
     if capability < _TRITON_CAPABILITY:

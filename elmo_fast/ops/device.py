@@ -44,6 +44,11 @@ def on(device: torch.device) -> contextlib.AbstractContextManager:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
+def current_stream(device: torch.device) -> int:
+    """The handle of the current stream of `device`, 0 off the GPU."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream of `device` is being captured into a user's CUDA graph."""
     if device.type != "cuda":

@@ -5,11 +5,10 @@ import platform
 
 import torch
 
-from elmo_fast.choices import SIZES
-from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_not
+from elmo_fast.choices import SIZES, version
+from elmo_fast.ops.backend import LADDER, OPS, native_module, resolve, why_no_triton, why_not
 from elmo_fast.ops.cpu import runs_precision
 from elmo_fast.ops.cuda import choice, persistent
-from elmo_fast.ops.cuda.steps import why_no_triton
 from elmo_fast.ops.precision import PRECISIONS
 
 _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
@@ -17,11 +16,11 @@ _PACKAGES = ("elmo-fast", "torch", "triton", "numpy", "h5py", "fsspec", "tqdm")
 
 def report() -> list[str]:
     """Lines on versions, processor, GPUs, and for every op the backend in use and why faster ones are not."""
-    found = {name: choice.version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build, as +cpu
+    found = {name: version(name) for name in _PACKAGES} | {"torch": torch.__version__}  # with its build, as +cpu
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     lstm = (line for each in devices for line in lstm_lines(each))
     return [f"Python       {platform.python_version()} on {platform.system()} {platform.machine()}",
-            "packages     " + ", ".join(f"{name} {version}" for name, version in found.items()),
+            "packages     " + ", ".join(f"{name} {number}" for name, number in found.items()),
             *_processor(), *_gpus(), *_backends(), *lstm]
 
 

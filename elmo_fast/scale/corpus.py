@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elmo_fast import stops
-from elmo_fast.choices import extra
+from elmo_fast.choices import extra, version
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.embed.corpus import Target
 from elmo_fast.embed.layouts import Item, is_directory, segment
@@ -23,7 +23,6 @@ from elmo_fast.embed.writer import Progress
 from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
-from elmo_fast.ops.cuda.choice import version
 from elmo_fast.scale import Pool
 from elmo_fast.scale.workers import Settings, SharedModel, Worker
 

@@ -14,7 +14,7 @@ from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph
 from elmo_fast.model import encoder as encoder_module
 from elmo_fast.ops import char_cnn
-from elmo_fast.ops.cuda import blocks, lstm, steps
+from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
@@ -51,7 +51,7 @@ def no_gpu(monkeypatch):
     ("clips that fire", "carry", "medium")])
 @pytest.mark.parametrize("most_slots", [1024, 2])
 def test_equals_the_ordinary_forward(shape, state, precision, most_slots, monkeypatch):
-    monkeypatch.setitem(steps.MOST_SLOTS, "graph", most_slots)
+    monkeypatch.setitem(lstm.MOST_SLOTS, "graph", most_slots)
     limit = SAME_MODEL if precision == "highest" else AGAINST_FLOAT64["medium-fp16"]
     one, other = bilm(SHAPES[shape], state=state, precision=precision), bilm(SHAPES[shape], state=state)
     for model in (one, other):
@@ -174,8 +174,8 @@ def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, driver, monkeyp
         "rows": (layer, "fn", jit(layer.fn.fn)),
         "count": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize_on_alignment=["ids"])),
         "alignment": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize=["count"])),
-        "activation": (char_cnn, "char_cnn", lambda ids, packed, activation, *more:
-                       encode(ids, packed, "tanh" if len(ids) > 32 else "relu", *more)),
+        "activation": (char_cnn, "char_cnn", lambda ids, lengths, packed, activation, out:
+                       encode(ids, lengths, packed, "tanh" if len(ids) > 32 else "relu", out)),
         "scale": (torch_lstm_pointwise, "gates", lambda zh, z, scale, *more:
                   gates(zh, z, zh[0] if zh.shape[1] > 2 else None, *more)),
         "warm-up of few tokens alone": (encoder_module, "_WARMUP_TOKENS", 8)}[mutant])

@@ -95,22 +95,12 @@ def _steps_that_fit(running: np.ndarray, bucket: int, most_rows: int) -> int:
     return max(1, int(ends[0])) if ends.size else running.size
 
 
-@dataclass(frozen=True)
-class DeviceBlock:
-    """A block and its int32 tensors on the device.
-
-    `meta` [steps + 1, 3, bucket]: the row of z for each direction, -1 without a token, and whether a sequence starts;
-    `packed_rows` [steps, bucket] and `batch_sizes` [steps] as in `Block`.
-    """
-
-    block: Block
-    meta: torch.Tensor
-    packed_rows: torch.Tensor
-    batch_sizes: torch.Tensor
-
-
 def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray | None) -> list[np.ndarray]:
-    """The arrays of a `DeviceBlock`. `z_rows` of each direction: the row of z of each packed row."""
+    """What steps read on the device: `meta`, and the block's `packed_rows` and `batch_sizes`.
+
+    `meta` int32 [steps + 1, 3, bucket]: the row of z for each direction, -1 without a token, and whether a sequence
+    starts. `z_rows` of each direction: the row of z of each packed row.
+    """
     has_token = block.packed_rows >= 0
     meta = np.full((block.steps + 1, 3, block.bucket), -1, dtype=np.int32)
     meta[:, 2] = 0

@@ -1,7 +1,6 @@
 """Graph or persistent: which of its two paths the LSTM takes on a GPU, measured there at first use (docs/gpu.md)."""
 
 import functools
-import importlib.metadata
 import json
 import logging
 import math
@@ -14,9 +13,8 @@ from pathlib import Path
 
 import torch
 
-from elmo_fast.choices import cache_directory
+from elmo_fast.choices import cache_directory, check_choice, version
 from elmo_fast.ops.cuda.blocks import Operands
-from elmo_fast.ops.device import is_capturing
 
 GRAPH, PERSISTENT = PATHS = "graph", "persistent"
 VARIABLE = "ELMO_FAST_CUDA_LSTM"
@@ -71,17 +69,16 @@ def choose(shape: str, device: torch.device, why_not: Callable[[], str | None],
 
     Raises `RuntimeError` when that path is forced and cannot run.
     """
-    forced = os.environ.get(VARIABLE) or None
-    if forced not in (None, *PATHS):
-        raise ValueError(f"{VARIABLE}: expected one of {', '.join(PATHS)}, got {forced!r}")
-    reason = why_not() if forced != GRAPH else None
+    forced = os.environ.get(VARIABLE)
+    if forced and check_choice(VARIABLE, forced, PATHS) == GRAPH:
+        return GRAPH
+    reason = why_not()
     if reason and forced:
         raise RuntimeError(f"{VARIABLE}: the persistent path was asked for and does not run here: {reason}")
     if reason:
         _log_once("projected_lstm: the persistent path is passed over: %s", reason)
-    if reason or forced or is_capturing(device):
-        return forced or GRAPH
-    return _choices.path(machine(device), shape, measure)
+        return GRAPH
+    return forced or _choices.path(machine(device), shape, measure)
 
 
 def measure(run: Callable[[str], tuple[torch.Tensor, ...]], tolerance: float,
@@ -110,14 +107,6 @@ def machine(device: torch.device) -> str:
     of = torch.cuda.get_device_properties(device)
     return (f"{of.name} of {of.multi_processor_count} multiprocessors, driver {torch._C._cuda_getDriverVersion()}, "
             f"CUDA {torch.version.cuda}, {packages}")
-
-
-def version(package: str) -> str:
-    """Of an installed package."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 class Choices:

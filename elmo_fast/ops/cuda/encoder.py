@@ -25,13 +25,16 @@ def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, s
                      lambda tensors: kernel.PackedFilters(tensors[0], tensors[1:end], tensors[end:], operands, dtype))
     out = torch.empty(len(ids), sum(filters.counts), dtype=dtype, device=ids.device)
     with on(ids.device):
-        kernel.char_cnn(ids.long().contiguous(), filters, activation, torch_char_cnn.PADDING_ID, out)
+        kernel.char_cnn(ids.long().contiguous(), torch_char_cnn.token_lengths(ids).int(), filters, activation, out)
     return out, ids.new_empty(0, dtype=torch.int32)
 
 
 def char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded, needed):
-    """Recomputed in torch: the kernel saves no windows."""
-    with _autograd_enabled():
+    """Recomputed in torch, with the autograd that torch runs an op of our own below: the kernel saves no windows."""
+    below = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
+        below = below.remove(getattr(torch._C.DispatchKey, key))
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below):
         found = torch_char_cnn.gradients(ids, [char_embed, *weights, *biases], activation, grad, needed,
                                          lambda: gradient_numerics(precision, ids.device))
     return [no_gradient(grad) if each is None else each for each in found]
@@ -61,14 +64,6 @@ def _product(x: torch.Tensor, weights, operands: str, out: torch.Tensor) -> torc
     return out
 
 
-def _autograd_enabled():
-    """Enable autograd inside an op of our own, which torch runs below it."""
-    below = torch._C._dispatch_tls_local_exclude_set()
-    for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
-        below = below.remove(getattr(torch._C.DispatchKey, key))
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below)
-
-
 OPS = {"char_cnn": char_cnn, "char_cnn_backward": char_cnn_backward, "highway": highway, "linear": linear}
 
 for _name, _implementation in OPS.items():
@@ -96,10 +91,9 @@ def _largest_value(char_embed, filters, activation, highways, tensors) -> torch.
         return tensor.detach().double().abs()
 
     seen = size(char_embed).amax(0)  # [E]
-    bounds = [torch.stack([((size(weight)[0] * seen[:, None]).sum((0, 1)) + size(bias)).amax()
-                           for weight, bias in filters]).amax()]
-    bound = torch.clamp(bounds[0], max=1.0) if activation == "tanh" else bounds[0]
+    window = torch.stack([((size(weight)[0] * seen[:, None]).sum((0, 1)) + size(bias)).amax()
+                          for weight, bias in filters]).amax()
+    bound = torch.clamp(window, max=1.0) if activation == "tanh" else window
     for _, _, weight, bias in highways:
         bound = torch.maximum(bound, (size(weight).sum(0) * bound + size(bias)).amax())
-        bounds.append(bound)
-    return torch.stack([*bounds, *(size(tensor).amax() for tensor in tensors)]).amax()
+    return torch.stack([window, bound, *(size(tensor).amax() for tensor in tensors)]).amax()

@@ -1,21 +1,29 @@
 """The projected LSTM on an NVIDIA GPU: input projections once for each row, then blocks of steps on one of two paths.
 
-Off the GPU, which is for tests, the graph path runs without graphs.
+The graph path runs chunks of steps as CUDA graphs over buffers at fixed addresses, so that a few graphs replay a
+sequence of any length: what differs between calls (rows, batch_sizes, starts) lies in device memory. Off the GPU, which
+is for tests, it runs without graphs.
 """
 
 import contextlib
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from elmo_fast.ops.cuda.blocks import CHUNK, Arena, Arenas, DeviceBlock, Operands, blocks, host_arrays, operands, send
-from elmo_fast.ops.cuda.graphs import capture_on
-from elmo_fast.ops.cuda.steps import MOST_SLOTS, Steps, gemm, pointwise_of, queue_steps
-from elmo_fast.ops.device import is_capturing, on, to_host
-from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.backend import why_no_triton
+from elmo_fast.ops.cuda import choice, persistent
+from elmo_fast.ops.cuda.blocks import Arena, Arenas, Block, Operands, blocks, chunks_of, host_arrays, operands, send
+from elmo_fast.ops.cuda.graphs import ChunkGraphs, capture_on
+from elmo_fast.ops.device import current_stream, is_capturing, on, to_host
+from elmo_fast.ops.precision import fp32_precision, numerics
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schemas import flat_weights, library, limit
+from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
+
+MOST_SLOTS = {choice.GRAPH: 1024, choice.PERSISTENT: persistent.MOST_SLOTS}  # that step together; more run in groups
 
 _arenas = Arenas()
 
@@ -28,8 +36,7 @@ def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initia
                            "one batch, got one; call the model with ids, or use padded_lstm")
     order = np.arange(len(h)) if slots is None else slots.numpy()
     starts, batch_sizes = None if sequence_starts is None else sequence_starts.numpy(), batch_sizes.numpy()
-    with prepared(weights, precision, proj_clip, inputs.device) as (layer, arena):
-        steps = Steps(arena, layer, weights, (cell_clip, proj_clip))
+    with prepared(weights, precision, (cell_clip, proj_clip), inputs.device) as steps:
         steps.begin(batch_sizes, None if starts is None else (initial_h, initial_c), precision)
         out = _Call(steps, inputs, rows, starts, bounded).run(order, batch_sizes, h, c)
     return *out, h.new_empty(0, dtype=torch.uint8)
@@ -39,98 +46,197 @@ library.impl("projected_lstm", run, "CUDA")
 
 
 @contextlib.contextmanager
-def prepared(weights: Sequence[torch.Tensor], precision: str, proj_clip: float, device: torch.device):
-    """The operands and the arena of a layer on the current stream; in a user's capture an arena of the call's own.
+def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float, float], device: torch.device):
+    """The `Steps` of a layer over the arena of the current stream, or in a user's capture over one of the call's own.
 
     In the body GEMMs are in fp32 or tf32 as `precision` says; 16-bit ones have operands of that type already. Buffers
     outlive the call, so they must not be inference tensors, which nothing outside inference mode may edit.
     """
     products = numerics("highest" if precision == "medium" else precision, device)
     with torch.inference_mode(False), torch.no_grad(), on(device), products, torch.autocast(device.type, enabled=False):
-        layer = operands(weights, precision, proj_clip)
+        layer = operands(weights, precision, clips[1])
         if is_capturing(device):
             arena = Arena(layer, device, None)
         else:
-            stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-            key = device, stream, layer.dim, layer.projection, layer.w_p is None, layer.dtype
+            key = device, current_stream(device), layer.dim, layer.projection, layer.w_p is None, layer.dtype
             arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
         with arena.lock:
-            yield layer, arena
+            yield Steps(arena, layer, weights, clips)
 
 
-def project(arena: Arena, layer: Operands, x: torch.Tensor, bounded: bool) -> None:
-    """Input projections of x [n, I] for both directions, or of x [2, n, I], into the arena's first n rows.
+class Steps:
+    """Projects inputs of one layer into an arena, whose lock is held, and runs blocks of steps over them.
 
-    Rows for fp16 are `scaled`, unless `bounded` says that they fit.
+    `clips` of the cell and of the projection, infinite for none.
     """
-    count, shared = x.shape[-2], x.dim() == 2
-    z = arena.z[:count]
-    if arena.scale is not None and bounded:
-        arena.scale[:count] = 1
-    elif arena.scale is not None:
-        x, scale = scaled(x)
-        arena.scale[:count] = scale[:, None] if shared else scale.t()
-    w_x, z = (layer.w_x.flatten(1), z.flatten(1)) if shared else (layer.w_x.transpose(0, 1), z.transpose(0, 1))
-    gemm(x.to(layer.dtype), w_x, z)
+
+    def __init__(self, arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float]):
+        self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
+        self._weights, self._clips, self._pointwise = weights, clips, pointwise_of(arena.device)
+
+    def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
+        """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence, None for no start flags."""
+        steps = int(np.count_nonzero(batch_sizes))
+        if steps:
+            device, slots = self.arena.device, int(batch_sizes[0])
+            name, *size = choice.shape_class(self.layer, slots, steps)
+            why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
+            self.path = choice.choose(
+                f"{name}, {precision}", device, why_not,
+                lambda: choice.measure(self._trial(*size), choice.TOLERANCES[self.layer.dtype], why_not))
+        self.has_starts = initial_state is not None
+        if initial_state is not None:
+            self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
+            self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
+
+    def project(self, x: torch.Tensor, bounded: bool) -> None:
+        """Input projections of x [n, I] for both directions, or of x [2, n, I], into the arena's first n rows.
+
+        Rows for fp16 are divided by powers of two that bring their largest finite values below 2^15, unless `bounded`
+        says that they fit.
+        """
+        count, shared, scale, w_x = x.shape[-2], x.dim() == 2, self.arena.scale, self.layer.w_x
+        z = self.arena.z[:count]
+        if scale is not None and bounded:
+            scale[:count] = 1
+        elif scale is not None:
+            largest = x.abs().nan_to_num_(0, 0).amax(-1)  # [n] or [2, n]
+            factors = torch.frexp(largest).exponent.sub_(15).clamp_(min=0).exp2()
+            x = x / factors[..., None]
+            scale[:count] = factors[:, None] if shared else factors.t()
+        w_x, z = (w_x.flatten(1), z.flatten(1)) if shared else (w_x.transpose(0, 1), z.transpose(0, 1))
+        gemm(x.to(self.layer.dtype), w_x, z)
+
+    def run(self, block: Block, arrays: Sequence[torch.Tensor], state: State, out: torch.Tensor) -> None:
+        """One block: updates `state` (h [2, slots, P], c [2, slots, D]) and fills its rows of `out` [S + 1, 2 P].
+
+        `arrays` are its `host_arrays` on the device. The last row is for slots without a token, which are rows -1.
+        """
+        if self.path == choice.PERSISTENT:
+            if persistent.launch(self.arena, self.layer, self._weights, self._clips, self.has_starts, block, arrays,
+                                 state, out):
+                return
+            self.path = choice.GRAPH
+        bucket, (meta, packed_rows, _) = self.arena.bucket(block.bucket, self.layer), arrays
+        own = bucket.h[:, : block.slots], bucket.c[:, : block.slots]
+        given = tuple(part[:, block.slot : block.slot + block.slots] for part in state)
+        for to, part in zip(own, given):
+            to.copy_(part)
+        bucket.operand.copy_(bucket.h)
+        if self.has_starts:
+            starts = meta[0, 2, :, None] != 0
+            bucket.operand.copy_(torch.where(starts, self.arena.initial_h[:, None], bucket.operand))
+        graphs = bucket.graphs.setdefault(self.layer, ChunkGraphs(self.arena.capture))
+        products = fp32_precision("cuda", "matmul")  # the strictest of what threads hold by now
+        for first, count in chunks_of(block.steps):
+            bucket.meta[: count + 1].copy_(meta[first : first + count + 1])
+            graphs.run((count, *self._clips, products), functools.partial(self.queue, bucket, count))
+            out[packed_rows[first : first + count]] = bucket.out[:count]
+        for part, found in zip(given, own):
+            part.copy_(found)
+
+    def queue(self, bucket, count: int) -> None:
+        """Queue `count` steps over a bucket's buffers: the work of a graph. Every address in it outlives the graph."""
+        arena, layer, pointwise = self.arena, self.layer, self._pointwise
+        proj_clip = math.inf if layer.w_p is None else self._clips[1]
+        for step in range(count):
+            meta = bucket.meta[step]
+            gemm(bucket.operand, layer.w_h, bucket.zh)
+            pointwise.gates(bucket.zh, arena.z, arena.scale, layer.bias, meta, arena.initial_c, bucket.c, bucket.m,
+                            self._clips[0])
+            if layer.w_p is not None:
+                gemm(bucket.m, layer.w_p, bucket.r)
+            pointwise.hidden(bucket.r, meta, bucket.meta[step + 1], arena.initial_h, bucket.h, bucket.operand,
+                             bucket.out[step], proj_clip)
+
+    def _trial(self, slots: int, steps: int) -> Callable[[str], tuple[torch.Tensor, ...]]:
+        """A function that runs so many steps on a path, on random operands: outputs, h and c."""
+        arena, size, rng = self.arena, steps * slots, np.random.default_rng(0)
+        generator = torch.Generator(arena.device).manual_seed(0)
+        before = tuple(initial.new_empty(2, slots, initial.shape[1]) for initial in (arena.initial_h, arena.initial_c))
+        for operand in (arena.z, arena.initial_h, arena.initial_c, *before):
+            operand.normal_(0, 0.5, generator=generator)
+        if arena.scale is not None:
+            arena.scale.fill_(1)
+        self.has_starts = True
+        starts, z_rows = rng.random(size) < 1 / 8, rng.integers(0, len(arena.z), (2, size))
+        sent = {path: [(block, send(host_arrays(block, z_rows[:, block.rows], starts), arena.device))
+                       for block in blocks([slots] * steps, size, MOST_SLOTS[path])] for path in choice.PATHS}
+
+        def run_on(path: str) -> tuple[torch.Tensor, ...]:
+            self.path, state = path, tuple(part.clone() for part in before)
+            out = before[0].new_empty(size + 1, 2 * self.layer.projection)
+            for block, arrays in sent[path]:
+                self.run(block, arrays, state, out)
+            return out[:-1], *state
+
+        return run_on
 
 
-def scaled(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 rows [..., I] that fit fp16: each divided by a power of two that brings its largest finite value below 2^15.
+def gemm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """out = a b, matrices or batches of them, summed in fp32 whatever their type."""
+    product = torch.mm if a.dim() == 2 else torch.bmm
+    if a.device.type == "cpu" and a.dtype != torch.float32:
+        out.copy_(product(a.float(), b.float()))
+    elif out.dtype == a.dtype:
+        product(a, b, out=out)
+    else:
+        product(a, b, out_dtype=out.dtype, out=out)
 
-    Also returns those powers, fp32 [...].
-    """
-    largest = x.abs().nan_to_num_(0, 0).amax(-1)
-    scale = torch.frexp(largest).exponent.sub_(15).clamp_(min=0).exp2()
-    return x / scale[..., None], scale
+
+def pointwise_of(device: torch.device):
+    """The module of the two small kernels: Triton's where it runs, torch operations elsewhere."""
+    if why_no_triton(device):
+        return torch_lstm_pointwise
+    from elmo_fast.kernels import lstm_pointwise
+
+    return lstm_pointwise
 
 
 class _Call:
     """One layer over one schedule: projects its inputs and runs its blocks."""
 
     def __init__(self, steps: Steps, inputs, rows, starts: np.ndarray | None, bounded: bool):
-        self.steps, self.arena, self.inputs = steps, steps.arena, inputs.float()
-        self.rows = None if rows is None else to_host(rows).numpy()
-        self.sequence_starts, self.bounded = starts, bounded
+        self.steps, self.inputs, self.sequence_starts, self.bounded = steps, inputs.float(), starts, bounded
+        self.rows, self.most_rows = None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
         # a table that is not much larger than what is read of it is projected in full
-        self.in_full = rows is not None and len(inputs) <= min(len(self.arena.z), 2 * rows.shape[1])
+        self.in_full = rows is not None and len(inputs) <= min(self.most_rows, 2 * rows.shape[1])
 
     def run(self, slots: np.ndarray, batch_sizes: np.ndarray, h: torch.Tensor, c: torch.Tensor):
         """Outputs [S, 2 P] and the final state, [slots, 2 P] and [slots, 2 D] in the caller's order."""
         out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
         # rows that are told apart may all differ, in both directions
-        most = len(self.arena.z) // (1 if self.rows is None or self.in_full else 2)
+        most = self.most_rows // (1 if self.rows is None or self.in_full else 2)
         cut = list(blocks(batch_sizes, most, MOST_SLOTS[self.steps.path]))
         arrays = [part for block in cut for part in self._host_arrays(block)]
         orders = [slots.astype(np.int32), np.argsort(slots).astype(np.int32)]
         slots, positions, *arrived = send([*orders, *arrays], h.device)
         state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, slots) for part in (h, c))
         if self.in_full and cut:
-            project(self.arena, self.steps.layer, self.inputs, self.bounded)
+            self.steps.project(self.inputs, self.bounded)
         for block in cut:
             *mine, read = (arrived.pop(0) for _ in range(4))
-            self._project(block, read)
-            self.steps.run(DeviceBlock(block, *mine), state, out)
+            if not self.in_full:
+                self._project(block, read)
+            self.steps.run(block, mine, state, out)
         return out[:-1], *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
 
-    def _host_arrays(self, block) -> list[np.ndarray]:
+    def _host_arrays(self, block: Block) -> list[np.ndarray]:
         """`host_arrays`, and the rows of the inputs to project for the block."""
-        z_rows, read = [np.arange(len(block.rows))] * 2, block.rows
-        if self.rows is not None:
-            z_rows = self.rows[:, block.rows]  # [2, n]
+        read = block.rows
+        z_rows = [np.arange(len(read))] * 2 if self.rows is None else self.rows[:, read]  # [2, n]
         if self.rows is not None and not self.in_full:
             read, number = np.unique(z_rows, return_inverse=True)
             z_rows = number.reshape(2, -1)
         return [*host_arrays(block, z_rows, self.sequence_starts), read.astype(np.int32)]
 
-    def _project(self, block, read: torch.Tensor) -> None:
-        """The input projections of a block, unless projected in full."""
-        if self.in_full:
-            return
+    def _project(self, block: Block, read: torch.Tensor) -> None:
+        """The input projections of a block."""
         all_slots = self.rows is None and block.rows[-1] - block.rows[0] < len(block.rows)
         x = self.inputs[block.rows[0] : block.rows[-1] + 1] if all_slots else self.inputs.index_select(0, read)
         if self.rows is None:
             x = x.view(len(x), 2, -1).transpose(0, 1)  # [2, n, I]
-        project(self.arena, self.steps.layer, x, self.bounded)
+        self.steps.project(x, self.bounded)
 
 
 def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weights: tuple[LstmWeights, LstmWeights], *,
@@ -145,7 +251,7 @@ def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weigh
     `state` (h [B, 2 P], c [B, 2 D]) and `weights` as in `reference.projected_lstm`. Returns fp32 outputs [B, T, 2 P] by
     position, zero past a sentence's end, and the final state; nothing is read back.
     """
-    clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS["graph"]
+    clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS[choice.GRAPH]
     groups = [_padded_group(*parts, weights, clips, precision)
               for parts in zip(inputs.split(most), lengths.split(most), zip(*(part.split(most) for part in state)))]
     outputs, hs, cs = zip(*groups)
@@ -159,18 +265,19 @@ def _padded_group(inputs, lengths, state, weights, clips, precision):
     slot, step = (torch.arange(size, device=inputs.device) for size in (batch, longest))
     backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
     positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step; -1: none
-    with prepared(flat, precision, clips[1], inputs.device) as (layer, arena):
-        bucket, at_once = arena.bucket(batch, layer), min(CHUNK, max(1, len(arena.z) // batch))
+    with prepared(flat, precision, clips, inputs.device) as steps:
+        bucket = steps.arena.bucket(batch, steps.layer)
+        at_once = min(len(bucket.out), max(1, len(steps.arena.z) // batch))
         for own, given in zip((bucket.h, bucket.c, bucket.operand), (*state, state[0])):
             own.copy_(given.unflatten(1, (2, -1)).transpose(0, 1))
         found = bucket.h.new_empty(longest, batch, 2 * projection)
         bucket.meta[:, 2] = 0
         for here, out in zip(positions.split(at_once, dim=1), found.split(at_once)):  # [2, steps, B]
             x = [directions[slot, here[k].clamp(min=0), k % directions.shape[2]].flatten(0, 1) for k in (0, 1)]
-            project(arena, layer, torch.stack(x).float(), False)
+            steps.project(torch.stack(x).float(), False)
             number = torch.arange(len(out) * batch, device=inputs.device).view(-1, batch)
             bucket.meta[: len(out), :2] = torch.where(here >= 0, number, -1).transpose(0, 1).int()
-            queue_steps(arena, layer, bucket, pointwise_of(inputs.device), len(out), clips)
+            steps.queue(bucket, len(out))
             out.copy_(bucket.out[: len(out)])
         final = tuple(part.transpose(0, 1).flatten(1).clone() for part in (bucket.h, bucket.c))
     halves = found.chunk(2, dim=2)

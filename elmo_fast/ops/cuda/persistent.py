@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import pad
 
 from elmo_fast.ops.backend import native_module
-from elmo_fast.ops.cuda.blocks import Arena, DeviceBlock, Operands
-from elmo_fast.ops.device import settle
+from elmo_fast.ops.cuda.blocks import Arena, Block, Operands
+from elmo_fast.ops.device import current_stream, settle
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.weight_cache import cached
 
@@ -95,52 +95,48 @@ def pack(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 
 
 def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float],
-           has_starts: bool, on_device: DeviceBlock, state: State, out: torch.Tensor) -> bool:
+           has_starts: bool, block: Block, arrays: Sequence[torch.Tensor], state: State, out: torch.Tensor) -> bool:
     """Queue a block of steps on an arena, whose lock is held; False, and a warning, where CUDA refuses the launch.
 
-    `clips` of the cell and the projection. `state` (h [2, all slots, P], c [2, all slots, D]) is updated, and `out`
-    [all packed rows, 2 P] filled, in place.
+    `clips` of the cell and the projection; `arrays` as in `Steps.run`. `state` (h [2, all slots, P], c [2, all slots,
+    D]) is updated, and `out` [all packed rows, 2 P] filled, in place.
     """
-    block, device, projection, operand = on_device.block, arena.device, layer.projection, _OPERANDS.index(layer.dtype)
+    device, operand, watch = arena.device, _OPERANDS.index(layer.dtype), _watch(arena.device)
     held = cached(weights, f"lstm persistent {operand}", lambda detached: pack(detached, layer.dtype))
-    size = plan(layer.dim, projection, limits(device), block.slots)["scratch_bytes"]
+    size = plan(layer.dim, layer.projection, limits(device), block.slots)["scratch_bytes"]
     scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)  # reused in stream order
-    first = [part[:, block.slot : block.slot + block.slots].clone(memory_format=torch.contiguous_format)
-             for part in state]
-    tensors = {"packed": held, "z": arena.z, "scale": arena.scale, "meta": on_device.meta,
-               "packed_rows": on_device.packed_rows, "batch_sizes": on_device.batch_sizes,
-               "initial_h": arena.initial_h if has_starts else None,
-               "initial_c": arena.initial_c if has_starts else None, "h_in": first[0], "c_in": first[1],
-               "h": state[0][:, block.slot :], "c": state[1][:, block.slot :], "output": out,
-               "scratch": scratch[-scratch.data_ptr() % _ALIGNMENT :], "aborts": _watch(device).aborts}
+    (meta, packed_rows, batch_sizes), (h, c) = arrays, (part[:, block.slot :] for part in state)
+    h_in, c_in = (part[:, : block.slots].clone(memory_format=torch.contiguous_format) for part in (h, c))
+    initial_h, initial_c = (arena.initial_h, arena.initial_c) if has_starts else (None, None)
+    tensors = dict(packed=held, z=arena.z, scale=arena.scale, meta=meta, packed_rows=packed_rows,
+                   batch_sizes=batch_sizes, initial_h=initial_h, initial_c=initial_c, h_in=h_in, c_in=c_in, h=h, c=c,
+                   output=out, scratch=scratch[-scratch.data_ptr() % _ALIGNMENT :], aborts=watch.aborts)
     try:
         native_module()[0].cuda_lstm_run(
             **{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}, dim=layer.dim,
-            projection=projection, operand=operand, device=limits(device), steps=block.steps, slots=block.slots,
+            projection=layer.projection, operand=operand, device=limits(device), steps=block.steps, slots=block.slots,
             stride=block.bucket, state_stride=state[0].shape[1], cell_clip=clips[0], proj_clip=clips[1],
-            scratch_size=size, timeout_ns=_TIMEOUT_NS,
-            stream=torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0)
+            scratch_size=size, timeout_ns=_TIMEOUT_NS, stream=current_stream(device))
     except RuntimeError as error:
-        _watch(device).pass_over(f"a launch was refused on {device} before ({error})")
+        watch.pass_over(f"a launch was refused on {device} before ({error})")
         return False
-    _watch(device).look()
+    watch.arriving.copy_(watch.aborts, non_blocking=True)
     return True
 
 
 class Watch:
-    """Whether launches gave up or were refused on one device, without ever waiting for it. Warns of it once."""
+    """Whether launches gave up or were refused on one device, without ever waiting for it. Warns of it once.
+
+    `aborts` counts on the device those that gave up, `arriving` on the host, after a copy queued behind each launch.
+    """
 
     def __init__(self, device: torch.device):
         self.aborts = torch.zeros(1, dtype=torch.int32, device=device)
-        self._arriving, self._reason = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"), None
-
-    def look(self) -> None:
-        """Have the count copied to the host after the work queued so far."""
-        self._arriving.copy_(self.aborts, non_blocking=True)
+        self.arriving, self._reason = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"), None
 
     def reason(self) -> str | None:
         """What speaks against another launch, as far as it is known by now."""
-        if self._reason is None and self._arriving.item():
+        if self._reason is None and self.arriving.item():
             self.pass_over(f"a launch gave up waiting on {self.aborts.device} before, and a slower kernel did its "
                            "work: the GPU is shared, or smaller than it says")
         return self._reason

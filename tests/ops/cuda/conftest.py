@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import blocks, lstm, steps
+from elmo_fast.ops.cuda import blocks, lstm
 from tests.support.fake_graphs import FakeCapture
 from tests.support.gpu_lstm import FIRING, text
 from tests.support.lstm_on_ptx import lstm_on_ptx
@@ -28,7 +28,7 @@ def operands_of(request, monkeypatch):
         return text
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 8 if request.param == "small groups" else 14)
     if request.param == "small groups":
-        monkeypatch.setitem(steps.MOST_SLOTS, "graph", 4)
+        monkeypatch.setitem(lstm.MOST_SLOTS, "graph", 4)
 
     def many_rows(of=FIRING):  # besides those read: they are not projected in full
         inputs, index, state = text(of)
@@ -58,7 +58,7 @@ def native(request, monkeypatch):
         from tests.support import triton_on_ptx
 
         triton_on_ptx.on_ptx(monkeypatch, int(request.param.split()[1]), registers=64)
-        monkeypatch.setattr(steps, "pointwise_of", lambda device: triton_on_ptx.lstm_pointwise)
+        monkeypatch.setattr(lstm, "pointwise_of", lambda device: triton_on_ptx.lstm_pointwise)
     on_ptx = isinstance(request.param, int)
     with lstm_on_ptx(request.param, monkeypatch) if on_ptx else contextlib.nullcontext() as module:
         yield module

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from elmo_fast.ops.cuda import choice, lstm, persistent, steps
+from elmo_fast.ops.cuda import choice, lstm, persistent
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, check, moved, prepare, ragged, run
@@ -39,8 +39,8 @@ def path(monkeypatch):
 @pytest.mark.parametrize("shape", ["two layers", "no projection", "clips that fire"])
 def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, kernels, monkeypatch):
     if kernels == "torch":
-        monkeypatch.setattr(steps, "pointwise_of", lambda device: torch_lstm_pointwise)
-    elif reason := steps.why_no_triton(HERE):
+        monkeypatch.setattr(lstm, "pointwise_of", lambda device: torch_lstm_pointwise)
+    elif reason := lstm.why_no_triton(HERE):
         pytest.skip(reason)
     operands, settings = ragged(BATCH_SIZES, SHAPES[shape])
     check(SHAPES[shape], precision, *operands, **settings, device=HERE, times=4)

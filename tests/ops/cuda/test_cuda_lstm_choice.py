@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elmo_fast.ops import doctor
-from elmo_fast.ops.cuda import blocks, choice, persistent, steps
+from elmo_fast.ops.cuda import blocks, choice, lstm, persistent
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured
 from elmo_fast.ops.schemas import flat_weights
 from tests.support.gpu_lstm import FIRING, check, layer, run, text
@@ -34,11 +34,11 @@ def auto(file, monkeypatch):
 
     `spoils` is what a launch multiplies outputs with, `fails_at` the launch after which there is a reason against it.
     """
-    def launch(arena, layer, weights, clips, has_starts, sent, state, out):
-        auto.launches.append((sent.block.slots, sent.block.steps, clips, has_starts))
-        on_graphs = steps.Steps(arena, layer, weights, clips)
+    def launch(arena, layer, weights, clips, has_starts, block, arrays, state, out):
+        auto.launches.append((block.slots, block.steps, clips, has_starts))
+        on_graphs = lstm.Steps(arena, layer, weights, clips)
         on_graphs.has_starts = has_starts
-        on_graphs.run(sent, state, out)
+        on_graphs.run(block, arrays, state, out)
         out.mul_(auto.spoils)
         return True
 
@@ -137,14 +137,15 @@ def test_a_broken_file_or_a_place_that_cannot_be_written_means_measuring_again(c
 
 
 @pytest.mark.parametrize("precision, forced, capturing, launches, error", [
-    ("highest", "", False, 0, None), ("high", "", False, 0, None), ("medium", "", True, 0, None),
+    ("highest", "", False, 0, None), ("high", "", False, 0, None),
+    ("medium", "", True, 0, "schedule: expected none while a CUDA graph is captured"),
     ("medium", GRAPH, False, 0, None), ("medium", PERSISTENT, False, 1, None),
     ("highest", PERSISTENT, False, 0, "path was asked for and does not run here: its operands are 16-bit"),
     ("medium", "A", False, 0, "ELMO_FAST_CUDA_LSTM: expected one of graph, persistent, got 'A'")])
 def test_where_nothing_is_measured(precision, forced, capturing, launches, error, auto, monkeypatch, caplog):
     choice._log_once.cache_clear()
     monkeypatch.setenv(choice.VARIABLE, forced)
-    monkeypatch.setattr(choice, "is_capturing", lambda device: capturing)
+    monkeypatch.setattr(lstm, "is_capturing", lambda device: capturing)
     for _ in range(2):
         with (caplog.at_level(logging.INFO),
               pytest.raises((RuntimeError, ValueError), match=error) if error else contextlib.nullcontext()):

@@ -123,9 +123,10 @@ def test_rows_of_any_size_fit_fp16():
     (inputs, index, state), weights = text(), layer()
     inputs[:4] *= torch.tensor([1e5, 1e30, 1e-3, 1.0])[:, None]
     check(FIRING, "medium", inputs, index, state)
-    with lstm.prepared(flat_weights(weights), "medium", 3.0, inputs.device) as (of_layer, arena):
+    with lstm.prepared(flat_weights(weights), "medium", (3.0, 3.0), inputs.device) as steps:
+        arena = steps.arena
         for x in (inputs, torch.stack([inputs, inputs.flip(0)])):
-            lstm.project(arena, of_layer, x, False)
+            steps.project(x, False)
             for direction, rows in enumerate(x if x.dim() == 3 else (x, x)):
                 found = arena.z[: len(rows), direction].double() * arena.scale[: len(rows), direction, None]
                 expected = rows.double() @ weights[direction][0][: rows.shape[1]].double()
