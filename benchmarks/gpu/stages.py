@@ -26,11 +26,9 @@ from benchmarks import agreement, bench_embed, common, floor, models
 from benchmarks.gpu import predict
 from benchmarks.gpu.run import Stage, without_paths
 from benchmarks.peers import allennlp
-from elmo_fast import Options
 from elmo_fast.ops.cuda import persistent
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing import options
 from tests.support import cuda_ops, gpu_lstm
 
 CHECKS = {"install": "pip install --no-index --no-build-isolation --no-deps --no-input -e .",
@@ -105,19 +103,13 @@ def verdict(lines: list[str]) -> dict:
 LIMITS = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
 PATHS = {"graph": tuple(LIMITS), "persistent": ("medium",)}
 SLOTS, STEPS = (1, 8, 16, 32, 64), (25, 200, 1000)
-CLIP = 0.3  # low enough for both to fire
 BATCH_SIZES = [8] * 4 + [6] * 9 + [3] * 7 + [1] * 10
 
 
-def layer_of(dim: int, projection: int) -> Options:
-    return options({"dim": dim, "projection_dim": projection, "n_layers": 1, "cell_clip": CLIP, "proj_clip": CLIP})
-
-
-def check(device: str, of: Options, precision: str) -> dict:
+def check(device: str, of, precision: str) -> dict:
     """A ragged batch, run plainly, then captured and replayed; both clips fire."""
-    operands, settings = gpu_lstm.ragged(BATCH_SIZES, of)
-    found, error, limit = gpu_lstm.compare(of, precision, *operands, **settings, device=device, times=3)
-    clipped = float((found[1][1].abs() >= CLIP).double().mean())
+    found, error, limit = gpu_lstm.compare(of, precision, **gpu_lstm.ragged(BATCH_SIZES, of), device=device, times=3)
+    clipped = float((found[1][1].abs() >= of.lstm.cell_clip).double().mean())
     return {"error": error, "limit": limit, "clipped_c": clipped, "passed": error <= limit and clipped > 0}
 
 
@@ -147,7 +139,8 @@ def lstm(stage: Stage) -> None:
         os.environ["ELMO_FAST_CUDA_LSTM"] = path
         sizes = ("tiny",) if stage.dry_run else ("original", "small")
         for precision, size in itertools.product(precisions[::-1], sizes):
-            of, facts = layer_of(*common.SIZES[size][:2]), {"path": path, "precision": precision, "size": size}
+            of = gpu_lstm.one_layer(*common.SIZES[size][:2])
+            facts = {"path": path, "precision": precision, "size": size}
             checked = stage.attempt(lambda: check(stage.device, of, precision), needs=3, part="check", **facts)
             if not checked.get("passed"):
                 continue
@@ -254,5 +247,5 @@ if __name__ == "__main__":
     if reason := why_not("cuda", sys.argv[1]):
         sys.exit(f"skipped: {reason}")
     os.environ["ELMO_FAST_CUDA_LSTM"] = sys.argv[1]
-    assert all(check("cuda", layer_of(96, 32), precision)["passed"] for precision in PATHS[sys.argv[1]])
+    assert all(check("cuda", gpu_lstm.one_layer(96, 32), precision)["passed"] for precision in PATHS[sys.argv[1]])
     print("done")

@@ -11,7 +11,7 @@ from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing import relative_error
 from tests.ops.cuda.conftest import WAYS
 from tests.support import cuda_ops
-from tests.support.gpu_lstm import FIRING, LIMITS, check, layer, ragged, run, starting, text
+from tests.support.gpu_lstm import FIRING, LIMITS, check, layer, one_layer, ragged, run, starting, text
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.op_cases import LENGTHS
 
@@ -35,7 +35,7 @@ def test_both_paths_agree_with_float64(native, shape, precision, operands_of):
         assert not native.calls[0]["initial_c"] and native.calls[-1]["initial_h"]
 
 
-WIDE = options({"dim": 700, "projection_dim": 600, "n_layers": 1, "cell_clip": 0.3, "proj_clip": 0.05})
+WIDE = one_layer(700, 600)
 
 
 @pytest.mark.parametrize("of, slots, count", [(FIRING, 7, 3), (WIDE, 7, 3), *(
@@ -44,8 +44,8 @@ WIDE = options({"dim": 700, "projection_dim": 600, "n_layers": 1, "cell_clip": 0
 @pytest.mark.parametrize("native", ["triton 90", "triton 80"], indirect=True)
 def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, of, slots, count):
     """In a program for each slot, and in two with inputs, and factors of fp16 rows, that differ by direction."""
-    operands, settings = ragged(torch.linspace(slots, 1, count).int().tolist(), of, bf16=bf16)
-    _, (h, c) = check(of, precision, *operands, halves=of is WIDE, **settings)
+    call = ragged(torch.linspace(slots, 1, count).int().tolist(), of, bf16=bf16)
+    _, (h, c) = check(of, precision, **call, halves=of is WIDE)
     assert all((part.abs() >= clip - 1e-6).any() for part, clip in ((h, of.lstm.proj_clip), (c, of.lstm.cell_clip)))
 
 

@@ -9,10 +9,9 @@ import pytest
 from elmo_fast.testing import relative_error
 from tests.support import cuda_ops, lstm_on_ptx
 from tests.support.engines import ON_TRITON, REFERENCE
-from tests.support.gpu_lstm import ragged
-from tests.support.models import options
+from tests.support.gpu_lstm import one_layer, ragged
 from tests.support.op_cases import highway_case
-from tests.support.ptx_machine import coverage
+from tests.support.ptx_machine import SHIPPED, lines
 from tests.support.triton_on_ptx import configs, on_ptx, run
 
 pytestmark = pytest.mark.long
@@ -63,31 +62,30 @@ def check(same, text, ran, pattern, to, count, equivalent):
 
 @pytest.mark.parametrize("kind", LSTM)
 def test_the_persistent_lstm(kind):
-    of = options({"dim": 150, "projection_dim": 40, "n_layers": 1})
-    operands, settings = ragged([9, 9, 4], of, seed=1)
+    of = one_layer(150, 40, 3.0, 3.0)
+    call = ragged([9, 9, 4], of, seed=1)
 
     def same(changed):
-        native.machine.replace(source, changed)
+        native.machine.replace(SHIPPED, changed)
         for seed in (0, 5, 6, 7, 8):  # those in which a block that reads partial sums comes last
             native.machine.set(seed=seed)
             native.device(*native.limits)
             try:
-                lstm_on_ptx.check(native, of, operands, settings)
+                lstm_on_ptx.check(native, of, call)
             except AssertionError:
                 return False
         return True
 
     with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx(90, patch) as native:
         native.changes = {"timeout_ns": 10**6}
-        (source,) = native.machine.embedded()
-        text = native.machine.source(source)
+        text = native.machine.source(SHIPPED)
         try:
             assert same(text)
-            ran = [line for kernel, (lines, _) in coverage(native.machine, source).items() if "persistent" in kernel
-                   for line, _ in lines]
+            ran = [line.number for line in lines(native.machine, SHIPPED)
+                   if line.executed and "persistent" in line.kernel]
             check(same, text, ran, *LSTM[kind])
         finally:
-            native.machine.replace(source, text)
+            native.machine.replace(SHIPPED, text)
 
 
 @pytest.mark.parametrize("kind", TRITON)
