@@ -8,7 +8,7 @@ import torch
 
 from elmo_fast.ops.cuda import choice, persistent
 from tests.support import gpu_lstm
-from tests.support.ptx_machine import DEVICES, machine
+from tests.support.ptx_machine import DEVICES, SHIPPED, machine
 
 # (processors, shared memory of a block, clusters of 8, 4 and 2 at once); small ones with and without clusters
 H100, A100 = (132, 232448, 16, 32, 66), (108, 166912, 0, 0, 0)
@@ -86,8 +86,15 @@ def lstm_on_ptx(generation: int, patch: pytest.MonkeyPatch):
         patch.setattr(persistent, "_TIMEOUT_NS", 60 * 10**9)
         patch.setenv(choice.VARIABLE, choice.PERSISTENT)
         after.callback(native.machine.set_device, *DEVICES[generation])
+        after.callback(restore, native.machine, native.machine.source(SHIPPED))
         native.machine.set()
         yield native
+
+
+def restore(machine, text: str) -> None:
+    """The shipped PTX, if a test has replaced it."""
+    if machine.source(SHIPPED) != text:
+        machine.replace(SHIPPED, text)
 
 
 def check(native, of, call, least_clipped=0.0, aborts=0):

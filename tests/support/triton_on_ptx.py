@@ -18,8 +18,6 @@ triton = pytest.importorskip("triton")
 
 from elmo_fast.kernels import configs, lstm_pointwise  # noqa: E402, F401
 
-SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that one block may ask for
-
 
 @functools.cache
 def usage(cubin: bytes) -> dict[str, int]:
@@ -41,7 +39,7 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
     def launch(source, compiled, *given):
         named = dict(zip(source.fn.arg_names, given[9:]))
         if named.get("EVEN", True):
-            check(compiled, registers, SHARED_LIMIT[generation], named.get("PRECISION"))
+            check(compiled, registers, ptx_machine.DEVICES[generation][1], named.get("PRECISION"))
         driver.ran = driver.text or compiled.asm["ptx"]
         passed = [value for name, value in named.items() if source.signature[name] != "constexpr"]
         ptx_machine.launch(driver.ran, *passed, None, None, grid=given[:3], shared=compiled.metadata.shared,

@@ -12,7 +12,7 @@ from elmo_fast.ops.cuda import blocks, lstm, persistent
 from elmo_fast.testing import SIZES as SIZES_OF_MODELS
 from tests.support.gpu_lstm import one_layer, ragged, run
 from tests.support.lstm_on_ptx import A100, CPU, H100, check
-from tests.support.ptx_machine import SHIPPED, lines, machine
+from tests.support.ptx_machine import SHIPPED, check_mutations, lines, machine
 
 SIZES = [(32, 16), (37, 11), (5, 2), (300, 70), (130, 33), (48, 200)]
 SLOTS = (1, 2, 7, 16, 32, 64, 200)
@@ -208,15 +208,12 @@ def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
         for line in lines(native.machine, SHIPPED):
             (ran if line.executed else missed)[line.kernel][line.number] = line.text
 
-    try:
-        native.machine.reset(SHIPPED)
-        collect(cases)
-        for which in range(ARRIVALS):
-            native.machine.replace(SHIPPED, held_back(text, which))
-            collect((*case, changes | {"timeout_ns": 1}) for *case, changes in cases
-                    if "scale" in changes and case[0] != 300)
-    finally:
-        native.machine.replace(SHIPPED, text)
+    native.machine.reset(SHIPPED)
+    collect(cases)
+    for which in range(ARRIVALS):
+        native.machine.replace(SHIPPED, held_back(text, which))
+        collect((*case, changes | {"timeout_ns": 1}) for *case, changes in cases
+                if "scale" in changes and case[0] != 300)
     names = [name for name in ran if "persistent" in name or slots == 3]
     assert len(names) == {3: 6, 64: 2}.get(slots, 4)
     unreached = 0.07 * (clusters[0] == 0)  # share of lines that no shape here runs: a branch of each of sm_80's
@@ -225,3 +222,47 @@ def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
         beyond = {at: line for at, line in left.items() if not UNREACHABLE.match(line)}
         assert len(ran[name]) > 800, (name, len(ran[name]))
         assert len(beyond) <= unreached * (len(ran[name]) + len(left)), (name, len(left), beyond)
+
+
+# ---- mutations that must be noticed -------------------------------------------------------------
+
+# Kind: the instruction, what takes its place, the sites that are tried, and how many may survive, being no faults.
+MUTATIONS = {
+    # Of the barriers around a verdict one is enough while no wait fails.
+    "no barrier": (r"bar\.sync[^;]*;", "", 6, 2),
+    "no arrival at the grid barrier": (r"red\.release[^;]*;", "", 3, 0),
+    "relaxed arrival": (r"red\.release", "red.relaxed", 3, 0),
+    "relaxed wait": (r"ld\.acquire", "ld.relaxed", 6, 0),
+    "relaxed flag": (r"st\.release", "st.relaxed", 2, 0),
+    # Each step waits for all copies before weights are used.
+    "a wait for copies less": (r"cp\.async\.wait_all;", "", 4, 1),
+    # The last: no block leaves before a grid barrier behind the last remote access.
+    "no barrier of the cluster": (r"barrier\.cluster\.(arrive|wait)[^;]*;", "", 4, 1),
+    "another block of the cluster": (r"(mapa[^,]*, [^,]*), [^;]*;", r"\1, 7;", 4, 0),
+    "no product": (r"mma\.sync[^;]*;", "", 4, 0),
+    # Of four blocks' m a cluster of two, as here, stores the second's three times.
+    "another place in shared memory": (r"((?:ld|st)\.shared\.[^\]]*)\]", r"\1+16]", 8, 1),
+    "another place in global memory": (r"((?:ld|st)\.global\.(?:nc|f32|u16|cg)[^\]]*)\]", r"\1+65536]", 6, 0),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_a_mutation_is_noticed(kind, native):
+    of, native.changes = one_layer(150, 40, 3.0, 3.0), {"timeout_ns": 10**6}
+    call, text = ragged([9, 9, 4], of, seed=1), native.machine.source(SHIPPED)
+
+    def same(changed):
+        native.machine.replace(SHIPPED, changed)
+        for seed in (0, 5, 6, 7, 8):  # those in which a block that reads partial sums comes last
+            native.machine.set(seed=seed)
+            native.device(*native.limits)
+            try:
+                check(native, of, call)
+            except AssertionError:
+                return False
+        return True
+
+    assert same(text)
+    ran = [line.number for line in lines(native.machine, SHIPPED) if line.executed and "persistent" in line.kernel]
+    check_mutations(same, text, ran, *MUTATIONS[kind])
