@@ -63,6 +63,7 @@ class Setup:
     peer: object
     ours: dict[str, models.Embedder]
     absent: dict[str, str]
+    limits: dict[str, float] = field(default_factory=dict)  # of errors by precision
     others: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -89,7 +90,8 @@ def set_up(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Setup:
     (name, peer), *others = slow.items()
     bilm = models.build(model, backend="auto")
     ours = {precision: models.Embedder(bilm, precision) for precision in precisions}
-    return Setup(model, arguments.batch_size, name, peer, ours, absent, dict(others))
+    limits = {precision: agreement.limit(precision) for precision in precisions}
+    return Setup(model, arguments.batch_size, name, peer, ours, absent, limits, dict(others))
 
 
 def run_over(embedder, groups) -> list[np.ndarray]:
@@ -122,9 +124,8 @@ def check(setup: Setup, text: Text, batches: int) -> dict:
         found["slots"] = agreement.by_layer(stream, in_batches)
         found["sentence"] = agreement.by_layer(run_over(embedder, [[text.alone]]), alone)
         for way, layers in found.items():
-            agreement.require(f"{way} in {precision} against {setup.peer_name}", max(layers),
-                              agreement.limit(precision))
-        errors[precision] = {**found, "limit": agreement.limit(precision)}
+            agreement.require(f"{way} in {precision} against {setup.peer_name}", max(layers), setup.limits[precision])
+        errors[precision] = {**found, "limit": setup.limits[precision]}
     return {"against": setup.peer_name, "errors": common.rounded(errors)}
 
 
@@ -170,17 +171,10 @@ def peer_turn(peer, text: Text, batches: int):
     return turn
 
 
-def batches_turn(embedder: models.Embedder, text: Text):
+def whole_turn(text: Text, work: Callable, *arguments):
+    """`work` over all of the text in every turn."""
     def turn() -> int:
-        run_over(embedder, text.groups)
-        return count(text.groups)
-
-    return turn
-
-
-def slots_turn(embedder: models.Embedder, text: Text, slots: int):
-    def turn() -> int:
-        stream_over(embedder, text.sentences, slots)
+        work(*arguments)
         return count(text.groups)
 
     return turn
@@ -209,17 +203,19 @@ class Watch:
         return [min(speeds[turn - 1 : turn + 1]) < 2 / 3 * max(speeds) for turn in turns]
 
 
-def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int, watch: Watch) -> dict[tuple, common.Timing]:
-    """Tokens per second by (way, variant, precision), the peer first."""
+def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int, watch: Watch | None = None,
+              more: dict | None = None) -> dict[tuple, common.Timing]:
+    """Tokens per second by (way, variant, precision), the peer first; `more` turns beside those."""
     batch, slots = f"one batch of {setup.batch_size}", f"slots of {setup.batch_size}"
     turns = {(batch, name, "highest"): peer_turn(peer, text, peer_batches) for name, peer in setup.slow.items()}
     for precision, embedder in setup.ours.items():
-        turns[slots, "ours", precision] = slots_turn(embedder, text, setup.batch_size)
-        turns[batch, "ours", precision] = batches_turn(embedder, text)
+        turns[slots, "ours", precision] = whole_turn(text, stream_over, embedder, text.sentences, setup.batch_size)
+        turns[batch, "ours", precision] = whole_turn(text, run_over, embedder, text.groups)
+    turns |= more or {}
     return {key: common.Timing.of(speeds) for key, speeds in common.alternate(turns, rounds, watch).items()}
 
 
-def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch) -> dict[tuple, common.Timing]:
+def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch | None = None) -> dict[tuple, common.Timing]:
     """Seconds for one sentence by (way, variant, precision), the peer first."""
     embedders = {("one sentence", name, "highest"): side for name, side in setup.slow.items()}
     embedders |= {("one sentence", "ours", precision): embedder for precision, embedder in setup.ours.items()}

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks import agreement, common, models
-from benchmarks.bench_embed import PRECISIONS, batches_turn, run_over, slots_turn
+from benchmarks.bench_embed import PRECISIONS, run_over, stream_over, whole_turn
 from benchmarks.workloads import LETTERS, MODELS, proteins
 
 LINES = ("text", "proteins", "building")
@@ -81,8 +81,9 @@ def text_line(model: str, arguments: argparse.Namespace) -> tuple[list[dict], di
     slots, batch = f"slots of {arguments.batch_size}", f"one batch of {arguments.batch_size}"
     turns = {}
     for variant, embedder in (("without a table", plain), ("with a table", table)):
-        turns[slots, variant, "highest"] = slots_turn(embedder, text, arguments.batch_size)
-        turns[batch, variant, "highest"] = batches_turn(embedder, text)
+        turns[slots, variant, "highest"] = whole_turn(text, stream_over, embedder, text.sentences,
+                                                      arguments.batch_size)
+        turns[batch, variant, "highest"] = whole_turn(text, run_over, embedder, text.groups)
     speeds = warmed(turns, arguments.rounds)
     facts = {"text": source, **common.text_facts(sentences, arguments.batch_size), "largest_difference": worst}
     return rows("running text", model, speeds, (batch, "without a table", "highest"), "tokens/s", {"highest": worst},
@@ -102,14 +103,15 @@ def proteins_line(model: str, arguments: argparse.Namespace) -> tuple[list[dict]
     few = [[sentence[:40] for sentence in slow.sentences[:3]]]
     way, errors = f"batches of {arguments.batch_residues:,} residues", {}
     first = way, "reference", "highest"
-    turns = {first: batches_turn(reference, slow)}
+    turns = {first: whole_turn(slow, run_over, reference, slow.groups)}
     for precision in precisions(arguments):
         ours = models.Embedder(table.bilm, precision)
         errors[precision] = agreement.by_layer(run_over(ours, few), run_over(reference, few))
         agreement.require(f"proteins in {model} in {precision} against reference", max(errors[precision]),
                           agreement.limit(precision))
-        turns |= {(way, "with a table", precision): batches_turn(ours, text),
-                  (f"slots of {batch}", "with a table", precision): slots_turn(ours, text, batch)}
+        turns |= {(way, "with a table", precision): whole_turn(text, run_over, ours, text.groups),
+                  (f"slots of {batch}", "with a table", precision): whole_turn(text, stream_over, ours, text.sentences,
+                                                                               batch)}
     speeds = warmed(turns, arguments.rounds, leave_out=first)
     facts = {"letters": len(LETTERS), "residues": residues, "sequences_a_batch": batch,
              "errors": common.rounded(errors)}

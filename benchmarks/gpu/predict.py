@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common
-from elmo_fast.testing import options
 
 COUNTS = Path(__file__).with_name("counts.json")
 SLOTS = (1, 8, 16, 32, 64)
@@ -108,20 +107,17 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     from tests.support import gpu_lstm, lstm_on_ptx, ptx_machine
 
     (dim, projection, _), runs = common.SIZES["original"], []
-    of = options({"dim": dim, "projection_dim": projection, "n_layers": 1})
+    of = gpu_lstm.one_layer(dim, projection, 3.0, 3.0)
     with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx(90, patch) as native:
         native.device(*lstm_on_ptx.H100)
         native.machine.set(checks=False, traffic=True, seed=0)
-        (source,) = native.machine.embedded()
         for steps in (2, 3):
-            native.machine.reset(source)
-            operands, settings = gpu_lstm.ragged([slots] * steps, of, starts=False, rows=slots * steps)
-            gpu_lstm.check(of, "medium", *operands, **settings)
-            runs += [opcodes for kernel, opcodes in ptx_machine.counters(native.machine, source).items()
+            native.machine.reset(ptx_machine.SHIPPED)
+            gpu_lstm.check(of, "medium", **gpu_lstm.ragged([slots] * steps, of, starts=False, rows=slots * steps))
+            runs += [opcodes for kernel, opcodes in ptx_machine.counters(native.machine, ptx_machine.SHIPPED).items()
                      if "persistent_kernel" in kernel]
         plan = native.plan(dim, projection, slots)
-    step = {opcode: {field: more - runs[0].get(opcode, {}).get(field, 0) for field, more in fields.items()}
-            for opcode, fields in runs[1].items()}
+    step = {opcode: counts - runs[0][opcode] for opcode, counts in runs[1].items()}
     found = classified(step, blocks=plan["blocks"], z_bytes=slots * 2 * 4 * dim * 2, rounds=rounds,
                        cluster_rounds=cluster_rounds)
     assert found["weight_sectors"] * 32 == plan["streamed_bytes"], (found, plan)

@@ -3,13 +3,14 @@
 `checks`: it installs, its tests for a GPU pass. `ceilings`: what this chip can do at most. `lstm`: a layer alone, both
 directions, on each path, by slots and steps; `us_per_layer_step` is a step in both directions, input projections
 included, `predicted_us` what predict.py expects of the persistent kernel alone. `encoder`: the char encoder. `text`:
-whole models on running text; `device` is the model from ids on the GPU, `arrays` goes from lists of tokens to NumPy
-arrays, 64 sentences at a time, states carried, `stream` is the same in 64 slots; ratios are to AllenNLP's own code with
---allennlp, else to the reference. `sanitizer`: compute-sanitizer finds no fault.
+whole models on running text, states carried, from lists of tokens to NumPy arrays in the ways of bench_embed, and from
+ids on the GPU; ratios are to AllenNLP's own code with --allennlp, else to the reference. `sanitizer`: compute-sanitizer
+finds no fault.
 
 `python -m benchmarks.gpu.stages PATH` runs small checks of an LSTM path, for compute-sanitizer to watch.
 """
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -26,11 +27,9 @@ from benchmarks import agreement, bench_embed, common, floor, models
 from benchmarks.gpu import predict
 from benchmarks.gpu.run import Stage, without_paths
 from benchmarks.peers import allennlp
-from elmo_fast import Options
 from elmo_fast.ops.cuda import persistent
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.testing import options
 from tests.support import cuda_ops, gpu_lstm
 
 CHECKS = {"install": "pip install --no-index --no-build-isolation --no-deps --no-input -e .",
@@ -105,19 +104,13 @@ def verdict(lines: list[str]) -> dict:
 LIMITS = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
 PATHS = {"graph": tuple(LIMITS), "persistent": ("medium",)}
 SLOTS, STEPS = (1, 8, 16, 32, 64), (25, 200, 1000)
-CLIP = 0.3  # low enough for both to fire
 BATCH_SIZES = [8] * 4 + [6] * 9 + [3] * 7 + [1] * 10
 
 
-def layer_of(dim: int, projection: int) -> Options:
-    return options({"dim": dim, "projection_dim": projection, "n_layers": 1, "cell_clip": CLIP, "proj_clip": CLIP})
-
-
-def check(device: str, of: Options, precision: str) -> dict:
+def check(device: str, of, precision: str) -> dict:
     """A ragged batch, run plainly, then captured and replayed; both clips fire."""
-    operands, settings = gpu_lstm.ragged(BATCH_SIZES, of)
-    found, error, limit = gpu_lstm.compare(of, precision, *operands, **settings, device=device, times=3)
-    clipped = float((found[1][1].abs() >= CLIP).double().mean())
+    found, error, limit = gpu_lstm.compare(of, precision, **gpu_lstm.ragged(BATCH_SIZES, of), device=device, times=3)
+    clipped = float((found[1][1].abs() >= of.lstm.cell_clip).double().mean())
     return {"error": error, "limit": limit, "clipped_c": clipped, "passed": error <= limit and clipped > 0}
 
 
@@ -147,7 +140,8 @@ def lstm(stage: Stage) -> None:
         os.environ["ELMO_FAST_CUDA_LSTM"] = path
         sizes = ("tiny",) if stage.dry_run else ("original", "small")
         for precision, size in itertools.product(precisions[::-1], sizes):
-            of, facts = layer_of(*common.SIZES[size][:2]), {"path": path, "precision": precision, "size": size}
+            of = gpu_lstm.one_layer(*common.SIZES[size][:2])
+            facts = {"path": path, "precision": precision, "size": size}
             checked = stage.attempt(lambda: check(stage.device, of, precision), needs=3, part="check", **facts)
             if not checked.get("passed"):
                 continue
@@ -162,7 +156,7 @@ def lstm(stage: Stage) -> None:
 
 TEXT_LIMITS = {**LIMITS, "medium": "medium-bf16"}  # a model whose operands are not bounded takes bf16
 TOKENS, CHECKED = 65_536, 384
-BATCH, SENTENCES, ROUNDS = 64, 512, 5
+ROUNDS = 5  # of the text at most
 
 
 def encoder(stage: Stage) -> None:
@@ -196,63 +190,54 @@ def encoder(stage: Stage) -> None:
             stage.attempt(lambda: measured(backend, precision), backend=backend, precision=precision, tokens=len(ids))
 
 
-def passes(stage: Stage, sentences: list, batch: int, folder: Path) -> dict:
-    """Functions that run all of the text, by (variant, precision, part); the yardstick first."""
-    groups, size = common.batches(sentences, batch), "tiny" if stage.dry_run else "original"
-
-    def arrays(embedder):
-        return bench_embed.run_over(embedder, groups)
-
-    def stream(embedder):
-        return bench_embed.stream_over(embedder, sentences, batch)
-
-    def device(embedder):
-        embedder.reset_states()
-        ours.precision = embedder.precision
-        with torch.no_grad():
-            for group in ids:
-                ours(group)
-        if stage.device == "cuda":
-            torch.cuda.synchronize()
-
-    yardsticks = {"reference": models.Embedder(models.build(size).to(stage.device))}
-    if stage.allennlp:
-        peer = allennlp.AllenNlp(stage.allennlp, *models.write_files(folder, size), cuda_device=-stage.dry_run)
-        yardsticks = {"allennlp": peer, **yardsticks}
-    ours = models.build(size, backend="auto").to(stage.device)
-    ids = [models.device_ids(group, stage.device) for group in groups]
-    return {(name, "highest", "arrays"): functools.partial(arrays, of) for name, of in yardsticks.items()} | {
-        ("ours", precision, part.__name__): functools.partial(part, models.Embedder(ours, precision))
-        for precision in TEXT_LIMITS for part in (arrays, stream, device)}
-
-
 def text(stage: Stage) -> None:
-    count, batch = (8, 4) if stage.dry_run else (SENTENCES, BATCH)
-    sentences, source = common.running_text(count)
-    facts = {"text": source, **common.text_facts(sentences, batch)}
+    """The ways of bench_embed, and ours from ids on the device; a precision that disagrees is not timed."""
+    size, groups, batch = ("tiny", 2, 4) if stage.dry_run else ("original", 8, 64)
+    of, ours = bench_embed.Text.read("running text", groups, batch), models.build(size, backend="auto").to(stage.device)
+    limits = {precision: agreement.TABLE[kind] + agreement.TABLE["highest"] for precision, kind in TEXT_LIMITS.items()}
+    reference, errors = models.Embedder(models.build(size).to(stage.device)), {}
+    setup = bench_embed.Setup(size, batch, "reference", reference, {}, {}, limits)
+    for precision in limits:
+        embedder = models.Embedder(ours, precision)
+        one = dataclasses.replace(setup, ours={precision: embedder})
+        found = stage.attempt(lambda: bench_embed.check(one, of, groups)["errors"][precision] | {"passed": True},
+                              part="check", precision=precision)
+        if found.get("passed"):
+            setup.ours[precision], errors[precision] = embedder, found
     with tempfile.TemporaryDirectory() as folder:
-        functions = passes(stage, sentences, batch, Path(folder))
-        truth, base = functions["reference", "highest", "arrays"](), next(iter(functions))
-        stage.save(settings=facts, times_as_fast_as=base[0])
-        wrong = set()  # of these nothing is timed
-        for (variant, precision, part), function in functions.items():
-            if part != "device" and variant != "reference":
-                error = max(agreement.by_layer(function(), truth))
-                limit = agreement.TABLE[TEXT_LIMITS[precision]] + agreement.TABLE["highest"]
-                found = stage.add(variant=variant, precision=precision, part=part, error=error, limit=limit,
-                                  passed=error <= limit)
-                wrong |= set() if found["passed"] else {(variant, precision)}
-        functions = {key: function for key, function in functions.items() if key == base or key[:2] not in wrong}
-        once = sum(common.seconds_per_call(function, 1) for function in functions.values())
-        timings = common.interleave(functions, int(max(1, min(ROUNDS, 0.8 * stage.left() / once - 1))))
-    for (variant, precision, part), timing in timings.items():
-        stage.add(variant=variant, precision=precision, part=part, **timing.as_dict(samples=True),
-                  tokens_per_s=facts["tokens"] / timing.median, times_as_fast=timing.times_as_fast_as(timings[base]))
+        if stage.allennlp:
+            files = models.write_files(Path(folder), size)
+            peer = allennlp.AllenNlp(stage.allennlp, *files, cuda_device=-stage.dry_run)
+            stage.attempt(lambda: bench_embed.check_slow("allennlp against the reference", *(
+                bench_embed.run_over(side, of.groups) for side in (peer, reference))), part="check", variant="allennlp")
+            setup = dataclasses.replace(setup, peer_name="allennlp", peer=peer, others={"reference": reference})
+        stage.save(settings={"text": of.source, **common.text_facts(of.sentences, batch)},
+                   times_as_fast_as=setup.peer_name)
+        ids = [models.device_ids(group, stage.device) for group in of.groups]
+        more = {("from ids on the device", "ours", precision): bench_embed.whole_turn(of, from_ids, embedder, ids)
+                for precision, embedder in setup.ours.items()}
+        once = common.seconds_per_call(lambda: bench_embed.time_text(setup, of, 1, groups, more=more), 1)
+        rounds = int(max(1, min(ROUNDS, 0.6 * stage.left() / once)))
+        speeds = bench_embed.time_text(setup, of, rounds, groups, more=more)
+        seconds = bench_embed.time_sentence(setup, of, rounds)
+    for row in bench_embed.rows_of(setup, of, speeds, seconds, {}, {}, errors):
+        stage.add(**row)
+
+
+def from_ids(embedder: models.Embedder, batches: list[torch.Tensor]) -> None:
+    """The model alone, from zero states."""
+    embedder.reset_states()
+    embedder.bilm.precision = embedder.precision
+    with torch.no_grad():
+        for ids in batches:
+            embedder.bilm(ids)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":
     if reason := why_not("cuda", sys.argv[1]):
         sys.exit(f"skipped: {reason}")
     os.environ["ELMO_FAST_CUDA_LSTM"] = sys.argv[1]
-    assert all(check("cuda", layer_of(96, 32), precision)["passed"] for precision in PATHS[sys.argv[1]])
+    assert all(check("cuda", gpu_lstm.one_layer(96, 32), precision)["passed"] for precision in PATHS[sys.argv[1]])
     print("done")

@@ -13,7 +13,7 @@ from elmo_fast import batch_to_ids
 from elmo_fast.model import bilm as bilm_module
 from elmo_fast.model import cuda_graph
 from elmo_fast.model import encoder as encoder_module
-from elmo_fast.ops import char_cnn
+from elmo_fast.ops import char_cnn, linear
 from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
@@ -94,7 +94,6 @@ def test_what_a_capture_cannot_do_is_refused():
 
 # ---- which variants of Triton's kernels are loaded --------------------------------------------------
 
-SETTINGS = {"highest": ("highest", False), "high": ("high", False), "bf16": ("medium", False), "fp16": ("medium", True)}
 ODD = options(char_cnn={"max_characters_per_token": 9})
 EVEN = options({"dim": 64, "projection_dim": 16}, {"embedding": {"dim": 16}, "filters": [[1, 16], [3, 32], [7, 16]]})
 BATCHES = [(1, 1), (8, 1), (1, 31), (3, 11), (4, 25), (27, 19), (40, 50)]  # sentences, positions
@@ -124,13 +123,12 @@ def driver(monkeypatch, tmp_path):
     configs._tuned.cache_clear()
 
 
-def capture_every_batch(driver, monkeypatch, of, setting, state):
+def capture_every_batch(driver, monkeypatch, of, operands, state):
     """Names of the kernels that captures launch in a model that was warmed up; how many variants it loaded."""
-    precision, bounded = SETTINGS[setting]
-    for name in ("char_cnn", "highway", "linear"):
-        run = getattr(cuda_ops, name)
-        monkeypatch.setattr(encoder_module, name, lambda *operands, run=run, backend, **_:
-                            run(*operands, precision, bounded))
+    precision, _ = cuda_ops.PRECISIONS[operands]
+    for op in (char_cnn.char_cnn, linear.highway, linear.linear):
+        monkeypatch.setattr(encoder_module, op.__name__, lambda *given, op=op, backend, **_:
+                            cuda_ops.on_backend(op, *given, backend=operands, precision=precision))
     importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
     driver.device, before = next(cuda_ops.devices), len(driver.loaded)
     model = bilm(of, state=state, precision=precision)
@@ -148,13 +146,13 @@ def capture_every_batch(driver, monkeypatch, of, setting, state):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("setting, state, of", [
-    ("highest", "carry", ODD), ("highest", "zero", EVEN), ("high", "zero", ODD), ("high", "carry", EVEN),
+@pytest.mark.parametrize("operands, state, of", [
+    ("ieee", "carry", ODD), ("ieee", "zero", EVEN), ("tf32", "zero", ODD), ("tf32", "carry", EVEN),
     ("bf16", "carry", ODD), ("bf16", "zero", EVEN), ("fp16", "zero", ODD), ("fp16", "carry", EVEN)])
-def test_a_capture_of_any_batch_loads_nothing(setting, state, of, driver, monkeypatch):
-    launched, tuned = capture_every_batch(driver, monkeypatch, of, setting, state)
+def test_a_capture_of_any_batch_loads_nothing(operands, state, of, driver, monkeypatch):
+    launched, tuned = capture_every_batch(driver, monkeypatch, of, operands, state)
     assert launched == {"_char_cnn", "_highway", "_gates", "_hidden"}
-    assert capture_every_batch(driver, monkeypatch, of, setting, state)[0] == launched
+    assert capture_every_batch(driver, monkeypatch, of, operands, state)[0] == launched
     assert len(driver.loaded) < 2 * tuned  # the second time the choices came from the disk
     gc.collect()
     assert all(kernel() for kernel in driver.loaded)  # a graph outlives the model: nothing was unloaded
@@ -180,7 +178,7 @@ def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, driver, monkeyp
                   gates(zh, z, zh[0] if zh.shape[1] > 2 else None, *more)),
         "warm-up of few tokens alone": (encoder_module, "_WARMUP_TOKENS", 8)}[mutant])
     with pytest.raises(RuntimeError, match=fr"warmup: expected model.warmup\(\) .* none that loaded ({kernel}) "):
-        capture_every_batch(driver, monkeypatch, ODD, "highest", "zero")
+        capture_every_batch(driver, monkeypatch, ODD, "ieee", "zero")
 
 
 @pytest.mark.gpu

@@ -24,26 +24,16 @@ def projected_lstm(*operands, **settings):
     return out, (h, c)
 
 
-def char_cnn(ids, char_embed, filters, activation, precision, bounded=False):
-    weights, biases = ([pair[k] for pair in filters] for k in (0, 1))
-    return torch.ops.elmo_fast.char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, False)[0]
-
-
-def highway(x, *weights_and_settings):
-    *weights, precision, bounded = weights_and_settings
-    return torch.ops.elmo_fast.highway(x, weights, None, precision, bounded)
-
-
-def linear(x, weight, bias, precision, bounded=False):
-    return torch.ops.elmo_fast.linear(x, [weight, bias], None, weight.shape[1], precision, bounded)
-
-
 def on_backend(op, *operands, backend, precision):
-    """An op of `elmo_fast.ops`, or its namesake here for a backend of `PRECISIONS`."""
-    if backend in PRECISIONS:
-        namesake = {"char_cnn": char_cnn, "highway": highway, "linear": linear}[op.__name__]
-        return namesake(*operands, *PRECISIONS[backend])
-    return op(*operands, backend=backend, precision=precision)
+    """An op of `elmo_fast.ops`; as a GPU runs it, where the ops are `registered_on_cpu`, for one of `PRECISIONS`."""
+    if backend not in PRECISIONS:
+        return op(*operands, backend=backend, precision=precision)
+    run, (x, *weights), how = getattr(torch.ops.elmo_fast, op.__name__), operands, PRECISIONS[backend]
+    if op.__name__ == "char_cnn":
+        embed, filters, activation = weights
+        return run(x, embed, *map(list, zip(*filters)), activation, *how, False)[0]
+    outputs = [weights[0].shape[1]] if op.__name__ == "linear" else []
+    return run(x, weights, None, *outputs, *how)
 
 
 def may_be_registered() -> bool:

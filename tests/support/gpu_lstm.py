@@ -10,13 +10,19 @@ from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import flat_weights, limit
 from elmo_fast.testing import AGAINST_FLOAT64, relative_error
 from tests.support import cuda_ops, op_cases
-from tests.support.models import SHAPES
+from tests.support.models import SHAPES, options
 from tests.support.op_cases import LENGTHS, draw, text_order
 
 LIMITS = {"highest": AGAINST_FLOAT64["highest"], "high": AGAINST_FLOAT64["high-tf32"],
           "medium": AGAINST_FLOAT64["medium-fp16"]}
 BF16_LIMIT = AGAINST_FLOAT64["medium-bf16"]
 FIRING = SHAPES["clips that fire"]
+
+
+def one_layer(dim, projection, cell_clip=0.3, proj_clip=0.05):
+    """Options of a model with one layer of these sizes, whose clips fire unless they are higher."""
+    return options({"dim": dim, "projection_dim": projection, "n_layers": 1, "cell_clip": cell_clip,
+                    "proj_clip": proj_clip})
 
 
 def layer(of=FIRING, number=0):
@@ -30,7 +36,7 @@ def text(of=FIRING, seed=0, slots=None):
 
 
 def ragged(batch_sizes, of=FIRING, seed=0, starts=True, bf16=False, rows=6):
-    """Operands and settings of a call whose slots have those `batch_sizes`, and three are empty.
+    """Arguments of a call whose slots have those `batch_sizes`, and three are empty.
 
     With `starts` sequences start within slots. Inputs have one large value, which has no weight: rows for fp16 are
     scaled. With `bf16` a weight is too large for fp16, and what it multiplies is zero.
@@ -48,8 +54,8 @@ def ragged(batch_sizes, of=FIRING, seed=0, starts=True, bf16=False, rows=6):
     weights = layer(of)
     for w, *_ in weights:
         w[0] = 4e4 * bf16
-    settings = starting(of, slots) if starts else {"slots": np.array(slots)}
-    return (inputs, torch.arange(sum(lengths)) % rows, (h, c)), settings | {"lengths": lengths, "weights": weights}
+    return {"inputs": inputs, "index": torch.arange(sum(lengths)) % rows, "state": (h, c), "lengths": lengths,
+            "weights": weights, **(starting(of, slots) if starts else {"slots": np.array(slots)})}
 
 
 def starting(of=FIRING, slots=(0, 1, 1, 0, 2, 1, 0)):
@@ -89,10 +95,6 @@ def error_of(found, expected):
     pairs = list(zip((found[0], *found[1]), (expected[0], *expected[1])))
     assert all(ours.shape == theirs.shape and ours.dtype == torch.float32 for ours, theirs in pairs)
     return float(torch.tensor([relative_error(ours.cpu(), theirs) for ours, theirs in pairs]).max())
-
-
-def assert_close(found, expected, limit):
-    assert error_of(found, expected) < limit
 
 
 def check(*operands, **settings):

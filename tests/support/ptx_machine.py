@@ -3,13 +3,16 @@
 `machine(90)` and `machine(80)` are modules with every function of the native CUDA bindings, run as the PTX that ships.
 """
 
+import contextlib
 import functools
 import importlib.util
 import os
+import random
+import re
 import shutil
 import struct
 import sysconfig
-from collections import defaultdict
+from collections import Counter, defaultdict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,9 +28,9 @@ FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 ARCHITECTURES = {80: "compute_80", 90: "compute_90a"}
 # Processors; shared memory of a block and of a processor; capability; processors of each part that a cluster lies in.
 DEVICES = {80: (108, 166912, 167936, (8, 0), []), 90: (132, 232448, 233472, (9, 0), [18, 18, 16, 16, 16, 16, 16, 16])}
+SHIPPED, GIVEN = 0, 1  # numbers of a module's sources
 FIELDS = ("executed", "threads", "bytes", "sectors", "wavefronts", "ideal")
-
-
+Line = namedtuple("Line", ("kernel", "number", "opcode", "text", *FIELDS))  # an instruction and its executions
 NVCC = shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]))
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 IS_THERE = bool(NVCC and COMPILER and find_spec("pybind11")) and os.environ.get("ELMO_FAST_NO_NATIVE") != "1"
@@ -66,25 +69,22 @@ def _object(command: list, source: Path) -> Path:
     return made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
 
 
-def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, then=None, memory=(), written=True):
-    """Runs the one kernel of a PTX text, and `then`(module, source).
+def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, memory=(), written=True):
+    """Runs the one kernel of a PTX text, which is source `GIVEN` from then on.
 
     Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors of `memory`,
     which may not be read before they are `written`; if they are not, races in them are traps as well.
     """
     module = machine()
-    source = module.load(text)
+    module.replace(GIVEN, text)
     try:
         for number, tensor in enumerate(memory):
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
             size = (last + 1) * tensor.element_size() * (tensor.numel() > 0)
             module.register_memory(tensor.data_ptr(), size, f"tensor {number}", written)
-        module.launch(source, grid, block, shared, cluster, [*map(_bits, arguments)])
-        if then:
-            then(module, source)
+        module.launch(GIVEN, grid, block, shared, cluster, [*map(_bits, arguments)])
     finally:
         module.forget_memory()
-        module.replace(source, "")
 
 
 def _bits(value) -> int:
@@ -93,19 +93,26 @@ def _bits(value) -> int:
     return value.data_ptr() if isinstance(value, torch.Tensor) else (value or 0) % 2**64
 
 
+def lines(module, source: int) -> list[Line]:
+    """The instructions of a source, with all that they did since the last `module.reset(source)`."""
+    return [Line(*found) for found in module.executed(source)]
+
+
 def counters(module, source: int) -> dict:
-    """{kernel: {opcode: {field: count}}} of everything since the last `module.reset(source)`."""
-    result = defaultdict(lambda: defaultdict(lambda: dict.fromkeys(FIELDS, 0)))
-    for kernel, _, opcode, _, *counts in module.executed(source):
-        if counts[0]:
-            for field, count in zip(FIELDS, counts):
-                result[kernel][opcode][field] += count
+    """{kernel: {opcode: {field: count}}} of what has run."""
+    result = defaultdict(lambda: defaultdict(Counter))
+    for line in lines(module, source):
+        if line.executed:
+            result[line.kernel][line.opcode].update({field: getattr(line, field) for field in FIELDS})
     return result
 
 
-def coverage(module, source: int) -> dict:
-    """{kernel: ([(line, text) that ran], [(line, text) that did not])}."""
-    result = defaultdict(lambda: ([], []))
-    for kernel, line, _, text, executed, *_ in module.executed(source):
-        result[kernel][not executed].append((line, text))
-    return result
+def check_mutations(same, text, ran, pattern, to, count, equivalent):
+    """Changes some of the lines that ran and hold `pattern`: but for so many, a trap or another result must follow."""
+    rows, left = text.split("\n"), []
+    sites = [line for line in sorted(ran) if re.search(pattern, rows[line - 1])]
+    for line in random.Random(1).sample(sites, min(count, len(sites))):
+        changed = re.sub(pattern, to, rows[line - 1])
+        with contextlib.suppress(RuntimeError):
+            left += [changed] * same("\n".join([*rows[: line - 1], changed, *rows[line:]]))
+    assert len(left) <= equivalent, left

@@ -28,8 +28,8 @@ struct Runtime {
   Device device;
   Settings settings;
   GlobalMemory memory;
-  std::vector<std::pair<std::string, Module>> sources;  // texts; kernels: none until they are asked for
-  std::vector<size_t> embedded;  // sources that fat binaries brought
+  // Texts: what ships, which a fat binary brings, and what a test gives; kernels: none until they are asked for.
+  std::array<std::pair<std::string, Module>, 2> sources;
   std::map<const void*, std::string> names;
   std::map<std::string, int> allowed_shared;
   std::string error;
@@ -45,14 +45,11 @@ struct Runtime {
     return kernels;
   }
 
-  Kernel& find(const std::vector<size_t>& in, const std::string& name) {
-    for (size_t source : in)
-      for (const auto& kernel : kernels(source))
-        if (kernel->name == name) return *kernel;
-    throw Trap("no kernel " + name);
+  Kernel& find(const void* function) {
+    for (const auto& kernel : kernels(0))
+      if (kernel->name == names.at(function)) return *kernel;
+    throw Trap("no kernel " + names.at(function));
   }
-
-  Kernel& find(const void* function) { return find(embedded, names.at(function)); }
 
   void launch(Kernel& kernel, Launch launch, const void* const* arguments) {
     const Settings now = settings;
@@ -106,9 +103,7 @@ std::string ptx_of(const char* fat) {
 extern "C" {
 
 void** __cudaRegisterFatBinary(void* wrapper) {
-  Runtime& runtime = Runtime::get();
-  runtime.embedded.push_back(runtime.sources.size());
-  runtime.sources.push_back({ptx_of(static_cast<const char**>(wrapper)[1]), {}});  // behind two ints
+  Runtime::get().sources[0].first = ptx_of(static_cast<const char**>(wrapper)[1]);  // behind two ints
   static void* handle;
   return &handle;
 }
@@ -191,13 +186,8 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }  // every call reports it
 PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   static Runtime& runtime = Runtime::get();
   py::register_local_exception<Trap>(m, "Trap", PyExc_RuntimeError);
-  m.def("load", [](const std::string& text) {
-    runtime.sources.push_back({text, {}});
-    return runtime.sources.size() - 1;
-  });
   m.def("replace", [](size_t source, const std::string& text) { runtime.sources.at(source) = {text, {}}; });
   m.def("source", [](size_t source) { return runtime.sources.at(source).first; });
-  m.def("embedded", [] { return runtime.embedded; });
   using Three = std::array<uint32_t, 3>;
   m.def("launch", [](size_t source, Three grid, Three block, uint32_t shared, uint32_t cluster,
                      const std::vector<uint64_t>& arguments) {  // of the first kernel; their low bytes count

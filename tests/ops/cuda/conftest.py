@@ -3,11 +3,9 @@
 import contextlib
 
 import pytest
-import torch
 
 from elmo_fast.ops.cuda import blocks, lstm
 from tests.support.fake_graphs import FakeCapture
-from tests.support.gpu_lstm import FIRING, text
 from tests.support.lstm_on_ptx import lstm_on_ptx
 
 
@@ -16,25 +14,6 @@ def arenas(monkeypatch):
     """A cache of its own."""
     monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
     return lstm._arenas
-
-
-WAYS = ["a table in full", "unique rows of a block", "small groups"]
-
-
-@pytest.fixture(params=WAYS)
-def operands_of(request, monkeypatch):
-    """The function of a call's operands whose projections come that way; in small groups slots step by turns."""
-    if request.param == WAYS[0]:
-        return text
-    monkeypatch.setattr(blocks, "rows_held", lambda layer: 8 if request.param == "small groups" else 14)
-    if request.param == "small groups":
-        monkeypatch.setitem(lstm.MOST_SLOTS, "graph", 4)
-
-    def many_rows(of=FIRING):  # besides those read: they are not projected in full
-        inputs, index, state = text(of)
-        return torch.cat([torch.full_like(inputs, torch.nan)] * 9 + [inputs]), index + 9 * len(inputs), state
-
-    return many_rows
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ import torch
 from elmo_fast.ops.cuda import choice, lstm, persistent
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices
 from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
-from tests.support.gpu_lstm import FIRING, LIMITS, assert_close, check, moved, prepare, ragged, run
-from tests.support.models import SENTENCES, SHAPES, bilm, options
+from tests.support.gpu_lstm import FIRING, LIMITS, check, error_of, moved, one_layer, prepare, ragged, run
+from tests.support.models import SENTENCES, SHAPES, bilm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 HERE, BATCH_SIZES = torch.device("cuda", 0), [9, 9, 9, 5, 5, 2]
-PERSISTENT_SHAPES = {"small": FIRING, "no clips": SHAPES["no clips"]} | {
-    name: options({"dim": dim, "projection_dim": projection, "cell_clip": 0.3, "proj_clip": 0.3})
-    for name, dim, projection in (("medium", 1024, 128), ("original", 4096, 512))}
+PERSISTENT_SHAPES = {"small": FIRING, "no clips": SHAPES["no clips"], "medium": one_layer(1024, 128, 0.3, 0.3),
+                     "original": one_layer(4096, 512, 0.3, 0.3)}
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +41,7 @@ def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, kernel
         monkeypatch.setattr(lstm, "pointwise_of", lambda device: torch_lstm_pointwise)
     elif reason := lstm.why_no_triton(HERE):
         pytest.skip(reason)
-    operands, settings = ragged(BATCH_SIZES, SHAPES[shape])
-    check(SHAPES[shape], precision, *operands, **settings, device=HERE, times=4)
+    check(SHAPES[shape], precision, **ragged(BATCH_SIZES, SHAPES[shape]), device=HERE, times=4)
     arena, = lstm._arenas.kept.values()
     assert any(any(graphs.held.values()) for bucket in arena._buckets.values() for graphs in bucket.graphs.values())
 
@@ -53,16 +51,14 @@ def test_graphs_agree_with_float64_plainly_and_replayed(shape, precision, kernel
 def test_launches_agree_with_float64(shape, slots, path):
     of = PERSISTENT_SHAPES[shape]
     path(PERSISTENT, of, slots)
-    operands, settings = ragged([slots] * 4 + [slots // 2 + 1] * 5, of)
-    check(of, "medium", *operands, **settings, device=HERE)
+    check(of, "medium", **ragged([slots] * 4 + [slots // 2 + 1] * 5, of), device=HERE)
     assert persistent._watch(HERE).reason() is None
 
 
 def test_a_launch_that_gives_up_is_replayed(path, monkeypatch, caplog):
     path(PERSISTENT)
     monkeypatch.setattr(persistent, "_TIMEOUT_NS", 0)
-    operands, settings = ragged(BATCH_SIZES)
-    check(FIRING, "medium", *operands, **settings, device=HERE)
+    check(FIRING, "medium", **ragged(BATCH_SIZES), device=HERE)
     torch.cuda.synchronize()
     assert "gave up waiting" in persistent._watch(HERE).reason() and "in CUDA graphs from here on" in caplog.text
 
@@ -73,8 +69,7 @@ def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
     monkeypatch.setenv(choice.VARIABLE, "")
     choices = Choices(lambda: tmp_path / "cuda-lstm.json")
     monkeypatch.setattr(choice, "_choices", choices)
-    operands, settings = ragged([64] * 9, of)
-    run(of, "medium", *operands, **settings, device=HERE)
+    run(of, "medium", **ragged([64] * 9, of), device=HERE)
     (measured,) = choices.read()[choice.machine(HERE)].values()
     assert 0 < measured.graph < 0.1 and 0 < measured.persistent < 0.1
 
@@ -82,8 +77,7 @@ def test_auto_measures_within_its_time(path, monkeypatch, tmp_path):
 @pytest.mark.parametrize("name, precision", [*((GRAPH, precision) for precision in LIMITS), (PERSISTENT, "medium")])
 def test_nothing_is_waited_for(name, precision, path):
     path(name)
-    operands, settings = ragged(BATCH_SIZES)
-    work, _ = prepare(FIRING, precision, *operands, **settings, device=HERE)
+    work, _ = prepare(FIRING, precision, **ragged(BATCH_SIZES), device=HERE)
     for _ in range(3):
         work()
     torch.cuda.synchronize()
@@ -97,8 +91,7 @@ def test_nothing_is_waited_for(name, precision, path):
 @pytest.mark.parametrize("name", choice.PATHS)
 def test_streams_do_not_disturb_each_other(name, path):
     path(name)
-    cases = [ragged(BATCH_SIZES, seed=seed) for seed in (0, 1)]
-    works = [prepare(FIRING, "medium", *operands, **settings, device=HERE)[0] for operands, settings in cases]
+    works = [prepare(FIRING, "medium", **ragged(BATCH_SIZES, seed=seed), device=HERE)[0] for seed in (0, 1)]
     streams, expected = [torch.cuda.Stream() for _ in works], [moved(work(), "cpu", torch.float64) for work in works]
     for _ in range(20):
         found = []
@@ -106,8 +99,7 @@ def test_streams_do_not_disturb_each_other(name, path):
             with torch.cuda.stream(stream):
                 found.append(work())
         torch.cuda.synchronize()
-        for pair in zip(found, expected):
-            assert_close(*pair, LIMITS["medium"])
+        assert all(error_of(*pair) < LIMITS["medium"] for pair in zip(found, expected))
 
 
 def test_memory_goes_with_the_last_model():

@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections import defaultdict
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,14 +10,12 @@ import torch
 
 from elmo_fast.ops.cuda import blocks, lstm, persistent
 from elmo_fast.testing import SIZES as SIZES_OF_MODELS
-from tests.support.gpu_lstm import ragged, run
+from tests.support.gpu_lstm import one_layer, ragged, run
 from tests.support.lstm_on_ptx import A100, CPU, H100, check
-from tests.support.models import options
-from tests.support.ptx_machine import coverage, machine
+from tests.support.ptx_machine import SHIPPED, check_mutations, lines, machine
 
 SIZES = [(32, 16), (37, 11), (5, 2), (300, 70), (130, 33), (48, 200)]
 SLOTS = (1, 2, 7, 16, 32, 64, 200)
-FIRING = {"cell_clip": 0.3, "proj_clip": 0.05}
 CASES = [*((SLOTS[seed % 7], 5, seed) for seed in range(14)), *(
     pytest.param(slots, 40, seed, marks=pytest.mark.long) for slots in SLOTS for seed in range(10))]
 # Weights in registers, in shared memory and streamed; h at once and in parts; one to three units a block. Generation,
@@ -33,24 +30,18 @@ PLANS = [
       for size in ("small", "original"))]
 
 
-def model(size, **clips):
-    """Options with one layer of (dim, projection), which the op does not ask to be the smaller."""
-    of = options({"n_layers": 1, **clips})
-    return replace(of, lstm=replace(of.lstm, dim=size[0], projection_dim=size[1]))
-
-
 @pytest.mark.parametrize("native", [90, 80], indirect=True)
 @pytest.mark.parametrize("slots, most_steps, seed", CASES)
 def test_agrees_with_float64(slots, most_steps, seed, native):
     """Every instance, odd sizes, slots that end and empty ones, no scales, clips that fire, in orders of the warps."""
     rng = np.random.default_rng(seed)
     batch_sizes = np.sort(rng.integers(1, slots + 1, int(rng.integers(1, most_steps))))[::-1].tolist()
-    clips = {name: (clip, None)[seed // by % 2] for by, (name, clip) in enumerate(FIRING.items(), 1)}
-    of, bf16, starts = model(SIZES[seed % len(SIZES)], **clips), seed // 4 % 2 > 0, seed % 3 > 0
-    operands, settings = ragged([slots, *batch_sizes], of, seed, starts, bf16)
+    clips = [(clip, None)[seed // by % 2] for by, clip in enumerate((0.3, 0.05), 1)]
+    of, bf16, starts = one_layer(*SIZES[seed % len(SIZES)], *clips), seed // 4 % 2 > 0, seed % 3 > 0
+    call = ragged([slots, *batch_sizes], of, seed, starts, bf16)
     native.machine.set(seed=seed)
-    _, state = check(native, of, operands, settings, least_clipped=0.02 * (of.lstm.projection_dim > 2))
-    assert all(torch.equal(new[row], old[row]) for new, old in zip(state, operands[2]) for row in (0, 1, -1))
+    _, state = check(native, of, call, least_clipped=0.02 * (of.lstm.projection_dim > 2))
+    assert all(torch.equal(new[row], old[row]) for new, old in zip(state, call["state"]) for row in (0, 1, -1))
     first = native.calls[0]
     same = {"operand": bf16 or of.lstm.proj_clip is None, "state_stride": slots + 3, "packed": first["packed"]}
     assert all(call | same == call for call in native.calls) and first["slots"] == min(slots, 64)
@@ -58,11 +49,11 @@ def test_agrees_with_float64(slots, most_steps, seed, native):
 
 @pytest.mark.parametrize("native, dim, projection, slots, cluster, devices", PLANS, indirect=["native"])
 def test_plans_agree_with_float64(native, dim, projection, slots, cluster, devices):
-    of, plans = model((dim, projection), **FIRING), []
+    of, plans = one_layer(dim, projection), []
     for device in devices:
         native.device(*device)
         plans.append(native.plan(dim, projection, slots))
-        check(native, of, *ragged([slots, slots, slots // 2 + 1], of, seed=slots), least_clipped=0.02)
+        check(native, of, ragged([slots, slots, slots // 2 + 1], of, seed=slots), least_clipped=0.02)
     assert {plan["cluster"] for plan in plans} == {cluster}
     assert len({plan["shared_steps"] for plan in plans}) == len(devices)
     assert len(devices) == 1 or plans[-1]["streamed_bytes"] > 0
@@ -72,38 +63,37 @@ def test_plans_agree_with_float64(native, dim, projection, slots, cluster, devic
 @pytest.mark.parametrize("starts", [False, True])
 def test_bits_of_a_slot_depend_on_the_slot_alone(starts, native, monkeypatch):
     """Not on its batch mates, the order of warps, or where a launch ends."""
-    of = model((70, 21), **FIRING)
-    (inputs, index, (h, c)), settings = ragged([40, 18, 11, 11, 3], of, starts=starts)
+    of = one_layer(70, 21)
+    call = ragged([40, 18, 11, 11, 3], of, starts=starts)
 
-    def bits(index, state, **changes):
-        out, final = run(of, "medium", inputs, index, state, **settings | changes)
+    def bits(**changes):
+        out, final = run(of, "medium", **call | changes)
         return out, *final
 
-    together = bits(index, (h, c))
-    slots, lengths = np.array(settings["slots"]), np.array(settings["lengths"])
+    together, slots, lengths = bits(), call["slots"], np.array(call["lengths"])
     for slot in (2, 18, 41):
         own, mine = slots == slot, torch.from_numpy(np.repeat(slots == slot, lengths))
-        alone = bits(index[mine], (h[[slot]], c[[slot]]), lengths=lengths[own], slots=slots[own] * 0)
+        alone = bits(index=call["index"][mine], state=tuple(part[[slot]] for part in call["state"]),
+                     lengths=lengths[own], slots=slots[own] * 0)
         assert all(map(torch.equal, alone, (together[0][mine], *(part[[slot]] for part in together[1:]))))
     for seed in (1, 2, 3):
         native.machine.set(seed=seed)
-        assert all(map(torch.equal, bits(index, (h, c)), together))
+        assert all(map(torch.equal, bits(), together))
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 41)
     monkeypatch.setattr(lstm, "_arenas", blocks.Arenas())
     native.calls.clear()
-    assert all(map(torch.equal, bits(index, (h, c)), together)) and len(native.calls) == 3
+    assert all(map(torch.equal, bits(), together)) and len(native.calls) == 3
 
 
 @pytest.mark.parametrize("native", [90, 80], indirect=True)
 @pytest.mark.parametrize("aborts", [0, 1], ids=["without a timeout", "after an abort"])
 def test_a_launch_that_gives_up_is_replayed(aborts, native, monkeypatch):
     for slots, bf16 in ((19, False), (1, True)):
-        of = model((150, 40), cell_clip=0.3, proj_clip=0.05)
-        operands, settings = ragged([slots] * 2 + [1] * 4, of, bf16=bf16)
+        of = one_layer(150, 40)
         native.device(*native.limits)
         persistent._watch(CPU).aborts.fill_(aborts)
         monkeypatch.setattr(persistent, "_TIMEOUT_NS", 10**9 * aborts)
-        check(native, of, operands, settings, aborts=aborts + 1)
+        check(native, of, ragged([slots] * 2 + [1] * 4, of, bf16=bf16), aborts=aborts + 1)
 
 
 @pytest.mark.parametrize("generation, limits", [(90, H100), (80, A100)])
@@ -142,9 +132,8 @@ def test_plans_that_are_refused(dim, projection, device, slots, message):
 
 
 def test_calls_that_are_refused(native):
-    of = model((80, 24))
-    operands, settings = ragged([2], of)
-    run(of, "medium", *operands, **settings)
+    of = one_layer(80, 24)
+    run(of, "medium", **ragged([2], of))
     call = native.calls[0]
     for change, message in (
             ({"cell_clip": 0.0}, "cell_clip, proj_clip: expected more than 0"),
@@ -206,31 +195,26 @@ def shapes(native, most, slots):
 def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
     """Of the instances for so many slots, in two launches; 3 slots reach those of the replay as well."""
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 2 * slots)
-    (source,), (_, most, *clusters) = native.machine.embedded(), native.limits
-    text, ran, missed = native.machine.source(source), defaultdict(dict), defaultdict(dict)
+    text, (_, most, *clusters) = native.machine.source(SHIPPED), native.limits
+    ran, missed = defaultdict(dict), defaultdict(dict)
     cases, scale = list(shapes(native, most, slots)), torch.ones(6, 2)
 
     def collect(cases):
         for (dim, projection, limits, changes), bf16 in itertools.product(cases, (False, True)):
             native.device(*limits)
             native.changes = {"scale": scale.data_ptr()} | changes
-            of = model((dim, projection))
-            operands, settings = ragged([slots, slots, slots, 2], of, starts="scale" not in changes, bf16=bf16)
-            run(of, "medium", *operands, **settings)
-        for name, (reached, others) in coverage(native.machine, source).items():
-            ran[name] |= dict(reached)
-            missed[name] |= dict(others)
+            of = one_layer(dim, projection, 3.0, 3.0)
+            run(of, "medium", **ragged([slots, slots, slots, 2], of, starts="scale" not in changes, bf16=bf16))
+        for line in lines(native.machine, SHIPPED):
+            (ran if line.executed else missed)[line.kernel][line.number] = line.text
 
-    try:
-        native.machine.reset(source)
-        collect(cases)
-        for which in range(ARRIVALS):
-            native.machine.replace(source, held_back(text, which))
-            collect((*case, changes | {"timeout_ns": 1}) for *case, changes in cases
-                    if "scale" in changes and case[0] != 300)
-    finally:
-        native.machine.replace(source, text)
-    names = [name for name in ran if ran[name] and ("persistent" in name or slots == 3)]
+    native.machine.reset(SHIPPED)
+    collect(cases)
+    for which in range(ARRIVALS):
+        native.machine.replace(SHIPPED, held_back(text, which))
+        collect((*case, changes | {"timeout_ns": 1}) for *case, changes in cases
+                if "scale" in changes and case[0] != 300)
+    names = [name for name in ran if "persistent" in name or slots == 3]
     assert len(names) == {3: 6, 64: 2}.get(slots, 4)
     unreached = 0.07 * (clusters[0] == 0)  # share of lines that no shape here runs: a branch of each of sm_80's
     for name in names:
@@ -238,3 +222,47 @@ def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
         beyond = {at: line for at, line in left.items() if not UNREACHABLE.match(line)}
         assert len(ran[name]) > 800, (name, len(ran[name]))
         assert len(beyond) <= unreached * (len(ran[name]) + len(left)), (name, len(left), beyond)
+
+
+# ---- mutations that must be noticed -------------------------------------------------------------
+
+# Kind: the instruction, what takes its place, the sites that are tried, and how many may survive, being no faults.
+MUTATIONS = {
+    # Of the barriers around a verdict one is enough while no wait fails.
+    "no barrier": (r"bar\.sync[^;]*;", "", 6, 2),
+    "no arrival at the grid barrier": (r"red\.release[^;]*;", "", 3, 0),
+    "relaxed arrival": (r"red\.release", "red.relaxed", 3, 0),
+    "relaxed wait": (r"ld\.acquire", "ld.relaxed", 6, 0),
+    "relaxed flag": (r"st\.release", "st.relaxed", 2, 0),
+    # Each step waits for all copies before weights are used.
+    "a wait for copies less": (r"cp\.async\.wait_all;", "", 4, 1),
+    # The last: no block leaves before a grid barrier behind the last remote access.
+    "no barrier of the cluster": (r"barrier\.cluster\.(arrive|wait)[^;]*;", "", 4, 1),
+    "another block of the cluster": (r"(mapa[^,]*, [^,]*), [^;]*;", r"\1, 7;", 4, 0),
+    "no product": (r"mma\.sync[^;]*;", "", 4, 0),
+    # Of four blocks' m a cluster of two, as here, stores the second's three times.
+    "another place in shared memory": (r"((?:ld|st)\.shared\.[^\]]*)\]", r"\1+16]", 8, 1),
+    "another place in global memory": (r"((?:ld|st)\.global\.(?:nc|f32|u16|cg)[^\]]*)\]", r"\1+65536]", 6, 0),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_a_mutation_is_noticed(kind, native):
+    of, native.changes = one_layer(150, 40, 3.0, 3.0), {"timeout_ns": 10**6}
+    call, text = ragged([9, 9, 4], of, seed=1), native.machine.source(SHIPPED)
+
+    def same(changed):
+        native.machine.replace(SHIPPED, changed)
+        for seed in (0, 5, 6, 7, 8):  # those in which a block that reads partial sums comes last
+            native.machine.set(seed=seed)
+            native.device(*native.limits)
+            try:
+                check(native, of, call)
+            except AssertionError:
+                return False
+        return True
+
+    assert same(text)
+    ran = [line.number for line in lines(native.machine, SHIPPED) if line.executed and "persistent" in line.kernel]
+    check_mutations(same, text, ran, *MUTATIONS[kind])

@@ -9,22 +9,29 @@ from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing import relative_error
-from tests.ops.cuda.conftest import WAYS
 from tests.support import cuda_ops
-from tests.support.gpu_lstm import FIRING, LIMITS, check, layer, ragged, run, starting, text
+from tests.support.gpu_lstm import FIRING, LIMITS, check, layer, one_layer, ragged, run, starting, text
 from tests.support.models import SENTENCES, SHAPES, bilm, options
 from tests.support.op_cases import LENGTHS
 
-BY_WAYS = [(None, ("two layers", "no projection", "no clips", "clips that fire")[number % 4], precision, way)
-           for number, (way, precision) in enumerate(itertools.product(WAYS, LIMITS))]
-ON_PTX = [(generation, shape, "medium", way) for generation, way in zip((90, 80, 90), WAYS)
+# Rows of input projections that an arena holds: those of a table in full; of a block's unique rows; of few slots, which
+# step by turns.
+HELD = (None, 14, 8)
+ON_GRAPHS = [(None, ("two layers", "no projection", "no clips", "clips that fire")[number % 4], precision, held)
+             for number, (held, precision) in enumerate(itertools.product(HELD, LIMITS))]
+ON_PTX = [(generation, shape, "medium", held) for generation, held in zip((90, 80, 90), HELD)
           for shape in ("clips that fire", "no clips")]
 
 
-@pytest.mark.parametrize("native, shape, precision, operands_of", BY_WAYS + ON_PTX, indirect=["native", "operands_of"])
-def test_both_paths_agree_with_float64(native, shape, precision, operands_of):
+@pytest.mark.parametrize("native, shape, precision, held", ON_GRAPHS + ON_PTX, indirect=["native"])
+def test_both_paths_agree_with_float64(native, shape, precision, held, monkeypatch):
     """Each direction from its half of the inputs too; with NaN in three slots' states, which the starts replace."""
-    of, (inputs, index, state) = SHAPES[shape], operands_of(SHAPES[shape])
+    of, (inputs, index, state) = SHAPES[shape], text(SHAPES[shape])
+    if held:  # and many rows that are not read: they are not projected
+        monkeypatch.setattr(blocks, "rows_held", lambda layer: held)
+        inputs, index = torch.cat([torch.full_like(inputs, torch.nan)] * 9 + [inputs]), index + 9 * len(inputs)
+    if held == 8:
+        monkeypatch.setitem(lstm.MOST_SLOTS, "graph", 4)
     check(of, precision, inputs, index, state)
     for bounded in (False, True):
         check(of, precision, *text(of), halves=True, bounded=bounded)
@@ -35,7 +42,7 @@ def test_both_paths_agree_with_float64(native, shape, precision, operands_of):
         assert not native.calls[0]["initial_c"] and native.calls[-1]["initial_h"]
 
 
-WIDE = options({"dim": 700, "projection_dim": 600, "n_layers": 1, "cell_clip": 0.3, "proj_clip": 0.05})
+WIDE = one_layer(700, 600)
 
 
 @pytest.mark.parametrize("of, slots, count", [(FIRING, 7, 3), (WIDE, 7, 3), *(
@@ -44,8 +51,8 @@ WIDE = options({"dim": 700, "projection_dim": 600, "n_layers": 1, "cell_clip": 0
 @pytest.mark.parametrize("native", ["triton 90", "triton 80"], indirect=True)
 def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, of, slots, count):
     """In a program for each slot, and in two with inputs, and factors of fp16 rows, that differ by direction."""
-    operands, settings = ragged(torch.linspace(slots, 1, count).int().tolist(), of, bf16=bf16)
-    _, (h, c) = check(of, precision, *operands, halves=of is WIDE, **settings)
+    call = ragged(torch.linspace(slots, 1, count).int().tolist(), of, bf16=bf16)
+    _, (h, c) = check(of, precision, **call, halves=of is WIDE)
     assert all((part.abs() >= clip - 1e-6).any() for part, clip in ((h, of.lstm.proj_clip), (c, of.lstm.cell_clip)))
 
 

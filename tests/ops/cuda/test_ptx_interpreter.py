@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.ptx_machine import counters, coverage, launch, machine
+from tests.support.ptx_machine import GIVEN, counters, launch, lines, machine
 
 U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32
 TYPES = {"H": U16, "I": U32, "i": np.int32, "Q": np.uint64, "q": np.int64, "e": F16, "f": F32}
@@ -224,14 +224,12 @@ def test_what_is_in_order_is_no_trap(name):
 
 
 def test_counts_and_coverage():
-    def check(module, source):
-        counts = counters(module, source)["test"]
-        assert counts["ld.global.u32"] == dict(executed=1, threads=32, bytes=128, sectors=4, wavefronts=0, ideal=0)
-        assert (counts["st.shared.u32"]["wavefronts"], counts["st.shared.u32"]["ideal"]) == (8, 1)
-        assert [line for line, _ in coverage(module, source)["test"][1]] == [11]
-
     memory = np.zeros(72, U32)
     run("""mad.wide.u32 %at, %t, 4, %g; ld.global.u32 %x, [%at]; shl.b32 %y, %t, 7;
 and.b32 %y, %y, 1023; mov.b32 %z, s; add.s32 %y, %y, %z; st.shared.u32 [%y], 0; @%p bra past;
 mov.u32 %x, 7;
-past:""", threads=32, data=memory[-memory.ctypes.data % 32 // 4 :], then=check)
+past:""", threads=32, data=memory[-memory.ctypes.data % 32 // 4 :])
+    counts = counters(machine(), GIVEN)["test"]
+    assert counts["ld.global.u32"] == dict(executed=1, threads=32, bytes=128, sectors=4, wavefronts=0, ideal=0)
+    assert (counts["st.shared.u32"]["wavefronts"], counts["st.shared.u32"]["ideal"]) == (8, 1)
+    assert [line.number for line in lines(machine(), GIVEN) if not line.executed] == [11]

@@ -1,7 +1,7 @@
 """The Triton kernels, run from the PTX of sm_80 and sm_90 that Triton compiles them to, against float64.
 
 tests/ops has the shapes of the char encoder's ops; here are NaN, batch mates, edits, gradients and every configuration.
-Then the two small kernels of an LSTM step, value by value; test_cuda_lstm_paths runs the LSTM on them.
+test_cuda_lstm_paths has the two small kernels of an LSTM step.
 """
 
 import dataclasses
@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
-from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
-from tests.support import cuda_ops, triton_on_ptx
+from tests.support import cuda_ops
 from tests.support.cuda_ops import PRECISIONS
 from tests.support.engines import ON_TRITON, REFERENCE, Engine
 from tests.support.models import options
 from tests.support.op_cases import char_cnn_case, highway_case, linear_case
-from tests.support.triton_on_ptx import assert_close, check_case, configs, on_ptx, run
+from tests.support.ptx_machine import check_mutations
+from tests.support.triton_on_ptx import check_case, configs, on_ptx, run
 
 
 @pytest.fixture(autouse=True)
@@ -105,56 +105,52 @@ SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
                                          [[1, 16], [2, 32], [3, 64], [7, tile.bn + 16]])]}
 
 
-def grid_of(form):
-    """[(form, generation, operands, tile) of shipped configurations]: a few for the default run, the rest long."""
-    kernel, result = "highway" if form == "linear" else form, {}
-    kinds = [*PRECISIONS][form == "linear" :]  # whose first, ieee, PyTorch multiplies
-    for generation, operands, amount in itertools.product(configs.GENERATIONS, kinds, ("many", "few")):
-        for at, tile in enumerate(configs.tiles(kernel, generation, operands, amount)):
-            quick = operands == "fp16" and amount == "many" and at == 0
+def shipped():
+    """Rows of the test below, without linear's ieee, which PyTorch multiplies: a few for the default run."""
+    for form, generation, operands, amount in itertools.product(SHAPES, configs.GENERATIONS, PRECISIONS,
+                                                                ("many", "few")):
+        tiles = configs.tiles("highway" if form == "linear" else form, generation, operands, amount)
+        for at, tile in enumerate(tiles if (form, operands) != ("linear", "ieee") else ()):
+            marks = () if operands == "fp16" and amount == "many" and at == 0 else pytest.mark.long
             name = f"{form}-sm_{generation}-{operands}-{tile.bm}x{tile.bn}x{tile.bk}-{tile.warps}-{tile.stages}"
-            result.setdefault(name, pytest.param(form, generation, operands, tile, id=name,
-                                                 marks=() if quick else pytest.mark.long))
-    return [*result.values()]
+            yield pytest.param(form, generation, operands, tile, marks=marks, id=name)
 
 
-@pytest.mark.parametrize("form,generation,operands,tile", [row for form in SHAPES for row in grid_of(form)])
+@pytest.mark.parametrize("form,generation,operands,tile", [*shipped()])
 def test_every_configuration(monkeypatch, form, generation, operands, tile):
     on_ptx(monkeypatch, generation, tile)
     for case in SHAPES[form](tile):
         check_case(case, operands)
 
 
-def exactly(name, *given):
-    """The arguments of a step's kernel after it, and in float64 after the same in PyTorch."""
-    exact = [each.double() if torch.is_tensor(each) and each.is_floating_point() else each for each in given]
-    getattr(triton_on_ptx.lstm_pointwise, name)(*given)
-    getattr(torch_lstm_pointwise, name)(*exact)
-    return zip(given, exact)
+# As MUTATIONS of test_cuda_lstm_kernel.
+MUTATIONS = {
+    "no barrier": (r"bar\.sync[^;]*;", "", 9, 2),
+    # The last wait finds no copy left.
+    "a wait for copies less": (r"(cp\.async\.wait_group\s+)(\d+)", lambda m: f"{m[1]}{int(m[2]) + 2}", 4, 1),
+    # Joins two groups of a stage, which are waited for together.
+    "no group of copies": (r"cp\.async\.commit_group;", "", 4, 2),
+    "a wait for products less": (r"(wgmma\.wait_group\S*) (\d+)", lambda m: f"{m[1]} {int(m[2]) + 1}", 3, 0),
+    "no group of products": (r"wgmma\.commit_group[^;]*;", "", 2, 0),
+    # The second of an iteration: nothing was written since the first.
+    "no fence of products": (r"wgmma\.fence[^;]*;", "", 2, 1),
+    "no fence between proxies": (r"fence\.proxy[^;]*;", "", 2, 1),
+    "another place in shared memory": (r"(ldmatrix[^\]]*)\]", r"\1+32]", 4, 0),
+}
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", MUTATIONS)
 @pytest.mark.parametrize("generation", configs.GENERATIONS)
-@pytest.mark.parametrize("dtype,limit", [(torch.float16, 5e-4), (torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
-def test_pointwise(monkeypatch, generation, dtype, limit):
-    """Every argument against float64, with clips that fire, and NaN and infinity that they pass on and stop."""
-    torch.manual_seed(0)
-    on_ptx(monkeypatch, generation, registers=64)
-    dim, projection, slots, rows = 700, 600, 5, 9
-    meta = torch.tensor([[0, 3, -1, 8, 2], [1, 1, -1, 5, 7], [0, 1, 0, 0, 1]], dtype=torch.int32)
-    after = torch.tensor([[0, 3, 1, 8, 2], [1, 1, 2, 5, 7], [0, 1, 0, 1, 0]], dtype=torch.int32)
-    has_token, zh, r = meta[:2] >= 0, torch.randn(2, slots, 4 * dim), torch.randn(2, slots, projection)
-    for each in (zh, r):
-        each[0, 1, 5], each[1, 3, 550] = torch.nan, torch.inf
-    *_, c, m, _ = exactly(
-        "gates", zh, torch.randn(rows, 2, 4 * dim).to(dtype), torch.rand(rows, 2) if dtype == torch.float16 else None,
-        torch.randn(2, 4 * dim), meta, torch.randn(2, dim), torch.randn(2, slots, dim),
-        torch.zeros(2, slots, dim, dtype=dtype), 1.5)
-    assert_close(*c, 1e-6)
-    assert_close(*(each[has_token] for each in m), limit)
-    assert (c[1].abs() == 1.5).any() and (c[1].abs() < 1.5).any()
-    *_, h, operand, out, _ = exactly(
-        "hidden", r, meta, after, torch.randn(2, projection), torch.zeros(2, slots, projection),
-        torch.zeros(2, slots, projection, dtype=dtype), torch.zeros(slots, 2, projection), 1.25)
-    assert h[1].isnan().any() and (h[1].abs() == 1.25).any()
-    for found, value in (h, operand, (each.transpose(0, 1) for each in out)):
-        assert_close(found[has_token], value[has_token], 1e-7 if found.dtype == torch.float32 else 5e-3)
+def test_a_mutation_is_noticed(monkeypatch, generation, kind):
+    tile = configs.tiles("highway", generation, "fp16", "many")[0]
+    driver = on_ptx(monkeypatch, generation, tile)
+    case = highway_case(tile.bm, 512)
+    expected, = case.run(REFERENCE)
+
+    def same(changed):
+        driver.text = changed
+        return relative_error(run(case, "fp16"), expected) < ON_TRITON["fp16"]
+
+    assert same(None)
+    check_mutations(same, driver.ran, range(1, driver.ran.count("\n")), *MUTATIONS[kind])
