@@ -58,7 +58,7 @@ def test_the_tables_of_the_page_are_those_of_the_simulation():
     lines = [line for line in scaling.cost_table()[1] if line[:3] == ["original", "all, float32", "1 B"]]
     one = 1e9 / scaling.compute_rates()["original"] / 3600
     assert [float(line[4].split()[0]) * {"d": 24, "h": 1}[line[4].split()[1]] for line in lines] == pytest.approx(
-        [one * 1.05, one * 1.05 / 8, one * 1.05 / 64], rel=0.05)
+        [one * 1.07, one * 1.07 / 8, one * 1.07 / 64], rel=0.05)
 
 
 def test_the_shards_are_those_of_the_command():
