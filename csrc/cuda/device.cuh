@@ -32,7 +32,8 @@ struct TileC {
 // c += a b on tensor cores, m16n8k16.
 #define ELMO_MMA(type, name)                                              \
   ELMO_DEVICE void mma(TileC& c, const TileA& a, const TileB& b, type) {  \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 "    \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." name "." name            \
+        ".f32 "                                                           \
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
         : "+f"(c.r[0]), "+f"(c.r[1]), "+f"(c.r[2]), "+f"(c.r[3])          \
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));    \
@@ -48,16 +49,14 @@ ELMO_MMA(Bf16, "bf16")
     how(instruction : constraint(value) : __VA_ARGS__);                  \
     return value;                                                        \
   }
-#define ELMO_WORDS(declaration, instruction, ...)             \
-  ELMO_DEVICE uint4 declaration {                             \
-    uint4 w;                                                  \
-    asm volatile(instruction " {%0, %1, %2, %3}, [%4];"       \
-                 : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) \
-                 : __VA_ARGS__);                              \
-    return w;                                                 \
+#define ELMO_WORDS(declaration, instruction, ...)                                                                    \
+  ELMO_DEVICE uint4 declaration {                                                                                    \
+    uint4 w;                                                                                                         \
+    asm volatile(instruction " {%0, %1, %2, %3}, [%4];" : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w) : __VA_ARGS__); \
+    return w;                                                                                                        \
   }
 #define ELMO_EFFECT(declaration, instruction, ...) \
-  ELMO_DEVICE void declaration { asm volatile(instruction ::__VA_ARGS__ : "memory"); }
+  ELMO_DEVICE void declaration { asm volatile(instruction::__VA_ARGS__ : "memory"); }
 
 // A tile of weights from global memory, past L1. Volatile: what is kept in registers is not loaded again.
 ELMO_WORDS(load_weights(const char* from), "ld.global.nc.L1::no_allocate.v4.u32", "l"(from))
@@ -95,10 +94,10 @@ ELMO_EFFECT(sync_threads(int barrier, int threads), "bar.sync %0, %1;", "r"(barr
 
 ELMO_EFFECT(add_release(uint32_t* to), "red.release.gpu.global.add.u32 [%0], 1;", "l"(to))
 ELMO_EFFECT(store_relaxed(uint32_t* to, uint32_t value), "st.relaxed.gpu.global.u32 [%0], %1;", "l"(to), "r"(value))
-ELMO_VALUE(asm volatile, uint32_t, load_acquire(const uint32_t* from), "ld.acquire.gpu.global.u32 %0, [%1];",
-           "=r", "l"(from) : "memory")
-ELMO_VALUE(asm volatile, uint32_t, load_relaxed(const uint32_t* from), "ld.relaxed.gpu.global.u32 %0, [%1];",
-           "=r", "l"(from) : "memory")
+ELMO_VALUE(asm volatile, uint32_t, load_acquire(const uint32_t* from), "ld.acquire.gpu.global.u32 %0, [%1];", "=r",
+           "l"(from) : "memory")
+ELMO_VALUE(asm volatile, uint32_t, load_relaxed(const uint32_t* from), "ld.relaxed.gpu.global.u32 %0, [%1];", "=r",
+           "l"(from) : "memory")
 ELMO_VALUE(asm volatile, int64_t, nanoseconds_now(), "mov.u64 %0, %globaltimer;", "=l", )
 
 // ---- clusters: `rank` is another block's number in the cluster, pointers are to this block's shared memory. To be

@@ -122,8 +122,8 @@ struct Barrier {
   uint32_t unused[31];
 };
 
-// Offsets in bytes into a call's scratch. What it begins with, a barrier for each direction and the abort flag on a line
-// of its own, is zeroed before a launch.
+// Offsets in bytes into a call's scratch. What it begins with, a barrier for each direction and the abort flag on a
+// line of its own, is zeroed before a launch.
 struct Scratch {
   size_t abort, operands, partials, size;
 
