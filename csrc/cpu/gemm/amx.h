@@ -120,8 +120,12 @@ struct AmxGemm {
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
     const Operands from = {block + k0 / tile_k * (Parts * tile_bytes), tile_rows * row_bytes(k_total), right};
     const int64_t steps = padded(k) / tile_k, row_tiles = rows > tile_rows ? 2 : 1;
-    const int64_t quarter = padded(k) * bytes_per_k / 4, lines = quarter / 64 / parts;
-    const Prefetch next = {quarter, lines, steps * row_tiles * 2 * products, right + 4 * quarter + 64 * lines * part};
+    const int64_t quarter = padded(k) * bytes_per_k / 4;
+    // With a single tile of rows the dots are too few to hide the fetches of all lines: the neighbour is left to the
+    // hardware.
+    const int64_t stride = parts == 1 && row_tiles == 1 ? 128 : 64, lines = quarter / stride / parts;
+    const Prefetch next = {quarter, stride, lines, steps * row_tiles * 2 * products,
+                           right + 4 * quarter + stride * lines * part};
     const auto width = static_cast<int64_t>(ldc);
     if (row_tiles == 2) sum(Numbers<4>{}, Numbers<4 * products>{}, from, steps, start, c, width, next, between);
     else sum(Numbers<2>{}, Numbers<2 * products>{}, from, steps, start, c, width, next, between);
@@ -142,12 +146,12 @@ struct AmxGemm {
   // A block's share of the next unit, evenly between its dots. Four lines at a time, a quarter of the unit apart:
   // memory serves four streams faster than one.
   struct Prefetch {
-    const int64_t quarter, lines, dots;  // bytes; lines of each stream
+    const int64_t quarter, stride, lines, dots;  // bytes; lines of each stream
     const char* from;
     int64_t due = 0;
 
     void between_dots() {
-      for (due += lines; due >= dots; due -= dots, from += 64)
+      for (due += lines; due >= dots; due -= dots, from += stride)
         for (int stream = 0; stream < 4; ++stream) __builtin_prefetch(from + stream * quarter, 0, 2);
     }
   };
