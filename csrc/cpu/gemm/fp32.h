@@ -56,7 +56,7 @@ void fill_tiles(Function** table) {
 }
 
 // c [R, 2 vectors, row stride ldc] = start + a [k, R] x b [k, panel_width]; prefetches `Lines` cache lines from `next`
-// on for each k.
+// on for every second k.
 template <class Vec, int Lines>
 struct PackedTile {
   using Function = void(const float*, const float*, int64_t, Start, float*, size_t, const char*);
@@ -65,14 +65,17 @@ struct PackedTile {
   static void run(const float* a, const float* b, int64_t k, Start start, float* c, size_t ldc, const char* next) {
     typename Vec::F sum[R][2];
     clear_sums<Vec>(sum);
-    for (; k > 0; --k) {
-      if (Lines > 0) __builtin_prefetch(next, 0, 2);
-      if (Lines > 1) __builtin_prefetch(next + 64, 0, 2);
+    const auto add = [&] {
       add_products<Vec>(a, 1, b, sum);
       a += R;
       b += 2 * Vec::width;
-      next += 64 * Lines;
+    };
+    for (; k > 1; k -= 2, next += 64 * Lines) {
+      ELMO_FAST_UNROLL
+      for (int line = 0; line < Lines; ++line) __builtin_prefetch(next + 64 * line, 0, 2);
+      add(), add();
     }
+    if (k) add();
     store_sums<Vec>(sum, start, c, ldc);
   }
 };
@@ -115,6 +118,7 @@ struct Fp32Gemm {
     fill_tiles<PackedTile<Vec, 0>, Vec::rows>(table_[0]);
     fill_tiles<PackedTile<Vec, 1>, Vec::rows>(table_[1]);
     fill_tiles<PackedTile<Vec, 2>, Vec::rows>(table_[2]);
+    fill_tiles<PackedTile<Vec, 4>, Vec::rows>(table_[4]);
   }
 
   // Around products with left operands of `rows` rows in all.
@@ -145,16 +149,18 @@ struct Fp32Gemm {
   template <class Between>
   void multiply(const char* block, int64_t /*k_total*/, int rows, int64_t k0, int64_t k, const char* right, Start start,
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& /*between*/) const {
-    const int lines = parts == 1 ? 2 : part < 2 ? 1 : 0;  // per k; a unit has two lines per k
-    const char* next = right + k * bytes_per_k + (lines == 1 ? part * k * 64 : 0);
+    // A unit has four lines for two k. Prefetches in flight hold the buffers that misses of the first-level cache need,
+    // so up to four blocks share them.
+    const int sharing = parts < 2 ? 1 : parts < 4 ? 2 : 4, lines = 4 / sharing;
+    const char* next = right + k * bytes_per_k + part * (k / 2) * (64 * lines);
     static constexpr float zeros[panel_width] = {};
     if (!start.rows) start = {zeros, 0};
-    table_[lines][rows](reinterpret_cast<const float*>(block) + k0 * rows, reinterpret_cast<const float*>(right), k,
-                        start, c, ldc, next);
+    table_[part < sharing ? lines : 0][rows](reinterpret_cast<const float*>(block) + k0 * rows,
+                                             reinterpret_cast<const float*>(right), k, start, c, ldc, next);
   }
 
  private:
-  typename PackedTile<Vec, 0>::Function* table_[3][Vec::rows + 1];
+  typename PackedTile<Vec, 0>::Function* table_[5][Vec::rows + 1];  // by lines of PackedTile
 };
 
 // c [R, panel_width] += rows of `a`, `runs` panels that lie `step` floats apart, x b [runs * panel_width, panel_width].

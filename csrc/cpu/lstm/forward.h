@@ -123,11 +123,10 @@ class LstmLoop : InputGemm<Gemm> {
   // Gates and cells of this thread's tiles, one tile after the other.
   void make_cells(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
     for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-      gather_projections(t, tile);
       const char* right = d_.weights + weights_.recurrent + tile * weights_.recurrent_tile;
       float* const z = gates(t, tile);
       for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.projection))
-        multiply_panel(gemm_, h, blocks, right, {z + first, gate_width}, z + first, gate_width);
+        multiply_panel(gemm_, h, blocks, right, {}, z + first, gate_width);
       for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
     }
   }
@@ -140,22 +139,16 @@ class LstmLoop : InputGemm<Gemm> {
     multiply_tiles(gemm_, h, blocks, d_.weights + weights_.recurrent, tiles_, own_sums(), rows);
   }
 
-  // gates [batch size, gate_width] = x W + B of the step's rows; the next tile's are prefetched meanwhile.
-  void gather_projections(int64_t t, int64_t tile) {
-    for (int64_t slot = 0; slot < d_.batch_sizes[t]; ++slot) {
-      this->prefetch_projections(tile + 1, unique_index(t, slot));
-      const float* const from = this->projections(tile) + unique_index(t, slot) * gate_width;
-      float* const to = gates(t, tile) + slot * gate_width;
-      for (int64_t k = 0; k < gate_width; k += Vec::width) Vec::store(to + k, Vec::load(from + k));
-    }
-  }
-
   // Gates -> c, m of one block's rows in one tile. Two passes: the second waits for the first's long chain of
   // operations, and side by side with other rows' the waits overlap.
   void update_cells(int64_t t, int64_t tile, const Blocks& blocks, int64_t b) {
     const int64_t begin = blocks.begin(b), end = begin + blocks.size(b);
     float* const z = gates(t, tile);
-    for (int64_t slot = begin; slot < end; ++slot) update_cell(z + slot * gate_width, cells(tile, slot));
+    for (int64_t slot = begin; slot < end; ++slot) {
+      const int64_t index = unique_index(t, slot);
+      this->prefetch_projections(tile + 1, index);
+      update_cell(this->projections(tile) + index * gate_width, z + slot * gate_width, cells(tile, slot));
+    }
     if constexpr (Save)
       copy_floats(saved_.cells + (tile * d_.packed_rows + d_.row_begin[t] + begin) * Vec::width, cells(tile, begin),
                   (end - begin) * Vec::width);
@@ -174,18 +167,21 @@ class LstmLoop : InputGemm<Gemm> {
     }
   }
 
-  // z [gate_width], c [vector] -> c, and sigmoid(o) instead of o; with Save all activations instead of their arguments.
-  void update_cell(float* z, float* c) const {
-    const F forget = Gemm::Activations::sigmoid(Vec::load(z + 2 * Vec::width) + Vec::set1(1.0f));
-    const F input = Gemm::Activations::sigmoid(Vec::load(z));
-    const F candidate = Gemm::Activations::tanh(Vec::load(z + Vec::width));
+  // x W + B and z = h W_h [gate_width], c [vector] -> c, and sigmoid(o) in place of o's z; with Save all activations.
+  void update_cell(const float* x, float* z, float* c) const {
+    const auto gate = [x, z](int64_t number) {
+      return Vec::load(z + number * Vec::width) + Vec::load(x + number * Vec::width);
+    };
+    const F forget = Gemm::Activations::sigmoid(gate(2) + Vec::set1(1.0f));
+    const F input = Gemm::Activations::sigmoid(gate(0));
+    const F candidate = Gemm::Activations::tanh(gate(1));
     if constexpr (Save) {
       Vec::store(z, input);
       Vec::store(z + Vec::width, candidate);
       Vec::store(z + 2 * Vec::width, forget);
     }
     Vec::store(c, clip(forget * Vec::load(c) + input * candidate, cell_limit_));
-    Vec::store(z + 3 * Vec::width, Gemm::Activations::sigmoid(Vec::load(z + 3 * Vec::width)));
+    Vec::store(z + 3 * Vec::width, Gemm::Activations::sigmoid(gate(3)));
   }
 
   static F clip(F x, F limit) { return Vec::at_most(limit, Vec::at_least(Vec::set1(0.0f) - limit, x)); }
