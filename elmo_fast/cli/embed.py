@@ -56,8 +56,9 @@ def _add_embed(commands) -> None:
     factors = value_of(lambda text: tuple(map(float, text.split(","))), "numbers with commas between them", bool)
     layers.add_argument("--weights", dest="layers", type=factors, metavar="W,W,...", help="the sum of the layers, each "
                         "times its factor")
-    add("--batch-size", type=at_least(1), default=choices.DEFAULT_BATCH_SIZE, help=f"sentences at a time, at most "
-        f"{choices.MOST_SENTENCES:,} (default: %(default)s)")
+    size = choices.DEFAULT_BATCH_SIZE
+    add("--batch-size", type=at_least(1), help=f"sentences at a time, at most {choices.MOST_SENTENCES:,} (default: "
+        f"{size}; {2 * size} where that is faster)")
     add("--resume", action="store_true", help="go on with what a run that did not end has left")
     add("--allow-blank", action="store_true", help="give texts without tokens arrays without tokens")
     add("--token-table", metavar="FILE", help="take token vectors from a file that cache wrote")
@@ -192,7 +193,7 @@ def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences,
     return Target(output_file, layout, form, options if layout == "allennlp" else {})
 
 
-def _ray_writer(target: "Target", state: str, batch_size: int, resume: bool, cuda_device: int, address: str,
+def _ray_writer(target: "Target", state: str, batch_size: int | None, resume: bool, cuda_device: int, address: str,
                 workers: int | None, cpus: int, gpus: int) -> Callable[..., None]:
     """What writes a target with Ray, a function of texts, model and progress; refuses flags of one process alone."""
     from elmo_fast.scale import Pool

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, check_path
+from elmo_fast.choices import check_path
 from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Target, write_corpus
 from elmo_fast.embed.embedder import ElmoEmbedder
@@ -52,13 +52,14 @@ class LoadedElmo:
         self.bilm = bilm
 
     def embed(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
-              batch_size: int = DEFAULT_BATCH_SIZE) -> list[np.ndarray]:
+              batch_size: int | None = None) -> list[np.ndarray]:
         """Vectors of texts, in order: float32 [layers, tokens, 2 P] a text.
 
         `layers`: `all`, `top`, `average`, or a factor for each layer; all but `all` drop the first axis. `pool`
         drops the axis of tokens: `mean`, `max`, or `first_last`, the forward half of the last token beside the backward
         half of the first token. `state` as in `BiLm`: with `warm` and `zero` vectors depend on the text alone.
-        `batch_size` texts run at a time. A text without tokens cannot be pooled.
+        `batch_size` texts run at a time, by default as many as `ElmoEmbedder.embed_sentences` chooses. A text without
+        tokens cannot be pooled.
         """
         form = Form(layers, pool).check(self.bilm.num_layers)
         texts = list(_texts(sentences, pool))
@@ -66,7 +67,7 @@ class LoadedElmo:
             return list(self._run(texts, form, batch_size))
 
     def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
-               batch_size: int = DEFAULT_BATCH_SIZE) -> Iterator[np.ndarray]:
+               batch_size: int | None = None) -> Iterator[np.ndarray]:
         """As `embed`, lazily: texts are read as they are needed, also without an end, and memory is bounded.
 
         The model's state is `state` until the iteration ends.
@@ -93,7 +94,7 @@ class LoadedElmo:
             return float(first @ second / (np.linalg.norm(first) * np.linalg.norm(second)))
 
     def save_vectors(self, path: str | os.PathLike, sentences: Iterable[Given], layers: Layers = "all",
-                     state: str = "warm", pool: str | None = None, batch_size: int = DEFAULT_BATCH_SIZE, *,
+                     state: str = "warm", pool: str | None = None, batch_size: int | None = None, *,
                      dtype: str = "float32", layout: str | None = None, targets: Iterable[str] | None = None,
                      resume: bool = False, progress: bool | str = False) -> None:
         """Write the arrays of `embed` as they come, to be read with `open_embeddings`.
@@ -125,7 +126,7 @@ class LoadedElmo:
         finally:
             self.bilm.state = before
 
-    def _run(self, texts: Iterable[Text], form: Form, batch_size: int) -> Iterator[np.ndarray]:
+    def _run(self, texts: Iterable[Text], form: Form, batch_size: int | None) -> Iterator[np.ndarray]:
         """What the form keeps of the stream: a `map`, which adds no frame above the stream's."""
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors

@@ -27,7 +27,7 @@ class Settings:
 
     form: Form
     state: str
-    batch_size: int
+    batch_size: int | None
     cpus: int
     gpus: float = 0
 
@@ -36,7 +36,8 @@ class Settings:
             raise ValueError("state: expected zero or warm, got carry: the texts of a stream have an order in which "
                              "states are carried, those that workers share have none")
         check_choice("state", self.state, FREE_STATES)
-        check_count("batch_size", self.batch_size, most=MOST_SENTENCES)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size, most=MOST_SENTENCES)
         check_count("num_cpus", self.cpus)
 
     @property

@@ -8,6 +8,7 @@ import torch
 
 from elmo_fast import ElmoEmbedder, load, open_embeddings
 from elmo_fast.compat.bilm import BidirectionalLanguageModel
+from elmo_fast.embed import embedder
 from elmo_fast.embed import stream as slot_stream
 from elmo_fast.embed.api import LoadedElmo
 from elmo_fast.model.bilm import BiLm
@@ -16,7 +17,7 @@ from elmo_fast.model.token_table.lookup import TokenEncoder
 from elmo_fast.testing import SAME_MODEL
 from tests.support.files import paths, run, write_model
 from tests.support.grid import grid
-from tests.support.models import SHAPES, bilm, texts, weights
+from tests.support.models import SHAPES, bilm, options, texts, weights
 
 
 def check(texts, size, shape="two layers", backend="native", **arguments):
@@ -246,6 +247,23 @@ def test_a_batch_is_no_larger_than_the_text(state, batch_size, monkeypatch):
     assert begun == [3] * 4
     if state == "carry":
         assert large.elmo_bilm.lstm._states[0].shape[1] == 3
+
+
+@pytest.mark.parametrize("state, precision, projection, tiles, expected", [
+    ("warm", "medium", 256, True, 128), ("zero", "high", 256, True, 128), ("carry", "medium", 256, True, 64),
+    ("warm", "highest", 256, True, 64), ("warm", "medium", 255, True, 64), ("warm", "medium", 256, False, 64)])
+def test_sentences_at_a_time_by_default(monkeypatch, state, precision, projection, tiles, expected):
+    monkeypatch.setattr(embedder, "runs_precision", lambda _: tiles)
+    begun, begin = [], slot_stream.SlotStream._begin
+    monkeypatch.setattr(slot_stream.SlotStream, "_begin",
+                        lambda stream, slots: begun.append(slots) or begin(stream, slots))
+    model = bilm(options({"dim": 8, "projection_dim": projection}), state=state, precision=precision)
+    sentences = texts(140, longest=2)
+    every = [list(ElmoEmbedder.from_bilm(model).embed_sentences(sentences, size)) for size in (None, 140)]
+    assert begun == [expected, 140]
+    if state != "carry":
+        for found, of_all in zip(*every, strict=True):
+            np.testing.assert_array_equal(found, of_all)
 
 
 @pytest.mark.parametrize("batch_size", [(1 << 20) + 1, 10**7, 2**70])
