@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import agreement, common, floor, models, workloads
+from benchmarks import agreement, common, floor, models, recorded, workloads
 from benchmarks.peers import allennlp, tensorflow_elmo
 
 SENTENCE_TOKENS = 25
@@ -316,7 +316,8 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def parse() -> argparse.Namespace:
     parser = common.make_parser(
-        __doc__, "embed-MODEL.json", ("--batch-size", 64, "sentences in a batch, slots of a stream"),
+        __doc__, "embed-MODEL.json or embed-MODEL-amx.json",
+        ("--batch-size", 64, "sentences in a batch, slots of a stream"),
         ("--batches", 8, "batches of text in a turn of ours"),
         ("--peer-batches", 2, "batches in a turn of the slow sides, and in the comparison"),
         ("--rounds", 5, "turns of each"))
@@ -341,7 +342,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
-    return common.run_and_write(arguments, run, f"embed-{arguments.model}.json", common.table)
+    return common.run_and_write(arguments, run, f"embed-{arguments.model}{recorded.suffix()}.json", common.table)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """The result files of the CPU under `results/`, and their rows."""
 
 import json
+import re
 from collections.abc import Iterator
 
 from benchmarks import common
+from elmo_fast.bench.machine import machine as this_machine
 
 SIZES = ("original", "medium", "small")
+SUFFIXES = {"AVX-512": "", "AMX": "-amx"}  # of the files `embed-SIZE` by processor
 WAYS = ("slots of 64", "one batch of 64", "one sentence")
 
 
@@ -28,9 +31,18 @@ def machine(name: str) -> str:
     """Processor, cores, instruction sets, torch and day of a file."""
     found = read(name)
     cpu = found["machine"]["cpu"]
-    vectors = "AMX" if "amx_bf16" in cpu["features"] else "AVX-512" if "avx512f" in cpu["features"] else "AVX2"
+    model = re.sub(r"\((R|TM)\)| Processor", "", cpu["model"])
     torch = found["machine"]["torch"].split("+")[0]
-    return f"{cpu['cores']} cores of an {cpu['model']} with {vectors}, torch {torch}, {found['date'][:10]}"
+    return f"{cpu['cores']} cores of an {model} with {_vectors(cpu['features'])}, torch {torch}, {found['date'][:10]}"
+
+
+def suffix() -> str:
+    """What the names of result files of this machine end in."""
+    return SUFFIXES.get(_vectors(this_machine()["cpu"]["features"]), "")
+
+
+def _vectors(features: list[str]) -> str:
+    return "AMX" if "amx_bf16" in features else "AVX-512" if "avx512f" in features else "AVX2"
 
 
 def one(name: str, **wanted) -> dict:
@@ -40,5 +52,6 @@ def one(name: str, **wanted) -> dict:
     return found[0]
 
 
-def ours(size: str, way: str) -> dict:
-    return one(f"embed-{size}", variant="ours", precision="highest", way=way)
+def ours(size: str, way: str, precision: str = "highest", suffix: str = "") -> dict:
+    """Our row of a size and way, on the machine whose files have the suffix."""
+    return one(f"embed-{size}{suffix}", variant="ours", precision=precision, way=way)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import common, scaling
 from benchmarks.charts import drawn, svg
-from benchmarks.recorded import SIZES, WAYS, machine, one, ours, read, recorded, rows
+from benchmarks.recorded import SIZES, SUFFIXES, WAYS, machine, one, ours, read, recorded, rows
 
 PAGES = ("README.md", "benchmarks/README.md", *(f"docs/{name}.md" for name in ("performance", "serving", "scaling")))
 PEER_SIZES = ("original", "small", "bundled")
@@ -36,26 +36,47 @@ def markdown(head: list[str], lines: list[list[str]]) -> str:
 
 
 def speed() -> str:
-    """Ratios to AllenNLP by size and way, `highest`."""
-    head = ["model", "a stream of sentences (`embed_sentences`, the command)", "one batch of 64", "one sentence"]
-    return markdown(head, [[size, *(f"{ours(size, way)['times_as_fast']:.1f} x" for way in WAYS)] for size in SIZES])
+    """Ratios to AllenNLP by size, processor, precision and way, with shares of the floor."""
+    def cell(row: dict) -> str:
+        return f"{row['times_as_fast']:.1f} x ({row['share']:.0%})"
+
+    stream = "a stream of sentences (`embed_sentences`, the command)"
+    head = ["model", "processor, precision", stream, "one batch of 64", "one sentence"]
+    kinds = [("AVX-512", "highest"), ("AMX", "highest"), ("AMX", "medium")]
+    return markdown(head, [[size, f"{processor}, `{precision}`",
+                            *(cell(ours(size, way, precision, SUFFIXES[processor])) for way in WAYS)]
+                           for size in SIZES for processor, precision in kinds])
 
 
 def speed_machine() -> str:
     """Where `speed` was measured."""
-    return machine("embed-original")
+    return "; ".join(machine(f"embed-original{suffix}") for suffix in SUFFIXES.values())
 
 
 def embed() -> str:
     """Every row of ours with its floor."""
     lines = []
-    for size in SIZES:
-        for row in rows(f"embed-{size}", variant="ours"):
-            least = f"{row['floor_tokens_per_s']:,.0f}" if "share" in row else "-"
-            share = f"{row['share']:.0%}" if "share" in row else "-"
-            lines.append([size, row["way"], row["precision"], least, f"{row['tokens_per_s']:,.0f}", share,
-                          f"{row['times_as_fast']:.1f}"])
-    return markdown(["size", "way", "precision", "tokens/s floor", "reached", "share", "ratio to AllenNLP"], lines)
+    for processor, suffix in SUFFIXES.items():
+        for size in SIZES:
+            for row in rows(f"embed-{size}{suffix}", variant="ours"):
+                least = f"{row['floor_tokens_per_s']:,.0f}" if "share" in row else "-"
+                share = f"{row['share']:.0%}" if "share" in row else "-"
+                case = processor, size, row["way"], row["precision"]
+                lines.append([*case, least, f"{row['tokens_per_s']:,.0f}", share, f"{row['times_as_fast']:.1f}"])
+    head = ["processor", "size", "way", "precision", "tokens/s floor", "reached", "share", "ratio to AllenNLP"]
+    return markdown(head, lines)
+
+
+def layer() -> str:
+    """A layer beside oneDNN's."""
+    def cells(row: dict) -> list[str]:
+        theirs = one("layer-original-amx", variant="onednn", precision=row["precision"], rows=row["rows"])
+        step = [f"{1e3 * each['median'] / steps:.2f}" for each in (row, theirs)]
+        return [row["precision"], str(row["rows"]), *step, f"{1 / theirs['times_as_fast_as_ours']:.2f} x"]
+
+    steps = read("layer-original-amx")["settings"]["steps"]
+    head = ["precision", "rows", "elmo-fast, ms a step", "oneDNN", "ratio"]
+    return markdown(head, [cells(row) for row in rows("layer-original-amx", variant="ours")])
 
 
 def peers() -> str:
@@ -181,10 +202,10 @@ def _both(trainer: dict) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "speed": speed, "speed machine": speed_machine, "embed": embed, "peers": peers,
-    "peers machine": peers_machine, "token table": token_table, "train": train,
-    "train ratio": train_ratio, "reference": reference, "io": io, "io stages": io_stages, "io memory": io_memory,
-    "io machine": io_machine, "serve": serve,
+    "speed": speed, "speed machine": speed_machine, "embed": embed, "layer": layer,
+    "layer machine": lambda: machine("layer-original-amx"), "peers": peers, "peers machine": peers_machine,
+    "token table": token_table, "train": train, "train ratio": train_ratio, "reference": reference, "io": io,
+    "io stages": io_stages, "io memory": io_memory, "io machine": io_machine, "serve": serve,
     "scaling rates": lambda: markdown(*scaling.rate_table()), "scaling costs": lambda: markdown(*scaling.cost_table())}
 
 

@@ -1,10 +1,12 @@
 """oneDNN's LSTM with projection as a peer of one layer, in its own process, from an installation the user names."""
 
+import os
 import subprocess
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks import common
 
@@ -19,7 +21,9 @@ class OneDnnError(RuntimeError):
 
 
 class OneDnnLstm:
-    """One direction of a layer from zero states, without clips. A context manager: it ends the process.
+    """One direction of a layer from zero states, without clips, on PyTorch's number of threads.
+
+    A context manager: it ends the process.
 
     `prefix` has `include/oneapi/dnnl` and `lib/libdnnl.so` (the packages onednn-devel-cpu-gomp and onednn-cpu-gomp put
     both under the prefix of their environment). x [T, B, I]; W [I + P, 4 D], B [4 D], W_P [D, P] as
@@ -36,7 +40,8 @@ class OneDnnLstm:
         (folder / "operands").write_bytes(b"".join(np.float32(part).tobytes() for part in operands))
         _compile(prefix, folder / "program")
         sizes = [str(size) for size in (*x.shape, cells, projection)]
-        self._process = subprocess.Popen([folder / "program", TYPES[precision], *sizes, folder], text=True,
+        threads = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        self._process = subprocess.Popen([folder / "program", TYPES[precision], *sizes, folder], text=True, env=threads,
                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.implementation = self._process.stdout.readline().strip()
         if not self.implementation:
