@@ -25,6 +25,7 @@ with extra("parquet"):
 FORMAT_VERSION = 1
 _ABOUT = b"elmo_fast"  # schema metadata: JSON of the form, the fingerprint and the shape of a row
 _BATCH = 8 << 20  # bytes of float32 in a row group or record batch
+_PAGE = 1 << 16  # bytes; larger pages of nested lists take longer to write and to read
 _MOST_TEXTS = 1 << 14
 _KEPT = 4  # batches
 
@@ -144,7 +145,7 @@ def _writer(disk: Disk, layout: str, schema: "pa.Schema"):
     if layout == "arrow":
         return pa.ipc.new_file(disk, schema)
     return pq.ParquetWriter(disk, schema, compression="none", use_dictionary=False, write_statistics=False,
-                            write_page_checksum=True)
+                            write_page_checksum=True, data_page_size=_PAGE)
 
 
 class ColumnsSource(Embeddings):
