@@ -21,9 +21,8 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.sources import NAMED_MODELS
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.ops.backend import resolve
-from elmo_fast.ops.cpu import runs_precision
 from elmo_fast.ops.device import to_host
+from elmo_fast.ops.linear import computes_in
 from elmo_fast.text.batching import check_batch, check_iterable, check_sentence, groups_of
 
 DEFAULT_OPTIONS_FILE = f"{NAMED_MODELS['original']}options.json"
@@ -132,8 +131,7 @@ class ElmoEmbedder:
             return check_count("batch_size", batch_size, most=MOST_SENTENCES)
         bilm, weight = self.elmo_bilm, next(self.elmo_bilm.parameters())
         is_wide = bilm.state in FREE_STATES and bilm.get_output_dim() >= _WIDE
-        on_tiles = (bilm.precision != "highest" and resolve("projected_lstm", bilm.backend, weight) == "native"
-                    and runs_precision(bilm.precision))
+        on_tiles = weight.device.type == "cpu" and computes_in(weight, bilm.backend, bilm.precision) != "highest"
         return 2 * DEFAULT_BATCH_SIZE if is_wide and on_tiles else DEFAULT_BATCH_SIZE
 
     def _run_of(self, batch_size: int,

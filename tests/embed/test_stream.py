@@ -253,7 +253,7 @@ def test_a_batch_is_no_larger_than_the_text(state, batch_size, monkeypatch):
     ("warm", "medium", 256, True, 128), ("zero", "high", 256, True, 128), ("carry", "medium", 256, True, 64),
     ("warm", "highest", 256, True, 64), ("warm", "medium", 255, True, 64), ("warm", "medium", 256, False, 64)])
 def test_sentences_at_a_time_by_default(monkeypatch, state, precision, projection, tiles, expected):
-    monkeypatch.setattr(embedder, "runs_precision", lambda _: tiles)
+    monkeypatch.setattr(embedder, "computes_in", lambda *arguments: arguments[-1] if tiles else "highest")
     begun, begin = [], slot_stream.SlotStream._begin
     monkeypatch.setattr(slot_stream.SlotStream, "_begin",
                         lambda stream, slots: begun.append(slots) or begin(stream, slots))
