@@ -109,6 +109,11 @@ void run_quarters(Rows& rows) {
   }
 }
 
+template <class Rows>
+void finish_rows(Rows& rows) {
+  while (rows.active()) run_quarters(rows);
+}
+
 }  // namespace
 
 // Columns [panel * panel_width, ...) of a row-major [k, columns] matrix.
@@ -184,7 +189,7 @@ void multiply_panel(const Gemm& gemm, const Left<Gemm>& left, const Blocks& bloc
 }
 
 // Products of `left` with both panels of every tile, each into one half of `sums` (two tiles [rows, gate_width]);
-// `rows` takes a tile's sums between the dots of the next tile.
+// `rows` takes a tile's sums between the dots of the next tile, and finish_rows the last one's.
 template <class Gemm, class Rows>
 void multiply_tiles(const Gemm& gemm, const Left<Gemm>& left, const Blocks& blocks, const char* right,
                     const Partition& tiles, float* sums, Rows& rows) {
@@ -195,13 +200,12 @@ void multiply_tiles(const Gemm& gemm, const Left<Gemm>& left, const Blocks& bloc
     for (int64_t panel = 0; panel < 2; ++panel)
       multiply_panel(gemm, left, blocks, right + (2 * tile + panel) * panel_bytes<Gemm>(left.k), {},
                      Gemm::sum_at(z, gate_width, 0, 2 * panel), gate_width, rows);
-    while (rows.active()) run_quarters(rows);
+    finish_rows(rows);
     rows.rows = blocks.rows;
     rows.row = 0;
     rows.sums = z;
     rows.begin(tile);
   }
-  while (rows.active()) run_quarters(rows);
 }
 
 }  // namespace elmo_fast::cpu

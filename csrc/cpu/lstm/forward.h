@@ -2,7 +2,8 @@
 //
 // Per chunk: x W + B of its unique rows. Per step: gates and cells of this thread's tiles, barrier, projection of
 // this thread's columns, which also writes the next step's h operand, barrier. A thread reads x W + B and cells only
-// where it wrote them. Without a projection the cells write the next h operand and the second barrier falls away.
+// where it wrote them. A team of one projects each unit of m while it is in the cache. Without a projection the cells
+// write the next h operand and the second barrier falls away.
 //
 // With Save the activations of the gates, the cells and m W_P before its clip stay in `saved`, where the gradients
 // read them (layout.h); the numbers are the same.
@@ -55,8 +56,9 @@ class LstmLoop : InputGemm<Gemm> {
   Left<Gemm> h_operand(int64_t t) const { return {d_.scratch + scratch_.h[t & 1], shape_.projection}; }
   // The unit of m that holds `cell`.
   Left<Gemm> m_operand(int64_t cell) const {
-    const int64_t u = cell / Gemm::unit;
-    return {d_.scratch + scratch_.m + size_t(u) * scratch_.m_unit, smaller(Gemm::unit, shape_.dim - u * Gemm::unit)};
+    const int64_t unit = cell / Gemm::unit, place = unit % scratch_.m_units;
+    return {d_.scratch + scratch_.m + size_t(place) * scratch_.m_unit,
+            smaller(Gemm::unit, shape_.dim - unit * Gemm::unit)};
   }
   int64_t packed_row(int64_t t, int64_t slot) const { return d_.row_begin[t] + slot; }
   int64_t unique_index(int64_t t, int64_t slot) const { return d_.unique_index[packed_row(t, slot)]; }
@@ -110,33 +112,50 @@ class LstmLoop : InputGemm<Gemm> {
     for (int64_t slot = 0; d_.sequence_start && slot < d_.batch_sizes[t]; ++slot)
       if (starts_sequence(t, slot)) start_sequence(slot);
     const Blocks blocks = Gemm::blocks(d_.batch_sizes[t]);
-    const Left<Gemm> h = h_operand(t);
     gemm_.begin(d_.batch_sizes[t]);
-    if constexpr (Gemm::interleaves) make_cells_between(t, h, blocks);
-    else make_cells(t, h, blocks);
+    if constexpr (Gemm::interleaves) make_cells_between(t, blocks);
+    else make_cells(t, blocks);
     meet();
     if (!weights_.panels) return;
-    project(t, blocks);
+    if (!alone_)
+      for (int64_t unit = 0; unit < scratch_.units; ++unit) project(unit, blocks);
+    emit_projected(t);
     meet();
   }
 
-  // Gates and cells of this thread's tiles, one tile after the other.
-  void make_cells(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
-    for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
-      const char* right = d_.weights + weights_.recurrent + tile * weights_.recurrent_tile;
-      float* const z = gates(t, tile);
-      for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.projection))
-        multiply_panel(gemm_, h, blocks, right, {}, z + first, gate_width);
-      for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
+  // This thread's tiles of unit `unit` of m.
+  Partition tiles_of(int64_t unit) const {
+    constexpr int64_t tiles = Gemm::unit / Vec::width;
+    return {larger(tiles_.begin, unit * tiles), smaller(tiles_.end, (unit + 1) * tiles)};
+  }
+
+  // Gates and cells of this thread's tiles, one tile after the other. A thread alone projects every unit of m at once.
+  void make_cells(int64_t t, const Blocks& blocks) {
+    for (int64_t unit = 0; unit < scratch_.units; ++unit) {
+      const Partition tiles = tiles_of(unit);
+      for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+        const char* right = d_.weights + weights_.recurrent + tile * weights_.recurrent_tile;
+        float* const z = gates(t, tile);
+        for (int64_t first = 0; first < gate_width; first += panel_width, right += panel_bytes<Gemm>(shape_.projection))
+          multiply_panel(gemm_, h_operand(t), blocks, right, {}, z + first, gate_width);
+        for (int64_t b = 0; b < blocks.count; ++b) update_cells(t, tile, blocks, b);
+      }
+      if (alone_) project(unit, blocks);
     }
   }
 
-  // The same with each tile's cells made between the dots of the next tile's product.
-  void make_cells_between(int64_t t, const Left<Gemm>& h, const Blocks& blocks) {
+  // The same with each tile's cells made between the dots of the next tile's product, and so each unit of m projected
+  // after the gates of the next.
+  void make_cells_between(int64_t t, const Blocks& blocks) {
     static_assert(!Save, "CellRows saves nothing");
     for (int64_t slot = 0; slot < blocks.rows; ++slot) this->prefetch_projections(tiles_.begin, unique_index(t, slot));
     CellRows<Gemm, LstmLoop> rows(*this, t);
-    multiply_tiles(gemm_, h, blocks, d_.weights + weights_.recurrent, tiles_, own_sums(), rows);
+    for (int64_t unit = 0; unit < scratch_.units; ++unit) {
+      multiply_tiles(gemm_, h_operand(t), blocks, d_.weights + weights_.recurrent, tiles_of(unit), own_sums(), rows);
+      if (alone_ && unit > 0) project(unit - 1, blocks);
+    }
+    finish_rows(rows);
+    if (alone_) project(scratch_.units - 1, blocks);
   }
 
   // Gates -> c, m of one block's rows in one tile. Two passes: the second waits for the first's long chain of
@@ -194,22 +213,25 @@ class LstmLoop : InputGemm<Gemm> {
     if (t + 1 < d_.steps && slot < d_.batch_sizes[t + 1]) put_h(t + 1, slot, begin, count, h);
   }
 
-  // h = clip(m W_P) for this thread's columns, units of D outermost so that a unit of weights serves all rows.
-  void project(int64_t t, const Blocks& blocks) {
-    const int64_t rows = d_.batch_sizes[t], panel_floats = Gemm::buffer_rows(d_.slots) * panel_width;
-    float* sums = floats(scratch_.projected);
-    const char* right = d_.weights + weights_.projection;
-    for (int64_t k0 = 0; k0 < shape_.dim; k0 += Gemm::unit) {
-      const Left<Gemm> m = m_operand(k0);
-      for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
-        float* const of_panel = sums + panel * panel_floats;
-        multiply_unit(gemm_, m, blocks, 0, right + panel * panel_bytes<Gemm>(m.k),
-                      k0 ? Start{of_panel, panel_width} : Start{}, of_panel, panel_width);
-      }
-      right += panel_bytes<Gemm>(m.k) * weights_.panels;
+  float* projected(int64_t panel) const {
+    return floats(scratch_.projected) + panel * Gemm::buffer_rows(d_.slots) * panel_width;
+  }
+
+  // m W_P for this thread's columns += a unit of m x its weights.
+  void project(int64_t unit, const Blocks& blocks) {
+    const Left<Gemm> m = m_operand(unit * Gemm::unit);
+    const char* const right = d_.weights + weights_.projection + unit * weights_.panels * panel_bytes<Gemm>(Gemm::unit);
+    for (int64_t panel = panels_.begin; panel < panels_.end; ++panel) {
+      float* const sums = projected(panel);
+      multiply_unit(gemm_, m, blocks, 0, right + panel * panel_bytes<Gemm>(m.k),
+                    unit ? Start{sums, panel_width} : Start{}, sums, panel_width);
     }
+  }
+
+  // h = clip(m W_P) of this thread's columns.
+  void emit_projected(int64_t t) {
     for (int64_t panel = panels_.begin; panel < panels_.end; ++panel)
-      for (int64_t slot = 0; slot < rows; ++slot) emit_projected(t, slot, panel, sums + panel * panel_floats);
+      for (int64_t slot = 0; slot < d_.batch_sizes[t]; ++slot) emit_projected(t, slot, panel, projected(panel));
   }
 
   void emit_projected(int64_t t, int64_t slot, int64_t panel, const float* sums) {
@@ -225,6 +247,7 @@ class LstmLoop : InputGemm<Gemm> {
   }
 
   const Partition panels_;
+  const bool alone_ = weights_.panels && team_.size == 1;
   const Saved<Vec> saved_;
   const F cell_limit_, proj_limit_;
 };

@@ -62,6 +62,7 @@ class InputGemm {
     if constexpr (Gemm::interleaves) {
       RoundedRows rows(*this);
       multiply_tiles(gemm_, x, blocks, d_.weights + weights_.input, tiles_, own_sums(), rows);
+      finish_rows(rows);
     } else {
       const char* right = d_.weights + weights_.input + tiles_.begin * weights_.input_tile;
       for (int64_t tile = tiles_.begin; tile < tiles_.end; ++tile)

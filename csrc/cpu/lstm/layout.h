@@ -46,9 +46,12 @@ struct ScratchLayout : Offsets {
   const size_t projections = take(w.tiles * unique * gate_width * int64_t(sizeof(InputValue)));
   // left operands [slots, P] of this step and the next
   const size_t h[2] = {take(left_bytes<Gemm>(slots, w.s.projection)), take(left_bytes<Gemm>(slots, w.s.projection))};
-  // left operands [units of D][slots, unit]: as one, rows would lie a power of two apart and share sets of a cache
+  // left operands [units of D][slots, unit]: as one, rows would lie a power of two apart and share sets of a cache. A
+  // team of one needs the last two only, unless zeros beyond k would change places.
   const size_t m_unit = left_bytes<Gemm>(slots, smaller(Gemm::unit, w.s.dim));
-  const size_t m = take(w.panels ? divided_up(w.s.dim, Gemm::unit) * int64_t(m_unit) : 0);
+  const int64_t units = divided_up(w.s.dim, Gemm::unit);
+  const int64_t m_units = threads == 1 && Gemm::padded(w.s.dim) == w.s.dim ? smaller(units, 2) : units;
+  const size_t m = take(w.panels ? m_units * int64_t(m_unit) : 0);
   // [tiles, slots, vector]
   const size_t c = take_floats(w.tiles * slots * Vec::width);
   // m W_P [panels, slots, panel_width]
