@@ -6,9 +6,10 @@
 // Sums, per 16 rows: one tile [16 rows, 16 columns] per vector of columns. They run over k in steps of 32 (low x high,
 // high x high, high x low in each), the same for every row.
 //
-// A dot takes 16 cycles, a load from the first-level cache 8, and 4 dots need 4 loads: the tile unit is busy only where
-// nothing waits for the second level. So a unit of a panel, 32 KiB, stays in the first level while all rows pass, the
-// left operand is loaded past it, and between any two dots stand lines of the next unit to prefetch and other work.
+// A dot takes 16 cycles, a load from the first-level cache 8: the tile unit is busy only where nothing waits for the
+// second level. One operand stays in the first level and the other is loaded past it: a unit of a panel, 32 KiB, stays
+// while all blocks of rows pass, a single block of rows while all panels do. Between any two dots stand lines of the
+// next unit to prefetch and other work.
 #pragma once
 
 #include <type_traits>
@@ -110,25 +111,25 @@ struct AmxGemm {
 
   // The first `count` of x become values of a left operand.
   static void put_vector(char* to, __m512 x, int64_t count) {
-    const auto mask = static_cast<__mmask16>((1 << smaller(count, Vec::width)) - 1);
     const Split split(x);
-    for (int part = 0; part < Parts; ++part, to += tile_bytes) _mm256_mask_storeu_epi16(to, mask, split.part[part]);
+    for (int part = 0; part < Parts; ++part, to += tile_bytes) {
+      if (count >= Vec::width) _mm256_store_si256(reinterpret_cast<__m256i*>(to), split.part[part]);
+      else _mm256_mask_storeu_epi16(to, static_cast<__mmask16>((1 << count) - 1), split.part[part]);
+    }
   }
 
   template <class Between>
   void multiply(const char* block, int64_t k_total, int rows, int64_t k0, int64_t k, const char* right, Start start,
                 float* c, size_t ldc, int64_t part, int64_t parts, Between& between) const {
-    const Operands from = {block + k0 / tile_k * (Parts * tile_bytes), tile_rows * row_bytes(k_total), right};
     const int64_t steps = padded(k) / tile_k, row_tiles = rows > tile_rows ? 2 : 1;
-    const int64_t quarter = padded(k) * bytes_per_k / 4;
-    // With a single tile of rows the dots are too few to hide the fetches of all lines: the neighbour is left to the
-    // hardware.
-    const int64_t stride = parts == 1 && row_tiles == 1 ? 128 : 64, lines = quarter / stride / parts;
-    const Prefetch next = {quarter, stride, lines, steps * row_tiles * 2 * products,
-                           right + 4 * quarter + stride * lines * part};
-    const auto width = static_cast<int64_t>(ldc);
-    if (row_tiles == 2) sum(Numbers<4>{}, Numbers<4 * products>{}, from, steps, start, c, width, next, between);
-    else sum(Numbers<2>{}, Numbers<2 * products>{}, from, steps, start, c, width, next, between);
+    const Operands from = {block + k0 / tile_k * (Parts * tile_bytes), tile_rows * row_bytes(k_total), right};
+    const Sums sums = {start, c, static_cast<int64_t>(ldc), steps};
+    Prefetch next(right, padded(k) * bytes_per_k, part, parts, steps * row_tiles * 2 * products);
+    if (parts > 1) return sum_row_tiles<false>(row_tiles, from, sums, next, between);
+    if (Parts > 1 || row_tiles > 1) return sum_row_tiles<true>(row_tiles, from, sums, next, between);
+    // One vector after the other: weights that come in the order in which they lie are waited for less.
+    sum<0, 1, true>(Numbers<1>{}, from, sums, next, between);
+    sum<1, 1, true>(Numbers<1>{}, from, sums, next, between);
   }
 
  private:
@@ -143,15 +144,25 @@ struct AmxGemm {
     const char* right;
   };
 
+  // c [rows, vectors], `width` floats a row, = start + `steps` times 32 k.
+  struct Sums {
+    Start start;
+    float* c;
+    int64_t width, steps;
+  };
+
   // A block's share of the next unit, evenly between its dots. Four lines at a time, a quarter of the unit apart:
   // memory serves four streams faster than one.
   struct Prefetch {
-    const int64_t quarter, stride, lines, dots;  // bytes; lines of each stream
+    const int64_t quarter, lines, dots;  // bytes; lines of each stream
     const char* from;
     int64_t due = 0;
 
+    Prefetch(const char* unit, int64_t bytes, int64_t part, int64_t parts, int64_t dots_)
+        : quarter(bytes / 4), lines(quarter / 64 / parts), dots(dots_), from(unit + bytes + 64 * lines * part) {}
+
     void between_dots() {
-      for (due += lines; due >= dots; due -= dots, from += stride)
+      for (due += lines; due >= dots; due -= dots, from += 64)
         for (int stream = 0; stream < 4; ++stream) __builtin_prefetch(from + stream * quarter, 0, 2);
     }
   };
@@ -193,42 +204,59 @@ struct AmxGemm {
 #endif
   }
 
-  // Sums `T` of two vectors of columns and one or two tiles of rows, with dots `N` in every 32 k. Flat, since around a
-  // call vectors would leave their registers.
-  template <class Between, int... T, int... N>
-  [[gnu::flatten, gnu::noinline]] static void sum(std::integer_sequence<int, T...>,
-                                                  std::integer_sequence<int, N...> dots, Operands from, int64_t steps,
-                                                  Start start, float* c, int64_t width, Prefetch next,
-                                                  Between& between) {
-    const auto at = [width](auto* sums, int t) { return sum_at(sums, width, t / 2 * tile_rows, t % 2); };
+  // Sums of both vectors of columns. In the first level stays the left operand or the right one.
+  template <bool LeftStays, class Between>
+  static void sum_row_tiles(int64_t row_tiles, const Operands& from, const Sums& sums, Prefetch& next,
+                            Between& between) {
+    if (row_tiles == 2) sum<0, 2, LeftStays>(Numbers<4>{}, from, sums, next, between);
+    else sum<0, 2, LeftStays>(Numbers<2>{}, from, sums, next, between);
+  }
+
+  // Sums `T`: vector First + T % Vectors of tile T / Vectors of rows. Inlined and flat, since around a call vectors
+  // would leave their registers.
+  template <int First, int Vectors, bool LeftStays, class Between, int... T>
+  [[gnu::flatten, gnu::always_inline]] static inline void sum(std::integer_sequence<int, T...>, Operands from,
+                                                              const Sums& sums, Prefetch& next, Between& between) {
+    const auto at = [&sums](auto* to, int t) {
+      return sum_at(to, sums.width, t / Vectors * tile_rows, First + t % Vectors);
+    };
+    const Numbers<products * sizeof...(T)> all;
+    const Start start = sums.start;
     Tiles::fence();
     if (!start.rows) (Tiles::template zero<T>(), ...);
     else if (start.stride) (Tiles::template load<T>(at(start.rows, T), 64), ...);
-    else (Tiles::template load<T>(start.rows + T % 2 * Vec::width, 0), ...);
-    for (; steps > 0; --steps, from.left += Parts * tile_bytes, from.right += 2 * Parts * tile_bytes) {
-      if (between.active()) step(dots, from, next, between);
-      else step(dots, from, next, Nothing());
-      for (int64_t k = 1; k < between.at_once && between.active(); ++k) run_quarters(between);
+    else (Tiles::template load<T>(start.rows + (First + T % Vectors) * Vec::width, 0), ...);
+    for (int64_t k = 0; k < sums.steps; ++k, from.left += Parts * tile_bytes, from.right += 2 * Parts * tile_bytes) {
+      if (between.active()) dots<First, Vectors, LeftStays>(all, from, next, between);
+      else dots<First, Vectors, LeftStays>(all, from, next, Nothing());
+      for (int64_t row = 1; row < between.at_once && between.active(); ++row) run_quarters(between);
     }
-    (Tiles::template store<T>(at(c, T), 64), ...);
+    (Tiles::template store<T>(at(sums.c, T), 64), ...);
     Tiles::fence();
   }
 
-  template <class Between, int... N>
-  static void step(std::integer_sequence<int, N...>, const Operands& from, Prefetch& next, Between&& between) {
-    (dot<N, sizeof...(N)>(from, next, between), ...);
+  template <int First, int Vectors, bool LeftStays, class Between, int... N>
+  static void dots(std::integer_sequence<int, N...>, const Operands& from, Prefetch& next, Between&& between) {
+    (dot<First, Vectors, LeftStays, N, sizeof...(N)>(from, next, between), ...);
   }
 
   // Dot N of `Count`: product N / (Count / products) of parts. An operand is loaded just before its first use.
-  template <int N, int Count, class Between>
+  template <int First, int Vectors, bool LeftStays, int N, int Count, class Between>
   static void dot(const Operands& from, Prefetch& next, Between& between) {
-    constexpr int product = N / (Count / products), t = N % (Count / products);
-    if constexpr (t < 2 && product != 1) Tiles::template load<6 + t>(from.right + (product + t) * tile_bytes, 64);
-    if constexpr (t % 2 == 0 && product != 2)
-      Tiles::template stream<4 + t / 2>(from.left + t / 2 * from.second + (Parts - 1 - product) * tile_bytes);
+    constexpr int product = N / (Count / products), t = N % (Count / products), row = t / Vectors, vector = t % Vectors;
+    if constexpr (row == 0 && product != 1)
+      load<6 + vector, !LeftStays>(from.right + (product + First + vector) * tile_bytes);
+    if constexpr (vector == 0 && product != 2)
+      load<4 + row, LeftStays>(from.left + row * from.second + (Parts - 1 - product) * tile_bytes);
     next.between_dots();
-    Tiles::template dot<t>();
+    Tiles::template dot<t, 4 + row, 6 + vector>();
     run_quarters<4 * N / Count, 4 * (N + 1) / Count>(between);
+  }
+
+  template <int T, bool Stays>
+  static void load(const char* from) {
+    if constexpr (Stays) Tiles::template load<T>(from, 64);
+    else Tiles::template stream<T>(from);
   }
 };
 

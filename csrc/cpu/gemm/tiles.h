@@ -31,7 +31,7 @@ struct Tiles {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T));
   }
 
-  // A left operand past the first-level cache, where the right operand stays for the next rows.
+  // An operand past the first-level cache, where the other one stays.
   template <int T>
   static void stream(const void* from) {
     asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(size_t{64}), "i"(T));
@@ -47,10 +47,10 @@ struct Tiles {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T));
   }
 
-  // Sums in tile C += left operand 4 + C / 2 x right operand 6 + C % 2.
-  template <int C>
+  // Sums in tile C += left operand in tile A x right operand in tile B.
+  template <int C, int A, int B>
   static void dot() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(4 + C / 2), "i"(6 + C % 2));
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
   }
 };
 #endif
@@ -87,11 +87,11 @@ struct EmulatedTiles {
     for (size_t r = 0; r < rows_of(T); ++r) std::memcpy(static_cast<char*>(to) + r * stride, state.tile[T][r], 64);
   }
 
-  template <int C>
+  template <int C, int A, int B>
   static void dot() {
     const unsigned mode = _mm_getcsr();
     _mm_setcsr(0x1f80 | 0x8040);  // denormals in and out are zero
-    for (size_t r = 0; r < rows_of(C); ++r) dot_row(state.tile[4 + C / 2][r], state.tile[6 + C % 2], state.tile[C][r]);
+    for (size_t r = 0; r < rows_of(C); ++r) dot_row(state.tile[A][r], state.tile[B], state.tile[C][r]);
     _mm_setcsr(mode);
   }
 
