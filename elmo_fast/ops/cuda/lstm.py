@@ -38,7 +38,7 @@ def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initia
     starts, batch_sizes = None if sequence_starts is None else sequence_starts.numpy(), batch_sizes.numpy()
     with prepared(weights, precision, (cell_clip, proj_clip), inputs.device) as steps:
         steps.begin(batch_sizes, None if starts is None else (initial_h, initial_c), precision)
-        out = _Call(steps, inputs, rows, starts, bounded).run(order, batch_sizes, h, c)
+        out = _run_schedule(steps, inputs.float(), rows, order, batch_sizes, starts, h, c, bounded)
     return *out, h.new_empty(0, dtype=torch.uint8)
 
 
@@ -193,50 +193,42 @@ def pointwise_of(device: torch.device):
     return lstm_pointwise
 
 
-class _Call:
-    """One layer over one schedule: projects its inputs and runs its blocks."""
+def _run_schedule(steps: Steps, inputs, rows, slots: np.ndarray, batch_sizes: np.ndarray, starts: np.ndarray | None, h,
+                  c, bounded: bool):
+    """Outputs [S, 2 P] and the final state, [slots, 2 P] and [slots, 2 D] in the caller's order."""
+    rows, held = None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
+    # a table that is not much larger than what is read of it is projected in full
+    in_full = rows is not None and 0 < len(inputs) <= min(held, 2 * rows.shape[1])
+    # rows that are told apart may all differ, in both directions
+    cut = list(blocks(batch_sizes, held // (1 if rows is None or in_full else 2), MOST_SLOTS[steps.path]))
+    arrays = [slots.astype(np.int32), np.argsort(slots).astype(np.int32)]
+    for block in cut:
+        z_rows, read = _rows_of_z(block, rows, in_full)
+        arrays += [*host_arrays(block, z_rows, starts), read.astype(np.int32)]
+    slots, positions, *arrived = send(arrays, h.device)
+    state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, slots) for part in (h, c))
+    out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
+    if in_full:
+        steps.project(inputs, bounded)
+    for block in cut:
+        *mine, read = (arrived.pop(0) for _ in range(4))
+        if not in_full:
+            first, last = block.rows[[0, -1]]
+            all_between = rows is None and last - first < len(block.rows)
+            x = inputs[first : last + 1] if all_between else inputs.index_select(0, read)
+            steps.project(x.view(len(x), 2, -1).transpose(0, 1) if rows is None else x, bounded)
+        steps.run(block, mine, state, out)
+    return out[:-1], *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
 
-    def __init__(self, steps: Steps, inputs, rows, starts: np.ndarray | None, bounded: bool):
-        self.steps, self.inputs, self.sequence_starts, self.bounded = steps, inputs.float(), starts, bounded
-        self.rows, self.most_rows = None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
-        # a table that is not much larger than what is read of it is projected in full
-        self.in_full = rows is not None and len(inputs) <= min(self.most_rows, 2 * rows.shape[1])
 
-    def run(self, slots: np.ndarray, batch_sizes: np.ndarray, h: torch.Tensor, c: torch.Tensor):
-        """Outputs [S, 2 P] and the final state, [slots, 2 P] and [slots, 2 D] in the caller's order."""
-        out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
-        # rows that are told apart may all differ, in both directions
-        most = self.most_rows // (1 if self.rows is None or self.in_full else 2)
-        cut = list(blocks(batch_sizes, most, MOST_SLOTS[self.steps.path]))
-        arrays = [part for block in cut for part in self._host_arrays(block)]
-        orders = [slots.astype(np.int32), np.argsort(slots).astype(np.int32)]
-        slots, positions, *arrived = send([*orders, *arrays], h.device)
-        state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, slots) for part in (h, c))
-        if self.in_full and cut:
-            self.steps.project(self.inputs, self.bounded)
-        for block in cut:
-            *mine, read = (arrived.pop(0) for _ in range(4))
-            if not self.in_full:
-                self._project(block, read)
-            self.steps.run(block, mine, state, out)
-        return out[:-1], *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
-
-    def _host_arrays(self, block: Block) -> list[np.ndarray]:
-        """`host_arrays`, and the rows of the inputs to project for the block."""
-        read = block.rows
-        z_rows = [np.arange(len(read))] * 2 if self.rows is None else self.rows[:, read]  # [2, n]
-        if self.rows is not None and not self.in_full:
-            read, number = np.unique(z_rows, return_inverse=True)
-            z_rows = number.reshape(2, -1)
-        return [*host_arrays(block, z_rows, self.sequence_starts), read.astype(np.int32)]
-
-    def _project(self, block: Block, read: torch.Tensor) -> None:
-        """The input projections of a block."""
-        all_slots = self.rows is None and block.rows[-1] - block.rows[0] < len(block.rows)
-        x = self.inputs[block.rows[0] : block.rows[-1] + 1] if all_slots else self.inputs.index_select(0, read)
-        if self.rows is None:
-            x = x.view(len(x), 2, -1).transpose(0, 1)  # [2, n, I]
-        self.steps.project(x, self.bounded)
+def _rows_of_z(block: Block, rows: np.ndarray | None, in_full: bool) -> tuple[Sequence[np.ndarray], np.ndarray]:
+    """Rows of z [2, n] that a block reads, and the rows of the inputs that are projected for it into the first ones."""
+    if rows is None:
+        return [np.arange(len(block.rows))] * 2, block.rows
+    if in_full:
+        return rows[:, block.rows], block.rows[:0]
+    read, number = np.unique(rows[:, block.rows], return_inverse=True)
+    return number.reshape(2, -1), read
 
 
 def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weights: tuple[LstmWeights, LstmWeights], *,
