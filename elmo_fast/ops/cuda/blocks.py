@@ -80,19 +80,15 @@ def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator
         running = np.clip(batch_sizes - slot, 0, most_slots)
         steps, first = int(np.count_nonzero(running)), 0
         while first < steps:
-            bucket = bucket_of(int(running[first]))
-            here = slice(first, first + _steps_that_fit(running[first:steps], bucket, most_rows))
+            left, bucket = running[first:steps], bucket_of(int(running[first]))
+            few = left <= (bucket // (2 if bucket > 64 else 4) if bucket > _LEAST_BUCKET else 0)
+            few[-_LEAST_STEPS + 1 :] = False
+            ends = np.flatnonzero(few | (np.cumsum(left) > most_rows))
+            here = slice(first, first + max(1, int(ends[0])) if ends.size else steps)
             at = np.arange(bucket)
             packed_rows = np.where(at < running[here, None], first_row[here, None] + slot + at, -1)
             yield Block(slot, packed_rows.astype(np.int32), running[here].astype(np.int32))
             first = here.stop
-
-
-def _steps_that_fit(running: np.ndarray, bucket: int, most_rows: int) -> int:
-    few = running <= (bucket // (2 if bucket > 64 else 4) if bucket > _LEAST_BUCKET else 0)
-    few[-_LEAST_STEPS + 1 :] = False
-    ends = np.flatnonzero(few | (np.cumsum(running) > most_rows))
-    return max(1, int(ends[0])) if ends.size else running.size
 
 
 def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray | None) -> list[np.ndarray]:
