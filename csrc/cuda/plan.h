@@ -136,16 +136,13 @@ struct Scratch {
   }
 };
 
-inline int blocks_at_once(const Device& device, int cluster) {
-  if (cluster == 1) return device.processors;
-  return smaller(device.processors / cluster, device.clusters[cluster == 8 ? 0 : cluster == 4 ? 1 : 2]) * cluster;
-}
-
 // The largest cluster that leaves a block no more cells than it would have without clusters.
 inline void spread_cells(Plan& plan, const Device& device) {
   const int units = plan.layout.units(), fewest = divided_up(units, device.processors);
-  for (int cluster = most_cluster; cluster >= 1; cluster /= 2) {
-    const int blocks = blocks_at_once(device, cluster);
+  for (int j = 0; j < 4; ++j) {
+    const int cluster = most_cluster >> j;
+    const int blocks =
+        cluster == 1 ? device.processors : smaller(device.processors / cluster, device.clusters[j]) * cluster;
     if (blocks == 0 || divided_up(units, blocks) > fewest) continue;
     if (cluster > 1 && (cluster > plan.layout.p_tiles() || cluster > units)) continue;
     plan.cluster = cluster;
