@@ -99,7 +99,6 @@ struct SharedLayout {
   int h_stride, m_stride, gathered_stride;  // 16-bit values between two slots
   int projection, h, m, slots, flags, team;
 
-  SharedLayout() = default;
   explicit SharedLayout(const Plan& plan) {
     const int row_tiles = instances[plan.instance].row_tiles, stages = stages_take_turns(row_tiles) ? 2 : 1;
     const int rows = row_tiles * tile_slots, cells = plan.units_per_block * unit_cells;

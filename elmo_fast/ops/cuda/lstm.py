@@ -38,8 +38,30 @@ def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initia
     starts, batch_sizes = None if sequence_starts is None else sequence_starts.numpy(), batch_sizes.numpy()
     with prepared(weights, precision, (cell_clip, proj_clip), inputs.device) as steps:
         steps.begin(batch_sizes, None if starts is None else (initial_h, initial_c), precision)
-        out = _run_schedule(steps, inputs.float(), rows, order, batch_sizes, starts, h, c, bounded)
-    return *out, h.new_empty(0, dtype=torch.uint8)
+        inputs, rows, held = inputs.float(), None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
+        # a table that is not much larger than what is read of it is projected in full
+        in_full = rows is not None and 0 < len(inputs) <= min(held, 2 * rows.shape[1])
+        # rows that are told apart may all differ, in both directions
+        cut = list(blocks(batch_sizes, held // (1 if rows is None or in_full else 2), MOST_SLOTS[steps.path]))
+        arrays = [order.astype(np.int32), np.argsort(order).astype(np.int32)]
+        for block in cut:
+            z_rows, read = _rows_of_z(block, rows, in_full)
+            arrays += [*host_arrays(block, z_rows, starts), read.astype(np.int32)]
+        order, positions, *arrived = send(arrays, h.device)
+        state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, order) for part in (h, c))
+        out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
+        if in_full:
+            steps.project(inputs, bounded)
+        for block in cut:
+            *mine, read = (arrived.pop(0) for _ in range(4))
+            if not in_full:
+                first, last = block.rows[[0, -1]]
+                all_between = rows is None and last - first < len(block.rows)
+                x = inputs[first : last + 1] if all_between else inputs.index_select(0, read)
+                steps.project(x.view(len(x), 2, -1).transpose(0, 1) if rows is None else x, bounded)
+            steps.run(block, mine, state, out)
+        final = (part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
+        return out[:-1], *final, h.new_empty(0, dtype=torch.uint8)
 
 
 library.impl("projected_lstm", run, "CUDA")
@@ -76,8 +98,7 @@ class Steps:
 
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence, None for no start flags."""
-        steps = int(np.count_nonzero(batch_sizes))
-        if steps:
+        if steps := int(np.count_nonzero(batch_sizes)):
             device, slots = self.arena.device, int(batch_sizes[0])
             name, *size = choice.shape_class(self.layer, slots, steps)
             why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
@@ -85,7 +106,7 @@ class Steps:
                 f"{name}, {precision}", device, why_not,
                 lambda: choice.measure(self._trial(*size), choice.TOLERANCES[self.layer.dtype], why_not))
         self.has_starts = initial_state is not None
-        if initial_state is not None:
+        if self.has_starts:
             self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
             self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
 
@@ -191,34 +212,6 @@ def pointwise_of(device: torch.device):
     from elmo_fast.kernels import lstm_pointwise
 
     return lstm_pointwise
-
-
-def _run_schedule(steps: Steps, inputs, rows, slots: np.ndarray, batch_sizes: np.ndarray, starts: np.ndarray | None, h,
-                  c, bounded: bool):
-    """Outputs [S, 2 P] and the final state, [slots, 2 P] and [slots, 2 D] in the caller's order."""
-    rows, held = None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
-    # a table that is not much larger than what is read of it is projected in full
-    in_full = rows is not None and 0 < len(inputs) <= min(held, 2 * rows.shape[1])
-    # rows that are told apart may all differ, in both directions
-    cut = list(blocks(batch_sizes, held // (1 if rows is None or in_full else 2), MOST_SLOTS[steps.path]))
-    arrays = [slots.astype(np.int32), np.argsort(slots).astype(np.int32)]
-    for block in cut:
-        z_rows, read = _rows_of_z(block, rows, in_full)
-        arrays += [*host_arrays(block, z_rows, starts), read.astype(np.int32)]
-    slots, positions, *arrived = send(arrays, h.device)
-    state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, slots) for part in (h, c))
-    out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
-    if in_full:
-        steps.project(inputs, bounded)
-    for block in cut:
-        *mine, read = (arrived.pop(0) for _ in range(4))
-        if not in_full:
-            first, last = block.rows[[0, -1]]
-            all_between = rows is None and last - first < len(block.rows)
-            x = inputs[first : last + 1] if all_between else inputs.index_select(0, read)
-            steps.project(x.view(len(x), 2, -1).transpose(0, 1) if rows is None else x, bounded)
-        steps.run(block, mine, state, out)
-    return out[:-1], *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
 
 
 def _rows_of_z(block: Block, rows: np.ndarray | None, in_full: bool) -> tuple[Sequence[np.ndarray], np.ndarray]:
