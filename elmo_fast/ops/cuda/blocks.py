@@ -54,7 +54,7 @@ class Block:
 def bucket_of(slots: int) -> int:
     """The smallest bucket that holds so many slots: powers of two to 64, multiples of 32 to 256, then of 128."""
     if slots <= 64:
-        return 1 << max(slots - 1, 0).bit_length()
+        return 1 << (slots - 1).bit_length()
     step = 32 if slots <= 256 else 128
     return -(-slots // step) * step
 
