@@ -100,8 +100,7 @@ def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray |
     has_token = block.packed_rows >= 0
     meta = np.full((block.steps + 1, 3, block.bucket), -1, dtype=np.int32)
     meta[:, 2] = 0
-    for direction in (0, 1):
-        meta[:-1, direction][has_token] = z_rows[direction]
+    meta[:-1, :2].swapaxes(0, 1)[:, has_token] = z_rows
     if starts is not None:
         meta[:-1, 2][has_token] = starts[block.rows]
     return [meta, block.packed_rows, block.batch_sizes]

@@ -244,10 +244,10 @@ def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weigh
 
 
 def _padded_group(inputs, lengths, state, weights, clips, precision):
-    batch, longest, width = inputs.shape
-    flat, projection = flat_weights(weights), state[0].shape[1] // 2
-    directions = inputs[:, :, None] if len(flat[0]) - projection == width else inputs.unflatten(2, (2, -1))
-    slot, step = (torch.arange(size, device=inputs.device) for size in (batch, longest))
+    (batch, longest, _), flat, projection = inputs.shape, flat_weights(weights), state[0].shape[1] // 2
+    halves = inputs.unflatten(2, (-1, len(flat[0]) - projection))  # [B, T, 1, I], or [B, T, 2, I]
+    slot, step, direction = (torch.arange(size, device=inputs.device) for size in (batch, longest, 2))
+    direction = direction[:, None, None]
     backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
     positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step; -1: none
     with prepared(flat, precision, clips, inputs.device) as steps:
@@ -258,14 +258,13 @@ def _padded_group(inputs, lengths, state, weights, clips, precision):
         found = bucket.h.new_empty(longest, batch, 2 * projection)
         bucket.meta[:, 2] = 0
         for here, out in zip(positions.split(at_once, dim=1), found.split(at_once)):  # [2, steps, B]
-            x = [directions[slot, here[k].clamp(min=0), k % directions.shape[2]].flatten(0, 1) for k in (0, 1)]
-            steps.project(torch.stack(x).float(), False)
+            x = halves[slot, here.clamp(min=0), direction % halves.shape[2]]  # [2, steps, B, I]
+            steps.project(x.flatten(1, 2).float(), False)
             number = torch.arange(len(out) * batch, device=inputs.device).view(-1, batch)
             bucket.meta[: len(out), :2] = torch.where(here >= 0, number, -1).transpose(0, 1).int()
             steps.queue(bucket, len(out))
             out.copy_(bucket.out[: len(out)])
         final = tuple(part.transpose(0, 1).flatten(1).clone() for part in (bucket.h, bucket.c))
-    halves = found.chunk(2, dim=2)
-    mirrored = halves[1].gather(0, backward.clamp(min=0)[..., None].expand_as(halves[1]))
-    by_position = torch.where((backward >= 0)[..., None], torch.cat([halves[0], mirrored], dim=2), 0)
-    return by_position.transpose(0, 1), *final
+    # step s reads position p where step p reads position s: the index of the inputs takes outputs back
+    by_position = found.unflatten(2, (2, -1))[positions.clamp(min=0), slot, direction]  # [2, T, B, P]
+    return torch.where(positions[..., None] >= 0, by_position, 0).permute(2, 1, 0, 3).flatten(2), *final
