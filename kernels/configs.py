@@ -16,6 +16,7 @@ import triton
 GENERATIONS = (80, 90)
 FEW = 512  # tokens
 TUNING_MS = 40
+_milliseconds = functools.partial(triton.testing.do_bench, warmup=TUNING_MS // 4, rep=TUNING_MS)
 
 
 class Tile(NamedTuple):
@@ -68,7 +69,3 @@ def choose(name: str, kernel, operands: str, tokens: int, device: torch.device):
 def _tuned(kernel, of: tuple[Tile, ...]):
     configs = [triton.Config(dict(zip(("BM", "BN", "BK"), tile)), tile.warps, tile.stages) for tile in of]
     return triton.autotune(configs, key=[], do_bench=_milliseconds, cache_results=True)(kernel)
-
-
-def _milliseconds(call, quantiles):
-    return triton.testing.do_bench(call, warmup=TUNING_MS // 4, rep=TUNING_MS, quantiles=quantiles)

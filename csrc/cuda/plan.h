@@ -99,7 +99,6 @@ struct SharedLayout {
   int h_stride, m_stride, gathered_stride;  // 16-bit values between two slots
   int projection, h, m, slots, flags, team;
 
-  SharedLayout() = default;
   explicit SharedLayout(const Plan& plan) {
     const int row_tiles = instances[plan.instance].row_tiles, stages = stages_take_turns(row_tiles) ? 2 : 1;
     const int rows = row_tiles * tile_slots, cells = plan.units_per_block * unit_cells;
@@ -136,16 +135,13 @@ struct Scratch {
   }
 };
 
-inline int blocks_at_once(const Device& device, int cluster) {
-  if (cluster == 1) return device.processors;
-  return smaller(device.processors / cluster, device.clusters[cluster == 8 ? 0 : cluster == 4 ? 1 : 2]) * cluster;
-}
-
 // The largest cluster that leaves a block no more cells than it would have without clusters.
 inline void spread_cells(Plan& plan, const Device& device) {
   const int units = plan.layout.units(), fewest = divided_up(units, device.processors);
-  for (int cluster = most_cluster; cluster >= 1; cluster /= 2) {
-    const int blocks = blocks_at_once(device, cluster);
+  for (int j = 0; j < 4; ++j) {
+    const int cluster = most_cluster >> j;
+    const int blocks =
+        cluster == 1 ? device.processors : smaller(device.processors / cluster, device.clusters[j]) * cluster;
     if (blocks == 0 || divided_up(units, blocks) > fewest) continue;
     if (cluster > 1 && (cluster > plan.layout.p_tiles() || cluster > units)) continue;
     plan.cluster = cluster;

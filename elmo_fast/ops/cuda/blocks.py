@@ -54,7 +54,7 @@ class Block:
 def bucket_of(slots: int) -> int:
     """The smallest bucket that holds so many slots: powers of two to 64, multiples of 32 to 256, then of 128."""
     if slots <= 64:
-        return 1 << max(slots - 1, 0).bit_length()
+        return 1 << (slots - 1).bit_length()
     step = 32 if slots <= 256 else 128
     return -(-slots // step) * step
 
@@ -80,19 +80,15 @@ def blocks(batch_sizes: np.ndarray, most_rows: int, most_slots: int) -> Iterator
         running = np.clip(batch_sizes - slot, 0, most_slots)
         steps, first = int(np.count_nonzero(running)), 0
         while first < steps:
-            bucket = bucket_of(int(running[first]))
-            here = slice(first, first + _steps_that_fit(running[first:steps], bucket, most_rows))
+            left, bucket = running[first:steps], bucket_of(int(running[first]))
+            few = left <= (bucket // (2 if bucket > 64 else 4) if bucket > _LEAST_BUCKET else 0)
+            few[-_LEAST_STEPS + 1 :] = False
+            ends = np.flatnonzero(few | (np.cumsum(left) > most_rows))
+            here = slice(first, first + max(1, int(ends[0])) if ends.size else steps)
             at = np.arange(bucket)
             packed_rows = np.where(at < running[here, None], first_row[here, None] + slot + at, -1)
             yield Block(slot, packed_rows.astype(np.int32), running[here].astype(np.int32))
             first = here.stop
-
-
-def _steps_that_fit(running: np.ndarray, bucket: int, most_rows: int) -> int:
-    few = running <= (bucket // (2 if bucket > 64 else 4) if bucket > _LEAST_BUCKET else 0)
-    few[-_LEAST_STEPS + 1 :] = False
-    ends = np.flatnonzero(few | (np.cumsum(running) > most_rows))
-    return max(1, int(ends[0])) if ends.size else running.size
 
 
 def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray | None) -> list[np.ndarray]:
@@ -104,8 +100,7 @@ def host_arrays(block: Block, z_rows: Sequence[np.ndarray], starts: np.ndarray |
     has_token = block.packed_rows >= 0
     meta = np.full((block.steps + 1, 3, block.bucket), -1, dtype=np.int32)
     meta[:, 2] = 0
-    for direction in (0, 1):
-        meta[:-1, direction][has_token] = z_rows[direction]
+    meta[:-1, :2].swapaxes(0, 1)[:, has_token] = z_rows
     if starts is not None:
         meta[:-1, 2][has_token] = starts[block.rows]
     return [meta, block.packed_rows, block.batch_sizes]

@@ -36,7 +36,7 @@ def shape_class(layer: Operands, slots: int, steps: int) -> tuple[str, int, int]
     slots = min(max(1 << (slots - 1).bit_length(), _SLOTS[0]), _SLOTS[1])
     operand = str(layer.dtype).removeprefix("torch.")
     return (f"{layer.dim} cells, {layer.projection} values, {operand}, {slots} slots, {of_steps}", slots,
-            max(1, min(timed, _MOST_ROWS // slots)))
+            min(timed, _MOST_ROWS // slots))
 
 
 @dataclass(frozen=True)

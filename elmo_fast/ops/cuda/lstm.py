@@ -38,8 +38,30 @@ def run(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initia
     starts, batch_sizes = None if sequence_starts is None else sequence_starts.numpy(), batch_sizes.numpy()
     with prepared(weights, precision, (cell_clip, proj_clip), inputs.device) as steps:
         steps.begin(batch_sizes, None if starts is None else (initial_h, initial_c), precision)
-        out = _Call(steps, inputs, rows, starts, bounded).run(order, batch_sizes, h, c)
-    return *out, h.new_empty(0, dtype=torch.uint8)
+        inputs, rows, held = inputs.float(), None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
+        # a table that is not much larger than what is read of it is projected in full
+        in_full = rows is not None and 0 < len(inputs) <= min(held, 2 * rows.shape[1])
+        # rows that are told apart may all differ, in both directions
+        cut = list(blocks(batch_sizes, held // (1 if rows is None or in_full else 2), MOST_SLOTS[steps.path]))
+        arrays = [order.astype(np.int32), np.argsort(order).astype(np.int32)]
+        for block in cut:
+            z_rows, read = _rows_of_z(block, rows, in_full)
+            arrays += [*host_arrays(block, z_rows, starts), read.astype(np.int32)]
+        order, positions, *arrived = send(arrays, h.device)
+        state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, order) for part in (h, c))
+        out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
+        if in_full:
+            steps.project(inputs, bounded)
+        for block in cut:
+            *mine, read = (arrived.pop(0) for _ in range(4))
+            if not in_full:
+                first, last = block.rows[[0, -1]]
+                all_between = rows is None and last - first < len(block.rows)
+                x = inputs[first : last + 1] if all_between else inputs.index_select(0, read)
+                steps.project(x.view(len(x), 2, -1).transpose(0, 1) if rows is None else x, bounded)
+            steps.run(block, mine, state, out)
+        final = (part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
+        return out[:-1], *final, h.new_empty(0, dtype=torch.uint8)
 
 
 library.impl("projected_lstm", run, "CUDA")
@@ -76,8 +98,7 @@ class Steps:
 
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence, None for no start flags."""
-        steps = int(np.count_nonzero(batch_sizes))
-        if steps:
+        if steps := int(np.count_nonzero(batch_sizes)):
             device, slots = self.arena.device, int(batch_sizes[0])
             name, *size = choice.shape_class(self.layer, slots, steps)
             why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
@@ -85,7 +106,7 @@ class Steps:
                 f"{name}, {precision}", device, why_not,
                 lambda: choice.measure(self._trial(*size), choice.TOLERANCES[self.layer.dtype], why_not))
         self.has_starts = initial_state is not None
-        if initial_state is not None:
+        if self.has_starts:
             self.arena.initial_h.copy_(initial_state[0].view_as(self.arena.initial_h))
             self.arena.initial_c.copy_(initial_state[1].view_as(self.arena.initial_c))
 
@@ -193,50 +214,14 @@ def pointwise_of(device: torch.device):
     return lstm_pointwise
 
 
-class _Call:
-    """One layer over one schedule: projects its inputs and runs its blocks."""
-
-    def __init__(self, steps: Steps, inputs, rows, starts: np.ndarray | None, bounded: bool):
-        self.steps, self.inputs, self.sequence_starts, self.bounded = steps, inputs.float(), starts, bounded
-        self.rows, self.most_rows = None if rows is None else to_host(rows).numpy(), len(steps.arena.z)
-        # a table that is not much larger than what is read of it is projected in full
-        self.in_full = rows is not None and len(inputs) <= min(self.most_rows, 2 * rows.shape[1])
-
-    def run(self, slots: np.ndarray, batch_sizes: np.ndarray, h: torch.Tensor, c: torch.Tensor):
-        """Outputs [S, 2 P] and the final state, [slots, 2 P] and [slots, 2 D] in the caller's order."""
-        out = h.new_empty(int(batch_sizes.sum()) + 1, h.shape[1], dtype=torch.float32)  # `Steps.run` needs the last row
-        # rows that are told apart may all differ, in both directions
-        most = self.most_rows // (1 if self.rows is None or self.in_full else 2)
-        cut = list(blocks(batch_sizes, most, MOST_SLOTS[self.steps.path]))
-        arrays = [part for block in cut for part in self._host_arrays(block)]
-        orders = [slots.astype(np.int32), np.argsort(slots).astype(np.int32)]
-        slots, positions, *arrived = send([*orders, *arrays], h.device)
-        state = tuple(part.float().unflatten(1, (2, -1)).transpose(0, 1).index_select(1, slots) for part in (h, c))
-        if self.in_full and cut:
-            self.steps.project(self.inputs, self.bounded)
-        for block in cut:
-            *mine, read = (arrived.pop(0) for _ in range(4))
-            if not self.in_full:
-                self._project(block, read)
-            self.steps.run(block, mine, state, out)
-        return out[:-1], *(part.transpose(0, 1).index_select(0, positions).flatten(1) for part in state)
-
-    def _host_arrays(self, block: Block) -> list[np.ndarray]:
-        """`host_arrays`, and the rows of the inputs to project for the block."""
-        read = block.rows
-        z_rows = [np.arange(len(read))] * 2 if self.rows is None else self.rows[:, read]  # [2, n]
-        if self.rows is not None and not self.in_full:
-            read, number = np.unique(z_rows, return_inverse=True)
-            z_rows = number.reshape(2, -1)
-        return [*host_arrays(block, z_rows, self.sequence_starts), read.astype(np.int32)]
-
-    def _project(self, block: Block, read: torch.Tensor) -> None:
-        """The input projections of a block."""
-        all_slots = self.rows is None and block.rows[-1] - block.rows[0] < len(block.rows)
-        x = self.inputs[block.rows[0] : block.rows[-1] + 1] if all_slots else self.inputs.index_select(0, read)
-        if self.rows is None:
-            x = x.view(len(x), 2, -1).transpose(0, 1)  # [2, n, I]
-        self.steps.project(x, self.bounded)
+def _rows_of_z(block: Block, rows: np.ndarray | None, in_full: bool) -> tuple[Sequence[np.ndarray], np.ndarray]:
+    """Rows of z [2, n] that a block reads, and the rows of the inputs that are projected for it into the first ones."""
+    if rows is None:
+        return [np.arange(len(block.rows))] * 2, block.rows
+    if in_full:
+        return rows[:, block.rows], block.rows[:0]
+    read, number = np.unique(rows[:, block.rows], return_inverse=True)
+    return number.reshape(2, -1), read
 
 
 def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weights: tuple[LstmWeights, LstmWeights], *,
@@ -259,10 +244,10 @@ def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weigh
 
 
 def _padded_group(inputs, lengths, state, weights, clips, precision):
-    batch, longest, width = inputs.shape
-    flat, projection = flat_weights(weights), state[0].shape[1] // 2
-    directions = inputs[:, :, None] if len(flat[0]) - projection == width else inputs.unflatten(2, (2, -1))
-    slot, step = (torch.arange(size, device=inputs.device) for size in (batch, longest))
+    (batch, longest, _), flat, projection = inputs.shape, flat_weights(weights), state[0].shape[1] // 2
+    halves = inputs.unflatten(2, (-1, len(flat[0]) - projection))  # [B, T, 1, I], or [B, T, 2, I]
+    slot, step, direction = (torch.arange(size, device=inputs.device) for size in (batch, longest, 2))
+    direction = direction[:, None, None]
     backward = (lengths - 1 - step[:, None]).clamp(min=-1)  # [T, B]
     positions = torch.stack([torch.where(backward >= 0, step[:, None], -1), backward])  # read at each step; -1: none
     with prepared(flat, precision, clips, inputs.device) as steps:
@@ -273,14 +258,13 @@ def _padded_group(inputs, lengths, state, weights, clips, precision):
         found = bucket.h.new_empty(longest, batch, 2 * projection)
         bucket.meta[:, 2] = 0
         for here, out in zip(positions.split(at_once, dim=1), found.split(at_once)):  # [2, steps, B]
-            x = [directions[slot, here[k].clamp(min=0), k % directions.shape[2]].flatten(0, 1) for k in (0, 1)]
-            steps.project(torch.stack(x).float(), False)
+            x = halves[slot, here.clamp(min=0), direction % halves.shape[2]]  # [2, steps, B, I]
+            steps.project(x.flatten(1, 2).float(), False)
             number = torch.arange(len(out) * batch, device=inputs.device).view(-1, batch)
             bucket.meta[: len(out), :2] = torch.where(here >= 0, number, -1).transpose(0, 1).int()
             steps.queue(bucket, len(out))
             out.copy_(bucket.out[: len(out)])
         final = tuple(part.transpose(0, 1).flatten(1).clone() for part in (bucket.h, bucket.c))
-    halves = found.chunk(2, dim=2)
-    mirrored = halves[1].gather(0, backward.clamp(min=0)[..., None].expand_as(halves[1]))
-    by_position = torch.where((backward >= 0)[..., None], torch.cat([halves[0], mirrored], dim=2), 0)
-    return by_position.transpose(0, 1), *final
+    # step s reads position p where step p reads position s: the index of the inputs takes outputs back
+    by_position = found.unflatten(2, (2, -1))[positions.clamp(min=0), slot, direction]  # [2, T, B, P]
+    return torch.where(positions[..., None] >= 0, by_position, 0).permute(2, 1, 0, 3).flatten(2), *final

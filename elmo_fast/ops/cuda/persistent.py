@@ -107,10 +107,10 @@ def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips
     scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)  # reused in stream order
     (meta, packed_rows, batch_sizes), (h, c) = arrays, (part[:, block.slot :] for part in state)
     h_in, c_in = (part[:, : block.slots].clone(memory_format=torch.contiguous_format) for part in (h, c))
-    initial_h, initial_c = (arena.initial_h, arena.initial_c) if has_starts else (None, None)
     tensors = dict(packed=held, z=arena.z, scale=arena.scale, meta=meta, packed_rows=packed_rows,
-                   batch_sizes=batch_sizes, initial_h=initial_h, initial_c=initial_c, h_in=h_in, c_in=c_in, h=h, c=c,
-                   output=out, scratch=scratch[-scratch.data_ptr() % _ALIGNMENT :], aborts=watch.aborts)
+                   batch_sizes=batch_sizes, h_in=h_in, c_in=c_in, h=h, c=c, output=out, aborts=watch.aborts,
+                   initial_h=arena.initial_h if has_starts else None, initial_c=arena.initial_c if has_starts else None,
+                   scratch=scratch[-scratch.data_ptr() % _ALIGNMENT :])
     try:
         native_module()[0].cuda_lstm_run(
             **{name: 0 if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}, dim=layer.dim,
