@@ -7,6 +7,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -117,28 +118,20 @@ def test_a_call_queues_few_operations_besides_graphs(halves, precision, most, mo
 @pytest.fixture
 def cuda(monkeypatch):
     """PyTorch's streams, three of them handed out in turn, and its graphs; `events` says what happened where."""
-    events, handles, pools = [], itertools.cycle([101, 102, 103]), itertools.count()
-    state = SimpleNamespace(events=events, current=7)
-
-    class Graph:
-        def capture_begin(self, pool, capture_error_mode):
-            events.append((capture_error_mode, pool, state.current, threading.current_thread().name))
-
-        def capture_end(self):
-            events.append(("end", gc.isenabled()))
-
-    @contextlib.contextmanager
-    def on(stream):
-        before, state.current = state.current, stream.cuda_stream
-        yield
-        state.current = before
-
-    stand_ins = {"Stream": lambda device: SimpleNamespace(cuda_stream=next(handles)), "CUDAGraph": Graph, "stream": on,
-                 "current_stream": lambda device: SimpleNamespace(cuda_stream=state.current),
-                 "graph_pool_handle": lambda: next(pools), "device": lambda device: contextlib.nullcontext()}
+    state = SimpleNamespace(events=[], current=7)
+    handles, pools = itertools.cycle([101, 102, 103]), itertools.count()
+    stand_ins = {
+        "CUDAGraph": lambda: SimpleNamespace(
+            capture_begin=lambda pool, capture_error_mode: state.events.append(
+                (capture_error_mode, pool, state.current, threading.current_thread().name)),
+            capture_end=lambda: state.events.append(("end", gc.isenabled()))),
+        "Stream": lambda device: SimpleNamespace(cuda_stream=next(handles)),
+        "stream": lambda stream: mock.patch.object(state, "current", stream.cuda_stream),
+        "current_stream": lambda device: SimpleNamespace(cuda_stream=state.current),
+        "graph_pool_handle": lambda: next(pools), "device": lambda device: contextlib.nullcontext()}
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(captures_module, "set_up_products", lambda device: events.append(("set up", state.current)))
+    monkeypatch.setattr(captures_module, "set_up_products", lambda _: state.events.append(("set up", state.current)))
     return state
 
 

@@ -37,9 +37,9 @@ def ids_of(characters=18, tokens=TOKENS):
     return torch.from_numpy(to_model_ids(encode_tokens(tokens, characters))).long()
 
 
-def conv(ids=None, filters=((1, 4), (3, 5)), activation="relu", **how):
-    of = options(char_cnn={"embedding": {"dim": 16}, "filters": filters, "activation": activation})
-    return char_cnn_case(of, ids_of() if ids is None else ids, **how)
+def conv(ids=None, filters=((1, 4), (3, 5))):
+    of = options(char_cnn={"embedding": {"dim": 16}, "filters": filters})
+    return char_cnn_case(of, ids_of() if ids is None else ids)
 
 
 @every_precision
