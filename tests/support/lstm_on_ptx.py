@@ -26,7 +26,8 @@ class NativeOnPtx:
     """
 
     def __init__(self, generation: int):
-        self.machine, self.limits, self.calls, self.changes = machine(generation), SMALL[generation], [], {}
+        self.generation, self.machine, self.limits = generation, machine(generation), SMALL[generation]
+        self.calls, self.changes = [], {}
         self.cuda_lstm_plan = self.machine.cuda_lstm_plan
 
     def cuda_lstm_run(self, **call):

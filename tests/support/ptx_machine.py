@@ -64,16 +64,16 @@ def object_file(command: list, source: Path) -> Path:
     return made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
 
 
-def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, memory=(), written=True):
+def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, written=True):
     """Runs the one kernel of a PTX text, which is source `GIVEN` from then on.
 
-    Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors of `memory`,
-    which may not be read before they are `written`; if they are not, races in them are traps as well.
+    Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors, which may not
+    be read before they are `written`; if they are not, races in them are traps as well.
     """
     module = machine()
     module.replace(GIVEN, text)
     try:
-        for number, tensor in enumerate(memory):
+        for number, tensor in enumerate(value for value in arguments if isinstance(value, torch.Tensor)):
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
             size = (last + 1) * tensor.element_size() * (tensor.numel() > 0)
             module.register_memory(tensor.data_ptr(), size, f"tensor {number}", written)

@@ -47,8 +47,7 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
         driver.ran = driver.text or text
         passed = [value for name, value in named.items() if source.signature[name] != "constexpr"]
         ptx_machine.launch(driver.ran, *passed, None, None, grid=given[:3], shared=compiled.metadata.shared,
-                           block=(32 * compiled.metadata.num_warps, 1, 1),
-                           memory=[value for value in passed if isinstance(value, torch.Tensor)])
+                           block=(32 * compiled.metadata.num_warps, 1, 1))
 
     ptx_machine.machine()
     compile = triton.compiler.compiler.compile

@@ -29,7 +29,7 @@ def graphs(monkeypatch, arenas):
     return made
 
 
-@pytest.fixture(params=[90])
+@pytest.fixture(params=[90, 80])
 def native(request, monkeypatch):
     """What runs the steps: `NativeOnPtx` of a generation in place of the native module, and that path forced. None: the
     graph path, its small kernels PyTorch's operations or ("triton 90") Triton's of a generation, run as PTX."""

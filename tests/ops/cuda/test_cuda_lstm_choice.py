@@ -173,7 +173,7 @@ def test_a_launch_that_fails_is_the_last(processors, warning, native, caplog, mo
     monkeypatch.setattr(choice, "machine", str)
     monkeypatch.setattr(choice, "_choices", SimpleNamespace(path=lambda *key: PERSISTENT))
     weights = layer()
-    native.machine.set_device(processors, *DEVICES[90][1:])
+    native.machine.set_device(processors, *DEVICES[native.generation][1:])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             check(FIRING, "medium", *text(), weights=weights)

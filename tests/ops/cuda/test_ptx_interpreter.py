@@ -35,7 +35,7 @@ def run(body, *sources, data=None, threads=THREADS, grid=1, seed=0, **more):
     machine().set(seed=seed, traffic=True)
     try:
         launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1),
-               block=(threads, 1, 1), shared=2048, memory=given, **more)
+               block=(threads, 1, 1), shared=2048, **more)
     finally:
         machine().set()
     return data

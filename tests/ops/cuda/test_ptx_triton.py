@@ -14,7 +14,6 @@ from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
 from tests.support import cuda_ops
-from tests.support.cuda_ops import PRECISIONS
 from tests.support.engines import ON_TRITON, REFERENCE, Engine
 from tests.support.models import options
 from tests.support.op_cases import char_cnn_case, highway_case, linear_case
@@ -30,7 +29,7 @@ def registered(monkeypatch):
 
 
 TOKENS = "a", "naïve", "<S>", "of", "other", *("x" * n for n in (9, 11, 15, 16, 40))
-every_precision = pytest.mark.parametrize("operands", PRECISIONS)
+every_precision = pytest.mark.parametrize("operands", cuda_ops.PRECISIONS)
 
 
 def ids_of(characters=18, tokens=TOKENS):
@@ -88,7 +87,7 @@ def test_gradients_of_weights_in_bf16():
 @pytest.mark.parametrize("operands", ["ieee", "bf16"])
 def test_the_ops_are_registered_well(operands):
     embed, *filters = conv(filters=[[1, 3], [3, 4]]).leaves().values()
-    (x, *weights), settings = highway_case(5, 7).leaves().values(), PRECISIONS[operands]
+    (x, *weights), settings = highway_case(5, 7).leaves().values(), cuda_ops.PRECISIONS[operands]
     for op, arguments in (("char_cnn", (ids_of()[:2], embed, filters[::2], filters[1::2], "relu", *settings, False)),
                           ("highway", (x, weights, None, *settings)),
                           ("linear", (x, weights[:2], None, 7, *settings))):
@@ -107,7 +106,7 @@ SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
 
 def shipped():
     """Rows of the test below, without linear's ieee, which PyTorch multiplies: a few for the default run."""
-    for form, generation, operands, amount in itertools.product(SHAPES, configs.GENERATIONS, PRECISIONS,
+    for form, generation, operands, amount in itertools.product(SHAPES, configs.GENERATIONS, cuda_ops.PRECISIONS,
                                                                 ("many", "few")):
         tiles = configs.tiles("highway" if form == "linear" else form, generation, operands, amount)
         for at, tile in enumerate(tiles if (form, operands) != ("linear", "ieee") else ()):
