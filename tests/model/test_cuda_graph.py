@@ -90,8 +90,6 @@ def test_what_a_capture_cannot_do_is_refused():
             model(*inputs)
 
 
-# ---- which variants of Triton's kernels are loaded --------------------------------------------------
-
 ODD = options(char_cnn={"max_characters_per_token": 9})
 EVEN = options({"dim": 64, "projection_dim": 16}, {"embedding": {"dim": 16}, "filters": [[1, 16], [3, 32], [7, 16]]})
 BATCHES = [(1, 1), (8, 1), (1, 31), (3, 11), (4, 25), (27, 19), (40, 50)]  # sentences, positions

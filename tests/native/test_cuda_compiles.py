@@ -48,8 +48,6 @@ def test_time_loops_do_not_wait_in_line(compiled):
     assert all(kernel.grid_barriers == 2 and kernel.products(kernel.time_loop) for kernel in held)
 
 
-# ---- the lint ----------------------------------------------------------------------------------
-
 LOAD, USE = "LDG.E R8, desc[UR4][R2.64] -> 1\n", "FADD R9, R8, R9 <- 1\n"
 WIDE, STREAMED = (f"LDG.E.128{kind} R8, desc[UR4][R2.64] -> 1\n" for kind in ("", ".CONSTANT"))
 PRODUCTS = "HMMA.16816.F32 R80, R84, R88, R80\n" * read_sass.HIDING

@@ -1,7 +1,6 @@
 """Triton kernels on CPU tensors: launched and compiled by Triton, run by tests/native/ptx, compared with float64."""
 
 import functools
-import math
 import tempfile
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
     compile = triton.compiler.compiler.compile
     driver = cuda_ops.triton_driver(patch, generation, load)
     driver.text = driver.ran = None
-    patch.setattr(configs, "FEW", math.inf)
+    patch.setattr(configs, "FEW", torch.inf)
     if tile:
         patch.setattr(configs, "tiles", lambda *_: (tile,))
     return driver

@@ -130,9 +130,6 @@ def test_a_broken_file_or_a_place_that_cannot_be_written_means_measuring_again(c
     assert path(file) == path(file, found=FASTER if content is None else ...) == PERSISTENT
 
 
-# ---- where nothing is measured ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("precision, forced, capturing, launches, error", [
     ("highest", "", False, 0, None), ("high", "", False, 0, None),
     ("medium", "", True, 0, "schedule: expected none while a CUDA graph is captured"),

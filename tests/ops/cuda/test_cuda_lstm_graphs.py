@@ -1,6 +1,5 @@
 """Blocks, captures and memory of the CUDA LSTM's graph path, with graphs that are faked."""
 
-import contextlib
 import gc
 import itertools
 import logging
@@ -128,7 +127,7 @@ def cuda(monkeypatch):
         "Stream": lambda device: SimpleNamespace(cuda_stream=next(handles)),
         "stream": lambda stream: mock.patch.object(state, "current", stream.cuda_stream),
         "current_stream": lambda device: SimpleNamespace(cuda_stream=state.current),
-        "graph_pool_handle": lambda: next(pools), "device": lambda device: contextlib.nullcontext()}
+        "graph_pool_handle": lambda: next(pools), "device": mock.MagicMock()}
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(captures_module, "set_up_products", lambda _: state.events.append(("set up", state.current)))
@@ -250,11 +249,10 @@ def test_inference_mode_leaves_nothing_behind(precision, graphs):
 def test_threads_take_turns_on_an_arena(graphs):
     def work(number):
         check(FIRING, "highest", *text(FIRING, number), weights=layers[number % 2], times=3)
-        return number
 
     layers = [layer(number=number) for number in (0, 1)]
     for weights in layers:  # else threads that share them pack them twice
         blocks.operands(flat_weights(weights), "highest", 0.05)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(work, range(4))) == [*range(4)]
+        assert len([*pool.map(work, range(4))]) == 4
     assert len(graphs) == 1

@@ -93,9 +93,8 @@ def test_a_launch_that_gives_up_is_replayed(aborts, native, monkeypatch):
         check(native, of, ragged([slots] * 2 + [1] * 4, of, bf16=bf16), aborts=aborts + 1)
 
 
-@pytest.mark.parametrize("generation, limits", [(90, H100), (80, A100)])
-def test_limits_of_a_device(generation, limits):
-    assert tuple(machine(generation).cuda_device()) == limits
+def test_limits_of_a_device(native):
+    assert tuple(native.machine.cuda_device()) == {90: H100, 80: A100}[native.generation]
 
 
 @pytest.mark.parametrize("device", [H100, (132, 232448, 15, 32, 66), (114, 232448, 13, 27, 57), A100])

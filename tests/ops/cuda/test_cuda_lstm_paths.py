@@ -97,9 +97,6 @@ def test_models_over_ragged_batches(native, graphs, shape, state, precision, mon
     assert native.calls and all(call["timeout_ns"] for call in native.calls) if native else graphs[0].replayed
 
 
-# ---- 16-bit operands --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("change, dtype", [
     ({}, torch.float16), ({"proj_clip": None}, torch.bfloat16), ({"proj_clip": 1e5}, torch.bfloat16),
     ({"dim": 11, "proj_clip": None}, torch.float16),
@@ -136,9 +133,6 @@ def test_rows_of_any_size_fit_fp16():
                 found = arena.z[: len(rows), direction].double() * arena.scale[: len(rows), direction, None]
                 expected = rows.double() @ weights[direction][0][: rows.shape[1]].double()
                 assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
-
-
-# ---- as an op ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots, settings", [(7, {}), (3, starting())])
