@@ -56,14 +56,11 @@ def triton_driver(patch, generation, load):
     triton = pytest.importorskip("triton")
     from elmo_fast.kernels import configs
 
-    def compile(source, target, options, **_):
-        return SimpleNamespace(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
-                               run=load(source, target, options))
-
     driver = SimpleNamespace(
         device=next(devices), get_current_device=lambda: driver.device, get_current_stream=lambda device: 0,
         get_current_target=lambda: triton.backends.compiler.GPUTarget("cuda", generation, 32))
     patch.setattr(triton.runtime.driver, "_active", driver)
-    patch.setattr(triton.compiler, "compile", compile)
+    patch.setattr(triton.compiler, "compile", lambda source, target, options, **_: SimpleNamespace(
+        function=0, packed_metadata=None, launch_metadata=lambda *_: None, run=load(source, target, options)))
     patch.setattr(configs, "generation_of", lambda device: generation)
     return driver

@@ -98,8 +98,7 @@ def test_foreign_memory_and_waiting_are_noticed():
 @pytest.mark.parametrize("halves, precision, most", [(0, "highest", 55), (0, "medium", 73), (1, "medium", 64)])
 def test_a_call_queues_few_operations_besides_graphs(halves, precision, most, monkeypatch):
     """Views included: each of them costs the host a microsecond or more, and so does a copy between the chunks."""
-    replayed = SimpleNamespace(replay=lambda: None)
-    monkeypatch.setattr(lstm, "capture_on", lambda device: lambda work: replayed)
+    monkeypatch.setattr(lstm, "capture_on", mock.Mock())  # graphs that do nothing
     schedule, state = make_schedule([25] * 64), (torch.randn(64, 22), torch.randn(64, 74))
     inputs = (torch.randn(1600, 22), None) if halves else (torch.randn(1600, 11), torch.from_numpy(schedule.tokens))
     given = LstmCall(*inputs, schedule, state, layer(options()), 3.0, 3.0, precision=precision,
@@ -150,10 +149,7 @@ def test_captures_of_a_stream_share_a_pool_and_a_thread_of_their_own(cuda):
 
 
 def test_a_capture_that_fails_ends_and_is_the_last(cuda, caplog):
-    def fail():
-        raise RuntimeError("not permitted")
-
-    capture = captures_module.Captures().on(DEVICE)
+    capture, fail = captures_module.Captures().on(DEVICE), mock.Mock(side_effect=RuntimeError("not permitted"))
     with caplog.at_level(logging.WARNING):
         assert [capture(work) for work in (fail, fail, lambda: None)] == [None] * 3
     assert [event[0] for event in cuda.events] == ["set up", "thread_local", "end"] and gc.isenabled()
