@@ -106,14 +106,13 @@ def driver(monkeypatch, tmp_path):
         return run
 
     driver = cuda_ops.triton_driver(monkeypatch, 90, load)
-    from elmo_fast.kernels import configs, lstm_pointwise
+    from elmo_fast.kernels import configs
 
     driver.loaded, driver.launched, milliseconds = [], [], itertools.count(9, -1)
     driver.forget_choices = configs._tuned.cache_clear
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(configs, "_milliseconds", lambda call, quantiles: call() or [float(next(milliseconds))] * 3)
-    monkeypatch.setattr(lstm, "pointwise_of", lambda device: lstm_pointwise)
     with cuda_ops.registered_on_cpu():
         yield driver
     driver.forget_choices()

@@ -49,12 +49,12 @@ def registered_on_cpu():
 
 
 def triton_driver(patch, generation, load):
-    """Kernels are launched on CPU tensors through all of Triton but its driver, whose stand-in this gives.
+    """Kernels, an LSTM step's too, run on CPU tensors through all of Triton but its driver, whose stand-in this gives.
 
     `load`(source, target, options) is asked for what runs a variant, once for each on a `device`.
     """
     triton = pytest.importorskip("triton")
-    from elmo_fast.kernels import configs
+    from elmo_fast.kernels import configs, lstm_pointwise
 
     driver = SimpleNamespace(
         device=next(devices), get_current_device=lambda: driver.device, get_current_stream=lambda device: 0,
@@ -63,4 +63,5 @@ def triton_driver(patch, generation, load):
     patch.setattr(triton.compiler, "compile", lambda source, target, options, **_: SimpleNamespace(
         function=0, packed_metadata=None, launch_metadata=lambda *_: None, run=load(source, target, options)))
     patch.setattr(configs, "generation_of", lambda device: generation)
+    patch.setattr(lstm, "pointwise_of", lambda device: lstm_pointwise)
     return driver

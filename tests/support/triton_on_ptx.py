@@ -15,7 +15,7 @@ from tests.support.engines import ON_TRITON, REFERENCE
 
 triton = pytest.importorskip("triton")
 
-from elmo_fast.kernels import configs, lstm_pointwise  # noqa: E402, F401
+from elmo_fast.kernels import configs  # noqa: E402
 
 
 @functools.cache

@@ -37,7 +37,6 @@ def native(request, monkeypatch):
         from tests.support import triton_on_ptx
 
         triton_on_ptx.on_ptx(monkeypatch, int(request.param.split()[1]), registers=64)
-        monkeypatch.setattr(lstm, "pointwise_of", lambda device: triton_on_ptx.lstm_pointwise)
     on_ptx = isinstance(request.param, int)
     with lstm_on_ptx(request.param, monkeypatch) if on_ptx else contextlib.nullcontext() as module:
         yield module
