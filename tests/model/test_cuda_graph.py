@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import importlib
 import itertools
 import weakref
 
@@ -16,7 +15,6 @@ from elmo_fast.model import encoder as encoder_module
 from elmo_fast.ops import char_cnn, linear
 from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.precision import numerics
-from elmo_fast.ops.torch import lstm_pointwise as torch_lstm_pointwise
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support import cuda_ops, fake_graphs
 from tests.support.models import SENTENCES, SHAPES, bilm, options
@@ -92,8 +90,6 @@ def test_what_a_capture_cannot_do_is_refused():
             model(*inputs)
 
 
-# ---- which variants of Triton's kernels are loaded --------------------------------------------------
-
 ODD = options(char_cnn={"max_characters_per_token": 9})
 EVEN = options({"dim": 64, "projection_dim": 16}, {"embedding": {"dim": 16}, "filters": [[1, 16], [3, 32], [7, 16]]})
 BATCHES = [(1, 1), (8, 1), (1, 31), (3, 11), (4, 25), (27, 19), (40, 50)]  # sentences, positions
@@ -110,17 +106,16 @@ def driver(monkeypatch, tmp_path):
         return run
 
     driver = cuda_ops.triton_driver(monkeypatch, 90, load)
-    driver.loaded, driver.launched, milliseconds = [], [], itertools.count(9, -1)
-    from elmo_fast.kernels import configs, lstm_pointwise
+    from elmo_fast.kernels import configs
 
+    driver.loaded, driver.launched, milliseconds = [], [], itertools.count(9, -1)
+    driver.forget_choices = configs._tuned.cache_clear
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(configs, "_milliseconds", lambda call, quantiles: call() or [float(next(milliseconds))] * 3)
-    for name in ("gates", "hidden"):
-        monkeypatch.setattr(torch_lstm_pointwise, name, getattr(lstm_pointwise, name))
     with cuda_ops.registered_on_cpu():
         yield driver
-    configs._tuned.cache_clear()
+    driver.forget_choices()
 
 
 def capture_every_batch(driver, monkeypatch, of, operands, state):
@@ -129,7 +124,7 @@ def capture_every_batch(driver, monkeypatch, of, operands, state):
     for op in (char_cnn.char_cnn, linear.highway, linear.linear):
         monkeypatch.setattr(encoder_module, op.__name__, lambda *given, op=op, backend, **_:
                             cuda_ops.on_backend(op, *given, backend=operands, precision=precision))
-    importlib.import_module("elmo_fast.kernels.configs")._tuned.cache_clear()
+    driver.forget_choices()
     driver.device, before = next(cuda_ops.devices), len(driver.loaded)
     model = bilm(of, state=state, precision=precision)
     with torch.no_grad(), numerics(precision, torch.device("cpu")):
@@ -165,16 +160,16 @@ def test_a_capture_of_any_batch_loads_nothing(operands, state, of, driver, monke
 def test_a_variant_that_a_call_decides_is_caught(mutant, kernel, driver, monkeypatch):
     from triton import jit
 
-    from elmo_fast.kernels import char_cnn, highway
+    from elmo_fast.kernels import char_cnn, highway, lstm_pointwise
 
-    layer, encode, gates = highway._highway, char_cnn.char_cnn, torch_lstm_pointwise.gates
+    layer, encode, gates = highway._highway, char_cnn.char_cnn, lstm_pointwise.gates
     monkeypatch.setattr(*{
         "rows": (layer, "fn", jit(layer.fn.fn)),
         "count": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize_on_alignment=["ids"])),
         "alignment": (char_cnn, "_char_cnn", jit(char_cnn._char_cnn.fn, do_not_specialize=["count"])),
         "activation": (char_cnn, "char_cnn", lambda ids, lengths, packed, activation, out:
                        encode(ids, lengths, packed, "tanh" if len(ids) > 32 else "relu", out)),
-        "scale": (torch_lstm_pointwise, "gates", lambda zh, z, scale, *more:
+        "scale": (lstm_pointwise, "gates", lambda zh, z, scale, *more:
                   gates(zh, z, zh[0] if zh.shape[1] > 2 else None, *more)),
         "warm-up of few tokens alone": (encoder_module, "_WARMUP_TOKENS", 8)}[mutant])
     with pytest.raises(RuntimeError, match=fr"warmup: expected model.warmup\(\) .* none that loaded ({kernel}) "):

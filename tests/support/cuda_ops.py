@@ -12,9 +12,9 @@ import torch
 from elmo_fast.ops.cuda import encoder, lstm
 from elmo_fast.ops.schemas import LstmCall
 
-IMPLEMENTATIONS = {**encoder.OPS, "projected_lstm": lstm.run}
 # The char encoder's operands: precision, and whether fp16 is known to fit.
 PRECISIONS = {"ieee": ("highest", False), "tf32": ("high", False), "fp16": ("medium", True), "bf16": ("medium", False)}
+MAY_BE_REGISTERED = "allow_override" in inspect.signature(torch.library.Library.impl).parameters  # by this torch
 devices = itertools.count(1000)  # Triton keeps what it loaded by device: every use has one of its own
 
 
@@ -36,42 +36,32 @@ def on_backend(op, *operands, backend, precision):
     return run(x, weights, None, *outputs, *how)
 
 
-def may_be_registered() -> bool:
-    """Whether this torch replaces an implementation."""
-    return "allow_override" in inspect.signature(torch.library.Library.impl).parameters
-
-
 @contextlib.contextmanager
 def registered_on_cpu():
     """In the body they replace the CPU's implementations in `torch.ops.elmo_fast`."""
-    if not may_be_registered():
+    if not MAY_BE_REGISTERED:
         pytest.skip("this torch does not replace an implementation")
-    library = torch.library.Library("elmo_fast", "FRAGMENT")
-    with warnings.catch_warnings(action="ignore"):  # torch warns of each one
-        for name, implementation in IMPLEMENTATIONS.items():
-            library.impl(name, implementation, "CPU", allow_override=True)
-    try:
+    with torch.library._scoped_library("elmo_fast", "FRAGMENT") as library:
+        with warnings.catch_warnings(action="ignore"):  # torch warns of each one
+            for name, implementation in {**encoder.OPS, "projected_lstm": lstm.run}.items():
+                library.impl(name, implementation, "CPU", allow_override=True)
         yield
-    finally:
-        library._destroy()
 
 
 def triton_driver(patch, generation, load):
-    """Kernels are launched on CPU tensors through all of Triton but its driver, whose stand-in this gives.
+    """Kernels, an LSTM step's too, run on CPU tensors through all of Triton but its driver, whose stand-in this gives.
 
     `load`(source, target, options) is asked for what runs a variant, once for each on a `device`.
     """
     triton = pytest.importorskip("triton")
-    from elmo_fast.kernels import configs
-
-    def compile(source, target, options, **_):
-        return SimpleNamespace(function=0, packed_metadata=None, launch_metadata=lambda *_: None,
-                               run=load(source, target, options))
+    from elmo_fast.kernels import configs, lstm_pointwise
 
     driver = SimpleNamespace(
         device=next(devices), get_current_device=lambda: driver.device, get_current_stream=lambda device: 0,
         get_current_target=lambda: triton.backends.compiler.GPUTarget("cuda", generation, 32))
     patch.setattr(triton.runtime.driver, "_active", driver)
-    patch.setattr(triton.compiler, "compile", compile)
+    patch.setattr(triton.compiler, "compile", lambda source, target, options, **_: SimpleNamespace(
+        function=0, packed_metadata=None, launch_metadata=lambda *_: None, run=load(source, target, options)))
     patch.setattr(configs, "generation_of", lambda device: generation)
+    patch.setattr(lstm, "pointwise_of", lambda device: lstm_pointwise)
     return driver

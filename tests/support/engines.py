@@ -74,7 +74,7 @@ TILE_ISAS = [name for name in ("amx", "amx-emulated") if _runs(name, "medium")] 
 HIGHEST = [Engine(isa=name) for name in ISAS]
 TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]
 FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES]
-_TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.may_be_registered()
+_TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
 

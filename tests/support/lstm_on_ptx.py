@@ -16,7 +16,6 @@ SMALL = {90: (12, 232448, 1, 3, 6), 80: (12, 166912, 0, 0, 0)}
 # A sum in another order may fall on the other side of a rounding to 16 bits, and that is all the paths may differ by.
 ROUNDED = 3e-4, 3e-3  # fp16, bf16
 CPU = torch.device("cpu")
-_CACHED = persistent.lacks, persistent.plan, persistent._watch  # themselves, whatever a test puts in their place
 
 
 class NativeOnPtx:
@@ -27,7 +26,8 @@ class NativeOnPtx:
     """
 
     def __init__(self, generation: int):
-        self.machine, self.limits, self.calls, self.changes = machine(generation), SMALL[generation], [], {}
+        self.generation, self.machine, self.limits = generation, machine(generation), SMALL[generation]
+        self.calls, self.changes = [], {}
         self.cuda_lstm_plan = self.machine.cuda_lstm_plan
 
     def cuda_lstm_run(self, **call):
@@ -71,30 +71,23 @@ def memory_of(call: dict, plan: dict) -> dict[str, int]:
 
 @contextlib.contextmanager
 def lstm_on_ptx(generation: int, patch: pytest.MonkeyPatch):
-    """From here on the persistent path is there, forced, and on PTX; nothing is remembered before and after the body.
-
-    `patch` is the test's own, so that what it changes besides is undone first.
-    """
+    """From here on the persistent path is there, forced, and on PTX; after the body the machine is what it was."""
     native = NativeOnPtx(generation)
-    with contextlib.ExitStack() as after:
-        for cached in _CACHED:
-            cached.cache_clear()
-            after.callback(cached.cache_clear)
-        patch.setattr(persistent, "native_module", lambda: (native, None))
-        patch.setattr(persistent, "lacks", lambda device: None)
-        patch.setattr(persistent, "limits", lambda device: native.limits)
-        patch.setattr(persistent, "_TIMEOUT_NS", 60 * 10**9)
-        patch.setenv(choice.VARIABLE, choice.PERSISTENT)
-        after.callback(native.machine.set_device, *DEVICES[generation])
-        after.callback(restore, native.machine, native.machine.source(SHIPPED))
-        native.machine.set()
+    shipped = native.machine.source(SHIPPED)
+    patch.setattr(persistent, "native_module", lambda: (native, None))
+    patch.setattr(persistent, "lacks", lambda device: None)
+    patch.setattr(persistent, "limits", lambda device: native.limits)
+    patch.setattr(persistent, "_TIMEOUT_NS", 60 * 10**9)
+    patch.setenv(choice.VARIABLE, choice.PERSISTENT)
+    native.machine.set()
+    persistent._watch.cache_clear()
+    try:
         yield native
-
-
-def restore(machine, text: str) -> None:
-    """The shipped PTX, if a test has replaced it."""
-    if machine.source(SHIPPED) != text:
-        machine.replace(SHIPPED, text)
+    finally:
+        persistent._watch.cache_clear()
+        native.machine.set_device(*DEVICES[generation])
+        if native.machine.source(SHIPPED) != shipped:
+            native.machine.replace(SHIPPED, shipped)
 
 
 def check(native, of, call, least_clipped=0.0, aborts=0):

@@ -10,30 +10,25 @@ import os
 import random
 import re
 import shutil
-import struct
 import sysconfig
 from collections import Counter, defaultdict, namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.support.native_program import digest, headers, made
+from tests.support.native_program import COMPILER, ROOT, digest, headers, made
 
-ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "ptx"
 FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
-ARCHITECTURES = {80: "compute_80", 90: "compute_90a"}
 # Processors; shared memory of a block and of a processor; capability; processors of each part that a cluster lies in.
 DEVICES = {80: (108, 166912, 167936, (8, 0), []), 90: (132, 232448, 233472, (9, 0), [18, 18, 16, 16, 16, 16, 16, 16])}
 SHIPPED, GIVEN = 0, 1  # numbers of a module's sources
 FIELDS = ("executed", "threads", "bytes", "sectors", "wavefronts", "ideal")
 Line = namedtuple("Line", ("kernel", "number", "opcode", "text", *FIELDS))  # an instruction and its executions
 NVCC = shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]))
-COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-IS_THERE = bool(NVCC and COMPILER and find_spec("pybind11")) and os.environ.get("ELMO_FAST_NO_NATIVE") != "1"
+IS_THERE = all([NVCC, COMPILER, importlib.util.find_spec("pybind11"), os.environ.get("ELMO_FAST_NO_NATIVE") != "1"])
 
 
 @functools.cache
@@ -47,15 +42,14 @@ def machine(generation: int = 90):
     includes = [f"-I{path}" for path in (ROOT / "csrc", sysconfig.get_path("include"), pybind11.get_include())]
     native = [COMPILER, "-std=c++17", "-O2", "-march=native", *FLAGS]
     host = [NVCC, "-std=c++17", "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS)]
-    virtual = ARCHITECTURES[generation]
+    virtual, own = {80: "compute_80", 90: "compute_90a"}[generation], ROOT / "tests" / "native" / "ptx"
     device = [*host, "-fmad=false", "-gencode", f"arch={virtual},code={virtual}", "--compress-mode=none"]
-    own, cuda = ROOT / "tests" / "native" / "ptx", ROOT / "csrc" / "cuda"
     jobs = [(native, path) for path in sorted(own.glob("*.cpp")) if path.stem != "fake_runtime"]
-    jobs += [([*host, f"-DELMO_FAST_PTX={name}"], own / "fake_runtime.cpp")]
-    jobs += [(host, path) for path in (ROOT / "csrc/bindings/projected_lstm_cuda.cpp", *sorted(cuda.glob("*.cpp")))]
-    jobs += [(device, path) for path in sorted(cuda.glob("*.cu"))]
+    jobs += [([*host, f"-DELMO_FAST_PTX={name}"], own / "fake_runtime.cpp"),
+             (host, ROOT / "csrc/bindings/projected_lstm_cuda.cpp"),
+             *((device, path) for path in sorted((ROOT / "csrc" / "cuda").glob("*.cu")))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(_object, *zip(*jobs)))
+        objects = list(pool.map(object_file, *zip(*jobs)))
     library = made(BUILD / f"{name}-{digest(objects)}.so", [COMPILER, "-shared", "-Wl,-Bsymbolic", *objects])
     spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
@@ -64,21 +58,22 @@ def machine(generation: int = 90):
     return module
 
 
-def _object(command: list, source: Path) -> Path:
+def object_file(command: list, source: Path) -> Path:
+    """`source` as compiled by `command`, once for all that it is made of."""
     key = digest([command, source, source.read_text(), headers(ROOT / "csrc"), headers(ROOT / "tests/native/ptx")])
     return made(BUILD / f"{source.stem}-{key}.o", [*command, "-c", source])
 
 
-def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, memory=(), written=True):
+def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, written=True):
     """Runs the one kernel of a PTX text, which is source `GIVEN` from then on.
 
-    Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors of `memory`,
-    which may not be read before they are `written`; if they are not, races in them are traps as well.
+    Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors, which may not
+    be read before they are `written`; if they are not, races in them are traps as well.
     """
     module = machine()
     module.replace(GIVEN, text)
     try:
-        for number, tensor in enumerate(memory):
+        for number, tensor in enumerate(value for value in arguments if isinstance(value, torch.Tensor)):
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
             size = (last + 1) * tensor.element_size() * (tensor.numel() > 0)
             module.register_memory(tensor.data_ptr(), size, f"tensor {number}", written)
@@ -89,7 +84,7 @@ def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster
 
 def _bits(value) -> int:
     if isinstance(value, float):
-        return struct.unpack("I", struct.pack("f", value))[0]
+        return torch.tensor(value).view(torch.int32).item() % 2**32
     return value.data_ptr() if isinstance(value, torch.Tensor) else (value or 0) % 2**64
 
 

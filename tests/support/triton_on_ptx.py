@@ -1,7 +1,6 @@
 """Triton kernels on CPU tensors: launched and compiled by Triton, run by tests/native/ptx, compared with float64."""
 
 import functools
-import math
 import tempfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tests.support.engines import ON_TRITON, REFERENCE
 
 triton = pytest.importorskip("triton")
 
-from elmo_fast.kernels import configs, lstm_pointwise  # noqa: E402, F401
+from elmo_fast.kernels import configs  # noqa: E402
 
 
 @functools.cache
@@ -38,30 +37,25 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
 
     def launch(source, compiled, *given):
         named = dict(zip(source.fn.arg_names, given[9:]))
+        text, used = compiled.asm["ptx"], usage(compiled.asm["cubin"])
         if named.get("EVEN", True):
-            check(compiled, registers, ptx_machine.DEVICES[generation][1], named.get("PRECISION"))
-        driver.ran = driver.text or compiled.asm["ptx"]
+            assert used["REG"] <= registers and used["STACK"] == used["LOCAL"] == 0, used
+            assert compiled.metadata.shared <= ptx_machine.DEVICES[generation][1]
+            on_tensor_cores = "mma.sync" in text or "wgmma.mma_async" in text
+            assert on_tensor_cores == (named.get("PRECISION", "ieee") != "ieee")
+        driver.ran = driver.text or text
         passed = [value for name, value in named.items() if source.signature[name] != "constexpr"]
         ptx_machine.launch(driver.ran, *passed, None, None, grid=given[:3], shared=compiled.metadata.shared,
-                           block=(32 * compiled.metadata.num_warps, 1, 1),
-                           memory=[value for value in passed if isinstance(value, torch.Tensor)])
+                           block=(32 * compiled.metadata.num_warps, 1, 1))
 
     ptx_machine.machine()
     compile = triton.compiler.compiler.compile
     driver = cuda_ops.triton_driver(patch, generation, load)
     driver.text = driver.ran = None
-    patch.setattr(configs, "FEW", math.inf)
+    patch.setattr(configs, "FEW", torch.inf)
     if tile:
         patch.setattr(configs, "tiles", lambda *_: (tile,))
     return driver
-
-
-def check(compiled, registers: int, shared: int, precision: str | None) -> None:
-    used, text = usage(compiled.asm["cubin"]), compiled.asm["ptx"]
-    assert used["REG"] <= registers and used["STACK"] == used["LOCAL"] == 0, used
-    assert compiled.metadata.shared <= shared
-    on_tensor_cores = "mma.sync" in text or "wgmma.mma_async" in text
-    assert not precision or on_tensor_cores != (precision == "ieee")
 
 
 def run(case, operands):

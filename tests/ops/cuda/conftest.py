@@ -29,7 +29,7 @@ def graphs(monkeypatch, arenas):
     return made
 
 
-@pytest.fixture(params=[90])
+@pytest.fixture(params=[90, 80])
 def native(request, monkeypatch):
     """What runs the steps: `NativeOnPtx` of a generation in place of the native module, and that path forced. None: the
     graph path, its small kernels PyTorch's operations or ("triton 90") Triton's of a generation, run as PTX."""
@@ -37,7 +37,6 @@ def native(request, monkeypatch):
         from tests.support import triton_on_ptx
 
         triton_on_ptx.on_ptx(monkeypatch, int(request.param.split()[1]), registers=64)
-        monkeypatch.setattr(lstm, "pointwise_of", lambda device: triton_on_ptx.lstm_pointwise)
     on_ptx = isinstance(request.param, int)
     with lstm_on_ptx(request.param, monkeypatch) if on_ptx else contextlib.nullcontext() as module:
         yield module

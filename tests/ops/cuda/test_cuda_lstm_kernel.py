@@ -30,7 +30,6 @@ PLANS = [
       for size in ("small", "original"))]
 
 
-@pytest.mark.parametrize("native", [90, 80], indirect=True)
 @pytest.mark.parametrize("slots, most_steps, seed", CASES)
 def test_agrees_with_float64(slots, most_steps, seed, native):
     """Every instance, odd sizes, slots that end and empty ones, no scales, clips that fire, in orders of the warps."""
@@ -59,7 +58,6 @@ def test_plans_agree_with_float64(native, dim, projection, slots, cluster, devic
     assert len(devices) == 1 or plans[-1]["streamed_bytes"] > 0
 
 
-@pytest.mark.parametrize("native", [90, 80], indirect=True)
 @pytest.mark.parametrize("starts", [False, True])
 def test_bits_of_a_slot_depend_on_the_slot_alone(starts, native, monkeypatch):
     """Not on its batch mates, the order of warps, or where a launch ends."""
@@ -85,7 +83,6 @@ def test_bits_of_a_slot_depend_on_the_slot_alone(starts, native, monkeypatch):
     assert all(map(torch.equal, bits(), together)) and len(native.calls) == 3
 
 
-@pytest.mark.parametrize("native", [90, 80], indirect=True)
 @pytest.mark.parametrize("aborts", [0, 1], ids=["without a timeout", "after an abort"])
 def test_a_launch_that_gives_up_is_replayed(aborts, native, monkeypatch):
     for slots, bf16 in ((19, False), (1, True)):
@@ -96,9 +93,8 @@ def test_a_launch_that_gives_up_is_replayed(aborts, native, monkeypatch):
         check(native, of, ragged([slots] * 2 + [1] * 4, of, bf16=bf16), aborts=aborts + 1)
 
 
-@pytest.mark.parametrize("generation, limits", [(90, H100), (80, A100)])
-def test_limits_of_a_device(generation, limits):
-    assert tuple(machine(generation).cuda_device()) == limits
+def test_limits_of_a_device(native):
+    assert tuple(native.machine.cuda_device()) == {90: H100, 80: A100}[native.generation]
 
 
 @pytest.mark.parametrize("device", [H100, (132, 232448, 15, 32, 66), (114, 232448, 13, 27, 57), A100])
@@ -191,7 +187,6 @@ def shapes(native, most, slots):
 
 @pytest.mark.long
 @pytest.mark.parametrize("slots", [3, 16, 32, 64])
-@pytest.mark.parametrize("native", [90, 80], indirect=True)
 def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
     """Of the instances for so many slots, in two launches; 3 slots reach those of the replay as well."""
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 2 * slots)
@@ -247,6 +242,7 @@ MUTATIONS = {
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("native", [90], indirect=True)
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_a_mutation_is_noticed(kind, native):
     of, native.changes = one_layer(150, 40, 3.0, 3.0), {"timeout_ns": 10**6}

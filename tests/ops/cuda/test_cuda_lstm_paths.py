@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from elmo_fast.ops.cuda import blocks, lstm
-from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.ops.schemas import LstmCall, flat_weights, limit
 from elmo_fast.testing import relative_error
 from tests.support import cuda_ops
-from tests.support.gpu_lstm import FIRING, LIMITS, check, layer, one_layer, ragged, run, starting, text
+from tests.support.gpu_lstm import FIRING, LIMITS, check, layer, one_layer, prepare, ragged, run, starting, text
 from tests.support.models import SENTENCES, SHAPES, bilm, options
-from tests.support.op_cases import LENGTHS
 
 # Rows of input projections that an arena holds: those of a table in full; of a block's unique rows; of few slots, which
 # step by turns.
@@ -99,9 +97,6 @@ def test_models_over_ragged_batches(native, graphs, shape, state, precision, mon
     assert native.calls and all(call["timeout_ns"] for call in native.calls) if native else graphs[0].replayed
 
 
-# ---- 16-bit operands --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("change, dtype", [
     ({}, torch.float16), ({"proj_clip": None}, torch.bfloat16), ({"proj_clip": 1e5}, torch.bfloat16),
     ({"dim": 11, "proj_clip": None}, torch.float16),
@@ -140,15 +135,9 @@ def test_rows_of_any_size_fit_fp16():
                 assert (((found - expected).norm(dim=1) / expected.norm(dim=1)) < 1e-3).all()
 
 
-# ---- as an op ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("starts", [False, True])
-def test_registered_as_one_op(starts):
-    inputs, index, state = text()
-    schedule = make_schedule(LENGTHS)
-    rows = index[torch.from_numpy(schedule.tokens).long()]
-    initial = starting()["initial_state"] if starts else None
-    given = LstmCall(inputs, rows, schedule, state, layer(), 3.0, None, initial).arguments()
+@pytest.mark.parametrize("slots, settings", [(7, {}), (3, starting())])
+def test_registered_as_one_op(slots, settings):
+    work, _ = prepare(FIRING, "highest", *text(slots=slots), **settings)
+    given = LstmCall(*work.args, **work.keywords).arguments()
     with cuda_ops.registered_on_cpu():
         torch.library.opcheck(torch.ops.elmo_fast.projected_lstm.default, given)

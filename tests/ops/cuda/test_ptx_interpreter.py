@@ -13,7 +13,7 @@ import torch
 from tests.support.ptx_machine import GIVEN, counters, launch, lines, machine
 
 U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32
-TYPES = {"H": U16, "I": U32, "i": np.int32, "Q": np.uint64, "q": np.int64, "e": F16, "f": F32}
+# Special values by type; types are NumPy's characters.
 SPECIAL = {"f": [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-40, -1e-40, 3e38, -3e38, 1, -1, 0.5, 2.5, -3.5, 65504, 65520],
            "e": [0.0, -0.0, np.nan, np.inf, -np.inf, 6e-8, 65504, 1]}
 THREADS = 64
@@ -35,7 +35,7 @@ def run(body, *sources, data=None, threads=THREADS, grid=1, seed=0, **more):
     machine().set(seed=seed, traffic=True)
     try:
         launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1),
-               block=(threads, 1, 1), shared=2048, memory=given, **more)
+               block=(threads, 1, 1), shared=2048, **more)
     finally:
         machine().set()
     return data
@@ -43,17 +43,16 @@ def run(body, *sources, data=None, threads=THREADS, grid=1, seed=0, **more):
 
 def values(kind, rng):
     """THREADS values of a type: special ones, and some of every size."""
-    dtype = TYPES[kind]
     if kind in SPECIAL:
-        sized = rng.standard_normal(THREADS) * 10.0 ** rng.integers(-6, 5, THREADS)
-        sized[: len(SPECIAL[kind])] = SPECIAL[kind]
-        with np.errstate(over="ignore"):
-            return rng.permutation(sized.astype(dtype))
-    info = np.iinfo(dtype)
-    sized = rng.integers(info.min, info.max, THREADS, dtype, endpoint=True)
-    sized >>= rng.integers(0, 8 * dtype().itemsize, THREADS).astype(dtype)
-    sized[:6] = [0, 1, info.max, info.min, info.max - 1, 2]
-    return rng.permutation(sized)
+        special, sized = SPECIAL[kind], rng.standard_normal(THREADS) * 10.0 ** rng.integers(-6, 5, THREADS)
+    else:
+        info = np.iinfo(kind)
+        special = [0, 1, info.max, info.min, info.max - 1, 2]
+        sized = rng.integers(info.min, info.max, THREADS, kind, endpoint=True)
+        sized >>= rng.integers(0, info.bits, THREADS).astype(kind)
+    sized[: len(special)] = special
+    with np.errstate(over="ignore"):
+        return rng.permutation(sized.astype(kind))
 
 
 def inserted(a, b, c):
@@ -63,10 +62,6 @@ def inserted(a, b, c):
 
 def truncated(a, b):
     return (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)) if b else -1
-
-
-def half(x):
-    return x.astype(F16).view(U16).astype(U32)
 
 
 def bfloat(x):
@@ -84,25 +79,25 @@ COMPARED = [(f"setp.{name}.{{}} %p, %a, %b; selp.u32 %d, 1, 0, %p;", getattr(ope
 # The types of %d = %a %b %c: instruction (with these operands, where it names none) and its model over integers.
 INTEGER = [
     *[(f"{kind}={kind}{kind}", {f"{op}.{name}": f for op, f in WRAPPING.items()})
-      for kind, name in zip("IiQq", ("u32", "s32", "u64", "s64"))],
+      for kind, name in zip("IiLl", ("u32", "s32", "u64", "s64"))],
     *[(f"I={kind}{kind}", {text.format(name): f for text, f in COMPARED})
-      for kind, name in zip("IiQq", ("b32", "s32", "u64", "s64"))],
-    ("q=ii", {"mul.wide.s32": operator.mul}), ("Q=II", {"mul.wide.u32": operator.mul}),
-    ("i=iii", {"mad.lo.s32": lambda a, b, c: a * b + c}), ("q=iiq", {"mad.wide.s32": lambda a, b, c: a * b + c}),
+      for kind, name in zip("IiLl", ("b32", "s32", "u64", "s64"))],
+    ("l=ii", {"mul.wide.s32": operator.mul}), ("L=II", {"mul.wide.u32": operator.mul}),
+    ("i=iii", {"mad.lo.s32": lambda a, b, c: a * b + c}), ("l=iil", {"mad.wide.s32": lambda a, b, c: a * b + c}),
     ("i=ii", {"div.s32": truncated, "rem.s32": lambda a, b: a - b * truncated(a, b) if b else a}),
     ("I=II", {"and.b32": operator.and_, "or.b32": operator.or_, "shl.b32": lambda a, b: a << b if b < 32 else 0}),
-    ("Q=QQ", {"xor.b64": operator.xor, "bfi.b64 %d, %a, %b, 1, 63;": lambda a, b: a << 1 | b & 1}),
-    ("Q=Q", {"not.b64": operator.invert}), ("q=i", {"cvt.s64.s32": int}), ("Q=I", {"cvt.u64.u32": int}),
-    ("I=Q", {"cvt.u32.u64": int, "mov.b64 {_, %x}, %a; mov.b32 %d, %x;": lambda a: a >> 32}),
-    ("i=iI", {"shr.s32": lambda a, b: a >> min(b, 31)}), ("Q=QI", {"shr.u64": lambda a, b: a >> min(b, 64)}),
+    ("L=LL", {"xor.b64": operator.xor, "bfi.b64 %d, %a, %b, 1, 63;": lambda a, b: a << 1 | b & 1}),
+    ("L=L", {"not.b64": operator.invert}), ("l=i", {"cvt.s64.s32": int}), ("L=I", {"cvt.u64.u32": int}),
+    ("I=L", {"cvt.u32.u64": int, "mov.b64 {_, %x}, %a; mov.b32 %d, %x;": lambda a: a >> 32}),
+    ("i=iI", {"shr.s32": lambda a, b: a >> min(b, 31)}), ("L=LI", {"shr.u64": lambda a, b: a >> min(b, 64)}),
     ("I=III", {"bfe.u32": lambda a, b, c: (a >> (b & 255)) & ((1 << (c & 255)) - 1),
                "bfi.b32 %d, %a, %b, %c, 9;": inserted}),
     ("i=i", {"neg.s32": operator.neg, "bfe.s32 %d, %a, 28, 1;": lambda a: -(a >> 28 & 1)}),
-    ("I=qq", {"setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;":
+    ("I=ll", {"setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;":
               lambda a, b: 5 + (a >= b)}),
     ("I=H", {"cvt.u32.u16": int, "setp.eq.s16 %p, %a, 2; selp.u32 %d, 1, 0, %p;": lambda a: a == 2}),
     ("H=HH", {"setp.eq.s16 %p, %a, 2; selp.u16 %d, %a, %b, %p;": lambda a, b: a if a == 2 else b}),
-    ("Q=II", {"mov.b64 %d, {%a, %b};": lambda a, b: b << 32 | a}),
+    ("L=II", {"mov.b64 %d, {%a, %b};": lambda a, b: b << 32 | a}),
     ("I=I", {".reg .b16 %l, %h; mov.b32 {%l, %h}, %a; mov.b32 %d, {%h, %l};": lambda a: a >> 16 | a << 16}),
 ]
 # The same over arrays of all threads.
@@ -118,9 +113,8 @@ ARRAYS = [
     ("I=ff", {text.format("f32"): f for text, f in COMPARED} | {COMPARED[1][0].format("f32"): lambda a, b:
               (a < b) | (a > b)}),
     ("e=f", {"cvt.rn.f16.f32": lambda a: a.astype(F16)}), ("f=e", {"cvt.f32.f16": lambda a: a.astype(F32)}),
-    ("I=ff", {f"cvt.rn.{name}x2.f32": lambda a, b, f=f: f(a) << 16 | f(b)
-              for name, f in (("f16", half), ("bf16", bfloat))}),
-    ("H=f", {"cvt.rn.bf16.f32": bfloat}),
+    ("I=ff", {"cvt.rn.f16x2.f32": lambda a, b: np.stack([b, a], 1).astype(F16).view(U32)[:, 0],
+              "cvt.rn.bf16x2.f32": lambda a, b: bfloat(a) << 16 | bfloat(b)}), ("H=f", {"cvt.rn.bf16.f32": bfloat}),
 ]
 CASES = [(kinds, text, f, table is INTEGER) for table in (INTEGER, ARRAYS) for kinds, rows in table
          for text, f in rows.items()]
@@ -128,20 +122,17 @@ CASES = [(kinds, text, f, table is INTEGER) for table in (INTEGER, ARRAYS) for k
 
 @pytest.mark.parametrize("kinds,text,model,each", CASES, ids=[f"{kinds} {text}" for kinds, text, *_ in CASES])
 def test_against_numpy(kinds, text, model, each):
-    rng, dtype = np.random.default_rng(len(text)), TYPES[kinds[0]]
+    rng, dtype = np.random.default_rng(len(text)), np.dtype(kinds[0])
     given = [values(kind, rng) for kind in kinds[2:]]
     with np.errstate(all="ignore"):
-        expected = np.array([model(*map(int, row)) % 256 ** dtype().itemsize for row in zip(*given)],
-                            f"u{dtype().itemsize}") if each else np.asarray(model(*given))
-    body, move = "", "mad.wide.u32 %at, %t, {0}, {1}; {2}.global.b{3} {4};"
-    for name, array in zip("abc", given):
-        size = array.itemsize
-        body += f".reg .b{8 * size} %{name}; ld.param.u64 %at, [at_{name}];\n"
-        body += move.format(size, "%at", "ld", 8 * size, f"%{name}, [%at]")
-    body += f".reg .b{8 * dtype().itemsize} %d; {text}"
-    if "%" not in text:
-        body += " %d, %a, %b, %c"[: 4 * len(kinds) - 5] + ";"
-    found = run(body + move.format(dtype().itemsize, "%g", "st", 8 * dtype().itemsize, "[%at], %d"), *given,
+        expected = np.array([model(*map(int, row)) % 256**dtype.itemsize for row in zip(*given)],
+                            f"u{dtype.itemsize}") if each else np.asarray(model(*given))
+    body = "".join(f"ld.param.u64 %at, [at_{name}]; mad.wide.u32 %at, %t, {array.itemsize}, %at; "
+                   f".reg .b{8 * array.itemsize} %{name}; ld.global.b{8 * array.itemsize} %{name}, [%at];\n"
+                   for name, array in zip("abc", given))
+    operands = "" if "%" in text else " %d, %a, %b, %c"[: 4 * len(given) + 3] + ";"
+    found = run(f"{body}.reg .b{8 * dtype.itemsize} %d; {text}{operands} "
+                f"mad.wide.u32 %at, %t, {dtype.itemsize}, %g; st.global.b{8 * dtype.itemsize} [%at], %d;", *given,
                 data=np.zeros(THREADS, dtype))
     expected = expected.astype(dtype)
     np.testing.assert_allclose(found, expected, rtol=2e-7 if "approx" in text else 0, atol=0)

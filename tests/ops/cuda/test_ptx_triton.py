@@ -13,8 +13,7 @@ import torch
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
-from tests.support import cuda_ops
-from tests.support.cuda_ops import PRECISIONS
+from tests.support.cuda_ops import PRECISIONS, registered_on_cpu
 from tests.support.engines import ON_TRITON, REFERENCE, Engine
 from tests.support.models import options
 from tests.support.op_cases import char_cnn_case, highway_case, linear_case
@@ -25,7 +24,7 @@ from tests.support.triton_on_ptx import check_case, configs, on_ptx, run
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     on_ptx(monkeypatch, 80)
-    with cuda_ops.registered_on_cpu():
+    with registered_on_cpu():
         yield
 
 
@@ -37,9 +36,9 @@ def ids_of(characters=18, tokens=TOKENS):
     return torch.from_numpy(to_model_ids(encode_tokens(tokens, characters))).long()
 
 
-def conv(ids=None, filters=((1, 4), (3, 5)), activation="relu", **how):
-    of = options(char_cnn={"embedding": {"dim": 16}, "filters": filters, "activation": activation})
-    return char_cnn_case(of, ids_of() if ids is None else ids, **how)
+def conv(ids=None, filters=((1, 4), (3, 5))):
+    of = options(char_cnn={"embedding": {"dim": 16}, "filters": filters})
+    return char_cnn_case(of, ids_of() if ids is None else ids)
 
 
 @every_precision
@@ -95,9 +94,6 @@ def test_the_ops_are_registered_well(operands):
         torch.library.opcheck(getattr(torch.ops.elmo_fast, op).default, arguments)
 
 
-# ---- every configuration that ships ------------------------------------------------------------
-
-
 SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
           "linear": lambda tile: [linear_case(tile.bm + 3, 208, tile.bn + 16),
                                   linear_case(tile.bm + 3, 256, 2 * tile.bn)],
@@ -107,16 +103,15 @@ SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
 
 def shipped():
     """Rows of the test below, without linear's ieee, which PyTorch multiplies: a few for the default run."""
-    for form, generation, operands, amount in itertools.product(SHAPES, configs.GENERATIONS, PRECISIONS,
-                                                                ("many", "few")):
+    every = itertools.product(SHAPES, configs.GENERATIONS, PRECISIONS, ("many", "few"))
+    for form, generation, operands, amount in every:
         tiles = configs.tiles("highway" if form == "linear" else form, generation, operands, amount)
         for at, tile in enumerate(tiles if (form, operands) != ("linear", "ieee") else ()):
             marks = () if operands == "fp16" and amount == "many" and at == 0 else pytest.mark.long
-            name = f"{form}-sm_{generation}-{operands}-{tile.bm}x{tile.bn}x{tile.bk}-{tile.warps}-{tile.stages}"
-            yield pytest.param(form, generation, operands, tile, marks=marks, id=name)
+            yield pytest.param(form, generation, operands, tile, marks=marks)
 
 
-@pytest.mark.parametrize("form,generation,operands,tile", [*shipped()])
+@pytest.mark.parametrize("form,generation,operands,tile", [*shipped()], ids=str)
 def test_every_configuration(monkeypatch, form, generation, operands, tile):
     on_ptx(monkeypatch, generation, tile)
     for case in SHAPES[form](tile):
