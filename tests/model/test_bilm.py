@@ -117,14 +117,15 @@ def test_carried_over_batches_of_other_sizes(backend):
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])
-@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "torch", "native"])
 def test_zero_and_warm_do_not_depend_on_order_or_batch(state, backend):
-    model = bilm(state=state, backend=backend)
-    batch = texts(6, 8, seed=4)
+    model = bilm(SHAPES["clips that fire"], state=state, backend=backend)
+    limit = 0 if backend == "native" else SAME_MODEL
+    batch = [*texts(6, 8, seed=4), *SENTENCES]
     names, together = set(model.state_dict()), layers(model, batch)
-    assert (together - layers(model, batch[::-1]).flip(1)).abs().max() < SAME_MODEL
+    assert (together - layers(model, batch[::-1]).flip(1)).abs().max() <= limit
     for row, sentence in enumerate(batch):
-        assert (layers(model, [sentence])[:, 0] - together[:, row, : len(sentence) + 2]).abs().max() < SAME_MODEL
+        assert (layers(model, [sentence])[:, 0] - together[:, row, : len(sentence) + 2]).abs().max() <= limit
     assert model._elmo_lstm._states is None and set(model.state_dict()) == names
 
 
