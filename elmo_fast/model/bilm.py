@@ -120,8 +120,7 @@ class BiLm(nn.Module):
     def token_encoder(self) -> TokenEncoder:
         """Gives tokens their vectors, with the table, device, backend and precision of now."""
         source = self._modules.get("_token_embedder")  # users of cached words delete it
-        return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend,
-                            self._precision)
+        return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend, self._precision)
 
     @property
     def token_table(self) -> TokenTable | None:
