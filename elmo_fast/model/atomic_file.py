@@ -50,9 +50,9 @@ def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False)
     With `wait` another process or thread that has it is waited for, and a line of the log names the process.
 
     Yields a path for a partial file. The lock is on the file `TARGET.lock`, which holds the process, its host and the
-    partial file's name: what a killed process left is removed by the next one. A thread may write the files of a
-    directory that it has locked, and, with `reserve`, take the lock again. In the body stops are deferred (see
-    `stops`). Readers need no lock.
+    partial file's name: what is left of that file is removed at the end, or after a kill by the next process. A thread
+    may write the files of a directory that it has locked, and, with `reserve`, take the lock again. In the body stops
+    are deferred (see `stops`). Readers need no lock.
     """
     final = Path(os.path.realpath(target))
     partial = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
@@ -60,36 +60,41 @@ def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False)
     while (held := _held.setdefault(final, mine)).thread != mine.thread and held.process == mine.process and wait:
         stops.check()
         time.sleep(_PAUSE)
-    if held.is_reserved and held is not mine and held[:2] == mine[:2]:
-        _held[final] = held._replace(is_reserved=False)
-        try:
-            yield held.partial
-        finally:
-            _held[final] = held
-        return
-    if held is not mine and held.process == mine.process:
+    again = held is not mine and held.is_reserved and held[:2] == mine[:2]
+    if held is not mine and held.process == mine.process and not again:
         raise ConfigurationError(f"output {final}: expected no other writer, found one in this process")
-    _held[final] = mine  # in place of what a fork copied from its parent
+    used = held._replace(is_reserved=False) if again else mine
+    _held[final] = used  # also in place of what a fork copied from its parent
+    is_inside = again or any((above := _held.get(path)) and above[:2] == mine[:2] for path in final.parents)
     try:
-        if any((above := _held.get(path)) and above[:2] == mine[:2] for path in final.parents):
-            yield mine.partial
-            return
-        with stops.stoppable():
-            stops.check()
-            file = _lock(final, mine, wait)
+        with contextlib.nullcontext() if is_inside else _lock_file(final, mine, wait):
             try:
-                yield mine.partial
+                yield used.partial
             finally:
                 if os.getpid() == mine.process:
-                    _remove(mine.partial)
-                    Path(file.name).unlink(missing_ok=True)
-                file.close()
+                    _remove(used.partial)
     finally:
-        del _held[final]
+        if again:
+            _held[final] = held
+        else:
+            del _held[final]
+
+
+@contextlib.contextmanager
+def _lock_file(final: Path, mine: _Held, wait: bool) -> Iterator[None]:
+    """The lock file of an output, there and locked while the body runs."""
+    with stops.stoppable():
+        stops.check()
+        with _lock(final, mine, wait) as file:
+            try:
+                yield
+            finally:
+                if os.getpid() == mine.process:
+                    Path(file.name).unlink(missing_ok=True)
 
 
 def _lock(final: Path, mine: _Held, wait: bool) -> IO[bytes]:
-    """The lock file of an output, locked. POSIX locks: unlike those of `flock`, forked workers do not inherit them."""
+    """Open and lock it. POSIX locks: unlike those of `flock`, forked workers do not inherit them."""
     import fcntl
 
     is_logged = False
@@ -97,20 +102,21 @@ def _lock(final: Path, mine: _Held, wait: bool) -> IO[bytes]:
         file = open(final.with_name(f"{final.name}.lock"), "a+b", buffering=0)  # noqa: SIM115
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except (BlockingIOError, PermissionError):
             owner = _content(file)
             process, host = [*owner, "unknown", "an unknown host"][:2]
             file.close()
-            if wait and isinstance(error, (BlockingIOError, PermissionError)):
-                if owner and not is_logged:
-                    logger.warning("waiting for process %s on %s, which writes %s", process, host, final)
-                    is_logged = True
-                stops.check()
-                time.sleep(_PAUSE)
-                continue
-            if isinstance(error, (BlockingIOError, PermissionError)):
+            if not wait:
                 raise ConfigurationError(f"output {final}: expected no other process to write it, found process "
                                          f"{process} on {host}, which has locked {file.name}") from None
+            if owner and not is_logged:
+                logger.warning("waiting for process %s on %s, which writes %s", process, host, final)
+                is_logged = True
+            stops.check()
+            time.sleep(_PAUSE)
+            continue
+        except OSError as error:
+            file.close()
             raise OSError(error.errno, f"expected a file system with locks ({error.strerror})", file.name) from error
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
@@ -156,11 +162,8 @@ def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
     """
     final = Path(os.path.realpath(target))
     with locked(final) as part:
-        try:
-            yield part
-            os.replace(part, final)
-        finally:
-            _remove(part)
+        yield part
+        os.replace(part, final)
 
 
 def store_once(target: Path, make: Callable[[Path], None]) -> None:
@@ -173,11 +176,8 @@ def store_once(target: Path, make: Callable[[Path], None]) -> None:
         final.parent.mkdir(parents=True, exist_ok=True)
         with locked(final, wait=True) as part:
             if not final.exists():
-                try:
-                    make(part)
-                    part.rename(final)
-                finally:
-                    _remove(part)
+                make(part)
+                part.rename(final)
 
 
 @contextlib.contextmanager

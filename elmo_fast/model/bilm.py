@@ -17,12 +17,13 @@ from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.state_dict import require_data
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import LastResult, check_weights, fingerprint, read_model, version_keys
+from elmo_fast.model.weights import LastResult, check_shapes, expected_shapes, fingerprint, read_model
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
+from elmo_fast.ops.weight_cache import version_key
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
 # The text whose final state, run from zeros, is the initial state of `warm`.
@@ -89,7 +90,7 @@ class BiLm(nn.Module):
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         """The source of token vectors, after the shapes of all weights were checked."""
-        check_weights(weights, self.options)
+        check_shapes("weights", expected_shapes(self.options, "CNN_proj/W_proj" in weights), weights)
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
         return source(self.options, weights, requires_grad)
 
@@ -119,8 +120,7 @@ class BiLm(nn.Module):
     def token_encoder(self) -> TokenEncoder:
         """Gives tokens their vectors, with the table, device, backend and precision of now."""
         source = self._modules.get("_token_embedder")  # users of cached words delete it
-        return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend,
-                            self._precision)
+        return TokenEncoder(source, self._table, self._word_embedding, self._device, self.backend, self._precision)
 
     @property
     def token_table(self) -> TokenTable | None:
@@ -208,10 +208,8 @@ class BiLm(nn.Module):
                 raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
             cuda_graph.check(encoder, self._elmo_lstm, ids, boundaries, self._prepared, self._capture_key())
             return cuda_graph.forward(encoder, self._elmo_lstm, ids, boundaries, self._initial_state(), self._prepared)
-        if word_inputs is not None:
-            tokens, index, mask = encoder.numbered_batch(word_inputs, ids)
-        else:
-            tokens, index, mask = encoder.batch(ids, boundaries)
+        tokens, index, mask = (encoder.batch(ids, boundaries) if word_inputs is None
+                               else encoder.numbered_batch(word_inputs, ids))
         layers = self._run_batch(tokens, index, mask.sum(1).numpy())
         positions = to_device(mask.flatten().nonzero().squeeze(1), self._device)  # [N], of each token in [B * T]
         padded = [layer.new_zeros(mask.numel(), layer.shape[1]).index_copy(0, positions, layer) for layer in layers]
@@ -278,7 +276,8 @@ class BiLm(nn.Module):
         return self.precision if dtype in (torch.float32, torch.float64) else "medium"
 
     def _weights_key(self) -> tuple:
-        return version_keys(self._token_embedder, self._elmo_lstm)
+        modules = (self._token_embedder, self._elmo_lstm)
+        return tuple(version_key(value) for module in modules for value in module.parameters())
 
     def _capture_key(self) -> tuple:
         text = tuple(map(tuple, self.warm_text)) if self.state == "warm" else None

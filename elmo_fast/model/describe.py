@@ -1,16 +1,15 @@
 """Sizes and parameters of a model by name, as `elmo-fast info` prints them."""
 
 from elmo_fast.model.manylangs import ManyLangsOptions, read_manylangs
-from elmo_fast.model.options import CharCnnOptions, Options
+from elmo_fast.model.options import Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.weights import read_model
 
 
 def describe(files: ModelFiles, allow_nonfinite: bool = False) -> dict[str, str]:
     """Sizes and parameters of a model, after its options and weights have been read and checked."""
-    many = files.weight_file.name == MANYLANGS_WEIGHTS
-    options, weights = (read_manylangs(files.weight_file.parent, allow_nonfinite) if many
-                        else read_model(files, allow_nonfinite))
+    options, weights = (read_manylangs(files.weight_file.parent, allow_nonfinite)
+                        if files.weight_file.name == MANYLANGS_WEIGHTS else read_model(files, allow_nonfinite))
     lstm, cnn = options.lstm, options.char_cnn
     described = {
         "options file": str(files.options_file),
@@ -32,13 +31,10 @@ def describe(files: ModelFiles, allow_nonfinite: bool = False) -> dict[str, str]
 
 
 def _input(options: Options) -> str:
-    if options.char_cnn is None:
+    if (cnn := options.char_cnn) is None:
         return f"word ids, {options.n_tokens_vocab:,} words"
+    sizes = f"at most {cnn.max_characters_per_token} a token, {cnn.embedding_dim} values each"
     if not isinstance(options, ManyLangsOptions):
-        return _characters("characters (UTF-8 bytes)", options.char_cnn)
+        return f"characters (UTF-8 bytes), {sizes}"
     words = "" if options.words is None else f"; {len(options.words):,} words (word.dic)"
-    return _characters(f"{len(options.characters):,} characters (char.dic)", options.char_cnn) + words
-
-
-def _characters(kind: str, cnn: CharCnnOptions) -> str:
-    return f"{kind}, at most {cnn.max_characters_per_token} a token, {cnn.embedding_dim} values each"
+    return f"{len(options.characters):,} characters (char.dic), {sizes}{words}"

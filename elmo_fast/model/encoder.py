@@ -125,12 +125,11 @@ class WordEmbedder(nn.Module):
         raise ConfigurationError("boundaries: expected 'present' for a model that reads word ids (their numbers of "
                                  "<S> and </S> are the vocabulary's), got 'add'")
 
-    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
+    def token_ids(self, tokens: Sequence) -> torch.Tensor:
         raise ConfigurationError("tokens: expected word ids (this model reads no characters), got strings; "
                                  "number them with TokenBatcher and the model's vocabulary")
 
-    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
-        return self.token_ids([])
+    batch_ids = token_ids
 
     def warmup(self, backend: str = "auto") -> None:
         """A table has nothing to compile."""

@@ -125,8 +125,7 @@ def open_bilm(files: ModelFiles, **arguments) -> BiLm:
     return kind.from_model(files, **arguments)
 
 
-def read_manylangs(directory: Path,
-                   allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
+def read_manylangs(directory: Path, allow_nonfinite: bool = False) -> tuple[ManyLangsOptions, dict[str, np.ndarray]]:
     """Options and float32 weights in bilm-tf's layout; `ConfigurationError` for what the files lack or do not fit."""
     config, source = read_config(directory)
     embedder, encoder = (config.get(name) for name in ("token_embedder", "encoder"))
@@ -144,8 +143,7 @@ def read_manylangs(directory: Path,
     tensors = _Tensors(directory / "token_embedder.pkl", allow_nonfinite)
     weights = _token_weights(tensors, options.char_cnn, options.lstm, characters, words, embedder.get("word_dim"))
     weights |= _lstm_weights(_Tensors(directory / "encoder.pkl", allow_nonfinite), options.lstm)
-    padding = characters[_PAD]
-    numbered = {token: _model_id(number, padding) for token, number in characters.items()}
+    numbered = {token: _model_id(number, characters[_PAD]) for token, number in characters.items()}
     return ManyLangsOptions(options.lstm, options.char_cnn, characters=numbered, words=words), weights
 
 

@@ -106,8 +106,15 @@ def fetch(location: str | os.PathLike) -> Path:
     if not _is_url(name):
         return Path(name)
     target = cache_path(name)
-    if not target.exists():
-        _download(name, target)
+    remedy = f"Fetched by other means, it belongs at {target}"
+    try:
+        store_once(target, functools.partial(interruptible(_copy), name, target.name))
+    except ImportError as error:
+        raise ImportError(f"fetching {name} needs a package that is not there ({error}): "
+                          f"install elmo-fast[remote]. {remedy}") from error
+    except Exception as error:
+        reason = type(error).__name__ if str(error) == name else f"{type(error).__name__}: {error}"
+        raise OSError(f"{name}: the download failed ({reason}); nothing was stored. {remedy}") from error
     return target
 
 
@@ -249,18 +256,6 @@ def _is_model_file(name: str) -> bool:
 
 def _is_url(name: str) -> bool:
     return "://" in name or "::" in name
-
-
-def _download(url: str, target: Path) -> None:
-    remedy = f"Fetched by other means, it belongs at {target}"
-    try:
-        store_once(target, functools.partial(interruptible(_copy), url, target.name))
-    except ImportError as error:
-        raise ImportError(f"fetching {url} needs a package that is not there ({error}): "
-                          f"install elmo-fast[remote]. {remedy}") from error
-    except Exception as error:
-        reason = type(error).__name__ if str(error) == url else f"{type(error).__name__}: {error}"
-        raise OSError(f"{url}: the download failed ({reason}); nothing was stored. {remedy}") from error
 
 
 def _copy(url: str, name: str, path: Path) -> None:

@@ -13,17 +13,13 @@ from torch import nn
 Tensors = Mapping[str, torch.Tensor]
 
 
-def _unchanged(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return values
-
-
 class Conversion(NamedTuple):
     """Names of own parameters and of AllenNLP's tensors, and the functions that convert their values."""
 
     own: list[str]
     theirs: list[str]
-    to_allennlp: Callable[..., tuple[torch.Tensor, ...]] = _unchanged
-    from_allennlp: Callable[..., tuple[torch.Tensor, ...]] = _unchanged
+    to_allennlp: Callable[..., tuple[torch.Tensor, ...]] = lambda *values: values
+    from_allennlp: Callable[..., tuple[torch.Tensor, ...]] = lambda *values: values
 
 
 class AllenNlpStateDict(nn.Module):

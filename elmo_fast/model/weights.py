@@ -11,14 +11,12 @@ from typing import Any
 
 import h5py
 import numpy as np
-from torch import nn
 
 from elmo_fast import stops
 from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
-from elmo_fast.ops.weight_cache import version_key
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
@@ -143,11 +141,6 @@ def check_finite(name: str, values: np.ndarray, allow_nonfinite: bool = False) -
                                  "infinite; allow_nonfinite=True loads them")
 
 
-def check_weights(weights: Weights, options: Options) -> None:
-    """Raise `ConfigurationError` unless `weights` are float32 arrays with the names and shapes of `options`."""
-    check_shapes("weights", expected_shapes(options, "CNN_proj/W_proj" in weights), weights)
-
-
 def check_shapes(source: str, shapes: Mapping[str, tuple[int, ...]], weights: Weights) -> None:
     """Raise `ConfigurationError` unless `weights` have these names and shapes."""
     for name in sorted(shapes.keys() | weights.keys()):
@@ -221,11 +214,6 @@ def fingerprint(weights: Weights, options: Options | None = None) -> str:
         digest.update(f"{name} {values.shape}\n".encode())
         digest.update(values.data)
     return digest.hexdigest()
-
-
-def version_keys(*modules: nn.Module) -> tuple:
-    """Equal while no parameter of the modules was edited or replaced."""
-    return tuple(version_key(value) for module in modules for value in module.parameters())
 
 
 class LastResult:

@@ -64,11 +64,6 @@ def needs_gradient(tensors: Sequence[torch.Tensor]) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def trains_on_cpu(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a call on these operands is recorded for gradients, on the CPU."""
-    return needs_gradient(tensors) and tensors[0].device.type == "cpu"
-
-
 @functools.cache
 def why_no_triton(device: torch.device) -> str | None:
     """None when the Triton kernels run on `device`, else the reason they do not."""

@@ -4,7 +4,7 @@ import torch
 
 import elmo_fast.ops.cuda.encoder  # noqa: F401  registers the implementation on CUDA
 from elmo_fast.ops import reference
-from elmo_fast.ops.backend import resolve, trains_on_cpu
+from elmo_fast.ops.backend import needs_gradient, resolve
 from elmo_fast.ops.cpu import on_cpu
 from elmo_fast.ops.cpu.linear import packed_product
 from elmo_fast.ops.precision import active_precision, full_precision
@@ -19,7 +19,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, backend
     On the CPU calls with gradients run in torch: weights that change after each use do not repay their packing.
     """
     check_product(x, weight, bias)
-    if resolve("linear", backend, x, weight, bias) != "native" or trains_on_cpu((x, weight, bias)):
+    operands = x, weight, bias
+    if resolve("linear", backend, *operands) != "native" or (x.device.type == "cpu" and needs_gradient(operands)):
         return torch.addmm(full_precision(bias), full_precision(x), full_precision(weight))
     precision, weights, packed = precision or active_precision(), [weight, bias], None
     if x.device.type == "cpu":
@@ -37,9 +38,10 @@ def highway(x: torch.Tensor, w_carry: torch.Tensor, b_carry: torch.Tensor, w_tra
     `elmo_fast.ops.char_cnn`.
     """
     weights = [w_carry, b_carry, w_transform, b_transform]
+    operands = [x, *weights]
     check_product(x, w_carry, b_carry)
     check_product(x, w_transform, b_transform)
-    if resolve("highway", backend, x, *weights) != "native" or trains_on_cpu((x, *weights)):
+    if resolve("highway", backend, *operands) != "native" or (x.device.type == "cpu" and needs_gradient(operands)):
         return reference.highway(full_precision(x), *map(full_precision, weights))
     precision, packed = precision or active_precision(), None
     if x.device.type == "cpu":

@@ -26,6 +26,9 @@ else:  # before torch 2.9 one word held for every library
 
 check_precision = functools.partial(check_choice, "precision", choices=PRECISIONS)
 _active = contextvars.ContextVar("precision", default="highest")
+_lock = threading.Lock()
+_holders: list[str] = []  # what every `numerics` that is open wants torch's flags to be
+_before: dict[tuple[str, str], str] = {}  # what they were before the first
 
 
 def lowest(*precisions: str) -> str:
@@ -49,7 +52,7 @@ def numerics(precision: str, device: torch.device):
     on_gpu = device.type == "cuda"
     token = _active.set(precision)
     try:
-        with (_flags.held("tf32" if on_gpu and precision == "high" else "ieee"),
+        with (_held("tf32" if on_gpu and precision == "high" else "ieee"),
               torch.autocast(device.type, dtype=torch.bfloat16, enabled=on_gpu and precision == "medium")):
             yield
     finally:
@@ -61,36 +64,27 @@ def active_precision() -> str:
     return _active.get()
 
 
-class _MatmulFlags:
+@contextlib.contextmanager
+def _held(wanted: str):
     """torch's process-wide fp32 matmul precision, held while any thread needs it, then put back.
 
     When threads disagree the strictest wins. A flag that already means IEEE is not touched.
     """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._holders: list[str] = []
-        self._before: dict[tuple[str, str], str] = {}
-
-    @contextlib.contextmanager
-    def held(self, wanted: str):
-        self._change(self._holders.append, wanted)
-        try:
-            yield
-        finally:
-            self._change(self._holders.remove, wanted)
-
-    def _change(self, edit: Callable[[str], None], wanted: str) -> None:
-        with self._lock:
-            if not self._holders:
-                self._before = {flag: fp32_precision(*flag) for flag in FP32_FLAGS}
-            edit(wanted)
-            for flag, before in self._before.items():
-                value = before if not self._holders or before == "none" else "ieee"
-                if self._holders and "ieee" not in self._holders and flag[0] == "cuda":
-                    value = "tf32"
-                if fp32_precision(*flag) != value:
-                    set_fp32_precision(*flag, value)
+    _change(_holders.append, wanted)
+    try:
+        yield
+    finally:
+        _change(_holders.remove, wanted)
 
 
-_flags = _MatmulFlags()
+def _change(edit: Callable[[str], None], wanted: str) -> None:
+    with _lock:
+        if not _holders:
+            _before.update((flag, fp32_precision(*flag)) for flag in FP32_FLAGS)
+        edit(wanted)
+        for flag, before in _before.items():
+            value = before if not _holders or before == "none" else "ieee"
+            if _holders and "ieee" not in _holders and flag[0] == "cuda":
+                value = "tf32"
+            if fp32_precision(*flag) != value:
+                set_fp32_precision(*flag, value)

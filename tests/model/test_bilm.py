@@ -23,8 +23,8 @@ def test_float32_against_float64(shape, backend):
     ids = batch_to_ids(SENTENCES, of.char_cnn.max_characters_per_token)
     exact = bilm(of, backend="reference").double()
     model = bilm(of, backend=backend)
-    for _ in range(2):
-        expected, found = exact(ids), model(ids)
+    for batch in (ids, ids[1:4], ids):
+        expected, found = exact(batch), model(batch)
         for one, other in zip(found.activations, expected.activations):
             assert relative_error(one, other) < AGAINST_FLOAT64["highest"]
         assert torch.equal(found.mask, expected.mask)
@@ -103,28 +103,16 @@ def test_without_fp32_weights_the_numbers_stay():
 # ---- states: where a sentence starts ----
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
-def test_carried_over_batches_of_other_sizes(backend):
-    model, alone = bilm(backend=backend), [bilm(backend="reference") for _ in range(7)]
-    for batch in (texts(size, 8, seed=size) for size in (3, 5, 1, 7)):
-        together = layers(model, batch)
-        for row, sentence in enumerate(batch):
-            expected = layers(alone[row], [sentence])
-            assert (together[:, row : row + 1, : len(sentence) + 2] - expected).abs().max() < SAME_MODEL
-    for number, found in enumerate(model._elmo_lstm._states):
-        expected = torch.cat([single._elmo_lstm._states[number] for single in alone], dim=1)
-        torch.testing.assert_close(found, expected, atol=SAME_MODEL, rtol=0)
-
-
 @pytest.mark.parametrize("state", ["zero", "warm"])
-@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "torch", "native"])
 def test_zero_and_warm_do_not_depend_on_order_or_batch(state, backend):
-    model = bilm(state=state, backend=backend)
-    batch = texts(6, 8, seed=4)
+    model = bilm(SHAPES["clips that fire"], state=state, backend=backend)
+    limit = 0 if backend == "native" else SAME_MODEL
+    batch = [*texts(6, 8, seed=4), *SENTENCES]
     names, together = set(model.state_dict()), layers(model, batch)
-    assert (together - layers(model, batch[::-1]).flip(1)).abs().max() < SAME_MODEL
+    assert (together - layers(model, batch[::-1]).flip(1)).abs().max() <= limit
     for row, sentence in enumerate(batch):
-        assert (layers(model, [sentence])[:, 0] - together[:, row, : len(sentence) + 2]).abs().max() < SAME_MODEL
+        assert (layers(model, [sentence])[:, 0] - together[:, row, : len(sentence) + 2]).abs().max() <= limit
     assert model._elmo_lstm._states is None and set(model.state_dict()) == names
 
 

@@ -69,44 +69,36 @@ def test_a_number_that_the_repository_lacks(public, cache):
 
 
 @pytest.mark.parametrize("name, urls", [
+    *((name, [f"{HOST}/{public}/elmo_{public}_{kind}" for kind in ("options.json", "weights.hdf5")])
+      for name, public in {"small": "2x1024_128_2048cnn_1xhighway", "medium": "2x2048_256_2048cnn_1xhighway",
+                           "original": "2x4096_512_2048cnn_2xhighway",
+                           "original_5.5b": "2x4096_512_2048cnn_2xhighway_5.5B"}.items()),
     ("seqvec", [f"{SEQVEC}/options.json", f"{SEQVEC}/weights.hdf5"]),
     *((name, [f"http://vectors.nlpl.eu/repository/{archive}.zip"]) for name, archive in {
         "nlpl:210": "20/210", "manylangs:en": "11/144", "manylangs:ar": "11/136", "manylangs:nl": "11/164",
         "manylangs:nb": "11/165", "manylangs:zh": "11/179"}.items())])
-def test_the_whole_message_offline(monkeypatch, capsys, cache, name, urls):
+def test_the_whole_message_offline(monkeypatch, capsys, model, name, urls):
     """What to download by hand, and where to put it; the command says the same in its line."""
     monkeypatch.setattr(fsspec, "open", no_network)
-    first, *more = urls
-    also = "".join(f", and {url} at {cache_path(url)}" for url in more)
-    expected = (f"{first}: the download failed (OSError: Network is unreachable); nothing was stored. Fetched by other "
-                f"means, it belongs at {cache_path(first)}{also}")
-    expected = f"model {name!r}: {expected}" if more else expected
-    with pytest.raises(OSError, match="Network is unreachable") as caught:
-        elmo_fast.load(name)
-    assert str(caught.value) == expected
-    assert run(capsys, "info", name) == (2 if more else 1, "", f"elmo-fast: error: {expected}\n")
+    of_two = len(urls) == 2
+    for url, source in zip(urls, paths(model)):
+        also = "".join(f", and {other} at {cache_path(other)}" for other in urls if other != url)
+        expected = (f"model {name!r}: " * of_two + f"{url}: the download failed (OSError: Network is unreachable); "
+                    f"nothing was stored. Fetched by other means, it belongs at {cache_path(url)}{also}")
+        with pytest.raises(OSError, match="Network is unreachable") as caught:
+            elmo_fast.load(name)
+        assert str(caught.value) == expected
+        assert run(capsys, "info", name) == (2 if of_two else 1, "", f"elmo-fast: error: {expected}\n")
+        cache_path(url).parent.mkdir(parents=True, exist_ok=True)
+        cache_path(url).write_bytes(source.read_bytes())
+    if of_two:
+        assert_is(find_model(name), model)
     listed = {model.name: model.source for model in sources.public_models()}
     assert name == "nlpl:210" or urls[-1].startswith(listed[name].partition("{")[0])
 
 
 def no_network(*_, **__):
     raise OSError("Network is unreachable")
-
-
-@pytest.mark.parametrize("name, public", [
-    ("small", "2x1024_128_2048cnn_1xhighway"), ("medium", "2x2048_256_2048cnn_1xhighway"),
-    ("original", "2x4096_512_2048cnn_2xhighway"), ("original_5.5b", "2x4096_512_2048cnn_2xhighway_5.5B")])
-def test_offline_a_named_model_says_what_to_put_where(monkeypatch, model, name, public):
-    monkeypatch.setattr(fsspec, "open", no_network)
-    urls = [f"{HOST}/{public}/elmo_{public}_{kind}" for kind in ("options.json", "weights.hdf5")]
-    for number, (url, source) in enumerate(zip(urls, paths(model))):
-        with pytest.raises(FileNotFoundError, match=f"^model '{name}': .*Network is unreachable") as caught:
-            find_model(name)
-        for missing in urls[number:]:
-            assert missing in str(caught.value) and str(cache_path(missing)) in str(caught.value)
-        cache_path(url).parent.mkdir(parents=True, exist_ok=True)
-        cache_path(url).write_bytes(source.read_bytes())
-    assert_is(find_model(name), model)
 
 
 @pytest.mark.parametrize("name, message", [

@@ -39,12 +39,6 @@ def path(tmp_path):
     return tmp_path / "t.hdf5"
 
 
-def write(path, **datasets):
-    with h5py.File(path, "w") as file:
-        for name, values in datasets.items():
-            file[name] = values
-
-
 @pytest.mark.parametrize("dtype, device", [(np.float32, None), (np.float16, None), (np.float32, "cpu")])
 def test_a_file_gives_the_table_back(path, dtype, device):
     vectors = drawn(len(WORDS), dtype=dtype)
@@ -157,7 +151,8 @@ def test_a_wrong_file_is_refused(path, content, message):
     if isinstance(content, int):
         path.write_bytes(path.read_bytes()[:content])
     elif isinstance(content, dict):
-        write(path, **content)
+        with h5py.File(path, "w") as file:
+            file.update(content)
     else:
         with h5py.File(path, "a") as file:
             file.attrs[content] = 3

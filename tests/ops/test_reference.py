@@ -18,11 +18,11 @@ def bounded(ids, model):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_layer_and_state_of_two_batches_in_float64(shape):
+def test_every_layer_and_state_of_batches_that_shrink_and_grow_in_float64(shape):
     options, counts = SHAPES[shape], plain.Counts()
     model, drawn = bilm(options, backend="reference").double(), weights(options)
     ids, states, steps = batch_to_ids(BATCH, options.char_cnn.max_characters_per_token), [None] * len(BATCH), 0
-    for batch in (ids, ids.flip(0)):
+    for batch in (ids, ids.flip(0)[:4], ids):
         activations, mask = model(batch)
         steps += int(mask.sum()) * 2 * options.lstm.n_layers
         for row, sentence in enumerate(bounded(batch, model)):

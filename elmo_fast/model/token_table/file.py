@@ -119,15 +119,12 @@ def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tu
     with (locked(target) as new,
           contextlib.closing(TableWriter(words, shape, storage, fingerprint, precision, resume)) as writer):
         part = target.with_name(f"{target.name}.part") if resume else new
-        try:
-            if not (resume and part.exists() and writer.resume(part)):
-                writer.create(new, path)
-                os.replace(new, part)
-            yield writer
-            writer.finish()
-            os.replace(part, target)
-        finally:
-            new.unlink(missing_ok=True)
+        if not (resume and part.exists() and writer.resume(part)):
+            writer.create(new, path)
+            os.replace(new, part)
+        yield writer
+        writer.finish()
+        os.replace(part, target)
 
 
 def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:

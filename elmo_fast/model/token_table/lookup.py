@@ -14,7 +14,7 @@ from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import LastResult, version_keys
+from elmo_fast.model.weights import LastResult
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.precision import full_precision, lowest, numerics
@@ -135,7 +135,7 @@ class TableLookup:
                                      f"{self._digest}); build the table again")
 
     def _encoder_digest(self) -> str:
-        return self._current_digest.get(version_keys(self._encoder), self._encoder.digest)
+        return self._current_digest.get(tuple(map(version_key, self._encoder.parameters())), self._encoder.digest)
 
 
 @dataclass(frozen=True)
