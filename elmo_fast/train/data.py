@@ -14,7 +14,7 @@ import torch
 
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.corpus import Location, Order, Sentences, Shard
+from elmo_fast.train.corpus import Order, Sentences, Shard
 
 
 class Rows:
@@ -27,37 +27,33 @@ class Rows:
     def __init__(self, shards: Sequence[Shard], order: Order, rows: int, steps: int,
                  position: np.ndarray | None = None):
         """`position` int64 [1 + rows, 4], a value of `position()`, continues from there."""
-        first, *saved = [(0, 0, 0, 0)] + [(0, 0, 0, -1)] * rows if position is None else map(tuple, position.tolist())
+        first, *places = [(0, 0, 0, 0)] + [(0, 0, 0, -1)] * rows if position is None else map(tuple, position.tolist())
         self._steps, self._sentences = steps, Sentences(shards, order, first[:3])
-        self._locations: list[Location] = [location[:3] for location in saved]
-        self._done = [location[3] for location in saved]  # inputs already read of a row's sentence; -1: it has none
+        self._places = places  # of a row's sentence, and the inputs already read of it; -1: the row has none
         self._rows: list[list[str]] = [[]] * rows
-        for row in sorted(range(rows), key=saved.__getitem__):  # in order: a group is opened once
-            if self._done[row] >= 0:
-                self._rows[row] = self._sentences.at(self._locations[row])
+        for row in sorted(range(rows), key=places.__getitem__):  # in order: a group is opened once
+            if places[row][3] >= 0:
+                self._rows[row] = self._sentences.at(places[row][:3])
 
     def position(self) -> np.ndarray:
         """Locations of the next sentence and of the rows' sentences with their inputs read: int64 [1 + rows, 4]."""
-        rows = [(*location, done) for location, done in zip(self._locations, self._done)]
-        return np.array([(*self._sentences.location, 0), *rows], dtype=np.int64)
+        return np.array([(*self._sentences.location, 0), *self._places], dtype=np.int64)
 
     def next(self) -> tuple[list[str], list[str]]:
         """Inputs and targets, both rows * steps tokens, row after row; `StopIteration` when a row cannot be filled."""
-        filled = [self._fill(row) for row in range(len(self._rows))]
-        return tuple(list(itertools.chain(*side)) for side in zip(*filled))
-
-    def _fill(self, row: int) -> tuple[list[str], list[str]]:
         inputs, targets = [], []
-        while len(inputs) < self._steps:
-            done = self._done[row]
-            if done >= len(self._rows[row]) - 1:
-                self._locations[row], self._rows[row] = next(self._sentences)
-                done = 0
-            sentence = self._rows[row]
-            end = min(len(sentence) - 1, done + self._steps - len(inputs))
-            inputs += sentence[done:end]
-            targets += sentence[done + 1 : end + 1]
-            self._done[row] = end
+        for row, sentence in enumerate(self._rows):
+            *location, done = self._places[row]
+            left = self._steps
+            while left:
+                if done >= len(sentence) - 1:
+                    location, sentence = next(self._sentences)
+                    done = 0
+                end = min(len(sentence) - 1, done + left)
+                inputs += sentence[done:end]
+                targets += sentence[done + 1 : end + 1]
+                left, done = left - (end - done), end
+            self._places[row], self._rows[row] = (*location, done), sentence
         return inputs, targets
 
 
