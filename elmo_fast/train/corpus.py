@@ -116,15 +116,15 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
     """
     sizes = {path: os.path.getsize(path) for path in paths}
     chunks = [(path, first, _CHUNK) for path, size in sizes.items() for first in range(0, max(1, size), _CHUNK)]
-    names = [path for path, _, _ in chunks]
+    count = functools.partial(_on_chunk, function)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores), len(chunks))
     if wanted == 1:
-        yield from zip(names, stops.checked(_on_chunk(function, chunk) for chunk in chunks))
+        yield from stops.checked(map(count, chunks))
         return
     with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent, (os.getpid(),)) as pool:
         try:
-            yield from zip(names, stops.checked(pool.map(_on_chunk, [function] * len(chunks), chunks)))
+            yield from stops.checked(pool.map(count, chunks))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -142,7 +142,7 @@ def _follow_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_chunk(function: Callable, chunk: tuple[str, int, int]):
+def _on_chunk(function: Callable, chunk: tuple[str, int, int]) -> tuple[str, object]:
     path, first, size = chunk
     with open(path, "rb") as file:
         if first:
@@ -151,7 +151,7 @@ def _on_chunk(function: Callable, chunk: tuple[str, int, int]):
         start = file.tell()
         text = file.read(max(0, first + size - start))
         text += file.readline() if text and not text.endswith(b"\n") else b""
-    return function(_decode(text, path, start))
+    return path, function(_decode(text, path, start))
 
 
 def _decode(text: bytes, path: str, start: int) -> str:

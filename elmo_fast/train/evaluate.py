@@ -67,11 +67,7 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
 
 def _steps(sentences: Sentences, rows: int) -> Iterator[tuple[tuple[str, str], ...]]:
     """Step by step the input and the target of every row; a row at the end of its sentence takes the next one."""
-    def row() -> Iterator[tuple[str, str]]:
-        for _, sentence in sentences:
-            yield from pairwise(sentence)
-
-    return zip(*(row() for _ in range(rows)))
+    return zip(*(chain.from_iterable(pairwise(sentence) for _, sentence in sentences) for _ in range(rows)))
 
 
 @torch.no_grad()

@@ -43,9 +43,8 @@ def log_of(folder, kind):
 def assert_same_run(folder, other):
     """To the bit: weights, optimizer, states, positions, losses."""
     (state, log), (expected, expected_log) = final(folder), final(other)
-    assert state["step"] == expected["step"]
-    torch.testing.assert_close([state[key] for key in ("weights", "optimizer", "streams")],
-                               [expected[key] for key in ("weights", "optimizer", "streams")], rtol=0, atol=0)
+    for key in ("step", "weights", "optimizer", "streams"):
+        torch.testing.assert_close(state[key], expected[key], rtol=0, atol=0)
     trained, expected = ([line for line in lines if line["kind"] == "train"] for lines in (log, expected_log))
     assert trained == expected and len(trained) > 0
     return log, expected_log
@@ -311,10 +310,6 @@ def test_what_cannot_be_resumed(tmp_path, corpus, capsys):
     check_refusals(capsys, (command_arguments(corpus, tmp_path), "expected a new directory, found checkpoints"),
                    ([*resume, "--batch-size", "4"], "--batch-size: expected no such argument beside --resume"))
     last, options = checkpoint.in_order(folder)[-1], json.loads((folder / "options.json").read_text())
-    complete = last.read_bytes()
-    last.write_bytes(complete[: len(complete) // 2])
-    check_refusals(capsys, (more, "got another or a truncated file"))
-    last.write_bytes(complete)
     old = {**checkpoint.read(last), "format": 1}  # with which any options go
     torch.save({name: value for name, value in old.items() if name != "files"}, last)
     for change, message in ((with_lstm(dim=13), "expected shape"),
