@@ -93,18 +93,18 @@ def test_a_damaged_file_of_the_run_is_refused(run, tmp_path, capsys, name):
     whole = file.read_bytes()
     damaged = whole.replace(b'"cell_clip": 0.3', b'"cell_clip": 0.7').replace(b"\nkas\n", b"\nkaz\n")
     assert len(damaged) == len(whole) and damaged != whole
-    old, new = (hashlib.sha256(content).hexdigest() for content in (whole, damaged))
     resume, export = ["train", run, "--resume", "--max-steps", "6"], ["export", run, tmp_path / "out"]
-    message = f"run {run}: {name}: expected the file that {{}} was written with, of SHA-256 {old}, found {{}}: it was"
-    remedy = f"put a copy of the original at {file}"
-    for content, found in ((damaged, new), (whole[:-1], ""), (None, "none")):
+    commands = [(export, run / "best.pt"), (["perplexity", run, text, "--batch-size", "4"], run / "best.pt"),
+                ([*export, "--checkpoint", last], last), (resume, last)]
+    for content in (damaged, whole[:-1], None):
         file.unlink() if content is None else file.write_bytes(content)
-        rows = [(export, message.format(run / "best.pt", found)[:-8]), (export, remedy),
-                ([*export, "--checkpoint", last], message.format(last, found)[:-8]),
-                (["perplexity", run, text, "--batch-size", "4"], remedy)]
-        if name == "vocab.txt" or content is not None:
-            rows += [(resume, message.format(last, found)[:-8]), (resume, remedy)]
-        check_refusals(capsys, *rows)
+        old, found = ("none" if values is None else hashlib.sha256(values).hexdigest() for values in (whole, content))
+        if name == "options.json" and content is None:
+            commands.pop()  # without options there is nothing to resume
+        for arguments, path in commands:
+            message = (f"run {run}: {name}: expected the file that {path} was written with, of SHA-256 {old}, found "
+                       f"{found}: it was damaged or changed; put a copy of the original at {file}")
+            check_refusals(capsys, (arguments, message))
         assert not (tmp_path / "out").exists()
     if name == "vocab.txt":  # it is not read
         other = tmp_path / "vocab.txt"
@@ -116,18 +116,20 @@ def test_a_damaged_file_of_the_run_is_refused(run, tmp_path, capsys, name):
     assert command(capsys, *export)[0] == 0  # old checkpoints have no digests
     file.write_bytes(whole)
     start_or_resume(run, resume=True, max_steps=6)
-    (read, _) = final(run)
-    assert read["files"] == checkpoint.file_digests(run)
+    assert final(run)[0]["files"] == checkpoint.file_digests(run)
 
 
 def test_checkpoints_go_with_the_options_that_a_resumed_run_got(run, tmp_path, capsys, monkeypatch):
-    whole = run / "options.json"
+    whole, write = run / "options.json", checkpoint.write_json
+
+    def killed(path, content):  # between run.json and options.json
+        return 1 / 0 if path == whole else write(path, content)
+
     first, early = whole.read_bytes(), shutil.copy(run / "best.pt", tmp_path / "early.pt")
-    with monkeypatch.context() as patched:  # killed between the two files that it writes
-        patched.setattr(checkpoint, "write_json", kill_at(2, checkpoint.write_json))
-        with pytest.raises(ZeroDivisionError):
-            start_or_resume(run, resume=True, max_steps=7)
-    assert whole.read_bytes() == first
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(checkpoint, "write_json", killed)
+        start_or_resume(run, resume=True, max_steps=7)
+    assert whole.read_bytes() == first and "options" in json.loads((run / "run.json").read_text())
     start_or_resume(run, resume=True, max_steps=6)
     assert whole.read_bytes() != first
     start_or_resume(run, resume_from=checkpoint.in_order(run)[0], max_steps=8)
@@ -144,17 +146,6 @@ def test_checkpoints_go_with_the_options_that_a_resumed_run_got(run, tmp_path, c
         export = ["export", run, tmp_path / "out", "--checkpoint", early]
         check_refusals(capsys, (export, f"options.json: expected the file that {early} was written with"))
         start_or_resume(run, resume=True)  # its last checkpoint has the options of now
-
-
-def kill_at(number, function):
-    """The function, but its call of that number fails."""
-    calls = []
-
-    def call(*arguments):
-        calls.append(arguments)
-        return function(*arguments) if len(calls) < number else 1 / 0
-
-    return call
 
 
 def test_later_checkpoints_go_when_an_earlier_one_is_written(tmp_path):
