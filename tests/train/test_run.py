@@ -219,11 +219,10 @@ def test_two_processes_update_as_one_with_both_batches(tmp_path, corpus, optimiz
     start_or_resume(tmp_path / "one", **corpus, **arguments, quiet=True, accumulate=2)
     (state, log), (expected, expected_log) = final(tmp_path / "two"), final(tmp_path / "one")
     torch.testing.assert_close(state["weights"], expected["weights"], rtol=1e-5, atol=2e-6)
-    positions, expected_positions = ([stream["position"] for stream in run["streams"]] for run in (state, expected))
-    assert len(positions) == 2 and not torch.equal(*positions)
-    torch.testing.assert_close(positions, expected_positions)
-    for stream, expected_stream in zip(state["streams"], expected["streams"]):
-        assert torch.allclose(stream["c"], expected_stream["c"], atol=1e-5)
+    first, second = state["streams"]
+    assert not torch.equal(first["position"], second["position"])
+    for stream, other in zip((first, second), expected["streams"], strict=True):
+        assert torch.equal(stream["position"], other["position"]) and torch.allclose(stream["c"], other["c"], atol=1e-5)
     assert [(line["step"], line["kind"]) for line in log] == [(line["step"], line["kind"]) for line in expected_log]
     perplexities = [[line["perplexity"] for line in lines if "perplexity" in line] for lines in (log, expected_log)]
     assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-5)
