@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,8 +119,8 @@ def _has_manifest(path: str | os.PathLike) -> bool:
     return True
 
 
-def _is_numbers(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.float32
+def _is_tensor(value: Any, dtype: torch.dtype = torch.float32) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == dtype
 
 
 def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
@@ -129,20 +128,18 @@ def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
 
 
 def _is_stream(value: Any) -> bool:
-    if not isinstance(value, dict) or value.keys() != {"h", "c", "position"}:
-        return False
-    position = value["position"]
-    return (_is_numbers(value["h"]) and _is_numbers(value["c"])
-            and (position is None or (isinstance(position, torch.Tensor) and position.dtype == torch.int64)))
+    return (isinstance(value, dict) and value.keys() == {"h", "c", "position"}
+            and _is_tensor(value["h"]) and _is_tensor(value["c"])
+            and (value["position"] is None or _is_tensor(value["position"], torch.int64)))
 
 
 # Streams and shards are None in a run that has read no text yet.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "step": lambda value: type(value) is int and value >= 0,
-    "weights": lambda value: isinstance(value, dict) and all(map(_is_numbers, value.values())),
+    "weights": lambda value: isinstance(value, dict) and all(map(_is_tensor, value.values())),
     "optimizer": lambda value: isinstance(value, dict) and isinstance(value.get("state"), dict),
     "streams": lambda value: value is None or _is_list(value, _is_stream),
-    "losses": lambda value: (_is_list(value, lambda own: _is_numbers(own) and own.dim() == 1)
+    "losses": lambda value: (_is_list(value, lambda own: _is_tensor(own) and own.dim() == 1)
                              and len(set(map(len, value))) == 1),
     "shards": lambda value: value is None or _is_list(
         value, lambda shard: isinstance(shard, list) and len(shard) > 3 and isinstance(shard[0], str)),
@@ -229,9 +226,8 @@ def copy_vocabulary(source: str, run: Path) -> None:
     target = run / VOCABULARY_FILE
     if not (target.exists() and target.samefile(source)):
         open_source = gzip.open if source.endswith(".gz") else open
-        with atomic_path(target) as partial, open_source(source, "rb") as words, Disk(partial, target) as copy:
-            shutil.copyfileobj(words, copy)
-            copy.check()
+        with open_source(source, "rb") as words:
+            write_bytes(target, words.read())
 
 
 def read_vocabulary(vocab_file: str | os.PathLike, size: int) -> Vocabulary:

@@ -11,8 +11,8 @@ from elmo_fast.choices import SIZES, shown
 from elmo_fast.model.options import ConfigurationError, Options, read_json
 
 DECAYS = ("constant", "linear", "cosine")
-_DEFAULTS = {"adamw": {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}}  # other than the fields'
 OPTIMIZERS = ("adagrad", "adamw")
+_ADAMW = {"learning_rate": 1e-3, "warmup_steps": 500, "decay": "cosine"}  # its defaults other than the fields'
 _MOST = (1 << 63) - 1  # of an integer
 FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
 
@@ -44,11 +44,6 @@ def _boolean(default: bool) -> Any:
     return _checked(default, "true or false", lambda value: isinstance(value, bool))
 
 
-def _choice(*choices: str, separator: str) -> Any:
-    """The first of `choices` is the default."""
-    return _checked(choices[0], separator.join(choices), lambda value: value in choices)
-
-
 def _fraction(default: float, most: float = 1) -> Any:
     return _checked(default, "a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= most)
 
@@ -77,9 +72,9 @@ class OptimizerConfig:
     n_epochs: float = _positive(10)
     learning_rate: float = _positive(0.2)
 
-    optimizer: str = _choice(*OPTIMIZERS, separator=" or ")
+    optimizer: str = _checked(OPTIMIZERS[0], " or ".join(OPTIMIZERS), OPTIMIZERS.__contains__)
     warmup_steps: int = _integer(0, 0)
-    decay: str = _choice(*DECAYS, separator=", ")
+    decay: str = _checked(DECAYS[0], ", ".join(DECAYS), DECAYS.__contains__)
     weight_decay: float = _fraction(0.01)
     accumulate: int = _integer(1, 1)
     reset_states: float = _fraction(0.0)
@@ -89,9 +84,7 @@ class OptimizerConfig:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], source: str) -> "OptimizerConfig":
         """Check the keys of `options.json` that are fields; absent keys and nulls get the optimizer's default."""
-        optimizer = content.get("optimizer")
-        defaults = _DEFAULTS.get(optimizer, {}) if isinstance(optimizer, str) else {}
-        return cls(**_checked_values(cls, content, defaults, source))
+        return cls(**_checked_values(cls, content, _ADAMW if content.get("optimizer") == "adamw" else {}, source))
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate of a step, counted from 0, in a run of `steps`: linear warm-up, then the decay."""
@@ -154,8 +147,8 @@ class RunConfig:
     @classmethod
     def take_from(cls, values: dict[str, Any]) -> "RunConfig":
         """The configuration of the arguments in `values` that are fields, which it removes from there."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**_checked_values(cls, {name: values.pop(name, None) for name in names}, {}, "run"))
+        content = {field.name: values.pop(field.name, None) for field in dataclasses.fields(cls)}
+        return cls(**_checked_values(cls, content, {}, "run"))
 
 
 def published_size(name: str) -> dict[str, Any]:

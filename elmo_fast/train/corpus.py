@@ -4,7 +4,8 @@ import concurrent.futures
 import functools
 import glob
 import hashlib
-import mmap
+import itertools
+import operator
 import os
 import signal
 import threading
@@ -51,36 +52,33 @@ def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
     listed = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(listed, Sequence) or not all(isinstance(pattern, (str, os.PathLike)) for pattern in listed):
         raise ValueError(f"{name}: expected paths of text, got {shown(patterns)}")
-    for pattern in listed:
-        paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-        matches = list(filter(os.path.isfile, paths))
-        if not matches:
-            raise FileNotFoundError(f"{name}: expected files of text, found none at {pattern}")
-        found.update(matches)
-    if not found:
+    if not listed:
         raise FileNotFoundError(f"{name}: expected at least one file of text, got none")
+    for pattern in listed:
+        paths = [pattern] if os.path.isfile(pattern) else filter(os.path.isfile, glob.glob(pattern, recursive=True))
+        if not (matches := set(paths)):
+            raise FileNotFoundError(f"{name}: expected files of text, found none at {pattern}")
+        found |= matches
     return sorted(found)
 
 
 def read_shards(patterns: Sequence[str] | str, name: str) -> list[Shard]:
     """Count every file that `patterns` match. `ValueError` for an empty file and for bytes that are not UTF-8."""
-    paths = find_files(patterns, name)
-    totals = {path: np.zeros(2, dtype=np.int64) for path in paths}
-    digests = {path: hashlib.blake2b(digest_size=16) for path in paths}  # of the chunks' digests
-    for path, (counted, digest) in map_chunks(_count, paths):
-        totals[path] += counted
-        digests[path].update(digest)
-    for path, (_, tokens) in totals.items():
-        if not tokens:
-            raise ValueError(f"{name}: expected sentences in every file, found no token in {path}")
-    return [Shard(path, os.path.getsize(path), *total.tolist(), digests[path].hexdigest())
-            for path, total in totals.items()]
+    shards = []
+    for path, chunks in itertools.groupby(map_chunks(_count, find_files(patterns, name)), operator.itemgetter(0)):
+        lines, tokens, digests = zip(*(counted for _, counted in chunks))
+        digest = hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
+        shards.append(Shard(path, os.path.getsize(path), sum(lines), sum(tokens), digest))
+    for shard in shards:
+        if not shard.tokens:
+            raise ValueError(f"{name}: expected sentences in every file, found no token in {shard.path}")
+    return shards
 
 
-def _count(text: str) -> tuple[tuple[int, int], bytes]:
-    """Lines and tokens, and a hash of the text."""
-    counted = text.count("\n") + bool(text and not text.endswith("\n")), len(text.split())
-    return counted, hashlib.blake2b(text.encode(), digest_size=16).digest()
+def _count(text: str) -> tuple[int, int, bytes]:
+    """Lines, tokens, and a hash of the text."""
+    lines = text.count("\n") + bool(text and not text.endswith("\n"))
+    return lines, len(text.split()), hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, min_count: int = 1,
@@ -100,9 +98,8 @@ def make_vocabulary(inputs: Sequence[str] | str, output: str | os.PathLike, *, m
         total = counts.total()
         if not total:
             raise ValueError("inputs: expected words, found none")
-        for word in (*SPECIAL_WORDS, SKIPPED_LINE):
-            counts.pop(word, None)
-        by_count = sorted((-count, word) for word, count in counts.items() if count >= min_count)
+        by_count = sorted((-counts[word], word) for word in counts.keys() - {*SPECIAL_WORDS, SKIPPED_LINE}
+                          if counts[word] >= min_count)
         words = [*SPECIAL_WORDS, *(word for _, word in by_count)][:max_size]
         write_bytes(output, "".join(f"{word}\n" for word in words).encode())
         return len(words), total
@@ -119,15 +116,15 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
     """
     sizes = {path: os.path.getsize(path) for path in paths}
     chunks = [(path, first, _CHUNK) for path, size in sizes.items() for first in range(0, max(1, size), _CHUNK)]
-    names = [path for path, _, _ in chunks]
+    count = functools.partial(_on_chunk, function)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores), len(chunks))
     if wanted == 1:
-        yield from zip(names, stops.checked(_on_chunk(function, chunk) for chunk in chunks))
+        yield from stops.checked(map(count, chunks))
         return
     with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent, (os.getpid(),)) as pool:
         try:
-            yield from zip(names, stops.checked(pool.map(_on_chunk, [function] * len(chunks), chunks)))
+            yield from stops.checked(pool.map(count, chunks))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -145,7 +142,7 @@ def _follow_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_chunk(function: Callable, chunk: tuple[str, int, int]):
+def _on_chunk(function: Callable, chunk: tuple[str, int, int]) -> tuple[str, object]:
     path, first, size = chunk
     with open(path, "rb") as file:
         if first:
@@ -154,7 +151,7 @@ def _on_chunk(function: Callable, chunk: tuple[str, int, int]):
         start = file.tell()
         text = file.read(max(0, first + size - start))
         text += file.readline() if text and not text.endswith(b"\n") else b""
-    return function(_decode(text, path, start))
+    return path, function(_decode(text, path, start))
 
 
 def _decode(text: bytes, path: str, start: int) -> str:
@@ -172,13 +169,12 @@ class Lines:
 
     def __init__(self, path: str, expected: int):
         self.path = path
-        with open(path, "rb") as file:
-            self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        ends = [np.flatnonzero(np.frombuffer(self._text, np.uint8, min(_CHUNK, len(self._text) - first), first)
-                               == _NEWLINE) + first for first in range(0, len(self._text), _CHUNK)]
-        self._starts = np.concatenate([[0], *(end + 1 for end in ends), [len(self._text)]])
-        if self._text[-1] == _NEWLINE:
-            self._starts = self._starts[:-1]
+        self._text = np.asarray(np.memmap(path, np.uint8, "r"))
+        ends = [first + 1 + np.flatnonzero(self._text[first : first + _CHUNK] == _NEWLINE)
+                for first in range(0, len(self._text), _CHUNK)]
+        self._starts = np.concatenate([[0], *ends])
+        if self._text[-1] != _NEWLINE:
+            self._starts = np.append(self._starts, len(self._text))
         if len(self) != expected:
             raise ValueError(f"{path}: expected the {expected} lines it had when the run began, found {len(self)}")
 
@@ -187,7 +183,7 @@ class Lines:
 
     def tokens(self, number: int) -> list[str]:
         first, last = self._starts[number : number + 2].tolist()
-        return _decode(self._text[first:last], self.path, first).split()
+        return _decode(self._text[first:last].tobytes(), self.path, first).split()
 
 
 @dataclass(frozen=True)
@@ -227,7 +223,7 @@ class Order:
         return np.random.default_rng([self.seed, int(self.reverse), *which])
 
 
-class Sentences:
+class Sentences(Iterator):
     """Sentences in an order, from any location on: lists of tokens with `<S>` and `</S>` around them.
 
     Holds the line indexes of a single group of shards at a time.
@@ -241,9 +237,6 @@ class Sentences:
         self._order = order
         self.location = start  # of the next sentence
         self._group = functools.lru_cache(maxsize=1)(functools.partial(_Group, shards, order))
-
-    def __iter__(self) -> "Sentences":
-        return self
 
     def __next__(self) -> tuple[Location, list[str]]:
         """The next sentence and its location; `StopIteration` after the last sentence of an order without a seed."""
@@ -275,10 +268,10 @@ class _Group:
         groups = order.groups(epoch, shards)
         self.groups = len(groups)
         self._lines = [Lines(shards[number].path, shards[number].sentences) for number in groups[group]]
-        self._ends = np.cumsum(list(map(len, self._lines)))  # the first line after every shard, counted over all
-        self.numbers = order.sentences(epoch, group, int(self._ends[-1]))
+        self._firsts = np.cumsum([0, *map(len, self._lines)])  # every shard's first line, counted over all, and the end
+        self.numbers = order.sentences(epoch, group, int(self._firsts[-1]))
 
     def tokens(self, sentence: int) -> list[str]:
         number = int(self.numbers[sentence])
-        shard = int(np.searchsorted(self._ends, number, side="right"))
-        return self._lines[shard].tokens(number - (int(self._ends[shard - 1]) if shard else 0))
+        shard = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        return self._lines[shard].tokens(number - int(self._firsts[shard]))

@@ -14,7 +14,7 @@ import torch
 
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import Vocabulary
-from elmo_fast.train.corpus import Location, Order, Sentences, Shard
+from elmo_fast.train.corpus import Order, Sentences, Shard
 
 
 class Rows:
@@ -25,39 +25,35 @@ class Rows:
     """
 
     def __init__(self, shards: Sequence[Shard], order: Order, rows: int, steps: int,
-                 position: np.ndarray | None = None):
+                 position: torch.Tensor | None = None):
         """`position` int64 [1 + rows, 4], a value of `position()`, continues from there."""
-        first, *saved = [(0, 0, 0, 0)] + [(0, 0, 0, -1)] * rows if position is None else map(tuple, position.tolist())
+        first, *places = [(0, 0, 0, 0)] + [(0, 0, 0, -1)] * rows if position is None else map(tuple, position.tolist())
         self._steps, self._sentences = steps, Sentences(shards, order, first[:3])
-        self._locations: list[Location] = [location[:3] for location in saved]
-        self._done = [location[3] for location in saved]  # inputs already read of a row's sentence; -1: it has none
+        self._places = places  # of a row's sentence, and the inputs already read of it; -1: the row has none
         self._rows: list[list[str]] = [[]] * rows
-        for row in sorted(range(rows), key=saved.__getitem__):  # in order: a group is opened once
-            if self._done[row] >= 0:
-                self._rows[row] = self._sentences.at(self._locations[row])
+        for row in sorted(range(rows), key=places.__getitem__):  # in order: a group is opened once
+            if places[row][3] >= 0:
+                self._rows[row] = self._sentences.at(places[row][:3])
 
-    def position(self) -> np.ndarray:
+    def position(self) -> torch.Tensor:
         """Locations of the next sentence and of the rows' sentences with their inputs read: int64 [1 + rows, 4]."""
-        rows = [(*location, done) for location, done in zip(self._locations, self._done)]
-        return np.array([(*self._sentences.location, 0), *rows], dtype=np.int64)
+        return torch.tensor([(*self._sentences.location, 0), *self._places])
 
     def next(self) -> tuple[list[str], list[str]]:
         """Inputs and targets, both rows * steps tokens, row after row; `StopIteration` when a row cannot be filled."""
-        filled = [self._fill(row) for row in range(len(self._rows))]
-        return tuple(list(itertools.chain(*side)) for side in zip(*filled))
-
-    def _fill(self, row: int) -> tuple[list[str], list[str]]:
         inputs, targets = [], []
-        while len(inputs) < self._steps:
-            done = self._done[row]
-            if done >= len(self._rows[row]) - 1:
-                self._locations[row], self._rows[row] = next(self._sentences)
-                done = 0
-            sentence = self._rows[row]
-            end = min(len(sentence) - 1, done + self._steps - len(inputs))
-            inputs += sentence[done:end]
-            targets += sentence[done + 1 : end + 1]
-            self._done[row] = end
+        for row, sentence in enumerate(self._rows):
+            *location, done = self._places[row]
+            left = self._steps
+            while left:
+                if done >= len(sentence) - 1:
+                    location, sentence = next(self._sentences)
+                    done = 0
+                end = min(len(sentence) - 1, done + left)
+                inputs += sentence[done:end]
+                targets += sentence[done + 1 : end + 1]
+                left, done = left - (end - done), end
+            self._places[row], self._rows[row] = (*location, done), sentence
         return inputs, targets
 
 
@@ -163,14 +159,14 @@ class Numbering:
             return None
         return draw_samples(targets, self.negatives, self.vocabulary.size, [self.seed, 7, stream, step])
 
-    def batch(self, texts: Sequence[tuple[Sequence[str], Sequence[str]]], rows: int, position: np.ndarray,
+    def batch(self, texts: Sequence[tuple[Sequence[str], Sequence[str]]], rows: int, position: torch.Tensor,
               stream: int = 0, step: int = 0) -> Batch:
         """The batch of (inputs, targets) of every direction, all rows * steps tokens, row after row."""
         numbers: dict[str, int] = {}
         index = _by_step([[numbers.setdefault(token, len(numbers)) for token in inputs] for inputs, _ in texts], rows)
         targets = _by_step([list(map(self.vocabulary.word_to_id, words)) for _, words in texts], rows)
         return Batch(*map(torch.from_numpy, (self.tokens(list(numbers)), index, targets)),
-                     self.samples(targets, stream, step), torch.from_numpy(position))
+                     self.samples(targets, stream, step), position)
 
 
 def _by_step(row_after_row: list[list[int]], rows: int) -> np.ndarray:
@@ -183,7 +179,7 @@ class BatchStream(torch.utils.data.IterableDataset):
     """The endless batches of a stream. Worker k of n prepares every n-th batch; batches are returned in order."""
 
     def __init__(self, shards: Sequence[Shard], numbering: Numbering, orders: Sequence[Order], rows: int, steps: int,
-                 first_step: int = 0, position: np.ndarray | None = None):
+                 first_step: int = 0, position: torch.Tensor | None = None):
         """`orders`: an order per direction; `position` and `first_step` continue after an earlier batch."""
         self._shards, self._numbering, self._orders = shards, numbering, orders
         self._rows, self._steps, self._first_step, self._position = rows, steps, first_step, position
@@ -196,6 +192,6 @@ class BatchStream(torch.utils.data.IterableDataset):
         for number in itertools.count():
             texts = [reader.next() for reader in readers]
             if number % workers == own:
-                position = np.stack([reader.position() for reader in readers])
+                position = torch.stack([reader.position() for reader in readers])
                 yield self._numbering.batch(texts, self._rows, position, self._orders[0].stream,
                                             self._first_step + number)

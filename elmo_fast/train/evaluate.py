@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -60,7 +59,7 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
                 if not defer_stops:
                     stops.check()
                 texts = [tuple(zip(*chain.from_iterable(zip(*own)))) for own in steps]  # row after row
-                yield numbering.batch(texts, batch_size, np.zeros(0))
+                yield numbering.batch(texts, batch_size, torch.zeros(0))
                 bar.update(len(texts[0][0]))
 
     return perplexity_of_batches(model, batches(), batch_size)
@@ -68,11 +67,7 @@ def perplexity(model: LanguageModel, shards: Sequence[Shard], vocabulary: Vocabu
 
 def _steps(sentences: Sentences, rows: int) -> Iterator[tuple[tuple[str, str], ...]]:
     """Step by step the input and the target of every row; a row at the end of its sentence takes the next one."""
-    def row() -> Iterator[tuple[str, str]]:
-        for _, sentence in sentences:
-            yield from pairwise(sentence)
-
-    return zip(*(row() for _ in range(rows)))
+    return zip(*(chain.from_iterable(pairwise(sentence) for _, sentence in sentences) for _ in range(rows)))
 
 
 @torch.no_grad()

@@ -20,7 +20,6 @@ from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.weights import check_finite, lstm_name
 from elmo_fast.stops import interruptible
-from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
 from elmo_fast.train.config import TrainConfig
@@ -122,9 +121,15 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     """
     with atomic_directory(output) as folder:
         prefix = find_checkpoint(source)
-        config = _config(options_file or prefix.parent / OPTIONS_FILE)
+        options_file = options_file or prefix.parent / OPTIONS_FILE
+        if not os.path.isfile(options_file):
+            raise FileNotFoundError(f"options_file: expected bilm-tf's {OPTIONS_FILE}, found none at {options_file}")
+        config = bilm_tf_config(read_json(options_file), f"options_file {options_file}")
         vocab_file = os.fspath(vocab_file or prefix.parent / VOCABULARY_FILE)
-        vocabulary = _vocabulary(vocab_file, config)
+        if not os.path.isfile(vocab_file):
+            raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf "
+                                    f"keeps apart from its checkpoints, found none at {vocab_file}")
+        vocabulary = checkpoint.read_vocabulary(vocab_file, config.model.n_tokens_vocab)
         names = tf_names(config)
         with open_checkpoint(prefix) as variables:
             without = _check_variables(variables, config, fresh_accumulators)
@@ -145,12 +150,6 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
         return Imported(prefix, trainer.step_number, len(set(names.values())), len(without))
 
 
-def _config(options_file: str | os.PathLike) -> TrainConfig:
-    if not os.path.isfile(options_file):
-        raise FileNotFoundError(f"options_file: expected bilm-tf's {OPTIONS_FILE}, found none at {options_file}")
-    return bilm_tf_config(read_json(options_file), f"options_file {options_file}")
-
-
 def bilm_tf_config(content: Mapping[str, Any], source: str) -> TrainConfig:
     """The configuration that bilm-tf's trainer reads in `content`, where absent keys have its defaults."""
     if content.get("n_tokens_vocab") is None:
@@ -158,13 +157,6 @@ def bilm_tf_config(content: Mapping[str, Any], source: str) -> TrainConfig:
     if isinstance(content.get("lstm"), dict):
         content = {**content, "lstm": {"use_skip_connections": False, **content["lstm"]}}
     return TrainConfig.from_dict({"bidirectional": False, **content, "optimizer": "adagrad"}, source)
-
-
-def _vocabulary(vocab_file: str, config: TrainConfig) -> Vocabulary:
-    if not os.path.isfile(vocab_file):
-        raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf "
-                                f"keeps apart from its checkpoints, found none at {vocab_file}")
-    return checkpoint.read_vocabulary(vocab_file, config.model.n_tokens_vocab)
 
 
 def tf_names(config: TrainConfig) -> dict[str, str]:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +24,6 @@ from elmo_fast.train.evaluate import perplexity
 from elmo_fast.train.log import TrainLog, plot_losses
 from elmo_fast.train.model import LanguageModel
 from elmo_fast.train.optimizer import Replicas, Updater
-
-
-class Step(NamedTuple):
-    """A step's mean loss over the batches of this process and gradient norm, both on the device; its learning rate."""
-
-    loss: torch.Tensor
-    norm: torch.Tensor
-    rate: float
 
 
 class Trainer:
@@ -56,33 +48,33 @@ class Trainer:
         first = replicas.rank * config.accumulate
         self._numbers = range(first, first + config.accumulate)  # of this process's streams
         self._states = [model.zero_state(config.batch_size) for _ in self._numbers]
-        self._positions: list[np.ndarray | None] = [None for _ in self._numbers]
+        self._positions: list[torch.Tensor | None] = [None for _ in self._numbers]
         self._batches: list[Iterator[Batch]] | None = None
         self._random = torch.Generator(replicas.device)
         self.losses: list[torch.Tensor] = []  # of the steps since the last report
 
-    def step(self) -> Step:
-        """Train on a batch of every stream of this process."""
+    def step(self) -> tuple[torch.Tensor, float]:
+        """Train on a batch of every stream of this process; returns the gradient's norm and the learning rate."""
         if self._batches is None:
             self._batches = [self._load(number, position) for number, position in zip(self._numbers, self._positions)]
         losses, used = [], []
         for k, batches in enumerate(self._batches):
             batch = next(batches)
-            self._positions[k] = batch.position.numpy()
+            self._positions[k] = batch.position
             loss, rows = self._backward(k, _to_device(batch, self.replicas.device))
             losses.append(loss)
             used += rows
         rate = self.config.rate(self.step_number, self.total_steps)
         norm = self.updater.step(used, rate)
         self.step_number += 1
-        self.losses.append(torch.stack(losses).mean())
-        return Step(self.losses[-1], norm, rate)
+        self.losses.append(torch.stack(losses).mean())  # of the batches of this process
+        return norm, rate
 
     def close(self) -> None:
         """End the processes that prepare batches."""
         self._batches = None  # garbage collection would take their queues first, and then wait five seconds for each
 
-    def _load(self, number: int, position: np.ndarray | None) -> Iterator[Batch]:
+    def _load(self, number: int, position: torch.Tensor | None) -> Iterator[Batch]:
         orders = [Order(self.config.seed, reverse, number, self.streams)
                   for reverse in (False, True)[: self.model.directions]]
         stream = BatchStream(self.shards, self._numbering, orders, self.config.batch_size,
@@ -118,8 +110,7 @@ class Trainer:
 
         Random numbers need no state: they follow from seed, stream and step.
         """
-        own = [{"h": h.cpu(), "c": c.cpu(), "position": None if position is None else torch.from_numpy(position)}
-               for (h, c), position in zip(self._states, self._positions)]
+        own = [{"h": h.cpu(), "c": c.cpu(), "position": place} for (h, c), place in zip(self._states, self._positions)]
         losses = torch.stack(self.losses).cpu() if self.losses else torch.zeros(0)
         by_rank = self.replicas.gather((own, losses))
         if by_rank is None:
@@ -154,7 +145,7 @@ class Trainer:
                 raise ConfigurationError(f"checkpoint: expected positions of shape {places}, got "
                                          f"{tuple(position.shape)}")
             self._states[k] = _to_device((h, c), self.replicas.device)
-            self._positions[k] = None if position is None else position.numpy()
+            self._positions[k] = position
         if "losses" in state and streams is not None:  # earlier versions have none
             by_rank, replicas = state["losses"], self.replicas
             own = by_rank[replicas.rank] if len(by_rank) == replicas.world else torch.stack(by_rank).mean(0)
@@ -189,7 +180,7 @@ class Run:
               contextlib.closing(self._log) if self._log else contextlib.nullcontext()):
             self._restart_clock()
             while trainer.step_number < self._steps and not self._stops_early():
-                self._last = trainer.step()
+                self._norm, self._rate = trainer.step()
                 self._timed += 1
                 self._bar.update()
                 self._after_step(trainer.step_number, self._is_stopped())
@@ -226,7 +217,7 @@ class Run:
         perplexity_of_samples = math.exp(min(mean, 700))
         if self._log is not None:
             self._log.write("train", number, loss=mean, perplexity=perplexity_of_samples, gradient_norm=norm,
-                            learning_rate=self._last.rate, epoch=number / max(1, trainer.steps_per_epoch),
+                            learning_rate=self._rate, epoch=number / max(1, trainer.steps_per_epoch),
                             tokens_per_second=round(speed, 1))
             self._bar.set_postfix_str(f"perplexity {perplexity_of_samples:.1f}, {speed:,.0f} tokens/s")
         trainer.losses = []
@@ -239,7 +230,7 @@ class Run:
         """
         loss = torch.stack(self._trainer.losses).mean()
         self._trainer.replicas.sum_([loss])
-        mean, norm = float(loss) / self._trainer.replicas.world, float(self._last.norm)
+        mean, norm = float(loss) / self._trainer.replicas.world, float(self._norm)
         if not math.isfinite(mean) or not math.isfinite(norm):
             raise RuntimeError(f"training: the loss or its gradient is not finite around step "
                                f"{self._trainer.step_number} (loss {mean}, gradient norm {norm}); the last checkpoint "

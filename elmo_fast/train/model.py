@@ -146,11 +146,11 @@ def parameter_shapes(config: TrainConfig, has_projection: bool = False) -> dict[
 
 def initial_weights(config: TrainConfig, seed: int) -> dict[str, np.ndarray]:
     """Random weights, softmax included, distributed as bilm-tf's: the softmax normal by 1 / sqrt(P), bias 0."""
-    size, dim = config.model.n_tokens_vocab, config.model.lstm.projection_dim
-    w = np.random.default_rng([seed, 1]).normal(0, 1 / np.sqrt(dim), (size, dim))
-    weights = {name: value for name, value in random_weights(config.model, seed).items()
-               if config.bidirectional or not name.startswith("RNN_1")}
-    return {**weights, **dict(zip(SOFTMAX, (w.astype(np.float32), np.zeros(size, dtype=np.float32))))}
+    shapes = parameter_shapes(config)
+    words, size = shapes[SOFTMAX[0]]
+    w = np.random.default_rng([seed, 1]).normal(0, 1 / np.sqrt(size), (words, size)).astype(np.float32)
+    weights = {**random_weights(config.model, seed), **dict(zip(SOFTMAX, (w, np.zeros(words, dtype=np.float32))))}
+    return {name: weights[name] for name in shapes}
 
 
 class _SampledCrossEntropy(torch.autograd.Function):

@@ -42,15 +42,14 @@ class Replicas:
         counts = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
         counts[self.rank] = len(rows)
         dist.all_reduce(counts)
-        return self._all_gather(rows, counts), self._all_gather(values, counts)
-
-    def _all_gather(self, own: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        sizes = counts.tolist()
-        padded = own.new_zeros(max(sizes), *own.shape[1:])
-        padded[: len(own)] = own
-        parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+        sizes, gathered = counts.tolist(), []
+        for own in (rows, values):
+            padded = own.new_zeros(max(sizes), *own.shape[1:])
+            padded[: len(own)] = own
+            parts = [torch.empty_like(padded) for _ in sizes]
+            dist.all_gather(parts, padded)
+            gathered.append(torch.cat([part[:size] for part, size in zip(parts, sizes)]))
+        return tuple(gathered)
 
     def gather(self, value: Any) -> list[Any] | None:
         """The picklable values of all processes, in the order of ranks, on rank 0; None on other ranks."""

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +42,18 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
     """Train; the arguments are those of `elmo-fast train`, with the same defaults."""
     if device in (None, "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    available = available_device(device)
+    available, folder = available_device(device), Path(run_directory)
     if available.type == "cuda":
         torch.cuda.set_device(available)
-    folder = Path(run_directory)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    workers = (2 if available.type == "cuda" else 0) if workers is None else workers
     replicas = stops.interruptible(Replicas)(available)  # waits for the others
     try:
-        if replicas.device.type == "cuda":
-            torch.use_deterministic_algorithms(True, warn_only=True)
-        workers = (2 if replicas.device.type == "cuda" else 0) if workers is None else workers
-        with stops.stoppable(terminate=True), _locked(folder) if replicas.is_first else contextlib.nullcontext():
+        if replicas.is_first:
+            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with stops.stoppable(terminate=True), locked(folder) if replicas.is_first else contextlib.nullcontext():
+            if replicas.is_first:
+                remove_partials(folder)
             if resume or resume_from:
                 run = _resume(folder, replicas, workers, given, resume_from)
             else:
@@ -62,39 +63,34 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
         replicas.close()
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        remove_partials(folder)
-        yield
-
-
-def _default_precision(device: torch.device) -> str:
-    return "medium" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "highest"
-
-
 def _start(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any]) -> Run:
     if checkpoint.in_order(folder):
         raise ConfigurationError(f"run {folder}: expected a new directory, found checkpoints; continue with --resume, "
                                  "or name another directory")
-    run_config = RunConfig.take_from(given)
-    precision = given.pop("precision", None) or _default_precision(replicas.device)
-    data = {name: _absolute(given.pop(name, None)) for name in ("train", "heldout", "vocab")}
-    for name in ("train", "vocab"):
-        if not data[name]:
+    run_config, vocab_file = RunConfig.take_from(given), _absolute(given.pop("vocab", None))
+    data = _take_data(given, {}, replicas)
+    for name, files in (("train", data["train"]), ("vocab", vocab_file)):
+        if not files:
             raise ConfigurationError(f"--{name}: expected files for a new run, got none")
     shards, heldout = _read_text(data, run_config)
-    vocabulary = Vocabulary(data["vocab"], validate_file=True)
+    vocabulary = Vocabulary(vocab_file, validate_file=True)
     given.update(n_tokens_vocab=vocabulary.size, n_train_tokens=sum(shard.tokens for shard in shards))
     config, weights = _config_and_weights(given, vocabulary)
-    trainer = _trainer(config, weights, precision, shards, vocabulary, replicas, workers)
+    trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if replicas.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.copy_vocabulary(data.pop("vocab"), folder)
+        checkpoint.copy_vocabulary(vocab_file, folder)
         write_json(folder / OPTIONS_FILE, config.to_dict())
-        write_json(folder / RUN_FILE, {**data, "precision": precision, **dataclasses.asdict(run_config)})
+        write_json(folder / RUN_FILE, {**data, **dataclasses.asdict(run_config)})
     return Run(folder, trainer, vocabulary, heldout, run_config, [])
+
+
+def _take_data(given: dict[str, Any], data: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
+    """`data` with the text and the precision of `given`, which are removed there, and else with a default precision."""
+    own = {name: given.pop(name, None) or data.get(name) for name in ("train", "heldout", "precision")}
+    is_bf16 = replicas.device.type == "cuda" and torch.cuda.is_bf16_supported()
+    own["precision"] = own["precision"] or ("medium" if is_bf16 else "highest")
+    return {**data, **own, "train": _absolute(own["train"]), "heldout": _absolute(own["heldout"])}
 
 
 def _absolute(value: list[str] | str | None) -> list[str] | str | None:
@@ -150,7 +146,7 @@ def _fine_tuned(model: dict[str, Any], options: dict[str, Any], given: dict[str,
     return config, weights
 
 
-def _trainer(config: TrainConfig, weights, precision: str | None, shards: list[Shard], vocabulary: Vocabulary,
+def _trainer(config: TrainConfig, weights, data: dict[str, Any], shards: list[Shard], vocabulary: Vocabulary,
              replicas: Replicas, workers: int) -> Trainer:
     """`ValueError` if there are fewer words than samples, or less text than a step reads."""
     training, available = config.training, sum(shard.predictions for shard in shards)
@@ -163,7 +159,7 @@ def _trainer(config: TrainConfig, weights, precision: str | None, shards: list[S
         name, most = ("unroll_steps", available // rows) if rows <= available else ("batch_size", available // streams)
         raise ValueError(f"{name}: expected at most {most} for {available:,} tokens with their sentences' ends in "
                          f"{training.batch_size} rows of {streams} streams, got {getattr(training, name)}")
-    model = LanguageModel(config, weights, precision=check_precision(precision)).to(replicas.device)
+    model = LanguageModel(config, weights, precision=check_precision(data.get("precision"))).to(replicas.device)
     return Trainer(model, shards, vocabulary, replicas, workers)
 
 
@@ -185,16 +181,19 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
         raise ConfigurationError(f"--{surplus[0].replace('_', '-')}: expected no such argument beside --resume, which "
                                  "continues with the run's own")
     if is_first:
-        data = _first_data(data, given, replicas)
+        data = _take_data(given, data, replicas)
+        if not data["train"]:
+            raise ConfigurationError("--train: expected files beside --resume, since this run was imported without a "
+                                     "text; got none")
     shards, heldout = _read_text(data, run_config)
-    if state is not None and not is_first:
-        _check_shards(state["shards"] or [], shards)
     if is_first:
         given["n_train_tokens"] = sum(shard.tokens for shard in shards)
+    elif state is not None:
+        _check_shards(state["shards"] or [], shards)
     config = TrainConfig.from_file(folder / OPTIONS_FILE, **given)
     vocabulary = checkpoint.read_vocabulary(folder / VOCABULARY_FILE, config.model.n_tokens_vocab)
     weights = initial_weights(config, config.training.seed)
-    trainer = _trainer(config, weights, data.get("precision"), shards, vocabulary, replicas, workers)
+    trainer = _trainer(config, weights, data, shards, vocabulary, replicas, workers)
     if state is not None:
         trainer.restore(state)
     if given and replicas.is_first:
@@ -205,16 +204,6 @@ def _resume(folder: Path, replicas: Replicas, workers: int, given: dict[str, Any
         logger.warning("%s: step %d of %d, so there is nothing left to do; --max-steps or --epochs, counted from the "
                        "very first step, train longer", folder, trainer.step_number, trainer.total_steps)
     return Run(folder, trainer, vocabulary, heldout, run_config, state["evaluations"] if state else [])
-
-
-def _first_data(data: dict[str, Any], given: dict[str, Any], replicas: Replicas) -> dict[str, Any]:
-    """Text and precision of a run that has read no text yet; removes them from `given`."""
-    own = {name: given.pop(name, None) or data.get(name) for name in ("train", "heldout", "precision")}
-    if not own["train"]:
-        raise ConfigurationError("--train: expected files beside --resume, since this run was imported without a text; "
-                                 "got none")
-    return {**data, "train": _absolute(own["train"]), "heldout": _absolute(own["heldout"]),
-            "precision": own["precision"] or _default_precision(replicas.device)}
 
 
 def _check_shards(before: list[list], now: list[Shard]) -> None:

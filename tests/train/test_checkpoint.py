@@ -1,9 +1,9 @@
 """Damaged, old and foreign checkpoints: refused in a line that names the file and the way on, or read as before."""
 
-import copy
 import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from elmo_fast.train import checkpoint
 from elmo_fast.train.corpus import read_shards
 from elmo_fast.train.evaluate import perplexity, perplexity_of
 from elmo_fast.train.setup import start_or_resume
+from tests.support.files import flip
 from tests.support.files import run as command
 from tests.support.training import QUIET, check_refusals, corpus_arguments, final, model, write_corpus
 
@@ -41,15 +42,14 @@ def weights(run):
 
 def as_old(path, content=None):
     """Write a checkpoint as it was before there were checksums."""
-    content = copy.deepcopy(content or checkpoint.read(path))
-    content["format"] = 1
+    content = {**(content or checkpoint.read(path)), "format": 1}
     content.pop("files", None)
     if isinstance(content.get("shards"), list):
         content["shards"] = [shard[:4] if isinstance(shard, list) else shard for shard in content["shards"]]
     torch.save(content, path)
 
 
-def test_damage_of_any_byte_is_refused_with_the_way_on(run):
+def test_damage_of_any_byte_is_refused_with_the_way_on(run, capsys):
     first, last = checkpoint.in_order(run)
     content = last.read_bytes()
     generator = np.random.default_rng(0)
@@ -65,8 +65,8 @@ def test_damage_of_any_byte_is_refused_with_the_way_on(run):
         assert message.endswith(f"; name another one with --resume-from or --checkpoint: {first}")
     for size in (0, 10, 80, len(content) // 2, len(content) - 80, len(content) - 1):
         last.write_bytes(content[:size])
-        with pytest.raises(ConfigurationError, match=f"^checkpoint {last}: expected"):
-            checkpoint.read(last)
+        what = "a checkpoint of elmo-fast train, got another or a truncated file" if size <= len(content) // 2 else ""
+        check_refusals(capsys, (["train", run, "--resume"], f"checkpoint {last}: expected {what}"))
     last.write_bytes(content)
     assert checkpoint.read(last, *ENTRIES)["step"] == 4
 
@@ -75,9 +75,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(run, tmp_path, c
     whole = shutil.copytree(run, tmp_path / "whole")
     start_or_resume(whole, resume=True, max_steps=8)
     first, last = checkpoint.in_order(run)
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 1
-    last.write_bytes(content)
+    flip(last, last.stat().st_size // 2)
     check_refusals(capsys, (["train", run, "--resume"], f"with --resume-from or --checkpoint: {first}"),
                    (["train", run, "--resume-from", last], f"checkpoint {last}: expected the bytes of its checksum"),
                    (["train", run, "--resume-from", run / "no"], "checkpoint: expected a file, found none at"))
@@ -95,18 +93,18 @@ def test_a_damaged_file_of_the_run_is_refused(run, tmp_path, capsys, name):
     whole = file.read_bytes()
     damaged = whole.replace(b'"cell_clip": 0.3', b'"cell_clip": 0.7').replace(b"\nkas\n", b"\nkaz\n")
     assert len(damaged) == len(whole) and damaged != whole
-    old, new = (hashlib.sha256(content).hexdigest() for content in (whole, damaged))
     resume, export = ["train", run, "--resume", "--max-steps", "6"], ["export", run, tmp_path / "out"]
-    message = f"run {run}: {name}: expected the file that {{}} was written with, of SHA-256 {old}, found {{}}: it was"
-    remedy = f"put a copy of the original at {file}"
-    for content, found in ((damaged, new), (whole[:-1], ""), (None, "none")):
+    commands = [(export, run / "best.pt"), (["perplexity", run, text, "--batch-size", "4"], run / "best.pt"),
+                ([*export, "--checkpoint", last], last), (resume, last)]
+    for content in (damaged, whole[:-1], None):
         file.unlink() if content is None else file.write_bytes(content)
-        rows = [(export, message.format(run / "best.pt", found)[:-8]), (export, remedy),
-                ([*export, "--checkpoint", last], message.format(last, found)[:-8]),
-                (["perplexity", run, text, "--batch-size", "4"], remedy)]
-        if name == "vocab.txt" or content is not None:
-            rows += [(resume, message.format(last, found)[:-8]), (resume, remedy)]
-        check_refusals(capsys, *rows)
+        old, found = ("none" if values is None else hashlib.sha256(values).hexdigest() for values in (whole, content))
+        if name == "options.json" and content is None:
+            commands.pop()  # without options there is nothing to resume
+        for arguments, path in commands:
+            message = (f"run {run}: {name}: expected the file that {path} was written with, of SHA-256 {old}, found "
+                       f"{found}: it was damaged or changed; put a copy of the original at {file}")
+            check_refusals(capsys, (arguments, message))
         assert not (tmp_path / "out").exists()
     if name == "vocab.txt":  # it is not read
         other = tmp_path / "vocab.txt"
@@ -118,18 +116,20 @@ def test_a_damaged_file_of_the_run_is_refused(run, tmp_path, capsys, name):
     assert command(capsys, *export)[0] == 0  # old checkpoints have no digests
     file.write_bytes(whole)
     start_or_resume(run, resume=True, max_steps=6)
-    (read, _) = final(run)
-    assert read["files"] == checkpoint.file_digests(run)
+    assert final(run)[0]["files"] == checkpoint.file_digests(run)
 
 
 def test_checkpoints_go_with_the_options_that_a_resumed_run_got(run, tmp_path, capsys, monkeypatch):
-    whole = run / "options.json"
+    whole, write = run / "options.json", checkpoint.write_json
+
+    def killed(path, content):  # between run.json and options.json
+        return 1 / 0 if path == whole else write(path, content)
+
     first, early = whole.read_bytes(), shutil.copy(run / "best.pt", tmp_path / "early.pt")
-    with monkeypatch.context() as patched:  # killed between the two files that it writes
-        patched.setattr(checkpoint, "write_json", kill_at(2, checkpoint.write_json))
-        with pytest.raises(ZeroDivisionError):
-            start_or_resume(run, resume=True, max_steps=7)
-    assert whole.read_bytes() == first
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(checkpoint, "write_json", killed)
+        start_or_resume(run, resume=True, max_steps=7)
+    assert whole.read_bytes() == first and "options" in json.loads((run / "run.json").read_text())
     start_or_resume(run, resume=True, max_steps=6)
     assert whole.read_bytes() != first
     start_or_resume(run, resume_from=checkpoint.in_order(run)[0], max_steps=8)
@@ -148,17 +148,6 @@ def test_checkpoints_go_with_the_options_that_a_resumed_run_got(run, tmp_path, c
         start_or_resume(run, resume=True)  # its last checkpoint has the options of now
 
 
-def kill_at(number, function):
-    """The function, but its call of that number fails."""
-    calls = []
-
-    def call(*arguments):
-        calls.append(arguments)
-        return function(*arguments) if len(calls) < number else 1 / 0
-
-    return call
-
-
 def test_later_checkpoints_go_when_an_earlier_one_is_written(tmp_path):
     for step in (5, 10, 15):
         checkpoint.save(tmp_path, {"step": step}, keep=3)
@@ -167,22 +156,19 @@ def test_later_checkpoints_go_when_an_earlier_one_is_written(tmp_path):
 
 
 def test_the_best_checkpoint_is_checked_too(run, tmp_path, capsys):
-    best = run / "best.pt"
-    content = bytearray(best.read_bytes())
-    content[len(content) // 3] ^= 64
-    best.write_bytes(content)
-    text = tmp_path / "text.txt"
+    best, last, text = run / "best.pt", checkpoint.in_order(run)[-1], tmp_path / "text.txt"
+    flip(best, best.stat().st_size // 3)
     text.write_text("ka lo\n" * 9)
-    last = checkpoint.in_order(run)[-1]
     check_refusals(capsys, (["export", run, tmp_path / "out"], f"{best}: expected the bytes of its checksum"),
                    (["perplexity", run, text, "--batch-size", "4"], f"--checkpoint: {last}"))
 
 
-def test_old_checkpoints_load_and_go_on(run, tmp_path):
+@pytest.mark.parametrize("absent", [(), ("losses",)], ids=str)
+def test_old_checkpoints_load_and_go_on(run, tmp_path, absent):
     whole = shutil.copytree(run, tmp_path / "whole")
     start_or_resume(whole, resume=True, max_steps=6)
     for path in (*checkpoint.in_order(run), run / "best.pt"):
-        as_old(path)
+        as_old(path, {name: value for name, value in checkpoint.read(path).items() if name not in absent})
     start_or_resume(run, resume=True, max_steps=6)
     torch.testing.assert_close(weights(run), weights(whole), rtol=0, atol=0)
 
@@ -202,6 +188,21 @@ def test_such_a_run_is_not_resumed(run, capsys, entry, value):
     del damaged[entry]
     as_old(last, damaged)
     check_refusals(capsys, (["train", run, "--resume", "--max-steps", "6"], f"checkpoint {last}: {entry}: expected"))
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"train": {"a": 1}}, "train: expected paths of text, got {'a': 1}"),
+    ({"train": [3]}, "train: expected paths of text, got [3]"),
+    ({"train": None}, "a difference in their number"),
+    ({"heldout": 3}, "heldout: expected paths of text, got 3"),
+    ({"precision": "a"}, "precision: expected one of"), ({"precision": None}, "precision: expected one of"),
+    *(({name: value}, f"{name}: expected") for name in ("evaluate_every", "evaluate_batch_size", "checkpoint_every",
+                                                       "keep", "log_every", "patience") for value in (0, "3", 2**70)),
+    *(({name: 3}, f"{name}: expected true or false, got 3") for name in ("tensorboard", "quiet"))])
+def test_damaged_settings_are_refused(run, capsys, change, message):
+    content = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**content, **change}))
+    check_refusals(capsys, (["train", run, "--resume", "--max-steps", "6"], message))
 
 
 @pytest.mark.parametrize("number", [None, 0, 3, "1", torch.zeros(3, 1)])
@@ -224,10 +225,8 @@ def test_a_text_of_the_same_size_is_another_text(tmp_path, capsys):
     corpus = corpus_arguments(tmp_path)
     start_or_resume(tmp_path / "run", **corpus, **QUIET, max_steps=2)
     shard = read_shards(corpus["train"], "train")[1]
-    with open(shard.path, encoding="utf-8") as file:
-        text = file.read()
-    with open(shard.path, "w", encoding="utf-8") as file:
-        file.write(text.replace("ka", "lo", 1))
+    path = Path(shard.path)
+    path.write_text(path.read_text(encoding="utf-8").replace("ka", "lo", 1), encoding="utf-8")
     changed = read_shards(corpus["train"], "train")[1]
     assert changed[:4] == shard[:4] and changed != shard
     resume = ["train", tmp_path / "run", "--resume", "--max-steps", "4", "--quiet"]

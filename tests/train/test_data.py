@@ -48,12 +48,8 @@ def test_rows_continue_from_any_position(shards, monkeypatch, group):
 
 def test_an_epoch_has_every_sentence_once_in_a_seeds_order(tmp_path, shards):
     def epoch(**order):
-        sentences, found = Sentences(shards, Order(**order)), []
-        while True:
-            location, sentence = next(sentences)
-            if location[0] > 0:
-                return found
-            found.append(tuple(sentence))
+        first = itertools.takewhile(lambda found: found[0][0] == 0, Sentences(shards, Order(**order)))
+        return [tuple(sentence) for _, sentence in first]
 
     everything = Counter(map(tuple, plain.sentences(tmp_path)))
     assert Counter(epoch(seed=1)) == everything
