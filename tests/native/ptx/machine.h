@@ -57,17 +57,16 @@ struct Place {
 class GlobalMemory {
  public:
   void add(uintptr_t begin, size_t bytes, const std::string& name, bool written);
-  void clear() { regions_.clear(), last_ = nullptr; }
-  Place find(uintptr_t begin, size_t bytes, bool checks);  // throws if no region has all of it
-  void written(uintptr_t begin, size_t bytes);             // by the host
+  void clear() { regions_.clear(); }
+  Place find(uintptr_t begin, size_t bytes) const;  // throws if no region has all of it
+  void written(uintptr_t begin, size_t bytes);      // by the host
 
  private:
   struct Region {
     uintptr_t begin, end;
     std::unique_ptr<Shadow> shadow;
   };
-  std::map<uintptr_t, Region> regions_;
-  Region* last_ = nullptr;
+  std::deque<Region> regions_;  // the last registered first
 };
 
 // Copies or products under way, by groups: what completes them.
@@ -106,7 +105,6 @@ struct Warp {
   T* lanes(const Operand& o) const {
     return reinterpret_cast<T*>(banks[o.bank] + o.at);
   }
-  Clock clock() const { return clocks.empty() ? 0 : clocks[index]; }
   void publish(Clocks& to);  // what comes after is no part of it
 };
 
@@ -139,7 +137,6 @@ struct Launch {
 };
 
 struct Settings {
-  bool checks = true;    // of order: races, copies and products that are not complete; bounds are always checked
   bool traffic = false;  // sectors and bank conflicts are counted
   uint32_t seed = 0;     // of the order in which warps run; 0: by turns
 };
@@ -165,7 +162,6 @@ struct Machine {
   std::unordered_map<const char*, Clocks> released;  // by address
 
  private:
-  void start(Warp& warp, Block& block, uint32_t number);
   bool turn(Warp& warp, uint64_t instructions);  // whether it came further
   std::string where(const Warp& warp) const;
 

@@ -29,7 +29,7 @@ struct Operand {
   uint32_t at = 0;  // a byte offset
 };
 
-enum class Space : uint8_t { param, global, shared, cluster };
+enum class Space : uint8_t { param, global, shared, cluster, none };
 
 // What each thread of a load or store accesses.
 struct Address {
@@ -67,10 +67,10 @@ struct Kernel {
   bool has_wgmma = false;
 };
 
-// Registers that every warp begins with: %globaltimer, which takes two slots, then these.
+// Registers that every kernel begins with: %globaltimer, which takes two slots, then the others of these.
+constexpr const char* special_registers[] = {
+    ".reg .b64 %globaltimer", ".reg .b32 %tid.x, %ntid.x, %ctaid.x, %ctaid.y, %ctaid.z, %cluster_ctarank"};
 constexpr Operand timer = {Operand::registers, 8, 0};
-constexpr const char* special_names[] = {"%tid.x", "%ntid.x", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%cluster_ctarank"};
-constexpr uint32_t specials = 6;
 constexpr Operand special(uint32_t i) { return {Operand::registers, 4, (2 + i) * slot_bytes}; }
 
 int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
@@ -93,16 +93,16 @@ class Parser {
   Instruction in;
 
  private:
-  bool statement(const std::string& text, char end);
+  void statement(std::string text);
   void begin_kernel(const std::string& header);
   void end_kernel();
-  void declare(const std::vector<std::string>& parts);
+  void declare(const std::string& text);
   void instruction(const std::string& text);
   Operand operand(const std::string& name, int width, bool written);
 
   Module kernels_;
   Kernel* kernel_ = nullptr;  // the last
-  int line_ = 1, depth_ = 0;  // of braces
+  int line_ = 1;
   size_t used_ = 0;           // arguments of the statement
   std::map<std::string, Operand> names_;     // of registers, and of constants with their width
   std::map<std::string, uint64_t> symbols_;  // parameters, shared memory, labels
