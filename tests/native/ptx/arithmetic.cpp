@@ -93,6 +93,14 @@ void add_floats(Table& t) {
   t["fma.f32"] = lanes<float, float, float, float>([](float a, float b, float c) { return std::fma(a, b, c); });
 }
 
+float from_half(uint16_t pattern) { return __builtin_bit_cast(_Float16, pattern); }
+uint16_t to_half(float value) { return __builtin_bit_cast(uint16_t, _Float16(value)); }
+float from_bfloat(uint16_t pattern) { return __builtin_bit_cast(float, uint32_t(pattern) << 16); }
+uint16_t to_bfloat(float value) {
+  const uint32_t b = __builtin_bit_cast(uint32_t, value);
+  return std::isnan(value) ? 0x7fff : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
 template <float from(uint16_t), uint16_t to(float)>
 void add_half(Table& t, const std::string& type) {
   t["cvt.f32." + type] = lanes<float, uint16_t>([](uint16_t a) { return from(a); });
@@ -118,11 +126,11 @@ void widen(const uint32_t* words, Format format, Tile to) {
     return;
   }
 #endif
-  for (int i = 0; i < 32 && format == Format::tf32; ++i) to[i] = bits<float>(words[i] & ~0x1fffu);
-  for (int i = 0; i < 64 && format != Format::tf32; ++i) {
-    const uint32_t half = words[i / 2] >> 16 * (i % 2) & 0xffff;
-    to[i] = format == Format::f16 ? from_half(uint16_t(half)) : bits<float>(half << 16);
-  }
+  uint16_t halves[64];
+  memcpy(halves, words, sizeof halves);
+  for (int i = 0; i < 32 && format == Format::tf32; ++i) to[i] = __builtin_bit_cast(float, words[i] & ~0x1fffu);
+  for (int i = 0; i < 64 && format != Format::tf32; ++i)
+    to[i] = format == Format::f16 ? from_half(halves[i]) : from_bfloat(halves[i]);
 }
 
 // c [16, 8] += a [16, 2 inner] b [2 inner, 8]: a in tiles of its upper left, lower left, upper right and lower right
@@ -172,21 +180,17 @@ Binder mma(Format format) {
 }
 
 // ldmatrix x4: matrices of 8 rows of 16 bytes, whose addresses 8 threads have for each.
-Binder load_matrices(bool transposes) {
-  return [transposes](Parser& s) {
-    s.in.convergent = true;
-    s.in.run = [=, to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
-      count(warp, from, mask);
-      uint16_t rows[32][8];
-      for (int lane = 0; lane < warp_threads; ++lane) {
-        const Place place = place_of(warp, from, lane);
-        place.read(16, warp);
-        memcpy(rows[lane], place.at, 16);
-      }
-      for (int i = 0; i < 256; ++i)
-        warp.lanes<uint16_t>(to.at(size_t(i) / 64))[i % 64] =
-            transposes ? rows[i / 64 * 8 + i % 8][i / 8 % 8] : rows[i / 8][i % 8];
-    };
+void load_matrices(Parser& s) {
+  s.in.convergent = true;
+  s.in.run = [to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
+    count(warp, from, mask);
+    char rows[warp_threads][16];
+    for (int lane = 0; lane < warp_threads; ++lane) {
+      const Place place = place_of(warp, from, lane);
+      place.read(16, warp);
+      memcpy(rows[lane], place.at, 16);
+    }
+    for (size_t i = 0; i < 4; ++i) memcpy(warp.lanes<char>(to.at(i)), rows[8 * i], slot_bytes);
   };
 }
 
@@ -274,8 +278,7 @@ void add_arithmetic(Table& t) {
     for (size_t n = 8; n <= 256; n += 8)
       t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = product(format, n);
   }
-  t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
-  t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);
+  t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices;
   t["wgmma.fence.sync"] = action([](Warp& warp, Mask) { warp.unfenced.assign(warp.unfenced.size(), 0); });
   t["wgmma.commit_group.sync"] = action([](Warp& warp, Mask) { warp.products.commit(); });
   t["wgmma.wait_group.sync"] = wait_for(&Warp::products);

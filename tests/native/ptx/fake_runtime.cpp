@@ -19,7 +19,8 @@ struct Runtime {
   int processors = 0, shared = 0, shared_per_processor = 0;
   std::pair<int, int> capability;
   std::vector<int> clusters;  // processors of each part that a cluster lies in
-  Settings settings;
+  bool traffic = false;  // as of a Launch
+  uint32_t seed = 0;
   GlobalMemory memory;
   // Texts: what ships, which a fat binary brings, and what a test gives; kernels: none until they are asked for.
   std::array<std::pair<std::string, Module>, 2> sources;
@@ -40,11 +41,10 @@ struct Runtime {
   }
 
   void launch(Kernel& kernel, Launch launch, const void* const* arguments) {
-    const Settings now = settings;
     launch.parameters.resize(kernel.parameter_bytes);
     for (const auto& [at, size] : kernel.parameters) memcpy(launch.parameters.data() + at, *arguments++, size);
-    settings.seed += settings.seed > 0;
-    run(kernel, launch, memory, now);
+    seed += seed > 0;  // another order in the next
+    run(kernel, launch, memory);
   }
 
   int blocks_per_processor(const Kernel& kernel, int threads, size_t bytes) const {
@@ -118,8 +118,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
     if (cooperative && int(grid.x * grid.y * grid.z) > resident)
       throw Trap(std::to_string(resident) + " blocks of a cooperative launch fit");
     if (cluster > (runtime.capability.first < 9 ? 1 : 8)) throw Trap("a cluster that the device cannot hold");
-    const Launch launch = {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, cluster, cooperative, {}};
-    runtime.launch(kernel, launch, arguments);
+    runtime.launch(kernel, {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, cluster, cooperative,
+                            runtime.traffic, runtime.seed, {}}, arguments);
   });
 }
 
@@ -180,7 +180,7 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     if (arguments.size() != kernel.parameters.size()) throw Trap("another number of arguments than of parameters");
     std::vector<const void*> places;
     for (const uint64_t& argument : arguments) places.push_back(&argument);
-    runtime.launch(kernel, {grid, block, shared, cluster, false, {}}, places.data());
+    runtime.launch(kernel, {grid, block, shared, cluster, false, runtime.traffic, runtime.seed, {}}, places.data());
   });
   m.def("executed", [](size_t source) {  // of each instruction: kernel, line, mnemonic, text, and its counts
     py::list result;
@@ -202,11 +202,11 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     runtime.capability = capability, runtime.clusters = clusters;
   });
   m.def(
-      "set", [](bool traffic, uint32_t seed) { runtime.settings = {traffic, seed}; }, py::arg("traffic") = false,
-      py::arg("seed") = 0);
+      "set", [](bool traffic, uint32_t seed) { runtime.traffic = traffic, runtime.seed = seed; },
+      py::arg("traffic") = false, py::arg("seed") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
     runtime.memory.add(begin, bytes, name, written);
   });
-  m.def("forget_memory", [] { runtime.memory.clear(); });
+  m.def("forget_memory", [] { runtime.memory.regions.clear(); });
   elmo_fast::bind_cuda(m);
 }

@@ -26,18 +26,18 @@ void check_registers(Warp& warp, const Instruction& in) {
 
 uint32_t product(const std::array<uint32_t, 3>& of) { return of[0] * of[1] * of[2]; }
 
-void run(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings) {
+void run(Kernel& kernel, const Launch& launch, GlobalMemory& global) {
   const uint32_t threads = product(launch.block), blocks = product(launch.grid);
   if (!threads || threads > kernel.most_threads || !blocks || launch.grid[0] % launch.cluster)
     throw Trap(kernel.name + ": an empty, too large or uneven launch");
   std::vector<uint32_t> first;
   for (uint32_t i = 0; i < blocks; i += launch.together ? blocks : launch.cluster) first.push_back(i);
-  if (settings.seed) std::shuffle(first.begin(), first.end(), std::mt19937(settings.seed));
-  for (uint32_t i : first) Machine(kernel, launch, global, settings, i).run();
+  if (launch.seed) std::shuffle(first.begin(), first.end(), std::mt19937(launch.seed));
+  for (uint32_t i : first) Machine(kernel, launch, global, i).run();
 }
 
-Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, const Settings& s, uint32_t first_block)
-    : kernel(k), launch(l), settings(s), global(g), base(newest), random(s.seed + first_block) {
+Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, uint32_t first_block)
+    : kernel(k), launch(l), global(g), base(newest), random(l.seed + first_block) {
   const uint32_t threads = product(launch.block), per_block = (threads + warp_threads - 1) / warp_threads;
   const uint32_t slots = kernel.register_bytes / slot_bytes, width = launch.block[0], *grid = launch.grid.data();
   blocks.resize(launch.together ? product(launch.grid) : launch.cluster);
@@ -72,11 +72,11 @@ void Machine::run() {
   std::vector<Warp*> left;
   for (Warp& warp : warps) left.push_back(&warp);
   for (uint64_t idle = 0; !left.empty();) {
-    if (settings.seed) std::shuffle(left.begin(), left.end(), random);
+    if (launch.seed) std::shuffle(left.begin(), left.end(), random);
     bool further = false, some_ready = false;
     for (Warp* warp : left)
       if (warp->state == Warp::ready)
-        further |= turn(*warp, settings.seed ? 1 + random() % turn_instructions : turn_instructions);
+        further |= turn(*warp, launch.seed ? 1 + random() % turn_instructions : turn_instructions);
     left.erase(std::remove_if(left.begin(), left.end(), [](Warp* w) { return w->state == Warp::done; }), left.end());
     for (const Warp* warp : left) some_ready |= warp->state == Warp::ready;
     idle = further ? 0 : idle + 1;

@@ -79,17 +79,17 @@ void Place::write(size_t bytes, const Warp& warp, Use use) const {
 }
 
 void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, bool written) {
-  for (const Region& other : regions_)
+  for (const Region& other : regions)
     if (begin != other.begin && begin < other.end && other.begin < begin + bytes)
       throw Trap("memory " + name + " overlaps what is registered");
   auto shadow = written ? nullptr : std::make_unique<Shadow>((bytes + 3) / 4);
-  regions_.push_front({begin, begin + bytes, std::move(shadow)});
+  regions.push_front({begin, begin + bytes, std::move(shadow)});
 }
 
 Place GlobalMemory::find(uintptr_t begin, size_t bytes) const {
   char* at = reinterpret_cast<char*>(begin);
-  if (regions_.empty()) return {at};
-  for (const Region& region : regions_)
+  if (regions.empty()) return {at};
+  for (const Region& region : regions)
     if (begin >= region.begin && begin + bytes <= region.end) return {at, region.shadow.get(), begin - region.begin};
   throw Trap("global address " + std::to_string(begin) + " out of bounds, " + std::to_string(bytes) + " bytes");
 }
@@ -141,7 +141,7 @@ Place place_of(Warp& warp, const Address& a, int lane) {
 void count(Warp& warp, const Address& a, Mask mask) {
   Counts& counts = warp.current->counts;
   counts.bytes += unsigned(__builtin_popcount(mask)) * a.bytes;
-  if (!warp.machine->settings.traffic || a.space == Space::param) return;
+  if (!warp.machine->launch.traffic || a.space == Space::param) return;
   const bool in_sectors = a.space == Space::global;
   const int together = in_sectors || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
   for (int from = 0; from < warp_threads; from += together) {

@@ -1,11 +1,9 @@
-#include "program.h"
-
-#include <algorithm>
-#include <cstring>
+// PTX text, and the kernels it becomes.
 #include <regex>
 #include <set>
 #include <sstream>
-#include <utility>
+
+#include "machine.h"
 
 namespace ptx {
 namespace {
