@@ -166,7 +166,6 @@ void add_product(const Warp& warp, Format format, const Operand* from, const Til
 // mma.sync m16n8: "d[4], a[4], b[2], c[4]"
 Binder mma(Format format) {
   return [format](Parser& s) {
-    s.in.convergent = true;
     std::vector<Operand> all;
     for (size_t i = 0; i < 4; ++i)
       for (const Operand& o : s.vector(i, 4, i == 0)) all.push_back(o);
@@ -181,7 +180,6 @@ Binder mma(Format format) {
 
 // ldmatrix x4: matrices of 8 rows of 16 bytes, whose addresses 8 threads have for each.
 void load_matrices(Parser& s) {
-  s.in.convergent = true;
   s.in.run = [to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
     count(warp, from, mask);
     char rows[warp_threads][16];
@@ -224,7 +222,6 @@ Binder product(Format format, size_t columns) {
     if (d.size() != columns / 2) throw Trap("fragments of another size");
     for (size_t i = 4; i < s.arguments.size(); ++i)
       if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
-    s.in.convergent = true;
     s.in.writes.clear();  // products in order may share accumulators
     s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3, 0)](Warp& warp, Mask) {
       const uint64_t left_at = *warp.lanes<uint64_t>(a), right_at = *warp.lanes<uint64_t>(b);

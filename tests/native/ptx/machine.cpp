@@ -193,7 +193,6 @@ static void leave(Warp& warp, Mask mask) {
 // bar.sync: "0" or "1, 64", the second the threads that it is for.
 static void bind_barrier(Parser& s) {
   const bool counted = s.arguments.size() > 1;
-  s.in.convergent = true;
   s.in.run = [=, which = s.read(0), count = s.read(counted)](Warp& warp, Mask) {
     const uint32_t id = *warp.lanes<uint32_t>(which), threads = counted ? *warp.lanes<uint32_t>(count) : 0;
     if (id >= 16 || threads % warp_threads)
@@ -223,7 +222,6 @@ static Binder exchange(F f) {
   return [f](Parser& s) {
     const bool shuffles = s.arguments.size() == 5;
     if (shuffles && s.number(3) != 31) throw Trap("a shuffle within segments");
-    s.in.convergent = true;
     s.in.run = [=, d = s.write(0), a = s.read(1), b = s.read(shuffles ? 2 : 1), members = s.read(shuffles ? 4 : 2)](
                    Warp& warp, Mask mask) {
       if (mask != all_threads || *warp.lanes<Mask>(members) != all_threads)

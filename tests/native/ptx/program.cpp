@@ -150,6 +150,7 @@ void Parser::instruction(const std::string& text) {
   std::string key;
   for (const std::string& word : split(in.mnemonic, "."))
     if (!without_meaning.count(word)) words.push_back(word), key += "." + word;
+  in.convergent = std::count(words.begin(), words.end(), "sync") > 0;
   const bool moves_parts = words[0] == "mov" && text.find('{') != std::string::npos;
   static const Table table = complete();
   auto found = table.find(moves_parts ? "mov" : key.substr(1));
