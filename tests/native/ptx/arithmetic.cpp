@@ -114,7 +114,7 @@ void add_half(Table& t, const std::string& type) {
 
 enum class Format { f16, bf16, tf32 };
 
-// 8 rows of 16 bytes as numbers: of 8 columns, or 4 of tf32.
+// 8 rows of 16 bytes as numbers: of 8 columns, of which those of tf32 are 4 and zeros.
 using Tile = float[64];
 
 // From the 32 words of the rows: what lies in a register of a warp, or in shared memory.
@@ -128,37 +128,28 @@ void widen(const uint32_t* words, Format format, Tile to) {
 #endif
   uint16_t halves[64];
   memcpy(halves, words, sizeof halves);
-  for (int i = 0; i < 32 && format == Format::tf32; ++i) to[i] = __builtin_bit_cast(float, words[i] & ~0x1fffu);
+  for (int i = 0; i < 64 && format == Format::tf32; ++i)
+    to[i] = i % 8 < 4 ? __builtin_bit_cast(float, words[i / 8 * 4 + i % 4] & ~0x1fffu) : 0;
   for (int i = 0; i < 64 && format != Format::tf32; ++i)
     to[i] = format == Format::f16 ? from_half(halves[i]) : from_bfloat(halves[i]);
-}
-
-// c [16, 8] += a [16, 2 inner] b [2 inner, 8]: a in tiles of its upper left, lower left, upper right and lower right
-// quarter; b, transposed, in tiles of its halves.
-template <int inner>
-void multiply(const Tile* a, const Tile* b, float (*c)[8]) {
-  for (int half = 0; half < 2; ++half) {
-    float transposed[inner][8];
-    for (int n = 0; n < 8; ++n)
-      for (int k = 0; k < inner; ++k) transposed[k][n] = b[half][n * inner + k];
-    for (int row = 0; row < 16; ++row) {
-      const float* from = a[2 * half + row / 8] + row % 8 * inner;
-      for (int k = 0; k < inner; ++k)
-        for (int n = 0; n < 8; ++n) c[row][n] += from[k] * transposed[k][n];
-    }
-  }
 }
 
 // What thread t has in register i of the four that hold [16, 8].
 float& accumulator(float (*c)[8], size_t i, int t) { return c[t / 4 + 8 * int(i / 2)][2 * (t % 4) + int(i % 2)]; }
 
-// The sums in the four registers `to` become those in `from`, or zeros where it is null, plus a product.
-void add_product(const Warp& warp, Format format, const Operand* from, const Tile* a, const Tile* b,
-                 const Operand* to) {
-  alignas(64) float sum[16][8] = {};
+// The sums [16, 8] in the four registers `to` become those in `from`, or zeros where it is null, plus a [16, 16] times
+// b [16, 8]: a in tiles of its upper left, lower left, upper right and lower right quarter; b, transposed, in tiles of
+// its halves.
+void add_product(const Warp& warp, const Operand* from, const Tile* a, const Tile* b, const Operand* to) {
+  alignas(64) float sum[16][8] = {}, transposed[8][8];
   for (size_t i = 0; i < 4 && from; ++i)
     for (int t = 0; t < warp_threads; ++t) accumulator(sum, i, t) = warp.lanes<float>(from[i])[t];
-  (format == Format::tf32 ? multiply<4> : multiply<8>)(a, b, sum);
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 64; ++i) transposed[i % 8][i / 8] = b[half][i];
+    for (int row = 0; row < 16; ++row)
+      for (int k = 0; k < 8; ++k)
+        for (int n = 0; n < 8; ++n) sum[row][n] += a[2 * half + row / 8][row % 8 * 8 + k] * transposed[k][n];
+  }
   for (size_t i = 0; i < 4; ++i)
     for (int t = 0; t < warp_threads; ++t) warp.lanes<float>(to[i])[t] = accumulator(sum, i, t);
 }
@@ -173,7 +164,7 @@ Binder mma(Format format) {
     s.in.run = [=](Warp& warp, Mask) {
       alignas(64) Tile tiles[6];
       for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(all[4 + i]), format, tiles[i]);
-      add_product(warp, format, &all[10], tiles, tiles + 4, all.data());
+      add_product(warp, &all[10], tiles, tiles + 4, all.data());
     };
   };
 }
@@ -232,7 +223,7 @@ Binder product(Format format, size_t columns) {
       for (uint32_t column = 0; column < columns; column += 8) {
         for (uint32_t i = 0; i < 2; ++i) read_tile(warp, right_at, column, i, format, right[i], operands);
         const Operand* sums = &d[column / 2];
-        add_product(warp, format, *warp.lanes<Mask>(adds) & 1 ? sums : nullptr, left, right, sums);
+        add_product(warp, *warp.lanes<Mask>(adds) & 1 ? sums : nullptr, left, right, sums);
       }
       for (const Operand& o : d) {
         ++warp.accumulating[o.at / slot_bytes];
