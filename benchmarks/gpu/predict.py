@@ -110,7 +110,7 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     of = gpu_lstm.one_layer(dim, projection, 3.0, 3.0)
     with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx(90, patch) as native:
         native.device(*lstm_on_ptx.H100)
-        native.machine.set(checks=False, traffic=True, seed=0)
+        native.machine.set(traffic=True)
         for steps in (2, 3):
             native.machine.reset(ptx_machine.SHIPPED)
             gpu_lstm.check(of, "medium", **gpu_lstm.ragged([slots] * steps, of, starts=False, rows=slots * steps))

@@ -93,6 +93,14 @@ void add_floats(Table& t) {
   t["fma.f32"] = lanes<float, float, float, float>([](float a, float b, float c) { return std::fma(a, b, c); });
 }
 
+float from_half(uint16_t pattern) { return __builtin_bit_cast(_Float16, pattern); }
+uint16_t to_half(float value) { return __builtin_bit_cast(uint16_t, _Float16(value)); }
+float from_bfloat(uint16_t pattern) { return __builtin_bit_cast(float, uint32_t(pattern) << 16); }
+uint16_t to_bfloat(float value) {
+  const uint32_t b = __builtin_bit_cast(uint32_t, value);
+  return std::isnan(value) ? 0x7fff : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
 template <float from(uint16_t), uint16_t to(float)>
 void add_half(Table& t, const std::string& type) {
   t["cvt.f32." + type] = lanes<float, uint16_t>([](uint16_t a) { return from(a); });
@@ -106,7 +114,7 @@ void add_half(Table& t, const std::string& type) {
 
 enum class Format { f16, bf16, tf32 };
 
-// 8 rows of 16 bytes as numbers: of 8 columns, or 4 of tf32.
+// 8 rows of 16 bytes as numbers: of 8 columns, of which those of tf32 are 4 and zeros.
 using Tile = float[64];
 
 // From the 32 words of the rows: what lies in a register of a warp, or in shared memory.
@@ -118,39 +126,30 @@ void widen(const uint32_t* words, Format format, Tile to) {
     return;
   }
 #endif
-  for (int i = 0; i < 32 && format == Format::tf32; ++i) to[i] = bits<float>(words[i] & ~0x1fffu);
-  for (int i = 0; i < 64 && format != Format::tf32; ++i) {
-    const uint32_t half = words[i / 2] >> 16 * (i % 2) & 0xffff;
-    to[i] = format == Format::f16 ? from_half(uint16_t(half)) : bits<float>(half << 16);
-  }
-}
-
-// c [16, 8] += a [16, 2 inner] b [2 inner, 8]: a in tiles of its upper left, lower left, upper right and lower right
-// quarter; b, transposed, in tiles of its halves.
-template <int inner>
-void multiply(const Tile* a, const Tile* b, float (*c)[8]) {
-  for (int half = 0; half < 2; ++half) {
-    float transposed[inner][8];
-    for (int n = 0; n < 8; ++n)
-      for (int k = 0; k < inner; ++k) transposed[k][n] = b[half][n * inner + k];
-    for (int row = 0; row < 16; ++row) {
-      const float* from = a[2 * half + row / 8] + row % 8 * inner;
-      for (int k = 0; k < inner; ++k)
-        for (int n = 0; n < 8; ++n) c[row][n] += from[k] * transposed[k][n];
-    }
-  }
+  uint16_t halves[64];
+  memcpy(halves, words, sizeof halves);
+  for (int i = 0; i < 64 && format == Format::tf32; ++i)
+    to[i] = i % 8 < 4 ? __builtin_bit_cast(float, words[i / 8 * 4 + i % 4] & ~0x1fffu) : 0;
+  for (int i = 0; i < 64 && format != Format::tf32; ++i)
+    to[i] = format == Format::f16 ? from_half(halves[i]) : from_bfloat(halves[i]);
 }
 
 // What thread t has in register i of the four that hold [16, 8].
 float& accumulator(float (*c)[8], size_t i, int t) { return c[t / 4 + 8 * int(i / 2)][2 * (t % 4) + int(i % 2)]; }
 
-// The sums in the four registers `to` become those in `from`, or zeros where it is null, plus a product.
-void add_product(const Warp& warp, Format format, const Operand* from, const Tile* a, const Tile* b,
-                 const Operand* to) {
-  alignas(64) float sum[16][8] = {};
+// The sums [16, 8] in the four registers `to` become those in `from`, or zeros where it is null, plus a [16, 16] times
+// b [16, 8]: a in tiles of its upper left, lower left, upper right and lower right quarter; b, transposed, in tiles of
+// its halves.
+void add_product(const Warp& warp, const Operand* from, const Tile* a, const Tile* b, const Operand* to) {
+  alignas(64) float sum[16][8] = {}, transposed[8][8];
   for (size_t i = 0; i < 4 && from; ++i)
     for (int t = 0; t < warp_threads; ++t) accumulator(sum, i, t) = warp.lanes<float>(from[i])[t];
-  (format == Format::tf32 ? multiply<4> : multiply<8>)(a, b, sum);
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 64; ++i) transposed[i % 8][i / 8] = b[half][i];
+    for (int row = 0; row < 16; ++row)
+      for (int k = 0; k < 8; ++k)
+        for (int n = 0; n < 8; ++n) sum[row][n] += a[2 * half + row / 8][row % 8 * 8 + k] * transposed[k][n];
+  }
   for (size_t i = 0; i < 4; ++i)
     for (int t = 0; t < warp_threads; ++t) warp.lanes<float>(to[i])[t] = accumulator(sum, i, t);
 }
@@ -158,7 +157,6 @@ void add_product(const Warp& warp, Format format, const Operand* from, const Til
 // mma.sync m16n8: "d[4], a[4], b[2], c[4]"
 Binder mma(Format format) {
   return [format](Parser& s) {
-    s.in.convergent = true;
     std::vector<Operand> all;
     for (size_t i = 0; i < 4; ++i)
       for (const Operand& o : s.vector(i, 4, i == 0)) all.push_back(o);
@@ -166,27 +164,22 @@ Binder mma(Format format) {
     s.in.run = [=](Warp& warp, Mask) {
       alignas(64) Tile tiles[6];
       for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(all[4 + i]), format, tiles[i]);
-      add_product(warp, format, &all[10], tiles, tiles + 4, all.data());
+      add_product(warp, &all[10], tiles, tiles + 4, all.data());
     };
   };
 }
 
 // ldmatrix x4: matrices of 8 rows of 16 bytes, whose addresses 8 threads have for each.
-Binder load_matrices(bool transposes) {
-  return [transposes](Parser& s) {
-    s.in.convergent = true;
-    s.in.run = [=, to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
-      count(warp, from, mask);
-      uint16_t rows[32][8];
-      for (int lane = 0; lane < warp_threads; ++lane) {
-        const Place place = place_of(warp, from, lane);
-        place.read(16, warp);
-        memcpy(rows[lane], place.at, 16);
-      }
-      for (int i = 0; i < 256; ++i)
-        warp.lanes<uint16_t>(to.at(size_t(i) / 64))[i % 64] =
-            transposes ? rows[i / 64 * 8 + i % 8][i / 8 % 8] : rows[i / 8][i % 8];
-    };
+void load_matrices(Parser& s) {
+  s.in.run = [to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
+    count(warp, from, mask);
+    char rows[warp_threads][16];
+    for (int lane = 0; lane < warp_threads; ++lane) {
+      const Place place = place_of(warp, from, lane);
+      place.read(16, warp);
+      memcpy(rows[lane], place.at, 16);
+    }
+    for (size_t i = 0; i < 4; ++i) memcpy(warp.lanes<char>(to.at(i)), rows[8 * i], slot_bytes);
   };
 }
 
@@ -220,7 +213,6 @@ Binder product(Format format, size_t columns) {
     if (d.size() != columns / 2) throw Trap("fragments of another size");
     for (size_t i = 4; i < s.arguments.size(); ++i)
       if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
-    s.in.convergent = true;
     s.in.writes.clear();  // products in order may share accumulators
     s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3, 0)](Warp& warp, Mask) {
       const uint64_t left_at = *warp.lanes<uint64_t>(a), right_at = *warp.lanes<uint64_t>(b);
@@ -231,7 +223,7 @@ Binder product(Format format, size_t columns) {
       for (uint32_t column = 0; column < columns; column += 8) {
         for (uint32_t i = 0; i < 2; ++i) read_tile(warp, right_at, column, i, format, right[i], operands);
         const Operand* sums = &d[column / 2];
-        add_product(warp, format, *warp.lanes<Mask>(adds) & 1 ? sums : nullptr, left, right, sums);
+        add_product(warp, *warp.lanes<Mask>(adds) & 1 ? sums : nullptr, left, right, sums);
       }
       for (const Operand& o : d) {
         ++warp.accumulating[o.at / slot_bytes];
@@ -274,8 +266,7 @@ void add_arithmetic(Table& t) {
     for (size_t n = 8; n <= 256; n += 8)
       t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = product(format, n);
   }
-  t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
-  t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);
+  t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices;
   t["wgmma.fence.sync"] = action([](Warp& warp, Mask) { warp.unfenced.assign(warp.unfenced.size(), 0); });
   t["wgmma.commit_group.sync"] = action([](Warp& warp, Mask) { warp.products.commit(); });
   t["wgmma.wait_group.sync"] = wait_for(&Warp::products);

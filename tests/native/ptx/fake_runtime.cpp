@@ -4,9 +4,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
-#include <cstring>
-
 #include "machine.h"
 
 namespace py = pybind11;
@@ -18,26 +15,18 @@ void bind_cuda(py::module_& m);
 
 namespace {
 
-struct Device {
+struct Runtime {
   int processors = 0, shared = 0, shared_per_processor = 0;
   std::pair<int, int> capability;
   std::vector<int> clusters;  // processors of each part that a cluster lies in
-};
-
-struct Runtime {
-  Device device;
-  Settings settings;
+  bool traffic = false;  // as of a Launch
+  uint32_t seed = 0;
   GlobalMemory memory;
   // Texts: what ships, which a fat binary brings, and what a test gives; kernels: none until they are asked for.
   std::array<std::pair<std::string, Module>, 2> sources;
   std::map<const void*, std::string> names;
   std::map<std::string, int> allowed_shared;
   std::string error;
-
-  static Runtime& get() {
-    static Runtime* runtime = new Runtime;  // fat binaries register before main and leave after it
-    return *runtime;
-  }
 
   Module& kernels(size_t source) {
     auto& [text, kernels] = sources.at(source);
@@ -52,31 +41,32 @@ struct Runtime {
   }
 
   void launch(Kernel& kernel, Launch launch, const void* const* arguments) {
-    const Settings now = settings;
     launch.parameters.resize(kernel.parameter_bytes);
     for (const auto& [at, size] : kernel.parameters) memcpy(launch.parameters.data() + at, *arguments++, size);
-    settings.seed += settings.seed > 0;
-    run(kernel, launch, memory, now);
+    seed += seed > 0;  // another order in the next
+    run(kernel, launch, memory);
+  }
+
+  int blocks_per_processor(const Kernel& kernel, int threads, size_t bytes) const {
+    constexpr int registers = 65536;
+    const int of_thread = std::min(255, registers / int(kernel.most_threads)) / 8 * 8;
+    const int by_shared = shared_per_processor / (int(bytes) + 1024);
+    return std::min({by_shared, 2048 / threads, registers / std::max(1, of_thread * threads)});
   }
 };
+
+Runtime runtime __attribute__((init_priority(101)));  // before fat binaries register
 
 // A runtime call: a Trap of f is its error.
 template <class F>
 cudaError_t call(const F& f) {
   try {
-    f(Runtime::get());
+    f();
     return cudaSuccess;
   } catch (const Trap& trap) {
-    Runtime::get().error = trap.what();
+    runtime.error = trap.what();
     return cudaErrorUnknown;
   }
-}
-
-int blocks_per_processor(const Kernel& kernel, int threads, size_t shared) {
-  constexpr int registers = 65536;
-  const int of_thread = std::min(255, registers / int(kernel.most_threads)) / 8 * 8;
-  const int by_shared = Runtime::get().device.shared_per_processor / (int(shared) + 1024);
-  return std::min({by_shared, 2048 / threads, registers / std::max(1, of_thread * threads)});
 }
 
 // (blocks of a cluster, whether the launch is cooperative)
@@ -90,20 +80,17 @@ std::pair<unsigned, bool> attributes_of(const cudaLaunchConfig_t& config) {
   return found;
 }
 
-// The PTX in a fat binary, which is not compressed: a header of 16 bytes, that of the text, and the text.
-std::string ptx_of(const char* fat) {
-  uint64_t size;
-  memcpy(&size, fat + 8, sizeof size);
-  const std::string all(fat, 16 + size);
-  return all.c_str() + std::min(all.find(".version"), all.size());
-}
-
 }  // namespace
 
 extern "C" {
 
+// The PTX in a fat binary, which is not compressed; behind two ints: a header of 16 bytes, that of the text, the text.
 void** __cudaRegisterFatBinary(void* wrapper) {
-  Runtime::get().sources[0].first = ptx_of(static_cast<const char**>(wrapper)[1]);  // behind two ints
+  const char* fat = static_cast<const char**>(wrapper)[1];
+  uint64_t size;
+  memcpy(&size, fat + 8, sizeof size);
+  const std::string all(fat, 16 + size);
+  runtime.sources[0].first = all.c_str() + std::min(all.find(".version"), all.size());
   static void* handle;
   return &handle;
 }
@@ -111,16 +98,15 @@ void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterFunction(void**, const char* host, char*, const char* device, int, uint3*, uint3*, dim3*, dim3*,
                             int*) {
-  Runtime::get().names[host] = device;
+  runtime.names[host] = device;
 }
 // <<<>>> is not in use
-unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, void*) { return 1; }
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cudaErrorNotSupported; }
 cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return cudaErrorNotSupported; }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) { return cudaErrorNotSupported; }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
-  return call([&](Runtime& runtime) {
+  return call([&] {
     Kernel& kernel = runtime.find(function);
     const auto [cluster, cooperative] = attributes_of(*config);
     const dim3 grid = config->gridDim, block = config->blockDim;
@@ -128,63 +114,62 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
     if (int(shared) > runtime.allowed_shared.insert({kernel.name, 49152}).first->second)
       throw Trap("more shared memory than was allowed: " + std::to_string(shared));
     const int threads = int(block.x * block.y * block.z);
-    const int resident = blocks_per_processor(kernel, threads, shared) * runtime.device.processors;
+    const int resident = runtime.blocks_per_processor(kernel, threads, shared) * runtime.processors;
     if (cooperative && int(grid.x * grid.y * grid.z) > resident)
       throw Trap(std::to_string(resident) + " blocks of a cooperative launch fit");
-    if (cluster > (runtime.device.capability.first < 9 ? 1 : 8)) throw Trap("a cluster that the device cannot hold");
-    const std::array<uint32_t, 3> blocks = {grid.x, grid.y, grid.z}, threads_of = {block.x, block.y, block.z};
-    runtime.launch(kernel, {blocks, threads_of, shared, cluster, cooperative, {}}, arguments);
+    if (cluster > (runtime.capability.first < 9 ? 1 : 8)) throw Trap("a cluster that the device cannot hold");
+    runtime.launch(kernel, {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, cluster, cooperative,
+                            runtime.traffic, runtime.seed, {}}, arguments);
   });
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-  return call([&](Runtime& runtime) {
+  return call([&] {
     runtime.memory.written(uintptr_t(to), bytes);
     memset(to, value, bytes);
   });
 }
 
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
-  return call([&](Runtime& runtime) {
+  return call([&] {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return;
-    if (value < 0 || value > runtime.device.shared)
+    if (value < 0 || value > runtime.shared)
       throw Trap("more shared memory than the device has: " + std::to_string(value));
     runtime.allowed_shared[runtime.find(function).name] = value;
   });
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
-  const auto [major, minor] = Runtime::get().device.capability;
   *attributes = {};
-  attributes->ptxVersion = 10 * major + minor;
+  attributes->ptxVersion = 10 * runtime.capability.first + runtime.capability.second;
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) { return cudaError_t(*device = 0); }
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  return call([&](Runtime& runtime) {
-    if (attribute == cudaDevAttrMultiProcessorCount) *value = runtime.device.processors;
-    else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = runtime.device.shared;
+  return call([&] {
+    if (attribute == cudaDevAttrMultiProcessorCount) *value = runtime.processors;
+    else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = runtime.shared;
     else throw Trap("a device attribute that is not modelled");
   });
 }
 
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, const cudaLaunchConfig_t* config) {
-  return call([&](Runtime& runtime) {
-    if (runtime.device.capability.first < 9) throw Trap("clusters on a device that has none");
-    const int blocks = blocks_per_processor(runtime.find(function), int(config->blockDim.x), config->dynamicSmemBytes);
+  return call([&] {
+    if (runtime.capability.first < 9) throw Trap("clusters on a device that has none");
+    const Kernel& kernel = runtime.find(function);
+    const int blocks = runtime.blocks_per_processor(kernel, int(config->blockDim.x), config->dynamicSmemBytes);
     *count = 0;
-    for (int processors : runtime.device.clusters) *count += processors * blocks / int(attributes_of(*config).first);
+    for (int processors : runtime.clusters) *count += processors * blocks / int(attributes_of(*config).first);
   });
 }
 
-const char* cudaGetErrorString(cudaError_t) { return Runtime::get().error.c_str(); }
+const char* cudaGetErrorString(cudaError_t) { return runtime.error.c_str(); }
 cudaError_t cudaGetLastError() { return cudaSuccess; }  // every call reports its own
 }
 
 PYBIND11_MODULE(ELMO_FAST_PTX, m) {
-  static Runtime& runtime = Runtime::get();
   py::register_local_exception<Trap>(m, "Trap", PyExc_RuntimeError);
   m.def("replace", [](size_t source, const std::string& text) { runtime.sources.at(source) = {text, {}}; });
   m.def("source", [](size_t source) { return runtime.sources.at(source).first; });
@@ -195,7 +180,7 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     if (arguments.size() != kernel.parameters.size()) throw Trap("another number of arguments than of parameters");
     std::vector<const void*> places;
     for (const uint64_t& argument : arguments) places.push_back(&argument);
-    runtime.launch(kernel, {grid, block, shared, cluster, false, {}}, places.data());
+    runtime.launch(kernel, {grid, block, shared, cluster, false, runtime.traffic, runtime.seed, {}}, places.data());
   });
   m.def("executed", [](size_t source) {  // of each instruction: kernel, line, mnemonic, text, and its counts
     py::list result;
@@ -213,14 +198,15 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   });
   m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
                          const std::vector<int>& clusters) {
-    runtime.device = {processors, shared, shared_per_processor, capability, clusters};
+    runtime.processors = processors, runtime.shared = shared, runtime.shared_per_processor = shared_per_processor;
+    runtime.capability = capability, runtime.clusters = clusters;
   });
   m.def(
-      "set", [](bool checks, bool traffic, uint32_t seed) { runtime.settings = {checks, traffic, seed}; },
-      py::arg("checks") = true, py::arg("traffic") = false, py::arg("seed") = 0);
+      "set", [](bool traffic, uint32_t seed) { runtime.traffic = traffic, runtime.seed = seed; },
+      py::arg("traffic") = false, py::arg("seed") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
     runtime.memory.add(begin, bytes, name, written);
   });
-  m.def("forget_memory", [] { runtime.memory.clear(); });
+  m.def("forget_memory", [] { runtime.memory.regions.clear(); });
   elmo_fast::bind_cuda(m);
 }

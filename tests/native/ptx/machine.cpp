@@ -26,51 +26,45 @@ void check_registers(Warp& warp, const Instruction& in) {
 
 uint32_t product(const std::array<uint32_t, 3>& of) { return of[0] * of[1] * of[2]; }
 
-void run(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings) {
+void run(Kernel& kernel, const Launch& launch, GlobalMemory& global) {
   const uint32_t threads = product(launch.block), blocks = product(launch.grid);
   if (!threads || threads > kernel.most_threads || !blocks || launch.grid[0] % launch.cluster)
     throw Trap(kernel.name + ": an empty, too large or uneven launch");
   std::vector<uint32_t> first;
   for (uint32_t i = 0; i < blocks; i += launch.together ? blocks : launch.cluster) first.push_back(i);
-  if (settings.seed) std::shuffle(first.begin(), first.end(), std::mt19937(settings.seed));
-  for (uint32_t i : first) Machine(kernel, launch, global, settings, i).run();
+  if (launch.seed) std::shuffle(first.begin(), first.end(), std::mt19937(launch.seed));
+  for (uint32_t i : first) Machine(kernel, launch, global, i).run();
 }
 
-Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, const Settings& s, uint32_t first_block)
-    : kernel(k), launch(l), settings(s), global(g), base(newest), random(s.seed + first_block) {
-  const uint32_t count = launch.together ? product(launch.grid) : launch.cluster, threads = product(launch.block);
-  const uint32_t per_block = (threads + warp_threads - 1) / warp_threads, slots = kernel.register_bytes / slot_bytes;
-  blocks.resize(count);
-  warps.resize(count * per_block);
+Machine::Machine(Kernel& k, const Launch& l, GlobalMemory& g, uint32_t first_block)
+    : kernel(k), launch(l), global(g), base(newest), random(l.seed + first_block) {
+  const uint32_t threads = product(launch.block), per_block = (threads + warp_threads - 1) / warp_threads;
+  const uint32_t slots = kernel.register_bytes / slot_bytes, width = launch.block[0], *grid = launch.grid.data();
+  blocks.resize(launch.together ? product(launch.grid) : launch.cluster);
+  warps.resize(blocks.size() * per_block);
   registers.resize(warps.size() * slots);
-  for (uint32_t i = 0; i < count; ++i) {
-    Block& block = blocks[i];
-    block.leader = &block - i % launch.cluster;
+  for (Block& block : blocks) {
+    const uint32_t number = uint32_t(&block - blocks.data()), at = first_block + number, y = at / grid[0];
+    block.index = at, block.rank = number % launch.cluster, block.leader = &block - block.rank;
     block.leader->cluster_alive += per_block;
-    block.index = first_block + i, block.rank = i % launch.cluster;
-    block.first = i * per_block, block.alive = per_block;
+    block.first = number * per_block, block.alive = per_block;
     block.shared.assign(launch.shared, char(0xff));  // NaN
-    if (settings.checks) block.shadow.resize((launch.shared + 3) / 4);
-    for (uint32_t n = 0; n < per_block; ++n) start(warps[block.first + n], block, n);
-  }
-}
-
-void Machine::start(Warp& warp, Block& block, uint32_t number) {
-  warp.machine = this;
-  warp.block = &block;
-  warp.index = block.first + number, warp.number = number;
-  const uint32_t slots = kernel.register_bytes / slot_bytes;
-  warp.banks[Operand::registers] = registers[warp.index * slots].bytes;
-  warp.banks[Operand::constants] = kernel.constants.data();
-  warp.accumulating.resize(slots);
-  warp.unfenced.resize(slots, 1);
-  if (settings.checks) warp.clocks.assign(warps.size(), base), ++warp.clocks[warp.index];
-  const uint32_t begin = number * warp_threads, left = product(launch.block) - begin;
-  const uint32_t width = launch.block[0], *g = launch.grid.data(), q = block.index;
-  warp.active = warp.alive = all_threads >> (warp_threads - std::min<uint32_t>(warp_threads, left));
-  for (uint32_t t = begin; t < begin + warp_threads; ++t) {
-    const uint32_t values[specials] = {t % width, width, q % g[0], q / g[0] % g[1], q / g[0] / g[1], block.rank};
-    for (uint32_t i = 0; i < specials; ++i) warp.lanes<uint32_t>(special(i))[t - begin] = values[i];
+    block.shadow.resize((launch.shared + 3) / 4);
+    for (uint32_t i = 0; i < per_block; ++i) {
+      Warp& warp = warps[block.first + i];
+      warp.machine = this, warp.block = &block, warp.index = block.first + i, warp.number = i;
+      warp.banks[Operand::registers] = registers[warp.index * slots].bytes;
+      warp.banks[Operand::constants] = kernel.constants.data();
+      warp.accumulating.resize(slots);
+      warp.unfenced.resize(slots, 1);
+      warp.clocks.assign(warps.size(), base), ++warp.clocks[warp.index];
+      const uint32_t begin = i * warp_threads;
+      warp.active = warp.alive = all_threads >> (warp_threads - std::min<uint32_t>(warp_threads, threads - begin));
+      for (uint32_t t = begin; t < begin + warp_threads; ++t) {
+        const uint32_t values[] = {t % width, width, at % grid[0], y % grid[1], y / grid[1], block.rank};
+        for (uint32_t j = 0; j < std::size(values); ++j) warp.lanes<uint32_t>(special(j))[t - begin] = values[j];
+      }
+    }
   }
 }
 
@@ -78,11 +72,11 @@ void Machine::run() {
   std::vector<Warp*> left;
   for (Warp& warp : warps) left.push_back(&warp);
   for (uint64_t idle = 0; !left.empty();) {
-    if (settings.seed) std::shuffle(left.begin(), left.end(), random);
+    if (launch.seed) std::shuffle(left.begin(), left.end(), random);
     bool further = false, some_ready = false;
     for (Warp* warp : left)
       if (warp->state == Warp::ready)
-        further |= turn(*warp, settings.seed ? 1 + random() % turn_instructions : turn_instructions);
+        further |= turn(*warp, launch.seed ? 1 + random() % turn_instructions : turn_instructions);
     left.erase(std::remove_if(left.begin(), left.end(), [](Warp* w) { return w->state == Warp::done; }), left.end());
     for (const Warp* warp : left) some_ready |= warp->state == Warp::ready;
     idle = further ? 0 : idle + 1;
@@ -92,7 +86,7 @@ void Machine::run() {
     for (size_t i = 0; i < std::min<size_t>(left.size(), 4); ++i) who += "; " + where(*left[i]);
     throw Trap(who);
   }
-  for (const Warp& warp : warps) newest = std::max(newest, warp.clock());
+  for (const Warp& warp : warps) newest = std::max(newest, warp.clocks[warp.index]);
 }
 
 bool Machine::turn(Warp& warp, uint64_t instructions) try {
@@ -139,7 +133,7 @@ std::string Machine::where(const Warp& warp) const {
 // A warp's clock moves on, so that what it does from here on is no part of what `to` has.
 void Warp::publish(Clocks& to) {
   join(to, clocks);
-  if (!clocks.empty()) ++clocks[index];
+  ++clocks[index];
 }
 
 uint32_t Barrier::arrive(Warp& warp, uint32_t alive) {
@@ -168,15 +162,13 @@ void Barrier::complete(uint32_t alive) {
   }
 }
 
-namespace {
-
-void branch(Warp& warp, Mask mask) {
+static void branch(Warp& warp, Mask mask) {
   warp.others[warp.current->target] |= mask;
   warp.active &= ~mask;
   warp.machine->next(warp);
 }
 
-void leave(Warp& warp, Mask mask) {
+static void leave(Warp& warp, Mask mask) {
   warp.alive &= ~mask;
   warp.active &= ~mask;
   if (!warp.active) warp.machine->next(warp);
@@ -199,9 +191,8 @@ void leave(Warp& warp, Mask mask) {
 }
 
 // bar.sync: "0" or "1, 64", the second the threads that it is for.
-void bind_barrier(Parser& s) {
+static void bind_barrier(Parser& s) {
   const bool counted = s.arguments.size() > 1;
-  s.in.convergent = true;
   s.in.run = [=, which = s.read(0), count = s.read(counted)](Warp& warp, Mask) {
     const uint32_t id = *warp.lanes<uint32_t>(which), threads = counted ? *warp.lanes<uint32_t>(count) : 0;
     if (id >= 16 || threads % warp_threads)
@@ -214,24 +205,23 @@ void bind_barrier(Parser& s) {
   };
 }
 
-void arrive_at_cluster(Warp& warp, Mask) {
+static void arrive_at_cluster(Warp& warp, Mask) {
   Block& leader = *warp.block->leader;
   if (warp.cluster_round >= 0) throw Trap("a second arrival at the barrier of the cluster without a wait");
   warp.cluster_round = leader.cluster_barrier.arrive(warp, leader.cluster_alive);
 }
 
-void wait_for_cluster(Warp& warp, Mask) {
+static void wait_for_cluster(Warp& warp, Mask) {
   if (warp.cluster_round < 0) throw Trap("a wait at the barrier of the cluster without an arrival");
   warp.block->leader->cluster_barrier.wait(warp, uint32_t(std::exchange(warp.cluster_round, -1)));
 }
 
 // "d, a, b, 31, -1" or "d, a, -1": d = f(values of a, the thread, its b).
 template <class F>
-Binder exchange(F f) {
+static Binder exchange(F f) {
   return [f](Parser& s) {
     const bool shuffles = s.arguments.size() == 5;
     if (shuffles && s.number(3) != 31) throw Trap("a shuffle within segments");
-    s.in.convergent = true;
     s.in.run = [=, d = s.write(0), a = s.read(1), b = s.read(shuffles ? 2 : 1), members = s.read(shuffles ? 4 : 2)](
                    Warp& warp, Mask mask) {
       if (mask != all_threads || *warp.lanes<Mask>(members) != all_threads)
@@ -243,8 +233,6 @@ Binder exchange(F f) {
     };
   };
 }
-
-}  // namespace
 
 void add_control(Table& t) {
   t["bra"] = [](Parser& s) { s.in.label = s.argument(0), s.in.run = branch; };

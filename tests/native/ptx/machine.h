@@ -1,23 +1,133 @@
-// The machine: memory, the warps, blocks and clusters that access it, and registers as C++ values.
+// Kernels, as instructions that are bound to places in a warp's registers, and the machine that runs them: memory, the
+// warps, blocks and clusters that access it, and registers as C++ values.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
+#include <map>
+#include <memory>
 #include <random>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
-
-#include "program.h"
+#include <vector>
 
 namespace ptx {
 
 struct Block;
 struct Machine;
+struct Warp;
+using Mask = uint32_t;  // a bit for each thread of a warp
+constexpr int warp_threads = 32;
+constexpr Mask all_threads = ~Mask(0);
+constexpr uint32_t slot_bytes = 4 * warp_threads;
+
+// What a program does that the hardware leaves undefined or refuses.
+struct Trap : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A slot of `width` 4 or 8 bytes for each thread (a value of 8 or 16 bits takes 4); width 0: a predicate, one Mask.
+struct Operand {
+  enum Bank : uint8_t { registers, constants, none } bank = none;
+  uint8_t width = 0;
+  uint32_t at = 0;  // a byte offset
+};
+
+enum class Space : uint8_t { param, global, shared, cluster, none };
+
+// What each thread of a load or store accesses.
+struct Address {
+  Operand base;
+  int64_t offset = 0;
+  Space space = Space::shared;
+  size_t bytes = 0;
+};
+
+// What the executions of one instruction came to.
+struct Counts {
+  uint64_t executed = 0, threads = 0, bytes = 0;
+  uint64_t sectors = 0;                // of 32 bytes, of global memory
+  uint64_t wavefronts = 0, ideal = 0;  // of shared memory; `ideal` without bank conflicts
+};
+
+struct Instruction {
+  std::function<void(Warp&, Mask)> run;  // for the threads of a mask that is not empty
+  Operand guard;                         // a predicate; the instruction runs where it differs from `skips`
+  Mask skips = 0;
+  bool convergent = false;  // runs once all threads are here that have not left
+  uint32_t target = 0;      // of a branch to `label`
+  Counts counts;
+  std::vector<uint32_t> reads, writes;  // registers
+  int line = 0;
+  std::string mnemonic, text, label;
+};
+
+struct Kernel {
+  std::string name;
+  std::vector<Instruction> code;
+  std::vector<std::pair<uint32_t, uint32_t>> parameters;  // offsets and sizes
+  std::vector<char> constants;
+  uint32_t parameter_bytes = 0, register_bytes = 0, most_threads = 1024;
+  bool has_wgmma = false;
+};
+
+// Registers that every kernel begins with: %globaltimer, which takes two slots, then the others of these.
+constexpr const char* special_registers[] = {
+    ".reg .b64 %globaltimer", ".reg .b32 %tid.x, %ntid.x, %ctaid.x, %ctaid.y, %ctaid.z, %cluster_ctarank"};
+constexpr Operand timer = {Operand::registers, 8, 0};
+constexpr Operand special(uint32_t i) { return {Operand::registers, 4, (2 + i) * slot_bytes}; }
+
+int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
+uint64_t parse_number(const std::string& text);
+
+using Module = std::vector<std::shared_ptr<Kernel>>;
+
+class Parser {
+ public:
+  Module parse(const std::string& text);
+
+  // For binders, of the statement at hand. `width`: 4 or 8 bytes, 0: a predicate, -1: as it comes.
+  Operand read(size_t i, int width = 4) { return operand(argument(i), width, false); }
+  Operand write(size_t i, int width = 4) { return operand(argument(i), width, true); }
+  std::vector<Operand> vector(size_t i, int width, bool written);
+  Address address(size_t i, Space space, size_t bytes);
+  uint64_t number(size_t i) { return parse_number(argument(i)); }
+  const std::string& argument(size_t i);
+  std::vector<std::string> words, arguments;  // words: of the mnemonic
+  Instruction in;
+
+ private:
+  void statement(std::string text);
+  void begin_kernel(const std::string& header);
+  void end_kernel();
+  void declare(const std::string& text);
+  void instruction(const std::string& text);
+  Operand operand(const std::string& name, int width, bool written);
+
+  Module kernels_;
+  Kernel* kernel_ = nullptr;  // the last
+  int line_ = 1;
+  size_t used_ = 0;           // arguments of the statement
+  std::map<std::string, Operand> names_;     // of registers, and of constants with their width
+  std::map<std::string, uint64_t> symbols_;  // parameters, shared memory, labels
+};
+
+// Sets what an instruction does from its words and operands.
+using Binder = std::function<void(Parser&)>;
+// By mnemonic, less the words without meaning here; or by opcode, and the binder reads the other words.
+using Table = std::map<std::string, Binder>;
+void add_arithmetic(Table& table);
+void add_access(Table& table);
+void add_control(Table& table);
 
 // Memory as the checks see it. A shadow remembers of every 4 bytes which of them were ever written, who wrote them last
 // and who has read them since; vector clocks say which of these accesses the synchronisation has put in order.
@@ -54,20 +164,16 @@ struct Place {
 };
 
 // Global memory is the host's. Where nothing is registered, any address is taken as valid.
-class GlobalMemory {
- public:
-  void add(uintptr_t begin, size_t bytes, const std::string& name, bool written);
-  void clear() { regions_.clear(), last_ = nullptr; }
-  Place find(uintptr_t begin, size_t bytes, bool checks);  // throws if no region has all of it
-  void written(uintptr_t begin, size_t bytes);             // by the host
-
- private:
+struct GlobalMemory {
   struct Region {
     uintptr_t begin, end;
     std::unique_ptr<Shadow> shadow;
   };
-  std::map<uintptr_t, Region> regions_;
-  Region* last_ = nullptr;
+  std::deque<Region> regions;  // the last registered first
+
+  void add(uintptr_t begin, size_t bytes, const std::string& name, bool written);
+  Place find(uintptr_t begin, size_t bytes) const;  // throws if no region has all of it
+  void written(uintptr_t begin, size_t bytes);      // by the host
 };
 
 // Copies or products under way, by groups: what completes them.
@@ -106,7 +212,6 @@ struct Warp {
   T* lanes(const Operand& o) const {
     return reinterpret_cast<T*>(banks[o.bank] + o.at);
   }
-  Clock clock() const { return clocks.empty() ? 0 : clocks[index]; }
   void publish(Clocks& to);  // what comes after is no part of it
 };
 
@@ -133,20 +238,16 @@ struct Block {
 
 struct Launch {
   std::array<uint32_t, 3> grid, block;
-  uint32_t shared = 0, cluster = 1;
-  bool together = false;  // cooperative
+  uint32_t shared, cluster;
+  bool together;  // cooperative
+  bool traffic;   // sectors and bank conflicts are counted
+  uint32_t seed;  // of the order in which warps run; 0: by turns
   std::vector<char> parameters;
-};
-
-struct Settings {
-  bool checks = true;    // of order: races, copies and products that are not complete; bounds are always checked
-  bool traffic = false;  // sectors and bank conflicts are counted
-  uint32_t seed = 0;     // of the order in which warps run; 0: by turns
 };
 
 // The blocks that run together: a cluster, or all of a cooperative launch.
 struct Machine {
-  Machine(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings, uint32_t first_block);
+  Machine(Kernel& kernel, const Launch& launch, GlobalMemory& global, uint32_t first_block);
   void run();
 
   void next(Warp& warp);  // chooses the threads that run
@@ -157,7 +258,6 @@ struct Machine {
 
   Kernel& kernel;
   const Launch& launch;
-  const Settings settings;
   GlobalMemory& global;
   const Clock base;         // of everything before
   std::vector<Warp> warps;  // by blocks
@@ -165,7 +265,6 @@ struct Machine {
   std::unordered_map<const char*, Clocks> released;  // by address
 
  private:
-  void start(Warp& warp, Block& block, uint32_t number);
   bool turn(Warp& warp, uint64_t instructions);  // whether it came further
   std::string where(const Warp& warp) const;
 
@@ -173,28 +272,12 @@ struct Machine {
   uint64_t nanoseconds = 0;
 };
 
-void run(Kernel& kernel, const Launch& launch, GlobalMemory& global, const Settings& settings);
+void run(Kernel& kernel, const Launch& launch, GlobalMemory& global);
 
 Place place_of(Warp& warp, const Address& a, int lane);
 void count(Warp& warp, const Address& a, Mask mask);
 
 // Operands as C++ values, thread by thread.
-
-template <class To, class From>
-inline To bits(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  memcpy(&to, &from, sizeof to);
-  return to;
-}
-
-inline float from_half(uint16_t pattern) { return float(bits<_Float16>(pattern)); }
-inline uint16_t to_half(float value) { return bits<uint16_t>(_Float16(value)); }
-inline float from_bfloat(uint16_t pattern) { return bits<float>(uint32_t(pattern) << 16); }
-inline uint16_t to_bfloat(float value) {
-  const uint32_t b = bits<uint32_t>(value);
-  return std::isnan(value) ? 0x7fff : uint16_t((b + 0x7fff + (b >> 16 & 1)) >> 16);
-}
 
 template <class T>
 constexpr int width_of = std::is_same_v<T, bool> ? 0 : std::max<int>(4, sizeof(T));

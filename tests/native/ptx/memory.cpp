@@ -59,8 +59,8 @@ void Place::read(size_t bytes, const Warp& warp, Use use) const {
       throw Trap("wgmma reads what was written with no fence.proxy.async since");
     word.operands = uint16_t(word.operands + (use == Use::starts) - (use == Use::ends));
     word.seen |= mine;
-    if (word.read.warp != warp.index || word.read.clock != warp.clock())
-      add_reader(word, {warp.index, warp.clock()}, warp);
+    if (word.read.warp != warp.index || word.read.clock != warp.clocks[warp.index])
+      add_reader(word, {warp.index, warp.clocks[warp.index]}, warp);
   });
 }
 
@@ -73,33 +73,29 @@ void Place::write(size_t bytes, const Warp& warp, Use use) const {
     if (word.operands) throw Trap("writing an operand of a wgmma that is not complete");
     if (word.seen & mine) end_reads(word, warp);
     word.last = mine;
-    word.written = {warp.index, warp.clock()};
+    word.written = {warp.index, warp.clocks[warp.index]};
     word.copies = use == Use::starts;
   });
 }
 
 void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, bool written) {
-  const auto after = regions_.upper_bound(begin);
-  if (after != regions_.begin() && std::prev(after)->second.end > begin && std::prev(after)->first != begin)
-    throw Trap("memory " + name + " overlaps what is registered");
-  regions_[begin] = {begin, begin + bytes, written ? nullptr : std::make_unique<Shadow>((bytes + 3) / 4)};
-  last_ = nullptr;
+  for (const Region& other : regions)
+    if (begin != other.begin && begin < other.end && other.begin < begin + bytes)
+      throw Trap("memory " + name + " overlaps what is registered");
+  auto shadow = written ? nullptr : std::make_unique<Shadow>((bytes + 3) / 4);
+  regions.push_front({begin, begin + bytes, std::move(shadow)});
 }
 
-Place GlobalMemory::find(uintptr_t begin, size_t bytes, bool checks) {
+Place GlobalMemory::find(uintptr_t begin, size_t bytes) const {
   char* at = reinterpret_cast<char*>(begin);
-  if (regions_.empty()) return {at};
-  if (!last_ || begin < last_->begin || begin + bytes > last_->end) {
-    const auto after = regions_.upper_bound(begin);
-    if (after == regions_.begin() || begin + bytes > std::prev(after)->second.end)
-      throw Trap("global address " + std::to_string(begin) + " out of bounds, " + std::to_string(bytes) + " bytes");
-    last_ = &std::prev(after)->second;
-  }
-  return {at, checks ? last_->shadow.get() : nullptr, begin - last_->begin};
+  if (regions.empty()) return {at};
+  for (const Region& region : regions)
+    if (begin >= region.begin && begin + bytes <= region.end) return {at, region.shadow.get(), begin - region.begin};
+  throw Trap("global address " + std::to_string(begin) + " out of bounds, " + std::to_string(bytes) + " bytes");
 }
 
 void GlobalMemory::written(uintptr_t begin, size_t bytes) {
-  if (bytes) for_words(find(begin, bytes, true), bytes, [](Word& word, uint8_t mine) { word.defined |= mine; });
+  if (bytes) for_words(find(begin, bytes), bytes, [](Word& word, uint8_t mine) { word.defined |= mine; });
 }
 
 static constexpr const char* space_names[] = {"param", "global", "shared", "shared::cluster"};  // by Space
@@ -110,10 +106,9 @@ static Block& visited(Warp& warp, uint32_t rank) {
   Block& block = warp.block->leader[rank];
   if (&block == warp.block) return block;
   if (!block.alive) throw Trap("the shared memory of a block that has left");
-  const bool checks = warp.machine->settings.checks && !block.leader->cluster_barrier.rounds;
-  if (checks && warp.clocks[block.first] <= warp.machine->base)
+  if (!block.leader->cluster_barrier.rounds && warp.clocks[block.first] <= warp.machine->base)
     throw Trap("the shared memory of a block that may not have started");
-  block.visitors[warp.index] = warp.clock();
+  block.visitors[warp.index] = warp.clocks[warp.index];
   return block;
 }
 
@@ -122,7 +117,7 @@ Place Machine::place(Warp& warp, Space space, uint64_t address, size_t bytes) {
     return Trap(before + space_names[int(space)] + " address " + std::to_string(address) + after);
   };
   if (address % bytes) throw refused("misaligned ", " for " + std::to_string(bytes) + " bytes");
-  if (space == Space::global) return global.find(address, bytes, settings.checks);
+  if (space == Space::global) return global.find(address, bytes);
   if (space == Space::param) {
     if (address + bytes > kernel.parameter_bytes) throw refused("", " out of bounds");
     return {const_cast<char*>(launch.parameters.data()) + address};
@@ -131,7 +126,7 @@ Place Machine::place(Warp& warp, Space space, uint64_t address, size_t bytes) {
   if (rank && space == Space::shared) throw Trap("an address of the cluster in an instruction for the own block");
   Block& block = rank ? visited(warp, rank - 1) : *warp.block;
   if (at + bytes > block.shared.size()) throw refused("", " out of bounds");
-  return {block.shared.data() + at, settings.checks ? &block.shadow : nullptr, at};
+  return {block.shared.data() + at, &block.shadow, at};
 }
 
 static uint64_t address_of(const Warp& warp, const Address& a, int lane) {
@@ -146,7 +141,7 @@ Place place_of(Warp& warp, const Address& a, int lane) {
 void count(Warp& warp, const Address& a, Mask mask) {
   Counts& counts = warp.current->counts;
   counts.bytes += unsigned(__builtin_popcount(mask)) * a.bytes;
-  if (!warp.machine->settings.traffic || a.space == Space::param) return;
+  if (!warp.machine->launch.traffic || a.space == Space::param) return;
   const bool in_sectors = a.space == Space::global;
   const int together = in_sectors || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
   for (int from = 0; from < warp_threads; from += together) {
@@ -164,10 +159,8 @@ void count(Warp& warp, const Address& a, Mask mask) {
   }
 }
 
-namespace {
-
 // A warp that finds what it found before lets others run.
-void poll(Warp& warp, uint64_t value) {
+static void poll(Warp& warp, uint64_t value) {
   const auto [found, fresh] = warp.polled.insert({warp.pc, value});
   if (!fresh) warp.spins = found->second == value;
   warp.yields |= warp.spins;
@@ -175,41 +168,38 @@ void poll(Warp& warp, uint64_t value) {
 }
 
 struct Access : Address {
-  bool atomic = false, acquires = false, releases = false;
+  bool atomic, acquires, releases;
   std::vector<Operand> data;
 };
 
 // "ld.acquire.gpu.global.v2.u32"; `data`, `address`: which operands these are.
-Access access(Parser& s, size_t data, size_t address) {
-  static const std::set<std::string> scopes_and_hints = {"cluster", "gpu", "nc", "cg", "L1::no_allocate", "add"};
-  Access result;
-  size_t count = 1, has_space = 0;
-  for (size_t i = 1; i + 1 < s.words.size(); ++i) {
-    const std::string& word = s.words[i] == "shared::cta" ? "shared" : s.words[i];
-    const auto space = std::find(std::begin(space_names), std::end(space_names), word);
-    if (space != std::end(space_names)) result.space = Space(space - space_names), has_space = 1;
-    else if (word == "acquire") result.atomic = result.acquires = true;
-    else if (word == "release") result.atomic = result.releases = true;
-    else if (word == "relaxed") result.atomic = true;
-    else if (word == "v2" || word == "v4") count = size_t(word[1] - '0');
-    else if (!scopes_and_hints.count(word)) throw Trap("unknown modifier ." + word);
-  }
-  if (!has_space || !size_of(s.words.back())) throw Trap("an access without a space or a size");
-  static_cast<Address&>(result) = s.address(address, result.space, size_t(size_of(s.words.back())) * count);
-  result.data = s.vector(data, -1, s.words[0] == "ld");
+static Access access(Parser& s, size_t data, size_t address) {
+  std::set<std::string> words(s.words.begin(), s.words.end() - 1);
+  Space space = words.erase("shared::cta") ? Space::shared : Space::none;
+  for (size_t i = 0; i < std::size(space_names); ++i)
+    if (words.erase(space_names[i])) space = Space(i);
+  const bool acquires = words.erase("acquire"), releases = words.erase("release");
+  const bool atomic = words.erase("relaxed") || acquires || releases;
+  const size_t count = words.erase("v4") ? 4 : words.erase("v2") ? 2 : 1, bytes = size_t(size_of(s.words.back()));
+  for (const char* known : {"ld", "st", "red", "add", "cluster", "gpu", "nc", "cg", "L1::no_allocate"})
+    words.erase(known);
+  if (!words.empty()) throw Trap("unknown modifier ." + *words.begin());
+  if (space == Space::none || !bytes) throw Trap("an access without a space or a size");
+  Access result = {s.address(address, space, bytes * count), atomic, acquires, releases,
+                   s.vector(data, -1, s.words[0] == "ld")};
   if (result.data.size() != count) throw Trap("a vector of another length than the instruction");
   return result;
 }
 
 // Of the bytes of a type at a place: s32 keeps its sign, since wider registers take loads of it.
-uint64_t value_at(const char* at, size_t bytes, bool has_sign) {
+static uint64_t value_at(const char* at, size_t bytes, bool has_sign) {
   uint64_t value = 0;  // little-endian, as the device
   memcpy(&value, at, bytes);
   return has_sign ? uint64_t(int64_t(int32_t(value))) : value;
 }
 
 // An acquiring load takes over what was released where it reads.
-void bind_load(Parser& s) {
+static void bind_load(Parser& s) {
   s.in.run = [from = access(s, 0, 1), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
     const auto& released = warp.machine->released;
     const size_t each = from.bytes / from.data.size();
@@ -229,7 +219,7 @@ void bind_load(Parser& s) {
 }
 
 // st, and red.add, which is a store of a sum and passes on what was released there before
-void bind_store(Parser& s) {
+static void bind_store(Parser& s) {
   s.in.run = [to = access(s, 1, 0), adds = s.words[0] == "red"](Warp& warp, Mask mask) {
     const size_t each = to.bytes / to.data.size();
     count(warp, to, mask);
@@ -251,7 +241,7 @@ void bind_store(Parser& s) {
 }
 
 // cp.async "[to], [from], 16, given": zeros follow the bytes that are given. It is done when it is waited for.
-void bind_copy(Parser& s) {
+static void bind_copy(Parser& s) {
   const size_t bytes = s.number(2);
   const Address to = s.address(0, Space::shared, bytes), from = s.address(1, Space::global, bytes);
   s.in.run = [=, given = s.read(3)](Warp& warp, Mask mask) {
@@ -271,7 +261,7 @@ void bind_copy(Parser& s) {
 }
 
 // mov "{low, high}, whole" and "whole, {low, high}"
-void bind_parts(Parser& s) {
+static void bind_parts(Parser& s) {
   const int width = size_of(s.words.back()), bits = 4 * width;
   const bool joins = s.arguments.at(1)[0] == '{';
   const std::vector<Operand> parts = s.vector(joins, -1, !joins);
@@ -285,8 +275,6 @@ void bind_parts(Parser& s) {
     });
   };
 }
-
-}  // namespace
 
 void add_access(Table& t) {
   t["ld"] = bind_load;

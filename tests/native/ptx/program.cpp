@@ -1,10 +1,9 @@
-#include "program.h"
-
-#include <algorithm>
-#include <cstring>
+// PTX text, and the kernels it becomes.
 #include <regex>
 #include <set>
 #include <sstream>
+
+#include "machine.h"
 
 namespace ptx {
 namespace {
@@ -50,69 +49,66 @@ int size_of(const std::string& type) {
 }
 
 Module Parser::parse(const std::string& text) {
+  std::istringstream rows(text);
   std::string before;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (!text.compare(i, 2, "//")) i = std::min(text.find('\n', i), text.size() - 1);
-    const char c = text[i];
-    line_ += c == '\n';
-    if (strchr("\n{}:;", c) && statement(before, c)) before.clear();
-    else if (!isspace(c)) before += c;
-    else if (!before.empty()) before += ' ';
+  for (std::string row; std::getline(rows, row); ++line_) {
+    if (row.find(".loc\t") < 2) continue;  // lines of the source
+    for (char c : row.substr(0, row.find("//")) + ' ')
+      if (c == ';') statement(std::exchange(before, {}));
+      else before += isspace(c) ? ' ' : c;
   }
-  if (kernels_.empty()) throw Trap("no kernel in the PTX");
+  if (!kernel_) throw Trap("no kernel in the PTX");
+  end_kernel();
   return std::move(kernels_);
 }
 
-// Carries out the statement that `end` ends; false if this is no end.
-bool Parser::statement(const std::string& text, char end) try {
-  if (end == '\n') return !text.rfind(".loc", 0);
-  if (end == ';' && text.find(".shared ") != std::string::npos) {
+// Carries out what ends at a semicolon. Before it may stand what has no such end: a kernel's header, braces, labels.
+void Parser::statement(std::string text) try {
+  const size_t entry = text.find(".entry"), body = text.find('{', entry);
+  if (entry != std::string::npos) {
+    if (kernel_) end_kernel();
+    begin_kernel(text.substr(entry, body - entry));
+    text.erase(0, body);
+  }
+  for (size_t end;; text.erase(0, end + 1)) {
+    text.erase(0, text.find_first_not_of(" {}"));
+    end = text.find_first_of(" .:");
+    if (end == std::string::npos || text[end] != ':') break;
+    symbols_[text.substr(0, end)] = kernel_->code.size();
+  }
+  if (text.find(".shared ") != std::string::npos) {
     const size_t name = text.rfind(' ') + 1, end_of_name = text.rfind("[]");
     if (end_of_name == std::string::npos) throw Trap("shared memory whose size a launch does not give");
     symbols_[text.substr(name, end_of_name - name)] = 0;
-  } else if (!depth_) {
-    if (end != '{' || text.find(".entry") == std::string::npos) return end != ':';
-    begin_kernel(text);
-  } else if (end == ':') {
-    if (text.find_first_of(" .") != std::string::npos) return false;  // "shared::cta"
-    symbols_[text] = kernel_->code.size();
-  } else if (end != ';') {
-    if (!text.empty()) return false;  // braces of an operand
-    depth_ += end == '{' ? 1 : -1;
-    if (!depth_) end_kernel();
   } else if (!text.rfind(".reg", 0)) {
-    declare(split(text, " ,"));
-  } else if (!text.empty() && text.rfind(".pragma", 0)) {
+    declare(text);
+  } else if (kernel_ && !text.empty() && text.rfind(".pragma", 0)) {
     instruction(text);
   }
-  return true;
 } catch (const Trap& trap) {
   throw Trap("line " + std::to_string(line_) + ": " + trap.what() + ": " + text.substr(0, 160));
 }
 
-// ".visible .entry name(.param .align 8 .b8 a[64], .param .u64 .ptr .global .align 1 b) .maxntid 256, 1, 1"
+// ".entry name(.param .align 8 .b8 a[64], .param .u64 .ptr .global .align 1 b) .maxntid 256, 1, 1"
 void Parser::begin_kernel(const std::string& header) {
-  static const std::regex form(R"(\.entry ([\w$]+)\((.*)\)(?:.*ntid ([\d, ]+))?)");
+  static const std::regex form(R"(\.entry ([\w$]+)\((.*)\)(?:.*ntid (\d+))?)");
   static const std::regex parameter(R"((?:\.align (\d+) +)?\.[busf](\d+) (?:.* )?([\w$]+)(?:\[(\d+)\])?)");
   std::smatch m, p;
   if (!std::regex_search(header, m, form)) throw Trap("an unknown kind of kernel");
   kernels_.push_back(std::make_shared<Kernel>());
   kernel_ = kernels_.back().get();
   kernel_->name = m[1];
-  depth_ = 1;
+  if (m[3].matched) kernel_->most_threads = uint32_t(std::stoi(m[3]));
   for (const std::string& part : split(m[2], ",")) {
     if (!std::regex_search(part, p, parameter)) throw Trap("an unknown kind of parameter");
     const uint32_t size = uint32_t(std::stoi(p[2])) / 8, align = p[1].matched ? uint32_t(std::stoi(p[1])) : size;
     const uint32_t at = (kernel_->parameter_bytes + align - 1) / align * align;
     kernel_->parameters.push_back({at, p[4].matched ? size * uint32_t(std::stoi(p[4])) : size});
-    symbols_[p[3]] = at;
     kernel_->parameter_bytes = at + kernel_->parameters.back().second;
+    symbols_[p[3]] = at;
   }
-  if (m[3].matched) kernel_->most_threads = 1;
-  for (const std::string& size : split(m[3], ", ")) kernel_->most_threads *= uint32_t(std::stoi(size));
-  kernel_->register_bytes = special(specials).at;
-  names_ = {{"%globaltimer", timer}};
-  for (uint32_t i = 0; i < specials; ++i) names_[special_names[i]] = special(i);
+  names_.clear();
+  for (const char* special : special_registers) declare(special);
 }
 
 void Parser::end_kernel() {
@@ -123,8 +119,9 @@ void Parser::end_kernel() {
   }
 }
 
-// ".reg .b32 %r<10>" or ".reg .b32 a, b", split
-void Parser::declare(const std::vector<std::string>& parts) {
+// ".reg .b32 %r<10>" or ".reg .b32 a, b"
+void Parser::declare(const std::string& text) {
+  const std::vector<std::string> parts = split(text, " ,");
   const uint8_t width = parts.at(1) == ".pred" ? 0 : size_of(parts[1]) == 8 ? 8 : 4;
   for (size_t part = 2; part < parts.size(); ++part) {
     const std::string& name = parts[part];
@@ -153,6 +150,7 @@ void Parser::instruction(const std::string& text) {
   std::string key;
   for (const std::string& word : split(in.mnemonic, "."))
     if (!without_meaning.count(word)) words.push_back(word), key += "." + word;
+  in.convergent = std::count(words.begin(), words.end(), "sync") > 0;
   const bool moves_parts = words[0] == "mov" && text.find('{') != std::string::npos;
   static const Table table = complete();
   auto found = table.find(moves_parts ? "mov" : key.substr(1));
