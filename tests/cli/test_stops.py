@@ -97,6 +97,7 @@ def test_in_python_a_stop_is_python_s_own(folder, monkeypatch):
     def writing(writer, key, vectors):
         signal.raise_signal(signal.SIGINT)
         keys.append(key)
+        time.sleep(0.002)  # 200 take longer than the main thread needs to look for a stop
         write(writer, key, vectors)
 
     monkeypatch.setattr(Hdf5Writer, "write", writing)

@@ -140,7 +140,7 @@ class _Trainer(Trainer):
         batches = data.iter_batches(config.training.batch_size * self.streams, config.training.unroll_steps)
         self._parts = itertools.tee(batches, self.streams)
 
-    def _load(self, number: int, position: np.ndarray | None) -> Iterator[Batch]:
+    def _load(self, number: int, position: torch.Tensor | None) -> Iterator[Batch]:
         rows = self.config.batch_size
         for step, arrays in enumerate(self._parts[number], self.step_number):
             part = {name: value if value is None else value[number * rows : (number + 1) * rows]
