@@ -170,16 +170,20 @@ Binder mma(Format format) {
 }
 
 // ldmatrix x4: matrices of 8 rows of 16 bytes, whose addresses 8 threads have for each.
-void load_matrices(Parser& s) {
-  s.in.run = [to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
-    count(warp, from, mask);
-    char rows[warp_threads][16];
-    for (int lane = 0; lane < warp_threads; ++lane) {
-      const Place place = place_of(warp, from, lane);
-      place.read(16, warp);
-      memcpy(rows[lane], place.at, 16);
-    }
-    for (size_t i = 0; i < 4; ++i) memcpy(warp.lanes<char>(to.at(i)), rows[8 * i], slot_bytes);
+Binder load_matrices(bool transposes) {
+  return [transposes](Parser& s) {
+    s.in.run = [=, to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
+      count(warp, from, mask);
+      uint16_t rows[warp_threads][8];
+      for (int lane = 0; lane < warp_threads; ++lane) {
+        const Place place = place_of(warp, from, lane);
+        place.read(16, warp);
+        memcpy(rows[lane], place.at, 16);
+      }
+      for (int i = 0; i < 256; ++i)
+        warp.lanes<uint16_t>(to.at(size_t(i) / 64))[i % 64] =
+            transposes ? rows[i / 64 * 8 + i % 8][i / 8 % 8] : rows[i / 8][i % 8];
+    };
   };
 }
 
@@ -266,7 +270,8 @@ void add_arithmetic(Table& t) {
     for (size_t n = 8; n <= 256; n += 8)
       t["wgmma.mma_async.sync.m64n" + std::to_string(n) + inner + ".f32" + types] = product(format, n);
   }
-  t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices;
+  t["ldmatrix.sync.m8n8.x4.shared.b16"] = load_matrices(false);
+  t["ldmatrix.sync.m8n8.x4.trans.shared.b16"] = load_matrices(true);
   t["wgmma.fence.sync"] = action([](Warp& warp, Mask) { warp.unfenced.assign(warp.unfenced.size(), 0); });
   t["wgmma.commit_group.sync"] = action([](Warp& warp, Mask) { warp.products.commit(); });
   t["wgmma.wait_group.sync"] = wait_for(&Warp::products);
