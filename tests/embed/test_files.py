@@ -1,6 +1,7 @@
 import contextlib
 import errno
 import json
+import os
 
 import h5py
 import numpy as np
@@ -146,3 +147,25 @@ def test_arrays_come_back(tmp_path):
         write_arrays(tmp_path / "out.npy", ((str(number), row) for number, row in enumerate(rows)))
         found = np.load(tmp_path / "out.npy")
         assert len(found) == len(rows) and (not rows.size or (found.dtype == rows.dtype and (found == rows).all()))
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("renamed", [0, 1])
+def test_vectors_never_stand_beside_other_names(tmp_path, monkeypatch, is_old, renamed):
+    """A run that ends before the first rename or the second; without old vectors new ones have their names."""
+    path, replace, done = tmp_path / "out.npy", os.replace, []
+
+    def replacing(*paths):
+        if len(done) == renamed:
+            raise OSError("killed")
+        done.append(replace(*paths))
+
+    if is_old:
+        write_arrays(path, [("old", VECTORS)])
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="killed"):
+        patched.setattr(os, "replace", replacing)
+        write_arrays(path, [("new", VECTORS), ("other", VECTORS)])
+    assert names(tmp_path) == (["out.npy"] if is_old else ["out.json"] * renamed)
+    assert not is_old or len(np.load(path)) == 1 + renamed
+    write_arrays(path, [("new", VECTORS), ("other", VECTORS)])
+    assert names(tmp_path) == ["out.json", "out.npy"] and json.loads((tmp_path / "out.json").read_text())[0] == "new"

@@ -14,7 +14,7 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.allennlp import Hdf5Writer
 from elmo_fast.embed.layouts.embeddings import Embeddings
 from elmo_fast.embed.layouts.item import Item, narrowed
-from elmo_fast.model.atomic_file import Disk, atomic_path, new_hdf5
+from elmo_fast.model.atomic_file import Disk, locked, new_hdf5
 from elmo_fast.model.options import ConfigurationError
 
 _COPIED = 1 << 24  # bytes at once
@@ -23,14 +23,16 @@ _EXPECTED = "arrays of NumPy, got something else or a file cut short or damaged"
 
 def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Write named arrays as they come; `.npy` stacks them and puts their names, in order, into a `.json` beside it."""
-    names = contextlib.nullcontext() if Path(path).suffix != ".npy" else atomic_path(names_of(path))
-    with names as names_part, atomic_path(path) as part:
-        with WRITERS[Path(path).suffix](part, path, names_part) as write:
+    suffix, final, names = Path(path).suffix, Path(os.path.realpath(path)), Path(os.path.realpath(names_of(path)))
+    with (locked(names) if suffix == ".npy" else contextlib.nullcontext()) as names_part, locked(final) as part:
+        with WRITERS[suffix](part, path, names_part) as write:
             for name, values in arrays:
                 write(name, np.asanyarray(values))
                 stops.check()
         if names_part:
-            Path(os.path.realpath(names_of(path))).unlink(missing_ok=True)  # old names never stand beside new vectors
+            _place(part, final, names_part, names)
+        else:
+            os.replace(part, final)
 
 
 def names_of(path: str | os.PathLike) -> Path:
@@ -44,11 +46,19 @@ def names_of_part(path: Path) -> Path:
 
 
 def place(part: Path, target: str | os.PathLike) -> None:
-    """Rename a `.npy` and its names to their places. Old names never stand beside new vectors."""
-    names = Path(os.path.realpath((names_of if Path(target).suffix == ".npy" else names_of_part)(Path(target))))
-    names.unlink(missing_ok=True)
-    os.replace(part, os.path.realpath(target))
-    os.replace(names_of_part(part), names)
+    """Rename a `.npy` and its names to their places."""
+    names = (names_of if Path(target).suffix == ".npy" else names_of_part)(Path(target))
+    _place(part, Path(os.path.realpath(target)), names_of_part(part), Path(os.path.realpath(names)))
+
+
+def _place(part: Path, final: Path, names_part: Path, names: Path) -> None:
+    """Names first: vectors never stand without them. But last where old vectors stand, beside which only theirs may."""
+    renames = [(names_part, names), (part, final)]
+    if final.exists():
+        names.unlink(missing_ok=True)
+        renames.reverse()
+    for source, target in renames:
+        os.replace(source, target)
 
 
 @contextlib.contextmanager
