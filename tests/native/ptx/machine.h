@@ -1,133 +1,23 @@
-// Kernels, as instructions that are bound to places in a warp's registers, and the machine that runs them: memory, the
-// warps, blocks and clusters that access it, and registers as C++ values.
+// The machine: memory, the warps, blocks and clusters that access it, and registers as C++ values.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
 #include <cstring>
 #include <deque>
-#include <functional>
-#include <map>
-#include <memory>
 #include <random>
-#include <stdexcept>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
-#include <vector>
+
+#include "program.h"
 
 namespace ptx {
 
 struct Block;
 struct Machine;
-struct Warp;
-using Mask = uint32_t;  // a bit for each thread of a warp
-constexpr int warp_threads = 32;
-constexpr Mask all_threads = ~Mask(0);
-constexpr uint32_t slot_bytes = 4 * warp_threads;
-
-// What a program does that the hardware leaves undefined or refuses.
-struct Trap : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-// A slot of `width` 4 or 8 bytes for each thread (a value of 8 or 16 bits takes 4); width 0: a predicate, one Mask.
-struct Operand {
-  enum Bank : uint8_t { registers, constants, none } bank = none;
-  uint8_t width = 0;
-  uint32_t at = 0;  // a byte offset
-};
-
-enum class Space : uint8_t { param, global, shared, cluster, none };
-
-// What each thread of a load or store accesses.
-struct Address {
-  Operand base;
-  int64_t offset = 0;
-  Space space = Space::shared;
-  size_t bytes = 0;
-};
-
-// What the executions of one instruction came to.
-struct Counts {
-  uint64_t executed = 0, threads = 0, bytes = 0;
-  uint64_t sectors = 0;                // of 32 bytes, of global memory
-  uint64_t wavefronts = 0, ideal = 0;  // of shared memory; `ideal` without bank conflicts
-};
-
-struct Instruction {
-  std::function<void(Warp&, Mask)> run;  // for the threads of a mask that is not empty
-  Operand guard;                         // a predicate; the instruction runs where it differs from `skips`
-  Mask skips = 0;
-  bool convergent = false;  // runs once all threads are here that have not left
-  uint32_t target = 0;      // of a branch to `label`
-  Counts counts;
-  std::vector<uint32_t> reads, writes;  // registers
-  int line = 0;
-  std::string mnemonic, text, label;
-};
-
-struct Kernel {
-  std::string name;
-  std::vector<Instruction> code;
-  std::vector<std::pair<uint32_t, uint32_t>> parameters;  // offsets and sizes
-  std::vector<char> constants;
-  uint32_t parameter_bytes = 0, register_bytes = 0, most_threads = 1024;
-  bool has_wgmma = false;
-};
-
-// Registers that every kernel begins with: %globaltimer, which takes two slots, then the others of these.
-constexpr const char* special_registers[] = {
-    ".reg .b64 %globaltimer", ".reg .b32 %tid.x, %ntid.x, %ctaid.x, %ctaid.y, %ctaid.z, %cluster_ctarank"};
-constexpr Operand timer = {Operand::registers, 8, 0};
-constexpr Operand special(uint32_t i) { return {Operand::registers, 4, (2 + i) * slot_bytes}; }
-
-int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
-uint64_t parse_number(const std::string& text);
-
-using Module = std::vector<std::shared_ptr<Kernel>>;
-
-class Parser {
- public:
-  Module parse(const std::string& text);
-
-  // For binders, of the statement at hand. `width`: 4 or 8 bytes, 0: a predicate, -1: as it comes.
-  Operand read(size_t i, int width = 4) { return operand(argument(i), width, false); }
-  Operand write(size_t i, int width = 4) { return operand(argument(i), width, true); }
-  std::vector<Operand> vector(size_t i, int width, bool written);
-  Address address(size_t i, Space space, size_t bytes);
-  uint64_t number(size_t i) { return parse_number(argument(i)); }
-  const std::string& argument(size_t i);
-  std::vector<std::string> words, arguments;  // words: of the mnemonic
-  Instruction in;
-
- private:
-  void statement(std::string text);
-  void begin_kernel(const std::string& header);
-  void end_kernel();
-  void declare(const std::string& text);
-  void instruction(const std::string& text);
-  Operand operand(const std::string& name, int width, bool written);
-
-  Module kernels_;
-  Kernel* kernel_ = nullptr;  // the last
-  int line_ = 1;
-  size_t used_ = 0;           // arguments of the statement
-  std::map<std::string, Operand> names_;     // of registers, and of constants with their width
-  std::map<std::string, uint64_t> symbols_;  // parameters, shared memory, labels
-};
-
-// Sets what an instruction does from its words and operands.
-using Binder = std::function<void(Parser&)>;
-// By mnemonic, less the words without meaning here; or by opcode, and the binder reads the other words.
-using Table = std::map<std::string, Binder>;
-void add_arithmetic(Table& table);
-void add_access(Table& table);
-void add_control(Table& table);
 
 // Memory as the checks see it. A shadow remembers of every 4 bytes which of them were ever written, who wrote them last
 // and who has read them since; vector clocks say which of these accesses the synchronisation has put in order.
