@@ -21,7 +21,10 @@ from elmo_fast.model.atomic_file import (
     locked,
     remove_partials,
 )
+from elmo_fast.stops import stoppable
 from tests.support.files import full_disk, kill, names, run, start, start_until, write_model
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_file_takes_its_name_at_the_end(tmp_path):
@@ -66,7 +69,7 @@ def test_a_folder_without_write_permission_is_refused(tmp_path):
         check_target(tmp_path / "closed" / "a", "output")
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("failure", [FULL, KeyboardInterrupt()])
 @pytest.mark.parametrize("good_writes", [0, 1, 5, 20, 60])
 def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, failure, good_writes):
     class FailingDisk(atomic_file.Disk):
@@ -84,6 +87,33 @@ def test_a_failed_write_at_any_time_is_raised_at_the_end(tmp_path, monkeypatch, 
         for number in range(100):
             file[str(number)] = np.ones(100)
     assert names(tmp_path) == ["a"] and (tmp_path / "a").read_text() == "old"
+
+
+def test_a_long_body_can_ask(tmp_path):
+    with pytest.raises(OSError, match="No space left on device: '.*/a'$"), atomic_hdf5(tmp_path / "a") as (_, disk):
+        disk.check()
+        disk.failure = FULL
+        disk.check()
+        pytest.fail("nothing was raised")
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_wait_for_the_end_of_the_block(number):
+    steps = []
+
+    def handler(*_):
+        steps.append("handler")
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), stoppable():
+            signal.raise_signal(number)
+            steps.append("block")
+        assert steps == ["block", "handler"] and signal.getsignal(number) is handler
+    finally:
+        signal.signal(number, before)
 
 
 # ---- locks ----

@@ -103,8 +103,21 @@ def test_without_fp32_weights_the_numbers_stay():
 # ---- states: where a sentence starts ----
 
 
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto"])
+def test_carried_over_batches_of_other_sizes(backend):
+    model, alone = bilm(backend=backend), [bilm(backend="reference") for _ in range(7)]
+    for batch in (texts(size, 8, seed=size) for size in (3, 5, 1, 7)):
+        together = layers(model, batch)
+        for row, sentence in enumerate(batch):
+            expected = layers(alone[row], [sentence])
+            assert (together[:, row : row + 1, : len(sentence) + 2] - expected).abs().max() < SAME_MODEL
+    for number, found in enumerate(model._elmo_lstm._states):
+        expected = torch.cat([single._elmo_lstm._states[number] for single in alone], dim=1)
+        torch.testing.assert_close(found, expected, atol=SAME_MODEL, rtol=0)
+
+
 @pytest.mark.parametrize("state", ["zero", "warm"])
-@pytest.mark.parametrize("backend", ["reference", "torch", "native"])
+@pytest.mark.parametrize("backend", ["reference", "torch", "auto", "native"])
 def test_zero_and_warm_do_not_depend_on_order_or_batch(state, backend):
     model = bilm(SHAPES["clips that fire"], state=state, backend=backend)
     limit = 0 if backend == "native" else SAME_MODEL

@@ -160,7 +160,15 @@ def test_fixed_parameters_pick_a_layer():
     assert not any(value.requires_grad for value in mix.parameters())
 
 
-def test_layer_norm_has_the_gradients_of_its_numbers():
+def test_names_and_gradients():
+    mix = ScalarMix(3)
+    names = [name for name, _ in mix.named_parameters()]
+    assert sorted(names) == ["gamma", "scalar_parameters.0", "scalar_parameters.1", "scalar_parameters.2"]
+    mix(drawn()).sum().backward()
+    assert all(value.grad.abs() > 0 for value in mix.parameters())
+    twin = copy.deepcopy(mix)
+    assert len(twin.scalar_parameters) == 3
+    assert twin.scalar_parameters[-1] is list(twin.scalar_parameters)[2]
     normed, tensors = ScalarMix(2, do_layer_norm=True).double(), [one.double().requires_grad_() for one in drawn(2)]
     assert torch.autograd.gradcheck(lambda *tensors: normed(tensors, MASK), tensors)
 

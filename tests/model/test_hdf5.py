@@ -108,17 +108,28 @@ def test_numbers_that_are_not_finite_are_refused_unless_asked_for(model, value):
         assert np.array_equal(read(allow_nonfinite=True).weights()[B][3], value, equal_nan=True)
 
 
-def test_large_finite_numbers_are_no_infinities_and_float64_beyond_float32_is_one(model):
+def test_large_finite_numbers_are_no_infinities(model):
     _, weight_file = paths(model)
     with h5py.File(weight_file, "r+") as file:
         file[B][...] = 3e38  # their sum is infinite
     assert (read_weights(weight_file, Options.from_dict(TINY))[B] == np.float32(3e38)).all()
+
+
+def test_float64_beyond_float32_is_an_infinity(model):
+    _, weight_file = paths(model)
     with h5py.File(weight_file, "r+") as file:
-        shape = file[B].shape
+        values = file[B][...].astype(np.float64)
         del file[B]
-        file[B] = np.full(shape, 1e300)
+        file[B] = values * 0 + 1e300
     with pytest.raises(ConfigurationError, match="expected finite float32 numbers"):
         read_weights(weight_file, Options.from_dict(TINY))
+
+
+def test_a_softmax_that_is_not_finite_is_refused(tmp_path):
+    with h5py.File(tmp_path / "softmax.hdf5", "w") as file:
+        file["softmax/W"], file["softmax/b"] = np.zeros((3, 4), np.float32), np.array([0, np.nan, 0], np.float32)
+    with pytest.raises(ConfigurationError, match="softmax/b: expected finite float32 numbers, found 1 that"):
+        read_softmax(tmp_path / "softmax.hdf5", 4)
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 63, (1 << 64) - 16])

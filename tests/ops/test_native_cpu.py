@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from elmo_fast import BiLm, batch_to_ids
+from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.ops import weight_cache
 from elmo_fast.ops.cpu import linear, projected_lstm
 from elmo_fast.ops.precision import PRECISIONS
 from tests.support.engines import HIGHEST, ISAS, NATIVE, TILES, altered, isa, native, needs_native
-from tests.support.models import SENTENCES, bilm
+from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import lstm_case, on_threads
 
 pytestmark = needs_native
@@ -159,6 +159,17 @@ def test_a_forked_child_has_its_own_threads():
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["zero", "warm"])
+def test_a_sentence_has_the_same_bits_beside_any_others(state):
+    embedder = ElmoEmbedder.from_bilm(bilm(SHAPES["clips that fire"], backend="native", state=state))
+    together = embedder.embed_batch(SENTENCES)
+    alone = [embedder.embed_sentence(sentence) for sentence in SENTENCES]
+    turned = embedder.embed_batch(SENTENCES[::-1])[::-1]
+    streamed = list(embedder.embed_sentences(SENTENCES, 2))
+    for one, *others in zip(together, alone, turned, streamed):
+        assert all(np.array_equal(one, other) for other in others)
 
 
 def test_ids_and_strings_give_the_same_bits():

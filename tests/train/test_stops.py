@@ -9,7 +9,7 @@ import pytest
 
 from elmo_fast import stops
 from elmo_fast.model.atomic_file import locked
-from elmo_fast.train import export
+from elmo_fast.train import checkpoint, export
 from elmo_fast.train.corpus import make_vocabulary
 from elmo_fast.train.export import export_run
 from elmo_fast.train.loop import Trainer
@@ -43,6 +43,17 @@ def test_the_log_of_a_stopped_run_is_that_of_an_uninterrupted_one(tmp_path, corp
     start_or_resume(tmp_path / "parts", resume=True)
     assert final(tmp_path / "parts")[1] == final(tmp_path / "whole")[1]
     assert names(tmp_path / "parts") == names(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_losses(tmp_path, corpus):
+    arguments = {**corpus, **QUIET, "checkpoint_every": 3}
+    start_or_resume(tmp_path / "run", **arguments, max_steps=3)
+    path = checkpoint.in_order(tmp_path / "run")[-1]
+    content = checkpoint.read(path)
+    del content["losses"]
+    checkpoint.write(path, content)
+    start_or_resume(tmp_path / "run", resume=True, max_steps=6)
+    assert final(tmp_path / "run")[0]["step"] == 6
 
 
 def test_a_second_run_in_a_directory_is_refused(tmp_path, corpus, capsys):
