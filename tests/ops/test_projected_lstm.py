@@ -43,6 +43,11 @@ def test_any_shape_agrees_with_float64(engine, sentences, sizes, threads, gather
     on_threads(threads if engine.backend == "native" else 1, case.check, engine)
 
 
+@pytest.mark.parametrize("engine", TILES, ids=str)
+def test_agrees_with_float64_where_sums_cancel(engine):
+    lstm_case((3, 8, 1), [6], clips={"cell_clip": 0.4, "proj_clip": 0.2}, seed=1711).check(engine)
+
+
 @functools.cache
 def large_case(dim):
     """`dim` cells and the original size's other numbers, with its results."""
