@@ -6,15 +6,17 @@ from elmo_fast import testing
 
 TABLE = testing.AGAINST_FLOAT64
 GRADIENT_LIMIT = testing.GRADIENT_AGAINST_FLOAT64
-_PATHS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
+_PATHS = {"cpu": {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"},
+          "cuda": {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}}
+_PATHS["cuda model"] = _PATHS["cuda"] | {"medium": "medium-bf16"}  # which it takes where operands are not bounded
 
 
-def limit(precision: str, exact: bool = False) -> float:
-    """Relative Frobenius error allowed on the CPU; `exact` is against float64, else against another fp32 path.
+def limit(precision: str, exact: bool = False, where: str = "cpu") -> float:
+    """Relative Frobenius error allowed `where` it is computed; `exact` is against float64, else another fp32 path.
 
     Both of two fp32 paths may be off by what `highest` allows, so it is added for the second.
     """
-    return TABLE[_PATHS[precision]] + (0.0 if exact else TABLE["highest"])
+    return TABLE[_PATHS[where][precision]] + (0.0 if exact else TABLE["highest"])
 
 
 def relative_error(found, expected) -> float:

@@ -1,12 +1,13 @@
-"""Tokens per second from lists of tokens to NumPy arrays on the CPU, states carried.
+"""Tokens per second from lists of tokens to NumPy arrays, states carried.
 
 Peers at batch 64 and with one sentence of 25 tokens: AllenNLP's, bilm-tf's and simple_elmo's own code, in this order;
 where none is named, our reference path. Ours in three ways: a stream in 64 slots, one batch of 64 at a time, the
 sentence. --plain adds our plain backends to the peers. All run the same model by turns in this run, after their numbers
 were compared with those of the first peer; a disagreement ends it. `times_as_fast` is the ratio to the first peer,
 `ratio_to` has the ratios to several. The slow sides have fewer batches a turn: every turn takes the next batches of the
-same text. Every figure stands beside its floor (benchmarks/floor.py). The machine's rates are also measured between the
-turns; a turn is marked as busy where its precision's rate fell a third below the best.
+same text. On the CPU every figure stands beside its floor (benchmarks/floor.py), and the machine's rates are also
+measured between the turns; a turn is marked as busy where its precision's rate fell a third below the best. On a GPU
+(`--device cuda`) ours also run from ids on the device.
 
     python -m benchmarks.bench_embed --model original --allennlp CHECKOUT
     python -m benchmarks.bench_embed --model original --allennlp CHECKOUT --plain reference torch --precisions highest
@@ -24,9 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks import agreement, common, floor, models, recorded, workloads
 from benchmarks.peers import allennlp, tensorflow_elmo
+from elmo_fast import batch_to_ids
 
 SENTENCE_TOKENS = 25
 SENTENCE_SECONDS = 0.5  # of calls in a turn: a single sentence is too short to time
@@ -65,6 +68,7 @@ class Setup:
     absent: dict[str, str]
     limits: dict[str, float] = field(default_factory=dict)  # of errors by precision
     others: dict[str, object] = field(default_factory=dict)
+    device: str = "cpu"
 
     @property
     def slow(self) -> dict[str, object]:
@@ -73,25 +77,29 @@ class Setup:
 
 
 def set_up(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Setup:
-    absent = {name: why for name, why in models.absent_precisions().items() if name in arguments.precisions}
+    device = arguments.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: expected cpu where torch sees no CUDA device, got cuda")
+    absent = {name: why for name, why in models.absent_precisions(device).items() if name in arguments.precisions}
     precisions = [name for name in arguments.precisions if name not in absent]
     if not precisions:
         raise ValueError(f"--precisions: none runs here: {'; '.join(f'{k}: {v}' for k, v in absent.items())}")
     slow, model = {}, arguments.model
     files = models.write_files(Path(stack.enter_context(tempfile.TemporaryDirectory())), model)
     if arguments.allennlp:
-        slow["allennlp"] = allennlp.AllenNlp(arguments.allennlp, *files)
+        slow["allennlp"] = allennlp.AllenNlp(arguments.allennlp, *files, cuda_device=-(device == "cpu"))
     for name in tensorflow_elmo.FILES:
         if checkout := getattr(arguments, name.replace("-", "_")):
             slow[name] = stack.enter_context(tensorflow_elmo.TensorFlowElmo(
                 name, arguments.tf_python, checkout, *files, arguments.batch_size))
     for backend in arguments.plain if slow else dict.fromkeys(["reference", *arguments.plain]):
-        slow[backend] = models.Embedder(models.build(model, backend=backend))
+        slow[backend] = models.Embedder(models.build(model, backend=backend, device=device))
     (name, peer), *others = slow.items()
-    bilm = models.build(model, backend="auto")
+    bilm = models.build(model, backend="auto", device=device)
     ours = {precision: models.Embedder(bilm, precision) for precision in precisions}
-    limits = {precision: agreement.limit(precision) for precision in precisions}
-    return Setup(model, arguments.batch_size, name, peer, ours, absent, limits, dict(others))
+    where = "cpu" if device == "cpu" else "cuda model"
+    limits = {precision: agreement.limit(precision, where=where) for precision in precisions}
+    return Setup(model, arguments.batch_size, name, peer, ours, absent, limits, dict(others), device)
 
 
 def run_over(embedder, groups) -> list[np.ndarray]:
@@ -180,42 +188,22 @@ def whole_turn(text: Text, work: Callable, *arguments):
     return turn
 
 
-class Watch:
-    """The machine's rates between the turns, and which turns found it busy; without rates, no turn is marked."""
-
-    def __init__(self, measure: Callable[[], floor.Rates]):
-        self._measure, self._rates, self._turns = measure, [], {}
-        with contextlib.suppress(floor.NoFloor):
-            self._rates.append(measure())
-
-    def __call__(self, case: tuple) -> None:
-        """End a turn of (way, variant, precision)."""
-        if self._rates:
-            self._turns.setdefault(case, []).append(len(self._rates))
-            self._rates.append(self._measure())
-
-    def busy(self) -> dict[tuple, list[bool]]:
-        """By case and turn: whether the rate before or after it was a third below the best of the run."""
-        return {case: self._marks(turns, case[2]) for case, turns in self._turns.items()}
-
-    def _marks(self, turns: list[int], precision: str) -> list[bool]:
-        speeds = [rates.flops(precision) for rates in self._rates]
-        return [min(speeds[turn - 1 : turn + 1]) < 2 / 3 * max(speeds) for turn in turns]
-
-
-def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int, watch: Watch | None = None,
-              more: dict | None = None) -> dict[tuple, common.Timing]:
-    """Tokens per second by (way, variant, precision), the peer first; `more` turns beside those."""
+def time_text(setup: Setup, text: Text, rounds: int, peer_batches: int,
+              watch: floor.Watch | None = None) -> dict[tuple, common.Timing]:
+    """Tokens per second by (way, variant, precision), the peer first."""
     batch, slots = f"one batch of {setup.batch_size}", f"slots of {setup.batch_size}"
     turns = {(batch, name, "highest"): peer_turn(peer, text, peer_batches) for name, peer in setup.slow.items()}
     for precision, embedder in setup.ours.items():
         turns[slots, "ours", precision] = whole_turn(text, stream_over, embedder, text.sentences, setup.batch_size)
         turns[batch, "ours", precision] = whole_turn(text, run_over, embedder, text.groups)
-    turns |= more or {}
+        if setup.device != "cpu":
+            ids = [batch_to_ids(group).to(setup.device) for group in text.groups]
+            turns["from ids on the device", "ours", precision] = whole_turn(text, embedder.run_ids, ids)
     return {key: common.Timing.of(speeds) for key, speeds in common.alternate(turns, rounds, watch).items()}
 
 
-def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch | None = None) -> dict[tuple, common.Timing]:
+def time_sentence(setup: Setup, text: Text, rounds: int,
+                  watch: floor.Watch | None = None) -> dict[tuple, common.Timing]:
     """Seconds for one sentence by (way, variant, precision), the peer first."""
     embedders = {("one sentence", name, "highest"): side for name, side in setup.slow.items()}
     embedders |= {("one sentence", "ours", precision): embedder for precision, embedder in setup.ours.items()}
@@ -228,7 +216,12 @@ def time_sentence(setup: Setup, text: Text, rounds: int, watch: Watch | None = N
 # ---- floors, the whole run -------------------------------------------------------------------
 
 
-def floors(setup: Setup, text: Text, threads: int, meter: floor.Meter) -> tuple[dict, dict]:
+def no_rates(threads: int, kib: int) -> floor.Rates:
+    """In place of a `floor.Meter`."""
+    raise floor.NoFloor("floors are those of a CPU")
+
+
+def floors(setup: Setup, text: Text, threads: int, meter: Callable[[int, int], floor.Rates]) -> tuple[dict, dict]:
     """Floor by (way, precision) and the machine's rates by precision; reasons stand where there are none."""
     options = workloads.options_of(setup.model)
     work = {f"slots of {setup.batch_size}": floor.work_of_slots(text.sentences, setup.batch_size),
@@ -289,21 +282,19 @@ def rows_of(setup: Setup, text: Text, speeds: dict, seconds: dict, floors_found:
 
 def run(arguments: argparse.Namespace) -> dict:
     """The content of the results file."""
-    import torch
-
     text = Text.read(arguments.workload, arguments.batches, arguments.batch_size)
     with contextlib.ExitStack() as stack:
         setup = set_up(arguments, stack)
         agreed = check(setup, text, arguments.peer_batches)
         threads = torch.get_num_threads()
-        meter = stack.enter_context(floor.Meter())
+        meter = stack.enter_context(floor.Meter()) if setup.device == "cpu" else no_rates
         floors_found, rates = floors(setup, text, threads, meter)
         kib = floor.kib_per_thread(workloads.options_of(setup.model), "highest", threads)
-        watch = Watch(lambda: meter(threads, kib))
+        watch = floor.Watch(lambda: meter(threads, kib))
         speeds = time_text(setup, text, arguments.rounds, arguments.peer_batches, watch)
         alone = time_sentence(setup, text, arguments.rounds, watch)
     tensorflow = next((side.tensorflow for side in setup.slow.values() if hasattr(side, "tensorflow")), None)
-    settings = {"model": setup.model, "states": "carry", "text": text.source,
+    settings = {"model": setup.model, "device": setup.device, "states": "carry", "text": text.source,
                 **common.text_facts(text.sentences, setup.batch_size), "peer_batches_a_turn": arguments.peer_batches,
                 "times_as_fast_as": setup.peer_name, "tensorflow": tensorflow, "absent": setup.absent,
                 "agreement": agreed, "rates": rates}
@@ -328,6 +319,7 @@ def parse() -> argparse.Namespace:
         help=f"{', '.join(workloads.TEXTS)} (default: running text)")
     add("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), metavar="NAME",
         help="of ours (default: all; the file says which this machine lacks)")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="of ours, and of AllenNLP's code (default: cpu)")
     add("--plain", nargs="+", choices=PLAIN, default=[], metavar="NAME", help="our plain backends too")
     add("--allennlp", metavar="PATH", help="a source checkout of AllenNLP 0.9")
     add("--bilm-tf", metavar="PATH", help="a source checkout of bilm-tf")

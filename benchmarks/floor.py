@@ -8,9 +8,11 @@ the CPU time of benchmarks/native/machine_floor.cpp.
     python -m benchmarks.floor      # the char encoder's counts for one token, and its floor on a GPU, as Markdown
 """
 
+import contextlib
 import os
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -81,6 +83,29 @@ class Meter:
             _run(*_compile_command(program))
         fp32, read, tiles = (1e9 * float(line) for line in _run(program, str(threads), str(kib)).split())
         return Rates(threads, kib, fp32, read, tiles)
+
+
+class Watch:
+    """The machine's rates between the turns, and which turns found it busy; without rates, no turn is marked."""
+
+    def __init__(self, measure: Callable[[], Rates]):
+        self._measure, self._rates, self._turns = measure, [], {}
+        with contextlib.suppress(NoFloor):
+            self._rates.append(measure())
+
+    def __call__(self, case: tuple) -> None:
+        """End a turn of (way, variant, precision)."""
+        if self._rates:
+            self._turns.setdefault(case, []).append(len(self._rates))
+            self._rates.append(self._measure())
+
+    def busy(self) -> dict[tuple, list[bool]]:
+        """By case and turn: whether the rate before or after it was a third below the best of the run."""
+        return {case: self._marks(turns, case[2]) for case, turns in self._turns.items()}
+
+    def _marks(self, turns: list[int], precision: str) -> list[bool]:
+        speeds = [rates.flops(precision) for rates in self._rates]
+        return [min(speeds[turn - 1 : turn + 1]) < 2 / 3 * max(speeds) for turn in turns]
 
 
 def measure_rates(threads: int, kib: int) -> Rates:

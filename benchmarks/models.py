@@ -7,8 +7,8 @@ from benchmarks import workloads
 
 
 def build(model: str, *, backend: str = "reference", seed: int = 0, precision: str = "highest", state: str = "carry",
-          **lstm):
-    """A `BiLm` of a name of `workloads.MODELS`; keyword arguments replace LSTM entries of the options.
+          device: str = "cpu", **lstm):
+    """A `BiLm` of a name of `workloads.MODELS` on a device; keyword arguments replace LSTM entries of the options.
 
     All but the bundled model have random weights.
     """
@@ -16,10 +16,10 @@ def build(model: str, *, backend: str = "reference", seed: int = 0, precision: s
     from elmo_fast.model.weights import random_weights
 
     if model == "bundled":
-        return BiLm.from_model(model, state=state, precision=precision, backend=backend).eval()
+        return BiLm.from_model(model, state=state, precision=precision, backend=backend).eval().to(device)
     options = Options.from_dict(workloads.options_of(model, **lstm))
     weights = random_weights(options, seed=seed)
-    return BiLm(options, weights, state=state, precision=precision, backend=backend).eval()
+    return BiLm(options, weights, state=state, precision=precision, backend=backend).eval().to(device)
 
 
 class Embedder:
@@ -45,9 +45,23 @@ class Embedder:
         self.bilm.precision = self.precision
         return list(self.embedder.embed_sentences(sentences, batch_size))
 
+    def run_ids(self, batches: list) -> None:
+        """The model alone over character ids [B, T, 50] on its device, from zero states, until they are done."""
+        import torch
 
-def absent_precisions() -> dict[str, str]:
+        self.reset_states()
+        self.bilm.precision = self.precision
+        with torch.no_grad():
+            for ids in batches:
+                self.bilm(ids)
+        if ids.is_cuda:
+            torch.cuda.synchronize()
+
+
+def absent_precisions(device: str = "cpu") -> dict[str, str]:
     """The precisions that the CPU engine does not compute in here, and why; what stands for them is `highest`."""
+    if device != "cpu":
+        return {}
     from elmo_fast.ops.backend import native_module
     from elmo_fast.ops.cpu import runs_precision
     from elmo_fast.ops.precision import PRECISIONS
@@ -70,22 +84,3 @@ def write_files(folder: Path, model: str, seed: int = 0) -> tuple[Path, Path]:
     options_file.write_text(json.dumps(content), encoding="utf-8")
     write_weights(weight_file, random_weights(Options.from_dict(content), seed=seed))
     return options_file, weight_file
-
-
-def backends(device: str) -> list[str]:
-    """The plain backends, and `auto` where it takes a faster one for at least one op."""
-    import torch
-
-    from elmo_fast.ops.backend import OPS, resolve
-
-    plain = ["reference", "torch"]
-    operand = torch.empty(0, device=device)
-    chosen = {resolve(op, "auto", operand) for op in OPS}
-    return [*plain, "auto"] if chosen - set(plain) else plain
-
-
-def device_ids(sentences: list[list[str]], device: str):
-    """Character ids [B, T, 50] on the device, without boundaries."""
-    from elmo_fast import batch_to_ids
-
-    return batch_to_ids(sentences).to(device)

@@ -7,9 +7,12 @@ yardstick of its own between its rounds; `extra_info` has the ratio, which is th
 import functools
 import itertools
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +25,8 @@ from elmo_fast.text.batching import number_tokens
 SIZES = ("small", "medium", "original")
 BATCHES = (1, 8, 64, 256)
 SEED = 0
-ROWS = pytest.StashKey[list]()  # of the session
+# Of a session: its rows, why cases have none, when it began.
+ROWS, NOT_TIMED, BEGAN = pytest.StashKey[list](), pytest.StashKey[dict](), pytest.StashKey[float]()
 
 
 def variants(precisions=("highest",)) -> list:
@@ -35,11 +39,11 @@ def batches() -> list:
     return [pytest.param(size, id=f"b{size}") for size in BATCHES]
 
 
-def skip_absent(backend: str, precision: str) -> None:
-    if backend == "native" and native_module()[0] is None:
+def skip_absent(backend: str, precision: str, device: str = "cpu") -> None:
+    if backend == "native" and device == "cpu" and native_module()[0] is None:
         pytest.skip(native_module()[1])
-    if precision in models.absent_precisions():
-        pytest.skip(f"{precision} {models.absent_precisions()[precision]}")
+    if absent := models.absent_precisions(device).get(precision):
+        pytest.skip(f"{precision} {absent}")
 
 
 @functools.cache
@@ -59,9 +63,10 @@ def in_float64(*tensors):
     return tuple(tensor if tensor is None or not tensor.is_floating_point() else tensor.double() for tensor in tensors)
 
 
-def compare(found, expected, precision: str, exact: bool) -> dict[str, float]:
-    """Arrays against the reference's, in float64 where `exact`: the error and its limit."""
-    error, limit = agreement.relative_error(found, expected), agreement.limit(precision, exact)
+def compare(found, expected, precision: str, exact: bool, device: str = "cpu") -> dict[str, float]:
+    """Tensors against the reference's, in float64 where `exact`: the error and its limit."""
+    error = agreement.relative_error(*([tensor.cpu() for tensor in side] for side in (found, expected)))
+    limit = agreement.limit(precision, exact, device)
     agreement.require(f"{precision} against the reference", error, limit)
     return {"error": error, "limit": limit}
 
@@ -83,33 +88,64 @@ class Case:
     precision: str
     tokens: int
     checked: Mapping[str, float]
+    workload: str = "running text"
 
 
-def timed(request, benchmark, case: Case, call, yardstick, yardstick_name: str, floor_seconds: float | None = None):
+def timed(request, benchmark, case: Case, call, yardstick, yardstick_name: str, floor_seconds: float | None = None,
+          more: Callable[[common.Timing], dict] = lambda timing: {}):
     """Times `call`, and the yardstick once before every round; --benchmark-min-rounds says how many rounds.
 
-    The row goes into `extra_info`, and with --rows into a result file.
+    On a GPU both begin and end with an idle device.
+    The row goes into `extra_info`, and with --rows into a result file; `more(timing)` are further entries of it.
     """
     seconds: list[float] = []
 
-    now = clock(request)
+    config, now = request.config, clock(request)
 
     def between():
         start = now()
-        yardstick()
+        to_its_end(config, yardstick)
         seconds.append(now() - start)
 
     benchmark.group = f"{case.op} {case.model} b{case.batch}"
-    rounds = request.config.getoption("benchmark_min_rounds")
     with torch.no_grad():
-        benchmark.pedantic(call, setup=between, rounds=rounds, warmup_rounds=1)
+        benchmark.pedantic(to_its_end, (config, call), setup=between, warmup_rounds=1,
+                           rounds=config.getoption("benchmark_min_rounds"))
     if benchmark.stats is None:  # --benchmark-disable
         return
     timing = common.Timing.of(benchmark.stats.stats.data)
-    row = common.row(timing, "s", workload="running text", model=case.model, way=f"{case.op}, batch {case.batch}",
+    row = common.row(timing, "s", workload=case.workload, model=case.model, way=f"{case.op}, batch {case.batch}",
                      variant=case.backend, precision=case.precision, tokens=case.tokens,
                      tokens_per_s=case.tokens / timing.median, times_as_fast_as=yardstick_name,
                      times_as_fast=statistics.median(seconds[1:]) / timing.median,
-                     share=floor_seconds and floor_seconds / timing.median, **case.checked)
+                     share=floor_seconds and floor_seconds / timing.median, **case.checked, **more(timing))
     benchmark.extra_info |= row
-    request.config.stash.setdefault(ROWS, []).append(row)
+    record(config, row)
+
+
+def to_its_end(config, call) -> None:
+    """A call, and what it left under way on a GPU."""
+    call()
+    if config.getoption("--device") == "cuda":
+        torch.cuda.synchronize()
+
+
+def record(config, row: dict) -> None:
+    """Adds a row to those of the session, and to its file."""
+    config.stash.setdefault(ROWS, []).append(row)
+    if file := config.getoption("--rows"):
+        write(config, file)
+
+
+def write(config, file: Path) -> None:
+    """The session so far as a result file of the one shape."""
+    settings = {"timer": str(config.getoption("benchmark_timer")), "not_timed": config.stash.get(NOT_TIMED, {})}
+    common.write_json(file, common.document("ops", settings, config.stash.get(ROWS, [])))
+
+
+def without_paths(text: str) -> str:
+    """Folders of this machine have no place in results that are published."""
+    for folder, short in ((common.ROOT, "."), (sys.prefix, "<python>"), (tempfile.gettempdir(), "<tmp>"),
+                          (Path.home(), "~")):
+        text = text.replace(str(folder), short)
+    return text

@@ -2,8 +2,8 @@
 
     python -m pytest benchmarks/bench_ops/test_highway.py --benchmark-only -k "b64"
 
-All published sizes have the same layer, 2048 wide. It computes in fp32 in every precision on the CPU; for a GPU see the
-stage `encoder` of gpu/run.sh. The yardstick that runs between the rounds is the reference.
+All published sizes have the same layer, 2048 wide. It computes in fp32 in every precision on the CPU; the encoder of
+test_char_cnn.py has it on a GPU. The yardstick that runs between the rounds is the reference.
 """
 
 import functools

@@ -9,130 +9,123 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks import bench_embed, common
-from benchmarks.gpu import predict, run, stages
-from tests.support import cuda_ops
+from benchmarks import common
+from benchmarks.gpu import predict
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
+# in a process of xdist nothing is timed
+HERE = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PYTEST_XDIST_WORKER": ""}
+
+
+def run(*arguments, **environment):
+    return subprocess.run([RUN, *map(str, arguments)], capture_output=True, text=True, timeout=300,
+                          env=HERE | {name: str(value) for name, value in environment.items()})
+
+
+def program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
 @pytest.mark.long
-def test_a_run_with_a_broken_stage(tmp_path, monkeypatch):
-    """It leaves the results of the other stages, in which every timing stands behind a check, and no path."""
-    monkeypatch.setattr(stages, "ceilings", lambda stage: stage.add(case="first", value=1) and 1 / 0)
-    monkeypatch.setattr(bench_embed, "SENTENCE_SECONDS", 0.01)
-    assert run.main(["--dry-run", "--out", str(tmp_path)]) == 1
-    assert [file.name for file in (tmp_path / "dry-run").iterdir()] == ["run.json"]
-    document = json.loads((tmp_path / "dry-run" / "run.json").read_text())
-    assert document["machine"]["cpu"]["model"] and document["machine"]["torch"]
-    assert document["date"].endswith("Z") and document["schema"] == common.SCHEMA
-    for path in (common.ROOT, Path.home(), tmp_path, sys.prefix):
-        assert f"{path}/" not in json.dumps(document)
-    of_stage = document["stages"]
-    assert list(of_stage) == list(run.STAGES)
-    broken = of_stage.pop("ceilings")
-    assert broken["status"] == "failed" and broken["results"] == [{"case": "first", "value": 1}]
-    assert broken["error"] == "ZeroDivisionError: division by zero"
-    assert all(found["status"] == "complete" and found["results"] for found in of_stage.values()), of_stage
-    for name, key in (("lstm", ("path", "precision")), ("text", ("precision",)), ("encoder", ("backend", "precision"))):
-        cases = [case for case in of_stage[name]["results"]
-                 if case.get("variant") != "reference" and "skipped" not in case]
-        checked = {tuple(case[each] for each in key) for case in cases
-                   if case.get("passed") and case.get("error", 0) <= case["limit"]}
-        timed = [case for case in cases if "median" in case]
-        assert timed and {tuple(case[each] for each in key) for case in timed} == checked
-        assert {case["precision"] for case in timed} == {"highest", "high", "medium"}
-        for case in timed:
-            assert 0 < case["p20"] <= case["median"] <= case["p80"] and case["tokens_per_s"] > 0
-    assert {case["way"] for case in of_stage["text"]["results"] if "way" in case} == {
-        "slots of 4", "one batch of 4", "one sentence", "from ids on the device"}
-    assert all(case["clipped_c"] > 0 for case in of_stage["lstm"]["results"] if case.get("part") == "check")
+def test_a_dry_run_times_what_agrees(tmp_path):
+    """And no result has a path of this machine."""
+    done = run("--dry-run", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder, found = tmp_path / "dry-run", {}
+    for name in ("ceilings", "lstm", "encoder", "embed-original"):
+        document = json.loads((folder / f"{name}.json").read_text())
+        assert document["machine"]["cpu"]["model"] and document["date"].endswith("Z")
+        assert document["schema"] == common.SCHEMA
+        for path in (common.ROOT, Path.home(), tmp_path, sys.prefix):
+            assert f"{path}/" not in json.dumps(document)
+        found[name] = document["results"]
+        for case in found[name]:
+            assert 0 < case["p20"] <= case["median"] <= case["p80"]
+            assert case["way"].startswith("ceiling") or case["tokens_per_s"] > 0
+            assert case.get("error", 0) <= case.get("limit", 0)
+    assert [line.split(": ")[:2] for line in (folder / "stages.txt").read_text().splitlines()] == [
+        [stage, "exit 0"] for stage in ("doctor", "ceilings", "lstm", "encoder", "text")]
+    assert {(case["variant"], case["precision"]) for case in found["lstm"]} == {
+        ("graph", precision) for precision in ("highest", "high", "medium")}
+    assert all("error" in case and case["us_per_layer_step"] > 0 for case in found["lstm"])
+    assert all(case.get("tflop_per_s", case.get("gb_per_s")) > 0 for case in found["ceilings"])
+    assert {case["way"] for case in found["embed-original"]} == {"slots of 4", "one batch of 4", "one sentence"}
 
 
-def test_a_path_that_is_wrong_is_not_timed(monkeypatch):
-    monkeypatch.setattr(cuda_ops, "projected_lstm", lambda x, rows, schedule, state, weights, **settings: (
-        torch.zeros(rows.shape[1], 2 * x.shape[1]), state))
-    monkeypatch.setattr(stages, "why_not", lambda device, path: None)
-    dry = run.Stage(20, dry_run=True)
-    assert dry.run(stages.lstm) == 1
-    assert {(case["path"], case["precision"]) for case in dry.results} == {
-        ("graph", "highest"), ("graph", "high"), ("graph", "medium"), ("persistent", "medium")}
-    assert not any("median" in case or case["passed"] for case in dry.results)
-    assert dry.document["error"] == "4 of 4 cases failed" and "ELMO_FAST_CUDA_LSTM" not in os.environ
+def ops(tmp_path, *arguments, plugin=""):
+    """A run of the cases in gpu/ with a plugin: what pytest printed, and the document."""
+    (tmp_path / "plugin.py").write_text(plugin)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "plugin", "benchmarks/gpu",
+               "--benchmark-only", "--benchmark-min-rounds=2", "--rows", tmp_path / "rows.json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=common.ROOT, env=HERE | {
+        "PYTHONPATH": f"{common.ROOT}{os.pathsep}{tmp_path}"})
+    rows = tmp_path / "rows.json"
+    return done, json.loads(rows.read_text()) if rows.exists() else None
 
 
-@pytest.mark.parametrize("said, passed", [
-    ("done\n========= ERROR SUMMARY: 0 errors\n", True),
-    ("done\n========= Invalid read\n========= ERROR SUMMARY: 1 error\n", False),
-    ("========= ERROR SUMMARY: 0 errors\n", False),
-    ("done\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", True),
-    ("done\n========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n", False),
-    ("Device not supported\n", False),
-    ("skipped: it needs compute capability 8.0\n========= ERROR SUMMARY: 0 errors\n", None),
-])
-def test_what_the_sanitizer_says(said, passed):
-    found = stages.verdict(said.splitlines())
-    assert found.get("passed") is passed
-    assert ("skipped" in found) == (passed is None) and ("log" in found) == (passed is False)
-
-
-def test_a_stage_that_hangs_is_ended_and_keeps_its_cases(tmp_path):
-    """With all that it started."""
-    began, part = time.monotonic(), tmp_path / "part"
-    script = f"echo '{{\"results\": [1]}}' >{part}; echo out; echo {tmp_path}/err >&2; sleep 60 & wait"
-    status, log = run.run_apart(["sh", "-c", script], 1.0)
-    assert time.monotonic() - began < 20 and log[0] == "out" and str(tmp_path) not in log[1]
-    assert run.result(status, log, part) == {"status": "timed out", "exit": status, "results": [1], "log": log}
-    found = run.result(*run.run_apart(["sh", "-c", "exit 3"], 5.0), part)
-    assert found == {"status": "failed", "exit": 3, "results": [], "log": []}
+def test_a_path_that_is_wrong_is_not_timed(tmp_path):
+    done, document = ops(tmp_path, "-k", "test_lstm and graph and 25-1]", plugin="""
+import torch
+from tests.support import cuda_ops
+right = cuda_ops.projected_lstm
+def wrong(x, rows, schedule, state, weights, *, precision, **settings):
+    out, state = right(x, rows, schedule, state, weights, precision=precision, **settings)
+    return (out * (1.1 if precision == "medium" else 1)), state
+cuda_ops.projected_lstm = wrong
+""")
+    assert done.returncode == 1
+    assert {case["precision"] for case in document["results"]} == {"highest", "high"}
+    refused = document["settings"]["not_timed"]
+    assert len(refused) == 2 and all("graph in medium against float64: relative error" in said and "medium" in name
+                                     for name, said in refused.items())
 
 
 @pytest.mark.long
-def test_a_stage_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
-    """As far as it comes where nvidia-smi answers and torch sees no GPU."""
-    if torch.cuda.is_available():
+def test_cases_without_time_are_skipped(tmp_path):
+    done, document = ops(tmp_path, "-k", "ceiling", "--seconds", "0")
+    assert done.returncode == 0 and document["results"] == []
+    assert len(document["settings"]["not_timed"]) == 5
+    assert all("no time is left of 0 s" in said for said in document["settings"]["not_timed"].values())
+
+
+@pytest.mark.long
+def test_a_gpu_that_is_not_there_ends_the_run(tmp_path):
+    done, document = ops(tmp_path, "-k", "ceiling", "--device", "cuda")
+    if "5 passed" in done.stdout:
         pytest.skip("this machine has a GPU")
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA H100 80GB HBM3\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHON": sys.executable,
-                   "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([RUN, "--stage", "lstm", "--out", tmp_path], capture_output=True, text=True, timeout=100,
-                          env=environment)
-    found = json.loads((tmp_path / "h100-80gb-hbm3" / "lstm.json").read_text())
-    assert done.returncode == 1 and found["machine"]["torch"] and list(found["stages"]) == ["lstm"]
-    assert found["stages"]["lstm"]["error"] == "RuntimeError: torch sees no CUDA device; --dry-run runs without one"
-    assert found["stages"]["lstm"]["exit"] == 1 and found["stages"]["lstm"]["log"]
+    assert (done.returncode, document) == (2, None) and "torch sees no CUDA device" in done.stdout
 
 
-def test_cases_that_raise_are_recorded(tmp_path):
-    dry = run.Stage(20, dry_run=True, file=tmp_path / "part")
-    dry.attempt(lambda: 1 / 0, case="bad")
-    dry.attempt(lambda: {"value": 1.23456789}, case="good")
-    assert run.result(0, [], dry.file)["results"] == dry.results == [
-        {"case": "bad", "failed": "ZeroDivisionError: division by zero"}, {"case": "good", "value": 1.2346}]
-    stages.ceilings(dry)
-    assert all(case["tflop_per_s" if "gemm" in case["case"] else "gb_per_s"] > 0 for case in dry.results[2:])
+def test_a_stage_that_hangs_or_fails_loses_no_others(tmp_path):
+    """The stages of a GPU, with programs in place of what they run, up to one that hangs."""
+    program(tmp_path / "nvidia-smi", "echo NVIDIA H100 80GB HBM3; echo NVIDIA H200")
+    program(tmp_path / "timeout", f'shift 2; {shutil.which("timeout")} -k 1 2 "$0.py" "$@"')
+    program(tmp_path / "timeout.py", 'echo "$@"; case "$*" in *doctor*) exit 3 ;; *ceiling*) sleep 60 & wait ;; esac')
+    began = time.monotonic()
+    done = run("--out", tmp_path / "out", "--allennlp", tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 1 and time.monotonic() - began < 50
+    lines = (tmp_path / "out" / "h100-80gb-hbm3" / "stages.txt").read_text().splitlines()
+    found = [line.split(": ", 2) for line in lines]
+    assert [(name, status) for name, status, _ in found] == [
+        ("install", "exit 0"), ("doctor", "exit 3"), ("tests", "exit 0"), ("ceilings", "exit 124"), ("lstm", "exit 0"),
+        ("encoder", "exit 0"), ("text", "exit 0"), ("sanitizer", "exit 0"), ("sanitizer", "exit 0")]
+    for (*_, command), words in zip(found, ("--no-index", "doctor", "-m gpu", "--device cuda", "--seconds 84",
+                                            "encoder and original", f"--allennlp {tmp_path}", "memcheck", "racecheck")):
+        assert words in command
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--stage", "nope"], "invalid choice: 'nope'"), (["--out"], "expected one argument"),
-    (["--allennlp", "/no/such/folder"], "--allennlp: no folder"), (["--nonsense"], "unrecognized arguments"),
-])
-def test_run_refuses_wrong_arguments(arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        run.main(arguments)
-    assert message in capsys.readouterr().err
-
-
-def test_a_gpu_is_asked_for(tmp_path):
-    """Without nvidia-smi and without --dry-run nothing is written."""
-    if shutil.which("nvidia-smi"):
+    (["--stage", "nope"], "--stage: no stage nope"), (["--out"], "--out: expected an argument"),
+    (["--nonsense"], "unknown argument --nonsense"), (["--allennlp", "/no/such/folder"], "/no/such/folder"),
+    ([], "no NVIDIA GPU answers nvidia-smi; --dry-run")])
+def test_run_refuses(arguments, message, tmp_path):
+    """Wrong arguments, and a machine without a GPU; nothing is written."""
+    if not arguments and shutil.which("nvidia-smi"):
         pytest.skip("this machine has nvidia-smi")
-    done = subprocess.run([RUN, "--out", tmp_path], capture_output=True, text=True, timeout=30, cwd=tmp_path,
-                          env={**os.environ, "PYTHON": sys.executable})
-    assert done.returncode == 2 and "--dry-run" in done.stderr and not list(tmp_path.iterdir())
+    done = run("--out", tmp_path / "out", *arguments)
+    assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_a_prediction_adds_up():

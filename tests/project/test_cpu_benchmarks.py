@@ -69,6 +69,17 @@ def test_embedding_has_every_way_and_precision(bench):
     assert common.table(common.document("embed tiny", settings, cases)).count("\n| tiny |") == len(cases)
 
 
+def test_a_gpu_has_the_way_from_ids_and_no_floor():
+    """A device by another name than that of the CPU."""
+    text, (peer, ours) = bench_embed.Text.read("running text", 2, 3), (
+        models.Embedder(models.build("tiny", backend=backend, device="cpu:0")) for backend in ("reference", "auto"))
+    setup = bench_embed.Setup("tiny", 3, "reference", peer, {"highest": ours}, {}, device="cpu:0")
+    found = bench_embed.time_text(setup, text, 2, 1)
+    assert all(speed > 0 for speed in found["from ids on the device", "ours", "highest"].samples)
+    assert bench_embed.floors(setup, text, 1, bench_embed.no_rates) == (
+        {}, {"highest": {"no_floor": "floors are those of a CPU"}})
+
+
 @pytest.mark.long
 def test_plain_backends_stand_beside_the_peer(bench):
     settings, cases = bench(bench_embed, "--plain", "reference", "torch", "--precisions", "highest")
@@ -144,6 +155,8 @@ def test_the_token_table_runs_every_precision_there_is(bench, monkeypatch):
 @pytest.mark.parametrize("module, arguments, message", [
     (bench_embed, ["--precisions", "highest"], "batches in highest against reference: relative error"),
     (bench_embed, ["--precisions", "highest", "--plain", "torch"], "torch against reference: relative error"),
+    pytest.param(bench_embed, ["--device", "cuda"], "--device: expected cpu where torch sees no CUDA device",
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a CUDA device")),
     (bench_embed, ["--simple-elmo", "nowhere"], "expected a folder with simple_elmo/elmo_helpers.py, got nowhere"),
     (bench_embed, ["--bilm-tf", "nowhere"], "expected a folder with bilm/model.py, got nowhere"),
     (bench_embed, ["--allennlp", "nowhere"], "expected a checkout of AllenNLP 0.9"),

@@ -20,7 +20,7 @@ def rates(fp32):
 
 def test_turns_between_which_the_rate_falls_are_marked():
     measured = iter([90.0, 100.0, 60.0, 95.0, 70.0])
-    watch = bench_embed.Watch(lambda: rates(next(measured)))
+    watch = floor.Watch(lambda: rates(next(measured)))
     for _ in range(4):
         watch(CASE)
     assert watch.busy() == {CASE: [False, True, True, False]}
@@ -39,7 +39,7 @@ def test_no_turn_is_marked_without_a_floor():
     def fail():
         raise floor.NoFloor("no compiler")
 
-    watch = bench_embed.Watch(fail)
+    watch = floor.Watch(fail)
     watch(CASE)
     assert watch.busy() == {}
 
