@@ -25,7 +25,7 @@ def device(request) -> torch.device:
     name = request.config.getoption("--device")
     if name == "cuda" and not torch.cuda.is_available():
         pytest.exit("--device cuda: torch sees no CUDA device", returncode=2)
-    return torch.device(name)
+    return torch.empty(0, device=name).device
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ def convolve(model: CharacterEncoder, ids: torch.Tensor, backend: str, dtype=tor
 def expected(what: str, size: str, batch: int, device: torch.device) -> torch.Tensor:
     """The reference: in float64 for small, else in fp32."""
     model, ids = encoder(size, device), token_ids(batch, device)
-    with torch.no_grad():
+    with torch.no_grad(), numerics("highest", device):
         if what == "char_cnn":
             return convolve(model, ids, "reference", torch.float64)
         if size != "small":
