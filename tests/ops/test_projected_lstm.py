@@ -11,12 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmo_fast.ops import projected_lstm as op
-from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing import relative_error
 from tests.support.engines import FAST, FIXED, HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, TORCH, Engine, altered, isa
 from tests.support.grid import grid
-from tests.support.models import SHAPES
-from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, draw, layer, lstm_case, on_threads
+from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, layer, lstm_case, on_threads
 
 SIZES = [(11, 37, 11), (16, 24, 24), (16, 64, 64), (5, 40, 33), (11, 37, 37), (64, 128, 64), (512, 128, 512),
          (32, 256, 48), (1, 1, 1), (7, 5, 2), (33, 70, 45)]  # I, D, P
@@ -256,7 +254,7 @@ def test_precomputed_long_sums_in_many_chunks():
 
 
 def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
-    weights = layer(SHAPES["two layers"], torch.float32, requires_grad=True)
+    weights = layer(lstm_case().leaves())
     assert not op.accepts_input_projections("auto", "highest", weights)
     with torch.no_grad():
         assert op.accepts_input_projections("native", "highest", weights)
@@ -273,8 +271,8 @@ def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
 @pytest.mark.parametrize("name, change, message", [
     ("inputs", lambda x: x[:, :10], "inputs: expected shape"),
     ("inputs", lambda x: x.long(), "inputs: expected floating-point"),
-    ("rows", lambda x: x + 6, "rows: expected rows of inputs, 0 to 5"),
-    ("rows", lambda x: x - 6, "rows: expected rows of inputs"),
+    ("rows", lambda x: x + 7, "rows: expected rows of inputs, 0 to 6"),
+    ("rows", lambda x: x - 7, "rows: expected rows of inputs"),
     ("rows", lambda x: x[:, 1:], "rows: expected shape"),
     ("rows", lambda x: x.float(), "rows: expected int32 or int64"),
     ("state", lambda x: (x[0][1:], x[1][1:]), r"state\[0\]: expected"),
@@ -285,19 +283,16 @@ def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
     ("initial_state", lambda x: (torch.zeros(11), torch.zeros(74)), r"initial_state\[0\]: expected shape"),
     ("weights", lambda x: (x[0], (x[1][0], x[1][1][1:], x[1][2])), r"weights\[1\] B: expected"),
     ("weights", lambda x: (x[0], (*x[1][:2], None)), "weights: expected W_P"),
-    ("precomputed", lambda x: True, r"inputs: expected shape \(6, 296\), got \(6, 11\)"),
+    ("precomputed", lambda x: True, r"inputs: expected shape \(7, 296\), got \(7, 11\)"),
     ("rows", lambda x: None, "rows: expected the row of inputs .*, since inputs are precomputed; got None"),
 ])
 def test_refuses(name, change, message, backend):
-    inputs, index, state = draw(SHAPES["two layers"], torch.float32)
-    schedule = make_schedule(LENGTHS)
-    good = {"inputs": inputs, "rows": index[torch.from_numpy(schedule.tokens).long()], "schedule": schedule,
-            "state": state, "weights": layer(SHAPES["two layers"], torch.float32)}
-    changes = {name: change(good.get(name))}
+    call, _ = lstm_case().given(lstm_case().leaves(wanted=[]))
+    changes = {name: change(vars(call)[name])}
     if "precomputed" in message:
         changes |= {"inputs": torch.zeros(sum(LENGTHS), 8 * 37), "precomputed": True}
     with pytest.raises(ValueError, match=f"^{message}"):
-        op.projected_lstm(**good | changes, backend=backend)
+        op.projected_lstm(**vars(call) | changes, backend=backend)
 
 
 def test_the_native_engine_names_what_it_lacks():
