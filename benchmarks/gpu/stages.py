@@ -30,7 +30,7 @@ from benchmarks.peers import allennlp
 from elmo_fast.ops.cuda import persistent
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.schedule import make_schedule
-from tests.support import cuda_ops, gpu_lstm
+from tests.support import cuda_ops, gpu_lstm, op_cases
 
 CHECKS = {"install": "pip install --no-index --no-build-isolation --no-deps --no-input -e .",
           "doctor": "elmo_fast.cli doctor", "tests": "pytest -q -m gpu -p no:cacheprovider tests"}
@@ -107,10 +107,11 @@ SLOTS, STEPS = (1, 8, 16, 32, 64), (25, 200, 1000)
 BATCH_SIZES = [8] * 4 + [6] * 9 + [3] * 7 + [1] * 10
 
 
-def check(device: str, of, precision: str) -> dict:
-    """A ragged batch, run plainly, then captured and replayed; both clips fire."""
-    found, error, limit = gpu_lstm.compare(of, precision, **gpu_lstm.ragged(BATCH_SIZES, of), device=device, times=3)
-    clipped = float((found[1][1].abs() >= of.lstm.cell_clip).double().mean())
+def check(device: str, sizes: tuple[int, int], precision: str) -> dict:
+    """A ragged batch on layers of those cells and values, run plainly, then captured and replayed; both clips fire."""
+    case = gpu_lstm.ragged(BATCH_SIZES, *sizes)
+    (_, _, c), error, limit = gpu_lstm.compare(case, precision, device=device, times=3)
+    clipped = float((c.abs() >= case.clips["cell_clip"]).double().mean())
     return {"error": error, "limit": limit, "clipped_c": clipped, "passed": error <= limit and clipped > 0}
 
 
@@ -140,12 +141,13 @@ def lstm(stage: Stage) -> None:
         os.environ["ELMO_FAST_CUDA_LSTM"] = path
         sizes = ("tiny",) if stage.dry_run else ("original", "small")
         for precision, size in itertools.product(precisions[::-1], sizes):
-            of = gpu_lstm.one_layer(*common.SIZES[size][:2])
+            of = dim, projection = common.SIZES[size][:2]
             facts = {"path": path, "precision": precision, "size": size}
             checked = stage.attempt(lambda: check(stage.device, of, precision), needs=3, part="check", **facts)
             if not checked.get("passed"):
                 continue
-            weights = gpu_lstm.moved(gpu_lstm.layer(of), stage.device)
+            case = op_cases.lstm_case((projection, dim, projection), lengths=[1])
+            weights = op_cases.layer(case.leaves(wanted=[], device=stage.device))
             for steps, slots in [(3, 2)] if stage.dry_run else itertools.product(STEPS, SLOTS):
                 stage.attempt(lambda: measure(stage, weights, path, precision, slots, steps), part="time", slots=slots,
                               steps=steps, **facts)
@@ -239,5 +241,5 @@ if __name__ == "__main__":
     if reason := why_not("cuda", sys.argv[1]):
         sys.exit(f"skipped: {reason}")
     os.environ["ELMO_FAST_CUDA_LSTM"] = sys.argv[1]
-    assert all(check("cuda", gpu_lstm.one_layer(96, 32), precision)["passed"] for precision in PATHS[sys.argv[1]])
+    assert all(check("cuda", (96, 32), precision)["passed"] for precision in PATHS[sys.argv[1]])
     print("done")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elmo_fast.ops import projected_lstm as op
 from elmo_fast.testing import relative_error
-from tests.support.engines import FAST, FIXED, HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, TORCH, Engine, altered, isa
+from tests.support.engines import FAST, FIXED, GPU, HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, TORCH, Engine, altered
 from tests.support.grid import grid
 from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, layer, lstm_case, on_threads
 
@@ -104,7 +104,7 @@ def test_the_emulation_of_tiles_has_their_bits(precision, scale):
             assert all(map(torch.equal, found, *others))
 
 
-@pytest.mark.parametrize("engine", FIXED, ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
 def test_restart_makes_sentences_independent(engine):
     case = lstm_case(slots=SLOTS, starts=True)
     operands = case.operands | {name: case.operands[name] * np.nan for name in "hc"}
@@ -113,7 +113,7 @@ def test_restart_makes_sentences_independent(engine):
     assert engine.same(out, case.part(range(len(LENGTHS)), started)[0].run(engine)[0])
 
 
-@pytest.mark.parametrize("engine", FIXED, ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
 def test_slots_without_tokens_keep_their_state(engine):
     case = lstm_case()
     for name, after in zip("hc", case.run(engine)[1:]):
@@ -121,7 +121,7 @@ def test_slots_without_tokens_keep_their_state(engine):
         assert torch.equal(before[2], after[2]) and not torch.equal(before[3], after[3])
 
 
-@pytest.mark.parametrize("engine", FIXED, ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_stays_in_its_sentence(engine, value):
     case, index = lstm_case(), lstm_case().index.clone()
@@ -136,7 +136,7 @@ def test_what_is_no_number_stays_in_its_sentence(engine, value):
         assert out[5:11, :11].isnan().all() and out[4:6, 11:].isnan().all()
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *GPU], ids=str)
 def test_nan_and_infinity_pass(engine):
     case = lstm_case((40, 20, 7), [1] * 6, gathered=False)  # tiles take 16 inputs at a time, and the rest one by one
     x, h, c = (case.operands[name] for name in ("inputs", "h", "c"))
@@ -171,7 +171,7 @@ def test_a_denormal_cell_stays_so(engine, threads, flush, value):
     if not torch.set_flush_denormal(flush):
         pytest.skip("this CPU does not flush denormals")
     try:
-        with isa(engine.isa):
+        with engine.active():
             out, _, after = on_threads(threads, case.call, tensors, "native")
         assert (torch.full((1,), 3e-40) * 1 == 0).all() == flush
     finally:

@@ -52,8 +52,8 @@ def test_a_run_with_a_broken_stage(tmp_path, monkeypatch):
 
 
 def test_a_path_that_is_wrong_is_not_timed(monkeypatch):
-    monkeypatch.setattr(cuda_ops, "projected_lstm", lambda x, rows, schedule, state, weights, **settings: (
-        torch.zeros(rows.shape[1], 2 * x.shape[1]), state))
+    monkeypatch.setattr(cuda_ops, "projected_lstm", lambda inputs, rows, schedule, state, weights, **settings: (
+        torch.zeros(rows.shape[1], 2 * inputs.shape[1]), state))
     monkeypatch.setattr(stages, "why_not", lambda device, path: None)
     dry = run.Stage(20, dry_run=True)
     assert dry.run(stages.lstm) == 1

@@ -11,6 +11,7 @@ from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
 from tests.support import cuda_ops, ptx_machine
+from tests.support.lstm_on_ptx import lstm_on_ptx
 
 native, _missing = native_module()
 needs_native = pytest.mark.skipif(native is None, reason=f"no native module: {_missing}")
@@ -28,7 +29,9 @@ def isa(name):
 
 
 class Engine(NamedTuple):
-    """A backend of an op, or the operands of the Triton kernels, which then run as the PTX of sm_80."""
+    """A backend of an op; the operands of the Triton kernels, which then run as the PTX of sm_80; or "cuda", the GPU's
+    LSTM on the CPU, whose `isa` says what `lstm_on_ptx` runs.
+    """
 
     backend: str = "native"
     isa: str | None = None
@@ -47,17 +50,21 @@ class Engine(NamedTuple):
     @contextlib.contextmanager
     def active(self):
         """Inside a with block calls of an op may have this engine's backend."""
-        with isa(self.isa), pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            if self.backend == "cuda":
+                stack.enter_context(lstm_on_ptx(self.isa))
+            else:
+                stack.enter_context(isa(self.isa))
             if self.backend in ON_TRITON:
                 from tests.support import triton_on_ptx
 
-                triton_on_ptx.on_ptx(patch, 80)
+                triton_on_ptx.on_ptx(stack.enter_context(pytest.MonkeyPatch.context()), 80)
                 stack.enter_context(cuda_ops.registered_on_cpu())
             yield
 
     def same(self, found, expected):
         """To the bit where the order of sums is fixed, to rounding in float64 elsewhere."""
-        if self.backend == "native":
+        if self.backend in ("native", "cuda"):
             return torch.equal(found.nan_to_num(7e9), expected.nan_to_num(7e9))
         return torch.allclose(found, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
 
@@ -76,6 +83,9 @@ TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision i
 FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
+GPU = [Engine("cuda", kernels, precision) for kernels, precision in (
+    (None, "highest"), (None, "medium"), ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"),
+    ("triton sm_80", "highest"))]
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
 
 

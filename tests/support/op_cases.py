@@ -22,6 +22,7 @@ from tests.support.models import SENTENCES, weights
 LENGTHS = [3, 1, 0, 7, 4, 1, 5]
 SLOTS = np.array([0, 1, 1, 0, 2, 1, 0])  # of those sentences
 TIGHT = {"cell_clip": 0.3, "proj_clip": 0.08}
+LOOSE = {"cell_clip": 3.0, "proj_clip": 3.0}
 TOKENS = sorted({token for sentence in SENTENCES for token in sentence} | {"<S>", "</S>"} |
                 {"a" * n for n in range(49)})
 
