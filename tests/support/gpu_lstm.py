@@ -49,7 +49,7 @@ def error_of(found, expected):
     """The largest relative error of outputs and states, NaN above all."""
     pairs = list(zip(found, expected, strict=True))
     assert all(ours.shape == theirs.shape and ours.dtype == torch.float32 for ours, theirs in pairs)
-    return float(torch.tensor([relative_error(ours.cpu(), theirs) for ours, theirs in pairs]).max())
+    return float(torch.tensor([relative_error(ours.cpu(), theirs.cpu()) for ours, theirs in pairs]).max())
 
 
 def compare(case, precision, weights=(), device="cpu", times=1, **how):

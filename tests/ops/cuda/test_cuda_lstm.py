@@ -37,8 +37,8 @@ def path(monkeypatch):
 
 def prepared(precision="medium", seed=0):
     """A call of the op on the GPU, its operands there."""
-    call, _ = ragged(BATCH_SIZES, seed=seed).given(ragged(BATCH_SIZES, seed=seed).leaves(wanted=[], device=HERE),
-                                                   precision=precision)
+    case = ragged(BATCH_SIZES, seed=seed)
+    call, _ = case.given(case.leaves(wanted=[], device=HERE), precision=precision)
     return functools.partial(cuda_ops.projected_lstm, **vars(call))
 
 
@@ -107,7 +107,7 @@ def test_streams_do_not_disturb_each_other(name, path):
                 found.append(work())
         torch.cuda.synchronize()
         for (out, state), (truth, final) in zip(found, expected):
-            assert error_of((out, *state), (truth.cpu(), *(part.cpu() for part in final))) < LIMITS["medium"]
+            assert error_of((out, *state), (truth, *final)) < LIMITS["medium"]
 
 
 def test_memory_goes_with_the_last_model():

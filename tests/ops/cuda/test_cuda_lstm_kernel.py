@@ -205,7 +205,7 @@ def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 2 * slots)
     text, (_, most, *clusters) = native.machine.source(SHIPPED), native.limits
     ran, missed = defaultdict(dict), defaultdict(dict)
-    cases, scale = list(shapes(native, most, slots)), torch.ones(6, 2)
+    cases, scale = list(shapes(native, most, slots)), torch.ones(2 * slots, 2)
 
     def collect(cases):
         for (dim, projection, limits, changes), bf16 in itertools.product(cases, (False, True)):
