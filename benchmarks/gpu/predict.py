@@ -118,7 +118,7 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
                                                index=torch.arange(len(rows))), "medium")
             runs += [opcodes for kernel, opcodes in ptx_machine.counters(native.machine, ptx_machine.SHIPPED).items()
                      if "persistent_kernel" in kernel]
-        plan = native.plan(dim, projection, slots)
+        plan = native.cuda_lstm_plan(dim, projection, native.limits, slots)
     step = {opcode: counts - runs[0][opcode] for opcode, counts in runs[1].items()}
     found = classified(step, blocks=plan["blocks"], z_bytes=slots * 2 * 4 * dim * 2, rounds=rounds,
                        cluster_rounds=cluster_rounds)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elmo_fast.ops import projected_lstm as op
 from elmo_fast.testing import relative_error
+from tests.support import engines
 from tests.support.engines import FAST, FIXED, GPU, HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, TORCH, Engine, altered
 from tests.support.grid import grid
 from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, layer, lstm_case, on_threads
@@ -179,6 +180,32 @@ def test_a_denormal_cell_stays_so(engine, threads, flush, value):
     assert torch.equal(after.view(torch.int32), c.view(torch.int32))
     assert torch.equal(out.signbit(), c.signbit())
     assert ((out.abs().view(torch.int32) - c.abs().view(torch.int32) // 2).abs() <= 1).all()
+
+
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *GPU], ids=str)
+@pytest.mark.parametrize("name", ["w_1", "b_1", "p_1"])
+def test_an_edit_in_place_is_noticed(engine, name):
+    case = lstm_case(clips=TIGHT)
+    leaves = case.leaves(wanted=[])
+    with engine.active():
+        before, *_ = case.call(leaves, engine.backend, engine.precision)
+        leaves[name].mul_(0.5)
+        after, *_ = case.call(leaves, engine.backend, engine.precision)
+    case.operands[name].mul_(0.5)
+    assert not torch.equal(before, after) and torch.equal(case.run(engine)[0], after)
+
+
+@pytest.mark.parametrize("engine", [NATIVE, *engines.GRAPHS], ids=str)
+def test_inference_mode_leaves_nothing_behind(engine):
+    case = lstm_case(clips=TIGHT)
+    leaves = case.leaves(wanted=[])
+    with engine.active():
+        with torch.inference_mode():
+            inside = [case.call(each, engine.backend, engine.precision)[0] for each in (leaves, case.leaves(wanted=[]))]
+        for _ in range(2):
+            outside, *_ = case.call(leaves, engine.backend, engine.precision)
+    assert torch.equal(inside[0], outside) and torch.equal(inside[1], outside)
+    outside.add_(1)
 
 
 def test_many_rows_run_in_chunks(monkeypatch):

@@ -15,7 +15,8 @@ from tests.support.lstm_on_ptx import lstm_on_ptx
 
 native, _missing = native_module()
 needs_native = pytest.mark.skipif(native is None, reason=f"no native module: {_missing}")
-_LIMITS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
+LIMITS = {"cpu": {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"},
+          "cuda": {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}}  # names in AGAINST_FLOAT64
 ON_TRITON = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}  # by operands: how far one op may be off
 
 
@@ -40,25 +41,26 @@ class Engine(NamedTuple):
 
     @property
     def limits(self):
-        """Relative Frobenius errors of results and of gradients."""
+        """Relative Frobenius errors of results and of gradients; on a GPU's 16-bit operands, those of fp16."""
         if self.dtype == torch.float64:
             return 1e-12, 1e-10
         if self.backend in ON_TRITON:
             return ON_TRITON[self.backend], GRADIENT_AGAINST_FLOAT64
-        return AGAINST_FLOAT64[_LIMITS[self.precision]], GRADIENT_AGAINST_FLOAT64
+        names = LIMITS["cuda" if self.backend == "cuda" else "cpu"]
+        return AGAINST_FLOAT64[names[self.precision]], GRADIENT_AGAINST_FLOAT64
 
     @contextlib.contextmanager
     def active(self):
         """Inside a with block calls of an op may have this engine's backend."""
-        with contextlib.ExitStack() as stack:
-            if self.backend == "cuda":
-                stack.enter_context(lstm_on_ptx(self.isa))
-            else:
-                stack.enter_context(isa(self.isa))
+        cuda = self.backend == "cuda"
+        with (lstm_on_ptx(self.isa) if cuda else isa(self.isa), pytest.MonkeyPatch.context() as patch,
+              contextlib.ExitStack() as stack):
+            if cuda:
+                cuda_ops.in_models(patch, self.precision)
             if self.backend in ON_TRITON:
                 from tests.support import triton_on_ptx
 
-                triton_on_ptx.on_ptx(stack.enter_context(pytest.MonkeyPatch.context()), 80)
+                triton_on_ptx.on_ptx(patch, 80)
                 stack.enter_context(cuda_ops.registered_on_cpu())
             yield
 
@@ -83,9 +85,9 @@ TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision i
 FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
-GPU = [Engine("cuda", kernels, precision) for kernels, precision in (
-    (None, "highest"), (None, "medium"), ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"),
-    ("triton sm_80", "highest"))]
+GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS]
+GPU = [*GRAPHS, *(Engine("cuda", kernels, precision) for kernels, precision in (
+    ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"), ("triton sm_80", "highest")))]
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
 
 

@@ -29,7 +29,7 @@ class NativeOnPtx:
     def cuda_lstm_run(self, **call):
         call |= self.changes
         self.calls.append(call)
-        memory = memory_of(call, self.plan(call["dim"], call["projection"], call["slots"]))
+        memory = memory_of(call, persistent.plan(call["dim"], call["projection"], self.limits, call["slots"]))
         try:
             for name, size in memory.items():
                 if call[name]:
@@ -41,9 +41,6 @@ class NativeOnPtx:
             raise AssertionError(f"the kernel breaks its contract: {error}") from error
         finally:
             self.machine.forget_memory()
-
-    def plan(self, dim: int, projection: int, slots: int) -> dict:
-        return self.cuda_lstm_plan(dim, projection, self.limits, slots)
 
     def device(self, *limits: int) -> None:
         """Another GPU from here on, on which no launch has failed."""

@@ -199,19 +199,6 @@ def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
     assert layers_with_graphs() == []
 
 
-@pytest.mark.parametrize("native, name, precision", [
-    (None, "w_1", "highest"), (None, "b_1", "medium"), (None, "p_1", "medium"), ("sm_90", "p_1", "medium")],
-    indirect=["native"])
-def test_an_edit_in_place_is_noticed(native, name, precision):
-    case = lstm_case(clips=TIGHT)
-    weights = weights_of(case)
-    before, *_ = run(case, precision, weights)
-    weights[name].mul_(0.5)
-    after, *_ = run(case, precision, weights)
-    case.operands[name].mul_(0.5)
-    assert not torch.equal(before, after) and torch.equal(run(case, precision)[0], after)
-
-
 def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
     few, weight = blocks.Arenas(), torch.ones(1)
     monkeypatch.setattr(blocks, "_MOST_ARENAS", 2)
@@ -225,17 +212,6 @@ def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
         check(lstm_case(lengths=[4] * slots, clips=TIGHT), "highest", weights)
     arena, = arenas.kept.values()
     assert list(arena._buckets) == [4, 8]
-
-
-@pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_inference_mode_leaves_nothing_behind(precision, graphs):
-    case = lstm_case(clips=TIGHT)
-    before = case.leaves(wanted=[])
-    with torch.inference_mode():
-        inside = [case.call(operands, "cuda", precision)[0] for operands in (before, case.leaves(wanted=[]))]
-    outside = case.call(before, "cuda", precision)[0]
-    assert torch.equal(inside[0], outside) and torch.equal(inside[1], outside)
-    outside.add_(1)
 
 
 def test_threads_take_turns_on_an_arena(graphs):

@@ -65,6 +65,7 @@ def test_agrees_with_float64(slots, most_steps, seed, native):
     first = native.calls[0]
     same = {"operand": bf16 or clips["proj_clip"] is None, "state_stride": slots + 3, "packed": first["packed"]}
     assert all(call | same == call for call in native.calls) and first["slots"] == min(slots, 64)
+    assert all(call["timeout_ns"] for call in native.calls)
 
 
 @pytest.mark.parametrize("native, dim, projection, slots, cluster, devices", PLANS, indirect=["native"])
@@ -72,7 +73,7 @@ def test_plans_agree_with_float64(native, dim, projection, slots, cluster, devic
     plans = []
     for device in devices:
         native.device(*device)
-        plans.append(native.plan(dim, projection, slots))
+        plans.append(persistent.plan(dim, projection, native.limits, slots))
         check(native, ragged([slots, slots, slots // 2 + 1], dim, projection, TIGHT, seed=slots), least_clipped=0.02)
     assert {plan["cluster"] for plan in plans} == {cluster}
     assert len({plan["shared_steps"] for plan in plans}) == len(devices)
