@@ -102,12 +102,13 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
 
 def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     """A step of the original size in fp16, on an H100's plan; the numbers of the run are checked."""
+    import pytest
     import torch
 
     from tests.support import gpu_lstm, lstm_on_ptx, op_cases, ptx_machine
 
     (dim, projection, _), runs = common.SIZES["original"], []
-    with lstm_on_ptx.lstm_on_ptx("sm_90") as native:
+    with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx("sm_90", patch) as native:
         native.device(*lstm_on_ptx.H100)
         native.machine.set(traffic=True)
         for steps in (2, 3):

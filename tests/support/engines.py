@@ -53,8 +53,8 @@ class Engine(NamedTuple):
     def active(self):
         """Inside a with block calls of an op may have this engine's backend."""
         cuda = self.backend == "cuda"
-        with (lstm_on_ptx(self.isa) if cuda else isa(self.isa), pytest.MonkeyPatch.context() as patch,
-              contextlib.ExitStack() as stack):
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+            stack.enter_context(lstm_on_ptx(self.isa, patch) if cuda else isa(self.isa))
             if cuda:
                 cuda_ops.in_models(patch, self.precision)
             if self.backend in ON_TRITON:

@@ -63,33 +63,32 @@ def memory_of(call: dict, plan: dict) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def lstm_on_ptx(kernels: str | None):
-    """In the body the CUDA LSTM takes one path on the CPU; gives what runs the launches of the persistent one.
+def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
+    """From here on the CUDA LSTM takes one path on the CPU; gives what runs the launches of the persistent one.
 
     With `kernels` "sm_90" or "sm_80" that path is there, and forced; after the body its machine is what it was. "triton
     sm_90" is the graph path with its two small kernels as Triton's PTX; None has PyTorch's operations for them.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        if kernels is None or kernels.startswith("triton"):
-            if kernels:
-                from tests.support import triton_on_ptx
+    if kernels is None or kernels.startswith("triton"):
+        if kernels:
+            from tests.support import triton_on_ptx
 
-                triton_on_ptx.on_ptx(patch, int(kernels[-2:]), registers=64)
-            yield None
-            return
-        native = NativeOnPtx(int(kernels[-2:]))
-        shipped = native.machine.source(SHIPPED)
-        patch.setattr(persistent, "native_module", lambda: (native, None))
-        patch.setattr(persistent, "lacks", lambda device: None)
-        patch.setattr(persistent, "limits", lambda device: native.limits)
-        patch.setattr(persistent, "_TIMEOUT_NS", 60 * 10**9)
-        patch.setenv(choice.VARIABLE, choice.PERSISTENT)
-        native.machine.set()
+            triton_on_ptx.on_ptx(patch, int(kernels[-2:]), registers=64)
+        yield None
+        return
+    native = NativeOnPtx(int(kernels[-2:]))
+    shipped = native.machine.source(SHIPPED)
+    patch.setattr(persistent, "native_module", lambda: (native, None))
+    patch.setattr(persistent, "lacks", lambda device: None)
+    patch.setattr(persistent, "limits", lambda device: native.limits)
+    patch.setattr(persistent, "_TIMEOUT_NS", 60 * 10**9)
+    patch.setenv(choice.VARIABLE, choice.PERSISTENT)
+    native.machine.set()
+    persistent._watch.cache_clear()
+    try:
+        yield native
+    finally:
         persistent._watch.cache_clear()
-        try:
-            yield native
-        finally:
-            persistent._watch.cache_clear()
-            native.machine.set_device(*DEVICES[native.generation])
-            if native.machine.source(SHIPPED) != shipped:
-                native.machine.replace(SHIPPED, shipped)
+        native.machine.set_device(*DEVICES[native.generation])
+        if native.machine.source(SHIPPED) != shipped:
+            native.machine.replace(SHIPPED, shipped)

@@ -28,7 +28,7 @@ def graphs(monkeypatch, arenas):
 
 
 @pytest.fixture(params=["sm_90", "sm_80"])
-def native(request):
+def native(request, monkeypatch):
     """`NativeOnPtx`, on which the persistent path runs; None where the parameter says that the graph path does."""
-    with lstm_on_ptx(request.param) as module:
+    with lstm_on_ptx(request.param, monkeypatch) as module:
         yield module
