@@ -124,8 +124,10 @@ def test_slots_without_tokens_keep_their_state(engine):
 
 @pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_stays_in_its_sentence(engine, value):
-    case, index = lstm_case(), lstm_case().index.clone()
+@pytest.mark.parametrize("clips", [{}, TIGHT], ids=["no clips", "clips"])  # a GPU's bf16 and fp16
+def test_what_is_no_number_stays_in_its_sentence(engine, clips, value):
+    case = lstm_case(clips=clips)
+    index = case.index.clone()
     inputs = case.operands["inputs"]
     index[5] = len(inputs)  # the second token of the sentence of seven, tokens 4 to 10
     broken = case.operands | {"inputs": torch.cat([inputs, torch.full_like(inputs[:1], value)])}

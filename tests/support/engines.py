@@ -15,8 +15,8 @@ from tests.support.lstm_on_ptx import lstm_on_ptx
 
 native, _missing = native_module()
 needs_native = pytest.mark.skipif(native is None, reason=f"no native module: {_missing}")
-LIMITS = {"cpu": {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"},
-          "cuda": {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}}  # names in AGAINST_FLOAT64
+_LIMITS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
+_LIMITS_ON_GPU = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
 ON_TRITON = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}  # by operands: how far one op may be off
 
 
@@ -46,8 +46,8 @@ class Engine(NamedTuple):
             return 1e-12, 1e-10
         if self.backend in ON_TRITON:
             return ON_TRITON[self.backend], GRADIENT_AGAINST_FLOAT64
-        names = LIMITS["cuda" if self.backend == "cuda" else "cpu"]
-        return AGAINST_FLOAT64[names[self.precision]], GRADIENT_AGAINST_FLOAT64
+        name = (_LIMITS_ON_GPU if self.backend == "cuda" else _LIMITS)[self.precision]
+        return AGAINST_FLOAT64[name], GRADIENT_AGAINST_FLOAT64
 
     @contextlib.contextmanager
     def active(self):

@@ -90,8 +90,8 @@ class Case:
 
         Where sums cancel, results move by more than the fraction, however they are computed.
         """
-        return dataclasses.replace(self, operands={
-            name: each * (1 + fraction * normal(*each.shape, seed=seed).sign()) for name, each in self.operands.items()})
+        return dataclasses.replace(self, operands={name: each * (1 + fraction * normal(*each.shape, seed=seed).sign())
+                                                   for name, each in self.operands.items()})
 
 
 def char_cnn_case(of, ids=None, change=lambda weight: weight):
