@@ -9,10 +9,10 @@ step takes max(work, waits + work / 2), and waits + work where nothing is hidden
 streamed weights the largest counts, since they overlap; exchange and z are added to it.
 """
 
+import dataclasses
 import json
 import re
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import common
@@ -21,7 +21,7 @@ COUNTS = Path(__file__).with_name("counts.json")
 SLOTS = (1, 8, 16, 32, 64)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Chip:
     """Rates in units a second, latencies in seconds; [n] is section n of research/performance.md, [r] gpu-review.md."""
 
@@ -103,20 +103,23 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
 def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
     """A step of the original size in fp16, on an H100's plan; the numbers of the run are checked."""
     import pytest
+    import torch
 
-    from tests.support import gpu_lstm, lstm_on_ptx, ptx_machine
+    from tests.support import gpu_lstm, lstm_on_ptx, op_cases, ptx_machine
 
     (dim, projection, _), runs = common.SIZES["original"], []
-    of = gpu_lstm.one_layer(dim, projection, 3.0, 3.0)
-    with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx(90, patch) as native:
+    with pytest.MonkeyPatch.context() as patch, lstm_on_ptx.lstm_on_ptx("sm_90", patch) as native:
         native.device(*lstm_on_ptx.H100)
         native.machine.set(traffic=True)
         for steps in (2, 3):
             native.machine.reset(ptx_machine.SHIPPED)
-            gpu_lstm.check(of, "medium", **gpu_lstm.ragged([slots] * steps, of, starts=False, rows=slots * steps))
+            case = gpu_lstm.ragged([slots] * steps, dim, projection, op_cases.LOOSE, starts=False, gathered=False)
+            rows = case.operands["inputs"][:, :projection]  # one for each token
+            gpu_lstm.check(dataclasses.replace(case, operands=case.operands | {"inputs": rows},
+                                               index=torch.arange(len(rows))), "medium")
             runs += [opcodes for kernel, opcodes in ptx_machine.counters(native.machine, ptx_machine.SHIPPED).items()
                      if "persistent_kernel" in kernel]
-        plan = native.plan(dim, projection, slots)
+        plan = native.cuda_lstm_plan(dim, projection, native.limits, slots)
     step = {opcode: counts - runs[0][opcode] for opcode, counts in runs[1].items()}
     found = classified(step, blocks=plan["blocks"], z_bytes=slots * 2 * 4 * dim * 2, rounds=rounds,
                        cluster_rounds=cluster_rounds)

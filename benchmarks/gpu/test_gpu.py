@@ -19,7 +19,7 @@ from benchmarks.gpu import predict
 from elmo_fast.ops.cuda import choice, persistent
 from elmo_fast.ops.precision import PRECISIONS, numerics
 from elmo_fast.ops.schedule import make_schedule
-from tests.support import cuda_ops, gpu_lstm
+from tests.support import cuda_ops, gpu_lstm, op_cases
 
 SQUARES = {"fp16": (torch.float16, "highest", 8192), "tf32": (torch.float32, "high", 8192),
            "fp32": (torch.float32, "highest", 4096)}  # type, precision, and rows and columns
@@ -59,10 +59,10 @@ def checked(patch: pytest.MonkeyPatch, device: torch.device, path: str, precisio
     if path == "persistent" and (reason := persistent.lacks(device)):
         pytest.skip(reason)
     patch.setenv(choice.VARIABLE, path)
-    of = gpu_lstm.one_layer(*sizes)
-    found, error, limit = gpu_lstm.compare(of, precision, **gpu_lstm.ragged(BATCH_SIZES, of), device=device, times=3)
+    case = gpu_lstm.ragged(BATCH_SIZES, *sizes)
+    (*_, c), error, limit = gpu_lstm.compare(case, precision, device=device, times=3)
     agreement.require(f"{path} in {precision} against float64", error, limit)
-    assert (found[1][1].abs() >= of.lstm.cell_clip).any()
+    assert (c.abs() >= case.clips["cell_clip"]).any()
     return {"error": error, "limit": limit}
 
 
@@ -76,10 +76,11 @@ def test_small_layer(device, path, precision, monkeypatch):
 def layer(request, device):
     """A path that is forced while it is in use, its precision, the size's name, its weights, and the check."""
     (path, precision), size = request.param
-    sizes = common.SIZES["tiny" if device.type == "cpu" else size][:2]
+    dim, projection, _ = common.SIZES["tiny" if device.type == "cpu" else size]
+    operands = op_cases.lstm_case((projection, dim, projection), [1]).leaves(wanted=[], device=device)
     with pytest.MonkeyPatch.context() as patch:
-        found = checked(patch, device, path, precision, sizes)
-        yield path, precision, size, gpu_lstm.moved(gpu_lstm.layer(gpu_lstm.one_layer(*sizes)), device), found
+        found = checked(patch, device, path, precision, (dim, projection))
+        yield path, precision, size, op_cases.layer(operands), found
 
 
 @pytest.mark.parametrize("slots", SLOTS)
@@ -97,7 +98,7 @@ def test_lstm(request, benchmark, device, layer, slots, steps):
     sequences = torch.randn(steps, slots, projection, **operand)
 
     def work():
-        cuda_ops.projected_lstm(x, rows, schedule, (h, c), weights, precision=precision, cell_clip=3.0, proj_clip=3.0)
+        cuda_ops.projected_lstm(x, rows, schedule, (h, c), weights, precision=precision, **op_cases.LOOSE)
 
     def more(timing: common.Timing) -> dict:
         is_predicted = path == "persistent" and size == "original" and not is_dry

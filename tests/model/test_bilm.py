@@ -9,6 +9,7 @@ from elmo_fast.model import batch_layout
 from elmo_fast.model.batch_layout import unique_rows
 from elmo_fast.model.bilm import WARM_TEXT
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
+from tests.support.engines import GPU
 from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, texts, weights, word_bilm
 
 IDS = batch_to_ids(SENTENCES)
@@ -19,17 +20,31 @@ ANOTHER = [["Another", "text"]]
 @pytest.mark.parametrize("shape, backend", [*((shape, "auto") for shape in SHAPES),
                                             *zip(SHAPES, itertools.cycle(["reference", "torch"]))])
 def test_float32_against_float64(shape, backend):
+    check_model(shape, backend, AGAINST_FLOAT64["highest"])
+
+
+@pytest.mark.parametrize("model, engine", [*zip([
+    ("no projection", "zero"), ("no skip connections", "warm"), ("clips that fire", "carry"), ("four layers", "carry"),
+    ("clips that fire", "zero"), ("no projection", "carry"), ("no skip connections", "warm")], GPU, strict=True)])
+def test_on_the_lstm_of_a_gpu_against_float64(model, engine):
+    shape, state = model
+    with engine.active():
+        check_model(shape, "auto", engine.limits[0], state)
+
+
+def check_model(shape, backend, limit, state="carry"):
+    """Layers of a batch with an empty sentence, of a part of it and of all of it again, and the states after them."""
     of = SHAPES[shape]
     ids = batch_to_ids(SENTENCES, of.char_cnn.max_characters_per_token)
-    exact = bilm(of, backend="reference").double()
-    model = bilm(of, backend=backend)
+    exact = bilm(of, backend="reference", state=state).double()
+    model = bilm(of, backend=backend, state=state)
     for batch in (ids, ids[1:4], ids):
         expected, found = exact(batch), model(batch)
         for one, other in zip(found.activations, expected.activations):
-            assert relative_error(one, other) < AGAINST_FLOAT64["highest"]
+            assert relative_error(one, other) < limit
         assert torch.equal(found.mask, expected.mask)
-    for one, other in zip(model._elmo_lstm._states, exact._elmo_lstm._states):
-        assert one.dtype == torch.float32 and relative_error(one, other) < AGAINST_FLOAT64["highest"]
+    for one, other in zip(model._elmo_lstm._states or (), exact._elmo_lstm._states or (), strict=True):
+        assert one.dtype == torch.float32 and relative_error(one, other) < limit
 
 
 def test_no_tokens_at_all():

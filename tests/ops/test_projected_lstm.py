@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elmo_fast.ops import projected_lstm as op
-from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.testing import relative_error
-from tests.support.engines import FAST, FIXED, HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, TORCH, Engine, altered, isa
+from tests.support import engines
+from tests.support.engines import FAST, FIXED, GPU, HIGHEST, NATIVE, REFERENCE, TILE_ISAS, TILES, TORCH, Engine, altered
 from tests.support.grid import grid
-from tests.support.models import SHAPES
-from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, draw, layer, lstm_case, on_threads
+from tests.support.op_cases import LENGTHS, SLOTS, TIGHT, layer, lstm_case, on_threads
 
 SIZES = [(11, 37, 11), (16, 24, 24), (16, 64, 64), (5, 40, 33), (11, 37, 37), (64, 128, 64), (512, 128, 512),
          (32, 256, 48), (1, 1, 1), (7, 5, 2), (33, 70, 45)]  # I, D, P
@@ -106,7 +105,7 @@ def test_the_emulation_of_tiles_has_their_bits(precision, scale):
             assert all(map(torch.equal, found, *others))
 
 
-@pytest.mark.parametrize("engine", FIXED, ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
 def test_restart_makes_sentences_independent(engine):
     case = lstm_case(slots=SLOTS, starts=True)
     operands = case.operands | {name: case.operands[name] * np.nan for name in "hc"}
@@ -115,7 +114,7 @@ def test_restart_makes_sentences_independent(engine):
     assert engine.same(out, case.part(range(len(LENGTHS)), started)[0].run(engine)[0])
 
 
-@pytest.mark.parametrize("engine", FIXED, ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
 def test_slots_without_tokens_keep_their_state(engine):
     case = lstm_case()
     for name, after in zip("hc", case.run(engine)[1:]):
@@ -123,10 +122,12 @@ def test_slots_without_tokens_keep_their_state(engine):
         assert torch.equal(before[2], after[2]) and not torch.equal(before[3], after[3])
 
 
-@pytest.mark.parametrize("engine", FIXED, ids=str)
+@pytest.mark.parametrize("engine", [*FIXED, *GPU], ids=str)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_no_number_stays_in_its_sentence(engine, value):
-    case, index = lstm_case(), lstm_case().index.clone()
+@pytest.mark.parametrize("clips", [{}, TIGHT], ids=["no clips", "clips"])  # a GPU's bf16 and fp16
+def test_what_is_no_number_stays_in_its_sentence(engine, clips, value):
+    case = lstm_case(clips=clips)
+    index = case.index.clone()
     inputs = case.operands["inputs"]
     index[5] = len(inputs)  # the second token of the sentence of seven, tokens 4 to 10
     broken = case.operands | {"inputs": torch.cat([inputs, torch.full_like(inputs[:1], value)])}
@@ -138,7 +139,7 @@ def test_what_is_no_number_stays_in_its_sentence(engine, value):
         assert out[5:11, :11].isnan().all() and out[4:6, 11:].isnan().all()
 
 
-@pytest.mark.parametrize("engine", [*HIGHEST, *TILES], ids=str)
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *GPU], ids=str)
 def test_nan_and_infinity_pass(engine):
     case = lstm_case((40, 20, 7), [1] * 6, gathered=False)  # tiles take 16 inputs at a time, and the rest one by one
     x, h, c = (case.operands[name] for name in ("inputs", "h", "c"))
@@ -173,7 +174,7 @@ def test_a_denormal_cell_stays_so(engine, threads, flush, value):
     if not torch.set_flush_denormal(flush):
         pytest.skip("this CPU does not flush denormals")
     try:
-        with isa(engine.isa):
+        with engine.active():
             out, _, after = on_threads(threads, case.call, tensors, "native")
         assert (torch.full((1,), 3e-40) * 1 == 0).all() == flush
     finally:
@@ -181,6 +182,32 @@ def test_a_denormal_cell_stays_so(engine, threads, flush, value):
     assert torch.equal(after.view(torch.int32), c.view(torch.int32))
     assert torch.equal(out.signbit(), c.signbit())
     assert ((out.abs().view(torch.int32) - c.abs().view(torch.int32) // 2).abs() <= 1).all()
+
+
+@pytest.mark.parametrize("engine", [*HIGHEST, *TILES, *GPU], ids=str)
+@pytest.mark.parametrize("name", ["w_1", "b_1", "p_1"])
+def test_an_edit_in_place_is_noticed(engine, name):
+    case = lstm_case(clips=TIGHT)
+    leaves = case.leaves(wanted=[])
+    with engine.active():
+        before, *_ = case.call(leaves, engine.backend, engine.precision)
+        leaves[name].mul_(0.5)
+        after, *_ = case.call(leaves, engine.backend, engine.precision)
+    case.operands[name].mul_(0.5)
+    assert not torch.equal(before, after) and torch.equal(case.run(engine)[0], after)
+
+
+@pytest.mark.parametrize("engine", [NATIVE, *engines.GRAPHS], ids=str)
+def test_inference_mode_leaves_nothing_behind(engine):
+    case = lstm_case(clips=TIGHT)
+    leaves = case.leaves(wanted=[])
+    with engine.active():
+        with torch.inference_mode():
+            inside = [case.call(each, engine.backend, engine.precision)[0] for each in (leaves, case.leaves(wanted=[]))]
+        for _ in range(2):
+            outside, *_ = case.call(leaves, engine.backend, engine.precision)
+    assert torch.equal(inside[0], outside) and torch.equal(inside[1], outside)
+    outside.add_(1)
 
 
 def test_many_rows_run_in_chunks(monkeypatch):
@@ -256,7 +283,7 @@ def test_precomputed_long_sums_in_many_chunks():
 
 
 def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
-    weights = layer(SHAPES["two layers"], torch.float32, requires_grad=True)
+    weights = layer(lstm_case().leaves())
     assert not op.accepts_input_projections("auto", "highest", weights)
     with torch.no_grad():
         assert op.accepts_input_projections("native", "highest", weights)
@@ -273,8 +300,8 @@ def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
 @pytest.mark.parametrize("name, change, message", [
     ("inputs", lambda x: x[:, :10], "inputs: expected shape"),
     ("inputs", lambda x: x.long(), "inputs: expected floating-point"),
-    ("rows", lambda x: x + 6, "rows: expected rows of inputs, 0 to 5"),
-    ("rows", lambda x: x - 6, "rows: expected rows of inputs"),
+    ("rows", lambda x: x + 7, "rows: expected rows of inputs, 0 to 6"),
+    ("rows", lambda x: x - 7, "rows: expected rows of inputs"),
     ("rows", lambda x: x[:, 1:], "rows: expected shape"),
     ("rows", lambda x: x.float(), "rows: expected int32 or int64"),
     ("state", lambda x: (x[0][1:], x[1][1:]), r"state\[0\]: expected"),
@@ -285,19 +312,16 @@ def test_precomputed_inputs_are_not_for_training_nor_for_dropped_weights():
     ("initial_state", lambda x: (torch.zeros(11), torch.zeros(74)), r"initial_state\[0\]: expected shape"),
     ("weights", lambda x: (x[0], (x[1][0], x[1][1][1:], x[1][2])), r"weights\[1\] B: expected"),
     ("weights", lambda x: (x[0], (*x[1][:2], None)), "weights: expected W_P"),
-    ("precomputed", lambda x: True, r"inputs: expected shape \(6, 296\), got \(6, 11\)"),
+    ("precomputed", lambda x: True, r"inputs: expected shape \(7, 296\), got \(7, 11\)"),
     ("rows", lambda x: None, "rows: expected the row of inputs .*, since inputs are precomputed; got None"),
 ])
 def test_refuses(name, change, message, backend):
-    inputs, index, state = draw(SHAPES["two layers"], torch.float32)
-    schedule = make_schedule(LENGTHS)
-    good = {"inputs": inputs, "rows": index[torch.from_numpy(schedule.tokens).long()], "schedule": schedule,
-            "state": state, "weights": layer(SHAPES["two layers"], torch.float32)}
-    changes = {name: change(good.get(name))}
+    call, _ = lstm_case().given(lstm_case().leaves(wanted=[]))
+    changes = {name: change(vars(call)[name])}
     if "precomputed" in message:
         changes |= {"inputs": torch.zeros(sum(LENGTHS), 8 * 37), "precomputed": True}
     with pytest.raises(ValueError, match=f"^{message}"):
-        op.projected_lstm(**good | changes, backend=backend)
+        op.projected_lstm(**vars(call) | changes, backend=backend)
 
 
 def test_the_native_engine_names_what_it_lacks():

@@ -70,8 +70,8 @@ def test_a_path_that_is_wrong_is_not_timed(tmp_path):
 import torch
 from tests.support import cuda_ops
 right = cuda_ops.projected_lstm
-def wrong(x, rows, schedule, state, weights, *, precision, **settings):
-    out, state = right(x, rows, schedule, state, weights, precision=precision, **settings)
+def wrong(*operands, precision, **settings):
+    out, state = right(*operands, precision=precision, **settings)
     return (out * (1.1 if precision == "medium" else 1)), state
 cuda_ops.projected_lstm = wrong
 """)

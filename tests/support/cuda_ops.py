@@ -24,6 +24,15 @@ def projected_lstm(*operands, **settings):
     return out, (h, c)
 
 
+def in_models(patch, precision):
+    """From here on LSTMs of models run as on a GPU, in that precision whatever the models'."""
+    def run(*operands, backend, precomputed, **settings):
+        assert not precomputed
+        return projected_lstm(*operands, **settings | {"precision": precision})
+
+    patch.setattr("elmo_fast.model.lstm.projected_lstm", run)
+
+
 def on_backend(op, *operands, backend, precision):
     """An op of `elmo_fast.ops`; as a GPU runs it, where the ops are `registered_on_cpu`, for one of `PRECISIONS`."""
     if backend not in PRECISIONS:

@@ -11,10 +11,12 @@ from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.testing import AGAINST_FLOAT64, GRADIENT_AGAINST_FLOAT64
 from tests.support import cuda_ops, ptx_machine
+from tests.support.lstm_on_ptx import lstm_on_ptx
 
 native, _missing = native_module()
 needs_native = pytest.mark.skipif(native is None, reason=f"no native module: {_missing}")
 _LIMITS = {"highest": "highest", "high": "high-amx", "medium": "medium-bf16"}
+_LIMITS_ON_GPU = {"highest": "highest", "high": "high-tf32", "medium": "medium-fp16"}
 ON_TRITON = {"ieee": 2e-6, "tf32": 2e-3, "fp16": 2e-3, "bf16": 1e-2}  # by operands: how far one op may be off
 
 
@@ -28,7 +30,9 @@ def isa(name):
 
 
 class Engine(NamedTuple):
-    """A backend of an op, or the operands of the Triton kernels, which then run as the PTX of sm_80."""
+    """A backend of an op; the operands of the Triton kernels, which then run as the PTX of sm_80; or "cuda", the GPU's
+    LSTM on the CPU, whose `isa` says what `lstm_on_ptx` runs.
+    """
 
     backend: str = "native"
     isa: str | None = None
@@ -37,17 +41,22 @@ class Engine(NamedTuple):
 
     @property
     def limits(self):
-        """Relative Frobenius errors of results and of gradients."""
+        """Relative Frobenius errors of results and of gradients; on a GPU's 16-bit operands, those of fp16."""
         if self.dtype == torch.float64:
             return 1e-12, 1e-10
         if self.backend in ON_TRITON:
             return ON_TRITON[self.backend], GRADIENT_AGAINST_FLOAT64
-        return AGAINST_FLOAT64[_LIMITS[self.precision]], GRADIENT_AGAINST_FLOAT64
+        name = (_LIMITS_ON_GPU if self.backend == "cuda" else _LIMITS)[self.precision]
+        return AGAINST_FLOAT64[name], GRADIENT_AGAINST_FLOAT64
 
     @contextlib.contextmanager
     def active(self):
         """Inside a with block calls of an op may have this engine's backend."""
-        with isa(self.isa), pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        cuda = self.backend == "cuda"
+        with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+            stack.enter_context(lstm_on_ptx(self.isa, patch) if cuda else isa(self.isa))
+            if cuda:
+                cuda_ops.in_models(patch, self.precision)
             if self.backend in ON_TRITON:
                 from tests.support import triton_on_ptx
 
@@ -57,7 +66,7 @@ class Engine(NamedTuple):
 
     def same(self, found, expected):
         """To the bit where the order of sums is fixed, to rounding in float64 elsewhere."""
-        if self.backend == "native":
+        if self.backend in ("native", "cuda"):
             return torch.equal(found.nan_to_num(7e9), expected.nan_to_num(7e9))
         return torch.allclose(found, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
 
@@ -76,6 +85,9 @@ TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision i
 FAST = [Engine("torch"), TORCH, *HIGHEST, *TILES]
 _TRITON_RUNS = find_spec("triton") is not None and ptx_machine.IS_THERE and cuda_ops.MAY_BE_REGISTERED
 TRITON = [Engine("ieee"), Engine("fp16", precision="medium")] if _TRITON_RUNS else []
+GRAPHS = [Engine("cuda", precision=precision) for precision in PRECISIONS]
+GPU = [*GRAPHS, *(Engine("cuda", kernels, precision) for kernels, precision in (
+    ("sm_90", "medium"), ("sm_80", "medium"), ("triton sm_90", "medium"), ("triton sm_80", "highest")))]
 FIXED = [REFERENCE, TORCH, *HIGHEST]  # to the bit, or nearly so in float64
 
 

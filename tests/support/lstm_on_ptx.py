@@ -7,15 +7,11 @@ import pytest
 import torch
 
 from elmo_fast.ops.cuda import choice, persistent
-from tests.support import gpu_lstm
 from tests.support.ptx_machine import DEVICES, SHIPPED, machine
 
 # (processors, shared memory of a block, clusters of 8, 4 and 2 at once); small ones with and without clusters
 H100, A100 = (132, 232448, 16, 32, 66), (108, 166912, 0, 0, 0)
 SMALL = {90: (12, 232448, 1, 3, 6), 80: (12, 166912, 0, 0, 0)}
-# A sum in another order may fall on the other side of a rounding to 16 bits, and that is all the paths may differ by.
-ROUNDED = 3e-4, 3e-3  # fp16, bf16
-CPU = torch.device("cpu")
 
 
 class NativeOnPtx:
@@ -33,7 +29,7 @@ class NativeOnPtx:
     def cuda_lstm_run(self, **call):
         call |= self.changes
         self.calls.append(call)
-        memory = memory_of(call, self.plan(call["dim"], call["projection"], call["slots"]))
+        memory = memory_of(call, persistent.plan(call["dim"], call["projection"], self.limits, call["slots"]))
         try:
             for name, size in memory.items():
                 if call[name]:
@@ -45,9 +41,6 @@ class NativeOnPtx:
             raise AssertionError(f"the kernel breaks its contract: {error}") from error
         finally:
             self.machine.forget_memory()
-
-    def plan(self, dim: int, projection: int, slots: int) -> dict:
-        return self.cuda_lstm_plan(dim, projection, self.limits, slots)
 
     def device(self, *limits: int) -> None:
         """Another GPU from here on, on which no launch has failed."""
@@ -70,9 +63,20 @@ def memory_of(call: dict, plan: dict) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def lstm_on_ptx(generation: int, patch: pytest.MonkeyPatch):
-    """From here on the persistent path is there, forced, and on PTX; after the body the machine is what it was."""
-    native = NativeOnPtx(generation)
+def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
+    """From here on the CUDA LSTM takes one path on the CPU; gives what runs the launches of the persistent one.
+
+    With `kernels` "sm_90" or "sm_80" that path is there, and forced; after the body its machine is what it was. "triton
+    sm_90" is the graph path with its two small kernels as Triton's PTX; None has PyTorch's operations for them.
+    """
+    if kernels is None or kernels.startswith("triton"):
+        if kernels:
+            from tests.support import triton_on_ptx
+
+            triton_on_ptx.on_ptx(patch, int(kernels[-2:]), registers=64)
+        yield None
+        return
+    native = NativeOnPtx(int(kernels[-2:]))
     shipped = native.machine.source(SHIPPED)
     patch.setattr(persistent, "native_module", lambda: (native, None))
     patch.setattr(persistent, "lacks", lambda device: None)
@@ -85,19 +89,6 @@ def lstm_on_ptx(generation: int, patch: pytest.MonkeyPatch):
         yield native
     finally:
         persistent._watch.cache_clear()
-        native.machine.set_device(*DEVICES[generation])
+        native.machine.set_device(*DEVICES[native.generation])
         if native.machine.source(SHIPPED) != shipped:
             native.machine.replace(SHIPPED, shipped)
-
-
-def check(native, of, call, least_clipped=0.0, aborts=0):
-    """The persistent path against float64 and, more closely, against the graph path, after so many aborts."""
-    found = gpu_lstm.check(of, "medium", **call)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(choice.VARIABLE, choice.GRAPH)
-        on_graphs = gpu_lstm.run(of, "medium", **call)  # rounds where the kernel does
-    assert gpu_lstm.error_of(found, on_graphs) < ROUNDED[native.calls[-1]["operand"]]
-    assert persistent._watch(CPU).aborts == aborts
-    for values, clip in zip(found[1], (of.lstm.proj_clip, of.lstm.cell_clip)):
-        assert not clip or least_clipped <= (values.abs() >= clip - 1e-6).float().mean() < 0.99
-    return found

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from elmo_fast.model.weights import lstm_name
 from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.projected_lstm import input_projections, projected_lstm
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.ops.schemas import LstmCall
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
+from tests.support import cuda_ops
 from tests.support.cuda_ops import on_backend
 from tests.support.engines import REFERENCE
 from tests.support.models import SENTENCES, weights
@@ -21,6 +22,7 @@ from tests.support.models import SENTENCES, weights
 LENGTHS = [3, 1, 0, 7, 4, 1, 5]
 SLOTS = np.array([0, 1, 1, 0, 2, 1, 0])  # of those sentences
 TIGHT = {"cell_clip": 0.3, "proj_clip": 0.08}
+LOOSE = {"cell_clip": 3.0, "proj_clip": 3.0}
 TOKENS = sorted({token for sentence in SENTENCES for token in sentence} | {"<S>", "</S>"} |
                 {"a" * n for n in range(49)})
 
@@ -42,9 +44,9 @@ class Case:
         """The results; operands of any type."""
         return (self.function(*operands.values(), backend=backend, precision=precision),)
 
-    def leaves(self, dtype=torch.float32, wanted=None):
+    def leaves(self, dtype=torch.float32, wanted=None, device="cpu"):
         """Operands that record gradients: those in `wanted`, or all."""
-        return {name: each.detach().to(dtype, copy=True).requires_grad_(wanted is None or name in wanted)
+        return {name: each.detach().to(device, dtype, copy=True).requires_grad_(wanted is None or name in wanted)
                 for name, each in self.operands.items()}
 
     def run(self, engine, **how):
@@ -88,8 +90,8 @@ class Case:
 
         Where sums cancel, results move by more than the fraction, however they are computed.
         """
-        return dataclasses.replace(self, operands={
-            name: each * (1 + fraction * normal(*each.shape, seed=seed).sign()) for name, each in self.operands.items()})
+        return dataclasses.replace(self, operands={name: each * (1 + fraction * normal(*each.shape, seed=seed).sign())
+                                                   for name, each in self.operands.items()})
 
 
 def char_cnn_case(of, ids=None, change=lambda weight: weight):
@@ -129,17 +131,25 @@ class LstmCase(Case):
     index: torch.Tensor | None = None  # int64 [tokens]: the row of `inputs` of each token
     clips: dict = dataclasses.field(default_factory=dict)
 
-    def call(self, operands, backend, precision="highest", precomputed=False):
-        """Outputs in the order of the text, and the final h and c."""
-        layer = tuple(tuple(operands.get(f"{name}_{d}") for name in "wbp") for d in (0, 1))
+    def given(self, operands, **settings):
+        """The op's arguments, and the token of each packed row: int64 [2, S] as `Schedule.tokens`."""
+        schedule = make_schedule(self.lengths, self.slots)
+        order, inputs = torch.from_numpy(schedule.tokens).long(), operands["inputs"]
+        if self.index is None:
+            inputs = torch.cat([half[tokens] for half, tokens in zip(inputs.chunk(2, dim=1), order)], dim=1)
         initial_state = (operands["initial_h"], operands["initial_c"]) if "initial_h" in operands else None
-        inputs = operands["inputs"]
+        return LstmCall(inputs, None if self.index is None else self.index[order], schedule,
+                        (operands["h"], operands["c"]), layer(operands), **self.clips, initial_state=initial_state,
+                        **settings), order
+
+    def call(self, operands, backend, precision="highest", precomputed=False, bounded=False):
+        """Outputs in the order of the text, and the final h and c. The backend "cuda" is the GPU's on any device."""
         if precomputed:
-            inputs = input_projections(inputs, layer, backend=backend)
-        out, final = run_text(inputs, self.index, (operands["h"], operands["c"]), layer, self.lengths, self.slots,
-                              **self.clips, initial_state=initial_state, precomputed=precomputed, backend=backend,
-                              precision=precision)
-        return out, *final
+            operands = operands | {"inputs": input_projections(operands["inputs"], layer(operands), backend=backend)}
+        call, order = self.given(operands, precision=precision, precomputed=precomputed, bounded=bounded)
+        op = cuda_ops.projected_lstm if backend == "cuda" else functools.partial(projected_lstm, backend=backend)
+        steps, final = op(**vars(call))
+        return torch.cat([half[tokens.argsort()] for half, tokens in zip(steps.chunk(2, dim=1), order)], dim=1), *final
 
     def part(self, numbers, state=None):
         """Those sentences alone, in a slot each, and their tokens."""
@@ -172,45 +182,9 @@ def lstm_case(sizes=(11, 37, 11), lengths=LENGTHS, slots=None, gathered=True, st
     return LstmCase(operands, None, lengths, slots, index, clips or {})
 
 
-def run_text(inputs, index, state, weights, lengths=LENGTHS, slots=None, **more):
-    """`projected_lstm` over running text: outputs in its order, and the final state."""
-    schedule = make_schedule(lengths, slots)
-    order = torch.from_numpy(schedule.tokens).long()
-    if index is None:
-        inputs, rows = torch.cat([half[tokens] for half, tokens in zip(inputs.chunk(2, dim=1), order)], dim=1), None
-    else:
-        rows = index[order]
-    steps, final = projected_lstm(inputs, rows, schedule, state, weights, **more)
-    return text_order(steps, order), final
-
-
-def text_order(steps, order):
-    """Outputs [S, 2 P] of packed rows -> of tokens in running text; `order` int64 [2, S] as `Schedule.tokens`."""
-    halves = [torch.empty_like(half).index_copy(0, tokens, half) for half, tokens in zip(steps.chunk(2, dim=1), order)]
-    return torch.cat(halves, dim=1)
-
-
-def layer(of, dtype=torch.float64, number=0, requires_grad=False):
-    """The weights of LSTM layer `number` of a model, forward then backward."""
-    drawn = {name: torch.tensor(values, dtype=dtype, requires_grad=requires_grad)
-             for name, values in weights(of).items()}
-    return tuple(tuple(drawn.get(lstm_name(direction, number, name)) for name in ("W_0", "B", "W_P_0"))
-                 for direction in (0, 1))
-
-
-def draw(of, dtype=torch.float64, seed=0):
-    """Six input rows, the row of each token in running text, and a state for each sentence's slot."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs = normal(6, of.lstm.projection_dim, seed=generator).to(dtype)
-    index = torch.randint(0, 6, (sum(LENGTHS),), generator=generator)
-    return inputs, index, tuple(normal(len(LENGTHS), 2 * size, seed=generator, scale=0.25).to(dtype)
-                                for size in (of.lstm.projection_dim, of.lstm.dim))
-
-
-def run(of, inputs, index, state, backend, lengths=LENGTHS, slots=None, initial_state=None, weights=None):
-    """`run_text` with the clips and, unless given, the weights of a model."""
-    return run_text(inputs, index, state, weights or layer(of, inputs.dtype), lengths, slots, backend=backend,
-                    cell_clip=of.lstm.cell_clip, proj_clip=of.lstm.proj_clip, initial_state=initial_state)
+def layer(operands):
+    """The weights among an LSTM's operands as the op takes them, forward then backward."""
+    return tuple(tuple(operands.get(f"{name}_{d}") for name in "wbp") for d in (0, 1))
 
 
 def on_threads(count, function, *arguments):

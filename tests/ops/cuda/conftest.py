@@ -1,7 +1,5 @@
 """Stand-ins for what the CUDA LSTM finds on a GPU: memory, captures, and the native module over the kernels' PTX."""
 
-import contextlib
-
 import pytest
 
 from elmo_fast.ops.cuda import blocks, lstm
@@ -29,14 +27,8 @@ def graphs(monkeypatch, arenas):
     return made
 
 
-@pytest.fixture(params=[90, 80])
+@pytest.fixture(params=["sm_90", "sm_80"])
 def native(request, monkeypatch):
-    """What runs the steps: `NativeOnPtx` of a generation in place of the native module, and that path forced. None: the
-    graph path, its small kernels PyTorch's operations or ("triton 90") Triton's of a generation, run as PTX."""
-    if isinstance(request.param, str):
-        from tests.support import triton_on_ptx
-
-        triton_on_ptx.on_ptx(monkeypatch, int(request.param.split()[1]), registers=64)
-    on_ptx = isinstance(request.param, int)
-    with lstm_on_ptx(request.param, monkeypatch) if on_ptx else contextlib.nullcontext() as module:
+    """`NativeOnPtx`, on which the persistent path runs; None where the parameter says that the graph path does."""
+    with lstm_on_ptx(request.param, monkeypatch) as module:
         yield module

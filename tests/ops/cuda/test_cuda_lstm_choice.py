@@ -12,11 +12,12 @@ from elmo_fast.ops import doctor
 from elmo_fast.ops.cuda import blocks, choice, lstm, persistent
 from elmo_fast.ops.cuda.choice import GRAPH, PERSISTENT, Choices, Measured
 from elmo_fast.ops.schemas import flat_weights
-from tests.support.gpu_lstm import FIRING, check, layer, run, text
-from tests.support.lstm_on_ptx import CPU, SMALL
-from tests.support.models import options
+from tests.support.gpu_lstm import check, run, weights_of
+from tests.support.lstm_on_ptx import SMALL
+from tests.support.op_cases import TIGHT, layer, lstm_case
 from tests.support.ptx_machine import DEVICES
 
+CPU, FIRING = torch.device("cpu"), lstm_case(clips=TIGHT)
 FASTER, SLOWER = Measured(PERSISTENT, 3e-4, 1e-4), Measured(GRAPH, 1e-4, 2e-4)
 
 
@@ -61,12 +62,12 @@ def auto(file, monkeypatch):
 def test_auto_measures_on_the_callers_weights_and_takes_the_faster(graph, persistent, rounds, launches, auto, file,
                                                                    monkeypatch):
     """Runs are repeated until the time is used; the choice is kept in memory, and on disk for another process."""
-    auto.takes, weights = {GRAPH: graph, PERSISTENT: persistent}, layer()
+    auto.takes, weights = {GRAPH: graph, PERSISTENT: persistent}, weights_of(FIRING)
     for number, choices in enumerate((choice._choices, choice._choices, Choices(lambda: file)), 1):
         monkeypatch.setattr(choice, "_choices", choices)
-        check(FIRING, "medium", *text(), weights=weights)
+        check(FIRING, "medium", weights)
         assert len(auto.launches) == 1 + rounds + number * launches and auto.timed == [GRAPH, PERSISTENT] * rounds
-    assert auto.launches[0] == (8, 4, (0.3, 0.05), True)
+    assert auto.launches[0] == (8, 4, (0.3, 0.08), True)
     slow = 10 if rounds == 1 else 1
     assert (f"LSTM auto    37 cells, 11 values, float16, 8 slots, less than 8 steps, medium: {choice.PATHS[launches]} "
             f"(graph {1e6 * graph * slow:.0f} us, persistent {1e6 * persistent * slow:.0f} us)"
@@ -81,13 +82,14 @@ def test_a_path_that_differs_or_fails_meanwhile_is_never_taken(spoils, fails_at,
     auto.spoils, auto.fails_at = spoils, fails_at
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            check(FIRING, "medium", *text())
+            check(FIRING, "medium")
     assert len(auto.launches) == launches and len(auto.timed) == (18 if launches > 1 else 0) and not file.exists()
     assert caplog.text.count(said) == 1
 
 
 def test_classes():
-    fp16, bf16 = (blocks.operands(flat_weights(layer()), "medium", clip) for clip in (3.0, inf))
+    weights = flat_weights(layer(weights_of(FIRING)))
+    fp16, bf16 = (blocks.operands(weights, "medium", clip) for clip in (3.0, inf))
     names = {choice.shape_class(of, slots, steps)[0] for of in (fp16, bf16)
              for slots in (1, 8, 9, 32, 33, 64, 200, 5000) for steps in (1, 7, 8, 63, 64, 9999)}
     assert len(names) == 2 * 6 * 3 and "37 cells, 11 values, bfloat16, 256 slots, less than 64 steps" in names
@@ -136,7 +138,7 @@ def test_where_nothing_is_measured(precision, forced, capturing, launches, error
     for _ in range(2):
         with (caplog.at_level(logging.INFO),
               pytest.raises((RuntimeError, ValueError), match=error) if error else contextlib.nullcontext()):
-            run(FIRING, precision, *text())
+            run(FIRING, precision)
     assert len(auto.launches) == 2 * launches and not auto.timed
     passed_over = caplog.text.count("the persistent path is passed over: its operands are 16-bit")
     assert passed_over == (precision != "medium" and not forced)
@@ -162,15 +164,15 @@ def test_a_launch_that_fails_is_the_last(processors, warning, native, caplog, mo
     monkeypatch.setenv(choice.VARIABLE, "")
     monkeypatch.setattr(choice, "machine", str)
     monkeypatch.setattr(choice, "_choices", SimpleNamespace(path=lambda *key: PERSISTENT))
-    weights = layer()
+    weights = weights_of(FIRING)
     native.machine.set_device(processors, *DEVICES[native.generation][1:])
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            check(FIRING, "medium", *text(), weights=weights)
+            check(FIRING, "medium", weights)
     assert len(native.calls) == 1 and caplog.text.count(warning) == 1
     monkeypatch.setenv(choice.VARIABLE, PERSISTENT)
     with pytest.raises(RuntimeError, match="was asked for and does not run here: a launch "):
-        run(FIRING, "medium", *text(), weights=weights)
+        run(FIRING, "medium", weights)
 
 
 @pytest.mark.parametrize("dim, inference, reason", [
@@ -178,7 +180,7 @@ def test_a_launch_that_fails_is_the_last(processors, warning, native, caplog, mo
     (37, True, "the model was made in inference mode")])
 def test_reasons_of_a_layer(dim, inference, reason, native):
     with torch.inference_mode(inference):
-        weights = flat_weights(layer(options({"dim": dim})))
+        weights = flat_weights(layer(lstm_case((11, dim, 11)).leaves(wanted=[])))
     assert reason in persistent.why_not(CPU, blocks.operands(weights, "medium", 3.0), weights, 200)
 
 

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from elmo_fast.ops.cuda import blocks, lstm
 from elmo_fast.ops.cuda import graphs as captures_module
-from elmo_fast.ops.schedule import make_schedule
-from elmo_fast.ops.schemas import LstmCall, flat_weights
+from elmo_fast.ops.schemas import flat_weights
 from tests.support import fake_graphs
-from tests.support.gpu_lstm import FIRING, check, layer, run, starting, text
-from tests.support.models import SHAPES, options
+from tests.support.gpu_lstm import check, run, weights_of
+from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case
 
 DEVICE = torch.device("cuda", 0)
 
@@ -67,21 +66,19 @@ def test_few_slots_move_to_a_smaller_bucket_where_enough_steps_are_left():
 
 def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
     """Clips, starts, weights and inputs in turn on an arena of each operand type, until all of it is replayed."""
-    layers, clipped = [layer(SHAPES["two layers"], number) for number in (0, 1)], options({"cell_clip": 0.3})
-    slots = {"slots": starting()["slots"]}
-    cases = [(options(), "highest", 0, slots), (options(), "highest", 1, slots), (options(), "medium", 1, slots),
-             (clipped, "highest", 0, starting()), (FIRING, "medium", 0, starting())]
-    plain, _, replayed = ([check(of, precision, *text(FIRING, seed, 3), weights=layers[number], **more)
-                           for of, precision, number, more in cases] for seed in (0, 1, 0))
+    layers = [weights_of(lstm_case(seed=number)) for number in (0, 1)]
+    calls = [(LOOSE, "highest", 0, False), (LOOSE, "highest", 1, False), (LOOSE, "medium", 1, False),
+             (LOOSE | {"cell_clip": 0.3}, "highest", 0, True), (TIGHT, "medium", 0, True)]
+    plain, _, replayed = ([
+        check(lstm_case(slots=SLOTS, starts=starts, clips=clips, seed=seed), precision, layers[number])
+        for clips, precision, number, starts in calls] for seed in (0, 1, 0))
     assert len(graphs) == 2 and all(capture.replayed for capture in graphs)
-    for (one, state), (other, other_state) in zip(plain, replayed):
-        assert all(map(torch.equal, (one, *state), (other, *other_state)))
+    assert all(map(torch.equal, itertools.chain(*plain), itertools.chain(*replayed)))
 
 
 @pytest.mark.parametrize("length", [1, 31, 50])
 def test_any_length_replays_a_few_graphs(length, graphs):
-    inputs, _, state = text(FIRING, 0, 2)
-    check(FIRING, "highest", inputs, torch.arange(2 * length) % 6, state, lengths=[length] * 2, times=4)
+    check(lstm_case(lengths=[length] * 2, clips=TIGHT), "highest", times=4)
     sizes = [size for _, size in blocks.chunks_of(length)]
     assert graphs[0].captured == len(set(sizes)) <= 5
     assert graphs[0].replayed == 4 * len(sizes) - graphs[0].captured
@@ -95,18 +92,17 @@ def test_foreign_memory_and_waiting_are_noticed():
         own.sum().item()
 
 
-@pytest.mark.parametrize("halves, precision, most", [(0, "highest", 55), (0, "medium", 73), (1, "medium", 64)])
-def test_a_call_queues_few_operations_besides_graphs(halves, precision, most, monkeypatch):
+@pytest.mark.parametrize("gathered, precision, most", [
+    (True, "highest", 55), (True, "medium", 73), (False, "medium", 64)])
+def test_a_call_queues_few_operations_besides_graphs(gathered, precision, most, monkeypatch):
     """Views included: each of them costs the host a microsecond or more, and so does a copy between the chunks."""
     monkeypatch.setattr(lstm, "capture_on", mock.Mock())  # graphs that do nothing
-    schedule, state = make_schedule([25] * 64), (torch.randn(64, 22), torch.randn(64, 74))
-    inputs = (torch.randn(1600, 22), None) if halves else (torch.randn(1600, 11), torch.from_numpy(schedule.tokens))
-    given = LstmCall(*inputs, schedule, state, layer(options()), 3.0, 3.0, precision=precision,
-                     bounded=bool(halves)).arguments()
+    case = lstm_case(lengths=[25] * 64, gathered=gathered, clips=LOOSE)
+    call, _ = case.given(case.leaves(wanted=[]), precision=precision, bounded=not gathered)
     for _ in range(2):
-        lstm.run(*given)
+        lstm.run(*call.arguments())
     with fake_graphs.Watch(None) as watch:
-        lstm.run(*given)
+        lstm.run(*call.arguments())
     assert 40 < watch.operations <= most
 
 
@@ -189,30 +185,18 @@ def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
         gc.collect()
         return [{len(bucket.graphs) for bucket in arena._buckets.values()} for arena in arenas.kept.values()]
 
-    one, two = (layer(number=number) for number in (0, 1))
-    alone = [run(FIRING, "highest", *text(), weights=weights)[0] for weights in (one, two)]
+    case, (one, two) = lstm_case(), (weights_of(lstm_case(seed=number)) for number in (0, 1))
+    alone = [run(case, "highest", weights)[0] for weights in (one, two)]
     assert not torch.equal(*alone)
-    assert torch.equal(run(FIRING, "highest", *text(), weights=one)[0], alone[0])
+    assert torch.equal(run(case, "highest", one)[0], alone[0])
     assert layers_with_graphs() == [{2}]
-    one[0][0].mul_(1)  # what was made of the weights before goes, and its graphs with it
-    run(FIRING, "highest", *text(), weights=one)
+    one["w_0"].mul_(1)  # what was made of the weights before goes, and its graphs with it
+    run(case, "highest", one)
     assert layers_with_graphs() == [{2}]
     del one
     assert layers_with_graphs() == [{1}]
     del two
     assert layers_with_graphs() == []
-
-
-@pytest.mark.parametrize("native, part, precision", [
-    (None, 0, "highest"), (None, 1, "medium"), (None, 2, "medium"), (90, 2, "medium")], indirect=["native"])
-def test_an_edit_in_place_is_noticed(native, part, precision):
-    weights = layer()
-    before = run(FIRING, precision, *text(), weights=weights)
-    weights[1][part].mul_(0.5)
-    after = run(FIRING, precision, *text(), weights=weights)
-    copies = tuple(tuple(part.clone() for part in direction) for direction in weights)
-    assert not torch.equal(before[0], after[0])
-    assert torch.equal(run(FIRING, precision, *text(), weights=copies)[0], after[0])
 
 
 def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
@@ -223,32 +207,20 @@ def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
     assert list(few.kept) == ["b", "a"]
     del weight, made
     assert len(few.kept) == 0
-    weights = layer()
+    weights = weights_of(lstm_case())
     for slots in (3, 4, 7) * 2:
-        inputs, _, state = text(FIRING, 0, slots)
-        check(FIRING, "highest", inputs, torch.arange(4 * slots) % 6, state, lengths=[4] * slots, weights=weights)
+        check(lstm_case(lengths=[4] * slots, clips=TIGHT), "highest", weights)
     arena, = arenas.kept.values()
     assert list(arena._buckets) == [4, 8]
 
 
-@pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_inference_mode_leaves_nothing_behind(precision, graphs):
-    operands_before, weights = text(), layer()
-    with torch.inference_mode():
-        own = text(), layer()
-        inside = [run(FIRING, precision, *some, weights=mine)[0] for some, mine in ((operands_before, weights), own)]
-    outside = run(FIRING, precision, *operands_before, weights=weights)[0]
-    assert torch.equal(inside[0], outside) and torch.equal(inside[1], outside)
-    outside.add_(1)
-
-
 def test_threads_take_turns_on_an_arena(graphs):
     def work(number):
-        check(FIRING, "highest", *text(FIRING, number), weights=layers[number % 2], times=3)
+        check(lstm_case(clips=TIGHT, seed=number), "highest", layers[number % 2], times=3)
 
-    layers = [layer(number=number) for number in (0, 1)]
+    layers = [weights_of(lstm_case(seed=number)) for number in (0, 1)]
     for weights in layers:  # else threads that share them pack them twice
-        blocks.operands(flat_weights(weights), "highest", 0.05)
+        blocks.operands(flat_weights(layer(weights)), "highest", 0.08)
     with ThreadPoolExecutor(4) as pool:
         assert len([*pool.map(work, range(4))]) == 4
     assert len(graphs) == 1
