@@ -8,6 +8,7 @@
 
 namespace py = pybind11;
 using namespace ptx;
+using Module = std::vector<std::shared_ptr<Kernel>>;
 
 namespace elmo_fast {
 void bind_cuda(py::module_& m);
@@ -22,7 +23,7 @@ struct Runtime {
   bool traffic = false;  // as of a Launch
   uint32_t seed = 0;
   GlobalMemory memory;
-  // Texts: what ships, which a fat binary brings, and what a test gives; kernels: none until they are asked for.
+  // PTX: what ships, and what a test gives; kernels: none until they are asked for.
   std::array<std::pair<std::string, Module>, 2> sources;
   std::map<const void*, std::string> names;
   std::map<std::string, int> allowed_shared;
@@ -30,7 +31,10 @@ struct Runtime {
 
   Module& kernels(size_t source) {
     auto& [text, kernels] = sources.at(source);
-    if (kernels.empty()) kernels = Parser().parse(text);
+    if (!kernels.empty()) return kernels;
+    const py::gil_scoped_acquire gil;
+    const auto parsed = py::module_::import("tests.support.ptx_text").attr("parsed")(text);
+    for (const Source& source : parsed.cast<std::vector<Source>>()) kernels.push_back(Parser(source).kernel);
     return kernels;
   }
 
@@ -182,12 +186,12 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     for (const uint64_t& argument : arguments) places.push_back(&argument);
     runtime.launch(kernel, {grid, block, shared, cluster, false, runtime.traffic, runtime.seed, {}}, places.data());
   });
-  m.def("executed", [](size_t source) {  // of each instruction: kernel, line, mnemonic, text, and its counts
+  m.def("executed", [](size_t source) {  // of each instruction: kernel, line, opcode, text, and its counts
     py::list result;
     for (const auto& k : runtime.kernels(source))
       for (size_t i = 0; i + 1 < k->code.size(); ++i) {  // the last is the end that every kernel is given
         const auto& [executed, threads, bytes, sectors, wavefronts, ideal] = k->code[i].counts;
-        result.append(py::make_tuple(k->name, k->code[i].line, k->code[i].mnemonic, k->code[i].text, executed, threads,
+        result.append(py::make_tuple(k->name, k->code[i].line, k->code[i].opcode, k->code[i].text, executed, threads,
                                      bytes, sectors, wavefronts, ideal));
       }
     return result;

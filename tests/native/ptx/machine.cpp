@@ -235,7 +235,7 @@ static Binder exchange(F f) {
 }
 
 void add_control(Table& t) {
-  t["bra"] = [](Parser& s) { s.in.label = s.argument(0), s.in.run = branch; };
+  t["bra"] = [](Parser& s) { s.in.target = uint32_t(s.number(0)), s.in.run = branch; };
   t["ret"] = action(leave, false);
   t["bar.sync"] = bind_barrier;
   t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);

@@ -263,7 +263,7 @@ static void bind_copy(Parser& s) {
 // mov "{low, high}, whole" and "whole, {low, high}"
 static void bind_parts(Parser& s) {
   const int width = size_of(s.words.back()), bits = 4 * width;
-  const bool joins = s.arguments.at(1)[0] == '{';
+  const bool joins = s.arguments.at(1).size() == 2;
   const std::vector<Operand> parts = s.vector(joins, -1, !joins);
   if (parts.size() != 2) throw Trap("parts that are not halves");
   s.in.run = [=, whole = joins ? s.write(0, width) : s.read(1, width)](Warp& warp, Mask mask) {
