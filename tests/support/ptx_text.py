@@ -18,7 +18,7 @@ NAME = re.compile(r"[^\s,+{}[\]]+")
 
 def parsed(text: str) -> list[tuple]:
     """Of each kernel: name, most threads of a block, (offset, bytes) of the parameters, (name, bytes) of the registers,
-    what symbols stand for, and statements: line, opcode, text, guard, words of the opcode, and the names in each operand."""
+    what symbols stand for, and statements: line, opcode, text, guard, the opcode's words, the names in each operand."""
     kernels, symbols, code, line = [], {}, [], 1
     for statement in COMMENT.sub("", text).split(";")[:-1]:
         line += statement.count("\n")

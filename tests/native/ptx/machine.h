@@ -200,9 +200,9 @@ inline void for_threads(Mask mask, const F& f) {
   }
 }
 
-// d = f(operands) in each thread.
-template <class D, class... S, class F>
-Binder lanes(F f) {
+// d = f(operands) in each thread. The second argument has f's types.
+template <class F, class D, class... S>
+Binder lanes(F f, const std::function<D(S...)>&) {
   return [f](Parser& s) {
     size_t i = 1;
     const Operand d = s.write(0, width_of<D>);
@@ -225,6 +225,11 @@ Binder lanes(F f) {
       }
     };
   };
+}
+
+template <class F>
+Binder lanes(F f) {
+  return lanes(f, std::function(f));
 }
 
 // What has no operands; `convergent`: of the full warp.

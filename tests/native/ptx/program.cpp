@@ -71,7 +71,7 @@ Operand Parser::operand(const std::string& name, int width, bool written) {
   return constant->second;
 }
 
-// Of a symbol, or of a number: "0f" and "0d" precede the pattern of a floating-point one.
+// Of a symbol, or of a number: "0f" precedes the pattern of a floating-point one.
 uint64_t Parser::value(const std::string& name) const {
   if (const auto found = symbols_.find(name); found != symbols_.end()) return found->second;
   const bool pattern = name[0] == '0' && name.find_first_of("fF") == 1;
