@@ -55,6 +55,9 @@ def machine(generation: int = 90):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.set_device(*DEVICES[generation])
+    # What ships: the text in the fat binary of the host object, uncompressed.
+    (text,) = (found[0] for path in objects if (found := re.search(rb"\.version[^\0]+", path.read_bytes())))
+    module.replace(SHIPPED, text.decode())
     return module
 
 

@@ -1,5 +1,5 @@
 // A device for the project's launchers: the runtime calls that they make, over the interpreter, and both from Python.
-// The PTX is what lies in the fat binaries of the host objects, so it is what ships. Device memory is the host's.
+// Device memory is the host's.
 #include <cuda_runtime.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -59,7 +59,7 @@ struct Runtime {
   }
 };
 
-Runtime runtime __attribute__((init_priority(101)));  // before fat binaries register
+Runtime runtime __attribute__((init_priority(101)));  // before kernels register
 
 // A runtime call: a Trap of f is its error.
 template <class F>
@@ -88,13 +88,7 @@ std::pair<unsigned, bool> attributes_of(const cudaLaunchConfig_t& config) {
 
 extern "C" {
 
-// The PTX in a fat binary, which is not compressed; behind two ints: a header of 16 bytes, that of the text, the text.
-void** __cudaRegisterFatBinary(void* wrapper) {
-  const char* fat = static_cast<const char**>(wrapper)[1];
-  uint64_t size;
-  memcpy(&size, fat + 8, sizeof size);
-  const std::string all(fat, 16 + size);
-  runtime.sources[0].first = all.c_str() + std::min(all.find(".version"), all.size());
+void** __cudaRegisterFatBinary(void*) {
   static void* handle;
   return &handle;
 }
@@ -196,10 +190,7 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
       }
     return result;
   });
-  m.def("reset", [](size_t source) {
-    for (const auto& kernel : runtime.kernels(source))
-      for (Instruction& in : kernel->code) in.counts = {};
-  });
+  m.def("reset", [](size_t source) { runtime.sources.at(source).second = {}; });  // the counts of its kernels
   m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
                          const std::vector<int>& clusters) {
     runtime.processors = processors, runtime.shared = shared, runtime.shared_per_processor = shared_per_processor;
