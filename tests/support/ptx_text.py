@@ -36,7 +36,7 @@ def parsed(text: str) -> list[tuple]:
             guard, opcode, operands = INSTRUCTION.match(statement).groups()
             words = [word for word in opcode.split(".") if word not in WITHOUT_MEANING]
             names = [*map(NAME.findall, OPERAND.findall(operands))]
-            code.append((line, opcode, statement, guard or "1", words, names))
+            code.append((line, opcode, statement, guard or "_", words, names))
     if not kernels:
         raise RuntimeError("no kernel in the PTX")
     return kernels
@@ -55,7 +55,6 @@ def _parameters(declared: str) -> tuple[list, dict]:
 
 
 def _registers(kind: str, names: str) -> list[tuple[str, int]]:
-    """Names and bytes, 0 of predicates. Values of 8 and 16 bits take 4."""
-    width = 0 if kind == ".pred" else 8 if kind.endswith("64") else 4
-    return [(name + number, width) for name, many in REGISTERS.findall(names)
+    """Names and bytes of a thread. Predicates and values of 8 and 16 bits take 4."""
+    return [(name + number, 8 if kind.endswith("64") else 4) for name, many in REGISTERS.findall(names)
             for number in (map(str, range(int(many))) if many else [""])]

@@ -213,7 +213,7 @@ Binder product(Format format, size_t columns) {
     for (size_t i = 4; i < s.arguments.size(); ++i)
       if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
     s.in.writes.clear();  // products in order may share accumulators
-    s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3, 0)](Warp& warp, Mask) {
+    s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3)](Warp& warp, Mask) {
       const uint64_t left_at = *warp.lanes<uint64_t>(a), right_at = *warp.lanes<uint64_t>(b);
       std::vector<Place> operands;
       alignas(64) Tile left[4], right[2];
@@ -222,7 +222,7 @@ Binder product(Format format, size_t columns) {
       for (uint32_t column = 0; column < columns; column += 8) {
         for (uint32_t i = 0; i < 2; ++i) read_tile(warp, right_at, column, i, format, right[i], operands);
         const Operand* sums = &d[column / 2];
-        add_product(warp, *warp.lanes<Mask>(adds) & 1 ? sums : nullptr, left, right, sums);
+        add_product(warp, *warp.lanes<uint32_t>(adds) ? sums : nullptr, left, right, sums);
       }
       for (const Operand& o : d) {
         ++warp.accumulating[o.at / slot_bytes];

@@ -22,6 +22,13 @@ void check_registers(Warp& warp, const Instruction& in) {
   for (uint32_t at : in.writes) warp.unfenced[at / slot_bytes] = 1;
 }
 
+Mask guarded(const Warp& warp, const Instruction& in) {
+  if (in.guard.bank == Operand::none) return all_threads;
+  Mask holds = 0;
+  for (int i = 0; i < warp_threads; ++i) holds |= Mask(warp.lanes<uint32_t>(in.guard)[i] != 0) << i;
+  return holds ^ in.skips;
+}
+
 }  // namespace
 
 uint32_t product(const std::array<uint32_t, 3>& of) { return of[0] * of[1] * of[2]; }
@@ -95,7 +102,7 @@ bool Machine::turn(Warp& warp, uint64_t instructions) try {
     warp.current = &kernel.code[warp.pc];
     if (warp.pc >= warp.meets || (warp.current->convergent && warp.active != warp.alive)) next(warp);
     Instruction& in = *(warp.current = &kernel.code[warp.pc]);
-    const Mask mask = warp.active & (*warp.lanes<Mask>(in.guard) ^ in.skips);
+    const Mask mask = warp.active & guarded(warp, in);
     ++warp.pc;
     ++nanoseconds;
     ++in.counts.executed;

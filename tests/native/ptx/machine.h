@@ -170,15 +170,16 @@ void count(Warp& warp, const Address& a, Mask mask);
 // Operands as C++ values, thread by thread.
 
 template <class T>
-constexpr int width_of = std::is_same_v<T, bool> ? 0 : std::max<int>(4, sizeof(T));
+constexpr int width_of = std::max<int>(4, sizeof(T));
+template <class T>
+using Stored = std::conditional_t<std::is_same_v<T, bool>, uint32_t, T>;
 
 // Of a register over the threads, which begins at `slots`. Values of less than 32 bits take the low bits of a slot.
 template <class T>
 T value_in(const char* slots, int lane) {
-  if constexpr (std::is_same_v<T, bool>) return *reinterpret_cast<const Mask*>(slots) >> lane & 1;
-  T value;
+  Stored<T> value;
   memcpy(&value, slots + lane * width_of<T>, sizeof value);
-  return value;
+  return T(value);
 }
 
 // A register of 4 or 8 bytes in one thread.
@@ -211,18 +212,11 @@ Binder lanes(F f, const std::function<D(S...)>&) {
       const auto value = [&](int lane) {
         return D(std::apply([&](auto... source) { return f(value_in<S>(source, lane)...); }, sources));
       };
-      if constexpr (std::is_same_v<D, bool>) {
-        Mask result = 0;
-        for (int lane = 0; lane < warp_threads; ++lane) result |= Mask(value(lane)) << lane;
-        Mask& all = *warp.lanes<Mask>(d);
-        all = (all & ~mask) | (result & mask);
-      } else {
-        char* to = warp.lanes<char>(d);
-        for_threads(mask, [&](int lane) {
-          const D result = value(lane);
-          memcpy(to + lane * width_of<D>, &result, sizeof result);
-        });
-      }
+      char* to = warp.lanes<char>(d);
+      for_threads(mask, [&](int lane) {
+        const Stored<D> result = value(lane);
+        memcpy(to + lane * width_of<D>, &result, sizeof result);
+      });
     };
   };
 }

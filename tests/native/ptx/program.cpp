@@ -25,7 +25,7 @@ Parser::Parser(const Source& source) {
     kernel->register_bytes += width == 8 ? 2 * slot_bytes : slot_bytes;
   }
   for (const Statement& statement : statements) instruction(statement);
-  instruction({0, "ret", "the end", "1", {"ret"}, {}});
+  instruction({0, "ret", "the end", "_", {"ret"}, {}});
 }
 
 void Parser::instruction(const Statement& statement) try {
@@ -33,7 +33,7 @@ void Parser::instruction(const Statement& statement) try {
   std::string guard, key;
   std::tie(in.line, in.opcode, in.text, guard, words, arguments) = statement;
   in.skips = guard[0] == '!' ? all_threads : 0;
-  in.guard = operand(guard.substr(in.skips ? 1 : 0), 0, false);
+  in.guard = operand(guard.substr(in.skips ? 1 : 0), 4, false);
   for (const std::string& word : words) key += (key.empty() ? "" : ".") + word;
   in.convergent = std::count(words.begin(), words.end(), "sync") > 0;
   const bool moves_parts = words[0] == "mov" && in.text.find('{') != std::string::npos;
@@ -60,14 +60,12 @@ Operand Parser::operand(const std::string& name, int width, bool written) {
   }
   if (name == "_") return {};
   if (written) throw Trap("no register " + name);
-  uint64_t number = value(name);
-  if (width == 0) number = number ? all_threads : 0;
-  const uint8_t size = width == 8 ? 8 : 4;
+  const uint64_t number = value(name);
   std::vector<char>& image = kernel->constants;
-  const Operand next = {Operand::constants, width ? size : uint8_t(0), uint32_t(image.size())};
-  const auto [constant, fresh] = names_.insert({name + ":" + std::to_string(width), next});
+  const Operand next = {Operand::constants, uint8_t(width == 8 ? 8 : 4), uint32_t(image.size())};
+  const auto [constant, fresh] = names_.insert({name + ":" + std::to_string(next.width), next});
   const char* bytes = reinterpret_cast<const char*>(&number);  // little-endian, as the device
-  for (int i = 0; i < warp_threads && fresh; ++i) image.insert(image.end(), bytes, bytes + size);
+  for (int i = 0; i < warp_threads && fresh; ++i) image.insert(image.end(), bytes, bytes + next.width);
   return constant->second;
 }
 

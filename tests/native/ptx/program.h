@@ -23,7 +23,7 @@ struct Trap : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A slot of `width` 4 or 8 bytes for each thread (a value of 8 or 16 bits takes 4); width 0: a predicate, one Mask.
+// A slot of `width` 4 or 8 bytes for each thread. Predicates and values of 8 or 16 bits take 4.
 struct Operand {
   enum Bank : uint8_t { registers, constants, none } bank = none;
   uint8_t width = 0;
@@ -49,7 +49,7 @@ struct Counts {
 
 struct Instruction {
   std::function<void(Warp&, Mask)> run;  // for the threads of a mask that is not empty
-  Operand guard;                         // a predicate; the instruction runs where it differs from `skips`
+  Operand guard;                         // a predicate or none; the instruction runs where it differs from `skips`
   Mask skips = 0;
   bool convergent = false;  // runs once all threads are here that have not left
   uint32_t target = 0;      // of a branch
@@ -90,7 +90,7 @@ class Parser {
   explicit Parser(const Source& source);
   std::shared_ptr<Kernel> kernel = std::make_shared<Kernel>();
 
-  // For binders, of the statement at hand. `width`: 4 or 8 bytes, 0: a predicate, -1: as it comes.
+  // For binders, of the statement at hand. `width`: 4 or 8 bytes, -1: as it comes.
   Operand read(size_t i, int width = 4) { return operand(argument(i).at(0), width, false); }
   Operand write(size_t i, int width = 4) { return operand(argument(i).at(0), width, true); }
   std::vector<Operand> vector(size_t i, int width, bool written);
@@ -107,7 +107,7 @@ class Parser {
   const std::vector<std::string>& argument(size_t i);
 
   size_t used_ = 0;                          // arguments of the statement
-  std::map<std::string, Operand> names_;     // of registers, and of constants with their width
+  std::map<std::string, Operand> names_;     // of registers, and of constants
   std::map<std::string, uint64_t> symbols_;  // parameters, shared memory, labels
 };
 
