@@ -167,20 +167,9 @@ void run(Kernel& kernel, const Launch& launch, GlobalMemory& global);
 Place place_of(Warp& warp, const Address& a, int lane);
 void count(Warp& warp, const Address& a, Mask mask);
 
-// Operands as C++ values, thread by thread.
-
+// How a register has a value in a thread: predicates and values of 8 and 16 bits take 4 bytes.
 template <class T>
-constexpr int width_of = std::max<int>(4, sizeof(T));
-template <class T>
-using Stored = std::conditional_t<std::is_same_v<T, bool>, uint32_t, T>;
-
-// Of a register over the threads, which begins at `slots`. Values of less than 32 bits take the low bits of a slot.
-template <class T>
-T value_in(const char* slots, int lane) {
-  Stored<T> value;
-  memcpy(&value, slots + lane * width_of<T>, sizeof value);
-  return T(value);
-}
+using Stored = std::conditional_t<sizeof(T) < 4, uint32_t, T>;
 
 // A register of 4 or 8 bytes in one thread.
 inline uint64_t value_of(const Warp& warp, const Operand& o, int lane) {
@@ -206,17 +195,14 @@ template <class F, class D, class... S>
 Binder lanes(F f, const std::function<D(S...)>&) {
   return [f](Parser& s) {
     size_t i = 1;
-    const Operand d = s.write(0, width_of<D>);
-    s.in.run = [f, d, from = std::array<Operand, sizeof...(S)>{s.read(i++, width_of<S>)...}](Warp& warp, Mask mask) {
-      const auto sources = std::apply([&](auto... o) { return std::array{warp.lanes<char>(o)...}; }, from);
-      const auto value = [&](int lane) {
-        return D(std::apply([&](auto... source) { return f(value_in<S>(source, lane)...); }, sources));
+    const Operand d = s.write(0, sizeof(Stored<D>));
+    s.in.run = [f, d, from = std::array{s.read(i++, sizeof(Stored<S>))...}](Warp& warp, Mask mask) {
+      Stored<D>* to = warp.lanes<Stored<D>>(d);
+      const auto sources = std::apply([&](auto... o) { return std::tuple(warp.lanes<Stored<S>>(o)...); }, from);
+      const auto in_thread = [&](auto*... source) {
+        for_threads(mask, [&](int lane) { to[lane] = Stored<D>(f(S(source[lane])...)); });
       };
-      char* to = warp.lanes<char>(d);
-      for_threads(mask, [&](int lane) {
-        const Stored<D> result = value(lane);
-        memcpy(to + lane * width_of<D>, &result, sizeof result);
-      });
+      std::apply(in_thread, sources);
     };
   };
 }
