@@ -145,15 +145,13 @@ void count(Warp& warp, const Address& a, Mask mask) {
   const bool in_sectors = a.space == Space::global;
   const int together = in_sectors || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
   for (int from = 0; from < warp_threads; from += together) {
-    uint64_t units[32], *end = units;  // sectors or words; an aligned access lies in one sector
+    std::set<uint64_t> units;  // sectors or words; an aligned access lies in one sector
     for (int lane = from; lane < from + together; ++lane)
       for (size_t b = 0; b < (in_sectors ? 1 : a.bytes) && mask >> lane & 1; b += 4)
-        *end++ = (address_of(warp, a, lane) + b) / (in_sectors ? 32 : 4);
-    std::sort(units, end);
-    end = std::unique(units, end);
-    if (in_sectors) counts.sectors += uint64_t(end - units);
+        units.insert((address_of(warp, a, lane) + b) / (in_sectors ? 32 : 4));
+    if (in_sectors) counts.sectors += units.size();
     int used[32] = {}, most = 0;
-    for (const uint64_t* word = units; word < end; ++word) most = std::max(most, ++used[*word % 32]);
+    for (uint64_t word : units) most = std::max(most, ++used[word % 32]);
     counts.wavefronts += uint64_t(in_sectors ? 0 : most);
     counts.ideal += !in_sectors && most > 0;
   }

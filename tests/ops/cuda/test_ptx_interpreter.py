@@ -33,11 +33,8 @@ def run(body, *sources, data=None, threads=THREADS, grid=1, seed=0, **more):
     data = np.arange(64, dtype=U32) if data is None else data
     given = [torch.from_numpy(array) for array in (data, *sources)]
     machine().set(seed=seed, traffic=True)
-    try:
-        launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1),
-               block=(threads, 1, 1), shared=2048, **more)
-    finally:
-        machine().set()
+    launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1), block=(threads, 1, 1),
+           shared=2048, **more)
     return data
 
 
