@@ -9,22 +9,27 @@ COMMENT = re.compile(r"//.*|^\s?\.loc\t.*", re.MULTILINE)  # and where a line co
 ENTRY = re.compile(r".*\.entry ([\w$]+)\((.*?)\)(?:[^{]*ntid (\d+))?[^{]*", re.DOTALL)
 PARAMETER = re.compile(r"\.param (?:\.align (\d+) )?\.[busf](\d+) (?:[^,]* )?([\w$]+)(?:\[(\d+)\])?")
 SHARED = re.compile(r"\.extern \.shared [^;]* ([\w$]+)\[\]")  # its size is that of a launch
-REGISTERS = re.compile(r"([\w%]+)(?:<(\d+)>)?")  # "%r<10>" or "a"
+REGISTERS = re.compile(r"([\w%.]+)(?:<(\d+)>)?")  # "%r<10>" or "a"
 LABEL = re.compile(r"[\s{}]*([\w$]+):(?!:)")
 INSTRUCTION = re.compile(r"(?:@(!?[\w%]+) )?(\S+)(.*)")  # "@!%p add.s32 %r1, %r2, 7"
-OPERAND = re.compile(r"{[^}]*}|\[[^]]*]|[^\s,]+")
-NAME = re.compile(r"[^\s,+{}[\]]+")
+# Registers that every kernel begins with, in the order of the machine's.
+SPECIAL = {".b64": "%globaltimer", ".b32": "%tid.x, %ntid.x, %ctaid.x, %ctaid.y, %ctaid.z, %cluster_ctarank"}
+ADDRESS = re.compile(r"\[ *([^]+ ]+)[ +]*([^] ]*) *]")  # "[%rd1 + -16]"
+NAME = re.compile(r"[^\s,{}]+")
 
 
 def parsed(text: str) -> list[tuple]:
     """Of each kernel: name, most threads of a block, (offset, bytes) of the parameters, (name, bytes) of the registers,
-    what symbols stand for, and statements: line, opcode, text, guard, the opcode's words, the names in each operand."""
+    what symbols stand for, and statements: line, opcode, text, guard, the opcode's words, and the operands one by one,
+    an address as its base and offset."""
     kernels, symbols, code, line = [], {}, [], 1
     for statement in COMMENT.sub("", text).split(";")[:-1]:
         line += statement.count("\n")
         if entry := ENTRY.match(statement):
             places, symbols = _parameters(" ".join(entry[2].split()))
             registers, code, statement = [], [], statement[entry.end():]
+            for kind, names in SPECIAL.items():
+                registers += _registers(kind, names)
             symbols.update(dict.fromkeys(SHARED.findall(text), 0))
             kernels.append((entry[1], int(entry[3] or 1024), places, registers, symbols, code))
         while label := LABEL.match(statement):
@@ -35,7 +40,7 @@ def parsed(text: str) -> list[tuple]:
         elif kernels and statement and not statement.startswith(".pragma"):
             guard, opcode, operands = INSTRUCTION.match(statement).groups()
             words = [word for word in opcode.split(".") if word not in WITHOUT_MEANING]
-            names = [*map(NAME.findall, OPERAND.findall(operands))]
+            names = NAME.findall(ADDRESS.sub(lambda found: f"{found[1]} {found[2] or 0}", operands))
             code.append((line, opcode, statement, guard or "_", words, names))
     if not kernels:
         raise RuntimeError("no kernel in the PTX")

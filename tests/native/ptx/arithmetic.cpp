@@ -20,10 +20,9 @@ T extracted(T a, uint32_t from, uint32_t length) {
 // b with `length` bits of a from `from` on.
 template <class T>
 T inserted(T a, T b, uint32_t from, uint32_t length) {
-  constexpr uint32_t size = 8 * sizeof(T);
-  from &= 255, length = std::min(length & 255, size);
-  const T field = from < size && length ? T(~T(0)) >> (size - length) << from : 0;
-  return field ? (a << from & field) | (b & ~field) : b;
+  from &= 255, length &= 255;
+  const uint64_t ones = length < 64 ? (1ull << length) - 1 : ~0ull, field = from < 64 ? ones << from : 0;
+  return T((uint64_t(a) << from % 64 & field) | (b & ~field));
 }
 
 float flushed(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
@@ -152,14 +151,10 @@ void add_product(const Warp& warp, const Operand* from, const Tile* a, const Til
 // mma.sync m16n8: "d[4], a[4], b[2], c[4]"
 Binder mma(Format format) {
   return [format](Parser& s) {
-    std::vector<Operand> all;
-    for (size_t i = 0; i < 4; ++i)
-      for (const Operand& o : s.vector(i, 4, i == 0)) all.push_back(o);
-    if (all.size() != 14) throw Trap("fragments of another size");
-    s.in.run = [=](Warp& warp, Mask) {
+    s.in.run = [format, to = s.vector(0, 4, 4, true), from = s.vector(4, 10, 4, false)](Warp& warp, Mask) {
       alignas(64) Tile tiles[6];
-      for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(all[4 + i]), format, tiles[i]);
-      add_product(warp, &all[10], tiles, tiles + 4, all.data());
+      for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(from[i]), format, tiles[i]);
+      add_product(warp, &from[6], tiles, tiles + 4, to.data());
     };
   };
 }
@@ -167,7 +162,7 @@ Binder mma(Format format) {
 // ldmatrix x4: matrices of 8 rows of 16 bytes, whose addresses 8 threads have for each.
 Binder load_matrices(bool transposes) {
   return [transposes](Parser& s) {
-    s.in.run = [=, to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
+    s.in.run = [=, to = s.vector(0, 4, 4, true), from = s.address(4, Space::shared, 16)](Warp& warp, Mask mask) {
       count(warp, from, mask);
       uint16_t rows[warp_threads][8];
       for (int lane = 0; lane < warp_threads; ++lane) {
@@ -208,12 +203,12 @@ void read_tile(Warp& warp, uint64_t descriptor, uint32_t row, uint32_t half, For
 // wgmma m64: "d[columns / 2], descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
 Binder product(Format format, size_t columns) {
   return [=](Parser& s) {
-    const std::vector<Operand> d = s.vector(0, 4, true);
-    if (d.size() != columns / 2) throw Trap("fragments of another size");
-    for (size_t i = 4; i < s.arguments.size(); ++i)
-      if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
+    const std::vector<Operand> d = s.vector(0, columns / 2, 4, true);
+    const size_t next = d.size();
+    for (size_t i = next + 3; i < s.arguments.size(); ++i)
+      if (s.number(i) != (i < next + 5)) throw Trap("a wgmma that negates or transposes");
     s.in.writes.clear();  // products in order may share accumulators
-    s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3)](Warp& warp, Mask) {
+    s.in.run = [=, a = s.read(next, 8), b = s.read(next + 1, 8), adds = s.read(next + 2)](Warp& warp, Mask) {
       const uint64_t left_at = *warp.lanes<uint64_t>(a), right_at = *warp.lanes<uint64_t>(b);
       std::vector<Place> operands;
       alignas(64) Tile left[4], right[2];

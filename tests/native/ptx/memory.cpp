@@ -170,8 +170,8 @@ struct Access : Address {
   std::vector<Operand> data;
 };
 
-// "ld.acquire.gpu.global.v2.u32"; `data`, `address`: which operands these are.
-static Access access(Parser& s, size_t data, size_t address) {
+// "ld.acquire.gpu.global.v2.u32"
+static Access access(Parser& s) {
   std::set<std::string> words(s.words.begin(), s.words.end() - 1);
   Space space = words.erase("shared::cta") ? Space::shared : Space::none;
   for (size_t i = 0; i < std::size(space_names); ++i)
@@ -183,10 +183,9 @@ static Access access(Parser& s, size_t data, size_t address) {
     words.erase(known);
   if (!words.empty()) throw Trap("unknown modifier ." + *words.begin());
   if (space == Space::none || !bytes) throw Trap("an access without a space or a size");
-  Access result = {s.address(address, space, bytes * count), atomic, acquires, releases,
-                   s.vector(data, -1, s.words[0] == "ld")};
-  if (result.data.size() != count) throw Trap("a vector of another length than the instruction");
-  return result;
+  const bool loads = s.words[0] == "ld";
+  return {s.address(loads ? count : 0, space, bytes * count), atomic, acquires, releases,
+          s.vector(loads ? 0 : 2, count, -1, loads)};
 }
 
 // Of the bytes of a type at a place: s32 keeps its sign, since wider registers take loads of it.
@@ -198,7 +197,7 @@ static uint64_t value_at(const char* at, size_t bytes, bool has_sign) {
 
 // An acquiring load takes over what was released where it reads.
 static void bind_load(Parser& s) {
-  s.in.run = [from = access(s, 0, 1), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
+  s.in.run = [from = access(s), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
     const auto& released = warp.machine->released;
     const size_t each = from.bytes / from.data.size();
     count(warp, from, mask);
@@ -218,7 +217,7 @@ static void bind_load(Parser& s) {
 
 // st, and red.add, which is a store of a sum and passes on what was released there before
 static void bind_store(Parser& s) {
-  s.in.run = [to = access(s, 1, 0), adds = s.words[0] == "red"](Warp& warp, Mask mask) {
+  s.in.run = [to = access(s), adds = s.words[0] == "red"](Warp& warp, Mask mask) {
     const size_t each = to.bytes / to.data.size();
     count(warp, to, mask);
     warp.spins = false;
@@ -240,9 +239,9 @@ static void bind_store(Parser& s) {
 
 // cp.async "[to], [from], 16, given": zeros follow the bytes that are given. It is done when it is waited for.
 static void bind_copy(Parser& s) {
-  const size_t bytes = s.number(2);
-  const Address to = s.address(0, Space::shared, bytes), from = s.address(1, Space::global, bytes);
-  s.in.run = [=, given = s.read(3)](Warp& warp, Mask mask) {
+  const size_t bytes = s.number(4);
+  const Address to = s.address(0, Space::shared, bytes), from = s.address(2, Space::global, bytes);
+  s.in.run = [=, given = s.read(5)](Warp& warp, Mask mask) {
     count(warp, from, mask);
     for_threads(mask, [&](int lane) {
       const size_t length = std::min<size_t>(warp.lanes<uint32_t>(given)[lane], bytes);
@@ -260,16 +259,15 @@ static void bind_copy(Parser& s) {
 
 // mov "{low, high}, whole" and "whole, {low, high}"
 static void bind_parts(Parser& s) {
-  const int width = size_of(s.words.back()), bits = 4 * width;
-  const bool joins = s.arguments.at(1).size() == 2;
-  const std::vector<Operand> parts = s.vector(joins, -1, !joins);
-  if (parts.size() != 2) throw Trap("parts that are not halves");
-  s.in.run = [=, whole = joins ? s.write(0, width) : s.read(1, width)](Warp& warp, Mask mask) {
+  const bool wide = s.words.back() == "b64";
+  if (s.in.text.find('{') > s.in.text.find(','))
+    return wide ? lanes([](uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; })(s)
+                : lanes([](uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; })(s);
+  s.in.run = [=, low = s.write(0, -1), high = s.write(1, -1), from = s.read(2, wide ? 8 : 4)](Warp& warp, Mask mask) {
     for_threads(mask, [&](int lane) {
-      const uint64_t low = value_of(warp, joins ? parts[0] : whole, lane), half = low & ((1ull << bits) - 1);
-      if (joins) return set(warp, whole, lane, half | value_of(warp, parts[1], lane) << bits);
-      set(warp, parts[0], lane, half);
-      set(warp, parts[1], lane, low >> bits);
+      const uint64_t value = value_of(warp, from, lane);
+      set(warp, low, lane, value & (wide ? 0xffffffff : 0xffff));
+      set(warp, high, lane, value >> (wide ? 32 : 16));
     });
   };
 }

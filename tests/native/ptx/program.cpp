@@ -15,11 +15,9 @@ int size_of(const std::string& type) {
 }
 
 Parser::Parser(const Source& source) {
-  std::vector<std::pair<std::string, uint8_t>> registers(std::begin(special_registers), std::end(special_registers));
-  const auto& [name, most_threads, parameters, declared, symbols, statements] = source;
+  const auto& [name, most_threads, parameters, registers, symbols, statements] = source;
   kernel->name = name, kernel->most_threads = most_threads, kernel->parameters = parameters, symbols_ = symbols;
-  if (!parameters.empty()) kernel->parameter_bytes = parameters.back().first + parameters.back().second;
-  registers.insert(registers.end(), declared.begin(), declared.end());
+  for (const auto& [at, size] : parameters) kernel->parameter_bytes = at + size;
   for (const auto& [name, width] : registers) {
     names_[name] = {Operand::registers, width, kernel->register_bytes};
     kernel->register_bytes += width == 8 ? 2 * slot_bytes : slot_bytes;
@@ -36,7 +34,7 @@ void Parser::instruction(const Statement& statement) try {
   in.guard = operand(guard.substr(in.skips ? 1 : 0), 4, false);
   for (const std::string& word : words) key += (key.empty() ? "" : ".") + word;
   in.convergent = std::count(words.begin(), words.end(), "sync") > 0;
-  const bool moves_parts = words[0] == "mov" && in.text.find('{') != std::string::npos;
+  const bool moves_parts = words[0] == "mov" && arguments.size() == 3;
   static const Table table = complete();
   auto found = table.find(moves_parts ? "mov" : key);
   if (found == table.end()) found = table.find(words[0]);
@@ -80,21 +78,13 @@ uint64_t Parser::value(const std::string& name) const {
   return value;
 }
 
-std::vector<Operand> Parser::vector(size_t i, int width, bool written) {
+std::vector<Operand> Parser::vector(size_t from, size_t count, int width, bool written) {
   std::vector<Operand> result;
-  for (const std::string& name : argument(i)) result.push_back(operand(name, width, written));
+  for (size_t i = from; i < from + count; ++i) result.push_back(operand(argument(i), width, written));
   return result;
 }
 
-// "[%rd1 + -16]"
-Address Parser::address(size_t i, Space space, size_t bytes) {
-  const std::vector<std::string>& parts = argument(i);
-  Address result = {operand(parts.at(0), -1, false), 0, space, bytes};
-  for (size_t part = 1; part < parts.size(); ++part) result.offset += int64_t(value(parts[part]));
-  return result;
-}
-
-const std::vector<std::string>& Parser::argument(size_t i) {
+const std::string& Parser::argument(size_t i) {
   if (i >= arguments.size()) throw Trap("unexpected number of operands");
   used_ = std::max(used_, i + 1);
   return arguments[i];

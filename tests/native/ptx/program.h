@@ -68,16 +68,13 @@ struct Kernel {
   bool has_wgmma = false;
 };
 
-// Registers that every kernel begins with, and their bytes: %globaltimer, which takes two slots, then the others.
-constexpr std::pair<const char*, uint8_t> special_registers[] = {
-    {"%globaltimer", 8}, {"%tid.x", 4}, {"%ntid.x", 4}, {"%ctaid.x", 4}, {"%ctaid.y", 4}, {"%ctaid.z", 4},
-    {"%cluster_ctarank", 4}};
+// Registers that every kernel begins with: %globaltimer, which takes two slots, then the others of SPECIAL.
 constexpr Operand timer = {Operand::registers, 8, 0};
 constexpr Operand special(uint32_t i) { return {Operand::registers, 4, (2 + i) * slot_bytes}; }
 
 // A kernel as tests/support/ptx_text.py reads it.
 using Statement = std::tuple<int, std::string, std::string, std::string, std::vector<std::string>,
-                             std::vector<std::vector<std::string>>>;  // line, opcode, text, guard, words, arguments
+                             std::vector<std::string>>;  // line, opcode, text, guard, words, arguments
 using Source = std::tuple<std::string, uint32_t, decltype(Kernel::parameters),
                           std::vector<std::pair<std::string, uint8_t>>, std::map<std::string, uint64_t>,
                           std::vector<Statement>>;  // name, most threads, parameters, registers, symbols, statements
@@ -91,20 +88,21 @@ class Parser {
   std::shared_ptr<Kernel> kernel = std::make_shared<Kernel>();
 
   // For binders, of the statement at hand. `width`: 4 or 8 bytes, -1: as it comes.
-  Operand read(size_t i, int width = 4) { return operand(argument(i).at(0), width, false); }
-  Operand write(size_t i, int width = 4) { return operand(argument(i).at(0), width, true); }
-  std::vector<Operand> vector(size_t i, int width, bool written);
-  Address address(size_t i, Space space, size_t bytes);
-  uint64_t number(size_t i) { return value(argument(i).at(0)); }
-  std::vector<std::string> words;                   // of the opcode
-  std::vector<std::vector<std::string>> arguments;  // the names in each
+  Operand read(size_t i, int width = 4) { return operand(argument(i), width, false); }
+  Operand write(size_t i, int width = 4) { return operand(argument(i), width, true); }
+  std::vector<Operand> vector(size_t from, size_t count, int width, bool written);
+  Address address(size_t i, Space space, size_t bytes) {  // of two arguments
+    return {read(i, -1), int64_t(number(i + 1)), space, bytes};
+  }
+  uint64_t number(size_t i) { return value(argument(i)); }
+  std::vector<std::string> words, arguments;  // words: of the opcode
   Instruction in;
 
  private:
   void instruction(const Statement& statement);
   Operand operand(const std::string& name, int width, bool written);
   uint64_t value(const std::string& name) const;
-  const std::vector<std::string>& argument(size_t i);
+  const std::string& argument(size_t i);
 
   size_t used_ = 0;                          // arguments of the statement
   std::map<std::string, Operand> names_;     // of registers, and of constants
