@@ -1,5 +1,6 @@
 """PTX text: its kernels, with statements split into words and operands, as tests/native/ptx binds them (`Source`)."""
 
+import itertools
 import re
 
 # Hints, and what holds of every use: results round to nearest, and functions are as exact as the host's.
@@ -13,7 +14,7 @@ REGISTERS = re.compile(r"([\w%.]+)(?:<(\d+)>)?")  # "%r<10>" or "a"
 LABEL = re.compile(r"[\s{}]*([\w$]+):(?!:)")
 INSTRUCTION = re.compile(r"(?:@(!?[\w%]+) )?(\S+)(.*)")  # "@!%p add.s32 %r1, %r2, 7"
 # Registers that every kernel begins with, in the order of the machine's.
-SPECIAL = {".b64": "%globaltimer", ".b32": "%tid.x, %ntid.x, %ctaid.x, %ctaid.y, %ctaid.z, %cluster_ctarank"}
+SPECIAL = ".b64 %globaltimer", ".b32 %tid.x, %ntid.x, %ctaid.x, %ctaid.y, %ctaid.z, %cluster_ctarank"
 ADDRESS = re.compile(r"\[ *([^]+ ]+)[ +]*([^] ]*) *]")  # "[%rd1 + -16]"
 NAME = re.compile(r"[^\s,{}]+")
 
@@ -27,16 +28,14 @@ def parsed(text: str) -> list[tuple]:
         line += statement.count("\n")
         if entry := ENTRY.match(statement):
             places, symbols = _parameters(" ".join(entry[2].split()))
-            registers, code, statement = [], [], statement[entry.end():]
-            for kind, names in SPECIAL.items():
-                registers += _registers(kind, names)
+            registers, code, statement = [*itertools.chain(*map(_registers, SPECIAL))], [], statement[entry.end():]
             symbols.update(dict.fromkeys(SHARED.findall(text), 0))
             kernels.append((entry[1], int(entry[3] or 1024), places, registers, symbols, code))
         while label := LABEL.match(statement):
             symbols[label[1]], statement = len(code), statement[label.end():]
         statement = " ".join(statement.lstrip("{} \t\n").split())
         if statement.startswith(".reg"):
-            registers += _registers(*statement.split(" ", 2)[1:])
+            registers += _registers(statement.removeprefix(".reg "))
         elif kernels and statement and not statement.startswith(".pragma"):
             guard, opcode, operands = INSTRUCTION.match(statement).groups()
             words = [word for word in opcode.split(".") if word not in WITHOUT_MEANING]
@@ -59,7 +58,8 @@ def _parameters(declared: str) -> tuple[list, dict]:
     return places[1:], offsets
 
 
-def _registers(kind: str, names: str) -> list[tuple[str, int]]:
+def _registers(declared: str) -> list[tuple[str, int]]:
     """Names and bytes of a thread. Predicates and values of 8 and 16 bits take 4."""
+    kind, names = declared.split(" ", 1)
     return [(name + number, 8 if kind.endswith("64") else 4) for name, many in REGISTERS.findall(names)
             for number in (map(str, range(int(many))) if many else [""])]

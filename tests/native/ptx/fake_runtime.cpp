@@ -62,8 +62,7 @@ struct Runtime {
 Runtime runtime __attribute__((init_priority(101)));  // before kernels register
 
 // A runtime call: a Trap of f is its error.
-template <class F>
-cudaError_t call(const F& f) {
+cudaError_t call(const auto& f) {
   try {
     f();
     return cudaSuccess;
@@ -182,12 +181,11 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   });
   m.def("executed", [](size_t source) {  // of each instruction: kernel, line, opcode, text, and its counts
     py::list result;
-    for (const auto& k : runtime.kernels(source))
-      for (size_t i = 0; i + 1 < k->code.size(); ++i) {  // the last is the end that every kernel is given
-        const auto& [executed, threads, bytes, sectors, wavefronts, ideal] = k->code[i].counts;
-        result.append(py::make_tuple(k->name, k->code[i].line, k->code[i].opcode, k->code[i].text, executed, threads,
-                                     bytes, sectors, wavefronts, ideal));
-      }
+    for (const auto& kernel : runtime.kernels(source))
+      for (const Instruction& in : kernel->code)
+        if (const Counts& n = in.counts; in.line)  // the end that every kernel is given has no line
+          result.append(py::make_tuple(kernel->name, in.line, in.opcode, in.text, n.executed, n.threads, n.bytes,
+                                       n.sectors, n.wavefronts, n.ideal));
     return result;
   });
   m.def("reset", [](size_t source) { runtime.sources.at(source).second = {}; });  // the counts of its kernels

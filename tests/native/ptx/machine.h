@@ -53,7 +53,7 @@ struct Place {
   void write(size_t bytes, const Warp& warp, Use use) const;
 };
 
-// Global memory is the host's. Where nothing is registered, any address is taken as valid.
+// Global memory is what of the host's is registered.
 struct GlobalMemory {
   struct Region {
     uintptr_t begin, end;
@@ -180,8 +180,7 @@ inline void set(const Warp& warp, const Operand& o, int lane, uint64_t value) {
   else if (o.width == 4) warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
 }
 
-template <class F>
-inline void for_threads(Mask mask, const F& f) {
+inline void for_threads(Mask mask, const auto& f) {
   if (mask == all_threads) {
 #pragma GCC ivdep
     for (int i = 0; i < warp_threads; ++i) f(i);
@@ -207,10 +206,7 @@ Binder lanes(F f, const std::function<D(S...)>&) {
   };
 }
 
-template <class F>
-Binder lanes(F f) {
-  return lanes(f, std::function(f));
-}
+Binder lanes(auto f) { return lanes(f, std::function(f)); }
 
 // What has no operands; `convergent`: of the full warp.
 inline Binder action(void (*run)(Warp&, Mask), bool convergent = true) {

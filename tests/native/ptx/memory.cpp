@@ -19,8 +19,7 @@ bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) {
 }
 
 // Calls f(word, the access's bytes in it as a mask).
-template <class F>
-void for_words(const Place& place, size_t bytes, const F& f) {
+void for_words(const Place& place, size_t bytes, const auto& f) {
   Word* words = place.shadow ? place.shadow->data() : nullptr;
   for (size_t at = place.offset, end = at + bytes; words && at < end; at = (at | 3) + 1)
     f(words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
@@ -88,7 +87,6 @@ void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, b
 
 Place GlobalMemory::find(uintptr_t begin, size_t bytes) const {
   char* at = reinterpret_cast<char*>(begin);
-  if (regions.empty()) return {at};
   for (const Region& region : regions)
     if (begin >= region.begin && begin + bytes <= region.end) return {at, region.shadow.get(), begin - region.begin};
   throw Trap("global address " + std::to_string(begin) + " out of bounds, " + std::to_string(bytes) + " bytes");

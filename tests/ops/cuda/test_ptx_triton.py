@@ -13,7 +13,7 @@ import torch
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
-from tests.support.cuda_ops import PRECISIONS, registered_on_cpu
+from tests.support.cuda_ops import PRECISIONS
 from tests.support.engines import ON_TRITON, REFERENCE, Engine
 from tests.support.models import options
 from tests.support.op_cases import char_cnn_case, highway_case, linear_case
@@ -22,9 +22,8 @@ from tests.support.triton_on_ptx import check_case, configs, on_ptx, run
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    on_ptx(monkeypatch, 80)
-    with registered_on_cpu():
+def registered():
+    with Engine("ieee").active():
         yield
 
 
