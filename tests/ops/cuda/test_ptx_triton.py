@@ -83,16 +83,6 @@ def test_gradients_of_weights_in_bf16():
         assert leaf.grad.dtype == leaf.dtype and relative_error(leaf.grad, exact[name]) < ON_TRITON["bf16"]
 
 
-@pytest.mark.parametrize("operands", ["ieee", "bf16"])
-def test_the_ops_are_registered_well(operands):
-    embed, *filters = conv(filters=[[1, 3], [3, 4]]).leaves().values()
-    (x, *weights), settings = highway_case(5, 7).leaves().values(), PRECISIONS[operands]
-    for op, arguments in (("char_cnn", (ids_of()[:2], embed, filters[::2], filters[1::2], "relu", *settings, False)),
-                          ("highway", (x, weights, None, *settings)),
-                          ("linear", (x, weights[:2], None, 7, *settings))):
-        torch.library.opcheck(getattr(torch.ops.elmo_fast, op).default, arguments)
-
-
 SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
           "linear": lambda tile: [linear_case(tile.bm + 3, 208, tile.bn + 16),
                                   linear_case(tile.bm + 3, 256, 2 * tile.bn)],
