@@ -176,7 +176,8 @@ static Access access(Parser& s) {
     if (words.erase(space_names[i])) space = Space(i);
   const bool acquires = words.erase("acquire"), releases = words.erase("release");
   const bool atomic = words.erase("relaxed") || acquires || releases;
-  const size_t count = words.erase("v4") ? 4 : words.erase("v2") ? 2 : 1, bytes = size_t(size_of(s.words.back()));
+  const size_t count = words.erase("v4") ? 4 : words.erase("v2") ? 2 : 1;
+  const size_t bytes = size_t(atoi(s.words.back().c_str() + 1)) / 8;  // 0 of what is no type
   for (const char* known : {"ld", "st", "red", "add", "cluster", "gpu", "nc", "cg", "L1::no_allocate"})
     words.erase(known);
   if (!words.empty()) throw Trap("unknown modifier ." + *words.begin());

@@ -3,17 +3,6 @@
 
 namespace ptx {
 
-static Table complete() {
-  Table table;
-  for (auto add : {add_arithmetic, add_access, add_control}) add(table);
-  return table;
-}
-
-int size_of(const std::string& type) {
-  const size_t digits = type.find_first_of("0123456789");
-  return digits == std::string::npos ? 0 : atoi(type.c_str() + digits) / 8;
-}
-
 Parser::Parser(const Source& source) {
   const auto& [name, most_threads, parameters, registers, symbols, statements] = source;
   kernel->name = name, kernel->most_threads = most_threads, kernel->parameters = parameters, symbols_ = symbols;
@@ -35,7 +24,11 @@ void Parser::instruction(const Statement& statement) try {
   for (const std::string& word : words) key += (key.empty() ? "" : ".") + word;
   in.convergent = std::count(words.begin(), words.end(), "sync") > 0;
   const bool moves_parts = words[0] == "mov" && arguments.size() == 3;
-  static const Table table = complete();
+  static const Table table = [] {
+    Table all;
+    for (auto add : {add_arithmetic, add_access, add_control}) add(all);
+    return all;
+  }();
   auto found = table.find(moves_parts ? "mov" : key);
   if (found == table.end()) found = table.find(words[0]);
   if (found == table.end()) throw Trap("unknown instruction " + in.opcode);

@@ -79,8 +79,6 @@ using Source = std::tuple<std::string, uint32_t, decltype(Kernel::parameters),
                           std::vector<std::pair<std::string, uint8_t>>, std::map<std::string, uint64_t>,
                           std::vector<Statement>>;  // name, most threads, parameters, registers, symbols, statements
 
-int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
-
 // Binds the statements of a kernel.
 class Parser {
  public:

@@ -52,11 +52,6 @@ def values(kind, rng):
         return rng.permutation(sized.astype(kind))
 
 
-def inserted(a, b, c):
-    field = ((1 << 9) - 1) << (c & 255) if c & 255 < 32 else 0
-    return (a << (c & 255)) & field | b & ~field
-
-
 def truncated(a, b):
     return (abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)) if b else -1
 
@@ -88,7 +83,7 @@ INTEGER = [
     ("I=L", {"cvt.u32.u64": int, "mov.b64 {_, %x}, %a; mov.b32 %d, %x;": lambda a: a >> 32}),
     ("i=iI", {"shr.s32": lambda a, b: a >> min(b, 31)}), ("L=LI", {"shr.u64": lambda a, b: a >> min(b, 64)}),
     ("I=III", {"bfe.u32": lambda a, b, c: (a >> (b & 255)) & ((1 << (c & 255)) - 1),
-               "bfi.b32 %d, %a, %b, %c, 9;": inserted}),
+               "bfi.b32 %d, %a, %b, %c, 9;": lambda a, b, c: ((a & 511) << (c & 255)) | b & ~(511 << (c & 255))}),
     ("i=i", {"neg.s32": operator.neg, "bfe.s32 %d, %a, 28, 1;": lambda a: -(a >> 28 & 1)}),
     ("I=ll", {"setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;":
               lambda a, b: 5 + (a >= b)}),
