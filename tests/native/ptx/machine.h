@@ -7,7 +7,6 @@
 #include <cstring>
 #include <deque>
 #include <random>
-#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>

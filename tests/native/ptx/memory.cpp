@@ -199,18 +199,16 @@ static void bind_load(Parser& s) {
   s.in.run = [from = access(s), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
     const auto& released = warp.machine->released;
     const size_t each = from.bytes / from.data.size();
+    uint64_t found = 0;  // the last value
     count(warp, from, mask);
-    const char* places[warp_threads];
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, from, lane);
       place.read(from.bytes, warp, from.atomic ? Use::atomic : Use::plain);
       if (from.acquires && released.count(place.at)) join(warp.clocks, released.at(place.at));
-      places[lane] = place.at;
+      for (size_t e = 0; e < from.data.size(); ++e)
+        set(warp, from.data[e], lane, found = value_at(place.at + e * each, each, has_sign));
     });
-    for (size_t e = 0; e < from.data.size(); ++e)
-      for_threads(mask,
-                  [&](int lane) { set(warp, from.data[e], lane, value_at(places[lane] + e * each, each, has_sign)); });
-    if (from.atomic) poll(warp, value_at(places[__builtin_ctz(mask)], each, false));
+    if (from.atomic) poll(warp, found);
   };
 }
 
