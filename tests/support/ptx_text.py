@@ -1,6 +1,5 @@
 """PTX text: its kernels, with statements split into words and operands, as tests/native/ptx binds them (`Source`)."""
 
-import itertools
 import re
 
 # Hints, and what holds of every use: results round to nearest, and functions are as exact as the host's.
@@ -28,7 +27,7 @@ def parsed(text: str) -> list[tuple]:
         line += statement.count("\n")
         if entry := ENTRY.match(statement):
             places, symbols = _parameters(" ".join(entry[2].split()))
-            registers, code, statement = [*itertools.chain(*map(_registers, SPECIAL))], [], statement[entry.end():]
+            registers, code, statement = [*_registers(SPECIAL[0]), *_registers(SPECIAL[1])], [], statement[entry.end():]
             symbols.update(dict.fromkeys(SHARED.findall(text), 0))
             kernels.append((entry[1], int(entry[3] or 1024), places, registers, symbols, code))
         while label := LABEL.match(statement):
