@@ -9,16 +9,16 @@ from torch.optim import SGD, Adagrad, AdamW
 from torch.utils._pytree import tree_map_only
 
 from elmo_fast import Elmo, batch_to_ids
-from elmo_fast.ops.linear import linear
 from elmo_fast.testing import GRADIENT_AGAINST_FLOAT64, relative_error
-from tests.support.engines import HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, isa
+from tests.support import op_cases
+from tests.support.engines import HIGHEST, ISAS, NATIVE, REFERENCE, TORCH, TRITON, isa
 from tests.support.grid import grid
 from tests.support.models import SENTENCES, SHAPES, bilm, files, options
-from tests.support.op_cases import SLOTS, TIGHT, Case, RecordedOps, char_cnn_case, lstm_case, normal, on_threads
+from tests.support.op_cases import SLOTS, TIGHT, RecordedOps, char_cnn_case, linear_case, lstm_case, normal, on_threads
 
 WIDE = options(char_cnn={"filters": [[1, 33], [2, 4], [6, 47], [7, 3]]})
 LSTM, CHAR_CNN = lstm_case(starts=True, clips=TIGHT), char_cnn_case(WIDE)
-LINEAR = Case({"x": normal(9, 11), "weight": normal(11, 5), "bias": normal(5)}, linear)
+LINEAR = linear_case(9, 11, 5)
 
 
 @pytest.mark.parametrize("case", [
@@ -149,20 +149,24 @@ def test_gradcheck_of_what_the_native_gradients_are_held_to(engine):
                                     [*case.leaves(torch.float64).values()])
 
 
-@pytest.mark.parametrize("case, op", [
-    (LSTM, "projected_lstm"), (lstm_case(gathered=False, slots=SLOTS), "projected_lstm"), (CHAR_CNN, "char_cnn"),
-    (LINEAR, "linear")])
-def test_registered_ops(case, op):
+@pytest.mark.parametrize("engine, case, op", [
+    *((NATIVE, case, "projected_lstm") for case in (LSTM, lstm_case(gathered=False, slots=SLOTS))),
+    *((engine, CHAR_CNN, "char_cnn") for engine in (NATIVE, *TRITON)),
+    *((engine, LINEAR, "linear") for engine in (NATIVE, *TRITON)),
+    *((engine, op_cases.highway_case(5, 7), "highway") for engine in TRITON)])
+def test_registered_ops(engine, case, op):
     with RecordedOps() as ran:
-        case.run(NATIVE)
-        case.gradients(NATIVE, [*case.operands][::2])
-    trained = [] if op == "linear" else [op, f"{op}_backward"]  # products with gradients run in torch
+        case.run(engine)
+        case.gradients(engine, [*case.operands][::2])
+    # Products with gradients run in torch, or with Triton's forward.
+    trained = [op] * (engine in TRITON) if op in ("linear", "highway") else [op, f"{op}_backward"]
     assert [func.name() for func, _ in ran.calls] == [f"elmo_fast::{name}" for name in (op, *trained)]
     for number, (func, args) in enumerate(ran.calls):
         def detached(each, saves=number == 1):
             return each.detach().clone().requires_grad_(each.is_floating_point() and saves)
 
-        torch.library.opcheck(func, tree_map_only(torch.Tensor, detached, args))
+        with engine.active():
+            torch.library.opcheck(func, tree_map_only(torch.Tensor, detached, args))
 
 
 def test_inference_saves_nothing():

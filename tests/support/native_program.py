@@ -38,13 +38,22 @@ def header_errors(header: Path) -> str:
 def native_module(name: str, *definitions: str) -> Path:
     """elmo_fast._native without CUDA, built by CMake in a folder of its own with more `definitions`."""
     folder = BUILD / f"module-{name}"
-    for command in ([CMAKE, "-S", ROOT, "-B", folder, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
-                     f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DPython_EXECUTABLE={sys.executable}",
-                     "-DELMO_FAST_CUDA=OFF", *definitions],
-                    [CMAKE, "--build", folder]):
-        run = subprocess.run(command, capture_output=True, text=True)
-        assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
+    configure(ROOT, folder, f"-DCMAKE_CXX_COMPILER={COMPILER}", "-DELMO_FAST_CUDA=OFF", *definitions)
+    printed([CMAKE, "--build", folder])
     return next(folder.glob("_native*"))
+
+
+def configure(source: Path, folder: Path, *definitions: str) -> str:
+    """What CMake prints that configures the project in `source` for this Python, to be built in `folder`."""
+    return printed([CMAKE, "-S", source, "-B", folder, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
+                    f"-DPython_EXECUTABLE={sys.executable}", *definitions])
+
+
+def printed(command: list) -> str:
+    """What a command prints, which must succeed."""
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": PATH})
+    assert run.returncode == 0, (run.stdout + run.stderr)[-3000:]
+    return run.stdout
 
 
 def made(target: Path, command: list) -> Path:
@@ -52,8 +61,7 @@ def made(target: Path, command: list) -> Path:
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{os.getpid()}-{target.name}")
-        run = subprocess.run([*command, "-o", partial], capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr[-3000:]
+        printed([*command, "-o", partial])
         os.replace(partial, target)
     return target
 

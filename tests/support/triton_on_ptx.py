@@ -48,7 +48,7 @@ def on_ptx(patch, generation: int, tile=None, registers: int = 255):
         ptx_machine.launch(driver.ran, *passed, None, None, grid=given[:3], shared=compiled.metadata.shared,
                            block=(32 * compiled.metadata.num_warps, 1, 1))
 
-    ptx_machine.machine()
+    ptx_machine.machine().set()
     compile = triton.compiler.compiler.compile
     driver = cuda_ops.triton_driver(patch, generation, load)
     driver.text = driver.ran = None

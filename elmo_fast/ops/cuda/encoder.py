@@ -31,13 +31,13 @@ def char_cnn(ids, char_embed, weights, biases, activation, precision, bounded, s
 
 def char_cnn_backward(grad, values, picks, ids, char_embed, weights, biases, activation, precision, bounded, needed):
     """Recomputed in torch, with the autograd that torch runs an op of our own below: the kernel saves no windows."""
-    below = torch._C._dispatch_tls_local_exclude_set()
+    below, tensors = torch._C._dispatch_tls_local_exclude_set(), [char_embed, *weights, *biases]
     for key in ("AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
         below = below.remove(getattr(torch._C.DispatchKey, key))
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), below):
-        found = torch_char_cnn.gradients(ids, [char_embed, *weights, *biases], activation, grad, needed,
+        found = torch_char_cnn.gradients(ids, tensors, activation, grad, needed,
                                          lambda: gradient_numerics(precision, ids.device))
-    return [no_gradient(grad) if each is None else each for each in found]
+    return [no_gradient(of) if each is None else each for each, of in zip(found, tensors)]
 
 
 def highway(x, weights, packed, precision, bounded):

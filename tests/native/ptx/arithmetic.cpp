@@ -20,77 +20,72 @@ T extracted(T a, uint32_t from, uint32_t length) {
 // b with `length` bits of a from `from` on.
 template <class T>
 T inserted(T a, T b, uint32_t from, uint32_t length) {
-  constexpr uint32_t size = 8 * sizeof(T);
-  from &= 255, length = std::min(length & 255, size);
-  const T field = from < size && length ? T(~T(0)) >> (size - length) << from : 0;
-  return field ? (a << from & field) | (b & ~field) : b;
+  from &= 255, length &= 255;
+  const uint64_t ones = length < 64 ? (1ull << length) - 1 : ~0ull, field = from < 64 ? ones << from : 0;
+  return T((uint64_t(a) << from % 64 & field) | (b & ~field));
 }
 
 float flushed(float x) { return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x; }
 
 template <class T>
 void add_choices(Table& t, const std::string& type) {
-  t["setp.eq." + type] = lanes<bool, T, T>([](T a, T b) { return a == b; });
-  t["setp.ne." + type] = lanes<bool, T, T>([](T a, T b) { return a < b || a > b; });
-  t["setp.lt." + type] = lanes<bool, T, T>([](T a, T b) { return a < b; });
-  t["setp.le." + type] = lanes<bool, T, T>([](T a, T b) { return a <= b; });
-  t["setp.gt." + type] = lanes<bool, T, T>([](T a, T b) { return a > b; });
-  t["setp.ge." + type] = lanes<bool, T, T>([](T a, T b) { return a >= b; });
-  t["selp." + type] = lanes<T, T, T, bool>([](T a, T b, bool first) { return first ? a : b; });
-  t["mov." + type] = lanes<T, T>([](T a) { return a; });
+  const auto add = [&](const char* name, auto f) { t[name + ("." + type)] = lanes(f); };
+  add("setp.eq", [](T a, T b) { return a == b; });
+  add("setp.ne", [](T a, T b) { return a < b || a > b; });
+  add("setp.lt", [](T a, T b) { return a < b; });
+  add("setp.le", [](T a, T b) { return a <= b; });
+  add("setp.gt", [](T a, T b) { return a > b; });
+  add("setp.ge", [](T a, T b) { return a >= b; });
+  add("selp", [](T a, T b, bool first) { return first ? a : b; });
+  add("mov", [](T a) { return a; });
 }
 
 template <class T>
 void add_integers(Table& t, const std::string& type) {
+  const auto add = [&](const char* name, auto f) { t[name + ("." + type)] = lanes(f); };
   using U = std::make_unsigned_t<T>;
   constexpr uint32_t size = 8 * sizeof(T);
-  const auto one = [&](const char* name, auto f) { t[name + ("." + type)] = lanes<T, T>(f); };
-  const auto two = [&](const char* name, auto f) { t[name + ("." + type)] = lanes<T, T, T>(f); };
   add_choices<T>(t, type);
   // Sums and products wrap around.
-  two("add", [](U a, U b) { return a + b; });
-  two("sub", [](U a, U b) { return a - b; });
-  two("mul.lo", [](U a, U b) { return a * b; });
-  t["mad.lo." + type] = lanes<T, T, T, T>([](U a, U b, U c) { return a * b + c; });
+  add("add", [](U a, U b) { return a + b; });
+  add("sub", [](U a, U b) { return a - b; });
+  add("mul.lo", [](U a, U b) { return a * b; });
+  add("mad.lo", [](U a, U b, U c) { return a * b + c; });
   // Division by zero and its overflow give some value on the device.
-  two("div", [](T a, T b) { return !b ? T(~T(0)) : std::is_signed_v<T> && b == T(-1) ? T(U(0) - U(a)) : T(a / b); });
-  two("rem", [](T a, T b) { return !b ? a : std::is_signed_v<T> && b == T(-1) ? T(0) : T(a % b); });
-  two("min", [](T a, T b) { return std::min(a, b); });
-  two("max", [](T a, T b) { return std::max(a, b); });
-  one("neg", [](U a) { return U(0) - a; });
-  two("and", [](T a, T b) { return a & b; });
-  two("or", [](T a, T b) { return a | b; });
-  two("xor", [](T a, T b) { return a ^ b; });
-  one("not", [](T a) { return ~a; });
-  t["shl." + type] = lanes<T, T, uint32_t>([](U a, uint32_t by) { return by < size ? a << by : U(0); });
-  t["shr." + type] = lanes<T, T, uint32_t>([](T a, uint32_t by) {
-    return by < size ? T(a >> by) : std::is_signed_v<T> ? T(a >> (size - 1)) : T(0);
-  });
+  add("div", [](T a, T b) { return !b ? T(~T(0)) : std::is_signed_v<T> && b == T(-1) ? T(U(0) - U(a)) : T(a / b); });
+  add("rem", [](T a, T b) { return !b ? a : std::is_signed_v<T> && b == T(-1) ? T(0) : T(a % b); });
+  add("min", [](T a, T b) { return std::min(a, b); });
+  add("max", [](T a, T b) { return std::max(a, b); });
+  add("neg", [](U a) { return U(0) - a; });
+  add("and", [](T a, T b) { return a & b; });
+  add("or", [](T a, T b) { return a | b; });
+  add("xor", [](T a, T b) { return a ^ b; });
+  add("not", [](T a) { return ~a; });
+  add("shl", [](U a, uint32_t by) { return by < size ? a << by : U(0); });
+  add("shr", [](T a, uint32_t by) { return by < size ? T(a >> by) : std::is_signed_v<T> ? T(a >> (size - 1)) : T(0); });
   if constexpr (sizeof(T) == 4) {
     using W = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
-    t["mul.wide." + type] = lanes<W, T, T>([](T a, T b) { return W(a) * W(b); });
-    t["mad.wide." + type] = lanes<W, T, T, W>([](T a, T b, W c) { return uint64_t(W(a) * W(b)) + uint64_t(c); });
-    t["bfe." + type] = lanes<T, T, uint32_t, uint32_t>(extracted<T>);
+    add("mul.wide", [](T a, T b) { return W(a) * W(b); });
+    add("mad.wide", [](T a, T b, W c) { return uint64_t(W(a) * W(b)) + uint64_t(c); });
+    add("bfe", extracted<T>);
   }
 }
 
-void add_floats(Table& t) {
-  const auto one = [&](const char* name, auto f) {
-    t[name + std::string(".f32")] = lanes<float, float>(f);
-    t[name + std::string(".ftz.f32")] = lanes<float, float>([f](float a) { return flushed(f(flushed(a))); });
-  };
-  const auto two = [&](const char* name, auto f) { t[name + std::string(".f32")] = lanes<float, float, float>(f); };
-  add_choices<float>(t, "f32");
-  one("neg", [](float a) { return -a; });
-  one("abs", [](float a) { return std::fabs(a); });
-  one("rcp", [](float a) { return 1 / a; });
-  one("ex2", [](float a) { return std::exp2(a); });
-  two("add", [](float a, float b) { return a + b; });
-  two("sub", [](float a, float b) { return a - b; });
-  two("mul", [](float a, float b) { return a * b; });
-  two("div", [](float a, float b) { return a / b; });
-  two("max.NaN", [](float a, float b) { return a != a || (a == b ? std::signbit(b) : a > b) ? a : b; });
-  t["fma.f32"] = lanes<float, float, float, float>([](float a, float b, float c) { return std::fma(a, b, c); });
+void add_floats(Table& t, const std::string& type) {
+  const auto add = [&](const char* name, auto f) { t[name + ("." + type)] = lanes(f); };
+  add_choices<float>(t, type);
+  add("neg", [](float a) { return -a; });
+  add("abs", [](float a) { return std::fabs(a); });
+  add("rcp", [](float a) { return 1 / a; });
+  add("ex2", [](float a) { return std::exp2(a); });
+  add("ex2.ftz", [](float a) { return flushed(std::exp2(flushed(a))); });
+  add("rcp.ftz", [](float a) { return flushed(1 / flushed(a)); });
+  add("add", [](float a, float b) { return a + b; });
+  add("sub", [](float a, float b) { return a - b; });
+  add("mul", [](float a, float b) { return a * b; });
+  add("div", [](float a, float b) { return a / b; });
+  add("max.NaN", [](float a, float b) { return a != a || (a == b ? std::signbit(b) : a > b) ? a : b; });
+  add("fma", [](float a, float b, float c) { return std::fma(a, b, c); });
 }
 
 float from_half(uint16_t pattern) { return __builtin_bit_cast(_Float16, pattern); }
@@ -103,10 +98,9 @@ uint16_t to_bfloat(float value) {
 
 template <float from(uint16_t), uint16_t to(float)>
 void add_half(Table& t, const std::string& type) {
-  t["cvt.f32." + type] = lanes<float, uint16_t>([](uint16_t a) { return from(a); });
-  t["cvt." + type + ".f32"] = lanes<uint16_t, float>([](float a) { return to(a); });
-  t["cvt." + type + "x2.f32"] =
-      lanes<uint32_t, float, float>([](float high, float low) { return uint32_t(to(high)) << 16 | to(low); });
+  t["cvt.f32." + type] = lanes([](uint16_t a) { return from(a); });
+  t["cvt." + type + ".f32"] = lanes([](float a) { return to(a); });
+  t["cvt." + type + "x2.f32"] = lanes([](float high, float low) { return uint32_t(to(high)) << 16 | to(low); });
 }
 
 // Matrix instructions: mma.sync, ldmatrix and wgmma. A wgmma is computed at once, but nobody may touch its accumulators
@@ -157,14 +151,10 @@ void add_product(const Warp& warp, const Operand* from, const Tile* a, const Til
 // mma.sync m16n8: "d[4], a[4], b[2], c[4]"
 Binder mma(Format format) {
   return [format](Parser& s) {
-    std::vector<Operand> all;
-    for (size_t i = 0; i < 4; ++i)
-      for (const Operand& o : s.vector(i, 4, i == 0)) all.push_back(o);
-    if (all.size() != 14) throw Trap("fragments of another size");
-    s.in.run = [=](Warp& warp, Mask) {
+    s.in.run = [format, to = s.vector(0, 4, 4, true), from = s.vector(4, 10, 4, false)](Warp& warp, Mask) {
       alignas(64) Tile tiles[6];
-      for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(all[4 + i]), format, tiles[i]);
-      add_product(warp, &all[10], tiles, tiles + 4, all.data());
+      for (size_t i = 0; i < 6; ++i) widen(warp.lanes<uint32_t>(from[i]), format, tiles[i]);
+      add_product(warp, &from[6], tiles, tiles + 4, to.data());
     };
   };
 }
@@ -172,7 +162,7 @@ Binder mma(Format format) {
 // ldmatrix x4: matrices of 8 rows of 16 bytes, whose addresses 8 threads have for each.
 Binder load_matrices(bool transposes) {
   return [transposes](Parser& s) {
-    s.in.run = [=, to = s.vector(0, 4, true), from = s.address(1, Space::shared, 16)](Warp& warp, Mask mask) {
+    s.in.run = [=, to = s.vector(0, 4, 4, true), from = s.address(4, Space::shared, 16)](Warp& warp, Mask mask) {
       count(warp, from, mask);
       uint16_t rows[warp_threads][8];
       for (int lane = 0; lane < warp_threads; ++lane) {
@@ -213,12 +203,12 @@ void read_tile(Warp& warp, uint64_t descriptor, uint32_t row, uint32_t half, For
 // wgmma m64: "d[columns / 2], descriptor, descriptor, whether to add to d, 1, 1[, 0, 0]"
 Binder product(Format format, size_t columns) {
   return [=](Parser& s) {
-    const std::vector<Operand> d = s.vector(0, 4, true);
-    if (d.size() != columns / 2) throw Trap("fragments of another size");
-    for (size_t i = 4; i < s.arguments.size(); ++i)
-      if (s.number(i) != (i < 6)) throw Trap("a wgmma that negates or transposes");
+    const std::vector<Operand> d = s.vector(0, columns / 2, 4, true);
+    const size_t next = d.size();
+    for (size_t i = next + 3; i < s.arguments.size(); ++i)
+      if (s.number(i) != (i < next + 5)) throw Trap("a wgmma that negates or transposes");
     s.in.writes.clear();  // products in order may share accumulators
-    s.in.run = [=, a = s.read(1, 8), b = s.read(2, 8), adds = s.read(3, 0)](Warp& warp, Mask) {
+    s.in.run = [=, a = s.read(next, 8), b = s.read(next + 1, 8), adds = s.read(next + 2)](Warp& warp, Mask) {
       const uint64_t left_at = *warp.lanes<uint64_t>(a), right_at = *warp.lanes<uint64_t>(b);
       std::vector<Place> operands;
       alignas(64) Tile left[4], right[2];
@@ -227,7 +217,7 @@ Binder product(Format format, size_t columns) {
       for (uint32_t column = 0; column < columns; column += 8) {
         for (uint32_t i = 0; i < 2; ++i) read_tile(warp, right_at, column, i, format, right[i], operands);
         const Operand* sums = &d[column / 2];
-        add_product(warp, *warp.lanes<Mask>(adds) & 1 ? sums : nullptr, left, right, sums);
+        add_product(warp, *warp.lanes<uint32_t>(adds) ? sums : nullptr, left, right, sums);
       }
       for (const Operand& o : d) {
         ++warp.accumulating[o.at / slot_bytes];
@@ -248,22 +238,22 @@ void add_arithmetic(Table& t) {
   for (const char* type : {"u64", "b64"}) add_integers<uint64_t>(t, type);
   for (const char* type : {"u16", "b16"}) add_choices<uint16_t>(t, type);
   add_integers<int32_t>(t, "s32"), add_integers<int64_t>(t, "s64"), add_choices<int16_t>(t, "s16");
-  add_floats(t);
+  add_floats(t, "f32");
   add_half<from_half, to_half>(t, "f16"), add_half<from_bfloat, to_bfloat>(t, "bf16");
-  t["cvt.u32.u16"] = lanes<uint32_t, uint16_t>([](uint16_t a) { return a; });
-  t["cvt.u32.u64"] = lanes<uint32_t, uint64_t>([](uint64_t a) { return a; });
-  t["cvt.u64.u32"] = lanes<uint64_t, uint32_t>([](uint32_t a) { return a; });
-  t["cvt.s64.s32"] = lanes<int64_t, int32_t>([](int32_t a) { return a; });
-  t["bfi.b32"] = lanes<uint32_t, uint32_t, uint32_t, uint32_t, uint32_t>(inserted<uint32_t>);
-  t["bfi.b64"] = lanes<uint64_t, uint64_t, uint64_t, uint32_t, uint32_t>(inserted<uint64_t>);
+  t["cvt.u32.u16"] = lanes([](uint16_t a) { return uint32_t(a); });
+  t["cvt.u32.u64"] = lanes([](uint64_t a) { return uint32_t(a); });
+  t["cvt.u64.u32"] = lanes([](uint32_t a) { return uint64_t(a); });
+  t["cvt.s64.s32"] = lanes([](int32_t a) { return int64_t(a); });
+  t["bfi.b32"] = lanes(inserted<uint32_t>);
+  t["bfi.b64"] = lanes(inserted<uint64_t>);
   t["cvta.to.global.u64"] = t["mov.b64"];
-  t["and.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a && b; });
-  t["or.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a || b; });
-  t["xor.pred"] = lanes<bool, bool, bool>([](bool a, bool b) { return a != b; });
-  t["not.pred"] = lanes<bool, bool>([](bool a) { return !a; });
-  t["mov.pred"] = lanes<bool, bool>([](bool a) { return a; });
-  t["mapa.shared::cluster.u32"] = lanes<uint32_t, uint32_t, uint32_t>(
-      [](uint32_t address, uint32_t rank) { return (address & 0xffffff) | (rank + 1) << 24; });
+  t["and.pred"] = lanes([](bool a, bool b) { return a && b; });
+  t["or.pred"] = lanes([](bool a, bool b) { return a || b; });
+  t["xor.pred"] = lanes([](bool a, bool b) { return a != b; });
+  t["not.pred"] = lanes([](bool a) { return !a; });
+  t["mov.pred"] = lanes([](bool a) { return a; });
+  t["mapa.shared::cluster.u32"] =
+      lanes([](uint32_t address, uint32_t rank) { return (address & 0xffffff) | (rank + 1) << 24; });
   for (const auto& [name, format] : {std::pair("f16", Format::f16), {"bf16", Format::bf16}, {"tf32", Format::tf32}}) {
     const std::string inner = format == Format::tf32 ? "k8" : "k16", types = std::string(".") + name + "." + name;
     t["mma.sync.m16n8" + inner + ".row.col.f32" + types + ".f32"] = mma(format);

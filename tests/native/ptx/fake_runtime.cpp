@@ -1,5 +1,5 @@
 // A device for the project's launchers: the runtime calls that they make, over the interpreter, and both from Python.
-// The PTX is what lies in the fat binaries of the host objects, so it is what ships. Device memory is the host's.
+// Device memory is the host's.
 #include <cuda_runtime.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -8,6 +8,7 @@
 
 namespace py = pybind11;
 using namespace ptx;
+using Module = std::vector<std::shared_ptr<Kernel>>;
 
 namespace elmo_fast {
 void bind_cuda(py::module_& m);
@@ -22,7 +23,7 @@ struct Runtime {
   bool traffic = false;  // as of a Launch
   uint32_t seed = 0;
   GlobalMemory memory;
-  // Texts: what ships, which a fat binary brings, and what a test gives; kernels: none until they are asked for.
+  // PTX: what ships, and what a test gives; kernels: none until they are asked for.
   std::array<std::pair<std::string, Module>, 2> sources;
   std::map<const void*, std::string> names;
   std::map<std::string, int> allowed_shared;
@@ -30,7 +31,10 @@ struct Runtime {
 
   Module& kernels(size_t source) {
     auto& [text, kernels] = sources.at(source);
-    if (kernels.empty()) kernels = Parser().parse(text);
+    if (!kernels.empty()) return kernels;
+    const py::gil_scoped_acquire gil;
+    const auto parsed = py::module_::import("tests.support.ptx_text").attr("parsed")(text);
+    for (const Source& source : parsed.cast<std::vector<Source>>()) kernels.push_back(Parser(source).kernel);
     return kernels;
   }
 
@@ -55,11 +59,10 @@ struct Runtime {
   }
 };
 
-Runtime runtime __attribute__((init_priority(101)));  // before fat binaries register
+Runtime runtime __attribute__((init_priority(101)));  // before kernels register
 
 // A runtime call: a Trap of f is its error.
-template <class F>
-cudaError_t call(const F& f) {
+cudaError_t call(const auto& f) {
   try {
     f();
     return cudaSuccess;
@@ -84,16 +87,7 @@ std::pair<unsigned, bool> attributes_of(const cudaLaunchConfig_t& config) {
 
 extern "C" {
 
-// The PTX in a fat binary, which is not compressed; behind two ints: a header of 16 bytes, that of the text, the text.
-void** __cudaRegisterFatBinary(void* wrapper) {
-  const char* fat = static_cast<const char**>(wrapper)[1];
-  uint64_t size;
-  memcpy(&size, fat + 8, sizeof size);
-  const std::string all(fat, 16 + size);
-  runtime.sources[0].first = all.c_str() + std::min(all.find(".version"), all.size());
-  static void* handle;
-  return &handle;
-}
+void** __cudaRegisterFatBinary(void*) { return nullptr; }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterFunction(void**, const char* host, char*, const char* device, int, uint3*, uint3*, dim3*, dim3*,
@@ -182,20 +176,16 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     for (const uint64_t& argument : arguments) places.push_back(&argument);
     runtime.launch(kernel, {grid, block, shared, cluster, false, runtime.traffic, runtime.seed, {}}, places.data());
   });
-  m.def("executed", [](size_t source) {  // of each instruction: kernel, line, mnemonic, text, and its counts
+  m.def("executed", [](size_t source) {  // of each instruction: kernel, line, opcode, text, and its counts
     py::list result;
-    for (const auto& k : runtime.kernels(source))
-      for (size_t i = 0; i + 1 < k->code.size(); ++i) {  // the last is the end that every kernel is given
-        const auto& [executed, threads, bytes, sectors, wavefronts, ideal] = k->code[i].counts;
-        result.append(py::make_tuple(k->name, k->code[i].line, k->code[i].mnemonic, k->code[i].text, executed, threads,
-                                     bytes, sectors, wavefronts, ideal));
-      }
+    for (const auto& kernel : runtime.kernels(source))
+      for (const Instruction& in : kernel->code)
+        if (const Counts& n = in.counts; in.line)  // the end that every kernel is given has no line
+          result.append(py::make_tuple(kernel->name, in.line, in.opcode, in.text, n.executed, n.threads, n.bytes,
+                                       n.sectors, n.wavefronts, n.ideal));
     return result;
   });
-  m.def("reset", [](size_t source) {
-    for (const auto& kernel : runtime.kernels(source))
-      for (Instruction& in : kernel->code) in.counts = {};
-  });
+  m.def("reset", [](size_t source) { runtime.sources.at(source).second = {}; });  // the counts of its kernels
   m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
                          const std::vector<int>& clusters) {
     runtime.processors = processors, runtime.shared = shared, runtime.shared_per_processor = shared_per_processor;

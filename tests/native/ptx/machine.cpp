@@ -22,6 +22,13 @@ void check_registers(Warp& warp, const Instruction& in) {
   for (uint32_t at : in.writes) warp.unfenced[at / slot_bytes] = 1;
 }
 
+Mask guarded(const Warp& warp, const Instruction& in) {
+  if (in.guard.bank == Operand::none) return all_threads;
+  Mask holds = 0;
+  for (int i = 0; i < warp_threads; ++i) holds |= Mask(warp.lanes<uint32_t>(in.guard)[i] != 0) << i;
+  return holds ^ in.skips;
+}
+
 }  // namespace
 
 uint32_t product(const std::array<uint32_t, 3>& of) { return of[0] * of[1] * of[2]; }
@@ -77,7 +84,7 @@ void Machine::run() {
     for (Warp* warp : left)
       if (warp->state == Warp::ready)
         further |= turn(*warp, launch.seed ? 1 + random() % turn_instructions : turn_instructions);
-    left.erase(std::remove_if(left.begin(), left.end(), [](Warp* w) { return w->state == Warp::done; }), left.end());
+    std::erase_if(left, [](Warp* warp) { return warp->state == Warp::done; });
     for (const Warp* warp : left) some_ready |= warp->state == Warp::ready;
     idle = further ? 0 : idle + 1;
     if (idle) nanoseconds += 1000ull << std::min<uint64_t>(idle / patience, 40);
@@ -95,7 +102,7 @@ bool Machine::turn(Warp& warp, uint64_t instructions) try {
     warp.current = &kernel.code[warp.pc];
     if (warp.pc >= warp.meets || (warp.current->convergent && warp.active != warp.alive)) next(warp);
     Instruction& in = *(warp.current = &kernel.code[warp.pc]);
-    const Mask mask = warp.active & (*warp.lanes<Mask>(in.guard) ^ in.skips);
+    const Mask mask = warp.active & guarded(warp, in);
     ++warp.pc;
     ++nanoseconds;
     ++in.counts.executed;
@@ -217,8 +224,7 @@ static void wait_for_cluster(Warp& warp, Mask) {
 }
 
 // "d, a, b, 31, -1" or "d, a, -1": d = f(values of a, the thread, its b).
-template <class F>
-static Binder exchange(F f) {
+static Binder exchange(auto f) {
   return [f](Parser& s) {
     const bool shuffles = s.arguments.size() == 5;
     if (shuffles && s.number(3) != 31) throw Trap("a shuffle within segments");
@@ -235,7 +241,7 @@ static Binder exchange(F f) {
 }
 
 void add_control(Table& t) {
-  t["bra"] = [](Parser& s) { s.in.label = s.argument(0), s.in.run = branch; };
+  t["bra"] = [](Parser& s) { s.in.target = uint32_t(s.number(0)), s.in.run = branch; };
   t["ret"] = action(leave, false);
   t["bar.sync"] = bind_barrier;
   t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);

@@ -7,7 +7,6 @@
 #include <cstring>
 #include <deque>
 #include <random>
-#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -53,7 +52,7 @@ struct Place {
   void write(size_t bytes, const Warp& warp, Use use) const;
 };
 
-// Global memory is the host's. Where nothing is registered, any address is taken as valid.
+// Global memory is what of the host's is registered.
 struct GlobalMemory {
   struct Region {
     uintptr_t begin, end;
@@ -167,19 +166,9 @@ void run(Kernel& kernel, const Launch& launch, GlobalMemory& global);
 Place place_of(Warp& warp, const Address& a, int lane);
 void count(Warp& warp, const Address& a, Mask mask);
 
-// Operands as C++ values, thread by thread.
-
+// How a register has a value in a thread: predicates and values of 8 and 16 bits take 4 bytes.
 template <class T>
-constexpr int width_of = std::is_same_v<T, bool> ? 0 : std::max<int>(4, sizeof(T));
-
-// Of a register over the threads, which begins at `slots`. Values of less than 32 bits take the low bits of a slot.
-template <class T>
-T value_in(const char* slots, int lane) {
-  if constexpr (std::is_same_v<T, bool>) return *reinterpret_cast<const Mask*>(slots) >> lane & 1;
-  T value;
-  memcpy(&value, slots + lane * width_of<T>, sizeof value);
-  return value;
-}
+using Stored = std::conditional_t<sizeof(T) < 4, uint32_t, T>;
 
 // A register of 4 or 8 bytes in one thread.
 inline uint64_t value_of(const Warp& warp, const Operand& o, int lane) {
@@ -190,8 +179,7 @@ inline void set(const Warp& warp, const Operand& o, int lane, uint64_t value) {
   else if (o.width == 4) warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
 }
 
-template <class F>
-inline void for_threads(Mask mask, const F& f) {
+inline void for_threads(Mask mask, const auto& f) {
   if (mask == all_threads) {
 #pragma GCC ivdep
     for (int i = 0; i < warp_threads; ++i) f(i);
@@ -200,32 +188,24 @@ inline void for_threads(Mask mask, const F& f) {
   }
 }
 
-// d = f(operands) in each thread.
-template <class D, class... S, class F>
-Binder lanes(F f) {
+// d = f(operands) in each thread. The second argument has f's types.
+template <class F, class D, class... S>
+Binder lanes(F f, const std::function<D(S...)>&) {
   return [f](Parser& s) {
     size_t i = 1;
-    const Operand d = s.write(0, width_of<D>);
-    s.in.run = [f, d, from = std::array<Operand, sizeof...(S)>{s.read(i++, width_of<S>)...}](Warp& warp, Mask mask) {
-      const auto sources = std::apply([&](auto... o) { return std::array{warp.lanes<char>(o)...}; }, from);
-      const auto value = [&](int lane) {
-        return D(std::apply([&](auto... source) { return f(value_in<S>(source, lane)...); }, sources));
+    const Operand d = s.write(0, sizeof(Stored<D>));
+    s.in.run = [f, d, from = std::array{s.read(i++, sizeof(Stored<S>))...}](Warp& warp, Mask mask) {
+      Stored<D>* to = warp.lanes<Stored<D>>(d);
+      const auto sources = std::apply([&](auto... o) { return std::tuple(warp.lanes<Stored<S>>(o)...); }, from);
+      const auto in_thread = [&](auto*... source) {
+        for_threads(mask, [&](int lane) { to[lane] = Stored<D>(f(S(source[lane])...)); });
       };
-      if constexpr (std::is_same_v<D, bool>) {
-        Mask result = 0;
-        for (int lane = 0; lane < warp_threads; ++lane) result |= Mask(value(lane)) << lane;
-        Mask& all = *warp.lanes<Mask>(d);
-        all = (all & ~mask) | (result & mask);
-      } else {
-        char* to = warp.lanes<char>(d);
-        for_threads(mask, [&](int lane) {
-          const D result = value(lane);
-          memcpy(to + lane * width_of<D>, &result, sizeof result);
-        });
-      }
+      std::apply(in_thread, sources);
     };
   };
 }
+
+Binder lanes(auto f) { return lanes(f, std::function(f)); }
 
 // What has no operands; `convergent`: of the full warp.
 inline Binder action(void (*run)(Warp&, Mask), bool convergent = true) {

@@ -19,8 +19,7 @@ bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) {
 }
 
 // Calls f(word, the access's bytes in it as a mask).
-template <class F>
-void for_words(const Place& place, size_t bytes, const F& f) {
+void for_words(const Place& place, size_t bytes, const auto& f) {
   Word* words = place.shadow ? place.shadow->data() : nullptr;
   for (size_t at = place.offset, end = at + bytes; words && at < end; at = (at | 3) + 1)
     f(words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));
@@ -88,7 +87,6 @@ void GlobalMemory::add(uintptr_t begin, size_t bytes, const std::string& name, b
 
 Place GlobalMemory::find(uintptr_t begin, size_t bytes) const {
   char* at = reinterpret_cast<char*>(begin);
-  if (regions.empty()) return {at};
   for (const Region& region : regions)
     if (begin >= region.begin && begin + bytes <= region.end) return {at, region.shadow.get(), begin - region.begin};
   throw Trap("global address " + std::to_string(begin) + " out of bounds, " + std::to_string(bytes) + " bytes");
@@ -145,15 +143,13 @@ void count(Warp& warp, const Address& a, Mask mask) {
   const bool in_sectors = a.space == Space::global;
   const int together = in_sectors || a.bytes < 8 ? 32 : a.bytes == 8 ? 16 : 8;
   for (int from = 0; from < warp_threads; from += together) {
-    uint64_t units[32], *end = units;  // sectors or words; an aligned access lies in one sector
+    std::set<uint64_t> units;  // sectors or words; an aligned access lies in one sector
     for (int lane = from; lane < from + together; ++lane)
       for (size_t b = 0; b < (in_sectors ? 1 : a.bytes) && mask >> lane & 1; b += 4)
-        *end++ = (address_of(warp, a, lane) + b) / (in_sectors ? 32 : 4);
-    std::sort(units, end);
-    end = std::unique(units, end);
-    if (in_sectors) counts.sectors += uint64_t(end - units);
+        units.insert((address_of(warp, a, lane) + b) / (in_sectors ? 32 : 4));
+    if (in_sectors) counts.sectors += units.size();
     int used[32] = {}, most = 0;
-    for (const uint64_t* word = units; word < end; ++word) most = std::max(most, ++used[*word % 32]);
+    for (uint64_t word : units) most = std::max(most, ++used[word % 32]);
     counts.wavefronts += uint64_t(in_sectors ? 0 : most);
     counts.ideal += !in_sectors && most > 0;
   }
@@ -172,23 +168,23 @@ struct Access : Address {
   std::vector<Operand> data;
 };
 
-// "ld.acquire.gpu.global.v2.u32"; `data`, `address`: which operands these are.
-static Access access(Parser& s, size_t data, size_t address) {
+// "ld.acquire.gpu.global.v2.u32"
+static Access access(Parser& s) {
   std::set<std::string> words(s.words.begin(), s.words.end() - 1);
   Space space = words.erase("shared::cta") ? Space::shared : Space::none;
   for (size_t i = 0; i < std::size(space_names); ++i)
     if (words.erase(space_names[i])) space = Space(i);
   const bool acquires = words.erase("acquire"), releases = words.erase("release");
   const bool atomic = words.erase("relaxed") || acquires || releases;
-  const size_t count = words.erase("v4") ? 4 : words.erase("v2") ? 2 : 1, bytes = size_t(size_of(s.words.back()));
+  const size_t count = words.erase("v4") ? 4 : words.erase("v2") ? 2 : 1;
+  const size_t bytes = size_t(atoi(s.words.back().c_str() + 1)) / 8;  // 0 of what is no type
   for (const char* known : {"ld", "st", "red", "add", "cluster", "gpu", "nc", "cg", "L1::no_allocate"})
     words.erase(known);
   if (!words.empty()) throw Trap("unknown modifier ." + *words.begin());
   if (space == Space::none || !bytes) throw Trap("an access without a space or a size");
-  Access result = {s.address(address, space, bytes * count), atomic, acquires, releases,
-                   s.vector(data, -1, s.words[0] == "ld")};
-  if (result.data.size() != count) throw Trap("a vector of another length than the instruction");
-  return result;
+  const bool loads = s.words[0] == "ld";
+  return {s.address(loads ? count : 0, space, bytes * count), atomic, acquires, releases,
+          s.vector(loads ? 0 : 2, count, -1, loads)};
 }
 
 // Of the bytes of a type at a place: s32 keeps its sign, since wider registers take loads of it.
@@ -200,27 +196,25 @@ static uint64_t value_at(const char* at, size_t bytes, bool has_sign) {
 
 // An acquiring load takes over what was released where it reads.
 static void bind_load(Parser& s) {
-  s.in.run = [from = access(s, 0, 1), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
+  s.in.run = [from = access(s), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
     const auto& released = warp.machine->released;
     const size_t each = from.bytes / from.data.size();
+    uint64_t found = 0;  // the last value
     count(warp, from, mask);
-    const char* places[warp_threads];
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, from, lane);
       place.read(from.bytes, warp, from.atomic ? Use::atomic : Use::plain);
       if (from.acquires && released.count(place.at)) join(warp.clocks, released.at(place.at));
-      places[lane] = place.at;
+      for (size_t e = 0; e < from.data.size(); ++e)
+        set(warp, from.data[e], lane, found = value_at(place.at + e * each, each, has_sign));
     });
-    for (size_t e = 0; e < from.data.size(); ++e)
-      for_threads(mask,
-                  [&](int lane) { set(warp, from.data[e], lane, value_at(places[lane] + e * each, each, has_sign)); });
-    if (from.atomic) poll(warp, value_at(places[__builtin_ctz(mask)], each, false));
+    if (from.atomic) poll(warp, found);
   };
 }
 
 // st, and red.add, which is a store of a sum and passes on what was released there before
 static void bind_store(Parser& s) {
-  s.in.run = [to = access(s, 1, 0), adds = s.words[0] == "red"](Warp& warp, Mask mask) {
+  s.in.run = [to = access(s), adds = s.words[0] == "red"](Warp& warp, Mask mask) {
     const size_t each = to.bytes / to.data.size();
     count(warp, to, mask);
     warp.spins = false;
@@ -242,9 +236,9 @@ static void bind_store(Parser& s) {
 
 // cp.async "[to], [from], 16, given": zeros follow the bytes that are given. It is done when it is waited for.
 static void bind_copy(Parser& s) {
-  const size_t bytes = s.number(2);
-  const Address to = s.address(0, Space::shared, bytes), from = s.address(1, Space::global, bytes);
-  s.in.run = [=, given = s.read(3)](Warp& warp, Mask mask) {
+  const size_t bytes = s.number(4);
+  const Address to = s.address(0, Space::shared, bytes), from = s.address(2, Space::global, bytes);
+  s.in.run = [=, given = s.read(5)](Warp& warp, Mask mask) {
     count(warp, from, mask);
     for_threads(mask, [&](int lane) {
       const size_t length = std::min<size_t>(warp.lanes<uint32_t>(given)[lane], bytes);
@@ -262,16 +256,15 @@ static void bind_copy(Parser& s) {
 
 // mov "{low, high}, whole" and "whole, {low, high}"
 static void bind_parts(Parser& s) {
-  const int width = size_of(s.words.back()), bits = 4 * width;
-  const bool joins = s.arguments.at(1)[0] == '{';
-  const std::vector<Operand> parts = s.vector(joins, -1, !joins);
-  if (parts.size() != 2) throw Trap("parts that are not halves");
-  s.in.run = [=, whole = joins ? s.write(0, width) : s.read(1, width)](Warp& warp, Mask mask) {
+  const bool wide = s.words.back() == "b64";
+  if (s.in.text.find('{') > s.in.text.find(','))
+    return wide ? lanes([](uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; })(s)
+                : lanes([](uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; })(s);
+  s.in.run = [=, low = s.write(0, -1), high = s.write(1, -1), from = s.read(2, wide ? 8 : 4)](Warp& warp, Mask mask) {
     for_threads(mask, [&](int lane) {
-      const uint64_t low = value_of(warp, joins ? parts[0] : whole, lane), half = low & ((1ull << bits) - 1);
-      if (joins) return set(warp, whole, lane, half | value_of(warp, parts[1], lane) << bits);
-      set(warp, parts[0], lane, half);
-      set(warp, parts[1], lane, low >> bits);
+      const uint64_t value = value_of(warp, from, lane);
+      set(warp, low, lane, value & (wide ? 0xffffffff : 0xffff));
+      set(warp, high, lane, value >> (wide ? 32 : 16));
     });
   };
 }

@@ -1,4 +1,4 @@
-// PTX text, and the kernels it becomes: instructions that are bound to places in a warp's registers.
+// Kernels: instructions that are bound to places in a warp's registers.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace ptx {
@@ -22,7 +23,7 @@ struct Trap : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A slot of `width` 4 or 8 bytes for each thread (a value of 8 or 16 bits takes 4); width 0: a predicate, one Mask.
+// A slot of `width` 4 or 8 bytes for each thread. Predicates and values of 8 or 16 bits take 4.
 struct Operand {
   enum Bank : uint8_t { registers, constants, none } bank = none;
   uint8_t width = 0;
@@ -48,14 +49,14 @@ struct Counts {
 
 struct Instruction {
   std::function<void(Warp&, Mask)> run;  // for the threads of a mask that is not empty
-  Operand guard;                         // a predicate; the instruction runs where it differs from `skips`
+  Operand guard;                         // a predicate or none; the instruction runs where it differs from `skips`
   Mask skips = 0;
   bool convergent = false;  // runs once all threads are here that have not left
-  uint32_t target = 0;      // of a branch to `label`
+  uint32_t target = 0;      // of a branch
   Counts counts;
   std::vector<uint32_t> reads, writes;  // registers
   int line = 0;
-  std::string mnemonic, text, label;
+  std::string opcode, text;
 };
 
 struct Kernel {
@@ -67,50 +68,48 @@ struct Kernel {
   bool has_wgmma = false;
 };
 
-// Registers that every kernel begins with: %globaltimer, which takes two slots, then the others of these.
-constexpr const char* special_registers[] = {
-    ".reg .b64 %globaltimer", ".reg .b32 %tid.x, %ntid.x, %ctaid.x, %ctaid.y, %ctaid.z, %cluster_ctarank"};
+// Registers that every kernel begins with: %globaltimer, which takes two slots, then the others of SPECIAL.
 constexpr Operand timer = {Operand::registers, 8, 0};
 constexpr Operand special(uint32_t i) { return {Operand::registers, 4, (2 + i) * slot_bytes}; }
 
-int size_of(const std::string& type);  // bytes of "s32"; 0 of what names no size
-uint64_t parse_number(const std::string& text);
+// A kernel as tests/support/ptx_text.py reads it.
+using Statement = std::tuple<int, std::string, std::string, std::string, std::vector<std::string>,
+                             std::vector<std::string>>;  // line, opcode, text, guard, words, arguments
+using Source = std::tuple<std::string, uint32_t, decltype(Kernel::parameters),
+                          std::vector<std::pair<std::string, uint8_t>>, std::map<std::string, uint64_t>,
+                          std::vector<Statement>>;  // name, most threads, parameters, registers, symbols, statements
 
-using Module = std::vector<std::shared_ptr<Kernel>>;
-
+// Binds the statements of a kernel.
 class Parser {
  public:
-  Module parse(const std::string& text);
+  explicit Parser(const Source& source);
+  std::shared_ptr<Kernel> kernel = std::make_shared<Kernel>();
 
-  // For binders, of the statement at hand. `width`: 4 or 8 bytes, 0: a predicate, -1: as it comes.
+  // For binders, of the statement at hand. `width`: 4 or 8 bytes, -1: as it comes.
   Operand read(size_t i, int width = 4) { return operand(argument(i), width, false); }
   Operand write(size_t i, int width = 4) { return operand(argument(i), width, true); }
-  std::vector<Operand> vector(size_t i, int width, bool written);
-  Address address(size_t i, Space space, size_t bytes);
-  uint64_t number(size_t i) { return parse_number(argument(i)); }
-  const std::string& argument(size_t i);
-  std::vector<std::string> words, arguments;  // words: of the mnemonic
+  std::vector<Operand> vector(size_t from, size_t count, int width, bool written);
+  Address address(size_t i, Space space, size_t bytes) {  // of two arguments
+    return {read(i, -1), int64_t(number(i + 1)), space, bytes};
+  }
+  uint64_t number(size_t i) { return value(argument(i)); }
+  std::vector<std::string> words, arguments;  // words: of the opcode
   Instruction in;
 
  private:
-  void statement(std::string text);
-  void begin_kernel(const std::string& header);
-  void end_kernel();
-  void declare(const std::string& text);
-  void instruction(const std::string& text);
+  void instruction(const Statement& statement);
   Operand operand(const std::string& name, int width, bool written);
+  uint64_t value(const std::string& name) const;
+  const std::string& argument(size_t i);
 
-  Module kernels_;
-  Kernel* kernel_ = nullptr;  // the last
-  int line_ = 1;
-  size_t used_ = 0;           // arguments of the statement
-  std::map<std::string, Operand> names_;     // of registers, and of constants with their width
+  size_t used_ = 0;                          // arguments of the statement
+  std::map<std::string, Operand> names_;     // of registers, and of constants
   std::map<std::string, uint64_t> symbols_;  // parameters, shared memory, labels
 };
 
 // Sets what an instruction does from its words and operands.
 using Binder = std::function<void(Parser&)>;
-// By mnemonic, less the words without meaning here; or by opcode, and the binder reads the other words.
+// By opcode, less the words without meaning here; or by its first word, and the binder reads the others.
 using Table = std::map<std::string, Binder>;
 void add_arithmetic(Table& table);
 void add_access(Table& table);

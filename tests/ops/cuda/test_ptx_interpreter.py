@@ -33,11 +33,8 @@ def run(body, *sources, data=None, threads=THREADS, grid=1, seed=0, **more):
     data = np.arange(64, dtype=U32) if data is None else data
     given = [torch.from_numpy(array) for array in (data, *sources)]
     machine().set(seed=seed, traffic=True)
-    try:
-        launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1),
-               block=(threads, 1, 1), shared=2048, **more)
-    finally:
-        machine().set()
+    launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1), block=(threads, 1, 1),
+           shared=2048, **more)
     return data
 
 
@@ -53,11 +50,6 @@ def values(kind, rng):
     sized[: len(special)] = special
     with np.errstate(over="ignore"):
         return rng.permutation(sized.astype(kind))
-
-
-def inserted(a, b, c):
-    field = ((1 << 9) - 1) << (c & 255) if c & 255 < 32 else 0
-    return (a << (c & 255)) & field | b & ~field
 
 
 def truncated(a, b):
@@ -91,7 +83,7 @@ INTEGER = [
     ("I=L", {"cvt.u32.u64": int, "mov.b64 {_, %x}, %a; mov.b32 %d, %x;": lambda a: a >> 32}),
     ("i=iI", {"shr.s32": lambda a, b: a >> min(b, 31)}), ("L=LI", {"shr.u64": lambda a, b: a >> min(b, 64)}),
     ("I=III", {"bfe.u32": lambda a, b, c: (a >> (b & 255)) & ((1 << (c & 255)) - 1),
-               "bfi.b32 %d, %a, %b, %c, 9;": inserted}),
+               "bfi.b32 %d, %a, %b, %c, 9;": lambda a, b, c: ((a & 511) << (c & 255)) | b & ~(511 << (c & 255))}),
     ("i=i", {"neg.s32": operator.neg, "bfe.s32 %d, %a, 28, 1;": lambda a: -(a >> 28 & 1)}),
     ("I=ll", {"setp.ge.s64 %p, %a, %b; not.pred %q, %p; @%q mov.u32 %d, 5; @!%q mov.u32 %d, 6;":
               lambda a, b: 5 + (a >= b)}),

@@ -13,7 +13,7 @@ import torch
 from elmo_fast.ops.torch import char_cnn as torch_char_cnn
 from elmo_fast.testing import relative_error
 from elmo_fast.text.characters import encode_tokens, to_model_ids
-from tests.support.cuda_ops import PRECISIONS, registered_on_cpu
+from tests.support.cuda_ops import PRECISIONS
 from tests.support.engines import ON_TRITON, REFERENCE, Engine
 from tests.support.models import options
 from tests.support.op_cases import char_cnn_case, highway_case, linear_case
@@ -22,9 +22,8 @@ from tests.support.triton_on_ptx import check_case, configs, on_ptx, run
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    on_ptx(monkeypatch, 80)
-    with registered_on_cpu():
+def registered():
+    with Engine("ieee").active():
         yield
 
 
@@ -82,16 +81,6 @@ def test_gradients_of_weights_in_bf16():
     case.backward(case.call(leaves, "bf16"))
     for name, leaf in leaves.items():
         assert leaf.grad.dtype == leaf.dtype and relative_error(leaf.grad, exact[name]) < ON_TRITON["bf16"]
-
-
-@pytest.mark.parametrize("operands", ["ieee", "bf16"])
-def test_the_ops_are_registered_well(operands):
-    embed, *filters = conv(filters=[[1, 3], [3, 4]]).leaves().values()
-    (x, *weights), settings = highway_case(5, 7).leaves().values(), PRECISIONS[operands]
-    for op, arguments in (("char_cnn", (ids_of()[:2], embed, filters[::2], filters[1::2], "relu", *settings, False)),
-                          ("highway", (x, weights, None, *settings)),
-                          ("linear", (x, weights[:2], None, 7, *settings))):
-        torch.library.opcheck(getattr(torch.ops.elmo_fast, op).default, arguments)
 
 
 SHAPES = {"highway": lambda tile: [highway_case(3 * tile.bm - 5, 256)],
