@@ -1,5 +1,6 @@
 import copy
 import itertools
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from elmo_fast import BiLm, ConfigurationError, batch_to_ids
 from elmo_fast.model import batch_layout
 from elmo_fast.model.batch_layout import unique_rows
 from elmo_fast.model.bilm import WARM_TEXT
+from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.testing import AGAINST_FLOAT64, SAME_MODEL, relative_error
 from tests.support.engines import GPU
 from tests.support.models import SENTENCES, SHAPES, bilm, layers, options, texts, weights, word_bilm
@@ -45,6 +47,16 @@ def check_model(shape, backend, limit, state="carry"):
         assert torch.equal(found.mask, expected.mask)
     for one, other in zip(model._elmo_lstm._states or (), exact._elmo_lstm._states or (), strict=True):
         assert one.dtype == torch.float32 and relative_error(one, other) < limit
+
+
+@pytest.mark.parametrize("shape", ["four layers", "no skip connections"])
+def test_what_models_say_is_bounded(shape, monkeypatch):
+    """Inputs that are the outputs of one layer: without skip connections those of all layers but the first."""
+    op, of = mock.Mock(wraps=projected_lstm), SHAPES[shape].lstm
+    monkeypatch.setattr("elmo_fast.model.lstm.projected_lstm", op)
+    bilm(SHAPES[shape]).embed_tokens(SENTENCES)
+    assert [call.kwargs["bounded"] for call in op.call_args_list] == [
+        number == 1 or (number > 1 and not of.use_skip_connections) for number in range(of.n_layers)]
 
 
 def test_no_tokens_at_all():

@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -39,3 +41,12 @@ def test_switched_off(monkeypatch):
         assert backend.native_module() == (None, "ELMO_FAST_NO_NATIVE=1 is set")
     finally:
         backend.native_module.cache_clear()
+
+
+def test_plain_torch_needs_no_triton():
+    program = ("import sys; sys.modules['triton'] = None; import torch; from elmo_fast.ops import reference;"
+               "from elmo_fast.ops.char_cnn import char_cnn; from elmo_fast.ops.doctor import report; report();"
+               "filters = [(torch.randn(1, 2, 4, 3), torch.randn(3))];"
+               "x = torch.randint(0, 262, (3, 50)), torch.randn(261, 4), filters, 'relu';"
+               "assert torch.allclose(char_cnn(*x, backend='torch'), reference.char_cnn(*x), atol=1e-5)")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -40,13 +40,13 @@ def machine(generation: int = 90):
 
     name = f"elmo_fast_ptx_{generation}"  # two modules of one name would be one to pybind11
     includes = [f"-I{path}" for path in (ROOT / "csrc", sysconfig.get_path("include"), pybind11.get_include())]
-    native = [COMPILER, "-std=c++20", "-O2", "-march=native", *FLAGS]
-    host = [NVCC, "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS)]
+    native = [COMPILER, "-std=c++17", "-O2", "-march=native", *FLAGS]
+    host = [NVCC, "-std=c++17", "-O2", *includes, "-DELMO_FAST_HAS_CUDA", "-Xcompiler", ",".join(FLAGS)]
     virtual, own = {80: "compute_80", 90: "compute_90a"}[generation], ROOT / "tests" / "native" / "ptx"
-    device = [*host, "-std=c++17", "-fmad=false", "-gencode", f"arch={virtual},code={virtual}", "--compress-mode=none"]
+    device = [*host, "-fmad=false", "-gencode", f"arch={virtual},code={virtual}", "--compress-mode=none"]
     jobs = [(native, path) for path in sorted(own.glob("*.cpp")) if path.stem != "fake_runtime"]
-    jobs += [([*host, "-std=c++20", f"-DELMO_FAST_PTX={name}"], own / "fake_runtime.cpp"),
-             ([*host, "-std=c++17"], ROOT / "csrc/bindings/projected_lstm_cuda.cpp"),
+    jobs += [([*host, f"-DELMO_FAST_PTX={name}"], own / "fake_runtime.cpp"),
+             (host, ROOT / "csrc/bindings/projected_lstm_cuda.cpp"),
              *((device, path) for path in sorted((ROOT / "csrc" / "cuda").glob("*.cu")))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(object_file, *zip(*jobs)))

@@ -62,7 +62,8 @@ struct Runtime {
 Runtime runtime __attribute__((init_priority(101)));  // before kernels register
 
 // A runtime call: a Trap of f is its error.
-cudaError_t call(const auto& f) {
+template <class F>
+cudaError_t call(const F& f) {
   try {
     f();
     return cudaSuccess;

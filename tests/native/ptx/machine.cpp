@@ -84,7 +84,7 @@ void Machine::run() {
     for (Warp* warp : left)
       if (warp->state == Warp::ready)
         further |= turn(*warp, launch.seed ? 1 + random() % turn_instructions : turn_instructions);
-    std::erase_if(left, [](Warp* warp) { return warp->state == Warp::done; });
+    left.erase(std::remove_if(left.begin(), left.end(), [](Warp* w) { return w->state == Warp::done; }), left.end());
     for (const Warp* warp : left) some_ready |= warp->state == Warp::ready;
     idle = further ? 0 : idle + 1;
     if (idle) nanoseconds += 1000ull << std::min<uint64_t>(idle / patience, 40);
@@ -224,7 +224,8 @@ static void wait_for_cluster(Warp& warp, Mask) {
 }
 
 // "d, a, b, 31, -1" or "d, a, -1": d = f(values of a, the thread, its b).
-static Binder exchange(auto f) {
+template <class F>
+static Binder exchange(F f) {
   return [f](Parser& s) {
     const bool shuffles = s.arguments.size() == 5;
     if (shuffles && s.number(3) != 31) throw Trap("a shuffle within segments");

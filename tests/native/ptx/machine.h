@@ -179,7 +179,8 @@ inline void set(const Warp& warp, const Operand& o, int lane, uint64_t value) {
   else if (o.width == 4) warp.lanes<uint32_t>(o)[lane] = uint32_t(value);
 }
 
-inline void for_threads(Mask mask, const auto& f) {
+template <class F>
+inline void for_threads(Mask mask, const F& f) {
   if (mask == all_threads) {
 #pragma GCC ivdep
     for (int i = 0; i < warp_threads; ++i) f(i);
@@ -205,7 +206,10 @@ Binder lanes(F f, const std::function<D(S...)>&) {
   };
 }
 
-Binder lanes(auto f) { return lanes(f, std::function(f)); }
+template <class F>
+Binder lanes(F f) {
+  return lanes(f, std::function(f));
+}
 
 // What has no operands; `convergent`: of the full warp.
 inline Binder action(void (*run)(Warp&, Mask), bool convergent = true) {

@@ -19,7 +19,8 @@ bool visible_to_tensor_cores(const Epoch& written, const Warp& warp) {
 }
 
 // Calls f(word, the access's bytes in it as a mask).
-void for_words(const Place& place, size_t bytes, const auto& f) {
+template <class F>
+void for_words(const Place& place, size_t bytes, const F& f) {
   Word* words = place.shadow ? place.shadow->data() : nullptr;
   for (size_t at = place.offset, end = at + bytes; words && at < end; at = (at | 3) + 1)
     f(words[at / 4], uint8_t(15u >> (4 - std::min(end - at, 4 - at % 4)) << at % 4 & 15));

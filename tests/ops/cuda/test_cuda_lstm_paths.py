@@ -2,17 +2,14 @@
 
 import dataclasses
 import itertools
-from unittest import mock
 
 import pytest
 import torch
 
 from elmo_fast.ops.cuda import blocks, lstm
-from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.schemas import flat_weights
 from tests.support import cuda_ops
 from tests.support.gpu_lstm import LIMITS, check, ragged
-from tests.support.models import SENTENCES, SHAPES, bilm
 from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case
 
 # Rows of input projections that an arena holds: those of a table in full; of a block's unique rows; of few slots, which
@@ -64,16 +61,6 @@ def test_triton_kernels_of_a_step_agree_with_float64(native, precision, bf16, si
     case = ragged(torch.linspace(slots, 1, count).int().tolist(), *sizes, bf16=bf16, gathered=sizes[0] < 700)
     _, h, c = check(case, precision)
     assert all((part.abs() >= clip - 1e-6).any() for part, clip in zip((c, h), case.clips.values()))
-
-
-@pytest.mark.parametrize("shape", ["four layers", "no skip connections"])
-def test_what_models_say_is_bounded(shape, monkeypatch):
-    """Inputs that are the outputs of one layer: without skip connections those of all layers but the first."""
-    op, of = mock.Mock(wraps=projected_lstm), SHAPES[shape].lstm
-    monkeypatch.setattr("elmo_fast.model.lstm.projected_lstm", op)
-    bilm(SHAPES[shape]).embed_tokens(SENTENCES)
-    assert [call.kwargs["bounded"] for call in op.call_args_list] == [
-        number == 1 or (number > 1 and not of.use_skip_connections) for number in range(of.n_layers)]
 
 
 @pytest.mark.parametrize("dim, proj_clip, dtype", [
