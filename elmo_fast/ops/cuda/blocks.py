@@ -120,13 +120,15 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
 class Operands:
     """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, where there is a projection, `w_p` [2, D, P] in the operand type.
 
-    `bias` fp32 [2, 4 D]. Two that are not the same object may hold different values.
+    `bias` fp32 [2, 4 D]. Two that are not the same object may hold different values. `for_one_call`: made of inference
+    tensors, whose edits torch does not count, so that they are made for each call anew.
     """
 
     w_x: torch.Tensor
     w_h: torch.Tensor
     bias: torch.Tensor
     w_p: torch.Tensor | None
+    for_one_call: bool
 
     dtype = property(lambda self: self.w_h.dtype)
     dim = property(lambda self: self.bias.shape[1] // 4)
@@ -156,7 +158,7 @@ def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Operands:
     w, b, *w_p = (torch.stack(pair) for pair in zip(weights[:parts], weights[parts:]))
     width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
     made = Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w[:, width:].to(dtype).contiguous(), b.float(),
-                    w_p[0].to(dtype) if w_p else None)
+                    w_p[0].to(dtype) if w_p else None, any(weight.is_inference() for weight in weights))
     settle(w.device)
     return made
 

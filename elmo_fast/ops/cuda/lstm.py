@@ -83,7 +83,7 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float
             key = device, current_stream(device), layer.dim, layer.projection, layer.w_p is None, layer.dtype
             arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
         with arena.lock:
-            yield Steps(arena, layer, weights, clips)
+            yield Steps(arena, layer, clips)
 
 
 class Steps:
@@ -92,16 +92,16 @@ class Steps:
     `clips` of the cell and of the projection, infinite for none.
     """
 
-    def __init__(self, arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float]):
+    def __init__(self, arena: Arena, layer: Operands, clips: tuple[float, float]):
         self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
-        self._weights, self._clips, self._pointwise = weights, clips, pointwise_of(arena.device)
+        self._clips, self._pointwise = clips, pointwise_of(arena.device)
 
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence, None for no start flags."""
         if steps := int(np.count_nonzero(batch_sizes)):
             device, slots = self.arena.device, int(batch_sizes[0])
             name, *size = choice.shape_class(self.layer, slots, steps)
-            why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
+            why_not = functools.partial(persistent.why_not, device, self.layer, slots)
             self.path = choice.choose(
                 f"{name}, {precision}", device, why_not,
                 lambda: choice.measure(self._trial(*size), choice.TOLERANCES[self.layer.dtype], why_not))
@@ -134,8 +134,7 @@ class Steps:
         `arrays` are its `host_arrays` on the device. The last row is for slots without a token, which are rows -1.
         """
         if self.path == choice.PERSISTENT:
-            if persistent.launch(self.arena, self.layer, self._weights, self._clips, self.has_starts, block, arrays,
-                                 state, out):
+            if persistent.launch(self.arena, self.layer, self._clips, self.has_starts, block, arrays, state, out):
                 return
             self.path = choice.GRAPH
         bucket, (meta, packed_rows, _) = self.arena.bucket(block.bucket, self.layer), arrays

@@ -32,9 +32,9 @@ def auto(file, monkeypatch):
 
     `spoils` is what a launch multiplies outputs with, `fails_at` the launch after which there is a reason against it.
     """
-    def launch(arena, layer, weights, clips, has_starts, block, arrays, state, out):
+    def launch(arena, layer, clips, has_starts, block, arrays, state, out):
         auto.launches.append((block.slots, block.steps, clips, has_starts))
-        on_graphs = lstm.Steps(arena, layer, weights, clips)
+        on_graphs = lstm.Steps(arena, layer, clips)
         on_graphs.has_starts = has_starts
         on_graphs.run(block, arrays, state, out)
         out.mul_(auto.spoils)
@@ -181,7 +181,7 @@ def test_a_launch_that_fails_is_the_last(processors, warning, native, caplog, mo
 def test_reasons_of_a_layer(dim, inference, reason, native):
     with torch.inference_mode(inference):
         weights = flat_weights(layer(lstm_case((11, dim, 11)).leaves(wanted=[])))
-    assert reason in persistent.why_not(CPU, blocks.operands(weights, "medium", 3.0), weights, 200)
+    assert reason in persistent.why_not(CPU, blocks.operands(weights, "medium", 3.0), 200)
 
 
 @pytest.mark.parametrize("has_cuda, device, capability, reason", [
