@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elmo_fast.ops.cuda.graphs import Capture, ChunkGraphs
+from elmo_fast.ops.cuda.graphs import Capture, Graphs
 from elmo_fast.ops.device import is_capturing, settle, to_device
 from elmo_fast.ops.weight_cache import cached
 
@@ -210,7 +210,7 @@ class Bucket:
         self.r = self.m if layer.w_p is None else torch.empty_like(self.h)
         self.meta = self.h.new_empty(CHUNK + 1, 3, slots, dtype=torch.int32)
         self.out = self.h.new_empty(CHUNK, slots, 2 * layer.projection)
-        self.graphs: weakref.WeakKeyDictionary[Operands, ChunkGraphs] = weakref.WeakKeyDictionary()
+        self.graphs: weakref.WeakKeyDictionary[Operands, Graphs] = weakref.WeakKeyDictionary()
 
 
 class Arenas:

@@ -16,7 +16,7 @@ import torch
 from elmo_fast.ops.backend import why_no_triton
 from elmo_fast.ops.cuda import choice, persistent
 from elmo_fast.ops.cuda.blocks import Arena, Arenas, Block, Operands, blocks, chunks_of, host_arrays, operands, send
-from elmo_fast.ops.cuda.graphs import ChunkGraphs, capture_on
+from elmo_fast.ops.cuda.graphs import capture_on, run_chunk
 from elmo_fast.ops.device import current_stream, is_capturing, on, to_host
 from elmo_fast.ops.precision import fp32_precision, numerics
 from elmo_fast.ops.reference import LstmWeights, State
@@ -146,11 +146,12 @@ class Steps:
         if self.has_starts:
             starts = meta[0, 2, :, None] != 0
             bucket.operand.copy_(torch.where(starts, self.arena.initial_h[:, None], bucket.operand))
-        graphs = bucket.graphs.setdefault(self.layer, ChunkGraphs(self.arena.capture))
+        graphs = bucket.graphs.setdefault(self.layer, {})
         products = fp32_precision("cuda", "matmul")  # the strictest of what threads hold by now
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(meta[first : first + count + 1])
-            graphs.run((count, *self._clips, products), functools.partial(self.queue, bucket, count))
+            work = functools.partial(self.queue, bucket, count)
+            run_chunk(graphs, (count, *self._clips, products), work, self.arena.capture)
             out[packed_rows[first : first + count]] = bucket.out[:count]
         for part, found in zip(given, own):
             part.copy_(found)
@@ -236,14 +237,13 @@ def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weigh
     position, zero past a sentence's end, and the final state; nothing is read back.
     """
     clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS[choice.GRAPH]
-    groups = [_padded_group(*parts, weights, clips, precision)
-              for parts in zip(inputs.split(most), lengths.split(most), zip(*(part.split(most) for part in state)))]
-    outputs, hs, cs = zip(*groups)
-    return torch.cat(outputs), (torch.cat(hs), torch.cat(cs))
+    groups = zip(*(tensor.split(most) for tensor in (inputs, lengths, *state)))
+    outputs, *final = map(torch.cat, zip(*(_padded_group(*group, weights, clips, precision) for group in groups)))
+    return outputs, tuple(final)
 
 
-def _padded_group(inputs, lengths, state, weights, clips, precision):
-    (batch, longest, _), flat, projection = inputs.shape, flat_weights(weights), state[0].shape[1] // 2
+def _padded_group(inputs, lengths, h, c, weights, clips, precision):
+    (batch, longest, _), flat, projection = inputs.shape, flat_weights(weights), h.shape[1] // 2
     halves = inputs.unflatten(2, (-1, len(flat[0]) - projection))  # [B, T, 1, I], or [B, T, 2, I]
     slot, step, direction = (torch.arange(size, device=inputs.device) for size in (batch, longest, 2))
     direction = direction[:, None, None]
@@ -252,7 +252,7 @@ def _padded_group(inputs, lengths, state, weights, clips, precision):
     with prepared(flat, precision, clips, inputs.device) as steps:
         bucket = steps.arena.bucket(batch, steps.layer)
         at_once = min(len(bucket.out), max(1, len(steps.arena.z) // batch))
-        for own, given in zip((bucket.h, bucket.c, bucket.operand), (*state, state[0])):
+        for own, given in zip((bucket.h, bucket.c, bucket.operand), (h, c, h)):
             own.copy_(given.unflatten(1, (2, -1)).transpose(0, 1))
         found = bucket.h.new_empty(longest, batch, 2 * projection)
         bucket.meta[:, 2] = 0
