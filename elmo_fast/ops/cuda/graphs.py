@@ -61,7 +61,7 @@ class CudaCapture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device), torch.no_grad():
             if self._first is None:
-                # no capture may make this thread's handle; on another stream, so that its scratch is not theirs
+                # no capture may make this thread's handle; made on another stream, whose scratch memory no graph reads
                 torch.cuda.current_blas_handle()
             with torch.cuda.stream(self.stream), recording():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
