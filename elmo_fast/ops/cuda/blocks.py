@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from elmo_fast.ops.cuda.graphs import Capture, ChunkGraphs
+from elmo_fast.ops.cuda.graphs import Capture, Graphs
 from elmo_fast.ops.device import is_capturing, settle, to_device
 from elmo_fast.ops.weight_cache import cached
 
@@ -120,13 +120,15 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tenso
 class Operands:
     """`w_x` [I, 2, 4 D], `w_h` [2, P, 4 D] and, where there is a projection, `w_p` [2, D, P] in the operand type.
 
-    `bias` fp32 [2, 4 D]. Two that are not the same object may hold different values.
+    `bias` fp32 [2, 4 D]. Two that are not the same object may hold different values. `for_one_call`: made of inference
+    tensors, whose edits torch does not count, so that they are made for each call anew.
     """
 
     w_x: torch.Tensor
     w_h: torch.Tensor
     bias: torch.Tensor
     w_p: torch.Tensor | None
+    for_one_call: bool
 
     dtype = property(lambda self: self.w_h.dtype)
     dim = property(lambda self: self.bias.shape[1] // 4)
@@ -156,7 +158,7 @@ def _stacked(weights: Sequence[torch.Tensor], dtype: torch.dtype) -> Operands:
     w, b, *w_p = (torch.stack(pair) for pair in zip(weights[:parts], weights[parts:]))
     width = w.shape[1] - (w_p[0].shape[2] if w_p else b.shape[1] // 4)
     made = Operands(w[:, :width].transpose(0, 1).to(dtype).contiguous(), w[:, width:].to(dtype).contiguous(), b.float(),
-                    w_p[0].to(dtype) if w_p else None)
+                    w_p[0].to(dtype) if w_p else None, any(weight.is_inference() for weight in weights))
     settle(w.device)
     return made
 
@@ -208,7 +210,7 @@ class Bucket:
         self.r = self.m if layer.w_p is None else torch.empty_like(self.h)
         self.meta = self.h.new_empty(CHUNK + 1, 3, slots, dtype=torch.int32)
         self.out = self.h.new_empty(CHUNK, slots, 2 * layer.projection)
-        self.graphs: weakref.WeakKeyDictionary[Operands, ChunkGraphs] = weakref.WeakKeyDictionary()
+        self.graphs: weakref.WeakKeyDictionary[Operands, Graphs] = weakref.WeakKeyDictionary()
 
 
 class Arenas:

@@ -15,27 +15,21 @@ logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
 Capture = Callable[[Work], "torch.cuda.CUDAGraph | None"]
+Graphs = dict[Hashable, "torch.cuda.CUDAGraph | None"]  # None for a chunk that ran plainly
 
 
-class ChunkGraphs:
-    """The graphs of one layer on one set of buffers, from `capture`, where there is one.
+def run_chunk(graphs: Graphs, key: Hashable, work: Work, capture: Capture | None) -> None:
+    """Do `work`, which queues the same operations on the same addresses whenever `key` is the same.
 
-    The plain first run of a chunk loads kernels and sets up libraries, which a capture may not do, and spares rare
-    shapes a capture.
+    `graphs` are those of one layer on one set of buffers, from `capture`, where there is one. The plain first run of a
+    chunk loads kernels and sets up libraries, which a capture may not do, and spares rare shapes a capture.
     """
-
-    def __init__(self, capture: Capture | None):
-        self._capture = capture
-        self.held: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
-
-    def run(self, key: Hashable, work: Work) -> None:
-        """Do `work`, which queues the same operations on the same addresses whenever `key` is the same."""
-        if key in self.held and self._capture:
-            self.held[key] = self.held[key] or self._capture(work)
-        elif key not in self.held and len(self.held) == _MOST_CHUNKS:
-            self.held.clear()
-        graph = self.held.setdefault(key, None)
-        work() if graph is None else graph.replay()
+    if key in graphs and capture:
+        graphs[key] = graphs[key] or capture(work)
+    elif key not in graphs and len(graphs) == _MOST_CHUNKS:
+        graphs.clear()
+    graph = graphs.setdefault(key, None)
+    work() if graph is None else graph.replay()
 
 
 class CudaCapture:
@@ -67,7 +61,8 @@ class CudaCapture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device), torch.no_grad():
             if self._first is None:
-                set_up_products(self._device)
+                # no capture may make this thread's handle; made on another stream, whose scratch memory no graph reads
+                torch.cuda.current_blas_handle()
             with torch.cuda.stream(self.stream), recording():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
@@ -75,12 +70,6 @@ class CudaCapture:
                 finally:
                     graph.capture_end()
         return graph
-
-
-def set_up_products(device: torch.device) -> None:
-    """Have cuBLAS set up for this thread, which no capture may do; on another stream than that of the captures."""
-    ones = torch.ones(1, 1, 1, device=device)
-    torch.bmm(ones, ones)
 
 
 class Captures:

@@ -16,7 +16,7 @@ import torch
 from elmo_fast.ops.backend import why_no_triton
 from elmo_fast.ops.cuda import choice, persistent
 from elmo_fast.ops.cuda.blocks import Arena, Arenas, Block, Operands, blocks, chunks_of, host_arrays, operands, send
-from elmo_fast.ops.cuda.graphs import ChunkGraphs, capture_on
+from elmo_fast.ops.cuda.graphs import capture_on, run_chunk
 from elmo_fast.ops.device import current_stream, is_capturing, on, to_host
 from elmo_fast.ops.precision import fp32_precision, numerics
 from elmo_fast.ops.reference import LstmWeights, State
@@ -83,7 +83,7 @@ def prepared(weights: Sequence[torch.Tensor], precision: str, clips: tuple[float
             key = device, current_stream(device), layer.dim, layer.projection, layer.w_p is None, layer.dtype
             arena = _arenas.get(key, weights[0], lambda: Arena(layer, device, capture_on(device)))
         with arena.lock:
-            yield Steps(arena, layer, weights, clips)
+            yield Steps(arena, layer, clips)
 
 
 class Steps:
@@ -92,16 +92,16 @@ class Steps:
     `clips` of the cell and of the projection, infinite for none.
     """
 
-    def __init__(self, arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float]):
+    def __init__(self, arena: Arena, layer: Operands, clips: tuple[float, float]):
         self.arena, self.layer, self.path, self.has_starts = arena, layer, choice.GRAPH, False
-        self._weights, self._clips, self._pointwise = weights, clips, pointwise_of(arena.device)
+        self._clips, self._pointwise = clips, pointwise_of(arena.device)
 
     def begin(self, batch_sizes: np.ndarray, initial_state: State | None, precision: str) -> None:
         """Choose the path of a call. `initial_state` (h [2 P], c [2 D]) of every sequence, None for no start flags."""
         if steps := int(np.count_nonzero(batch_sizes)):
             device, slots = self.arena.device, int(batch_sizes[0])
             name, *size = choice.shape_class(self.layer, slots, steps)
-            why_not = functools.partial(persistent.why_not, device, self.layer, self._weights, slots)
+            why_not = functools.partial(persistent.why_not, device, self.layer, slots)
             self.path = choice.choose(
                 f"{name}, {precision}", device, why_not,
                 lambda: choice.measure(self._trial(*size), choice.TOLERANCES[self.layer.dtype], why_not))
@@ -134,8 +134,7 @@ class Steps:
         `arrays` are its `host_arrays` on the device. The last row is for slots without a token, which are rows -1.
         """
         if self.path == choice.PERSISTENT:
-            if persistent.launch(self.arena, self.layer, self._weights, self._clips, self.has_starts, block, arrays,
-                                 state, out):
+            if persistent.launch(self.arena, self.layer, self._clips, self.has_starts, block, arrays, state, out):
                 return
             self.path = choice.GRAPH
         bucket, (meta, packed_rows, _) = self.arena.bucket(block.bucket, self.layer), arrays
@@ -147,11 +146,12 @@ class Steps:
         if self.has_starts:
             starts = meta[0, 2, :, None] != 0
             bucket.operand.copy_(torch.where(starts, self.arena.initial_h[:, None], bucket.operand))
-        graphs = bucket.graphs.setdefault(self.layer, ChunkGraphs(self.arena.capture))
+        graphs = bucket.graphs.setdefault(self.layer, {})
         products = fp32_precision("cuda", "matmul")  # the strictest of what threads hold by now
         for first, count in chunks_of(block.steps):
             bucket.meta[: count + 1].copy_(meta[first : first + count + 1])
-            graphs.run((count, *self._clips, products), functools.partial(self.queue, bucket, count))
+            work = functools.partial(self.queue, bucket, count)
+            run_chunk(graphs, (count, *self._clips, products), work, self.arena.capture)
             out[packed_rows[first : first + count]] = bucket.out[:count]
         for part, found in zip(given, own):
             part.copy_(found)
@@ -237,14 +237,13 @@ def padded_lstm(inputs: torch.Tensor, lengths: torch.Tensor, state: State, weigh
     position, zero past a sentence's end, and the final state; nothing is read back.
     """
     clips, most = (limit(cell_clip), limit(proj_clip)), MOST_SLOTS[choice.GRAPH]
-    groups = [_padded_group(*parts, weights, clips, precision)
-              for parts in zip(inputs.split(most), lengths.split(most), zip(*(part.split(most) for part in state)))]
-    outputs, hs, cs = zip(*groups)
-    return torch.cat(outputs), (torch.cat(hs), torch.cat(cs))
+    groups = zip(*(tensor.split(most) for tensor in (inputs, lengths, *state)))
+    outputs, *final = map(torch.cat, zip(*(_padded_group(*group, weights, clips, precision) for group in groups)))
+    return outputs, tuple(final)
 
 
-def _padded_group(inputs, lengths, state, weights, clips, precision):
-    (batch, longest, _), flat, projection = inputs.shape, flat_weights(weights), state[0].shape[1] // 2
+def _padded_group(inputs, lengths, h, c, weights, clips, precision):
+    (batch, longest, _), flat, projection = inputs.shape, flat_weights(weights), h.shape[1] // 2
     halves = inputs.unflatten(2, (-1, len(flat[0]) - projection))  # [B, T, 1, I], or [B, T, 2, I]
     slot, step, direction = (torch.arange(size, device=inputs.device) for size in (batch, longest, 2))
     direction = direction[:, None, None]
@@ -253,7 +252,7 @@ def _padded_group(inputs, lengths, state, weights, clips, precision):
     with prepared(flat, precision, clips, inputs.device) as steps:
         bucket = steps.arena.bucket(batch, steps.layer)
         at_once = min(len(bucket.out), max(1, len(steps.arena.z) // batch))
-        for own, given in zip((bucket.h, bucket.c, bucket.operand), (*state, state[0])):
+        for own, given in zip((bucket.h, bucket.c, bucket.operand), (h, c, h)):
             own.copy_(given.unflatten(1, (2, -1)).transpose(0, 1))
         found = bucket.h.new_empty(longest, batch, 2 * projection)
         bucket.meta[:, 2] = 0

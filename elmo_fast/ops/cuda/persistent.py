@@ -60,11 +60,11 @@ def does_not_fit(device: torch.device, dim: int, projection: int, slots: int) ->
     return plan(dim, projection, limits(device), min(slots, MOST_SLOTS))["reason"]
 
 
-def why_not(device: torch.device, layer: Operands, weights: Sequence[torch.Tensor], slots: int) -> str | None:
+def why_not(device: torch.device, layer: Operands, slots: int) -> str | None:
     """None when the kernel runs so many slots of a layer on `device`, else the reason it does not."""
     if layer.dtype not in _OPERANDS:
         return "its operands are 16-bit, which precision 'medium' alone allows"
-    if any(weight.is_inference() for weight in weights):
+    if layer.for_one_call:
         return "its packed weights could not be kept from call to call: the model was made in inference mode"
     return lacks(device) or does_not_fit(device, layer.dim, layer.projection, slots) or _watch(device).reason()
 
@@ -75,34 +75,32 @@ def plan(dim: int, projection: int, native: tuple[int, ...], slots: int) -> dict
     return native_module()[0].cuda_lstm_plan(dim, projection, native, slots)
 
 
-def pack(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """W, B and W_P of each direction in the order of csrc/cuda/plan.h, with operands of 16 bits: uint8, one axis."""
-    dim, projection = tensors[2].shape
-    units, tiles, parts = -(-dim // 16), -(-projection // 16), []
-    more_cells, more_values = 16 * units - dim, 16 * tiles - projection
-    for w, b, w_p in (tensors[:3], tensors[3:]):
-        # In a tile a thread's register has row 8 low + thread / 4, columns 4 (thread % 4) + 2 high and the next.
-        gates = pad(w[-projection:].to(dtype).view(projection, 4, dim), (0, more_cells, 0, 0, 0, more_values))
-        gates = gates.view(tiles, 4, 2, 2, 2, 2, units, 2, 8).permute(6, 7, 0, 4, 8, 1, 2, 5, 3)
-        bias = pad(b.float().view(4, dim), (0, more_cells)).view(4, units, 2, 8).permute(1, 2, 0, 3)
-        values = pad(w_p.to(dtype), (0, more_values, 0, more_cells))
-        values = values.view(units, 4, 2, 2, tiles, 2, 8).permute(4, 0, 6, 1, 2, 5, 3)
-        gates, bias, values = (part.contiguous().view(torch.uint8) for part in (gates, bias, values))
-        parts += [torch.cat([gates.view(units, -1), bias.view(units, -1)], 1).flatten(), values.flatten()]
-    packed_weights = torch.cat(parts)
+def pack(layer: Operands) -> torch.Tensor:
+    """w_h, B and W_P of each direction in the order of csrc/cuda/plan.h, with operands of 16 bits: uint8 [2, bytes]."""
+    units, tiles = -(-layer.dim // 16), -(-layer.projection // 16)
+    more_cells, more_values = 16 * units - layer.dim, 16 * tiles - layer.projection
+    # In a tile a thread's register has row 8 low + thread / 4, columns 4 (thread % 4) + 2 high and the next.
+    gates = pad(layer.w_h.unflatten(2, (4, -1)), (0, more_cells, 0, 0, 0, more_values))
+    gates = gates.view(2, tiles, 4, 2, 2, 2, 2, units, 2, 8).permute(0, 7, 8, 1, 5, 9, 2, 3, 6, 4)
+    bias = pad(layer.bias.unflatten(1, (4, -1)), (0, more_cells)).view(2, 4, units, 2, 8).permute(0, 2, 3, 1, 4)
+    values = pad(layer.w_p, (0, more_values, 0, more_cells))
+    values = values.view(2, units, 4, 2, 2, tiles, 2, 8).permute(0, 5, 1, 7, 2, 3, 6, 4)
+    gates, bias, values = (part.contiguous().view(torch.uint8) for part in (gates, bias, values))
+    of_units = torch.cat([gates.view(2, units, -1), bias.view(2, units, -1)], 2)
+    packed_weights = torch.cat([of_units.flatten(1), values.flatten(1)], 1)
     settle(packed_weights.device)
     return packed_weights
 
 
-def launch(arena: Arena, layer: Operands, weights: Sequence[torch.Tensor], clips: tuple[float, float],
-           has_starts: bool, block: Block, arrays: Sequence[torch.Tensor], state: State, out: torch.Tensor) -> bool:
+def launch(arena: Arena, layer: Operands, clips: tuple[float, float], has_starts: bool, block: Block,
+           arrays: Sequence[torch.Tensor], state: State, out: torch.Tensor) -> bool:
     """Queue a block of steps on an arena, whose lock is held; False, and a warning, where CUDA refuses the launch.
 
     `clips` of the cell and the projection; `arrays` as in `Steps.run`. `state` (h [2, all slots, P], c [2, all slots,
     D]) is updated, and `out` [all packed rows, 2 P] filled, in place.
     """
     device, operand, watch = arena.device, _OPERANDS.index(layer.dtype), _watch(arena.device)
-    held = cached(weights, f"lstm persistent {operand}", lambda detached: pack(detached, layer.dtype))
+    held = cached((layer.w_h,), "lstm persistent", lambda _: pack(layer))
     size = plan(layer.dim, layer.projection, limits(device), block.slots)["scratch_bytes"]
     scratch = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)  # reused in stream order
     (meta, packed_rows, batch_sizes), (h, c) = arrays, (part[:, block.slot :] for part in state)

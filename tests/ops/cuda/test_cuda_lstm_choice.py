@@ -18,7 +18,7 @@ from tests.support.op_cases import TIGHT, layer, lstm_case
 from tests.support.ptx_machine import DEVICES
 
 CPU, FIRING = torch.device("cpu"), lstm_case(clips=TIGHT)
-FASTER, SLOWER = Measured(PERSISTENT, 3e-4, 1e-4), Measured(GRAPH, 1e-4, 2e-4)
+FASTER, SLOWER = Measured(3e-4, 1e-4), Measured(1e-4, 2e-4)
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def auto(file, monkeypatch):
 
     `spoils` is what a launch multiplies outputs with, `fails_at` the launch after which there is a reason against it.
     """
-    def launch(arena, layer, weights, clips, has_starts, block, arrays, state, out):
+    def launch(arena, layer, clips, has_starts, block, arrays, state, out):
         auto.launches.append((block.slots, block.steps, clips, has_starts))
-        on_graphs = lstm.Steps(arena, layer, weights, clips)
+        on_graphs = lstm.Steps(arena, layer, clips)
         on_graphs.has_starts = has_starts
         on_graphs.run(block, arrays, state, out)
         out.mul_(auto.spoils)
@@ -113,9 +113,8 @@ def test_what_was_measured_is_found_again(file):
 
 @pytest.mark.parametrize("content", [
     b"", b"{", b"[]", b"\xff\x00", b'{"an H100": []}', b'{"an H100": {"a class": 1}}',
-    b'{"an H100": {"a class": {"path": "B"}}}',
-    b'{"an H100": {"a class": {"path": "graph", "graph": "1", "persistent": 1.0}}}',
-    b'{"an H100": {"a class": {"path": "B", "graph": 1.0, "persistent": 1.0}}}', None])
+    *(b'{"an H100": {"a class": {"graph": 2.0%s}}}' % more
+      for more in (b"", b', "persistent": "1"', b', "persistent": 0', b', "persistent": 1.0, "path": "B"')), None])
 def test_a_broken_file_or_a_place_that_cannot_be_written_means_measuring_again(content, file):
     if content is None:
         file.parent.write_text("in the way")
@@ -181,7 +180,7 @@ def test_a_launch_that_fails_is_the_last(processors, warning, native, caplog, mo
 def test_reasons_of_a_layer(dim, inference, reason, native):
     with torch.inference_mode(inference):
         weights = flat_weights(layer(lstm_case((11, dim, 11)).leaves(wanted=[])))
-    assert reason in persistent.why_not(CPU, blocks.operands(weights, "medium", 3.0), weights, 200)
+    assert reason in persistent.why_not(CPU, blocks.operands(weights, "medium", 3.0), 200)
 
 
 @pytest.mark.parametrize("has_cuda, device, capability, reason", [

@@ -110,23 +110,21 @@ def test_a_call_queues_few_operations_besides_graphs(gathered, precision, most, 
 
 
 @pytest.fixture
-def cuda(monkeypatch):
+def cuda():
     """PyTorch's streams, three of them handed out in turn, and its graphs; `events` says what happened where."""
     state = SimpleNamespace(events=[], current=7)
     handles, pools = itertools.cycle([101, 102, 103]), itertools.count()
-    stand_ins = {
-        "CUDAGraph": lambda: SimpleNamespace(
-            capture_begin=lambda pool, capture_error_mode: state.events.append(
-                (capture_error_mode, pool, state.current, threading.current_thread().name)),
-            capture_end=lambda: state.events.append(("end", gc.isenabled()))),
-        "Stream": lambda device: SimpleNamespace(cuda_stream=next(handles)),
-        "stream": lambda stream: mock.patch.object(state, "current", stream.cuda_stream),
-        "current_stream": lambda device: SimpleNamespace(cuda_stream=state.current),
-        "graph_pool_handle": lambda: next(pools), "device": mock.MagicMock()}
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(captures_module, "set_up_products", lambda _: state.events.append(("set up", state.current)))
-    return state
+    with mock.patch.multiple(
+            torch.cuda, device=mock.MagicMock(), graph_pool_handle=lambda: next(pools),
+            Stream=lambda device: SimpleNamespace(cuda_stream=next(handles)),
+            stream=lambda stream: mock.patch.object(state, "current", stream.cuda_stream),
+            current_stream=lambda device: SimpleNamespace(cuda_stream=state.current),
+            current_blas_handle=lambda: state.events.append(("set up", state.current)),
+            CUDAGraph=lambda: SimpleNamespace(
+                capture_begin=lambda pool, capture_error_mode: state.events.append(
+                    (capture_error_mode, pool, state.current, threading.current_thread().name)),
+                capture_end=lambda: state.events.append(("end", gc.isenabled())))):
+        yield state
 
 
 def test_captures_of_a_stream_share_a_pool_and_a_thread_of_their_own(cuda):
@@ -137,7 +135,7 @@ def test_captures_of_a_stream_share_a_pool_and_a_thread_of_their_own(cuda):
     assert captures.on(DEVICE) is one and one._first is graph
     cuda.current = 8
     captures.on(DEVICE)(lambda: None)
-    # products are set up once, and not on the stream of the captures
+    # cuBLAS is set up once, and not on the stream of the captures
     assert cuda.events == [
         ("set up", 7), ("thread_local", 0, 101, thread), ("work", 101, False), ("end", False),
         ("thread_local", 0, 101, thread), ("end", False),
@@ -171,9 +169,9 @@ def test_a_chunk_runs_plainly_once_is_captured_and_then_replayed():
 
     for capture_or_fail, later in ((capture, ["capture", "replay", "replay"]), (lambda work: None, ["a", "a"])):
         queued.clear()
-        chunk_graphs = captures_module.ChunkGraphs(capture_or_fail)
+        held = {}
         for key in ["a", "b", "a", "a", *range(23), "a"]:  # at the last number all are dropped
-            chunk_graphs.run(key, lambda: queued.append(key))  # noqa: B023
+            captures_module.run_chunk(held, key, lambda: queued.append(key), capture_or_fail)  # noqa: B023
         assert queued == ["a", "b", *later, *range(23), "a"]
 
 
