@@ -44,6 +44,7 @@ struct Call {
   void* stream;  // cudaStream_t
 };
 
+// Also lets every kernel have all of the device's shared memory: to be called on a device before its first launch.
 Device current_device();
 
 // Enqueues the launch, and behind it a replay that waits for no other block and runs only when the launch gave up.

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import common
+from benchmarks.gpu import read_sass
 
 COUNTS = Path(__file__).with_name("counts.json")
 SLOTS = (1, 8, 16, 32, 64)
@@ -129,8 +130,6 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
 
 def count_all() -> None:
     """With the rounds of the kernel that the plan takes for so many slots."""
-    from benchmarks.gpu import read_sass
-
     rounds = {}
     for kernel in read_sass.kernels(read_sass.disassembled(read_sass.SOURCES[0])):
         if instance := re.search(r"17persistent_kernelI\w+Fp16ELi(\d+)E\w+ELi256E", kernel.name):

@@ -1,6 +1,5 @@
 // The persistent kernel's instances and their launch.
 #include <array>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -40,21 +39,6 @@ int attribute(cudaDeviceAttr name) {
   check(cudaGetDevice(&device), "device");
   check(cudaDeviceGetAttribute(&value, name, device), "device attribute");
   return value;
-}
-
-// Every kernel may have all of the device's shared memory. Set once for a device: a launch of another thread would
-// otherwise meet the maximum of a smaller plan.
-void allow_shared_memory() {
-  static std::once_flag once[256];
-  int device;
-  check(cudaGetDevice(&device), "device");
-  std::call_once(once[device % 256], [] {
-    const int most = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    for (const Operand operand : {Operand::fp16, Operand::bf16})
-      for (int instance = 0; instance <= instance_count; ++instance)
-        check(cudaFuncSetAttribute(kernel_for(operand, instance), cudaFuncAttributeMaxDynamicSharedMemorySize, most),
-              "shared memory");
-  });
 }
 
 void check_call(const Call& call, const Plan& plan) {
@@ -97,12 +81,16 @@ struct Config : cudaLaunchConfig_t {
 }  // namespace
 
 Device current_device() {
-  Device device = {attribute(cudaDevAttrMultiProcessorCount), attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), {}};
+  const int shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  Device device = {attribute(cudaDevAttrMultiProcessorCount), shared, {}};
   const Kernel kernel = kernel_for(Operand::fp16, 0);
   cudaFuncAttributes of;
   check(cudaFuncGetAttributes(&of, kernel), "kernel for this device");
+  for (const Operand operand : {Operand::fp16, Operand::bf16})
+    for (int instance = 0; instance <= instance_count; ++instance)
+      check(cudaFuncSetAttribute(kernel_for(operand, instance), cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+            "shared memory");
   if (of.ptxVersion < 90) return device;  // the code that runs has no clusters
-  allow_shared_memory();
   for (int j = 0; j < 3; ++j) {
     const int cluster = 8 >> j;
     const Config config(dim3(unsigned(device.processors / cluster * cluster)), instances[0].most_threads, device.shared,
@@ -115,7 +103,6 @@ Device current_device() {
 void run_persistent(const Call& call) {
   const Plan plan = plan_persistent(call.dim, call.projection, call.device, call.slots);
   check_call(call, plan);
-  allow_shared_memory();
   const Scratch at(plan, call.slots);
   Launch launch = {call, plan, SharedLayout(plan)};
   launch.barriers = reinterpret_cast<Barrier*>(call.scratch);

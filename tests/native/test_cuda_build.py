@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.files import program
 from tests.support.native_program import CMAKE, NINJA, ROOT, configure
 
 VERSION = 'if [ "$1" = --version ]; then echo "Cuda compilation tools, release {0}, V{0}.88"; exit 0; fi\n'
@@ -23,13 +24,6 @@ FAKES = {
 pytestmark = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and ninja")
 
 
-def fake(folder: Path, script: str) -> Path:
-    nvcc = folder / "nvcc"
-    nvcc.write_text("#!/bin/sh\n" + script)
-    nvcc.chmod(0o755)
-    return nvcc
-
-
 def reason(folder: Path, *arguments) -> str:
     """What the check says by itself, without configuring the project."""
     (folder / "CMakeLists.txt").write_text(
@@ -42,7 +36,7 @@ def reason(folder: Path, *arguments) -> str:
 @pytest.mark.parametrize("script, expected", FAKES.values(), ids=FAKES)
 def test_the_project_is_built_without_kernels_where_a_compiler_will_not_do(script, expected, tmp_path):
     pytest.importorskip("pybind11")
-    said = configure(ROOT, tmp_path / "build", f"-DELMO_FAST_NVCC={fake(tmp_path, script)}",
+    said = configure(ROOT, tmp_path / "build", f"-DELMO_FAST_NVCC={program(tmp_path / 'nvcc', script)}",
                      *(f"-DELMO_FAST_HAS_{isa}=1" for isa in ("AVX2", "AVX512", "AMX")))
     assert f"elmo-fast: no CUDA kernels: {expected.replace('NVCC', f'{tmp_path}/nvcc')}\n" in said
     definitions = (tmp_path / "build" / "build.ninja").read_text().replace(str(tmp_path), "")
@@ -58,7 +52,7 @@ def test_no_compiler_and_no_wish_are_reasons(tmp_path):
 
 def test_a_compiler_that_will_do_is_tried_once(tmp_path):
     """With the flags of the kernels and of the environment."""
-    nvcc = fake(tmp_path, NEW + f'echo "$@" >>{tmp_path}/calls\n')
+    nvcc = program(tmp_path / "nvcc", NEW + f'echo "$@" >>{tmp_path}/calls\n')
     for _ in range(2):
         assert not reason(tmp_path, f"-DELMO_FAST_NVCC={nvcc}", "-DCMAKE_CUDA_FLAGS=-allow-unsupported-compiler")
     (call,) = (tmp_path / "calls").read_text().splitlines()

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import common
 from benchmarks.gpu import predict
+from tests.support.files import program
 
 RUN = common.ROOT / "benchmarks" / "gpu" / "run.sh"
 # in a process of xdist nothing is timed
@@ -21,11 +22,6 @@ HERE = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PYTEST_X
 def run(*arguments, **environment):
     return subprocess.run([RUN, *map(str, arguments)], capture_output=True, text=True, timeout=300,
                           env=HERE | {name: str(value) for name, value in environment.items()})
-
-
-def program(path: Path, script: str) -> None:
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
 
 
 @pytest.mark.long

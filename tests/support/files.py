@@ -15,8 +15,8 @@ import numpy as np
 from elmo_fast import Options, cli, random_weights, write_weights
 from elmo_fast.testing import TINY, tiny
 
-__all__ = ["ROOT", "TINY", "flip", "full_disk", "kill", "names", "paths", "python", "read_hdf5", "run", "spoil",
-           "start", "start_until", "tiny", "until", "write_model"]
+__all__ = ["ROOT", "TINY", "flip", "full_disk", "kill", "names", "paths", "program", "python", "read_hdf5", "run",
+           "spoil", "start", "start_until", "tiny", "until", "write_model"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +39,13 @@ def spoil(path, name="RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/B"):
 def paths(model):
     """The two files of a model's folder."""
     return model / "options.json", model / "weights.hdf5"
+
+
+def program(path, text):
+    """A shell script of this text in place of a program; its path."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 def names(folder):

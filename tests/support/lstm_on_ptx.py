@@ -84,6 +84,7 @@ def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
     patch.setattr(persistent, "_TIMEOUT_NS", 60 * 10**9)
     patch.setenv(choice.VARIABLE, choice.PERSISTENT)
     native.machine.set()
+    native.machine.cuda_device()  # allows launches its shared memory
     persistent._watch.cache_clear()
     try:
         yield native

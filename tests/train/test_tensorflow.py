@@ -11,7 +11,7 @@ import pytest
 
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.train.import_tf import PYTHON_VARIABLE, import_checkpoint, open_checkpoint
-from tests.support.files import ROOT, run
+from tests.support.files import ROOT, program, run
 from tests.support.tf_checkpoints import KINDS, accumulators, import_values, made_up, names_of, restored, write_folder
 from tests.support.training import VOCABULARY, final, make_config, model, update, write_batches
 
@@ -25,13 +25,6 @@ class train:
         print("not an answer")
         return Reader(numpy.load(prefix + ".index", allow_pickle=False))
 """
-
-
-def program(path, text):
-    """A shell script in place of a Python."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def test_a_python_without_tensorflow_names_the_extra(tmp_path, capsys, monkeypatch):
