@@ -15,7 +15,7 @@ from tests.support import gpu_lstm
 from tests.support.gpu_lstm import ragged, run
 from tests.support.lstm_on_ptx import A100, H100
 from tests.support.op_cases import LOOSE, TIGHT
-from tests.support.ptx_machine import SHIPPED, check_mutations, lines, machine
+from tests.support.ptx_machine import check_mutations, lines, machine
 
 CPU = torch.device("cpu")
 # A sum in another order may fall on the other side of a rounding to 16 bits, and that is all the paths may differ by.
@@ -204,25 +204,24 @@ def shapes(native, most, slots):
 def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
     """Of the instances for so many slots, in two launches; 3 slots reach those of the replay as well."""
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 2 * slots)
-    text, (_, most, *clusters) = native.machine.source(SHIPPED), native.limits
+    text, (_, most, *clusters) = native.machine.ptx, native.limits
     ran, missed = defaultdict(dict), defaultdict(dict)
     cases, scale = list(shapes(native, most, slots)), torch.ones(2 * slots, 2)
 
-    def collect(cases):
+    def collect(text, cases):
+        native.replace(text)
         for (dim, projection, limits, changes), bf16 in itertools.product(cases, (False, True)):
             native.device(*limits)
             native.changes = {"scale": scale.data_ptr()} | changes
             starts = "scale" not in changes
             run(ragged([slots, slots, slots, 2], dim, projection, LOOSE, starts=starts, bf16=bf16), "medium")
-        for line in lines(native.machine, SHIPPED):
+        for line in lines(native.kernels):
             (ran if line.executed else missed)[line.kernel][line.number] = line.text
 
-    native.machine.reset(SHIPPED)
-    collect(cases)
+    collect(text, cases)
+    late = [(*case, changes | {"timeout_ns": 1}) for *case, changes in cases if "scale" in changes and case[0] != 300]
     for which in range(ARRIVALS):
-        native.machine.replace(SHIPPED, held_back(text, which))
-        collect((*case, changes | {"timeout_ns": 1}) for *case, changes in cases
-                if "scale" in changes and case[0] != 300)
+        collect(held_back(text, which), late)
     names = [name for name in ran if "persistent" in name or slots == 3]
     assert len(names) == {3: 6, 64: 2}.get(slots, 4)
     unreached = 0.07 * (clusters[0] == 0)  # share of lines that no shape here runs: a branch of each of sm_80's
@@ -260,10 +259,10 @@ MUTATIONS = {
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_a_mutation_is_noticed(kind, native):
     native.changes = {"timeout_ns": 10**6}
-    case, text = ragged([9, 9, 4], 150, 40, LOOSE, seed=1), native.machine.source(SHIPPED)
+    case, text = ragged([9, 9, 4], 150, 40, LOOSE, seed=1), native.machine.ptx
 
     def same(changed):
-        native.machine.replace(SHIPPED, changed)
+        native.replace(changed)
         for seed in (0, 5, 6, 7, 8):  # those in which a block that reads partial sums comes last
             native.machine.set(seed=seed)
             native.device(*native.limits)
@@ -274,5 +273,5 @@ def test_a_mutation_is_noticed(kind, native):
         return True
 
     assert same(text)
-    ran = [line.number for line in lines(native.machine, SHIPPED) if line.executed and "persistent" in line.kernel]
+    ran = [line.number for line in lines(native.kernels) if line.executed and "persistent" in line.kernel]
     check_mutations(same, text, ran, *MUTATIONS[kind])
