@@ -2,9 +2,6 @@
 #include <limits>
 
 #include "machine.h"
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
 namespace ptx {
 namespace {
@@ -113,13 +110,6 @@ using Tile = float[64];
 
 // From the 32 words of the rows: what lies in a register of a warp, or in shared memory.
 void widen(const uint32_t* words, Format format, Tile to) {
-#ifdef __AVX512F__
-  if (format == Format::f16) {
-    const __m256i* from = reinterpret_cast<const __m256i*>(words);
-    for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + 16 * i, _mm512_cvtph_ps(_mm256_loadu_si256(from + i)));
-    return;
-  }
-#endif
   uint16_t halves[64];
   memcpy(halves, words, sizeof halves);
   for (int i = 0; i < 64 && format == Format::tf32; ++i)
