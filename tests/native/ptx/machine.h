@@ -79,7 +79,7 @@ struct Pending {
 
 struct Warp {
   enum State : uint8_t { ready, waiting, done } state = ready;
-  bool yields = false, spins = false;  // spins: has found nothing new since its last effect on others
+  bool yields = false, acts = false;  // in this turn; acts: has an effect on others
   Machine* machine = nullptr;
   Block* block = nullptr;
   uint32_t index = 0, number = 0;  // among the warps that run together; within its block
@@ -87,10 +87,9 @@ struct Warp {
   Instruction* current = nullptr;
   uint32_t pc = 0, meets = ~0u;  // of the next instruction; the next pc where others stand
   Mask active = 0, alive = 0;
-  std::map<uint32_t, Mask> others;      // by pc: threads that stand elsewhere
-  Clocks clocks, proxied;               // proxied: as of the last fence.proxy.async
-  int64_t cluster_round = -1;           // of the barrier of the cluster, where it has arrived
-  std::map<uint32_t, uint64_t> polled;  // by pc: what the last load found
+  std::map<uint32_t, Mask> others;  // by pc: threads that stand elsewhere
+  Clocks clocks, proxied;           // proxied: as of the last fence.proxy.async
+  int64_t cluster_round = -1;       // of the barrier of the cluster, where it has arrived
   Pending copies, products;
   // By register, in kernels with wgmma: how many products that are not complete write it, and whether another
   // instruction has written it since the last wgmma.fence.
@@ -154,7 +153,7 @@ struct Machine {
   std::unordered_map<const char*, Clocks> released;  // by address
 
  private:
-  bool turn(Warp& warp, uint64_t instructions);  // whether it came further
+  bool turn(Warp& warp, uint64_t instructions);  // whether that affects others
   std::string where(const Warp& warp) const;
 
   std::mt19937 random;

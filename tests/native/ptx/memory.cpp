@@ -156,14 +156,6 @@ void count(Warp& warp, const Address& a, Mask mask) {
   }
 }
 
-// A warp that finds what it found before lets others run.
-static void poll(Warp& warp, uint64_t value) {
-  const auto [found, fresh] = warp.polled.insert({warp.pc, value});
-  if (!fresh) warp.spins = found->second == value;
-  warp.yields |= warp.spins;
-  found->second = value;
-}
-
 struct Access : Address {
   bool atomic, acquires, releases;
   std::vector<Operand> data;
@@ -195,21 +187,20 @@ static uint64_t value_at(const char* at, size_t bytes, bool has_sign) {
   return has_sign ? uint64_t(int64_t(int32_t(value))) : value;
 }
 
-// An acquiring load takes over what was released where it reads.
+// An acquiring load takes over what was released where it reads. After one that others may answer they run.
 static void bind_load(Parser& s) {
   s.in.run = [from = access(s), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
     const auto& released = warp.machine->released;
     const size_t each = from.bytes / from.data.size();
-    uint64_t found = 0;  // the last value
     count(warp, from, mask);
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, from, lane);
       place.read(from.bytes, warp, from.atomic ? Use::atomic : Use::plain);
       if (from.acquires && released.count(place.at)) join(warp.clocks, released.at(place.at));
       for (size_t e = 0; e < from.data.size(); ++e)
-        set(warp, from.data[e], lane, found = value_at(place.at + e * each, each, has_sign));
+        set(warp, from.data[e], lane, value_at(place.at + e * each, each, has_sign));
     });
-    if (from.atomic) poll(warp, found);
+    warp.yields = from.atomic;
   };
 }
 
@@ -218,7 +209,7 @@ static void bind_store(Parser& s) {
   s.in.run = [to = access(s), adds = s.words[0] == "red"](Warp& warp, Mask mask) {
     const size_t each = to.bytes / to.data.size();
     count(warp, to, mask);
-    warp.spins = false;
+    warp.acts = true;
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, to, lane);
       char data[16];
