@@ -246,13 +246,10 @@ static void bind_copy(Parser& s) {
   };
 }
 
-// mov "{low, high}, whole" and "whole, {low, high}"
-static void bind_parts(Parser& s) {
+// mov "{low, high}, whole"
+static void bind_unpacking(Parser& s) {
   const bool wide = s.words.back() == "b64";
-  if (s.in.text.find('{') > s.in.text.find(','))
-    return wide ? lanes([](uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; })(s)
-                : lanes([](uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; })(s);
-  s.in.run = [=, low = s.write(0, -1), high = s.write(1, -1), from = s.read(2, wide ? 8 : 4)](Warp& warp, Mask mask) {
+  s.in.run = [=, low = s.write(0), high = s.write(1), from = s.read(2, wide ? 8 : 4)](Warp& warp, Mask mask) {
     for_threads(mask, [&](int lane) {
       const uint64_t value = value_of(warp, from, lane);
       set(warp, low, lane, value & (wide ? 0xffffffff : 0xffff));
@@ -264,7 +261,7 @@ static void bind_parts(Parser& s) {
 void add_access(Table& t) {
   t["ld"] = bind_load;
   t["st"] = t["red"] = bind_store;
-  t["mov"] = bind_parts;
+  t["unpack"] = bind_unpacking;
   t["cp.async.ca.shared.global"] = t["cp.async.cg.shared.global"] = bind_copy;
   t["cp.async.commit_group"] = action([](Warp& warp, Mask) { warp.copies.commit(); });
   t["cp.async.wait_all"] = action([](Warp& warp, Mask) { warp.copies.commit(), warp.copies.wait(0); });

@@ -23,13 +23,12 @@ void Parser::instruction(const Statement& statement) try {
   in.guard = operand(guard.substr(in.skips ? 1 : 0), 4, false);
   for (const std::string& word : words) key += (key.empty() ? "" : ".") + word;
   in.convergent = std::count(words.begin(), words.end(), "sync") > 0;
-  const bool moves_parts = words[0] == "mov" && arguments.size() == 3;
   static const Table table = [] {
     Table all;
     for (auto add : {add_arithmetic, add_access, add_control}) add(all);
     return all;
   }();
-  auto found = table.find(moves_parts ? "mov" : key);
+  auto found = table.find(key);
   if (found == table.end()) found = table.find(words[0]);
   if (found == table.end()) throw Trap("unknown instruction " + in.opcode);
   used_ = 0;
