@@ -21,8 +21,7 @@ struct Runtime {
   int processors = 0, shared = 0, shared_per_processor = 0;
   std::pair<int, int> capability;
   std::vector<int> clusters;  // processors of each part that a cluster lies in
-  bool traffic = false;  // of a Launch, as the seed
-  uint32_t seed = 0;
+  Settings settings;
   GlobalMemory memory;
   std::vector<std::shared_ptr<Kernel>> kernels;  // that the launchers start, by these
   std::map<const void*, std::string> names;
@@ -37,9 +36,9 @@ struct Runtime {
 
   void launch(Kernel& kernel, Three grid, Three block, uint32_t shared, uint32_t cluster, bool together,
               const void* const* arguments) {
-    Launch launch = {grid, block, shared, cluster, together, traffic, seed, std::vector<char>(kernel.parameter_bytes)};
+    Launch launch = {settings, grid, block, shared, cluster, together, std::vector<char>(kernel.parameter_bytes)};
     for (const auto& [at, size] : kernel.parameters) memcpy(launch.parameters.data() + at, *arguments++, size);
-    seed += seed > 0;  // another order in the next
+    settings.seed += settings.seed > 0;  // another order in the next
     run(kernel, launch, memory);
   }
 
@@ -182,8 +181,8 @@ PYBIND11_MODULE(ELMO_FAST_PTX, m) {
     runtime.capability = capability, runtime.clusters = clusters;
   });
   m.def(
-      "set", [](bool traffic, uint32_t seed) { runtime.traffic = traffic, runtime.seed = seed; },
-      py::arg("traffic") = false, py::arg("seed") = 0);
+      "set", [](bool traffic, uint32_t seed, int late) { runtime.settings = {traffic, seed, late}; },
+      py::arg("traffic") = false, py::arg("seed") = 0, py::arg("late") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
     runtime.memory.add(begin, bytes, name, written);
   });

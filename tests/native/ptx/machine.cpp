@@ -245,10 +245,6 @@ void add_control(Table& t) {
   t["bar.sync"] = bind_barrier;
   t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);
   t["barrier.cluster.wait.acquire"] = action(wait_for_cluster);
-  t["nanosleep.u32"] = [](Parser& s) {  // in tests that hold blocks back
-    s.read(0);
-    s.in.run = [](Warp& warp, Mask) { warp.yields = true; };
-  };
   t["fence.proxy.async.shared::cta"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);
   t["shfl.sync.idx.b32"] = exchange([](const uint32_t* values, int, int from) { return values[from & 31]; });
   t["shfl.sync.bfly.b32"] = exchange([](const uint32_t* values, int lane, int by) { return values[lane ^ (by & 31)]; });

@@ -80,6 +80,7 @@ struct Pending {
 struct Warp {
   enum State : uint8_t { ready, waiting, done } state = ready;
   bool yields = false, acts = false;  // in this turn; acts: has an effect on others
+  int delays = 0;                     // of what it is late with
   Machine* machine = nullptr;
   Block* block = nullptr;
   uint32_t index = 0, number = 0;  // among the warps that run together; within its block
@@ -124,12 +125,17 @@ struct Block {
   std::map<uint32_t, Clock> visitors;  // last accesses of warps of other blocks
 };
 
-struct Launch {
+// Of all launches until others are set.
+struct Settings {
+  bool traffic = false;  // sectors and bank conflicts are counted
+  uint32_t seed = 0;     // of the order in which warps run; 0: by turns
+  int late = 0;          // the release, by number from 1, that block 0 is late with; 0: none
+};
+
+struct Launch : Settings {
   std::array<uint32_t, 3> grid, block;
   uint32_t shared, cluster;
   bool together;  // cooperative
-  bool traffic;   // sectors and bank conflicts are counted
-  uint32_t seed;  // of the order in which warps run; 0: by turns
   std::vector<char> parameters;
 };
 
