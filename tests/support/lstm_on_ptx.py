@@ -26,6 +26,7 @@ class NativeOnPtx:
         self.generation, self.machine, self.limits = generation, machine(generation), SMALL[generation]
         self.calls, self.changes = [], {}
         self.machine.use(self.machine.shipped)
+        self.machine.set_device(*DEVICES[generation])
         self.cuda_lstm_plan = self.machine.cuda_lstm_plan
 
     def cuda_lstm_run(self, **call):
@@ -73,8 +74,8 @@ def memory_of(call: dict, plan: dict) -> dict[str, int]:
 def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
     """From here on the CUDA LSTM takes one path on the CPU; gives what runs the launches of the persistent one.
 
-    With `kernels` "sm_90" or "sm_80" that path is there, and forced; after the body its device is what it was. "triton
-    sm_90" is the graph path with its two small kernels as Triton's PTX; None has PyTorch's operations for them.
+    With `kernels` "sm_90" or "sm_80" that path is there, and forced. "triton sm_90" is the graph path with its two
+    small kernels as Triton's PTX; None has PyTorch's operations for them.
     """
     if kernels is None or kernels.startswith("triton"):
         if kernels:
@@ -95,4 +96,3 @@ def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
         yield native
     finally:
         persistent._watch.cache_clear()
-        native.machine.set_device(*DEVICES[native.generation])

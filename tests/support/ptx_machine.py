@@ -54,7 +54,6 @@ def machine(generation: int = 90):
     spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.set_device(*DEVICES[generation])
     # The text in the fat binary of the host object, uncompressed.
     (text,) = (found[0] for path in objects if (found := re.search(rb"\.version[^\0]+", path.read_bytes())))
     module.ptx = text.decode()

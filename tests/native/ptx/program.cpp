@@ -64,8 +64,7 @@ uint64_t Parser::value(const std::string& name) const {
   if (const auto found = symbols_.find(name); found != symbols_.end()) return found->second;
   const bool pattern = name[0] == '0' && name.find_first_of("fF") == 1;
   char* end = nullptr;
-  const char* begin = name.c_str() + 2 * pattern;
-  const uint64_t value = name[0] == '-' ? uint64_t(strtoll(begin, &end, 0)) : strtoull(begin, &end, pattern ? 16 : 0);
+  const uint64_t value = strtoull(name.c_str() + 2 * pattern, &end, pattern ? 16 : 0);  // of "-1" 2**64 - 1
   if (*end) throw Trap("operand '" + name + "' is unknown");
   return value;
 }
