@@ -187,7 +187,7 @@ static uint64_t value_at(const char* at, size_t bytes, bool has_sign) {
   return has_sign ? uint64_t(int64_t(int32_t(value))) : value;
 }
 
-// An acquiring load takes over what was released where it reads. After one that others may answer they run.
+// An acquiring load takes over what was released where it reads. An atomic load may be a poll: others run after it.
 static void bind_load(Parser& s) {
   s.in.run = [from = access(s), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
     const auto& released = warp.machine->released;
