@@ -113,12 +113,12 @@ def count(slots: int, rounds: int, cluster_rounds: int) -> Counts:
         native.device(*lstm_on_ptx.H100)
         native.machine.set(traffic=True)
         for steps in (2, 3):
-            native.machine.reset(ptx_machine.SHIPPED)
+            native.replace(native.machine.ptx)
             case = gpu_lstm.ragged([slots] * steps, dim, projection, op_cases.LOOSE, starts=False, gathered=False)
             rows = case.operands["inputs"][:, :projection]  # one for each token
             gpu_lstm.check(dataclasses.replace(case, operands=case.operands | {"inputs": rows},
                                                index=torch.arange(len(rows))), "medium")
-            runs += [opcodes for kernel, opcodes in ptx_machine.counters(native.machine, ptx_machine.SHIPPED).items()
+            runs += [opcodes for kernel, opcodes in ptx_machine.counters(native.kernels).items()
                      if "persistent_kernel" in kernel]
         plan = native.cuda_lstm_plan(dim, projection, native.limits, slots)
     step = {opcode: counts - runs[0][opcode] for opcode, counts in runs[1].items()}

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from elmo_fast.ops.cuda import choice, persistent
-from tests.support.ptx_machine import DEVICES, SHIPPED, machine
+from tests.support.ptx_machine import DEVICES, machine
+from tests.support.ptx_text import parsed
 
 # (processors, shared memory of a block, clusters of 8, 4 and 2 at once); small ones with and without clusters
 H100, A100 = (132, 232448, 16, 32, 66), (108, 166912, 0, 0, 0)
@@ -24,6 +25,8 @@ class NativeOnPtx:
     def __init__(self, generation: int):
         self.generation, self.machine, self.limits = generation, machine(generation), SMALL[generation]
         self.calls, self.changes = [], {}
+        self.machine.use(self.machine.shipped)
+        self.machine.set_device(*DEVICES[generation])
         self.cuda_lstm_plan = self.machine.cuda_lstm_plan
 
     def cuda_lstm_run(self, **call):
@@ -41,6 +44,11 @@ class NativeOnPtx:
             raise AssertionError(f"the kernel breaks its contract: {error}") from error
         finally:
             self.machine.forget_memory()
+
+    def replace(self, ptx: str) -> None:
+        """Launches run the kernels of this text from here on, and what they execute is counted in `kernels`."""
+        self.kernels = [*map(self.machine.Kernel, parsed(ptx))]
+        self.machine.use(self.kernels)
 
     def device(self, *limits: int) -> None:
         """Another GPU from here on, on which no launch has failed."""
@@ -66,8 +74,8 @@ def memory_of(call: dict, plan: dict) -> dict[str, int]:
 def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
     """From here on the CUDA LSTM takes one path on the CPU; gives what runs the launches of the persistent one.
 
-    With `kernels` "sm_90" or "sm_80" that path is there, and forced; after the body its machine is what it was. "triton
-    sm_90" is the graph path with its two small kernels as Triton's PTX; None has PyTorch's operations for them.
+    With `kernels` "sm_90" or "sm_80" that path is there, and forced. "triton sm_90" is the graph path with its two
+    small kernels as Triton's PTX; None has PyTorch's operations for them.
     """
     if kernels is None or kernels.startswith("triton"):
         if kernels:
@@ -77,7 +85,6 @@ def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
         yield None
         return
     native = NativeOnPtx(int(kernels[-2:]))
-    shipped = native.machine.source(SHIPPED)
     patch.setattr(persistent, "native_module", lambda: (native, None))
     patch.setattr(persistent, "lacks", lambda device: None)
     patch.setattr(persistent, "limits", lambda device: native.limits)
@@ -90,6 +97,3 @@ def lstm_on_ptx(kernels: str | None, patch: pytest.MonkeyPatch):
         yield native
     finally:
         persistent._watch.cache_clear()
-        native.machine.set_device(*DEVICES[native.generation])
-        if native.machine.source(SHIPPED) != shipped:
-            native.machine.replace(SHIPPED, shipped)

@@ -19,12 +19,12 @@ import pytest
 import torch
 
 from tests.support.native_program import COMPILER, ROOT, digest, headers, made
+from tests.support.ptx_text import parsed
 
 BUILD = ROOT / "build" / "ptx"
 FLAGS = ["-fPIC", "-fvisibility=hidden", "-ffp-contract=off"]
 # Processors; shared memory of a block and of a processor; capability; processors of each part that a cluster lies in.
 DEVICES = {80: (108, 166912, 167936, (8, 0), []), 90: (132, 232448, 233472, (9, 0), [18, 18, 16, 16, 16, 16, 16, 16])}
-SHIPPED, GIVEN = 0, 1  # numbers of a module's sources
 FIELDS = ("executed", "threads", "bytes", "sectors", "wavefronts", "ideal")
 Line = namedtuple("Line", ("kernel", "number", "opcode", "text", *FIELDS))  # an instruction and its executions
 NVCC = shutil.which("nvcc", path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/cuda/bin"]))
@@ -33,7 +33,7 @@ IS_THERE = all([NVCC, COMPILER, importlib.util.find_spec("pybind11"), os.environ
 
 @functools.cache
 def machine(generation: int = 90):
-    """The module whose launchers run the PTX of sm_80 or sm_90a. Skips where there are no tools to build it."""
+    """The module whose launchers run `shipped`, the kernels of `ptx` for sm_80 or sm_90a. Skips without tools."""
     if not IS_THERE:
         pytest.skip("needs nvcc, a C++ compiler and pybind11, and ELMO_FAST_NO_NATIVE unset")
     import pybind11
@@ -54,10 +54,10 @@ def machine(generation: int = 90):
     spec = importlib.util.spec_from_file_location(name, library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.set_device(*DEVICES[generation])
-    # What ships: the text in the fat binary of the host object, uncompressed.
+    # The text in the fat binary of the host object, uncompressed.
     (text,) = (found[0] for path in objects if (found := re.search(rb"\.version[^\0]+", path.read_bytes())))
-    module.replace(SHIPPED, text.decode())
+    module.ptx = text.decode()
+    module.shipped = [*map(module.Kernel, parsed(module.ptx))]
     return module
 
 
@@ -68,21 +68,22 @@ def object_file(command: list, source: Path) -> Path:
 
 
 def launch(text, *arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, cluster=1, written=True):
-    """Runs the one kernel of a PTX text, which is source `GIVEN` from then on.
+    """Runs the one kernel of a PTX text, and gives it.
 
     Arguments are tensors, integers, floats and None (a null pointer). Accesses must lie in the tensors, which may not
     be read before they are `written`; if they are not, races in them are traps as well.
     """
     module = machine()
-    module.replace(GIVEN, text)
+    (kernel,) = map(module.Kernel, parsed(text))
     try:
         for number, tensor in enumerate(value for value in arguments if isinstance(value, torch.Tensor)):
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
             size = (last + 1) * tensor.element_size() * (tensor.numel() > 0)
             module.register_memory(tensor.data_ptr(), size, f"tensor {number}", written)
-        module.launch(GIVEN, grid, block, shared, cluster, [*map(_bits, arguments)])
+        kernel.launch(grid, block, shared, cluster, [*map(_bits, arguments)])
     finally:
         module.forget_memory()
+    return kernel
 
 
 def _bits(value) -> int:
@@ -91,15 +92,15 @@ def _bits(value) -> int:
     return value.data_ptr() if isinstance(value, torch.Tensor) else (value or 0) % 2**64
 
 
-def lines(module, source: int) -> list[Line]:
-    """The instructions of a source, with all that they did since the last `module.reset(source)`."""
-    return [Line(*found) for found in module.executed(source)]
+def lines(kernels) -> list[Line]:
+    """Their instructions, with all that they did."""
+    return [Line(*found) for kernel in kernels for found in kernel.executed()]
 
 
-def counters(module, source: int) -> dict:
+def counters(kernels) -> dict:
     """{kernel: {opcode: {field: count}}} of what has run."""
     result = defaultdict(lambda: defaultdict(Counter))
-    for line in lines(module, source):
+    for line in lines(kernels):
         if line.executed:
             result[line.kernel][line.opcode].update({field: getattr(line, field) for field in FIELDS})
     return result

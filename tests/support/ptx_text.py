@@ -21,7 +21,7 @@ NAME = re.compile(r"[^\s,{}]+")
 def parsed(text: str) -> list[tuple]:
     """Of each kernel: name, most threads of a block, (offset, bytes) of the parameters, (name, bytes) of the registers,
     what symbols stand for, and statements: line, opcode, text, guard, the opcode's words, and the operands one by one,
-    an address as its base and offset."""
+    an address as its base and offset. A mov of parts is their pack or unpack."""
     kernels, symbols, code, line = [], {}, [], 1
     for statement in COMMENT.sub("", text).split(";")[:-1]:
         line += statement.count("\n")
@@ -38,6 +38,8 @@ def parsed(text: str) -> list[tuple]:
         elif kernels and statement and not statement.startswith(".pragma"):
             guard, opcode, operands = INSTRUCTION.match(statement).groups()
             words = [word for word in opcode.split(".") if word not in WITHOUT_MEANING]
+            if words[0] == "mov" and "{" in operands:
+                words[0] = "unpack" if operands.lstrip().startswith("{") else "pack"
             names = NAME.findall(ADDRESS.sub(lambda found: f"{found[1]} {found[2] or 0}", operands))
             code.append((line, opcode, statement, guard or "_", words, names))
     if not kernels:

@@ -2,9 +2,6 @@
 #include <limits>
 
 #include "machine.h"
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
 namespace ptx {
 namespace {
@@ -76,7 +73,6 @@ void add_floats(Table& t, const std::string& type) {
   add_choices<float>(t, type);
   add("neg", [](float a) { return -a; });
   add("abs", [](float a) { return std::fabs(a); });
-  add("rcp", [](float a) { return 1 / a; });
   add("ex2", [](float a) { return std::exp2(a); });
   add("ex2.ftz", [](float a) { return flushed(std::exp2(flushed(a))); });
   add("rcp.ftz", [](float a) { return flushed(1 / flushed(a)); });
@@ -113,13 +109,6 @@ using Tile = float[64];
 
 // From the 32 words of the rows: what lies in a register of a warp, or in shared memory.
 void widen(const uint32_t* words, Format format, Tile to) {
-#ifdef __AVX512F__
-  if (format == Format::f16) {
-    const __m256i* from = reinterpret_cast<const __m256i*>(words);
-    for (int i = 0; i < 4; ++i) _mm512_storeu_ps(to + 16 * i, _mm512_cvtph_ps(_mm256_loadu_si256(from + i)));
-    return;
-  }
-#endif
   uint16_t halves[64];
   memcpy(halves, words, sizeof halves);
   for (int i = 0; i < 64 && format == Format::tf32; ++i)
@@ -246,6 +235,8 @@ void add_arithmetic(Table& t) {
   t["cvt.s64.s32"] = lanes([](int32_t a) { return int64_t(a); });
   t["bfi.b32"] = lanes(inserted<uint32_t>);
   t["bfi.b64"] = lanes(inserted<uint64_t>);
+  t["pack.b32"] = lanes([](uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; });
+  t["pack.b64"] = lanes([](uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; });
   t["cvta.to.global.u64"] = t["mov.b64"];
   t["and.pred"] = lanes([](bool a, bool b) { return a && b; });
   t["or.pred"] = lanes([](bool a, bool b) { return a || b; });

@@ -8,7 +8,6 @@
 
 namespace py = pybind11;
 using namespace ptx;
-using Module = std::vector<std::shared_ptr<Kernel>>;
 
 namespace elmo_fast {
 void bind_cuda(py::module_& m);
@@ -16,38 +15,30 @@ void bind_cuda(py::module_& m);
 
 namespace {
 
+using Three = std::array<uint32_t, 3>;
+
 struct Runtime {
   int processors = 0, shared = 0, shared_per_processor = 0;
   std::pair<int, int> capability;
   std::vector<int> clusters;  // processors of each part that a cluster lies in
-  bool traffic = false;  // as of a Launch
-  uint32_t seed = 0;
+  Settings settings;
   GlobalMemory memory;
-  // PTX: what ships, and what a test gives; kernels: none until they are asked for.
-  std::array<std::pair<std::string, Module>, 2> sources;
+  std::vector<std::shared_ptr<Kernel>> kernels;  // that the launchers start, by these
   std::map<const void*, std::string> names;
   std::map<std::string, int> allowed_shared;
   std::string error;
 
-  Module& kernels(size_t source) {
-    auto& [text, kernels] = sources.at(source);
-    if (!kernels.empty()) return kernels;
-    const py::gil_scoped_acquire gil;
-    const auto parsed = py::module_::import("tests.support.ptx_text").attr("parsed")(text);
-    for (const Source& source : parsed.cast<std::vector<Source>>()) kernels.push_back(Parser(source).kernel);
-    return kernels;
-  }
-
   Kernel& find(const void* function) {
-    for (const auto& kernel : kernels(0))
+    for (const auto& kernel : kernels)
       if (kernel->name == names.at(function)) return *kernel;
     throw Trap("no kernel " + names.at(function));
   }
 
-  void launch(Kernel& kernel, Launch launch, const void* const* arguments) {
-    launch.parameters.resize(kernel.parameter_bytes);
+  void launch(Kernel& kernel, Three grid, Three block, uint32_t shared, uint32_t cluster, bool together,
+              const void* const* arguments) {
+    Launch launch = {settings, grid, block, shared, cluster, together, std::vector<char>(kernel.parameter_bytes)};
     for (const auto& [at, size] : kernel.parameters) memcpy(launch.parameters.data() + at, *arguments++, size);
-    seed += seed > 0;  // another order in the next
+    settings.seed += settings.seed > 0;  // another order in the next
     run(kernel, launch, memory);
   }
 
@@ -113,8 +104,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* fu
     if (cooperative && int(grid.x * grid.y * grid.z) > resident)
       throw Trap(std::to_string(resident) + " blocks of a cooperative launch fit");
     if (cluster > (runtime.capability.first < 9 ? 1 : 8)) throw Trap("a cluster that the device cannot hold");
-    runtime.launch(kernel, {{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, cluster, cooperative,
-                            runtime.traffic, runtime.seed, {}}, arguments);
+    runtime.launch(kernel, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, cluster, cooperative,
+                   arguments);
   });
 }
 
@@ -166,35 +157,32 @@ cudaError_t cudaGetLastError() { return cudaSuccess; }  // every call reports it
 
 PYBIND11_MODULE(ELMO_FAST_PTX, m) {
   py::register_local_exception<Trap>(m, "Trap", PyExc_RuntimeError);
-  m.def("replace", [](size_t source, const std::string& text) { runtime.sources.at(source) = {text, {}}; });
-  m.def("source", [](size_t source) { return runtime.sources.at(source).first; });
-  using Three = std::array<uint32_t, 3>;
-  m.def("launch", [](size_t source, Three grid, Three block, uint32_t shared, uint32_t cluster,
-                     const std::vector<uint64_t>& arguments) {  // of the first kernel; their low bytes count
-    Kernel& kernel = *runtime.kernels(source).at(0);
+  py::class_<Kernel, std::shared_ptr<Kernel>> kernel(m, "Kernel", py::module_local());
+  kernel.def(py::init([](const Source& source) { return Parser(source).kernel; }));
+  kernel.def("launch", [](Kernel& kernel, Three grid, Three block, uint32_t shared, uint32_t cluster,
+                          const std::vector<uint64_t>& arguments) {  // their low bytes count
     if (arguments.size() != kernel.parameters.size()) throw Trap("another number of arguments than of parameters");
     std::vector<const void*> places;
     for (const uint64_t& argument : arguments) places.push_back(&argument);
-    runtime.launch(kernel, {grid, block, shared, cluster, false, runtime.traffic, runtime.seed, {}}, places.data());
+    runtime.launch(kernel, grid, block, shared, cluster, false, places.data());
   });
-  m.def("executed", [](size_t source) {  // of each instruction: kernel, line, opcode, text, and its counts
+  kernel.def("executed", [](const Kernel& kernel) {  // of each instruction: kernel, line, opcode, text, and its counts
     py::list result;
-    for (const auto& kernel : runtime.kernels(source))
-      for (const Instruction& in : kernel->code)
-        if (const Counts& n = in.counts; in.line)  // the end that every kernel is given has no line
-          result.append(py::make_tuple(kernel->name, in.line, in.opcode, in.text, n.executed, n.threads, n.bytes,
-                                       n.sectors, n.wavefronts, n.ideal));
+    for (const Instruction& in : kernel.code)
+      if (const Counts& n = in.counts; in.line)  // the end that every kernel is given has no line
+        result.append(py::make_tuple(kernel.name, in.line, in.opcode, in.text, n.executed, n.threads, n.bytes,
+                                     n.sectors, n.wavefronts, n.ideal));
     return result;
   });
-  m.def("reset", [](size_t source) { runtime.sources.at(source).second = {}; });  // the counts of its kernels
+  m.def("use", [](std::vector<std::shared_ptr<Kernel>> kernels) { runtime.kernels = std::move(kernels); });
   m.def("set_device", [](int processors, int shared, int shared_per_processor, std::pair<int, int> capability,
                          const std::vector<int>& clusters) {
     runtime.processors = processors, runtime.shared = shared, runtime.shared_per_processor = shared_per_processor;
     runtime.capability = capability, runtime.clusters = clusters;
   });
   m.def(
-      "set", [](bool traffic, uint32_t seed) { runtime.traffic = traffic, runtime.seed = seed; },
-      py::arg("traffic") = false, py::arg("seed") = 0);
+      "set", [](bool traffic, uint32_t seed, int late) { runtime.settings = {traffic, seed, late}; },
+      py::arg("traffic") = false, py::arg("seed") = 0, py::arg("late") = 0);
   m.def("register_memory", [](uintptr_t begin, size_t bytes, const std::string& name, bool written) {
     runtime.memory.add(begin, bytes, name, written);
   });

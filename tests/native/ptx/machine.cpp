@@ -5,7 +5,7 @@ namespace ptx {
 namespace {
 
 constexpr uint64_t turn_instructions = 2000;
-constexpr uint64_t patience = 64;  // rounds in which nobody came further before time runs twice as fast
+constexpr uint64_t patience = 64;  // rounds in which nobody affects others before time runs twice as fast
 constexpr uint64_t speeds = 44;    // how often it may do so before all is taken for lost
 
 struct alignas(64) Slot {
@@ -80,15 +80,14 @@ void Machine::run() {
   for (Warp& warp : warps) left.push_back(&warp);
   for (uint64_t idle = 0; !left.empty();) {
     if (launch.seed) std::shuffle(left.begin(), left.end(), random);
-    bool further = false, some_ready = false;
+    bool further = false;
     for (Warp* warp : left)
       if (warp->state == Warp::ready)
         further |= turn(*warp, launch.seed ? 1 + random() % turn_instructions : turn_instructions);
     left.erase(std::remove_if(left.begin(), left.end(), [](Warp* w) { return w->state == Warp::done; }), left.end());
-    for (const Warp* warp : left) some_ready |= warp->state == Warp::ready;
     idle = further ? 0 : idle + 1;
     if (idle) nanoseconds += 1000ull << std::min<uint64_t>(idle / patience, 40);
-    if (left.empty() || (some_ready && idle < patience * speeds)) continue;
+    if (left.empty() || idle < patience * speeds) continue;
     std::string who = "deadlock: " + std::to_string(left.size()) + " warps wait";
     for (size_t i = 0; i < std::min<size_t>(left.size(), 4); ++i) who += "; " + where(*left[i]);
     throw Trap(who);
@@ -98,7 +97,7 @@ void Machine::run() {
 
 bool Machine::turn(Warp& warp, uint64_t instructions) try {
   std::fill_n(warp.lanes<uint64_t>(timer), warp_threads, nanoseconds);
-  for (warp.yields = false; instructions && warp.state == Warp::ready && !warp.yields; --instructions) {
+  for (warp.yields = warp.acts = false; instructions && warp.state == Warp::ready && !warp.yields; --instructions) {
     warp.current = &kernel.code[warp.pc];
     if (warp.pc >= warp.meets || (warp.current->convergent && warp.active != warp.alive)) next(warp);
     Instruction& in = *(warp.current = &kernel.code[warp.pc]);
@@ -112,7 +111,7 @@ bool Machine::turn(Warp& warp, uint64_t instructions) try {
     if (in.convergent && mask != warp.active) throw Trap("a barrier under a condition that differs within the warp");
     in.run(warp, mask);
   }
-  return warp.state != Warp::ready || !warp.spins;
+  return warp.state != Warp::ready || warp.acts;
 } catch (const Trap& trap) {
   throw Trap(std::string(trap.what()) + " at " + where(warp));
 }
@@ -146,7 +145,7 @@ void Warp::publish(Clocks& to) {
 uint32_t Barrier::arrive(Warp& warp, uint32_t alive) {
   const uint32_t round = rounds;
   ++arrived;
-  warp.spins = false;
+  warp.acts = true;
   warp.publish(arriving);
   complete(alive);
   return round;
@@ -182,7 +181,6 @@ static void leave(Warp& warp, Mask mask) {
   if (warp.alive) return;
   if (warp.products.open.size() + warp.products.groups.size()) throw Trap("the warp leaves with a wgmma not complete");
   warp.state = Warp::done;
-  warp.spins = false;
   Block& block = *warp.block;
   --block.alive, --block.leader->cluster_alive;
   for (Barrier& barrier : block.barriers) barrier.complete(block.alive);
@@ -247,10 +245,6 @@ void add_control(Table& t) {
   t["bar.sync"] = bind_barrier;
   t["barrier.cluster.arrive.release"] = action(arrive_at_cluster);
   t["barrier.cluster.wait.acquire"] = action(wait_for_cluster);
-  t["nanosleep.u32"] = [](Parser& s) {  // in tests that hold blocks back
-    s.read(0);
-    s.in.run = [](Warp& warp, Mask) { warp.yields = warp.spins = true; };
-  };
   t["fence.proxy.async.shared::cta"] = action([](Warp& warp, Mask) { warp.proxied = warp.clocks; }, false);
   t["shfl.sync.idx.b32"] = exchange([](const uint32_t* values, int, int from) { return values[from & 31]; });
   t["shfl.sync.bfly.b32"] = exchange([](const uint32_t* values, int lane, int by) { return values[lane ^ (by & 31)]; });

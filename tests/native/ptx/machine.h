@@ -79,7 +79,8 @@ struct Pending {
 
 struct Warp {
   enum State : uint8_t { ready, waiting, done } state = ready;
-  bool yields = false, spins = false;  // spins: has found nothing new since its last effect on others
+  bool yields = false, acts = false;  // in this turn; acts: has an effect on others
+  int delays = 0;                     // of what it is late with
   Machine* machine = nullptr;
   Block* block = nullptr;
   uint32_t index = 0, number = 0;  // among the warps that run together; within its block
@@ -87,10 +88,9 @@ struct Warp {
   Instruction* current = nullptr;
   uint32_t pc = 0, meets = ~0u;  // of the next instruction; the next pc where others stand
   Mask active = 0, alive = 0;
-  std::map<uint32_t, Mask> others;      // by pc: threads that stand elsewhere
-  Clocks clocks, proxied;               // proxied: as of the last fence.proxy.async
-  int64_t cluster_round = -1;           // of the barrier of the cluster, where it has arrived
-  std::map<uint32_t, uint64_t> polled;  // by pc: what the last load found
+  std::map<uint32_t, Mask> others;  // by pc: threads that stand elsewhere
+  Clocks clocks, proxied;           // proxied: as of the last fence.proxy.async
+  int64_t cluster_round = -1;       // of the barrier of the cluster, where it has arrived
   Pending copies, products;
   // By register, in kernels with wgmma: how many products that are not complete write it, and whether another
   // instruction has written it since the last wgmma.fence.
@@ -125,12 +125,17 @@ struct Block {
   std::map<uint32_t, Clock> visitors;  // last accesses of warps of other blocks
 };
 
-struct Launch {
+// Of all launches until others are set.
+struct Settings {
+  bool traffic = false;  // sectors and bank conflicts are counted
+  uint32_t seed = 0;     // of the order in which warps run; 0: by turns
+  int late = 0;          // the release, by number from 1, that block 0 is late with; 0: none
+};
+
+struct Launch : Settings {
   std::array<uint32_t, 3> grid, block;
   uint32_t shared, cluster;
   bool together;  // cooperative
-  bool traffic;   // sectors and bank conflicts are counted
-  uint32_t seed;  // of the order in which warps run; 0: by turns
   std::vector<char> parameters;
 };
 
@@ -154,7 +159,7 @@ struct Machine {
   std::unordered_map<const char*, Clocks> released;  // by address
 
  private:
-  bool turn(Warp& warp, uint64_t instructions);  // whether it came further
+  bool turn(Warp& warp, uint64_t instructions);  // whether that affects others
   std::string where(const Warp& warp) const;
 
   std::mt19937 random;

@@ -156,14 +156,6 @@ void count(Warp& warp, const Address& a, Mask mask) {
   }
 }
 
-// A warp that finds what it found before lets others run.
-static void poll(Warp& warp, uint64_t value) {
-  const auto [found, fresh] = warp.polled.insert({warp.pc, value});
-  if (!fresh) warp.spins = found->second == value;
-  warp.yields |= warp.spins;
-  found->second = value;
-}
-
 struct Access : Address {
   bool atomic, acquires, releases;
   std::vector<Operand> data;
@@ -195,30 +187,39 @@ static uint64_t value_at(const char* at, size_t bytes, bool has_sign) {
   return has_sign ? uint64_t(int64_t(int32_t(value))) : value;
 }
 
-// An acquiring load takes over what was released where it reads.
+// An acquiring load takes over what was released where it reads. An atomic load may be a poll: others run after it.
 static void bind_load(Parser& s) {
   s.in.run = [from = access(s), has_sign = s.words.back() == "s32"](Warp& warp, Mask mask) {
     const auto& released = warp.machine->released;
     const size_t each = from.bytes / from.data.size();
-    uint64_t found = 0;  // the last value
     count(warp, from, mask);
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, from, lane);
       place.read(from.bytes, warp, from.atomic ? Use::atomic : Use::plain);
       if (from.acquires && released.count(place.at)) join(warp.clocks, released.at(place.at));
       for (size_t e = 0; e < from.data.size(); ++e)
-        set(warp, from.data[e], lane, found = value_at(place.at + e * each, each, has_sign));
+        set(warp, from.data[e], lane, value_at(place.at + e * each, each, has_sign));
     });
-    if (from.atomic) poll(warp, found);
+    warp.yields = from.atomic;
   };
+}
+
+// Whether the warp is late with this release: others run first, for so long that their polls enter the slow path.
+static bool is_late(Warp& warp, int release) {
+  if (release != warp.machine->launch.late || warp.block->index || ++warp.delays % 80 == 0) return false;
+  --warp.pc;
+  return warp.yields = true;
 }
 
 // st, and red.add, which is a store of a sum and passes on what was released there before
 static void bind_store(Parser& s) {
-  s.in.run = [to = access(s), adds = s.words[0] == "red"](Warp& warp, Mask mask) {
+  const Access to = access(s);
+  const int release = to.releases ? ++s.kernel->releases : -1;
+  s.in.run = [=, adds = s.words[0] == "red"](Warp& warp, Mask mask) {
+    if (is_late(warp, release)) return;
     const size_t each = to.bytes / to.data.size();
     count(warp, to, mask);
-    warp.spins = false;
+    warp.acts = true;
     for_threads(mask, [&](int lane) {
       const Place place = place_of(warp, to, lane);
       char data[16];
@@ -255,13 +256,10 @@ static void bind_copy(Parser& s) {
   };
 }
 
-// mov "{low, high}, whole" and "whole, {low, high}"
-static void bind_parts(Parser& s) {
+// mov "{low, high}, whole"
+static void bind_unpacking(Parser& s) {
   const bool wide = s.words.back() == "b64";
-  if (s.in.text.find('{') > s.in.text.find(','))
-    return wide ? lanes([](uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; })(s)
-                : lanes([](uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; })(s);
-  s.in.run = [=, low = s.write(0, -1), high = s.write(1, -1), from = s.read(2, wide ? 8 : 4)](Warp& warp, Mask mask) {
+  s.in.run = [=, low = s.write(0), high = s.write(1), from = s.read(2, wide ? 8 : 4)](Warp& warp, Mask mask) {
     for_threads(mask, [&](int lane) {
       const uint64_t value = value_of(warp, from, lane);
       set(warp, low, lane, value & (wide ? 0xffffffff : 0xffff));
@@ -273,7 +271,7 @@ static void bind_parts(Parser& s) {
 void add_access(Table& t) {
   t["ld"] = bind_load;
   t["st"] = t["red"] = bind_store;
-  t["mov"] = bind_parts;
+  t["unpack"] = bind_unpacking;
   t["cp.async.ca.shared.global"] = t["cp.async.cg.shared.global"] = bind_copy;
   t["cp.async.commit_group"] = action([](Warp& warp, Mask) { warp.copies.commit(); });
   t["cp.async.wait_all"] = action([](Warp& warp, Mask) { warp.copies.commit(), warp.copies.wait(0); });

@@ -23,13 +23,12 @@ void Parser::instruction(const Statement& statement) try {
   in.guard = operand(guard.substr(in.skips ? 1 : 0), 4, false);
   for (const std::string& word : words) key += (key.empty() ? "" : ".") + word;
   in.convergent = std::count(words.begin(), words.end(), "sync") > 0;
-  const bool moves_parts = words[0] == "mov" && arguments.size() == 3;
   static const Table table = [] {
     Table all;
     for (auto add : {add_arithmetic, add_access, add_control}) add(all);
     return all;
   }();
-  auto found = table.find(moves_parts ? "mov" : key);
+  auto found = table.find(key);
   if (found == table.end()) found = table.find(words[0]);
   if (found == table.end()) throw Trap("unknown instruction " + in.opcode);
   used_ = 0;
@@ -65,8 +64,7 @@ uint64_t Parser::value(const std::string& name) const {
   if (const auto found = symbols_.find(name); found != symbols_.end()) return found->second;
   const bool pattern = name[0] == '0' && name.find_first_of("fF") == 1;
   char* end = nullptr;
-  const char* begin = name.c_str() + 2 * pattern;
-  const uint64_t value = name[0] == '-' ? uint64_t(strtoll(begin, &end, 0)) : strtoull(begin, &end, pattern ? 16 : 0);
+  const uint64_t value = strtoull(name.c_str() + 2 * pattern, &end, pattern ? 16 : 0);  // of "-1" 2**64 - 1
   if (*end) throw Trap("operand '" + name + "' is unknown");
   return value;
 }

@@ -15,7 +15,7 @@ from tests.support import gpu_lstm
 from tests.support.gpu_lstm import ragged, run
 from tests.support.lstm_on_ptx import A100, H100
 from tests.support.op_cases import LOOSE, TIGHT
-from tests.support.ptx_machine import SHIPPED, check_mutations, lines, machine
+from tests.support.ptx_machine import check_mutations, lines, machine
 
 CPU = torch.device("cpu")
 # A sum in another order may fall on the other side of a rounding to 16 bits, and that is all the paths may differ by.
@@ -159,23 +159,9 @@ def test_calls_that_are_refused(native):
 
 # ---- every line -------------------------------------------------------------------------------
 
-# An arrival that block 0 delays for so long that the polls of the others enter their slow path, on one line.
-HELD_BACK = ("{{ .reg .pred %hold; .reg .b32 %left; mov.u32 %left, %ctaid.x; setp.ne.u32 %hold, %left, 0; "
-             "@%hold bra GO{0}; mov.u32 %left, 80; HOLD{0}: nanosleep.u32 100; sub.u32 %left, %left, 1; "
-             "setp.ne.u32 %hold, %left, 0; @%hold bra HOLD{0}; GO{0}: }} {1}")
-ARRIVAL = re.compile(r"(red\.release|st\.release)[^;]*;")
 # What stays: jumps that nvcc leaves behind a branch which is always taken, such as that into a loop that always runs.
 UNREACHABLE = re.compile(r"bra\.uni \S+$")
-ARRIVALS = 4  # of an instance: before the first step, of the cluster, two in a step
-
-
-def held_back(text: str, which: int) -> str:
-    """The PTX with every arrival delayed whose number within its kernel is `which`."""
-    parts = text.split(".entry ")
-    for at, part in enumerate(parts):
-        for match in [*ARRIVAL.finditer(part)][which:which + 1]:
-            parts[at] = part[:match.start()] + HELD_BACK.format(at, match[0]) + part[match.end():]
-    return ".entry ".join(parts)
+ARRIVALS = 1, 2, 3, 4  # of an instance: before the first step, of the cluster, two in a step
 
 
 def shapes(native, most, slots):
@@ -204,25 +190,20 @@ def shapes(native, most, slots):
 def test_the_shapes_reach_the_lines(native, slots, monkeypatch):
     """Of the instances for so many slots, in two launches; 3 slots reach those of the replay as well."""
     monkeypatch.setattr(blocks, "rows_held", lambda layer: 2 * slots)
-    text, (_, most, *clusters) = native.machine.source(SHIPPED), native.limits
+    (_, most, *clusters), scale = native.limits, torch.ones(2 * slots, 2)
+    cases = [(0, *case) for case in shapes(native, most, slots)]
+    cases += [(late, *case, changes | {"timeout_ns": 1}) for late in ARRIVALS for _, *case, changes in cases
+              if "scale" in changes and case[0] != 300]
+    native.replace(native.machine.ptx)
+    for (late, dim, projection, limits, changes), bf16 in itertools.product(cases, (False, True)):
+        native.machine.set(late=late)  # so long that the polls of other blocks enter their slow path
+        native.device(*limits)
+        native.changes = {"scale": scale.data_ptr()} | changes
+        starts = "scale" not in changes
+        run(ragged([slots, slots, slots, 2], dim, projection, LOOSE, starts=starts, bf16=bf16), "medium")
     ran, missed = defaultdict(dict), defaultdict(dict)
-    cases, scale = list(shapes(native, most, slots)), torch.ones(2 * slots, 2)
-
-    def collect(cases):
-        for (dim, projection, limits, changes), bf16 in itertools.product(cases, (False, True)):
-            native.device(*limits)
-            native.changes = {"scale": scale.data_ptr()} | changes
-            starts = "scale" not in changes
-            run(ragged([slots, slots, slots, 2], dim, projection, LOOSE, starts=starts, bf16=bf16), "medium")
-        for line in lines(native.machine, SHIPPED):
-            (ran if line.executed else missed)[line.kernel][line.number] = line.text
-
-    native.machine.reset(SHIPPED)
-    collect(cases)
-    for which in range(ARRIVALS):
-        native.machine.replace(SHIPPED, held_back(text, which))
-        collect((*case, changes | {"timeout_ns": 1}) for *case, changes in cases
-                if "scale" in changes and case[0] != 300)
+    for line in lines(native.kernels):
+        (ran if line.executed else missed)[line.kernel][line.number] = line.text
     names = [name for name in ran if "persistent" in name or slots == 3]
     assert len(names) == {3: 6, 64: 2}.get(slots, 4)
     unreached = 0.07 * (clusters[0] == 0)  # share of lines that no shape here runs: a branch of each of sm_80's
@@ -260,10 +241,10 @@ MUTATIONS = {
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_a_mutation_is_noticed(kind, native):
     native.changes = {"timeout_ns": 10**6}
-    case, text = ragged([9, 9, 4], 150, 40, LOOSE, seed=1), native.machine.source(SHIPPED)
+    case, text = ragged([9, 9, 4], 150, 40, LOOSE, seed=1), native.machine.ptx
 
     def same(changed):
-        native.machine.replace(SHIPPED, changed)
+        native.replace(changed)
         for seed in (0, 5, 6, 7, 8):  # those in which a block that reads partial sums comes last
             native.machine.set(seed=seed)
             native.device(*native.limits)
@@ -274,5 +255,5 @@ def test_a_mutation_is_noticed(kind, native):
         return True
 
     assert same(text)
-    ran = [line.number for line in lines(native.machine, SHIPPED) if line.executed and "persistent" in line.kernel]
+    ran = [line.number for line in lines(native.kernels) if line.executed and "persistent" in line.kernel]
     check_mutations(same, text, ran, *MUTATIONS[kind])

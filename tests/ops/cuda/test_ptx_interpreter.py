@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.ptx_machine import GIVEN, counters, launch, lines, machine
+from tests.support.ptx_machine import counters, launch, lines, machine
 
 U16, U32, F16, F32 = np.uint16, np.uint32, np.float16, np.float32
 # Special values by type; types are NumPy's characters.
@@ -29,13 +29,12 @@ setp.eq.s32 %p, %w, 0;
 
 
 def run(body, *sources, data=None, threads=THREADS, grid=1, seed=0, **more):
-    """`data` (what [%g] is) after a kernel of `body`."""
+    """`data` (what [%g] is) after a kernel of `body`, and the kernel."""
     data = np.arange(64, dtype=U32) if data is None else data
     given = [torch.from_numpy(array) for array in (data, *sources)]
     machine().set(seed=seed, traffic=True)
-    launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1), block=(threads, 1, 1),
-           shared=2048, **more)
-    return data
+    return data, launch(HEAD + body + "\nret;\n}\n", *given, *[None] * (4 - len(given)), grid=(grid, 1, 1),
+                        block=(threads, 1, 1), shared=2048, **more)
 
 
 def values(kind, rng):
@@ -123,9 +122,9 @@ def test_against_numpy(kinds, text, model, each):
                    f".reg .b{8 * array.itemsize} %{name}; ld.global.b{8 * array.itemsize} %{name}, [%at];\n"
                    for name, array in zip("abc", given))
     operands = "" if "%" in text else " %d, %a, %b, %c"[: 4 * len(given) + 3] + ";"
-    found = run(f"{body}.reg .b{8 * dtype.itemsize} %d; {text}{operands} "
-                f"mad.wide.u32 %at, %t, {dtype.itemsize}, %g; st.global.b{8 * dtype.itemsize} [%at], %d;", *given,
-                data=np.zeros(THREADS, dtype))
+    found, _ = run(f"{body}.reg .b{8 * dtype.itemsize} %d; {text}{operands} "
+                   f"mad.wide.u32 %at, %t, {dtype.itemsize}, %g; st.global.b{8 * dtype.itemsize} [%at], %d;", *given,
+                   data=np.zeros(THREADS, dtype))
     expected = expected.astype(dtype)
     np.testing.assert_allclose(found, expected, rtol=2e-7 if "approx" in text else 0, atol=0)
     if kinds[0] in SPECIAL:
@@ -203,16 +202,16 @@ def test_traps(message):
 def test_what_is_in_order_is_no_trap(name):
     body, options = ORDERED[name]
     for seed in range(10):
-        assert run(body, seed=seed, **options)[0] == 5
+        assert run(body, seed=seed, **options)[0][0] == 5
 
 
 def test_counts_and_coverage():
     memory = np.zeros(72, U32)
-    run("""mad.wide.u32 %at, %t, 4, %g; ld.global.u32 %x, [%at]; shl.b32 %y, %t, 7;
+    _, kernel = run("""mad.wide.u32 %at, %t, 4, %g; ld.global.u32 %x, [%at]; shl.b32 %y, %t, 7;
 and.b32 %y, %y, 1023; mov.b32 %z, s; add.s32 %y, %y, %z; st.shared.u32 [%y], 0; @%p bra past;
 mov.u32 %x, 7;
 past:""", threads=32, data=memory[-memory.ctypes.data % 32 // 4 :])
-    counts = counters(machine(), GIVEN)["test"]
+    counts = counters([kernel])["test"]
     assert counts["ld.global.u32"] == dict(executed=1, threads=32, bytes=128, sectors=4, wavefronts=0, ideal=0)
     assert (counts["st.shared.u32"]["wavefronts"], counts["st.shared.u32"]["ideal"]) == (8, 1)
-    assert [line.number for line in lines(machine(), GIVEN) if not line.executed] == [11]
+    assert [line.number for line in lines([kernel]) if not line.executed] == [11]
