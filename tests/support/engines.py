@@ -51,7 +51,7 @@ class Engine(NamedTuple):
 
     @contextlib.contextmanager
     def active(self):
-        """Inside a with block calls of an op may have this engine's backend."""
+        """Inside a with block calls of an op may have this engine's backend; gives what is patched for it."""
         cuda = self.backend == "cuda"
         with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
             stack.enter_context(lstm_on_ptx(self.isa, patch) if cuda else isa(self.isa))
@@ -62,7 +62,7 @@ class Engine(NamedTuple):
 
                 triton_on_ptx.on_ptx(patch, 80)
                 stack.enter_context(cuda_ops.registered_on_cpu())
-            yield
+            yield patch
 
     def same(self, found, expected):
         """To the bit where the order of sums is fixed, to rounding in float64 elsewhere."""

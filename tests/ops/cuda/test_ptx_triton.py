@@ -22,9 +22,9 @@ from tests.support.triton_on_ptx import check_case, configs, on_ptx, run
 
 
 @pytest.fixture(autouse=True)
-def registered():
-    with Engine("ieee").active():
-        yield
+def patch():
+    with Engine("ieee").active() as patch:
+        yield patch
 
 
 TOKENS = "a", "naïve", "<S>", "of", "other", *("x" * n for n in (9, 11, 15, 16, 40))
@@ -101,8 +101,8 @@ def shipped():
 
 
 @pytest.mark.parametrize("form,generation,operands,tile", [*shipped()], ids=str)
-def test_every_configuration(monkeypatch, form, generation, operands, tile):
-    on_ptx(monkeypatch, generation, tile)
+def test_every_configuration(patch, form, generation, operands, tile):
+    on_ptx(patch, generation, tile)
     for case in SHAPES[form](tile):
         check_case(case, operands)
 
@@ -126,9 +126,9 @@ MUTATIONS = {
 @pytest.mark.long
 @pytest.mark.parametrize("kind", MUTATIONS)
 @pytest.mark.parametrize("generation", configs.GENERATIONS)
-def test_a_mutation_is_noticed(monkeypatch, generation, kind):
+def test_a_mutation_is_noticed(patch, generation, kind):
     tile = configs.tiles("highway", generation, "fp16", "many")[0]
-    driver = on_ptx(monkeypatch, generation, tile)
+    driver = on_ptx(patch, generation, tile)
     case = highway_case(tile.bm, 512)
     expected, = case.run(REFERENCE)
 
