@@ -34,13 +34,6 @@ Kernel kernel_for(Operand operand, int instance) {
   return (operand == Operand::fp16 ? kernels_of<Fp16>(all) : kernels_of<Bf16>(all))[size_t(instance)];
 }
 
-int attribute(cudaDeviceAttr name) {
-  int device, value;
-  check(cudaGetDevice(&device), "device");
-  check(cudaDeviceGetAttribute(&value, name, device), "device attribute");
-  return value;
-}
-
 void check_call(const Call& call, const Plan& plan) {
   const auto aligned = [](const void* pointer, size_t to) {
     return pointer && reinterpret_cast<uintptr_t>(pointer) % to == 0;
@@ -81,14 +74,18 @@ struct Config : cudaLaunchConfig_t {
 }  // namespace
 
 Device current_device() {
-  const int shared = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  Device device = {attribute(cudaDevAttrMultiProcessorCount), shared, {}};
+  int current;
+  cudaDeviceProp has;
+  check(cudaGetDevice(&current), "device");
+  check(cudaGetDeviceProperties(&has, current), "device properties");
+  Device device = {has.multiProcessorCount, int64_t(has.sharedMemPerBlockOptin), {}};
   const Kernel kernel = kernel_for(Operand::fp16, 0);
   cudaFuncAttributes of;
   check(cudaFuncGetAttributes(&of, kernel), "kernel for this device");
   for (const Operand operand : {Operand::fp16, Operand::bf16})
     for (int instance = 0; instance <= instance_count; ++instance)
-      check(cudaFuncSetAttribute(kernel_for(operand, instance), cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+      check(cudaFuncSetAttribute(kernel_for(operand, instance), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 int(has.sharedMemPerBlockOptin)),
             "shared memory");
   if (of.ptxVersion < 90) return device;  // the code that runs has no clusters
   for (int j = 0; j < 3; ++j) {

@@ -133,12 +133,11 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
 
 cudaError_t cudaGetDevice(int* device) { return cudaError_t(*device = 0); }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  return call([&] {
-    if (attribute == cudaDevAttrMultiProcessorCount) *value = runtime.processors;
-    else if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = runtime.shared;
-    else throw Trap("a device attribute that is not modelled");
-  });
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* of, int) {
+  *of = {};
+  of->multiProcessorCount = runtime.processors;
+  of->sharedMemPerBlockOptin = size_t(runtime.shared);
+  return cudaSuccess;
 }
 
 cudaError_t cudaOccupancyMaxActiveClusters(int* count, const void* function, const cudaLaunchConfig_t* config) {
