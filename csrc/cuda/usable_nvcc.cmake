@@ -18,7 +18,7 @@ function(elmo_fast_usable_nvcc reason)
     elseif(CMAKE_MATCH_1 VERSION_LESS elmo_fast_oldest_nvcc)
       set(why "nvcc ${elmo_fast_oldest_nvcc} or newer is needed, and ${ELMO_FAST_NVCC} is ${CMAKE_MATCH_1}")
     else()
-      elmo_fast_try_nvcc(why "${said}")
+      elmo_fast_try_nvcc(why)
     endif()
   endif()
   # as a compile definition takes it
@@ -26,9 +26,8 @@ function(elmo_fast_usable_nvcc reason)
   set(${reason} "${why}" PARENT_SCOPE)
 endfunction()
 
-# Compiles and links a small program as the kernels will be, once for each compiler and host compiler. Sets REASON where
-# that fails.
-function(elmo_fast_try_nvcc reason version)
+# Compiles and links a small program as the kernels will be. Sets REASON where that fails.
+function(elmo_fast_try_nvcc reason)
   set(folder "${CMAKE_BINARY_DIR}/nvcc_trial")
   separate_arguments(flags UNIX_COMMAND "$ENV{CUDAFLAGS} ${CMAKE_CUDA_FLAGS}")
   set(host ${CMAKE_CUDA_HOST_COMPILER} $ENV{CUDAHOSTCXX})
@@ -36,20 +35,13 @@ function(elmo_fast_try_nvcc reason version)
     list(GET host 0 host)
     list(APPEND flags -ccbin "${host}")
   endif()
-  set(arguments -std=c++17 -fmad=false -gencode=arch=compute_80,code=[compute_80,sm_80]
-      -gencode=arch=compute_90a,code=sm_90a ${flags} "${folder}/trial.cu" -o "${folder}/trial")
-  string(SHA256 key "${version} ${ELMO_FAST_NVCC} ${arguments}")
-  if(key STREQUAL "${ELMO_FAST_NVCC_TRIED}")
-    return()
-  endif()
   file(WRITE "${folder}/trial.cu" "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <cuda_runtime.h>\n"
        "__global__ void trial(__half* x, __nv_bfloat16* y) { *x = __float2half(float(*y)); }\n"
        "int main() { trial<<<1, 1>>>(nullptr, nullptr); return int(cudaDeviceSynchronize()); }\n")
-  elmo_fast_nvcc(said last ${arguments})
+  elmo_fast_nvcc(said last -std=c++17 -fmad=false -gencode=arch=compute_80,code=[compute_80,sm_80]
+                 -gencode=arch=compute_90a,code=sm_90a ${flags} "${folder}/trial.cu" -o "${folder}/trial")
   if(last)
     set(${reason} "${ELMO_FAST_NVCC} cannot compile a small kernel: ${last}" PARENT_SCOPE)
-  else()
-    set(ELMO_FAST_NVCC_TRIED ${key} CACHE INTERNAL "the compiler that worked")
   endif()
 endfunction()
 
