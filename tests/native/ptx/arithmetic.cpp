@@ -238,11 +238,8 @@ void add_arithmetic(Table& t) {
   t["pack.b32"] = lanes([](uint16_t low, uint16_t high) { return low | uint32_t(high) << 16; });
   t["pack.b64"] = lanes([](uint32_t low, uint32_t high) { return low | uint64_t(high) << 32; });
   t["cvta.to.global.u64"] = t["mov.b64"];
-  t["and.pred"] = lanes([](bool a, bool b) { return a && b; });
-  t["or.pred"] = lanes([](bool a, bool b) { return a || b; });
-  t["xor.pred"] = lanes([](bool a, bool b) { return a != b; });
+  for (const std::string name : {"and", "or", "xor", "mov"}) t[name + ".pred"] = t[name + ".b32"];  // of 0 and 1
   t["not.pred"] = lanes([](bool a) { return !a; });
-  t["mov.pred"] = lanes([](bool a) { return a; });
   t["mapa.shared::cluster.u32"] =
       lanes([](uint32_t address, uint32_t rank) { return (address & 0xffffff) | (rank + 1) << 24; });
   for (const auto& [name, format] : {std::pair("f16", Format::f16), {"bf16", Format::bf16}, {"tf32", Format::tf32}}) {
