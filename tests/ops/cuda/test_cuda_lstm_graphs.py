@@ -24,9 +24,6 @@ from tests.support.op_cases import LOOSE, SLOTS, TIGHT, layer, lstm_case
 DEVICE = torch.device("cuda", 0)
 
 
-# ---- blocks -----------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 5000), st.integers(0, 3000))
 def test_buckets_and_chunks(slots, steps):
     bucket, chunks = blocks.bucket_of(slots), list(blocks.chunks_of(steps))
@@ -59,9 +56,6 @@ def test_few_slots_move_to_a_smaller_bucket_where_enough_steps_are_left():
     for least, cut in ((8, [(64, 5), (16, 2), (4, 8)]), (7, [(64, 5), (16, 9)])):
         batch_sizes = np.array([64] * 3 + [17] * 2 + [16] * 2 + [3] * (least - 2) + [1] * 2)
         assert [(block.bucket, block.steps) for block in blocks.blocks(batch_sizes, 10**6, 64)] == cut
-
-
-# ---- replays ----------------------------------------------------------------------------------
 
 
 def test_each_setting_and_layer_has_graphs_of_its_own(graphs):
@@ -104,6 +98,52 @@ def test_a_call_queues_few_operations_besides_graphs(gathered, precision, most, 
     with fake_graphs.Watch(None) as watch:
         lstm.run(*call.arguments())
     assert 40 < watch.operations <= most
+
+
+def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
+    def layers_with_graphs():
+        gc.collect()
+        return [{len(bucket.graphs) for bucket in arena._buckets.values()} for arena in arenas.kept.values()]
+
+    case, (one, two) = lstm_case(), (weights_of(lstm_case(seed=number)) for number in (0, 1))
+    alone = [run(case, "highest", weights)[0] for weights in (one, two)]
+    assert not torch.equal(*alone)
+    assert torch.equal(run(case, "highest", one)[0], alone[0])
+    assert layers_with_graphs() == [{2}]
+    one["w_0"].mul_(1)  # what was made of the weights before goes, and its graphs with it
+    run(case, "highest", one)
+    assert layers_with_graphs() == [{2}]
+    del one
+    assert layers_with_graphs() == [{1}]
+    del two
+    assert layers_with_graphs() == []
+
+
+def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
+    few, weight = blocks.Arenas(), torch.ones(1)
+    monkeypatch.setattr(blocks, "_MOST_ARENAS", 2)
+    made = [few.get(key, weight, torch.nn.Module) for key in "abacba"]
+    assert made[2] is made[0] and made[4] is not made[1] and made[5] is not made[0]
+    assert list(few.kept) == ["b", "a"]
+    del weight, made
+    assert len(few.kept) == 0
+    weights = weights_of(lstm_case())
+    for slots in (3, 4, 7) * 2:
+        check(lstm_case(lengths=[4] * slots, clips=TIGHT), "highest", weights)
+    arena, = arenas.kept.values()
+    assert list(arena._buckets) == [4, 8]
+
+
+def test_threads_take_turns_on_an_arena(graphs):
+    def work(number):
+        check(lstm_case(clips=TIGHT, seed=number), "highest", layers[number % 2], times=3)
+
+    layers = [weights_of(lstm_case(seed=number)) for number in (0, 1)]
+    for weights in layers:  # else threads that share them pack them twice
+        blocks.operands(flat_weights(layer(weights)), "highest", 0.08)
+    with ThreadPoolExecutor(4) as pool:
+        assert len([*pool.map(work, range(4))]) == 4
+    assert len(graphs) == 1
 
 
 # ---- captures, with PyTorch's CUDA calls replaced by ones that note what they are asked ----------
@@ -173,52 +213,3 @@ def test_a_chunk_runs_plainly_once_is_captured_and_then_replayed():
         for key in ["a", "b", "a", "a", *range(23), "a"]:  # at the last number all are dropped
             captures_module.run_chunk(held, key, lambda: queued.append(key), capture_or_fail)  # noqa: B023
         assert queued == ["a", "b", *later, *range(23), "a"]
-
-
-# ---- memory -----------------------------------------------------------------------------------
-
-
-def test_models_of_one_size_share_an_arena_and_take_it_along(arenas):
-    def layers_with_graphs():
-        gc.collect()
-        return [{len(bucket.graphs) for bucket in arena._buckets.values()} for arena in arenas.kept.values()]
-
-    case, (one, two) = lstm_case(), (weights_of(lstm_case(seed=number)) for number in (0, 1))
-    alone = [run(case, "highest", weights)[0] for weights in (one, two)]
-    assert not torch.equal(*alone)
-    assert torch.equal(run(case, "highest", one)[0], alone[0])
-    assert layers_with_graphs() == [{2}]
-    one["w_0"].mul_(1)  # what was made of the weights before goes, and its graphs with it
-    run(case, "highest", one)
-    assert layers_with_graphs() == [{2}]
-    del one
-    assert layers_with_graphs() == [{1}]
-    del two
-    assert layers_with_graphs() == []
-
-
-def test_arenas_and_buckets_are_bounded(graphs, monkeypatch, arenas):
-    few, weight = blocks.Arenas(), torch.ones(1)
-    monkeypatch.setattr(blocks, "_MOST_ARENAS", 2)
-    made = [few.get(key, weight, torch.nn.Module) for key in "abacba"]
-    assert made[2] is made[0] and made[4] is not made[1] and made[5] is not made[0]
-    assert list(few.kept) == ["b", "a"]
-    del weight, made
-    assert len(few.kept) == 0
-    weights = weights_of(lstm_case())
-    for slots in (3, 4, 7) * 2:
-        check(lstm_case(lengths=[4] * slots, clips=TIGHT), "highest", weights)
-    arena, = arenas.kept.values()
-    assert list(arena._buckets) == [4, 8]
-
-
-def test_threads_take_turns_on_an_arena(graphs):
-    def work(number):
-        check(lstm_case(clips=TIGHT, seed=number), "highest", layers[number % 2], times=3)
-
-    layers = [weights_of(lstm_case(seed=number)) for number in (0, 1)]
-    for weights in layers:  # else threads that share them pack them twice
-        blocks.operands(flat_weights(layer(weights)), "highest", 0.08)
-    with ThreadPoolExecutor(4) as pool:
-        assert len([*pool.map(work, range(4))]) == 4
-    assert len(graphs) == 1

