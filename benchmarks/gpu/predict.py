@@ -91,7 +91,7 @@ def classified(opcodes: dict[str, dict[str, int]], **known: int) -> Counts:
     def total(field: str, pattern: str) -> int:
         return sum(fields[field] for opcode, fields in opcodes.items() if re.match(pattern, opcode))
 
-    local = r"(?!ld\.shared::cluster)"
+    local = r"(?!ld\.(shared::cluster|acquire))"
     found = {"mma": total("executed", r"mma\.sync"), "wavefronts": total("wavefronts", local),
              "ideal": total("ideal", local), "weight_sectors": total("sectors", r"ld\.global\.nc\..*v4"),
              "input_sectors": total("sectors", r"ld\.global\.(nc\.)?[a-z]+\d+$"),
