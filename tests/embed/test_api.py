@@ -66,6 +66,16 @@ def test_states_of_calls(directory, model):
     assert abs(first - second).max() > 1e-3
 
 
+@pytest.mark.parametrize("state, lengths", [
+    ("warm", [7, 5, 4, 3, 1]), ("zero", [7, 5, 4, 3, 1]), ("carry", [7, 3, 1, 5, 4])])
+def test_the_longest_run_first_where_texts_stand_alone(model, monkeypatch, state, lengths):
+    stream, ran = model._embedder.stream, []
+    monkeypatch.setattr(model._embedder, "stream", lambda texts, batch_size: stream(
+        (ran.append(len(tokens)) or tokens for tokens in texts), batch_size))
+    found = model.embed(SENTENCES, state=state)
+    assert ran == lengths and [values.shape[1] for values in found] == [*map(len, TOKENS)]
+
+
 POOLS = {None: lambda values: values, "mean": lambda values: values.sum(-2) / values.shape[-2],
          "max": lambda values: values.max(-2),
          "first_last": lambda values: np.concatenate([values[..., -1, :4], values[..., 0, 4:]], -1)}
