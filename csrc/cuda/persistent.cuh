@@ -257,7 +257,7 @@ class Team {
       const char* streamed =
           direction_weights(p_, d_) + p_.layout.projection_offset(first + tile, cluster_unit()) + lane_ * 16;
       TileC sums[NT] = {};
-#pragma unroll(has_clusters && R > 0 ? 4 : 2)
+#pragma unroll(R > 0 && has_clusters ? 4 : 2)
       for (int unit = 0; unit < units; ++unit) {
         const TileA a = p_.projection_resident ? load_shared_weights(kept + unit * tile_bytes)
                                                : load_weights(streamed + unit * tile_bytes);
