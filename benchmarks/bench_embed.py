@@ -87,7 +87,7 @@ def set_up(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> Setup:
     slow, model = {}, arguments.model
     files = models.write_files(Path(stack.enter_context(tempfile.TemporaryDirectory())), model)
     if arguments.allennlp:
-        slow["allennlp"] = allennlp.AllenNlp(arguments.allennlp, *files, cuda_device=-(device == "cpu"))
+        slow["allennlp"] = allennlp.AllenNlp(arguments.allennlp, *files, cuda_device=-1 if device == "cpu" else 0)
     for name in tensorflow_elmo.FILES:
         if checkout := getattr(arguments, name.replace("-", "_")):
             slow[name] = stack.enter_context(tensorflow_elmo.TensorFlowElmo(
