@@ -19,24 +19,24 @@ Isa isa_for(Precision precision) {
 const Fp32Engine& fp32_engine() {
   [[maybe_unused]] const Isa isa = isa_for(Precision::highest);
 #ifdef ELMO_FAST_HAS_AVX512
-  if (isa >= Isa::avx512) return avx512_engine();
+  if (isa >= Isa::avx512) return avx512_engine;
 #endif
 #ifdef ELMO_FAST_HAS_AVX2
-  if (isa >= Isa::avx2) return avx2_engine();
+  if (isa >= Isa::avx2) return avx2_engine;
 #endif
-  return generic_engine();
+  return generic_engine;
 }
 
 const Engine& engine_for(Precision precision) {
   [[maybe_unused]] const Isa isa = isa_for(precision);
-#ifdef ELMO_FAST_HAS_AVX512
-  const AmxEngine* bf16 = &amx_emulated_engine();
+  if (precision == Precision::highest) return fp32_engine();
 #ifdef ELMO_FAST_HAS_AMX
-  if (isa == Isa::amx) bf16 = &amx_engine();
+  if (isa == Isa::amx) return precision == Precision::high ? amx_engine.high : amx_engine.medium;
 #endif
-  if (precision != Precision::highest) return precision == Precision::high ? bf16->high : bf16->medium;
+#ifdef ELMO_FAST_HAS_AVX512
+  if (isa == Isa::amx_emulated) return precision == Precision::high ? amx_emulated_engine.high : amx_emulated_engine.medium;
 #endif
-  return fp32_engine();
+  throw std::logic_error("no engine is built for an instruction set that was detected");
 }
 
 Label::Label(const char* op, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {

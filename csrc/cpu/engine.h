@@ -142,11 +142,12 @@ struct AmxEngine {
   Engine medium;
 };
 
-const Fp32Engine& generic_engine();
-const Fp32Engine& avx2_engine();
-const Fp32Engine& avx512_engine();
-const AmxEngine& amx_engine();
-const AmxEngine& amx_emulated_engine();
+// Constants of engine_isa.cpp: to look one up runs no code of its instruction set.
+extern const Fp32Engine generic_engine;
+extern const Fp32Engine avx2_engine;
+extern const Fp32Engine avx512_engine;
+extern const AmxEngine amx_engine;
+extern const AmxEngine amx_emulated_engine;
 
 // The instruction set that runs `precision`: fp32 has no use for AMX. std::invalid_argument when there is none or no
 // such precision.

@@ -1,5 +1,5 @@
 // The engine of one instruction set. CMakeLists.txt compiles this file once for each, with its flags: ELMO_FAST_ENGINE
-// is the function below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_TILES the tiles of a bf16 one.
+// is the constant below, ELMO_FAST_VEC the vector type of an fp32 engine, ELMO_FAST_TILES the tiles of a bf16 one.
 #include "char_cnn/backward.h"
 #include "gemm/fp32.h"
 #include "gemm/linear.h"
@@ -14,24 +14,18 @@ namespace elmo_fast::cpu {
 namespace {
 
 template <class Gemm>
-Engine make_engine() {
+constexpr Engine make_engine() {
   return {lstm_engine<Gemm>(), linear_engine<Gemm>()};
 }
 
 }  // namespace
 
 #ifdef ELMO_FAST_TILES
-const AmxEngine& ELMO_FAST_ENGINE() {
-  static const AmxEngine engine = {make_engine<AmxGemm<ELMO_FAST_TILES, 2>>(),
-                                   make_engine<AmxGemm<ELMO_FAST_TILES, 1>>()};
-  return engine;
-}
+constexpr AmxEngine ELMO_FAST_ENGINE = {make_engine<AmxGemm<ELMO_FAST_TILES, 2>>(),
+                                        make_engine<AmxGemm<ELMO_FAST_TILES, 1>>()};
 #else
-const Fp32Engine& ELMO_FAST_ENGINE() {
-  static const Fp32Engine engine = {make_engine<Fp32Gemm<ELMO_FAST_VEC>>(), lstm_training_engine<ELMO_FAST_VEC>(),
-                                    char_cnn_engine<ELMO_FAST_VEC>()};
-  return engine;
-}
+constexpr Fp32Engine ELMO_FAST_ENGINE = {make_engine<Fp32Gemm<ELMO_FAST_VEC>>(), lstm_training_engine<ELMO_FAST_VEC>(),
+                                         char_cnn_engine<ELMO_FAST_VEC>()};
 #endif
 
 }  // namespace elmo_fast::cpu

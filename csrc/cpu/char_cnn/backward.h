@@ -192,7 +192,7 @@ class CharCnnGradients {
 };
 
 template <class Vec>
-CharCnnEngine char_cnn_engine() {
+constexpr CharCnnEngine char_cnn_engine() {
   return {{[](const CharCnnPlan& plan) { return CharCnnLayout<Vec>(plan).size; },
            [](const CharCnnPlan& plan, Team team) {
              if (plan.picks) CharCnnForward<Vec, FirstMaximum<Vec>>(plan, team).run();

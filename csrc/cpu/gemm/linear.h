@@ -120,7 +120,7 @@ void linear_run(const LinearCall& call, char* scratch, int rank) {
 }
 
 template <class Gemm>
-LinearEngine linear_engine() {
+constexpr LinearEngine linear_engine() {
   return {[](const LinearShape& s) { return LinearLayout<Gemm>(s).size; }, linear_pack_all<Gemm>,
           linear_scratch_bytes<Gemm>, linear_run<Gemm>};
 }

@@ -258,7 +258,7 @@ void run_lstm(const LstmDirection& direction, Team team) {
 }
 
 template <class Gemm>
-LstmEngine lstm_engine() {
+constexpr LstmEngine lstm_engine() {
   return {[](const LstmShape& s) { return WeightLayout<Gemm>(s).size; }, lstm_pack_direction<Gemm>,
           [](const LstmDirection& direction, int team_size) { return ScratchLayout<Gemm>(direction, team_size).size; },
           run_lstm<Gemm, false>};

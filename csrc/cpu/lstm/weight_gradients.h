@@ -180,7 +180,7 @@ class WeightGradients : BackwardMemory<Vec> {
 };
 
 template <class Vec>
-LstmTrainingEngine lstm_training_engine() {
+constexpr LstmTrainingEngine lstm_training_engine() {
   return {[](const LstmShape& s, int64_t packed_rows) {
             const Saved<Vec> saved(s, packed_rows, nullptr);
             return float_bytes(saved.end - saved.gates);
