@@ -307,7 +307,7 @@ def run(arguments: argparse.Namespace) -> dict:
 
 def parse() -> argparse.Namespace:
     parser = common.make_parser(
-        __doc__, "embed-MODEL.json or embed-MODEL-amx.json",
+        __doc__, "embed-MODEL.json, for AVX2 and AMX with -avx2 and -amx",
         ("--batch-size", 64, "sentences in a batch, slots of a stream"),
         ("--batches", 8, "batches of text in a turn of ours"),
         ("--peer-batches", 2, "batches in a turn of the slow sides, and in the comparison"),

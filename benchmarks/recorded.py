@@ -8,7 +8,7 @@ from benchmarks import common
 from elmo_fast.bench.machine import machine as this_machine
 
 SIZES = ("original", "medium", "small")
-SUFFIXES = {"AVX-512": "", "AMX": "-amx"}  # of the files `embed-SIZE` by processor
+SUFFIXES = {"AVX2": "-avx2", "AVX-512": "", "AMX": "-amx"}  # of the files `embed-SIZE` by processor
 WAYS = ("slots of 64", "one batch of 64", "one sentence")
 
 
