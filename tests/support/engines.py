@@ -65,9 +65,14 @@ class Engine(NamedTuple):
             yield patch
 
     def same(self, found, expected):
-        """To the bit where the order of sums is fixed, to rounding in float64 elsewhere."""
-        if self.backend in ("native", "cuda"):
+        """To the bit where every sum is ours and its order is fixed; to rounding in float64, and to the precision on
+        a GPU, where torch's matmul sums too: its order depends on the number of rows and on the processor."""
+        if self.backend == "native":
             return torch.equal(found.nan_to_num(7e9), expected.nan_to_num(7e9))
+        if self.backend == "cuda":
+            usual = expected.isfinite()
+            return (torch.equal(found[~usual].nan_to_num(7e9), expected[~usual].nan_to_num(7e9))
+                    and bool((found[usual] - expected[usual]).norm() <= self.limits[0] * expected[usual].norm()))
         return torch.allclose(found, expected, rtol=1e-12, atol=1e-14, equal_nan=True)
 
 
