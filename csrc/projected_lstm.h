@@ -27,7 +27,7 @@ struct LstmShape {
   int64_t projection;  // P; equal to D when there is no W_P
 };
 
-// Name of the instruction set that LSTM and plain product of `precision` run on here: generic, avx2, avx512, amx,
+// Name of the instruction set that LSTM and plain product of `precision` run on here: generic, neon, avx2, avx512, amx,
 // amx-emulated. ELMO_FAST_CPU_ISA caps it. Empty when the precision is not available.
 std::string lstm_isa(Precision precision);
 

@@ -187,20 +187,31 @@ void bind_char_cnn(py::module_& m) {
 
 // ---- the CPU and the build
 
-py::dict features() {
+py::dict features_in(uint32_t set) {
   py::dict features;
-  for (const auto& [name, present] : cpu_features()) features[py::str(name)] = present;
+  for (int k = 0; k < feature_count; ++k) features[feature_name(k)] = py::bool_(set >> k & 1);
   return features;
 }
 
+py::dict engines() {
+  py::dict engines;
+  for (int k = 0; k < isa_count; ++k) {
+    const Isa isa = static_cast<Isa>(k);
+    if (const cpu::Level& level = cpu::level_of(isa); level.fp32)
+      engines[isa_name(isa)] = features_in(cpu::needed_features(level));
+  }
+  return engines;
+}
+
 void bind_cpu(py::module_& m) {
-  m.def("cpu_features", features,
-        "Feature name -> whether the CPU has it and the operating system keeps its registers.");
+  m.def("cpu_features", [] { return features_in(cpu_feature_set()); },
+        "Feature of x86 -> whether the CPU has it and the operating system keeps its registers.");
+  m.def("engines", engines, "Level of this build -> feature -> whether its engines need it.");
   m.def("amx_permitted", amx_permitted,
         "Whether this process may use AMX tile data; the first call asks the operating system.");
   m.def(
-      "cpu_isa", [] { return isa_name(cpu_isa()); },
-      "Best usable of generic, avx2, avx512, amx, at most the one in ELMO_FAST_CPU_ISA.");
+      "cpu_isa", [] { return isa_name(cpu::cpu_isa()); },
+      "Best usable of generic, neon, avx2, avx512, amx, at most the one in ELMO_FAST_CPU_ISA.");
   m.def("use_openmp_threads", cpu::use_openmp_threads,
         "Run on the threads of the OpenMP runtime that this process has loaded; whether there is one.");
   m.def("threads_are_openmp", cpu::threads_are_openmp, "Whether they are those of an OpenMP runtime.");

@@ -1,42 +1,97 @@
 #include "engine.h"
 
+#if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
+#endif
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
 namespace elmo_fast::cpu {
+namespace {
+
+// By level: what CMake built.
+constexpr Level levels[] = {
+    {&generic_engine, nullptr},
+#ifdef ELMO_FAST_HAS_NEON
+    {&neon_engine, nullptr},
+#else
+    {},
+#endif
+#ifdef ELMO_FAST_HAS_AVX2
+    {&avx2_engine, nullptr},
+#else
+    {},
+#endif
+#ifdef ELMO_FAST_HAS_AVX512
+    {&avx512_engine, nullptr},
+#else
+    {},
+#endif
+#ifdef ELMO_FAST_HAS_AMX
+    {&avx512_engine, &amx_engine},
+#else
+    {},
+#endif
+#ifdef ELMO_FAST_HAS_AVX512
+    {&avx512_engine, &amx_emulated_engine},
+#else
+    {},
+#endif
+};
+static_assert(sizeof levels / sizeof *levels == isa_count);
+
+bool runs(Isa isa, uint32_t features, bool amx_permitted) {
+  const Level& level = level_of(isa);
+  return level.fp32 && (needed_features(level) & ~features) == 0 && (isa != Isa::amx || amx_permitted);
+}
+
+Isa cap() {
+  const char* name = std::getenv("ELMO_FAST_CPU_ISA");
+  return name && *name ? isa_named(name) : Isa::amx;
+}
+
+}  // namespace
+
+const Level& level_of(Isa isa) { return levels[static_cast<int>(isa)]; }
+
+uint32_t needed_features(const Level& level) {
+  return level.fp32->features | (level.bf16 ? level.bf16->features : 0);
+}
+
+Isa best_isa(uint32_t features, bool amx_permitted, Isa cap) {
+  for (int k = static_cast<int>(cap); k >= 0; --k)
+    if (runs(static_cast<Isa>(k), features, amx_permitted)) return static_cast<Isa>(k);
+  std::string missing;
+  for (int k = 0; k < feature_count; ++k)
+    if (generic_engine.features & ~features & (1u << k)) missing += std::string(" ") + feature_name(k);
+  throw std::runtime_error("the native module was compiled for processors with" + missing + ", which this one lacks");
+}
+
+Isa cpu_isa() {
+  static const uint32_t features = cpu_feature_set();
+  const Isa highest = cap();
+  // A lower cap never asks for permission.
+  return best_isa(features, highest == Isa::amx && amx_permitted(), highest);
+}
+
 Isa isa_for(Precision precision) {
   require(precision >= Precision::highest && precision <= Precision::medium, "precision: expected 0, 1 or 2");
   const Isa isa = cpu_isa();
   if (precision == Precision::highest) return std::min(isa, Isa::avx512);
-  require(isa >= Isa::amx, "precision: high and medium need AMX, which is not available here");
+  require(level_of(isa).bf16, "precision: high and medium need AMX, which is not available here");
   return isa;
 }
 
-const Fp32Engine& fp32_engine() {
-  [[maybe_unused]] const Isa isa = isa_for(Precision::highest);
-#ifdef ELMO_FAST_HAS_AVX512
-  if (isa >= Isa::avx512) return avx512_engine;
-#endif
-#ifdef ELMO_FAST_HAS_AVX2
-  if (isa >= Isa::avx2) return avx2_engine;
-#endif
-  return generic_engine;
-}
+const Fp32Engine& fp32_engine() { return *level_of(isa_for(Precision::highest)).fp32; }
 
 const Engine& engine_for(Precision precision) {
-  [[maybe_unused]] const Isa isa = isa_for(precision);
-  if (precision == Precision::highest) return fp32_engine();
-#ifdef ELMO_FAST_HAS_AMX
-  if (isa == Isa::amx) return precision == Precision::high ? amx_engine.high : amx_engine.medium;
-#endif
-#ifdef ELMO_FAST_HAS_AVX512
-  if (isa == Isa::amx_emulated) return precision == Precision::high ? amx_emulated_engine.high : amx_emulated_engine.medium;
-#endif
-  throw std::logic_error("no engine is built for an instruction set that was detected");
+  const Level& level = level_of(isa_for(precision));
+  if (precision == Precision::highest) return *level.fp32;
+  return precision == Precision::high ? level.bf16->high : level.bf16->medium;
 }
 
 Label::Label(const char* op, Precision precision, int64_t first, int64_t second, int64_t third) : text{} {

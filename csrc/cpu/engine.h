@@ -1,33 +1,13 @@
 // What one instruction set offers to the entry points: plain structs and function pointers, nothing inline.
 #pragma once
 
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "../char_cnn.h"
 #include "../linear.h"
 #include "../projected_lstm.h"
+#include "isa.h"
 #include "threads.h"
 
 namespace elmo_fast {
-
-// In ascending order: each level includes the ones before it. amx_emulated is AVX-512 code that computes what AMX
-// would, bit for bit; tests ask for it, detection never finds it.
-enum class Isa : int32_t { generic = 0, avx2 = 1, avx512 = 2, amx = 3, amx_emulated = 4 };
-
-// Name and presence of each feature; present means that the operating system keeps its registers too.
-std::vector<std::pair<std::string, bool>> cpu_features();
-
-// Whether this process may use AMX tile data. Linux requires a request, which the first call makes.
-bool amx_permitted();
-
-// The best usable level, at most the one that the environment variable ELMO_FAST_CPU_ISA names.
-// Throws std::invalid_argument when it names none.
-Isa cpu_isa();
-
-const char* isa_name(Isa isa);
-
 namespace cpu {
 
 // A thread's rank among those that share a direction (or a product).
@@ -132,25 +112,48 @@ struct Engine {
   LinearEngine linear;
 };
 
+// `features`: the set that the engine's code needs of the processor.
 struct Fp32Engine : Engine {
   LstmTrainingEngine training;
   CharCnnEngine char_cnn;
+  uint32_t features;
 };
 
 struct AmxEngine {
   Engine high;
   Engine medium;
+  uint32_t features;
 };
 
 // Constants of engine_isa.cpp: to look one up runs no code of its instruction set.
 extern const Fp32Engine generic_engine;
+extern const Fp32Engine neon_engine;
 extern const Fp32Engine avx2_engine;
 extern const Fp32Engine avx512_engine;
 extern const AmxEngine amx_engine;
 extern const AmxEngine amx_emulated_engine;
 
-// The instruction set that runs `precision`: fp32 has no use for AMX. std::invalid_argument when there is none or no
-// such precision.
+// The engines of a level; null where the build has none for it. Without `bf16` a level has fp32 alone.
+struct Level {
+  const Fp32Engine* fp32;
+  const AmxEngine* bf16;
+};
+
+const Level& level_of(Isa isa);
+
+// All that a level's engines need; of a level that the build has.
+uint32_t needed_features(const Level& level);
+
+// The best level up to `cap` that the build has and a processor with `features` runs. std::runtime_error when the
+// processor lacks what the build asks for everywhere.
+Isa best_isa(uint32_t features, bool amx_permitted, Isa cap);
+
+// The best level here, at most the one that the environment variable ELMO_FAST_CPU_ISA names. std::invalid_argument
+// when it names none.
+Isa cpu_isa();
+
+// The level whose engine runs `precision`: fp32 has no use for AMX. std::invalid_argument when there is none or no such
+// precision.
 Isa isa_for(Precision precision);
 
 const Fp32Engine& fp32_engine();

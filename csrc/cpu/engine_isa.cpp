@@ -4,7 +4,11 @@
 #include "gemm/fp32.h"
 #include "gemm/linear.h"
 #include "lstm/weight_gradients.h"
-#include "vec.h"
+#include "isa.h"
+#include "vec/avx2.h"
+#include "vec/avx512.h"
+#include "vec/generic.h"
+#include "vec/neon.h"
 #ifdef ELMO_FAST_TILES
 #include "gemm/amx.h"
 #include "gemm/tiles.h"
@@ -22,10 +26,10 @@ constexpr Engine make_engine() {
 
 #ifdef ELMO_FAST_TILES
 constexpr AmxEngine ELMO_FAST_ENGINE = {make_engine<AmxGemm<ELMO_FAST_TILES, 2>>(),
-                                        make_engine<AmxGemm<ELMO_FAST_TILES, 1>>()};
+                                        make_engine<AmxGemm<ELMO_FAST_TILES, 1>>(), compiled_features()};
 #else
 constexpr Fp32Engine ELMO_FAST_ENGINE = {make_engine<Fp32Gemm<ELMO_FAST_VEC>>(), lstm_training_engine<ELMO_FAST_VEC>(),
-                                         char_cnn_engine<ELMO_FAST_VEC>()};
+                                         char_cnn_engine<ELMO_FAST_VEC>(), compiled_features()};
 #endif
 
 }  // namespace elmo_fast::cpu

@@ -239,16 +239,19 @@ bool threads_are_openmp() { return false; }
 
 char* thread_scratch(size_t bytes) {
   constexpr size_t page = 4096;
-  thread_local std::unique_ptr<void, void (*)(void*)> memory(nullptr, std::free);
+  struct Free {
+    void operator()(char* memory) const { ::operator delete(memory, std::align_val_t{page}); }
+  };
+  thread_local std::unique_ptr<char, Free> memory;
   thread_local size_t size = 0;
   if (size < bytes) {
     size = 0;
     memory.reset();
-    memory.reset(std::aligned_alloc(page, (bytes + page - 1) / page * page));
-    if (!memory) throw std::bad_alloc();
-    size = (bytes + page - 1) / page * page;
+    const size_t pages = (bytes + page - 1) / page * page;
+    memory.reset(static_cast<char*>(::operator new(pages, std::align_val_t{page})));
+    size = pages;
   }
-  return static_cast<char*>(memory.get());
+  return memory.get();
 }
 
 }  // namespace elmo_fast::cpu

@@ -4,11 +4,11 @@
 #include "../../csrc/cpu/engine.h"
 #include "tile_trap.h"
 
-// elmo_fast::cpu_isa() under the names of the linker's --wrap. In every call, as pytest has a handler of its own.
-extern "C" elmo_fast::Isa __real__ZN9elmo_fast7cpu_isaEv();
-extern "C" elmo_fast::Isa __wrap__ZN9elmo_fast7cpu_isaEv() {
+// elmo_fast::cpu::cpu_isa() under the names of the linker's --wrap. In every call, as pytest has a handler of its own.
+extern "C" elmo_fast::Isa __real__ZN9elmo_fast3cpu7cpu_isaEv();
+extern "C" elmo_fast::Isa __wrap__ZN9elmo_fast3cpu7cpu_isaEv() {
   const char* const name = std::getenv("ELMO_FAST_CPU_ISA");
-  if (!name || name != std::string("amx")) return __real__ZN9elmo_fast7cpu_isaEv();
+  if (!name || name != std::string("amx")) return __real__ZN9elmo_fast3cpu7cpu_isaEv();
   tile_trap::install();
   return elmo_fast::Isa::amx;
 }

@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "../vec.h"
+#include "../vec/avx512.h"
 #include "fp32.h"
 
 namespace elmo_fast::cpu {

@@ -9,7 +9,7 @@
 namespace elmo_fast::cpu {
 namespace {
 
-#ifdef __AMX_TILE__
+#if defined(__AMX_TILE__) || defined(__AMXTILE__)  // the second is clang 14's
 // In assembly, since intrinsics take literal register numbers only. Which memory a tile is of is not declared: `fence`
 // keeps other accesses on their side.
 struct Tiles {

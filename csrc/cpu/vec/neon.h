@@ -1,0 +1,28 @@
+// 4 floats: NEON of AArch64, with fused multiply-add.
+#pragma once
+
+#include "generic.h"
+
+#ifdef __aarch64__
+#include <arm_neon.h>
+
+namespace elmo_fast::cpu {
+namespace {
+
+struct NeonVec : VecBase<NeonVec, 4> {
+  static constexpr int rows = 8;  // 8 x 2 accumulators; with 10 or 12 GCC 12 spills
+
+  static F set1(float x) { return vdupq_n_f32(x); }
+  static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+  static F fnma(F a, F b, F c) { return vfmsq_f32(c, a, b); }
+  // Both return x when x is NaN, which vmaxq and vminq do not.
+  static F at_least(F limit, F x) { return vbslq_f32(vcgtq_f32(limit, x), limit, x); }
+  static F at_most(F limit, F x) { return vbslq_f32(vcltq_f32(limit, x), limit, x); }
+  static F abs(F x) { return vabsq_f32(x); }
+  static F copysign(F size, F sign) { return vbslq_f32(vdupq_n_u32(0x80000000u), sign, size); }
+  static F if_less(F x, F limit, F yes, F no) { return vbslq_f32(vcltq_f32(x, limit), yes, no); }
+  static F scale(F x, F n) { return scale_by(x, reinterpret_cast<I>(vcvtnq_s32_f32(n))); }
+};
+}  // namespace
+}  // namespace elmo_fast::cpu
+#endif

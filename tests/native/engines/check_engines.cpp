@@ -1,0 +1,85 @@
+// Every op on every instruction set of this processor against loops in double, a line for each case:
+//   check_engines [LEVEL]
+// Ends with 1 when a case is off, when there is none, or when the best level is not the one that is given.
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+
+#include "char_cnn_cases.h"
+#include "linear_cases.h"
+#include "lstm_cases.h"
+
+namespace {
+
+using namespace elmo_fast;
+
+void set_cap(const char* name) {
+#ifdef _WIN32
+  _putenv_s("ELMO_FAST_CPU_ISA", name);
+#else
+  setenv("ELMO_FAST_CPU_ISA", name, 1);
+#endif
+}
+
+// For processors that lack any one or two features, for random ones, and for a system that does not permit AMX: the
+// level that is chosen needs nothing that is not there, and all levels above it do.
+bool selection_holds(Isa cap) {
+  std::vector<uint32_t> sets = {~0u, 0};
+  for (int a = 0; a < feature_count; ++a)
+    for (int b = a; b < feature_count; ++b) sets.push_back(~((1u << a) | (1u << b)));
+  std::minstd_rand generator;
+  for (int k = 0; k < 1000; ++k) sets.push_back(static_cast<uint32_t>(generator()) | cpu::level_of(Isa::generic).fp32->features);
+  for (const uint32_t features : sets)
+    for (const bool permitted : {false, true}) {
+      const auto runs = [&](Isa isa) {
+        const cpu::Level& level = cpu::level_of(isa);
+        return level.fp32 && !(cpu::needed_features(level) & ~features) && (isa != Isa::amx || permitted);
+      };
+      if (!runs(Isa::generic)) continue;
+      const Isa best = cpu::best_isa(features, permitted, cap);
+      if (best > cap || !runs(best)) return false;
+      for (int k = static_cast<int>(best) + 1; k <= static_cast<int>(cap); ++k)
+        if (runs(static_cast<Isa>(k))) return false;
+    }
+  return true;
+}
+
+Engine check(const char* isa, Precision precision) {
+  Engine engine = {isa, precision};
+  try {
+    check_linears(engine);
+    check_lstms(engine);
+    check_lstm_refusals(engine);
+    if (engine.trains()) {
+      check_char_cnns(engine);
+      engine.expect("selection", selection_holds(cpu::cpu_isa()));
+    }
+  } catch (const std::exception& error) {
+    engine.expect(error.what(), false);
+  }
+  return engine;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string best = isa_name(cpu::cpu_isa());
+  if (count > 1 && best != arguments[1]) return std::printf("best: expected %s, got %s\n", arguments[1], best.c_str()), 1;
+  const Isa highest = cpu::cpu_isa();
+  int cases = 0, failures = 0;
+  for (int k = 0; k < isa_count; ++k) {
+    const Isa isa = static_cast<Isa>(k);
+    const char* const name = isa_name(isa);
+    set_cap(name);
+    // The emulation stands above AMX in order, and runs wherever AVX-512 does.
+    const bool admitted = isa <= highest || (isa == Isa::amx_emulated && highest >= Isa::avx512);
+    if (!admitted || cpu::cpu_isa() != isa) continue;
+    for (const Precision precision : {Precision::highest, Precision::high, Precision::medium}) {
+      if (precision != Precision::highest && !cpu::level_of(isa).bf16) continue;
+      const Engine engine = check(name, precision);
+      cases += engine.cases, failures += engine.failures;
+    }
+  }
+  std::printf("best: %s\n%d passed, %d failed\n", best.c_str(), cases - failures, failures);
+  return failures != 0 || cases == 0;
+}

@@ -1,0 +1,95 @@
+// What the cases of check_engines.cpp share: random operands, aligned memory, the comparison and its line.
+#pragma once
+
+#include <cmath>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/engine.h"
+#include "reference.h"
+
+using Floats = std::vector<float>;
+using reference::Doubles;
+
+struct Random {
+  std::minstd_rand generator;
+  explicit Random(unsigned seed) : generator(seed + 1) {}
+
+  // In [-scale, scale).
+  Floats floats(int64_t count, double scale = 1) {
+    Floats values(static_cast<size_t>(count));
+    for (float& x : values)
+      x = static_cast<float>(scale * (2.0 * generator() / std::minstd_rand::max() - 1));
+    return values;
+  }
+  int64_t below(int64_t limit) { return static_cast<int64_t>(generator() % static_cast<uint64_t>(limit)); }
+};
+
+inline Doubles doubles(const Floats& values) { return Doubles(values.begin(), values.end()); }
+
+// Bytes that begin on a cache line, filled with what no result may keep.
+class Buffer {
+ public:
+  explicit Buffer(size_t size) : size_(size), bytes_(size + 64, '\xff') {
+    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
+    data_ = bytes_.data() + (64 - address % 64) % 64;
+  }
+  char* data() { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  size_t size_;
+  std::vector<char> bytes_;
+  char* data_;
+};
+
+// A level and a precision, what they may be off, and the lines of their cases.
+struct Engine {
+  std::string isa;
+  elmo_fast::Precision precision;
+  int cases = 0, failures = 0;
+
+  bool trains() const { return precision == elmo_fast::Precision::highest; }
+  // Relative Frobenius errors (elmo_fast/testing.py).
+  double limit() const { return trains() ? 2e-6 : precision == elmo_fast::Precision::high ? 4e-5 : 3e-2; }
+  double gradient_limit() const { return 2e-5; }
+
+  void report(const std::string& name, bool good, double error, double limit) {
+    const char* const precisions[] = {"highest", "high", "medium"};
+    std::printf("%-12s %-7s %-46s %8.1e of %.0e %s\n", isa.c_str(), precisions[static_cast<int>(precision)],
+                name.c_str(), error, limit, good ? "ok" : "OFF");
+    ++cases;
+    failures += !good;
+  }
+  void expect(const std::string& name, bool holds) { report(name, holds, holds ? 0 : 1, 0); }
+};
+
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+  char line[128];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  return line;
+}
+
+// Norm of the difference over that of what is expected, with a twentieth of an entry for sums that cancel; NaN where
+// there is one.
+inline double relative_error(const Floats& found, const Doubles& expected) {
+  double difference = 0, size = 0;
+  for (size_t k = 0; k < expected.size(); ++k) {
+    difference += std::pow(double{found[k]} - expected[k], 2);
+    size += std::pow(expected[k], 2);
+  }
+  return expected.empty() ? 0 : std::sqrt(difference) / (std::sqrt(size) + 0.05 * std::sqrt(double(expected.size())));
+}
+
+inline bool same_bits(const Floats& a, const Floats& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
