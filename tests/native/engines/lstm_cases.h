@@ -54,7 +54,9 @@ class LstmCase {
     const bool same = first == forward(engine.precision, packed, 2, 5) && first == forward(engine.precision, packed, 3, 1);
     const double error = std::max({relative_error(first.output, output_expected), relative_error(first.h, h_expected),
                                    relative_error(first.c, c_expected)});
+    for (const Floats* each : {&first.output, &first.h, &first.c}) engine.record(*each);
     engine.report(name("lstm"), error <= engine.limit() && same, error, engine.limit());
+    if (in > 10 && S > 10) engine.expect(name("clips as expected"), clipped() == schedule.clips);
     if (!engine.trains()) return;
     if (!schedule.split) engine.expect(name("lstm precomputed"), first == precomputed(packed));
     gradients(engine, packed, first);
@@ -91,6 +93,19 @@ class LstmCase {
     to.cell_clip = clip(0.6f), to.proj_clip = clip(0.3f);
     to.threads = 1;
     return to;
+  }
+
+  // Whether both clips hold some values and leave others.
+  bool clipped() const {
+    int64_t cells = 0, outputs = 0, all = 0;
+    for (int d = 0; d < 2; ++d)
+      for (const reference::Lstm::Row& row : saved[d]) {
+        ++all;
+        cells += std::any_of(row.c_sum.begin(), row.c_sum.end(), [](double c) { return std::fabs(c) > 0.6; });
+        outputs += row.h_sum.empty() || std::any_of(row.h_sum.begin(), row.h_sum.end(),
+                                                    [](double h) { return std::fabs(h) > 0.3; });
+      }
+    return schedule.clips && cells > all / 4 && outputs > all / 4;
   }
 
   float clip(float limit) const { return schedule.clips ? limit : std::numeric_limits<float>::infinity(); }

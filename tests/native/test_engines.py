@@ -1,0 +1,139 @@
+"""check_engines (tests/native/engines): every op on every engine against loops in double, without Python.
+
+In the quick tier on this processor. In the long one as processors under qemu, older and of AArch64 too; with bodies for
+the AVX-512 intrinsics and a handler for AMX's instructions, so that every engine runs on every machine with AVX2; and
+built by other compilers.
+"""
+
+import functools
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.engines import native, needs_native
+from tests.support.files import python
+from tests.support.native_program import BUILD, CMAKE, COMPILER, NINJA, ROOT, configure, printed
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+LEVELS = ("generic", "avx2", "avx512", "amx")
+PROCESSORS = {"core2duo": "generic", "Nehalem": "generic", "IvyBridge": "generic", "Haswell,-fma": "generic",
+              "Haswell": "avx2", "EPYC-Rome": "avx2"}  # of qemu, with the best level; it has no AVX-512
+needs_qemu = pytest.mark.skipif(not (X86 and shutil.which("qemu-x86_64")), reason="needs x86-64 and qemu-x86_64")
+pytestmark = pytest.mark.skipif(not (CMAKE and NINJA), reason="needs cmake and ninja")
+
+
+def built(name: str, *definitions: str) -> Path:
+    """check_engines in a folder of its own."""
+    folder = BUILD / f"engines-{name}"
+    configure(ROOT, folder, "-DELMO_FAST_MODULE=OFF", *definitions)
+    printed([CMAKE, "--build", folder, "--target", "check_engines"])
+    return folder / "check_engines"
+
+
+@functools.cache
+def program() -> Path:
+    """check_engines on the objects of the native module, where it was built in this checkout."""
+    folder = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+    if not (folder / "build.ninja").exists():
+        return built("native")
+    printed([CMAKE, "--build", folder, "--target", "check_engines"])
+    return folder / "check_engines"
+
+
+def passed(*command, cases: int, **environment) -> subprocess.CompletedProcess:
+    """The run of a check_engines that passes at least so many cases."""
+    run = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600,
+                         env={**os.environ, **environment})
+    found = re.search(r"^(\d+) passed, 0 failed$", run.stdout, re.MULTILINE)
+    assert run.returncode == 0 and found, (run.returncode, run.stdout[-2000:], run.stderr[-2000:])
+    assert int(found[1]) >= cases
+    return run
+
+
+@needs_native
+def test_every_engine_of_this_processor(monkeypatch):
+    monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
+    run = passed(program(), native.cpu_isa(), cases=300)
+    for level in LEVELS[:LEVELS.index(native.cpu_isa()) + 1] if X86 else ("generic", "neon"):
+        assert re.search(rf"^{level} ", run.stdout, re.MULTILINE), level
+
+
+@needs_native
+def test_the_build_has_every_engine():
+    expected = {"x86_64": [*LEVELS, "amx-emulated"], "AMD64": [*LEVELS, "amx-emulated"],
+                "aarch64": ["generic", "neon"], "arm64": ["generic", "neon"]}
+    assert list(native.engines()) == expected.get(platform.machine(), ["generic"])
+
+
+@pytest.mark.long
+@needs_qemu
+@pytest.mark.parametrize("processor, best", [(name, PROCESSORS[name]) for name in ("core2duo", "Haswell,-fma", "Haswell")])
+def test_every_engine_of_another_processor(processor, best, monkeypatch):
+    monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
+    passed("qemu-x86_64", "-cpu", processor, program(), best, cases=280)
+
+
+@pytest.mark.long
+@needs_qemu
+@pytest.mark.parametrize("processor, best", PROCESSORS.items())
+@pytest.mark.parametrize("cap", [None, *LEVELS, "amx-emulated"])
+def test_detection_on_another_processor(processor, best, cap, monkeypatch):
+    monkeypatch.delenv("ELMO_FAST_CPU_ISA", raising=False)
+    run = subprocess.run(["qemu-x86_64", "-cpu", processor, program(), "best"], capture_output=True, text=True,
+                         env={**os.environ, **({"ELMO_FAST_CPU_ISA": cap} if cap else {})})
+    expected = min(best, cap or best, key=[*LEVELS, "amx-emulated"].index)
+    assert (run.returncode, run.stdout) == (0, f"{expected}\n")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (native and native.cpu_features()["avx2"] and native.cpu_features()["f16c"]),
+                    reason="needs AVX2 and F16C")
+def test_every_engine_of_x86():
+    include = Path(__file__).parent / "engines" / "any_processor.cmake"
+    program = built("any-processor", f"-DCMAKE_CXX_COMPILER={COMPILER}", f"-DCMAKE_PROJECT_elmo_fast_INCLUDE={include}")
+    run = passed(program, "amx", cases=1400)
+    assert all(re.search(rf"^{level} ", run.stdout, re.MULTILINE) for level in (*LEVELS, "amx-emulated"))
+    assert native.cpu_features()["amx_tile"] or int(re.search(r"(\d+) dots", run.stderr)[1]) > 1000
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")),
+                    reason="needs aarch64-linux-gnu-g++ and qemu-aarch64")
+def test_every_engine_of_aarch64():
+    program = built("aarch64", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+                    "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DCMAKE_EXE_LINKER_FLAGS=-static")
+    passed("qemu-aarch64", "-cpu", "cortex-a53", program, "neon", cases=560)
+    listing = printed(["aarch64-linux-gnu-objdump", "-d", next((program.parent).rglob("engine_neon.dir/**/*.o"))])
+    fused, apart = (len(re.findall(rf"\t{name}\t", listing)) for name in ("fml[as]", "fmul"))
+    assert fused > 1500 > 10 * apart  # products are added as they are made
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("compiler", ["clang++", "clang++-14", "clang++-19"])
+def test_other_compilers(compiler):
+    if not (X86 and shutil.which(compiler)):
+        pytest.skip(f"needs {compiler}")
+    program = built(compiler, f"-DCMAKE_CXX_COMPILER={compiler}", "-DCMAKE_CXX_FLAGS=-Werror")
+    engines = {path.name.removesuffix(".dir") for path in (program.parent / "CMakeFiles").glob("engine_*.dir")}
+    assert engines == {f"engine_{name}" for name in ("generic", "avx2", "avx512", "amx", "amx_emulated")}
+    passed(program, cases=280)
+
+
+@pytest.mark.long
+@needs_native
+@needs_qemu
+@pytest.mark.skipif(native and native.cpu_isa() == "generic", reason="needs AVX2")
+def test_the_package_on_another_processor():
+    """`load().embed` in a Python under qemu gives the vectors of this processor, to the bit on the same level."""
+    code = "import elmo_fast; print(elmo_fast.load().embed(['A naïve play .'])[0].tobytes().hex())"
+    here = python("-c", code, ELMO_FAST_CPU_ISA="avx2", OMP_NUM_THREADS="1", ATEN_CPU_CAPABILITY="avx2").stdout
+    run = subprocess.run(["qemu-x86_64", "-cpu", "Haswell", sys.executable, "-c", code], capture_output=True, text=True,
+                         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert len(here) > 1000 and run.stdout == here

@@ -1,0 +1,114 @@
+"""What the compiler made of the engine: no object has instructions above its instruction set, none of an instruction
+set shares code with others or runs when the module is loaded, and each asks for all that its flags allow."""
+
+import functools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.engines import native, needs_native
+from tests.support.native_program import COMPILER, ROOT, printed
+
+BUILD = ROOT / "build" / f"cmake-{sys.implementation.cache_tag}"
+pytestmark = [needs_native, pytest.mark.skipif(not (shutil.which("objdump") and shutil.which("nm") and COMPILER),
+                                               reason="needs binutils and a compiler"),
+              pytest.mark.skipif(not (BUILD / "compile_commands.json").exists(), reason="not built in this checkout"),
+              pytest.mark.skipif("avx2" not in (native.engines() if native else ()), reason="for x86")]
+# What an instruction set brings, in what objdump prints.
+BRINGS = {
+    "avx2": r"%ymm|\tv[a-z]|\t(?:andn|bextr|bls[a-z]+|[ps](?:dep|ext)|rorx|mulx|s[ah][lr]x|tzcnt|lzcnt|movbe) ",
+    "avx512": r"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{1to",
+    "amx": r"%tmm|\t(?:ld|st)tilecfg|\ttilerelease|\tv(?:dpbf16ps|cvtne2?ps2?bf16)"}
+SETS = {"generic": (), "avx2": ("avx2",), "avx512": ("avx2", "avx512"), "amx_emulated": ("avx2", "avx512"),
+        "amx": ("avx2", "avx512", "amx")}
+MACROS = {"__SSE3__": "sse3", "__SSSE3__": "ssse3", "__SSE4_1__": "sse4.1", "__SSE4_2__": "sse4.2", "__AVX__": "avx",
+          "__POPCNT__": "popcnt", "__XSAVE__": "xsave", "__F16C__": "f16c", "__FMA__": "fma", "__AVX2__": "avx2",
+          "__BMI__": "bmi1", "__BMI2__": "bmi2", "__LZCNT__": "lzcnt", "__MOVBE__": "movbe", "__AVX512F__": "avx512f",
+          "__AVX512BW__": "avx512bw", "__AVX512CD__": "avx512cd", "__AVX512DQ__": "avx512dq",
+          "__AVX512VL__": "avx512vl", "__AVX512BF16__": "avx512_bf16", "__AMX_TILE__": "amx_tile",
+          "__AMX_BF16__": "amx_bf16"}
+NO_FEATURES = re.compile("__(BIGGEST_ALIGNMENT|FP_FAST_FMA.*|CRC32|EVEX.*|tune_.*|SSE.?_MATH)_*$")  # CRC32: of SSE4.2
+
+
+def objects(build: Path) -> dict[Path, str | None]:
+    """Objects of the module and of whose instruction set they are, None for any processor's."""
+    found = {path: re.search(r"/(?:engine_)?(\w+)\.dir/", path.as_posix())[1]
+             for path in build.rglob("*.dir/**/*.o") if not path.name.endswith(".cu.o")}
+    return {path: name if name in SETS else None for path, name in found.items() if name != "check_engines"}
+
+
+def faults(path: Path, name: str | None) -> list[str]:
+    """What is wrong with the object of engine `name`, or of no engine."""
+    allowed = SETS[name or "generic"]
+    above = re.compile("|".join(pattern for level, pattern in BRINGS.items() if level not in allowed) or "(?!)")
+    found, symbol = [], ""
+    for line in printed(["objdump", "-dC", "--no-show-raw-insn", path]).splitlines():
+        symbol = line if line.endswith(">:") else symbol
+        if line.startswith(" ") and above.search(line):
+            found.append(f"above its set in {symbol} {line.strip()}")
+    if name is None:
+        return found
+    symbols = [line.split(maxsplit=2) for line in printed(["nm", "-C", "--defined-only", path]).splitlines()]
+    exported = [(kind, symbol) for _, kind, symbol in symbols if kind.isupper() and "DW.ref" not in symbol]
+    found += [f"exported: {each}" for each in exported if each != ("D", f"elmo_fast::cpu::{name}_engine")]
+    found += [f"shared: {symbol}" for _, kind, symbol in symbols if kind in "VvWwu" and "DW.ref" not in symbol]
+    return found + re.findall(r"\.(?:init|ctors|preinit)\w*", printed(["objdump", "-h", path]))
+
+
+@functools.cache
+def macros(compiler: str, *flags: str) -> set[str]:
+    """What the compiler defines by itself."""
+    return set(re.findall(r"#define (\w+)", printed([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull])))
+
+
+def compiled_features(command: list[str]) -> set[str]:
+    """Features that the flags of a compile command let the compiler use."""
+    more = macros(command[0], *(flag for flag in command[1:] if flag.startswith("-m"))) - macros(command[0])
+    return {MACROS.get(macro, macro) for macro in more if not NO_FEATURES.match(macro)}
+
+
+def missing_checks(engines: dict, build: Path) -> list[str]:
+    """Features that an engine is compiled for and that detection does not ask for, or the other way around."""
+    found = []
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        if name := re.search(r"engine_(\w+)\.dir", entry["command"]):
+            asked = {feature for feature, needed in engines[name[1].replace("_", "-")].items() if needed}
+            if wrong := compiled_features(shlex.split(entry["command"])) ^ asked:
+                found.append(f"{name[1]}: {sorted(wrong)}")
+    return found
+
+
+def test_every_object_keeps_to_its_instruction_set():
+    found = objects(BUILD)
+    assert {*SETS} == {name for name in found.values() if name} and list(found.values()).count(None) > 5
+    assert not [fault for path, name in found.items() for fault in faults(path, name)]
+    for name in ("avx2", "avx512", "amx"):  # the patterns know the instructions of each
+        (path,) = [path for path, each in found.items() if each == name]
+        assert len(re.findall(BRINGS[name], printed(["objdump", "-d", "--no-show-raw-insn", path]))) > 100
+
+
+def test_detection_asks_for_what_the_flags_allow():
+    assert not missing_checks(native.engines(), BUILD)
+    for engine, features in native.engines().items():
+        for feature in [name for name, needed in features.items() if needed]:
+            assert missing_checks(native.engines() | {engine: features | {feature: False}}, BUILD)
+
+
+@pytest.mark.parametrize("name, flags, code, fault", [
+    (None, [], 'void f(float* p) { asm("vaddps %%zmm1, %%zmm2, %%zmm3" ::: "memory"); *p = 1; }', "above its set"),
+    (None, ["-mavx2", "-O3"], "void f(float* p) { for (int k = 0; k < 64; ++k) p[k] *= 2; }", "above its set"),
+    ("avx2", ["-mavx512f"], 'void f() { asm volatile("vaddps %%ymm17, %%ymm2, %%ymm3" ::: "memory"); }', "above its set"),
+    ("avx512", [], "inline int* g() { static int x; return &x; } int* (*const p)() = g;", "shared"),
+    ("avx2", [], "int f() { return 1; }", "exported: ('T'"),
+    ("avx2", [], "int f(); static int x = f(); int* g() { return &x; }", ".init_array")])
+def test_a_planted_fault_is_found(name, flags, code, fault, tmp_path):
+    path = tmp_path / "planted.o"
+    subprocess.run([COMPILER, *flags, "-c", "-x", "c++", "-", "-o", path], input=code, text=True, check=True)
+    assert any(fault in each for each in faults(path, name))
