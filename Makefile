@@ -89,7 +89,9 @@ embed: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_WAIT_POLICY=passive $(PY) -m pytest -q $$($(PARALLEL)) $(PYTEST_FLAGS)
 
+# ziglang compiles for macOS and Windows; tests that need it are skipped where it cannot be had.
 test-all: $(INSTALLED)
+	@$(PY) -c 'import ziglang' 2>/dev/null || $(PIP) ziglang || true
 	$(PY) -m pytest -q -m long $(addprefix --ignore=,$(WITH_LIBRARIES)) $(PYTEST_FLAGS)
 	$(MAKE) test-integrations
 

@@ -23,14 +23,18 @@ PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os
 CXX = shlex.split(os.environ.get("CXX", ""))[:1] or ["c++", "g++", "clang++"]
 COMPILER = next(filter(None, (shutil.which(name, path=PATH) for name in CXX)), None)
 CMAKE, NINJA = shutil.which("cmake", path=PATH), shutil.which("ninja", path=PATH)
+# Engines to do without, one after the other, where the build fails.
+LEFT_OUT = ((), ("AMX",), ("AMX", "AVX512"), ("AMX", "AVX512", "AVX2", "NEON"))
 
 
 def why_no_native() -> str | None:
-    """None when the native module can be built here. A compiler that is there and fails is an error, not a reason."""
+    """None when the native module can be built here. A compiler that is there and fails with every engine is an error,
+    not a reason."""
     include = sysconfig.get_path("include")
     reasons = {
         "ELMO_FAST_NO_NATIVE=1 was set during installation": os.environ.get("ELMO_FAST_NO_NATIVE") == "1",
-        "it is not built on Windows": os.name == "nt",
+        "it is not built on Windows, whose compilers lack the vector types or align the stack too little":
+            os.name == "nt",
         f"no C++ compiler was found during installation (looked for {', '.join(CXX)})": not COMPILER,
         f"Python.h was not found in {include} during installation": not Path(include, "Python.h").exists(),
         "cmake, ninja or pybind11 was missing during installation": not (CMAKE and NINJA and find_spec("pybind11")),
@@ -59,9 +63,14 @@ class BuildNative(build_ext):
         last_call = build / "last_call.txt"
         if not last_call.exists() or last_call.read_text() != call:
             shutil.rmtree(build, ignore_errors=True)
-        subprocess.run(configure, check=True)
+        for left_out in LEFT_OUT:
+            subprocess.run([*configure, *(f"-DELMO_FAST_HAS_{isa}=OFF" for isa in left_out)], check=True)
+            if subprocess.run([CMAKE, "--build", build], check=left_out == LEFT_OUT[-1]).returncode == 0:
+                break
+        if left_out:
+            print(f"elmo-fast: installing without the engines of {', '.join(left_out)}: this compiler failed with them",
+                  file=sys.stderr)
         last_call.write_text(call)
-        subprocess.run([CMAKE, "--build", build], check=True)
         package = Path(self.get_ext_fullpath(ext.name)).parent
         subprocess.run([CMAKE, "--install", build, "--prefix", package], check=True)
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.files import python
-from tests.support.native_program import COMPILER, ROOT, header_errors
+from tests.support.files import program, python
+from tests.support.native_program import CMAKE, COMPILER, NINJA, ROOT, header_errors
 
 HEADERS = sorted([*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc" / "cpu").rglob("*.h")])
-ISAS = ["generic", "avx2", "avx512", "amx"]
-NEEDS = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
-         "amx": {"avx512_bf16", "amx_tile", "amx_bf16"}}
+ISAS = ["generic", "neon", "avx2", "avx512", "amx"]
+KERNELS_NAMES = {"sse3": "pni", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "lzcnt": "abm"}  # in /proc/cpuinfo
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +27,17 @@ def native():
     return _native
 
 
-def best_isa(native):
-    features = {name for name, present in native.cpu_features().items() if present}
-    best = "generic"
-    for isa in ISAS[1:]:
-        if not NEEDS[isa] <= features or (isa == "amx" and not native.amx_permitted()):
-            break
-        best = isa
-    return best
+def best_isa(native, cap):
+    """Of the engines in the build up to `cap`, the last whose features are all there."""
+    there = native.cpu_features()
+    runs = {isa for isa, needed in native.engines().items() if all(there[name] for name in needed if needed[name])}
+    return [isa for isa in ISAS[:ISAS.index(cap) + 1]
+            if isa in runs and (isa != "amx" or native.amx_permitted())][-1]
 
 
 def test_features_are_named_booleans_and_agree_with_the_kernel(native):
     features, flags, first = native.cpu_features(), [], native.amx_permitted()
-    assert {"sse4.2", "f16c"}.union(*NEEDS.values()) == features.keys()
+    assert all(needed.keys() == features.keys() for needed in native.engines().values())
     assert first == native.amx_permitted() and (not first or features["amx_tile"])
     assert all(type(present) is bool for present in features.values())
     if platform.machine() in ("x86_64", "i686", "AMD64"):
@@ -49,7 +46,7 @@ def test_features_are_named_booleans_and_agree_with_the_kernel(native):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         flags = next(line for line in lines if line.startswith("flags")).split()
     for name, present in features.items():
-        listed = name.replace("sse4.2", "sse4_2") in flags
+        listed = KERNELS_NAMES.get(name, name) in flags
         # Kernels before 5.16 list AMX without keeping its registers.
         assert present == listed or (name.startswith("amx") and not present), name
 
@@ -61,10 +58,10 @@ def test_a_cap_lowers_the_isa_and_never_raises_it(native, monkeypatch, cap):
     capped = {} if cap is None else {"ELMO_FAST_CPU_ISA": cap}
     run = python("-c", "from elmo_fast import _native; print(_native.cpu_isa())", status=int(cap == "sse9"), **capped)
     if cap == "sse9":
-        expected = "expected one of generic, avx2, avx512, amx, amx-emulated, got 'sse9'"
+        expected = "expected one of generic, neon, avx2, avx512, amx, amx-emulated, got 'sse9'"
         assert f"ValueError: ELMO_FAST_CPU_ISA: {expected}" in run.stderr
     else:
-        assert run.stdout.strip() == min(cap or "amx", best_isa(native), key=ISAS.index)
+        assert run.stdout.strip() == best_isa(native, cap or "amx")
 
 
 def test_no_pytorch_library_is_linked(native):
@@ -96,6 +93,21 @@ def test_without_a_compiler_the_build_goes_on_and_records_why(tmp_path, monkeypa
     assert "no C++ compiler was found during installation (looked for /nowhere/c++)" in record
     assert "installing without the native module" in run.stderr
     assert (tmp_path / "elmo_fast" / "kernels" / "__init__.py").exists() and not (tmp_path / "kernels").exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (COMPILER and CMAKE and NINJA), reason="needs g++, cmake and ninja")
+def test_an_engine_that_the_compiler_cannot_build_is_left_out(tmp_path):
+    """Its flags are accepted, as by an assembler that is older than the compiler."""
+    for name in ("setup.py", "CMakeLists.txt", "pyproject.toml", "README.md", "csrc", "elmo_fast", "kernels"):
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    script = f'case "$*" in *-mamx-tile*engine_isa*) echo no such instruction; exit 1;; esac\nexec {COMPILER} "$@"\n'
+    run = python("setup.py", "-q", "build_ext", "--build-lib", tmp_path / "out", cwd=tmp_path, timeout=None,
+                 CXX=program(tmp_path / "c++", script), CMAKE_ARGS="-DELMO_FAST_CUDA=OFF")
+    assert "installing without the engines of AMX: this compiler failed with them" in run.stderr
+    code = "import _native; print(*_native.engines())"
+    assert python("-c", code, PYTHONPATH=tmp_path / "out" / "elmo_fast").stdout.split() == [
+        "generic", "avx2", "avx512", "amx-emulated"]
 
 
 @pytest.mark.long

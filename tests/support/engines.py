@@ -83,7 +83,7 @@ def _runs(name, precision):
 
 REFERENCE, TORCH = (Engine(backend, dtype=torch.float64) for backend in ("reference", "torch"))
 NATIVE = Engine()
-ISAS = [name for name in ("generic", "avx2", "avx512") if _runs(name, "highest")]
+ISAS = [name for name in ("generic", "neon", "avx2", "avx512") if _runs(name, "highest")]
 TILE_ISAS = [name for name in ("amx", "amx-emulated") if _runs(name, "medium")]  # the emulation needs AVX-512
 HIGHEST = [Engine(isa=name) for name in ISAS]
 TILES = [Engine("native", name, precision) for name in TILE_ISAS for precision in ("high", "medium")]

@@ -28,7 +28,7 @@ class LstmLoop : InputGemm<Gemm> {
         cell_limit_(Vec::set1(d_.cell_clip)), proj_limit_(Vec::set1(d_.proj_clip)) {}
 
   void run() {
-    for_each_cell([this](float* cells, float* c, int64_t count) { put_cells(cells, c, count); });
+    for_each_cell([](float* cells, float* c, int64_t count) { put_cells(cells, c, count); });
     if (team_.rank == 0) {
       clear_padding();
       for (int64_t slot = 0; slot < d_.batch_sizes[0]; ++slot)
