@@ -2,6 +2,7 @@
 instructions of AMX, which a signal handler carries out as the compiled engine asks for them."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -52,6 +53,14 @@ def test_the_engine_is_clean(name, tests, tmp_path):
     preloaded = [subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
                  for name in (library, "libstdc++.so")]
     run_tests(module, [tests], tmp_path, LD_PRELOAD=" ".join(preloaded), ASAN_OPTIONS=options, TSAN_OPTIONS=options)
+
+
+@pytest.mark.skipif(not shutil.which("clang++"), reason="needs clang++")
+def test_the_ops_on_a_module_that_clang_built(tmp_path):
+    module = native_module("clang", "-DCMAKE_CXX_COMPILER=clang++")
+    said = run_tests(module, ["tests/ops/test_linear.py", "tests/ops/test_native_cpu.py", "tests/ops/test_char_cnn.py",
+                              "tests/ops/test_gradients.py"], tmp_path)
+    assert "passed" in said
 
 
 def test_the_tile_instructions_give_the_bits_of_the_emulation(tmp_path):
