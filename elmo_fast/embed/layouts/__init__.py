@@ -10,7 +10,7 @@ from elmo_fast.choices import LAYOUTS, check_choice
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import arrays, shards
 from elmo_fast.embed.layouts.item import Item
-from elmo_fast.model.atomic_file import check_target
+from elmo_fast.model.atomic_file import check_target, replace
 from elmo_fast.model.options import ConfigurationError
 
 __all__ = ["Item", "check_output", "is_directory", "join", "layout_of", "place", "segment"]
@@ -90,7 +90,7 @@ def place(layout: str, part: Path, target: str | os.PathLike) -> None:
     if layout == "npy":
         arrays.place(part, target)
     else:
-        os.replace(part, os.path.realpath(target))
+        replace(part, Path(os.path.realpath(target)))
 
 
 def _module(layout: str):
