@@ -203,7 +203,7 @@ def check_target(path: str | os.PathLike, name: str) -> None:
     `ValueError` for what is no path.
     """
     target = check_path(name, path)
-    folder = target if target.endswith("/") else os.path.dirname(os.path.realpath(target))
+    folder = target if target.endswith(("/", os.sep)) else os.path.dirname(os.path.realpath(target))
     if not target:
         raise FileNotFoundError(f"{name}: expected a file's path, got an empty one")
     if os.path.isdir(target):

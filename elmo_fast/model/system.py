@@ -67,19 +67,21 @@ def _beside_a_database(path: Path) -> Iterator[IO[bytes]]:
 
     database = path.with_name(f"{path.name}.db")
     open(database, "ab").close()  # where that fails, the error has the file's name
-    with contextlib.closing(sqlite3.connect(database, 0, isolation_level=None, check_same_thread=False)) as connection:
+    connection = sqlite3.connect(database, 0, isolation_level=None, check_same_thread=False)
+    with contextlib.ExitStack() as closed, contextlib.closing(connection):
         try:
+            connection.execute("PRAGMA journal_mode = MEMORY")  # else there were a third file
             connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                 raise _no_locks(database, str(error)) from error
             raise TakenError(_start_of_file(path)) from None
+        closed.callback(_remove_unless_open, database)
         try:
             with open(path, "a+b", buffering=0) as file:
                 yield file
         finally:
             _remove_unless_open(path)
-    _remove_unless_open(database)
 
 
 def _no_locks(path: Path, reason: str | None, number: int | None = None) -> OSError:

@@ -27,7 +27,8 @@ def environment(folder, **changes):
 def start(folder, *arguments, **options):
     """A Python process with these arguments in `folder`."""
     return subprocess.Popen([sys.executable, *map(str, arguments)], cwd=folder, env=environment(folder, **options),
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            encoding="utf-8")
 
 
 def run(folder, *arguments, status=0, **options):

@@ -29,7 +29,7 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
     suffix = Path(target).suffix
     named = SUFFIXES.get(suffix)
     if layout is None:
-        if os.fspath(target).endswith("/"):
+        if os.fspath(target).endswith(("/", os.sep)):
             raise ConfigurationError(f"layout: expected {', '.join(shards.SUFFIXES)} for a directory of shards, got "
                                      f"none for {os.fspath(target)}")
         return named or "allennlp"
@@ -43,7 +43,7 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
 
 def is_directory(layout: str, target: str | os.PathLike) -> bool:
     """Whether the target is a directory of shards: a name without a suffix, or that ends in a slash."""
-    return layout in shards.SUFFIXES and (os.fspath(target).endswith("/") or not Path(target).suffix)
+    return layout in shards.SUFFIXES and (os.fspath(target).endswith(("/", os.sep)) or not Path(target).suffix)
 
 
 def check_output(layout: str, target: str | os.PathLike, form: Form, name: str = "output") -> None:
@@ -56,10 +56,10 @@ def check_output(layout: str, target: str | os.PathLike, form: Form, name: str =
         check_target(target, name)
         if layout == "npy":
             check_target(arrays.names_of(target), name)
-    elif os.path.lexists(os.fspath(target).rstrip("/")):
+    elif os.path.lexists(os.fspath(target).rstrip(f"/{os.sep}")):
         raise ConfigurationError(f"{name}: expected a new directory, found {os.fspath(target)} there already")
     else:
-        check_target(os.fspath(target).rstrip("/"), name)
+        check_target(os.fspath(target).rstrip(f"/{os.sep}"), name)
 
 
 def segment(layout: str, path: Path, target: str | os.PathLike, form: Form,
