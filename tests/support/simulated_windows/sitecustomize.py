@@ -45,12 +45,15 @@ def hide(module, names):
     hidden = {name: vars(module).pop(name) for name in names if hasattr(module, name)}
 
     def get(name):
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if name in hidden and caller.partition(".")[0] not in UNDER_TEST:
+        if name in hidden and not is_under_test(sys._getframe(1)):
             return hidden[name]
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module)
 
     module.__getattr__ = get
+
+
+def is_under_test(frame):
+    return frame.f_globals.get("__name__", "").partition(".")[0] in UNDER_TEST
 
 
 def processes():
@@ -140,7 +143,7 @@ def fsync(file):
 
 def set_handler(number, handler):
     """`signal.signal`; SIGTERM is accepted and never delivered: it ends the process."""
-    if signal.Signals(number).name not in SIGNALS:
+    if signal.Signals(number).name not in SIGNALS and is_under_test(sys._getframe(1)):
         raise ValueError("invalid signal value")
     if number != signal.SIGTERM:
         return real_signal(number, handler)
