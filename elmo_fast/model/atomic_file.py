@@ -11,6 +11,7 @@ import shutil
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -73,7 +74,7 @@ def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False)
                 yield used.partial
             finally:
                 if os.getpid() == mine.process:
-                    _remove(used.partial)
+                    _remove_mapped(used.partial)
     finally:
         if again:
             _held[final] = held
@@ -126,6 +127,18 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _remove_mapped(path: Path) -> None:
+    """Remove a partial file or directory, though frames of an error in flight hold maps of it, which Windows keeps."""
+    try:
+        _remove(path)
+    except PermissionError as error:
+        in_flight = error.__context__
+        while in_flight:
+            traceback.clear_frames(in_flight.__traceback__)
+            in_flight = in_flight.__context__
+        _remove(path)
 
 
 def remove_partials(folder: Path) -> None:

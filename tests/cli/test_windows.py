@@ -1,6 +1,7 @@
 """The command and its processes on a simulated Windows (`tests/support/windows.py`): long jobs, kills, workers."""
 
 import contextlib
+import importlib.util
 import json
 import re
 import signal
@@ -100,6 +101,9 @@ def write(folder):
 
 def test_every_command_does_there_what_it_does_here(folder, monkeypatch):
     jobs = [line.split() for line in JOBS.strip().splitlines()]
+    if importlib.util.find_spec("pyarrow"):
+        jobs += ["embed text.txt a.parquet --all".split(), *2 * ["embed text.txt a.arrow --top".split()],
+                 "nearest a.parquet --word ka".split(), "nearest a.arrow --word ka".split()]
     models = {"embed", "cache", "seqvec", "compare", "nearest", "bench"}
     jobs = [[*job, "--model", "model"] if job[0] in models else job for job in jobs]
     out, errors = windows.run(folder, "jobs.py", json.dumps(jobs))

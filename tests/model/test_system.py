@@ -78,6 +78,40 @@ elmo.save_vectors("p.h5", ["a b", "c"])
 elmo_fast.write_token_table(elmo.bilm, ["a", "b"], "t.h5")
 assert len(elmo_fast.TokenTable.open("t.h5")) == 4
 """
+FAILS = """
+import gc, os, sys
+import elmo_fast
+from elmo_fast.embed import corpus
+from elmo_fast.embed.layouts import arrays, packed
+
+def failing(call):
+    def fail(*arguments):
+        if "join" in [frame.f_code.co_name for frame in (sys._getframe(1), sys._getframe(2))]:
+            raise OSError(28, "No space left on device")
+        return call(*arguments)
+    return fail
+
+elmo = elmo_fast.load("model")
+corpus.COMMIT_SECONDS = 0
+gc.disable()
+
+def save(name, **options):
+    elmo.save_vectors(name, ["a b", "c", "d"], layers="top", batch_size=1, **options)
+    with elmo_fast.open_embeddings(name) as embeddings:
+        assert len(embeddings) == 3
+
+working = arrays.Disk.check, packed._Rows.append
+arrays.Disk.check, packed._Rows.append = map(failing, working)
+for name, options in (("v.npy", {"pool": "mean"}), ("p.h5", {"layout": "packed"})):
+    try:
+        save(name, **options)
+    except OSError as error:
+        print(error)
+print(sorted(os.listdir()))
+arrays.Disk.check, packed._Rows.append = working
+for name, options in (("v.npy", {"pool": "mean"}), ("p.h5", {"layout": "packed"}), ("v.npz", {}), ("v.h5", {})):
+    save(name, resume=True, **options)
+"""
 LOCK = """
 import sys
 from elmo_fast.model.atomic_file import locked
@@ -103,6 +137,14 @@ def test_files_are_written_and_replaced_there(tmp_path):
     assert "expected a file that can be replaced (" in out
     assert out.endswith(f"on Windows, close it in other programs: '{tmp_path / 'p.h5'}'\n") and not errors
     assert set(names(tmp_path)) - set(before) == {".processes", "p.h5", "t.h5", "v.h5", "v.json", "v.npy", "v.npz"}
+
+
+def test_a_run_that_fails_over_mapped_segments_removes_its_files_there(tmp_path):
+    write_model(tmp_path / "model")
+    out, errors = windows.run(tmp_path, "-c", FAILS)
+    left = [".processes", "model", "p.h5.part", "v.npy.part"]  # to be resumed
+    assert out == 2 * "[Errno 28] No space left on device\n" + f"{left}\n", errors
+    assert names(tmp_path) == [".processes", "model", "p.h5", "v.h5", "v.json", "v.npy", "v.npz"]
 
 
 def test_a_process_there_has_a_lock_until_it_is_killed(tmp_path):
