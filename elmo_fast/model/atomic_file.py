@@ -69,7 +69,7 @@ def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False)
     _held[final] = used  # also in place of what a fork copied from its parent
     is_inside = again or any((above := _held.get(path)) and above[:2] == mine[:2] for path in final.parents)
     try:
-        with contextlib.nullcontext() if is_inside else _locked_by(mine, final, wait):
+        with contextlib.nullcontext() if is_inside else _lock_file(final, mine, wait):
             try:
                 yield used.partial
             finally:
@@ -83,10 +83,17 @@ def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False)
 
 
 @contextlib.contextmanager
-def _locked_by(mine: _Held, final: Path, wait: bool) -> Iterator[None]:
+def _lock_file(final: Path, mine: _Held, wait: bool) -> Iterator[None]:
     """The lock file of an output, there and locked while the body runs."""
-    with stops.stoppable(), contextlib.ExitStack() as stack:
+    with stops.stoppable():
         stops.check()
+        with _lock(final, mine, wait):
+            yield
+
+
+def _lock(final: Path, mine: _Held, wait: bool) -> contextlib.ExitStack:
+    """Lock it, remove what a killed owner left, and write who has it now; the stack that is returned releases it."""
+    with contextlib.ExitStack() as stack:
         file = _take(stack, final, wait)
         content = _words(start_of(file))
         if len(content) == 3 and _PARTIAL.fullmatch(content[2]):
@@ -97,7 +104,7 @@ def _locked_by(mine: _Held, final: Path, wait: bool) -> Iterator[None]:
             file.write(f"{mine.process} {socket.gethostname()} {mine.partial.name.removeprefix(final.name)}\n".encode())
         except OSError as error:
             raise OSError(error.errno, error.strerror, file.name) from error
-        yield
+        return stack.pop_all()
 
 
 def _take(stack: contextlib.ExitStack, final: Path, wait: bool) -> IO[bytes]:

@@ -114,7 +114,7 @@ def test_every_command_does_there_what_it_does_here(folder, monkeypatch):
     (folder / "here").mkdir()
     monkeypatch.chdir(write(folder / "here"))
     done = python("-c", f"import os, sys; os.chdir({str(folder / 'here')!r}); sys.argv[1:] = [{json.dumps(jobs)!r}]\n"
-                  + PROGRAM)
+                  + PROGRAM, ELMO_FAST_NO_NATIVE="1")
     assert {*names(folder)} - {".processes", "here"} == {*names(folder / "here")}
     for name in ("a.npz", "a.npy", "a.json", "words.txt", "c.html", "n.html", "exported/options.json"):
         assert (folder / name).read_bytes() == (folder / "here" / name).read_bytes(), name

@@ -139,6 +139,7 @@ def test_files_are_written_and_replaced_there(tmp_path):
     assert set(names(tmp_path)) - set(before) == {".processes", "p.h5", "t.h5", "v.h5", "v.json", "v.npy", "v.npz"}
 
 
+@pytest.mark.long
 def test_a_run_that_fails_over_mapped_segments_removes_its_files_there(tmp_path):
     write_model(tmp_path / "model")
     out, errors = windows.run(tmp_path, "-c", FAILS)

@@ -21,7 +21,8 @@ def environment(folder, **changes):
     processes = folder / ".processes"
     processes.mkdir(exist_ok=True)
     path = os.pathsep.join(filter(None, [str(SIMULATION), str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ELMO_FAST_SIMULATED": str(processes), **changes}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ELMO_FAST_SIMULATED": str(processes),
+            "ELMO_FAST_NO_NATIVE": "1", **changes}
 
 
 def start(folder, *arguments, **options):
