@@ -168,7 +168,7 @@ def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
 
 
 def replace(part: Path, final: Path) -> None:
-    """Rename a closed file, in place of an old one. `PermissionError` names `final`, which Windows keeps while open."""
+    """Rename a closed file, in place of an old one, which Windows keeps while it is open: `PermissionError` names it."""
     try:
         os.replace(part, final)
     except PermissionError as error:

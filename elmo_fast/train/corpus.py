@@ -133,8 +133,8 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
 def _follow_parent() -> None:
     """Leave Ctrl-C to the parent, and end this process when that was killed: it would wait for work for ever.
 
-    On Windows the number of a parent stays when it has ended; elsewhere other forks may hold the pipe that its end shows
-    in, and so both are looked at.
+    On Windows the number of a parent stays when it has ended; elsewhere other forks may hold the pipe that shows it. So
+    both are looked at.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent, number = multiprocessing.parent_process(), os.getppid()

@@ -164,7 +164,7 @@ class TableWriter:
 
     def open(self, path: Path) -> None:
         """Open the file that `create` wrote, which may have another name by now."""
-        self._file = open(path, "r+b", buffering=0)
+        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
 
     def create(self, path: Path, target: str | os.PathLike) -> None:
         """Write a file without vectors; contiguous, as bilm-tf's files. Errors name `target`."""
