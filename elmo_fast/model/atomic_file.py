@@ -168,12 +168,12 @@ def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
 
 
 def replace(part: Path, final: Path) -> None:
-    """Rename a closed file, in place of an old one, which Windows keeps while it is open: `PermissionError` names it."""
+    """Rename a closed file, in place of an old one. `PermissionError` names that: on Windows it must not be open."""
     try:
         os.replace(part, final)
     except PermissionError as error:
-        raise PermissionError(error.errno, f"expected a file that can be replaced ({error.strerror}); on Windows, close "
-                              "it in other programs", os.fspath(final)) from error
+        reason = f"expected a file that can be replaced ({error.strerror}); on Windows, close it in other programs"
+        raise PermissionError(error.errno, reason, os.fspath(final)) from error
 
 
 def store_once(target: Path, make: Callable[[Path], None]) -> None:

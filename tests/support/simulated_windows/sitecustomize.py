@@ -27,7 +27,8 @@ ABSENT = ("crypt", "fcntl", "grp", "nis", "posix", "pty", "pwd", "resource", "sp
 FUNCTIONS = """
     chown chroot confstr eventfd fchmod fchown fdatasync fork forkpty fpathconf fstatvfs getegid geteuid getgid
     getgroups getloadavg getpgid getpgrp getpriority getsid getuid getxattr initgroups killpg lchown lockf memfd_create
-    mkfifo mknod nice openpty pathconf pidfd_open pipe2 posix_fadvise posix_fallocate posix_spawn posix_spawnp pread preadv pwrite
+    mkfifo mknod nice openpty
+    pathconf pidfd_open pipe2 posix_fadvise posix_fallocate posix_spawn posix_spawnp pread preadv pwrite
     pwritev readv register_at_fork sched_getaffinity sched_getparam sched_getscheduler sched_setaffinity sched_yield
     sendfile setegid seteuid setgid setgroups setpgid setpriority setsid setuid setxattr splice statvfs sync sysconf
     sysconf_names tcgetpgrp ttyname uname wait wait3 wait4 waitid writev O_CLOEXEC O_DIRECTORY O_DSYNC O_NOFOLLOW
