@@ -11,7 +11,6 @@ A token is one position of a batch: batch size times unroll steps a step, as bil
 
 import argparse
 import contextlib
-import os
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import torch
 
 from benchmarks import common
 from benchmarks.peers.bilm_tf import BilmTf
+from elmo_fast.model.system import cores
 from elmo_fast.text.vocabulary import Vocabulary
 from elmo_fast.train.config import TrainConfig
 from elmo_fast.train.corpus import Shard, make_vocabulary, read_shards
@@ -166,7 +166,7 @@ def main() -> int:
     add("--bilm-tf", metavar="CHECKOUT", help="bilm-tf's source, unchanged")
     add("--tf-python", metavar="PYTHON", default=sys.executable, help="a Python with TensorFlow 2 and tf_keras")
     arguments = parser.parse_args()
-    arguments.threads = arguments.threads or len(os.sched_getaffinity(0))
+    arguments.threads = arguments.threads or cores()
     return common.run_and_write(arguments, run, f"train-{arguments.model}.json", common.table)
 
 

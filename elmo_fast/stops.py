@@ -39,6 +39,8 @@ class _Stop:
 
 
 _stop = _Stop()
+# SIGTERM is never delivered on Windows, where Ctrl-Break is what another process can send.
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, *filter(None, [getattr(signal, "SIGBREAK", None)]))
 
 
 @contextlib.contextmanager
@@ -51,8 +53,8 @@ def stoppable(*, terminate: bool = False, in_command: bool = False) -> Iterator[
     if _stop.handlers or not _in_main_thread():
         yield
         return
-    _stop.handlers = {number: handler for number in (signal.SIGINT, signal.SIGTERM)
-                      if callable(handler := signal.getsignal(number)) or (terminate and number == signal.SIGTERM)}
+    _stop.handlers = {number: handler for number in _NUMBERS
+                      if callable(handler := signal.getsignal(number)) or (terminate and number != signal.SIGINT)}
     _stop.in_command = in_command
     for number in _stop.handlers:
         signal.signal(number, _stop.handle)

@@ -1,13 +1,14 @@
 """Facts on a machine that decide a timing. Neither host names nor paths."""
 
 import importlib.metadata
-import os
 import platform
 import re
 import subprocess
 from pathlib import Path
 
 import numpy as np
+
+from elmo_fast.model.system import cores
 
 
 def version_of(package: str) -> str | None:
@@ -28,13 +29,13 @@ def output_of(*command: str, folder: Path | None = None) -> str | None:
 
 
 def _cpu() -> dict:
-    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"model name\s*: (.*)", text)
     flags = set(re.search(r"flags\s*: (.*)", text).group(1).split()) if "flags" in text else set()
     known = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
     return {
         "model": model.group(1) if model else platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "features": [name for name in known if name in flags],
     }
 

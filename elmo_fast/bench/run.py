@@ -3,8 +3,6 @@
 import contextlib
 import json
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from elmo_fast.bench.work import generated_sentences
 from elmo_fast.choices import extra
 from elmo_fast.embed.api import LoadedElmo, load
 from elmo_fast.model.atomic_file import atomic_path, check_target
+from elmo_fast.model.system import peak_memory
 from elmo_fast.ops.backend import OPS, resolve
 from elmo_fast.ops.cuda import choice, persistent
 from elmo_fast.ops.precision import numerics
@@ -169,9 +168,9 @@ def _ceiling(elmo: LoadedElmo) -> Callable[[], float]:
 
 
 def _memory(elmo: LoadedElmo) -> dict[str, float]:
-    """Peak MiB of the process, and of the GPU."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-    found = {"process": peak}
+    """Peak MiB of the process, where the system says it, and of the GPU."""
+    peak = peak_memory()
+    found = {} if peak is None else {"process": peak / 2**20}
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.max_memory_allocated() / 2**20
     return rounded(found)
@@ -193,7 +192,7 @@ def report(document: dict) -> Iterator[str]:
         yield (f"{row['variant']:16}{row['tokens_per_s']:>12,.0f}{row['sentence_ms']:>13.2f} ms{share:>16}"
                f"{row['error']:>14.1e}")
     memory = ", ".join(f"{name} {mib:,.0f} MiB" for name, mib in facts["memory_mib"].items())
-    yield f"peak memory: {memory}"
+    yield f"peak memory: {memory or 'not known on this system'}"
     if "ceiling_flop_per_s" in document["results"][0]:
         ceiling = document["results"][0]["ceiling_flop_per_s"] / 1e9
         yield (f"ceiling: {ceiling:,.0f} GFLOP/s, PyTorch's product of large matrices in this run; "

@@ -1,6 +1,7 @@
 """`elmo-fast`: each subcommand calls one function, whose module is imported when the subcommand runs."""
 
 import argparse
+import io
 import logging
 import os
 import pkgutil
@@ -16,6 +17,7 @@ _REFUSALS = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryErro
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; 0 when done, 2 for bad usage or input, 1 for any other failure, with one line on stderr."""
+    _write_utf8()
     try:
         with stops.stoppable(terminate=True, in_command=True):
             _run(arguments)
@@ -51,6 +53,13 @@ def _run(arguments: Sequence[str] | None) -> None:
     for line in run(**parsed) or ():
         print(line)
     sys.stdout.flush()
+
+
+def _write_utf8() -> None:
+    """Let what is printed be UTF-8, as all texts are; on Windows a file or a pipe would have the system's code page."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and "PYTHONIOENCODING" not in os.environ:
+            stream.reconfigure(encoding="utf-8", errors=stream.errors)
 
 
 def _report(error: BaseException | str, status: int) -> int:

@@ -8,7 +8,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -116,8 +115,6 @@ def write_corpus(texts: Iterable[Text], runner: Runner, target: Target, *, resum
             if partial.commits:
                 logger.warning("%s", _remains(partial))
             raise
-        finally:
-            shutil.rmtree(part)
 
 
 def _with_unique_keys(texts: Iterable[Text], target: Target) -> Iterator[Text]:

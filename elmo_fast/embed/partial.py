@@ -19,7 +19,9 @@ import numpy as np
 import torch
 
 from elmo_fast.embed.layouts.shards import checksum
+from elmo_fast.model.atomic_file import replace
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.system import to_disk
 from elmo_fast.ops.reference import State
 
 logger = logging.getLogger(__name__)
@@ -123,7 +125,7 @@ class PartialResult:
                 for values in states:
                     np.lib.format.write_array(file, values.numpy())
         files = tuple(map(_stored, sorted(self.folder.glob(f"{stem}*"))))
-        _to_disk(self.folder)
+        to_disk(self.folder)
         self.commits.append(Commit(texts, digest, files))
         self._write_progress(self.folder)
 
@@ -137,9 +139,9 @@ class PartialResult:
                               "commits": list(map(asdict, self.commits))}).encode()
         path = folder / f"{_PROGRESS}.new"
         path.write_bytes(b"%b\n%b" % (content, _seal(content)))
-        _to_disk(path)
-        os.replace(path, folder / _PROGRESS)
-        _to_disk(folder)
+        to_disk(path)
+        replace(path, folder / _PROGRESS)
+        to_disk(folder)
 
     def _read(self) -> None:
         path = self.folder / _PROGRESS
@@ -170,16 +172,8 @@ def _stem(number: int) -> str:
 
 
 def _stored(path: Path) -> Stored:
-    _to_disk(path)
+    to_disk(path)
     return Stored(path.name, path.stat().st_size, checksum(path))
-
-
-def _to_disk(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _link(path: Path, link: Path) -> None:

@@ -11,6 +11,7 @@ import shutil
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -18,6 +19,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from elmo_fast import stops
 from elmo_fast.choices import check_path
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.model.system import TakenError, lock_file, start_of
 
 if TYPE_CHECKING:
     import h5py  # imported where it is used: the help of the command needs none
@@ -72,7 +74,7 @@ def locked(target: str | os.PathLike, reserve: bool = False, wait: bool = False)
                 yield used.partial
             finally:
                 if os.getpid() == mine.process:
-                    _remove(used.partial)
+                    _remove_mapped(used.partial)
     finally:
         if again:
             _held[final] = held
@@ -85,59 +87,46 @@ def _lock_file(final: Path, mine: _Held, wait: bool) -> Iterator[None]:
     """The lock file of an output, there and locked while the body runs."""
     with stops.stoppable():
         stops.check()
-        with _lock(final, mine, wait) as file:
-            try:
-                yield
-            finally:
-                if os.getpid() == mine.process:
-                    Path(file.name).unlink(missing_ok=True)
+        with _lock(final, mine, wait):
+            yield
 
 
-def _lock(final: Path, mine: _Held, wait: bool) -> IO[bytes]:
-    """Open and lock it. POSIX locks: unlike those of `flock`, forked workers do not inherit them."""
-    import fcntl
-
-    is_logged = False
-    while True:
-        file = open(final.with_name(f"{final.name}.lock"), "a+b", buffering=0)  # noqa: SIM115
+def _lock(final: Path, mine: _Held, wait: bool) -> contextlib.ExitStack:
+    """Lock it, remove what a killed owner left, and write who has it now; the stack that is returned releases it."""
+    with contextlib.ExitStack() as stack:
+        file = _take(stack, final, wait)
+        content = _words(start_of(file))
+        if len(content) == 3 and _PARTIAL.fullmatch(content[2]):
+            for folder in filter(Path.is_dir, (final.parent, final)):
+                _remove(folder / f"{final.name}{content[2]}")
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            owner = _content(file)
-            process, host = [*owner, "unknown", "an unknown host"][:2]
-            file.close()
-            if not wait:
-                raise ConfigurationError(f"output {final}: expected no other process to write it, found process "
-                                         f"{process} on {host}, which has locked {file.name}") from None
-            if owner and not is_logged:
-                logger.warning("waiting for process %s on %s, which writes %s", process, host, final)
-                is_logged = True
-            stops.check()
-            time.sleep(_PAUSE)
-            continue
+            file.truncate(0)
+            file.write(f"{mine.process} {socket.gethostname()} {mine.partial.name.removeprefix(final.name)}\n".encode())
         except OSError as error:
-            file.close()
-            raise OSError(error.errno, f"expected a file system with locks ({error.strerror})", file.name) from error
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):
-                break
-        file.close()  # its last owner removed it
-    content = _content(file)
-    if len(content) == 3 and _PARTIAL.fullmatch(content[2]):
-        for folder in filter(Path.is_dir, (final.parent, final)):
-            _remove(folder / f"{final.name}{content[2]}")
-    try:
-        file.truncate(0)
-        file.write(f"{mine.process} {socket.gethostname()} {mine.partial.name.removeprefix(final.name)}\n".encode())
-    except OSError as error:
-        os.unlink(file.name)
-        raise OSError(error.errno, error.strerror, file.name) from error
-    return file
+            raise OSError(error.errno, error.strerror, file.name) from error
+        return stack.pop_all()
 
 
-def _content(file: IO[bytes]) -> list[str]:
-    file.seek(0)
-    return file.read(4096).decode(errors="replace").split()
+def _take(stack: contextlib.ExitStack, final: Path, wait: bool) -> IO[bytes]:
+    path, is_logged = final.with_name(f"{final.name}.lock"), False
+    while True:
+        try:
+            return stack.enter_context(lock_file(path))
+        except TakenError as taken:
+            owner = _words(taken.note)
+        process, host = [*owner, "unknown", "an unknown host"][:2]
+        if not wait:
+            raise ConfigurationError(f"output {final}: expected no other process to write it, found process {process} "
+                                     f"on {host}, which has locked {path}")
+        if owner and not is_logged:
+            logger.warning("waiting for process %s on %s, which writes %s", process, host, final)
+            is_logged = True
+        stops.check()
+        time.sleep(_PAUSE)
+
+
+def _words(note: bytes) -> list[str]:
+    return note.decode(errors="replace").split()
 
 
 def _remove(path: Path) -> None:
@@ -145,6 +134,18 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _remove_mapped(path: Path) -> None:
+    """Remove a partial file or directory, though frames of an error in flight hold maps of it, which Windows keeps."""
+    try:
+        _remove(path)
+    except PermissionError as error:
+        in_flight = error.__context__
+        while in_flight:
+            traceback.clear_frames(in_flight.__traceback__)
+            in_flight = in_flight.__context__
+        _remove(path)
 
 
 def remove_partials(folder: Path) -> None:
@@ -163,7 +164,16 @@ def atomic_path(target: str | os.PathLike) -> Iterator[Path]:
     final = Path(os.path.realpath(target))
     with locked(final) as part:
         yield part
+        replace(part, final)
+
+
+def replace(part: Path, final: Path) -> None:
+    """Rename a closed file, in place of an old one. `PermissionError` names that: on Windows it must not be open."""
+    try:
         os.replace(part, final)
+    except PermissionError as error:
+        reason = f"expected a file that can be replaced ({error.strerror}); on Windows, close it in other programs"
+        raise PermissionError(error.errno, reason, os.fspath(final)) from error
 
 
 def store_once(target: Path, make: Callable[[Path], None]) -> None:
@@ -202,7 +212,7 @@ def atomic_directory(target: str | os.PathLike, last: str | None = None) -> Iter
             else:
                 (final / last).unlink(missing_ok=True)
                 for file in sorted(part.iterdir(), key=lambda file: file.name == last):
-                    os.replace(file, final / file.name)
+                    replace(file, final / file.name)
         finally:
             _remove(part)
 
@@ -213,7 +223,7 @@ def check_target(path: str | os.PathLike, name: str) -> None:
     `ValueError` for what is no path.
     """
     target = check_path(name, path)
-    folder = target if target.endswith("/") else os.path.dirname(os.path.realpath(target))
+    folder = target if target.endswith(("/", os.sep)) else os.path.dirname(os.path.realpath(target))
     if not target:
         raise FileNotFoundError(f"{name}: expected a file's path, got an empty one")
     if os.path.isdir(target):

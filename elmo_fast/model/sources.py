@@ -4,6 +4,7 @@ import functools
 import hashlib
 import lzma
 import os
+import re
 import shutil
 import struct
 import urllib.parse
@@ -42,6 +43,7 @@ _VOCABULARY_NAMES = ("vocab.txt", "vocab.txt.gz")
 MANYLANGS_WEIGHTS = "encoder.pkl"  # in the directory of a model of ELMoForManyLangs
 _MANYLANGS_NAMES = (MANYLANGS_WEIGHTS, "token_embedder.pkl", "char.dic", "word.dic")  # and *.json
 _BLOCK = 1 << 20
+_FORBIDDEN = r'[<>:"|?*\\%]|[. ]$' if os.name == "nt" else ""  # in names of Windows' files
 _UNSTATED = "not stated"  # a licence or a size
 # RuntimeError for a password, OSError from bz2 and from seeks before the file's start.
 _DAMAGE = (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, struct.error, RuntimeError, OSError, ValueError)
@@ -129,6 +131,8 @@ def cache_path(url: str) -> Path:
     if not parts.path:
         pieces.pop()
     pieces[-1] += _hashed(parts.query + (parts.fragment and f"#{parts.fragment}"))
+    if _FORBIDDEN:
+        pieces = [re.sub(_FORBIDDEN, lambda found: f"%{ord(found[0]):02X}", piece) for piece in pieces]
     return cache_directory().joinpath(*(piece if piece.strip(".") else f"%{piece}" for piece in pieces))
 
 

@@ -17,6 +17,7 @@ from elmo_fast.model.atomic_file import atomic_hdf5, check_target
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
+from elmo_fast.model.system import memory_size
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
@@ -192,10 +193,8 @@ def random_weights(options: Options, seed: int = 0) -> dict[str, np.ndarray]:
 
 def _check_memory(size: int) -> None:
     """Raise `ConfigurationError` for weights of more bytes than the machine has, before it begins to swap."""
-    if not hasattr(os, "sysconf"):  # not POSIX
-        return
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > available:
+    available = memory_size()
+    if available is not None and size > available:
         raise ConfigurationError(f"options: expected a model whose weights fit into the {available >> 30:,} GB of this "
                                  f"machine, got one of {size >> 30:,} GB")
 

@@ -55,7 +55,7 @@ def embed_on_ray(texts: Iterable[Text], bilm: BiLm, target: Target, settings: Se
     if not is_directory(target.layout, target.path):
         raise ConfigurationError("output: expected a directory of shards, in the layout packed, parquet or arrow, got "
                                  f"{target.path} for {target.layout}")
-    with atomic_directory(os.fspath(target.path).rstrip("/")) as part, _cluster(pool):
+    with atomic_directory(os.fspath(target.path).rstrip(f"/{os.sep}")) as part, _cluster(pool):
         shared = SharedModel.of(LoadedElmo(bilm), settings)
         fingerprint = {"version": version("elmo-fast"), "model": shared.fingerprint, "state": settings.state,
                        "precision": bilm.precision, "backend": bilm.backend,

@@ -5,11 +5,11 @@ import functools
 import glob
 import hashlib
 import itertools
+import multiprocessing
 import operator
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ import numpy as np
 from elmo_fast import stops
 from elmo_fast.choices import shown
 from elmo_fast.model.atomic_file import check_target, locked, write_bytes
+from elmo_fast.model.system import cores
 from elmo_fast.text.characters import BEGIN_SENTENCE_TOKEN, END_SENTENCE_TOKEN
 from elmo_fast.text.vocabulary import SKIPPED_LINE, SPECIAL_WORDS
 
@@ -117,12 +118,11 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
     sizes = {path: os.path.getsize(path) for path in paths}
     chunks = [(path, first, _CHUNK) for path, size in sizes.items() for first in range(0, max(1, size), _CHUNK)]
     count = functools.partial(_on_chunk, function)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores), len(chunks))
+    wanted = min(processes or (1 if sum(sizes.values()) <= _CHUNK else cores()), len(chunks))
     if wanted == 1:
         yield from stops.checked(map(count, chunks))
         return
-    with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent, (os.getpid(),)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(wanted, None, _follow_parent) as pool:
         try:
             yield from stops.checked(pool.map(count, chunks))
         except BaseException:
@@ -130,13 +130,18 @@ def map_chunks(function: Callable, paths: Iterable[str], processes: int | None =
             raise
 
 
-def _follow_parent(parent: int) -> None:
-    """Leave Ctrl-C to the parent, and end this process when that was killed: it would wait for work for ever."""
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and end this process when that was killed: it would wait for work for ever.
+
+    On Windows the number of a parent stays when it has ended; elsewhere other forks may hold the pipe that shows it. So
+    both are looked at.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent, number = multiprocessing.parent_process(), os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        while parent.is_alive() and os.getppid() == number:
+            parent.join(1)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

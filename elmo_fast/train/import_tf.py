@@ -248,7 +248,7 @@ def open_checkpoint(prefix: Path) -> Iterator[Variables]:
     if it has no TensorFlow; `ConfigurationError` for a damaged file.
     """
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps files that are mapped
         try:
             done = interruptible(subprocess.run)([python, "-c", _READER, prefix, folder], stdin=subprocess.DEVNULL,
                                                  capture_output=True,
@@ -265,5 +265,8 @@ def open_checkpoint(prefix: Path) -> Iterator[Variables]:
         if done.returncode:
             raise RuntimeError(f"import-tf: the process that reads {prefix} ended with status {done.returncode} "
                                f"({reason})")
-        yield Variables(prefix, {urllib.parse.unquote(path.stem): np.load(path, mmap_mode="r")
-                                 for path in Path(folder).iterdir()})
+        arrays = {urllib.parse.unquote(path.stem): np.load(path, mmap_mode="r") for path in Path(folder).iterdir()}
+        try:
+            yield Variables(prefix, arrays)
+        finally:
+            arrays.clear()

@@ -174,3 +174,11 @@ def test_scores_stop_between_lines(folder, capsys, monkeypatch):
     monkeypatch.setattr("elmo_fast.embed.scoring.load_head", lambda **_: SoftmaxHead.__new__(SoftmaxHead))
     monkeypatch.setattr("elmo_fast.embed.scoring.score_lines", score)
     assert run(capsys, "score", "in.txt") == (1, "", LINE) and "torch" in sys.modules
+
+
+def test_ctrl_break_of_windows_stops_too(monkeypatch):
+    monkeypatch.setattr(stops, "_NUMBERS", (*stops._NUMBERS, signal.SIGUSR1))  # stands in for SIGBREAK
+    with pytest.raises(KeyboardInterrupt), stops.stoppable(terminate=True):
+        signal.raise_signal(signal.SIGUSR1)
+        stops.check()
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL

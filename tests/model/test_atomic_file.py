@@ -5,6 +5,7 @@ import fcntl
 import os
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from elmo_fast.model.atomic_file import (
     remove_partials,
 )
 from elmo_fast.stops import stoppable
-from tests.support.files import full_disk, kill, names, run, start, start_until, write_model
+from tests.support.files import full_disk, kill, names, run, start, start_until, until, write_model
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -118,6 +119,15 @@ def test_signals_wait_for_the_end_of_the_block(number):
 
 # ---- locks ----
 
+@pytest.fixture(params=["POSIX", "SQLite"])
+def locks(request, monkeypatch):
+    """Either kind of lock; code to put first into another process, and the suffixes of the files of a lock."""
+    if request.param == "POSIX":
+        return "", [".lock"]
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    return "import sys; sys.modules['fcntl'] = None\n", [".lock", ".lock.db"]
+
+
 HOLDER = """
 import os, signal, sys, time
 from elmo_fast.model.atomic_file import locked
@@ -130,14 +140,14 @@ with locked({target!r}) as part:
 """
 
 
-def hold(target, forks=False):
-    return start_until("locked", HOLDER.format(target=str(target), forks=forks))
+def hold(target, forks=False, first=""):
+    return start_until("locked", first + HOLDER.format(target=str(target), forks=forks))
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
-    target = tmp_path / "a"
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path, locks):
+    target, (first, suffixes) = tmp_path / "a", locks
     target.write_text("old")
-    process = hold(target)
+    process = hold(target, first=first)
     message = (f"^output {target}: expected no other process to write it, found process {process.pid} on "
                f"{socket.gethostname()}, which has locked {target}.lock$")
     for writer in (atomic_path, atomic_hdf5, locked):
@@ -149,7 +159,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
     (left,) = tmp_path.glob("a.*.part")
     (tmp_path / "a.mine.part").write_text("of the user")
     kill(process)
-    assert names(tmp_path) == sorted(["a", "a.lock", "a.mine.part", left.name, "link"])
+    assert names(tmp_path) == sorted(["a", *(f"a{suffix}" for suffix in suffixes), "a.mine.part", left.name, "link"])
     with atomic_path(target) as part:
         part.write_text("new")
         assert not left.exists()
@@ -202,7 +212,18 @@ def test_a_fork_is_refused_and_leaves_the_lock(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_other_writers_of_the_process_are_refused(tmp_path):
+def test_one_that_waits_takes_the_lock_when_it_is_free(tmp_path, caplog, locks):
+    process = hold(tmp_path / "a", first=locks[0])
+    waiting = threading.Thread(target=lambda: kill(until(lambda: caplog.messages) and process))
+    waiting.start()
+    with locked(tmp_path / "a", wait=True):
+        (message,) = caplog.messages
+        assert message == f"waiting for process {process.pid} on {socket.gethostname()}, which writes {tmp_path / 'a'}"
+    waiting.join()
+    assert names(tmp_path) == []
+
+
+def test_other_writers_of_the_process_are_refused(tmp_path, locks):
     target, errors = tmp_path / "a", []
 
     def other():
@@ -223,11 +244,12 @@ def test_other_writers_of_the_process_are_refused(tmp_path):
     assert names(tmp_path) == ["a"]
 
 
-def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path):
+def test_files_of_a_locked_directory_need_no_lock_of_their_own(tmp_path, locks):
     (tmp_path / "run" / "inner").mkdir(parents=True)
     with locked(tmp_path / "run"), atomic_path(tmp_path / "run" / "inner" / "a") as part:
         part.write_text("new")
-        assert names(tmp_path) == ["run", "run.lock"] and len(names(tmp_path / "run" / "inner")) == 1
+        assert names(tmp_path) == ["run", *(f"run{suffix}" for suffix in locks[1])]
+        assert len(names(tmp_path / "run" / "inner")) == 1
     (tmp_path / "run" / "inner" / "b.0123abcd.part").touch()
     (tmp_path / "run" / "mine.part").touch()
     remove_partials(tmp_path / "run")
@@ -258,18 +280,41 @@ def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
         pytest.fail("no lock")
 
 
-def test_a_full_disk_names_the_lock_file_and_leaves_none(tmp_path):
+def test_a_full_disk_names_the_lock_file_and_leaves_none(tmp_path, locks):
     with full_disk(0), pytest.raises(OSError, match="too large: '.*a.lock'"), atomic_path(tmp_path / "a"):
         pytest.fail("no lock")
     assert names(tmp_path) == []
 
 
-def test_a_damaged_lock_file_removes_nothing_else(tmp_path):
+def test_a_damaged_lock_file_removes_nothing_else(tmp_path, locks):
     (tmp_path / "b").touch()
     for content in (b"1 host ../b", b"1 host /b", bytes(100), b"1 host .0123abcd.part more", b"", b"\xff \xfe \xfd"):
         (tmp_path / "a.lock").write_bytes(content)
         with locked(tmp_path / "a"):
-            assert names(tmp_path) == ["a.lock", "b"]
+            assert names(tmp_path) == [*(f"a{suffix}" for suffix in locks[1]), "b"]
+    assert names(tmp_path) == ["b"]
+
+
+def test_a_lock_that_sqlite_cannot_take_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    (tmp_path / "a.lock.db").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(OSError, match=r"expected a file system with locks \(file is not a database\): '.*a.lock.db'"), \
+            locked(tmp_path / "a"):
+        pytest.fail("no lock")
+    with pytest.raises(FileNotFoundError, match="No such file or directory: '.*/no/a.lock.db'"), \
+            locked(tmp_path / "no" / "a"):
+        pytest.fail("no directory")
+
+
+def test_a_file_that_cannot_be_replaced_is_named(tmp_path, monkeypatch):
+    def fail(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", "part", None, "file")
+
+    monkeypatch.setattr(os, "replace", fail)
+    message = f"that can be replaced .Permission denied.; on Windows, close it in other programs: '{tmp_path}/a'$"
+    with pytest.raises(PermissionError, match=message), atomic_path(tmp_path / "a") as part:
+        part.touch()
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -1,4 +1,5 @@
 import concurrent.futures
+import re
 import sys
 import zipfile
 
@@ -212,11 +213,15 @@ def test_paths_in_the_cache(cache, url, path):
     assert cache_path(url) == cache / path
 
 
-def test_urls_that_differ_in_anything_have_different_places(cache):
+@pytest.mark.parametrize("forbidden", ["", r'[<>:"|?*\\%]|[. ]$'], ids=["POSIX", "Windows"])
+def test_urls_that_differ_in_anything_have_different_places(cache, monkeypatch, forbidden):
+    monkeypatch.setattr(sources, "_FORBIDDEN", forbidden)
     routes = "/a/b", "/a//b", "/a/./b", "/b/../a/b", "//a/b", "/a/b."
     urls = [f"{scheme}://{user}h{path}{end}" for scheme in ("http", "https", "s3") for user in ("", "a@", "b@")
-            for path in routes for end in ("", "?x", "#x", "?x#x", "/")]
+            for path in routes for end in ("", "?x", "#x", "?x#x", "/")] + ["http://h:80/%3A", "http://h:80/:"]
     places = {cache_path(url) for url in urls}
+    if forbidden:
+        assert not [place for place in places if re.search(r'[<>:"|?*\\]|[. ](/|$)', f"{place.relative_to(cache)}")]
     assert len(places) == len(urls) and all(cache in place.parents and ".." not in place.parts for place in places)
     assert cache_path("hf://owner/model/options.json") == cache_path("hf://owner/model") / "options.json"
 

@@ -10,7 +10,7 @@ from elmo_fast.choices import LAYOUTS, check_choice
 from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts import arrays, shards
 from elmo_fast.embed.layouts.item import Item
-from elmo_fast.model.atomic_file import check_target
+from elmo_fast.model.atomic_file import check_target, replace
 from elmo_fast.model.options import ConfigurationError
 
 __all__ = ["Item", "check_output", "is_directory", "join", "layout_of", "place", "segment"]
@@ -29,7 +29,7 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
     suffix = Path(target).suffix
     named = SUFFIXES.get(suffix)
     if layout is None:
-        if os.fspath(target).endswith("/"):
+        if os.fspath(target).endswith(("/", os.sep)):
             raise ConfigurationError(f"layout: expected {', '.join(shards.SUFFIXES)} for a directory of shards, got "
                                      f"none for {os.fspath(target)}")
         return named or "allennlp"
@@ -43,7 +43,7 @@ def layout_of(target: str | os.PathLike, layout: str | None = None) -> str:
 
 def is_directory(layout: str, target: str | os.PathLike) -> bool:
     """Whether the target is a directory of shards: a name without a suffix, or that ends in a slash."""
-    return layout in shards.SUFFIXES and (os.fspath(target).endswith("/") or not Path(target).suffix)
+    return layout in shards.SUFFIXES and (os.fspath(target).endswith(("/", os.sep)) or not Path(target).suffix)
 
 
 def check_output(layout: str, target: str | os.PathLike, form: Form, name: str = "output") -> None:
@@ -56,10 +56,10 @@ def check_output(layout: str, target: str | os.PathLike, form: Form, name: str =
         check_target(target, name)
         if layout == "npy":
             check_target(arrays.names_of(target), name)
-    elif os.path.lexists(os.fspath(target).rstrip("/")):
+    elif os.path.lexists(os.fspath(target).rstrip(f"/{os.sep}")):
         raise ConfigurationError(f"{name}: expected a new directory, found {os.fspath(target)} there already")
     else:
-        check_target(os.fspath(target).rstrip("/"), name)
+        check_target(os.fspath(target).rstrip(f"/{os.sep}"), name)
 
 
 def segment(layout: str, path: Path, target: str | os.PathLike, form: Form,
@@ -90,7 +90,7 @@ def place(layout: str, part: Path, target: str | os.PathLike) -> None:
     if layout == "npy":
         arrays.place(part, target)
     else:
-        os.replace(part, os.path.realpath(target))
+        replace(part, Path(os.path.realpath(target)))
 
 
 def _module(layout: str):

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -120,19 +120,25 @@ def hdf5_file(path: str | os.PathLike) -> Iterator[Hdf5Writer]:
 
 
 class Index:
-    """The JSON of AllenNLP's `sentence_to_index`, in a file without a name in `folder` until all texts are known."""
+    """The JSON of AllenNLP's `sentence_to_index`, in a file in `folder` until all texts are known.
+
+    The file has no name but on Windows, which removes no open file.
+    """
 
     def __init__(self, folder: Path, target):
-        self._folder, self._target = folder, target
+        self._path, self._target = folder / f"{secrets.token_hex(4)}.index", target
         self._recent: list[str] = []
         self._size = 0
 
     def __enter__(self) -> "Index":
-        self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        self._file = open(self._path, "x+b", buffering=0)
+        with contextlib.suppress(PermissionError):
+            self._path.unlink()
         return self
 
     def __exit__(self, *_) -> None:
         self._file.close()
+        self._path.unlink(missing_ok=True)
 
     def add(self, text: str, key: str) -> None:
         """Add a text; of equal texts a JSON reader takes the last."""

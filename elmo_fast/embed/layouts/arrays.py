@@ -14,7 +14,7 @@ from elmo_fast.embed.form import Form
 from elmo_fast.embed.layouts.allennlp import Hdf5Writer
 from elmo_fast.embed.layouts.embeddings import Embeddings
 from elmo_fast.embed.layouts.item import Item, narrowed
-from elmo_fast.model.atomic_file import Disk, locked, new_hdf5
+from elmo_fast.model.atomic_file import Disk, locked, new_hdf5, replace
 from elmo_fast.model.options import ConfigurationError
 
 _COPIED = 1 << 24  # bytes at once
@@ -32,7 +32,7 @@ def write_arrays(path: str | os.PathLike, arrays: Iterable[tuple[str, np.ndarray
         if names_part:
             _place(part, final, names_part, names)
         else:
-            os.replace(part, final)
+            replace(part, final)
 
 
 def names_of(path: str | os.PathLike) -> Path:
@@ -58,7 +58,7 @@ def _place(part: Path, final: Path, names_part: Path, names: Path) -> None:
         names.unlink(missing_ok=True)
         renames.reverse()
     for source, target in renames:
-        os.replace(source, target)
+        replace(source, target)
 
 
 @contextlib.contextmanager

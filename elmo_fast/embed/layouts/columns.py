@@ -159,11 +159,13 @@ class ColumnsSource(Embeddings):
             with open(path, "rb") as file:
                 self.layout = "arrow" if file.read(6) == b"ARROW1" else "parquet"
             if self.layout == "arrow":
-                self._file = pa.ipc.open_file(pa.memory_map(self._name) if mapped else pa.OSFile(self._name))
+                self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
+                self._file = pa.ipc.open_file(self._source)
                 self.schema, self.batches = self._file.schema, self._file.num_record_batches
                 lengths = [self._file.get_batch(number).num_rows for number in range(self.batches)]
             else:
-                self._file = pq.ParquetFile(path, memory_map=mapped, page_checksum_verification=True)
+                self._source = pa.memory_map(self._name) if mapped else pa.OSFile(self._name)
+                self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
                 self.schema, self.batches = self._file.schema_arrow, self._file.num_row_groups
                 lengths = [self._file.metadata.row_group(number).num_rows for number in range(self.batches)]
             about = (self.schema.metadata or {}).get(_ABOUT)
@@ -210,10 +212,8 @@ class ColumnsSource(Embeddings):
         return batch
 
     def close(self) -> None:
-        self._kept = {}
-        if self.layout == "parquet":
-            self._file.close()
-        self._file = None
+        self._kept, self._file = {}, None
+        self._source.close()
 
     def _value(self, name: str, number: int):
         (columns, _, _), row = self._batch_of(number)

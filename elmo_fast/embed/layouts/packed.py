@@ -296,7 +296,7 @@ class PackedSource(Embeddings):
             self._map.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        self.arrays, self.rows, self.blocks = {}, self.rows[:0].copy(), None
+        self.arrays, self.rows, self.blocks, self._map = {}, self.rows[:0].copy(), None, None
 
 
 def _mapped(content: np.ndarray, dataset: h5py.Dataset) -> np.ndarray:

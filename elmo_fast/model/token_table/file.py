@@ -17,7 +17,7 @@ import torch
 
 from elmo_fast import stops
 from elmo_fast.choices import STORAGES, check_path, shown
-from elmo_fast.model.atomic_file import HDF5_ERRORS, check_target, locked, new_hdf5
+from elmo_fast.model.atomic_file import HDF5_ERRORS, check_target, locked, new_hdf5, replace
 from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.seal import ROWS, Blocks, read_seal, write_seal
@@ -121,10 +121,12 @@ def table_writer(path: str | os.PathLike, words: Sequence[str] | None, shape: tu
         part = target.with_name(f"{target.name}.part") if resume else new
         if not (resume and part.exists() and writer.resume(part)):
             writer.create(new, path)
-            os.replace(new, part)
+            replace(new, part)
+            writer.open(part)
         yield writer
         writer.finish()
-        os.replace(part, target)
+        writer.close()
+        replace(part, target)
 
 
 def words_of(vocabulary: str | os.PathLike | Iterable[str]) -> list[str]:
@@ -160,8 +162,12 @@ class TableWriter:
         if self._file is not None:
             self._file.close()
 
+    def open(self, path: Path) -> None:
+        """Open the file that `create` wrote, which may have another name by now."""
+        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
+
     def create(self, path: Path, target: str | os.PathLike) -> None:
-        """Write and open a file without vectors; contiguous, as bilm-tf's files. Errors name `target`."""
+        """Write a file without vectors; contiguous, as bilm-tf's files. Errors name `target`."""
         words, fingerprint, precision = self._description
         with new_hdf5(path, target) as (file, _):
             properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -178,7 +184,6 @@ class TableWriter:
         with open(path, "r+b") as sealed:
             self._seal = write_seal(sealed, first, self._shape[0] * self._row, self._shape[0])
         self._progress = np.zeros(1 + self._seal.blocks, dtype=np.int64)
-        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
 
     @property
     def _row(self) -> int:
@@ -217,7 +222,7 @@ class TableWriter:
 
         False when it is damaged or not one of this table.
         """
-        self._file = open(part, "r+b", buffering=0)  # noqa: SIM115
+        self.open(part)
         try:
             self._seal, self._progress = read_seal(part)
             with open_hdf5(part, "partial token table") as file:
