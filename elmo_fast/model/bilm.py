@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import nn
 
 from elmo_fast.choices import check_path
 from elmo_fast.model import cuda_graph
@@ -24,6 +23,7 @@ from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_cache import version_key
+from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
 # The text whose final state, run from zeros, is the initial state of `warm`.
@@ -35,7 +35,7 @@ WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
 ))
 
 
-class BiLm(nn.Module):
+class BiLm(OutsideGraphs):
     """A bidirectional language model (Peters et al. 2018) with bilm-tf's weights.
 
     `state` says where a sentence starts. `carry`: row k of a batch starts where row k of the last batch ended, as
@@ -187,6 +187,7 @@ class BiLm(nn.Module):
             self._initial_state()
             self._prepared = cuda_graph.prepare(self.token_encoder, self._elmo_lstm, self._capture_key(), batch_size)
 
+    @outside_graphs
     def forward(self, ids: torch.Tensor | None, boundaries: str = "add",
                 word_inputs: torch.Tensor | None = None) -> BiLmOutput:
         """Representations of a batch of sentences given as ids.
@@ -215,15 +216,18 @@ class BiLm(nn.Module):
         padded = [layer.new_zeros(mask.numel(), layer.shape[1]).index_copy(0, positions, layer) for layer in layers]
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in padded], to_device(mask, self._device))
 
+    @outside_graphs
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
         return self.token_encoder.strings(check_sentence(tokens, "tokens")).vectors
 
+    @outside_graphs
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors without context of tokens given as ids, none of them zero: int [N, C], or word ids [N] -> [N, P]."""
         tokens, index, _ = self.token_encoder.batch(ids[None], "present")
         return tokens.vectors[index]
 
+    @outside_graphs
     def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
 

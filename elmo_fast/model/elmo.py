@@ -14,12 +14,13 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_sentence
 
 logger = logging.getLogger(__name__)
 
 
-class Elmo(nn.Module):
+class Elmo(OutsideGraphs):
     """ELMo representations (Peters et al. 2018): `num_output_representations` mixtures of one run of the biLM.
 
     The call, results and parameter names are AllenNLP 0.9's. `options_file` and `weight_file` are paths or URLs.
@@ -67,6 +68,7 @@ class Elmo(nn.Module):
         """Values of one token in one representation: 2 P."""
         return self._elmo_lstm.get_output_dim()
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor | None, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
         """Representations of sentences given as character ids, int [batch, T, C] or [batch, ..., T, C].
 

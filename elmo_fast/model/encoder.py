@@ -17,6 +17,7 @@ from elmo_fast.ops.cuda.encoder import fits_fp16
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.reference import with_zero_row
+from elmo_fast.outside_graphs import OutsideGraphs
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES, batch_to_ids
 
@@ -108,7 +109,7 @@ class CharacterEncoder(AllenNlpStateDict):
             yield Conversion(["b_proj"], ["_projection.bias"])
 
 
-class WordEmbedder(nn.Module):
+class WordEmbedder(OutsideGraphs):
     """A table of word vectors, for models trained on word ids: ids [N], 1 to V, 0 for no token -> [N, P]."""
 
     row_shape: tuple[int, ...] = ()

@@ -25,6 +25,7 @@ from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_finite, read_model
 from elmo_fast.ops.reference import State
+from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
@@ -38,7 +39,7 @@ class BilmOps(dict):
     variables: Variables
 
 
-class BidirectionalLanguageModel(nn.Module):
+class BidirectionalLanguageModel(OutsideGraphs):
     """A pretrained biLM with bilm-tf's call: ids in, layers out, states carried from call to call, no weight trained.
 
     Files are paths or URLs. With `use_character_inputs=False` it reads word ids (`TokenBatcher`), whose vectors are in
@@ -63,6 +64,7 @@ class BidirectionalLanguageModel(nn.Module):
         self.variables = Variables()
         self._streams: dict[Hashable, State | None] = {}
 
+    @outside_graphs
     def forward(self, ids: np.ndarray | torch.Tensor, stream: Hashable = "") -> BilmOps:
         """Run a batch: ids int [n, T + 2, C], or word ids [n, T + 2], as the batchers give them.
 
@@ -91,6 +93,7 @@ class BidirectionalLanguageModel(nn.Module):
         ops.variables = self.variables
         return ops
 
+    @outside_graphs
     def token_embeddings(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Vectors without context, [n, T, P] for ids [n, T, ...] with boundaries or not; states do not change."""
         ids, mask = self._checked(ids)
