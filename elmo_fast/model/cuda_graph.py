@@ -21,7 +21,7 @@ from elmo_fast.ops.reference import State
 class Preparation:
     """What `BiLm.warmup` prepared for captures; `key` names the weights and settings at that time.
 
-    `boundaries` are the ids of `<S>` and `</S>` on the model's device, None for a model of word ids.
+    `boundaries` are the ids of `<S>` and `</S>` on the model's device, None for a model of words without a vocabulary.
     """
 
     key: tuple
@@ -39,7 +39,7 @@ def prepare(tokens: TokenEncoder, stack: LstmStack, key: tuple, rows: int) -> Pr
     source = tokens.source
     source.warmup(tokens.backend)
     stack.prepare_capture(rows, tokens.precision)
-    boundaries = source.boundary_ids() if source.row_shape else None
+    boundaries = source.boundary_ids() if source.reads_text else None
     return Preparation(key, boundaries and tuple(to_device(ids, tokens.device) for ids in boundaries))
 
 

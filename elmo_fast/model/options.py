@@ -5,7 +5,7 @@ import json
 import numbers
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,12 +61,16 @@ class LstmOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """A checked `options.json`. `char_cnn` is None for a model that reads word ids; `raw` has every key given."""
+    """A checked `options.json`. `char_cnn` is None for a model that reads words; `raw` has every key given.
+
+    `vocabulary` has the words of such a model by id, from the file beside its weights; None where there is none.
+    """
 
     lstm: LstmOptions
     char_cnn: CharCnnOptions | None
     n_tokens_vocab: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    vocabulary: Sequence[str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def n_layers(self) -> int:

@@ -18,6 +18,8 @@ from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.system import memory_size
+from elmo_fast.text.batching import BOUNDARIES
+from elmo_fast.text.vocabulary import Vocabulary
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
@@ -66,10 +68,25 @@ def check_is_hdf5(files: ModelFiles) -> None:
 
 
 def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
-    """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`."""
+    """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`.
+
+    The options of a model of words have its vocabulary, which has `<S>`, `</S>` and as many words as the embedding.
+    """
     check_is_hdf5(files)
-    options = Options.from_file(files.options_file)
+    options = with_vocabulary(Options.from_file(files.options_file), files.vocab_file)
     return options, read_weights(files.weight_file, options, allow_nonfinite)
+
+
+def with_vocabulary(options: Options, vocab_file: str | os.PathLike | None) -> Options:
+    """The options of a model of words with the words of a file, others as they are; `ValueError` for another file."""
+    if options.char_cnn is not None or vocab_file is None:
+        return options
+    vocabulary = Vocabulary(vocab_file)
+    vocabulary.require(*BOUNDARIES)
+    if vocabulary.size != options.n_tokens_vocab:
+        raise ConfigurationError(f"vocabulary {os.fspath(vocab_file)}: expected the {options.n_tokens_vocab} words of "
+                                 f"the model, got {vocabulary.size}: give the one that it was trained with")
+    return dataclasses.replace(options, vocabulary=tuple(vocabulary.words))
 
 
 def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: bool = False) -> dict[str, np.ndarray]:
@@ -202,12 +219,13 @@ def _check_memory(size: int) -> None:
 def fingerprint(weights: Weights, options: Options | None = None) -> str:
     """32 hexadecimal digits of weights, whatever their order, and of the network's options where they are given.
 
-    Training settings in `options.json` do not count.
+    Training settings in `options.json` do not count; the vocabulary of a model of words does, where it has one.
     """
     digest = hashlib.blake2b(digest_size=16)
     if options is not None:
         network = [section and dataclasses.asdict(section) for section in (options.lstm, options.char_cnn)]
         digest.update(json.dumps(network, sort_keys=True).encode())
+        digest.update("\n".join(options.vocabulary or ()).encode(errors="surrogatepass"))
     for name in sorted(weights):
         values = np.ascontiguousarray(weights[name], dtype="<f4")
         digest.update(f"{name} {values.shape}\n".encode())

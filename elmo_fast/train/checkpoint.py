@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +271,7 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         beside = Path(model) / VOCABULARY_FILE
     else:
         files = find_model(model)
-        options, weights = read_model(files, allow_nonfinite)
+        options, weights = read_model(replace(files, vocab_file=None), allow_nonfinite)
         softmax_file = softmax_file or files.weight_file.parent / SOFTMAX_FILE
         if not os.path.isfile(softmax_file):
             raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "

@@ -12,8 +12,8 @@ from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.sources import SOFTMAX_FILE
-from elmo_fast.model.weights import check_finite, random_weights, write_weights
+from elmo_fast.model.sources import SOFTMAX_FILE, vocabulary_in
+from elmo_fast.model.weights import check_finite, random_weights, with_vocabulary, write_weights
 from elmo_fast.train import checkpoint as runs
 
 WEIGHTS_FILE = "weights.hdf5"
@@ -48,19 +48,23 @@ def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: b
         raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(found)} of "
                                  f"them in {type(module).__name__}")
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
-        _write(folder, found[0].options.to_dict(), found[0].weights(), float16)
+        options = found[0].options
+        _write(folder, options.to_dict(), found[0].weights(), float16)
+        if options.vocabulary is not None:
+            text = "".join(f"{word}\n" for word in options.vocabulary)
+            (folder / runs.VOCABULARY_FILE).write_bytes(text.encode())
 
 
 def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
                       float16: bool = False, allow_nonfinite: bool = False) -> None:
     """As `export_module`, from a file of a `state_dict` that holds an `Elmo` or a `BiLm` under any prefix.
 
-    `options_file` is that of the model that was fine-tuned. AllenNLP's checkpoints are accepted too. NaN and infinities
-    are refused unless `allow_nonfinite`.
+    `options_file` is that of the model that was fine-tuned, beside its vocabulary where it is one of words. AllenNLP's
+    checkpoints are accepted too. NaN and infinities are refused unless `allow_nonfinite`.
     """
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
-    options = Options.from_file(options_file)
+    options = with_vocabulary(Options.from_file(options_file), vocabulary_in(Path(options_file).parent))
     content = runs.load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
     if not isinstance(content, dict):
         raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")

@@ -128,8 +128,8 @@ def test_exporters_refuse_in_a_line(folder, tmp_path, make, export, inside):
     model = Tagger(make, folder, True)
     with pytest.raises(RuntimeError) as caught:
         export(model if inside else model.inner, batch_to_ids(BATCHES[0]), tmp_path / "model.onnx")
-    assert re.fullmatch(r"(Elmo|BiLm|ElmoTokenEmbedder): expected a call in Python, got torch\.export, .*; export the part .*",
-                        str(caught.value))
+    line = r"(Elmo|BiLm|ElmoTokenEmbedder): expected a call in Python, got torch\.export, .*; export the part .*"
+    assert re.fullmatch(line, str(caught.value))
 
 
 @pytest.mark.parametrize("full", [lambda model, ids: torch.export.export(model, (ids,), strict=True),
@@ -141,7 +141,7 @@ def test_a_single_graph_is_refused(folder, full):
 
 def test_calls_go_on_while_another_thread_exports(folder):
     """The flag that torch.export sets is the process's."""
-    bilm, started, done, errors = BiLm.from_files(*paths(folder), state="zero"), threading.Event(), threading.Event(), []
+    bilm, started, done, errors = BiLm.from_model(folder, state="zero"), threading.Event(), threading.Event(), []
     expected = bilm(batch_to_ids(BATCHES[0])).activations[-1].numpy()
 
     class Slow(nn.Module):

@@ -191,7 +191,8 @@ def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path 
         return BiLm(options, weights, token_table=TokenTable.open(embedding_weight_file), **arguments)
     vectors = read_table(embedding_weight_file, torch.device("cpu")).vectors.float().numpy()
     check_finite(f"embedding_weight_file {os.fspath(embedding_weight_file)}", vectors, allow_nonfinite)
-    options = dataclasses.replace(options, n_tokens_vocab=len(vectors))
+    own = options.vocabulary if len(vectors) == options.n_tokens_vocab else None
+    options = dataclasses.replace(options, n_tokens_vocab=len(vectors), vocabulary=own)
     return BiLm(options, {**weights, "embedding": vectors}, **arguments)
 
 
@@ -199,8 +200,7 @@ def _vocabulary_and_model(vocab_file: _Path, options_file: _Path, weight_file: _
                           **arguments: Any) -> tuple[Sequence[str], BiLm]:
     vocabulary = Vocabulary(vocab_file)
     vocabulary.require(*BOUNDARIES)  # without them bilm-tf gives its last word the vector of `</S>`
-    bilm = BiLm.from_files(options_file, weight_file, **arguments)
-    if bilm.options.char_cnn is None:
-        raise ConfigurationError("options_file: expected the section char_cnn, since text is read as characters, "
-                                 "found a model that reads word ids")
+    files = find_model(options_file=options_file, weight_file=weight_file)
+    own = files.vocab_file or vocab_file  # numbers the words of a model of words
+    bilm = BiLm.from_model(dataclasses.replace(files, vocab_file=own), **arguments)
     return vocabulary.words, bilm.to(device)

@@ -57,9 +57,10 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
 
     The gradient of a step is the mean over `n_gpus` parts of `batch_size` rows, which carry states of their own; all
     run on one device, the first GPU where there is one. Options without the key `bidirectional` train the directions
-    that `data` reads, two for a `BidirectionalLMDataset`, and a warning says so. Options, vocabulary, log, and a checkpoint every 1250 batches
-    are written into `tf_save_dir`; `tf_log_dir` is not used. `restart_ckpt_file` continues with that checkpoint's
-    weights and accumulators, from zero states, for as many batches again. From bilm-tf's `train`.
+    that `data` reads, two for a `BidirectionalLMDataset`, and a warning says so. Options, vocabulary, log, and a
+    checkpoint every 1250 batches are written into `tf_save_dir`; `tf_log_dir` is not used. `restart_ckpt_file`
+    continues with that checkpoint's weights and accumulators, from zero states, for as many batches again. From
+    bilm-tf's `train`.
     """
     check_count("n_gpus", n_gpus)
     if options.get("optimizer", "adagrad") != "adagrad":
