@@ -20,6 +20,7 @@ from elmo_fast.model.weights import LastResult, check_shapes, expected_shapes, f
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
+from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_cache import version_key
@@ -90,7 +91,7 @@ class BiLm(OutsideGraphs):
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         """The source of token vectors, after the shapes of all weights were checked."""
-        check_shapes("weights", expected_shapes(self.options, "CNN_proj/W_proj" in weights), weights)
+        check_shapes("weights", expected_shapes(self.options, weights), weights)
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
         return source(self.options, weights, requires_grad)
 
@@ -309,7 +310,10 @@ class BiLm(OutsideGraphs):
         return h[:, 0], c[:, 0]
 
     def _drop_fp32(self) -> None:
-        if self.options.char_cnn is None or resolve("projected_lstm", self.backend, self._elmo_lstm.B_0_0) != "native":
+        stack = self._elmo_lstm
+        lacking = unsupported_weights(stack.layer_weights(0))
+        if self.options.char_cnn is None or resolve("projected_lstm", self.backend, stack.B_0_0,
+                                                    unsupported=lacking) != "native":
             raise ConfigurationError("keep_fp32: expected True, since fp32 weights can be dropped only where the "
                                      "native engine runs a char-input model, got False")
         self._initial_state()

@@ -14,6 +14,7 @@ from elmo_fast.ops.backend import why_not
 from elmo_fast.ops.cuda.graphs import recording
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.reference import State
 
 
@@ -30,7 +31,9 @@ class Preparation:
 
 def why_no_capture(tokens: TokenEncoder, stack: LstmStack) -> str | None:
     """None where a CUDA graph can capture a forward, else the reason it cannot."""
-    reason = why_not("projected_lstm", "native", [stack.B_0_0])
+    reason, lacking = why_not("projected_lstm", "native", [stack.B_0_0]), unsupported_weights(stack.layer_weights(0))
+    if lacking:
+        reason = reason or f"the native kernels do not support {lacking}"
     return reason or (None if tokens.backend in ("auto", "native") else "it runs in plain PyTorch")
 
 

@@ -55,7 +55,7 @@ class LstmOptions:
 
     @property
     def is_projected(self) -> bool:
-        """Whether h is a projection of the cell's output; else the two have the same size and `proj_clip` is unused."""
+        """Whether h has fewer values than the cell; else it is the cell's output unless the weights have `W_P_0`."""
         return self.projection_dim != self.dim
 
 

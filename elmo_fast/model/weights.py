@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import h5py
@@ -34,11 +34,11 @@ def lstm_name(direction: int, layer: int, dataset: str) -> str:
     return f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{dataset}"
 
 
-def expected_shapes(options: Options, has_projection: bool = False) -> dict[str, tuple[int, ...]]:
+def expected_shapes(options: Options, held: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """Shape of every dataset a model with these options needs, in file order.
 
-    The char embedding has 261 rows, without the row of "no token". Where the filters already have the projection's
-    size, a file may hold `CNN_proj` or not: `has_projection`.
+    The char embedding has 261 rows, without the row of "no token". Where the filters, or the cells, already have the
+    projection's size, `CNN_proj`, or every `W_P_0`, is there if `held`, the names that a file has, say so.
     """
     projection, cnn = options.lstm.projection_dim, options.char_cnn
     if cnn is None:
@@ -50,11 +50,12 @@ def expected_shapes(options: Options, has_projection: bool = False) -> dict[str,
             shapes |= {f"CNN/W_cnn_{index}": (1, width, cnn.embedding_dim, count), f"CNN/b_cnn_{index}": (count,)}
         for layer, gate in itertools.product(range(cnn.n_highway), ("carry", "transform")):
             shapes |= {f"CNN_high_{layer}/W_{gate}": (total, total), f"CNN_high_{layer}/b_{gate}": (total,)}
-        if total != projection or has_projection:
+        if total != projection or "CNN_proj/W_proj" in held:
             shapes |= {"CNN_proj/W_proj": (total, projection), "CNN_proj/b_proj": (projection,)}
     lstm_shapes = (2 * projection, 4 * options.lstm.dim), (4 * options.lstm.dim,), (options.lstm.dim, projection)
+    is_projected = options.lstm.is_projected or any(name.endswith("/W_P_0") for name in held)
     for direction, layer in itertools.product(DIRECTIONS, range(options.lstm.n_layers)):
-        for dataset, shape in zip(LSTM_DATASETS[: 2 + options.lstm.is_projected], lstm_shapes):
+        for dataset, shape in zip(LSTM_DATASETS[: 2 + is_projected], lstm_shapes):
             shapes[lstm_name(direction, layer, dataset)] = shape
     return shapes
 
@@ -99,7 +100,7 @@ def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: boo
     """
     with open_hdf5(path, "weight_file") as file:
         found = _datasets(file)
-        weights = _take(found, expected_shapes(options, "CNN_proj" in file), path, allow_nonfinite)
+        weights = _take(found, expected_shapes(options, found), path, allow_nonfinite)
         # Datasets of the network that the options do not mention mean a file of another model.
         surplus = sorted(name for name in found if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
         if surplus:

@@ -254,7 +254,7 @@ def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None 
     config = TrainConfig.from_file(Path(run) / OPTIONS_FILE)
     weights = {name: value.numpy() for name, value in content["weights"].items()}
     source = f"checkpoint {path}: weights"
-    check_shapes(source, parameter_shapes(config, "CNN_proj/W_proj" in weights), weights)
+    check_shapes(source, parameter_shapes(config, weights), weights)
     for name, values in weights.items():
         check_finite(f"{source}: {name}", values, allow_nonfinite)
     return config, weights

@@ -13,11 +13,14 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
 from elmo_fast.model.sources import SOFTMAX_FILE, vocabulary_in
-from elmo_fast.model.weights import check_finite, random_weights, with_vocabulary, write_weights
+from elmo_fast.model.weights import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
 from elmo_fast.train import checkpoint as runs
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
+# AllenNLP's tensors of projections to as many values, which a model may lack, and their datasets.
+_OPTIONAL = {"_token_embedder._projection.weight": "CNN_proj/W_proj",
+             "_elmo_lstm.forward_layer_0.state_projection.weight": lstm_name(0, 0, "W_P_0")}
 _MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
 _DTYPES = {False: np.float32, True: np.float16}  # by `float16`
 
@@ -75,11 +78,9 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
                                  f"found {len(found)} among {len(tensors)} tensors")
     parts = tuple(found[0] + part for part in ("_token_embedder.", "_elmo_lstm."))
     own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(parts)}
-    weights = random_weights(options)
-    if "_token_embedder._projection.weight" in own and "CNN_proj/W_proj" not in weights:
-        zeros = np.zeros((options.lstm.projection_dim,) * 2, np.float32)
-        weights.update({"CNN_proj/W_proj": zeros, "CNN_proj/b_proj": zeros[0]})
-    bilm = BiLm(options, weights)
+    held = [dataset for name, dataset in _OPTIONAL.items() if name in own]
+    shapes = expected_shapes(options, held)
+    bilm = BiLm(options, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     try:
         bilm.load_state_dict(own)
     except RuntimeError as error:
