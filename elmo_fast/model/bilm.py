@@ -312,10 +312,9 @@ class BiLm(OutsideGraphs):
     def _drop_fp32(self) -> None:
         stack = self._elmo_lstm
         lacking = unsupported_weights(stack.layer_weights(0))
-        if self.options.char_cnn is None or resolve("projected_lstm", self.backend, stack.B_0_0,
-                                                    unsupported=lacking) != "native":
+        if resolve("projected_lstm", self.backend, stack.B_0_0, unsupported=lacking) != "native":
             raise ConfigurationError("keep_fp32: expected True, since fp32 weights can be dropped only where the "
-                                     "native engine runs a char-input model, got False")
+                                     "native engine runs the model, got False")
         self._initial_state()
         self.fingerprint()
         self._token_embedder.drop_fp32(self._precision)

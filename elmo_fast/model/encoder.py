@@ -164,6 +164,9 @@ class WordEmbedder(OutsideGraphs):
         """A fingerprint of the weights as they are now."""
         return fingerprint({"embedding": self.embedding.detach().float().cpu().numpy()})
 
+    def drop_fp32(self, precision: str) -> None:
+        """The table stays: its rows are looked up."""
+
     def warmup(self, backend: str = "auto") -> None:
         """A table has nothing to compile."""
 

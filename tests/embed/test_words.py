@@ -82,6 +82,10 @@ def test_vectors_of_text(folder, expected, backend):
     assert np.isfinite(np.concatenate([layers.ravel() for layers in loaded.embed(TOKENS)])).all()  # warm
 
 
+def test_vectors_of_packed_weights(folder, expected):
+    check(ElmoEmbedder(*paths(folder), state="zero", backend="native", keep_fp32=False).embed_batch(TOKENS), expected)
+
+
 def test_vectors_that_a_server_gives(folder, expected):
     with Batching(BiLm.from_model(folder, state="zero")) as batching:
         job = batching.submit(TOKENS)
@@ -132,10 +136,11 @@ def test_dumps(folder, expected, tmp_path, own):
     check([read_hdf5(out)["embedding"]], [rows[[4, 1, 0]] if own else rows])
     if own:
         return
-    words = bilm_tf.BidirectionalLanguageModel(*paths(model), use_character_inputs=False, state="zero",
-                                               embedding_weight_file=out)
-    ops = words(bilm_tf.TokenBatcher(given).batch_sentences(TOKENS[:2]))
-    check([layers[:, :len(tokens)] for layers, tokens in zip(ops["lm_embeddings"].numpy(), TOKENS)], expected[:2])
+    for embedding in (out, paths(model)[1]):
+        words = bilm_tf.BidirectionalLanguageModel(*paths(model), use_character_inputs=False, state="zero",
+                                                   embedding_weight_file=embedding)
+        ops = words(bilm_tf.TokenBatcher(given).batch_sentences(TOKENS[:2]))
+        check([layers[:, :len(tokens)] for layers, tokens in zip(ops["lm_embeddings"].numpy(), TOKENS)], expected[:2])
 
 
 def test_token_tables(folder, expected, tmp_path, capsys):
