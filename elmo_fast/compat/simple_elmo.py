@@ -2,6 +2,7 @@
 
 import collections
 import os
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ class ElmoModel:
     As in simple_elmo, a call begins from zero states, `warmup` runs its first batch once more before all others, and
     its batches carry their states on. A call with a `session`, any object, begins where the last call with that
     session ended. With `state` `zero` or `warm` results depend on the sentence alone, and `warmup` and `session` do
-    nothing.
+    nothing. Threads may share a model; their calls run one after the other.
     """
 
     def __init__(self, *, state: str = "carry", precision: str = "highest", backend: str = "auto",
@@ -38,6 +39,13 @@ class ElmoModel:
         self._sessions: dict[int, tuple[Any, State | None]] = {}  # by identity: the session, states after its last call
         self.batch_size: int = 0
         self.vocab: Vocabulary | None = None
+        self._lock = threading.RLock()  # of the states that the model carries in a call
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sessions": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
 
     def load(self, directory: str | os.PathLike, max_batch_size: int = 32, limit: int = 100,
              full: bool = False, *, allow_nonfinite: bool = False) -> None:
@@ -120,8 +128,10 @@ class ElmoModel:
         check_count("topn", topn)
         found = []
         for tokens in map(str.split, data):
-            self._loaded().elmo_bilm.reset_states()
-            best = [self._best(scores, topn, nodelimiters) for scores in self._head.logits(tokens)]
+            with self._lock:
+                self._loaded().elmo_bilm.reset_states()
+                logits = self._head.logits(tokens)
+            best = [self._best(scores, topn, nodelimiters) for scores in logits]
             found.append([{"word": word, "forward": forward, "backward": backward}
                           for word, forward, backward in zip(tokens, *best)])
         return found
@@ -142,12 +152,13 @@ class ElmoModel:
 
         def arrays() -> Iterator[np.ndarray]:
             stream = SlotStream(bilm, self.batch_size, runs_empty=True)
-            _, bilm.lstm._states = self._sessions.get(id(session), (None, None))
-            if warmup and bilm.state == "carry":
-                collections.deque(stream.run(texts[: self.batch_size]), maxlen=0)
-            yield from (mix_layers(vectors, layers) for vectors in stream.run(texts))
-            if session is not None:
-                self._sessions[id(session)] = session, bilm.lstm._states
+            with self._lock:
+                _, bilm.lstm._states = self._sessions.get(id(session), (None, None))
+                if warmup and bilm.state == "carry":
+                    collections.deque(stream.run(texts[: self.batch_size]), maxlen=0)
+                yield from (mix_layers(vectors, layers) for vectors in stream.run(texts))
+                if session is not None:
+                    self._sessions[id(session)] = session, bilm.lstm._states
 
         return arrays(), texts, (len(texts), self.n_layers) if layers == "all" else (len(texts),)
 

@@ -1,5 +1,7 @@
 import gzip
+import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
@@ -79,6 +81,18 @@ def test_calls_of_a_session_carry_their_states_on(folder):
         for row, values, text in zip(found, wanted, texts, strict=True):
             np.testing.assert_allclose(row[: len(text)] if number else row, values, rtol=0, atol=1e-5)
         model.get_elmo_vectors(TEXTS)
+
+
+def test_threads_share_a_model(full):
+    model = loaded(full, full=True)
+    alone = model.get_elmo_vectors(TEXTS), model.get_elmo_substitutes(["the cat sat"])
+    with ThreadPoolExecutor(4) as pool:
+        calls = [(pool.submit(model.get_elmo_vectors, TEXTS), pool.submit(model.get_elmo_substitutes, ["the cat sat"]))
+                 for _ in range(8)]
+    for vectors, substitutes in calls:
+        np.testing.assert_array_equal(vectors.result(), alone[0])
+        assert substitutes.result() == alone[1]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).get_elmo_vectors(TEXTS), alone[0])
 
 
 @pytest.mark.parametrize("state", ["zero", "warm"])
