@@ -150,7 +150,7 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
             raise FileNotFoundError(f"{name}: expected a file, found {'a directory' if path.is_dir() else 'nothing'} "
                                     f"at {path}")
         found.append(path)
-    return ModelFiles(*found)
+    return ModelFiles(*found, vocabulary_in(found[1].parent))
 
 
 def _named(name: str) -> ModelFiles:
@@ -200,8 +200,12 @@ def _in_directory(directory: Path) -> ModelFiles:
     names = sorted(path.name for path in directory.iterdir() if _is_model_file(path.name))
     options = _only(directory, "options.json", [name for name in names if name.endswith("options.json")])
     weights = _only(directory, "*.hdf5", [name for name in names if name.endswith(".hdf5") and name != SOFTMAX_FILE])
-    vocabulary = next((directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()), None)
-    return ModelFiles(options, weights, vocabulary)
+    return ModelFiles(options, weights, vocabulary_in(directory))
+
+
+def vocabulary_in(directory: Path) -> Path | None:
+    """The file of a vocabulary in a model's directory, where it has one."""
+    return next((directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()), None)
 
 
 def _only(directory: Path, wanted: str, found: list[str]) -> Path:

@@ -1,12 +1,14 @@
 """bilm-tf's scripts: `python -m elmo_fast.compat.bilm train_elmo ...` for `python bin/train_elmo.py ...`."""
 
 import argparse
+import logging
 
 from elmo_fast.compat.bilm.data import BidirectionalLMDataset, LMDataset
 from elmo_fast.compat.bilm.training import dump_weights, load_options_latest_checkpoint, load_vocab, test, train
 from elmo_fast.model.options import read_json
 from elmo_fast.train.config import published_size
 
+logger = logging.getLogger(__name__)
 _CHANGES = ("n_train_tokens", "n_epochs", "batch_size")
 
 
@@ -35,7 +37,10 @@ def main() -> None:
 def train_elmo(save_dir, vocab_file, train_prefix, options_file, **given) -> None:
     """train a new model"""
     options = read_json(options_file) if options_file else {**published_size("original"), "bidirectional": True}
-    _train(options, save_dir, vocab_file, train_prefix, None, **given)
+    if "bidirectional" not in options:
+        logger.warning("options_file %s: no key bidirectional: a model of two directions is trained, as the files of "
+                       "published models mean it; \"bidirectional\": false trains a forward model", options_file)
+    _train({"bidirectional": True, **options}, save_dir, vocab_file, train_prefix, None, **given)
 
 
 def restart(save_dir, vocab_file, train_prefix, **given) -> None:
@@ -64,7 +69,7 @@ def _train(options, save_dir, vocab_file, train_prefix, last, n_gpus, **changes)
 
 def _data(options, vocab_file, pattern, **how) -> LMDataset | BidirectionalLMDataset:
     vocab = load_vocab(vocab_file, options["char_cnn"]["max_characters_per_token"] if "char_cnn" in options else None)
-    return (BidirectionalLMDataset if options.get("bidirectional") else LMDataset)(pattern, vocab, **how)
+    return (BidirectionalLMDataset if options.get("bidirectional", True) else LMDataset)(pattern, vocab, **how)
 
 
 if __name__ == "__main__":

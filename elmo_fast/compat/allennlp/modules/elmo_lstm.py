@@ -21,6 +21,7 @@ from elmo_fast.ops import reference
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision, numerics
 from elmo_fast.ops.schedule import make_schedule
+from elmo_fast.outside_graphs import outside_graphs
 
 
 class ElmoLstm(LstmStack):
@@ -74,6 +75,7 @@ class ElmoLstm(LstmStack):
                 parameter.copy_(torch.from_numpy(values[name]))
             parameter.requires_grad_(self.requires_grad)
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
 

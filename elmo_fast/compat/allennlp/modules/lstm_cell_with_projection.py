@@ -15,6 +15,7 @@ from elmo_fast.model.weights import LSTM_DATASETS
 from elmo_fast.ops import reference
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import State
+from elmo_fast.outside_graphs import outside_graphs
 
 
 class LstmCellWithProjection(AllenNlpStateDict):
@@ -51,6 +52,7 @@ class LstmCellWithProjection(AllenNlpStateDict):
         cell.memory_cell_clip_value, cell.state_projection_clip_value = options.cell_clip, options.proj_clip
         return cell.train(stack.training)
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor, batch_lengths: Sequence[int],
                 initial_state: State | None = None) -> tuple[torch.Tensor, State]:
         """Outputs of sentences of `batch_lengths` tokens, in any order: [B, T, I] -> [B, T, P], zero past their ends.
