@@ -63,7 +63,7 @@ class StreamStates:
     def store(self, end: int, last: RunState, waiting: Iterable[Span], runs: bool) -> None:
         """Store the states after a batch, which ends before sentence `end`; `last` is where the slots are now.
 
-        `waiting` are the spans of sentences before `end` that have not run; `runs` says whether the batch changes a state.
+        `waiting` are the spans of sentences before `end` that have not run; `runs`: whether the batch changes states.
         """
         self._has_run |= runs
         if not self._has_run:
