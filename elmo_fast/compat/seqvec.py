@@ -173,7 +173,8 @@ def embed_fasta(input_path: str | os.PathLike, output_path: str | os.PathLike, m
 
         layout = layouts.layout_of(output_path)
         target = Target(output_path, layout, form, {"forget_sentences": True} if layout == "allennlp" else {})
-        runner = Runner(model.elmo_bilm, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize})
+        runner = Runner(model.elmo_bilm, lambda texts: _batches(texts, batchsize), run, {"batchsize": batchsize},
+                        model.elmo_bilm.state)
         write_corpus((Text(identifier, sequence, list(sequence)) for identifier, sequence in ordered), runner, target,
                      resume=resume, progress=Progress(progress, len(ordered), "sequences"))
 

@@ -1,6 +1,5 @@
 """`load`: a model, and vectors from it in one call."""
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from elmo_fast.choices import FREE_STATES, check_path
+from elmo_fast.choices import FREE_STATES, STATES, check_choice, check_path
 from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Target, write_corpus
 from elmo_fast.embed.embedder import ElmoEmbedder
@@ -63,26 +62,18 @@ class LoadedElmo:
         """
         form = Form(layers, pool).check(self.bilm.num_layers)
         texts = list(_texts(sentences, pool))
-        with self._in_state(state):
-            # Where each text stands alone, the longest runs first: at the end few slots wait for a long one.
-            order = sorted(range(len(texts)), key=lambda number: -len(texts[number].tokens) * (state in FREE_STATES))
-            vectors = list(self._run((texts[number] for number in order), form, batch_size))
+        check_choice("state", state, STATES)
+        # Where each text stands alone, the longest runs first: at the end few slots wait for a long one.
+        order = sorted(range(len(texts)), key=lambda number: -len(texts[number].tokens) * (state in FREE_STATES))
+        vectors = list(self._run((texts[number] for number in order), form, state, batch_size))
         return [vectors[place] for place in np.argsort(order)]
 
     def stream(self, sentences: Iterable[Given], layers: Layers = "all", state: str = "warm", pool: str | None = None,
                batch_size: int | None = None) -> Iterator[np.ndarray]:
-        """As `embed`, lazily: texts are read as they are needed, also without an end, and memory is bounded.
-
-        The model's state is `state` until the iteration ends.
-        """
+        """As `embed`, lazily: texts are read as they are needed, also without an end, and memory is bounded."""
         form = Form(layers, pool).check(self.bilm.num_layers)
-        texts = _texts(sentences, pool)
-
-        def vectors() -> Iterator[np.ndarray]:
-            with self._in_state(state):
-                yield from self._run(texts, form, batch_size)
-
-        return vectors()
+        every = self._run(_texts(sentences, pool), form, state, batch_size)
+        return (vectors for vectors in every)
 
     def encode(self, tokens: Sequence[str]) -> np.ndarray:
         """Vectors of tokens without context, as the char encoder gives them: float32 [tokens, P]."""
@@ -117,24 +108,15 @@ class LoadedElmo:
         layouts.check_output(layout, path, form)
         target = Target(path, layout, form, {"forget_sentences": True} if layout == "allennlp" else {})
         texts = _texts(sentences, pool)
-        with self._in_state(state):
-            write_corpus(texts, self._embedder.runner(batch_size, form), target, resume=resume,
-                         progress=Progress(progress))
+        write_corpus(texts, self._embedder.runner(batch_size, form, state), target, resume=resume,
+                     progress=Progress(progress))
 
-    @contextlib.contextmanager
-    def _in_state(self, state: str) -> Iterator[None]:
-        before, self.bilm.state = self.bilm.state, state
-        try:
-            yield
-        finally:
-            self.bilm.state = before
-
-    def _run(self, texts: Iterable[Text], form: Form, batch_size: int | None) -> Iterator[np.ndarray]:
+    def _run(self, texts: Iterable[Text], form: Form, state: str, batch_size: int | None) -> Iterator[np.ndarray]:
         """What the form keeps of the stream: a `map`, which adds no frame above the stream's."""
         def finish(vectors: np.ndarray) -> np.ndarray:
             return form.apply(vectors, ()).vectors
 
-        return map(finish, self._embedder.stream((text.tokens for text in texts), batch_size))
+        return map(finish, self._embedder.stream((text.tokens for text in texts), batch_size, state))
 
 
 def _texts(sentences: Iterable[Given], pool: str | None) -> Iterator[Text]:

@@ -57,33 +57,35 @@ class Runner:
     """How texts become vectors.
 
     `group` divides texts into groups, after which a section may end; `run` gives the vectors of the texts of groups in
-    order, [layers, T, 2 P] each, and the model carries its states from call to call. `settings` are JSON values.
+    order, [layers, T, 2 P] each, in the `state` of the model's calls; carried ones go on from call to call. `settings`
+    are JSON values.
     """
 
     bilm: BiLm
     group: Callable[[Iterator[Text]], Iterator[list[Text]]]
     run: Callable[[Iterator[list[Text]]], Iterator[np.ndarray]]
     settings: Mapping[str, Any]
+    state: str
 
     def states(self) -> State | None:
         """A copy of the carried states on the host, None where none are carried."""
-        carried = self.bilm.lstm._states if self.bilm.state == "carry" else None
+        carried = self.bilm.lstm._states if self.state == "carry" else None
         return carried and tuple(value.detach().cpu().clone() for value in carried)
 
     def restore(self, states: State | None) -> None:
         """Carry on from such states."""
-        if self.bilm.state == "carry":
+        if self.state == "carry":
             self.bilm.lstm._states = states
 
     def describe(self) -> dict[str, Any]:
         """JSON values that are equal where the same texts give the same vectors."""
         bilm, table = self.bilm, self.bilm.token_table
-        found = {"version": version("elmo-fast"), "model": bilm.fingerprint(), "state": bilm.state,
+        found = {"version": version("elmo-fast"), "model": bilm.fingerprint(), "state": self.state,
                  "precision": bilm.precision, "backend": bilm.backend, "device": next(bilm.parameters()).device.type,
                  "token_table": table and [table.fingerprint, len(table), table.storage, table.unknown]}
-        if bilm.state == "carry":
+        if self.state == "carry":
             found["initial states"] = _states_digest(self.states())
-        if bilm.state == "warm":
+        if self.state == "warm":
             found["warm text"] = _digest(json.dumps(list(map(list, bilm.warm_text))).encode()).hexdigest()
         return {**found, **self.settings}
 

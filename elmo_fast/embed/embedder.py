@@ -1,6 +1,5 @@
 """`ElmoEmbedder`: tokenized sentences to NumPy arrays and HDF5 files, as AllenNLP's class of that name."""
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
@@ -8,7 +7,16 @@ from typing import IO
 import numpy as np
 import torch
 
-from elmo_fast.choices import DEFAULT_BATCH_SIZE, FREE_STATES, LAYERS, MOST_SENTENCES, check_choice, check_count, shown
+from elmo_fast.choices import (
+    DEFAULT_BATCH_SIZE,
+    FREE_STATES,
+    LAYERS,
+    MOST_SENTENCES,
+    STATES,
+    check_choice,
+    check_count,
+    shown,
+)
 from elmo_fast.embed import layouts
 from elmo_fast.embed.corpus import Runner, Target, write_corpus
 from elmo_fast.embed.form import Form
@@ -66,9 +74,12 @@ class ElmoEmbedder:
 
     def batch_to_embeddings(self, batch: Sequence[Sequence[str]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Vectors of a batch, padded: [B, layers, T, 2 P], zero past a sentence's end, and mask int64 [B, T]."""
+        return self._padded(batch, self.elmo_bilm.state)
+
+    def _padded(self, batch: Sequence[Sequence[str]], state: str) -> tuple[torch.Tensor, torch.Tensor]:
         ids = self.elmo_bilm.token_source.batch_ids(batch)
         with torch.no_grad():
-            output = self.elmo_bilm(ids)
+            output = self.elmo_bilm(ids, state=state)
         inner = [remove_boundaries(layer, output["mask"]) for layer in output["activations"]]
         return torch.stack([layer for layer, _ in inner], dim=1), inner[0][1].long()
 
@@ -82,17 +93,20 @@ class ElmoEmbedder:
         A single empty sentence does not change the carried states, as in AllenNLP; in a larger batch an empty sentence
         runs as `<S> </S>`.
         """
+        return self._batch(batch, self.elmo_bilm.state)
+
+    def _batch(self, batch: Sequence[Sequence[str]], state: str) -> list[np.ndarray]:
         batch = check_batch(batch)
         if not batch:
             return []
         if len(batch) == 1 and not len(batch[0]):
             return [np.zeros((self.elmo_bilm.num_layers, 0, self.elmo_bilm.get_output_dim()), np.float32)]
         if self.elmo_bilm.backend == "reference":
-            embeddings, mask = self.batch_to_embeddings(batch)
+            embeddings, mask = self._padded(batch, state)
             padded = to_host(embeddings.float()).numpy()
             return [vectors[:, :length].copy() for vectors, length in zip(padded, mask.sum(1).tolist())]
         with torch.no_grad():
-            layers, lengths = self.elmo_bilm.embed_tokens(batch)
+            layers, lengths = self.elmo_bilm.embed_tokens(batch, state)
         values = to_host(torch.stack(layers).float()).numpy()  # [layers, N, 2 P]
         ends = np.cumsum(lengths)
         return [values[:, end - length + 1 : end - 1].copy() for end, length in zip(ends, lengths)]
@@ -102,9 +116,11 @@ class ElmoEmbedder:
         """Vectors of an iterable of sentences, in its order, float32 [layers, tokens, 2 P] a sentence.
 
         `batch_size` sentences run at a time, and each row of the batch takes its next sentence as soon as it is free
-        (see `SlotStream`); the results are those of batches, and a bounded part of the iterable is read ahead.
-        Carried states are stored when the iterable has ended. By default 64 run at a time, and 128 where no states are
-        carried and the CPU computes a wide model with 16-bit tile products, whose weights are then read half as often.
+        (see `SlotStream`); the results are those of batches, and a bounded part of the iterable is read ahead. Carried
+        states are those of batches too, as in AllenNLP: when the first result of a batch is given out, the states after
+        that batch are stored, and what ran ahead leaves no trace. By default 64 run at a time, and 128 where no states
+        are carried and the CPU computes a wide model with 16-bit tile products, whose weights are then read half as
+        often.
         """
         if isinstance(sentences, (str, bytes)):
             check_sentence(sentences, "sentences")
@@ -112,35 +128,43 @@ class ElmoEmbedder:
         checked = (check_sentence(sentence, f"sentences[{number}]") for number, sentence in enumerate(sentences))
         return self.stream(checked, batch_size)
 
-    def stream(self, sentences: Iterable[Sequence[str]], batch_size: int | None) -> Iterator[np.ndarray]:
-        """As `embed_sentences`, of sentences that were checked before."""
-        return self._run_of(self._rows(batch_size))(sentences)
+    def stream(self, sentences: Iterable[Sequence[str]], batch_size: int | None,
+               state: str | None = None) -> Iterator[np.ndarray]:
+        """As `embed_sentences`, of sentences that were checked before, in a `state`, by default the model's."""
+        state = self.elmo_bilm.state if state is None else check_choice("state", state, STATES)
+        return self._run_of(self._rows(batch_size, state), state)(sentences)
 
-    def runner(self, batch_size: int | None, form: Form) -> Runner:
+    def runner(self, batch_size: int | None, form: Form, state: str | None = None) -> Runner:
         """How `write_corpus` gets vectors to store in a form. Where states are carried, a section has whole batches."""
-        batch_size = self._rows(batch_size)
-        run = self._run_of(batch_size, torch.float16 if form.is_verbatim and form.dtype == "float16" else torch.float32)
         bilm = self.elmo_bilm
+        state = bilm.state if state is None else check_choice("state", state, STATES)
+        batch_size = self._rows(batch_size, state)
+        dtype = torch.float16 if form.is_verbatim and form.dtype == "float16" else torch.float32
+        run = self._run_of(batch_size, state, dtype)
         return Runner(bilm, lambda texts: groups_of(texts, batch_size),
                       lambda groups: run(text.tokens for group in groups for text in group),
-                      {"batch_size": batch_size} if bilm.state == "carry" else {})
+                      {"batch_size": batch_size} if state == "carry" else {}, state)
 
-    def _rows(self, batch_size: int | None) -> int:
+    def _rows(self, batch_size: int | None, state: str) -> int:
         """Sentences at a time: the caller's number, or the choice of `embed_sentences`."""
         if batch_size is not None:
             return check_count("batch_size", batch_size, most=MOST_SENTENCES)
         bilm, weight = self.elmo_bilm, next(self.elmo_bilm.parameters())
-        is_wide = bilm.state in FREE_STATES and bilm.get_output_dim() >= _WIDE
+        is_wide = state in FREE_STATES and bilm.get_output_dim() >= _WIDE
         on_tiles = weight.device.type == "cpu" and computes_in(weight, bilm.backend, bilm.precision) != "highest"
         return 2 * DEFAULT_BATCH_SIZE if is_wide and on_tiles else DEFAULT_BATCH_SIZE
 
-    def _run_of(self, batch_size: int,
+    def _run_of(self, batch_size: int, state: str,
                 dtype: torch.dtype = torch.float32) -> Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]:
         """What gives the vectors of sentences, one iterable after the other; `dtype` is that of `SlotStream`."""
         if self.elmo_bilm.backend != "reference":
-            return SlotStream(self.elmo_bilm, batch_size, dtype=dtype).run
-        return lambda sentences: itertools.chain.from_iterable(
-            map(self.embed_batch, groups_of(sentences, batch_size)))
+            return SlotStream(self.elmo_bilm, batch_size, dtype=dtype, state=state).run
+
+        def run(sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
+            for batch in groups_of(sentences, batch_size):
+                yield from self._batch(batch, state)
+
+        return run
 
     def embed_file(self, input_file: IO[str], output_file_path: str | os.PathLike, output_format: str = "all",
                    batch_size: int = DEFAULT_BATCH_SIZE, forget_sentences: bool = False,

@@ -1,21 +1,24 @@
 """Continuous batching: sentences run back to back in a fixed number of slots, and none waits for a longer one."""
 
-import heapq
+import functools
 import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from elmo_fast.choices import STATES, check_choice, shown
+from elmo_fast.embed.carrying import Span, StreamStates
 from elmo_fast.embed.layouts.item import fits_float16
+from elmo_fast.embed.scheduler import Piece, Scheduler, Sentence
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.lstm import RunState
 from elmo_fast.model.token_table.lookup import TokenEmbeddings
 from elmo_fast.ops.device import HostCopy, to_device
+from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.schedule import make_schedule
 from elmo_fast.text.batching import not_a_string
 
@@ -26,49 +29,35 @@ _TOKENS_AHEAD = 1 << 15
 _TABLE_ROWS = 1 << 15
 
 
-@dataclass
-class _Sentence:
-    """A sentence with BOS and EOS: rows of token vectors, steps scheduled, and the vectors so far [layers, T, 2 P]."""
-
-    number: int
-    rows: np.ndarray
-    done: int = 0
-    vectors: np.ndarray | None = None
-
-
-class _Piece(NamedTuple):
-    """Steps `begin` to `end` of a sentence, run in a slot."""
-
-    sentence: _Sentence
-    slot: int
-    begin: int
-    end: int
-
-
 # A queued chunk of steps: its pieces, the packed rows of each, and its outputs on their way to the host, which are the
 # vectors of the tokens that the forward direction read, [S, P], then each layer's [S, 2 P].
-_Chunk = tuple[list[_Piece], list[np.ndarray], HostCopy]
+_Chunk = tuple[list[Piece], list[np.ndarray], HostCopy]
 _Numbered = list[tuple[int, np.ndarray]]
 
 
 class SlotStream:
     """Embeds streams of sentences in `slots` slots, but no more than there are sentences; one `run` after the other.
 
-    Where states are carried, sentence i runs in slot i mod B, as in batches of B; else in any slot with room. The
-    results are those of batches, in the order of the input. Carried states pass over an empty sentence alone in its
-    batch, as in AllenNLP; with `runs_empty` it runs as `<S> </S>`, as in bilm-tf. Vectors of tokens are shared by the
-    runs, between which weights must not change. When memory is out, chunks of steps become smaller.
+    `state` is that of all runs, by default the model's now. Where states are carried, sentence i runs in slot i mod B,
+    as in batches of B; else in any slot with room. The results are those of batches, in the order of the input. Carried
+    states pass over an empty sentence alone in its batch, as in AllenNLP; with `runs_empty` it runs as `<S> </S>`, as
+    in bilm-tf. Vectors of tokens are shared by the runs, between which weights must not change. When memory is out,
+    chunks of steps become smaller.
+
+    The model carries the states after a batch from its first result on, however far slots have run; if another call has
+    changed them since the last batch, the slots go back to there. An error in reading the sentences is raised after the
+    results of the whole batches before it.
 
     `dtype` is float32, or float16 where vectors are only stored: on a CPU those of a chunk without a value beyond
     float16 are then float16, others float32.
     """
 
-    def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, dtype: torch.dtype = torch.float32):
+    def __init__(self, bilm: BiLm, slots: int, runs_empty: bool = False, dtype: torch.dtype = torch.float32,
+                 state: str | None = None):
         self._bilm = bilm
         self._slots = slots
         self._dtype = dtype
-        self._queues: list[deque[_Sentence]] = []
-        self._carried = bilm.state == "carry"
+        self._state = bilm.state if state is None else check_choice("state", state, STATES)
         self._runs_empty = runs_empty
         self._tokens = _TokenVectors(bilm)
         self._halvings = 0  # of a chunk, for want of memory
@@ -78,7 +67,7 @@ class SlotStream:
         self._chunks_ahead = 1 if self._copies else 0
 
     def run(self, sentences: Iterable[Sequence[str]]) -> Iterator[np.ndarray]:
-        """Vectors of each sentence, [layers, T, 2 P]. Carried states are stored when the stream has ended."""
+        """Vectors of each sentence, [layers, T, 2 P]."""
         return self._run(sentences, None)
 
     def run_as_they_come(self, take: Callable[[], Sequence[str] | None]) -> Iterator[tuple[int, _Numbered]]:
@@ -91,111 +80,127 @@ class SlotStream:
 
     def drop(self, numbers: Container[int]) -> None:
         """Leave off sentences between two chunks of `run_as_they_come`."""
-        for queue in self._queues:
+        for queue in self._scheduler.queues:
             if queue and queue[0].number in numbers:
                 queue.popleft()
 
-    def _run(self, sentences: Iterable[Sequence[str]], take: Callable[[], Sequence[str] | None] | None) -> Iterator:
+    def _run(self, sentences: Iterable[Sequence[str]], take: Callable[[], Sequence[str] | None] | None,
+             begun: tuple[RunState, list[Span]] | None = None) -> Iterator:
         sentences = iter(sentences)
         first = list(itertools.islice(sentences, self._slots))
         self._begin(self._slots if take else max(1, len(first)))
-        self._source = (((take(), None) for _ in itertools.repeat(None)) if take else
-                        itertools.pairwise(itertools.chain(first, sentences, [None])))
-        state: RunState | None = None
-        queued: deque[_Chunk] = deque()
-        while (pieces := self._plan()) or queued or self._finished:
+        scheduler = self._scheduler
+        if take:
+            scheduler.take_from(take)
+        else:
+            scheduler.read_from(itertools.chain(first, sentences))
+        self._last = self._resume(*begun) if begun else self._start(0) if self._states else None
+        while ((pieces := self._plan()) or self._queued or self._finished) and self._written < scheduler.end:
             chunk: _Chunk | None = None
             try:
                 if pieces:
                     with torch.no_grad():
-                        in_flight = itertools.chain(*self._queues, (piece.sentence for piece in pieces))
+                        in_flight = itertools.chain(*scheduler.queues, (piece.sentence for piece in pieces))
                         table = self._tokens.update(list(in_flight))
-                        chunk, state = self._advance(pieces, table, state)
-                    queued.append(chunk)
+                        self._last = self._last or self._bilm.begin(len(scheduler.queues), self._state)
+                        chunk, after = self._advance(pieces, table, self._last)
+                    self._ran(chunk, pieces, after)
             except (RuntimeError, MemoryError) as error:
                 self._shrink_chunks(error)
             if pieces and not chunk:
                 self._undo(pieces)
-            while len(queued) > (self._chunks_ahead if chunk else 0):
-                self._collect(queued.popleft())
+            while len(self._queued) > (self._chunks_ahead if chunk else 0):
+                self._collect(self._queued.popleft())
             yield from self._as_they_came(pieces if chunk else []) if take else self._in_order()
-        if state:
-            self._bilm.lstm.store_state(tuple(values[:, : self._read] for values in state.last))
+        if scheduler.error:
+            raise scheduler.error
+
+    def _ran(self, chunk: _Chunk, pieces: list[Piece], after: RunState) -> None:
+        self._queued.append(chunk)
+        if self._states:
+            self._states.note(self._last, [piece.span for piece in pieces])
+        self._last = after
+
+    def _start(self, first: int) -> RunState:
+        """Where the slots start with sentence `first` and its successors: in the states that the model carries."""
+        with self._bilm.lstm.exclusive(True):
+            return self._states.begin(first)
+
+    def _resume(self, state: RunState, spans: list[Span]) -> RunState:
+        """Queue spans, and store nothing of them."""
+        self._states = None
+        self._scheduler.put(spans)
+        return state
 
     def _in_order(self) -> Iterator[np.ndarray]:
-        while self._written in self._finished:
+        while self._written in self._finished and (not self._states or self._store()):
             vectors = self._finished.pop(self._written)
-            self._ahead -= vectors.shape[1] + 2
+            self._scheduler.ahead -= vectors.shape[1] + 2
             self._written += 1
             yield vectors
 
-    def _as_they_came(self, pieces: list[_Piece]) -> Iterator[tuple[int, _Numbered]]:
-        finished, self._finished, self._ahead = list(self._finished.items()), {}, 0
+    def _store(self) -> bool:
+        """Store what the model carries once the next result is given out; False where it cannot be given out now."""
+        scheduler = self._scheduler
+        if self._written == self._stored:  # the first of a batch, which is read as a whole before
+            end = self._written + len(scheduler.queues)
+            while scheduler.read < end and scheduler.read_next():
+                pass
+            return self._written < scheduler.end and self._store_batch(min(end, scheduler.read))
+        if scheduler.is_at_end and self._written + 1 == scheduler.read:  # the last of all: slots are where they end
+            with self._bilm.lstm.exclusive(True):
+                if self._states.is_current:
+                    self._states.store(scheduler.read, self._last, [], False)
+        return True
+
+    def _store_batch(self, end: int) -> bool:
+        """Store the states after a batch, before sentence `end`; False if it runs again, from another call's states."""
+        with self._bilm.lstm.exclusive(True):
+            is_current = self._states.is_current
+            if not is_current:
+                self._queued.clear()
+                self._finished.clear()
+                self._scheduler.restart()
+                self._last = self._start(self._written)
+            batch = [self._scheduler.unstored.popleft() for _ in range(self._written, end)]
+            self._states.store(end, self._last, self._scheduler.waiting(end),
+                               not all(sentence.passed_over for sentence in batch))
+        self._stored = end
+        return is_current
+
+    def _as_they_came(self, pieces: list[Piece]) -> Iterator[tuple[int, _Numbered]]:
+        finished, self._finished, self._scheduler.ahead = list(self._finished.items()), {}, 0
         yield sum(piece.end - piece.begin for piece in pieces), finished
 
     def _begin(self, slots: int) -> None:
-        self._queues: list[deque[_Sentence]] = [deque() for _ in range(slots)]
+        carried, replay = self._state == "carry", functools.partial(_replay, self._bilm)
+        self._scheduler = Scheduler(slots, self._tokens.rows, self._pass_over, carried, self._runs_empty)
+        self._states = StreamStates(self._bilm, slots, replay) if carried else None
+        self._queued: deque[_Chunk] = deque()
         self._finished: dict[int, np.ndarray] = {}
-        self._read = self._written = self._ahead = 0
+        self._written = self._stored = 0  # results given out, and those whose states are stored
         self._limit_chunks()
 
     def _limit_chunks(self) -> None:
         """Set the steps of a chunk and the slots that run in it, after so many halvings first of the steps."""
-        slots = len(self._queues)
+        slots = len(self._scheduler.queues)
         self._rows = max(1, slots * max(16, _ROWS_PER_CHUNK // slots) >> self._halvings)
         self._steps, self._width = max(1, self._rows // slots), min(slots, self._rows)
         self._tokens.most = max(1, _TABLE_ROWS >> self._halvings)
 
-    def _plan(self) -> list[_Piece]:
+    def _plan(self) -> list[Piece]:
         """The pieces of the next chunk of steps."""
-        pieces: list[_Piece] = []
-        least = [(0, slot) for slot in range(len(self._queues))]  # a heap of planned steps and slots
-        running = 0
-        while least:
-            planned, slot = heapq.heappop(least)
-            if not planned and running == self._width:
-                continue
-            if not self._queues[slot] and not self._read_for(slot):
-                continue
-            running += not planned
-            sentence = self._queues[slot][0]
-            begin = sentence.done
-            sentence.done = min(len(sentence.rows), begin + self._steps - planned)
-            pieces.append(_Piece(sentence, slot, begin, sentence.done))
-            planned += sentence.done - begin
-            if sentence.done == len(sentence.rows):
-                self._queues[slot].popleft()
-            if planned < self._steps:
-                heapq.heappush(least, (planned, slot))
-        return pieces
+        most_ahead = max(_TOKENS_AHEAD, 32 * len(self._scheduler.queues))
+        return self._scheduler.plan(self._steps, self._width, most_ahead)
 
-    def _undo(self, pieces: list[_Piece]) -> None:
-        """Put the pieces, for which memory was out, back into the queues, in front."""
-        for sentence, slot, begin, end in reversed(pieces):
-            if end == len(sentence.rows):
-                self._queues[slot].appendleft(sentence)
-            sentence.done = begin
+    def _undo(self, pieces: list[Piece]) -> None:
+        """Put back the pieces, for which memory was out."""
+        self._scheduler.undo(pieces)
         if self._copies:
             torch.cuda.empty_cache()
 
-    def _read_for(self, slot: int) -> bool:
-        """Read until the slot has a sentence; False when the stream ended or enough was read ahead."""
-        while not self._queues[slot]:
-            if self._ahead >= max(_TOKENS_AHEAD, 32 * len(self._queues)):
-                return False
-            tokens, following = next(self._source, (None, None))
-            if tokens is None:
-                return False
-            position = self._read % len(self._queues)
-            alone = position == 0 and (following is None or len(self._queues) == 1)
-            sentence = _Sentence(self._read, self._tokens.rows(tokens))
-            self._read += 1
-            self._ahead += len(sentence.rows)
-            if self._carried and alone and not self._runs_empty and not len(tokens):
-                self._finished[sentence.number] = self._empty(sentence)
-            else:
-                self._queues[position if self._carried else slot].append(sentence)
-        return True
+    def _pass_over(self, sentence: Sentence) -> None:
+        self._finished[sentence.number] = self._empty(sentence)
 
     def _shrink_chunks(self, error: RuntimeError | MemoryError) -> None:
         """Halve the chunks where memory is out; raise other errors, and this one where no half is left."""
@@ -206,10 +211,10 @@ class SlotStream:
         self._halvings += 1
         self._limit_chunks()
 
-    def _advance(self, pieces: list[_Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
+    def _advance(self, pieces: list[Piece], table: TokenEmbeddings, state: RunState | None) -> tuple[_Chunk, RunState]:
         """Queue the pieces: the chunk, and the state after it."""
         counts = [piece.end - piece.begin for piece in pieces]
-        schedule = make_schedule(counts, [piece.slot for piece in pieces], len(self._queues))
+        schedule = make_schedule(counts, [piece.slot for piece in pieces], len(self._scheduler.queues))
         forward = np.concatenate([piece.sentence.rows[piece.begin : piece.end] for piece in pieces])
         backward = np.concatenate([piece.sentence.rows[::-1][piece.begin : piece.end][::-1] for piece in pieces])
         tokens = np.stack([forward[schedule.tokens[0]], backward[schedule.tokens[1]]])  # rows of token vectors
@@ -251,7 +256,7 @@ class SlotStream:
             if last == length:
                 self._finished[sentence.number] = sentence.vectors
 
-    def _empty(self, sentence: _Sentence, dtype: type | np.dtype = np.float32) -> np.ndarray:
+    def _empty(self, sentence: Sentence, dtype: type | np.dtype = np.float32) -> np.ndarray:
         """Uninitialized vectors of a sentence."""
         return np.empty((self._bilm.num_layers, len(sentence.rows) - 2, self._bilm.get_output_dim()), dtype)
 
@@ -270,13 +275,19 @@ class _TokenVectors:
     def rows(self, tokens: Sequence[str]) -> np.ndarray:
         """Rows of a sentence's tokens, with BOS and EOS: int32 [tokens + 2]; `update` then encodes new ones."""
         first, last = self._bilm.token_source.boundaries
-        bounded = (first, *tokens, last)
+        bounded, known = (first, *tokens, last), len(self._rows)
         try:
-            return np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
+            rows = np.array([self._rows.setdefault(token, len(self._rows)) for token in bounded], dtype=np.int32)
         except TypeError as error:
             raise not_a_string(error) from error
+        if len(self._rows) > known:
+            for token in bounded:
+                if not isinstance(token, str):
+                    self._rows = dict(itertools.islice(self._rows.items(), known))
+                    raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
+        return rows
 
-    def update(self, in_flight: list[_Sentence]) -> TokenEmbeddings:
+    def update(self, in_flight: list[Sentence]) -> TokenEmbeddings:
         """The table, with new tokens encoded. A full one keeps the tokens in flight and renumbers their `rows`."""
         known = len(self._table.vectors) if self._table else 0
         if known < len(self._rows):
@@ -306,6 +317,15 @@ class _TokenVectors:
             self._capacity[known:count] = new.vectors
             new = TokenEmbeddings(self._capacity[:count], rows and np.concatenate(rows))
         self._table = new
+
+
+def _replay(bilm: BiLm, state: RunState, spans: list[Span]) -> RunState:
+    """The state after spans, from a state of the slots; the weights, and their device, are those of now."""
+    like = full_precision(bilm.lstm.B_0_0)
+    state = RunState(tuple(values.to(like) for values in state.last), None)
+    stream = SlotStream(bilm, state.last[0].shape[1], state="carry")
+    deque(stream._run((), lambda: None, (state, spans)), maxlen=0)
+    return stream._last
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:

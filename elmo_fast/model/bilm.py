@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from elmo_fast.choices import check_path
+from elmo_fast.choices import STATES, check_choice, check_path
 from elmo_fast.model import cuda_graph
 from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
@@ -186,11 +186,12 @@ class BiLm(OutsideGraphs):
                 self._token_embedder.warmup(self.backend)
                 return
             self._initial_state()
-            self._prepared = cuda_graph.prepare(self.token_encoder, self._elmo_lstm, self._capture_key(), batch_size)
+            self._prepared = cuda_graph.prepare(self.token_encoder, self._elmo_lstm, self._capture_key(self.state),
+                                                batch_size)
 
     @outside_graphs
     def forward(self, ids: torch.Tensor | None, boundaries: str = "add",
-                word_inputs: torch.Tensor | None = None) -> BiLmOutput:
+                word_inputs: torch.Tensor | None = None, *, state: str | None = None) -> BiLmOutput:
         """Representations of a batch of sentences given as ids.
 
         `ids` int [B, T, C] are character ids, 1 to 261 (word ids [B, T] for a model without characters, and also with
@@ -198,21 +199,22 @@ class BiLm(OutsideGraphs):
         `</S>` are put around every sentence, also an empty one, and the result has T + 2 positions; with `"present"`
         the ids carry them and the result has T. `remove_boundaries` drops them. `word_inputs` int [B, T] are numbers
         of words given to `cache_words`, or else ids of the token table, without boundaries; a number beyond them is
-        read off the characters, and without such numbers `ids` may be None. Raises `ValueError` for ids of another
-        shape, type or range.
+        read off the characters, and without such numbers `ids` may be None. `state` is that of this call, by default
+        the model's. Raises `ValueError` for ids of another shape, type or range.
 
         Ids on a GPU are copied back once, and nothing else is waited for. While a CUDA graph is captured nothing is:
         then shapes are static, every position is computed, and ids are not checked (see `warmup`, `cuda_graph`).
         """
-        encoder = self.token_encoder
+        encoder, state = self.token_encoder, self._state_of_call(state)
         if is_capturing(self._device):
             if word_inputs is not None:
                 raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
-            cuda_graph.check(encoder, self._elmo_lstm, ids, boundaries, self._prepared, self._capture_key())
-            return cuda_graph.forward(encoder, self._elmo_lstm, ids, boundaries, self._initial_state(), self._prepared)
+            cuda_graph.check(encoder, self._elmo_lstm, ids, boundaries, self._prepared, self._capture_key(state))
+            return cuda_graph.forward(encoder, self._elmo_lstm, ids, boundaries, state == "carry",
+                                      self._initial_state(state), self._prepared)
         tokens, index, mask = (encoder.batch(ids, boundaries) if word_inputs is None
                                else encoder.numbered_batch(word_inputs, ids))
-        layers = self._run_batch(tokens, index, mask.sum(1).numpy())
+        layers = self._run_batch(tokens, index, mask.sum(1).numpy(), state)
         positions = to_device(mask.flatten().nonzero().squeeze(1), self._device)  # [N], of each token in [B * T]
         padded = [layer.new_zeros(mask.numel(), layer.shape[1]).index_copy(0, positions, layer) for layer in layers]
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in padded], to_device(mask, self._device))
@@ -229,42 +231,51 @@ class BiLm(OutsideGraphs):
         return tokens.vectors[index]
 
     @outside_graphs
-    def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
+    def embed_tokens(self, batch: Sequence[Sequence[str]],
+                     state: str | None = None) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
 
         Returns a list of [N, 2 P], token layer first, and the positions of each sentence, int64 [sentences],
-        `<S>` and `</S>` included.
+        `<S>` and `</S>` included. `state` is that of this call, by default the model's.
         """
-        first, last = self._token_embedder.boundaries
+        state, (first, last) = self._state_of_call(state), self._token_embedder.boundaries
         unique, index, lengths = number_tokens((first, *sentence, last) for sentence in check_batch(batch))
-        return self._run_batch(self.token_encoder.strings(unique), torch.from_numpy(index), lengths), lengths
+        return self._run_batch(self.token_encoder.strings(unique), torch.from_numpy(index), lengths, state), lengths
+
+    def begin(self, slots: int, state: str | None = None) -> RunState:
+        """Where `slots` slots start in a `state`, by default the model's."""
+        state, like = self._state_of_call(state), full_precision(self._elmo_lstm.B_0_0)
+        return self._elmo_lstm.begin(slots, like, state == "carry", self._initial_state(state))
 
     def run(self, tokens: TokenEmbeddings, rows: torch.Tensor, schedule: Schedule,
             state: RunState | None = None) -> tuple[list[torch.Tensor], RunState]:
         """Outputs of the LSTM layers at every packed row of the schedule, [S, 2 P] each, and the state after the last.
 
         `tokens` come from `token_encoder`; `rows` int [2, S], best on the host, are those that the two directions read.
-        The slots start from `state`, or without it where the model's `state` says. The carried states do not change:
-        `lstm.store_state` changes them.
+        The slots start from `state` (`begin`), or without it where the model's `state` says. The carried states do not
+        change: `lstm.store_state` changes them.
         """
         stack = self._elmo_lstm
         if state is None:
-            state = stack.begin(schedule.slots.size, self._initial_state(), full_precision(stack.B_0_0))
+            state = self.begin(schedule.slots.size)
         with numerics(self._precision, tokens.vectors.device):
             inputs, rows, precomputed = self.token_encoder.inputs(tokens, rows, stack.layer_weights(0))
             layers, last = stack.run(inputs, rows, schedule, *state, self.backend, self._precision, precomputed)
         return layers, RunState(last, state.initial)
 
-    def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray) -> list[torch.Tensor]:
+    def _run_batch(self, tokens: TokenEmbeddings, index: torch.Tensor, lengths: np.ndarray,
+                   state: str) -> list[torch.Tensor]:
         """Representations of sentences laid end to end, without padding: a list of [N, 2 P], token layer first.
 
         `index` int [N], best on the host, is the row of `tokens` at each position, `lengths` int [sentences] count the
-        positions. Sentence k runs in slot k of the carried states, which move on.
+        positions. Sentence k runs in slot k; where `state` is `carry`, the carried states move on.
         """
         schedule = make_schedule(lengths)
         rows = index[to_device(schedule.tokens, index.device).long()]  # [2, S]
-        layers, state = self.run(tokens, rows, schedule)
-        self._elmo_lstm.store_state(state.last)
+        with self._elmo_lstm.exclusive(state == "carry"):
+            layers, (last, _) = self.run(tokens, rows, schedule, self.begin(schedule.slots.size, state))
+            if state == "carry":
+                self._elmo_lstm.store_state(last)
         device, dtype = tokens.vectors.device, self._elmo_lstm.B_0_0.dtype
         order = to_device(schedule.tokens, device).long()
         token_layer = tokens.vectors[to_device(index, device)]  # [N, P]
@@ -284,22 +295,26 @@ class BiLm(OutsideGraphs):
         modules = (self._token_embedder, self._elmo_lstm)
         return tuple(version_key(value) for module in modules for value in module.parameters())
 
-    def _capture_key(self) -> tuple:
-        text = tuple(map(tuple, self.warm_text)) if self.state == "warm" else None
+    def _state_of_call(self, state: str | None) -> str:
+        """The state that a call names, or else the model's."""
+        return self.state if state is None else check_choice("state", state, STATES)
+
+    def _capture_key(self, state: str) -> tuple:
+        text = tuple(map(tuple, self.warm_text)) if state == "warm" else None
         return self._device, self._precision, self.backend, text, self._weights_key()
 
-    def _warm_key(self) -> tuple:
-        return self._weights_key(), *map(tuple, self.warm_text)
-
-    def _initial_state(self) -> State | None:
+    def _initial_state(self, state: str | None = None) -> State | None:
         """(h [L, 2 P], c [L, 2 D]) after the warm text where `state` is `warm`, else None."""
-        return self._warm_state.get(self._warm_key(), self._run_warm_text) if self.state == "warm" else None
+        if self._state_of_call(state) != "warm":
+            return None
+        text = tuple(map(tuple, self.warm_text))
+        return self._warm_state.get((self._weights_key(), *text), lambda: self._run_warm_text(text))
 
-    def _run_warm_text(self) -> State:
+    def _run_warm_text(self, text: Sequence[Sequence[str]]) -> State:
         """In `highest`, whatever the call around it computes in."""
         first, last = self._token_embedder.boundaries
-        tokens = [token for sentence in self.warm_text for token in (first, *sentence, last)]
-        lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
+        tokens = [token for sentence in text for token in (first, *sentence, last)]
+        lengths = np.array([len(sentence) + 2 for sentence in text])
         with torch.no_grad(), numerics("highest", self._device):
             ids = to_device(self._token_embedder.token_ids(tokens), self._device)
             vectors = self._token_embedder(ids, self.backend)
@@ -320,4 +335,4 @@ class BiLm(OutsideGraphs):
         self._token_embedder.drop_fp32(self._precision)
         self._elmo_lstm.drop_fp32(self._precision)
         self._last_fingerprint.set_key(self._weights_key())
-        self._warm_state.set_key(self._warm_key())
+        self._warm_state.set_key((self._weights_key(), *map(tuple, self.warm_text)))

@@ -61,11 +61,11 @@ def check(tokens: TokenEncoder, stack: LstmStack, ids: torch.Tensor, boundaries:
                            + ("no warm-up" if prepared is None else "one with others"))
 
 
-def forward(tokens: TokenEncoder, stack: LstmStack, ids: torch.Tensor, boundaries: str, initial_state: State | None,
-            prepared: Preparation) -> BiLmOutput:
+def forward(tokens: TokenEncoder, stack: LstmStack, ids: torch.Tensor, boundaries: str, carried: bool,
+            initial_state: State | None, prepared: Preparation) -> BiLmOutput:
     """The output of `BiLm.forward` for valid ids [B, T, ...] on the GPU; nothing is recorded for gradients.
 
-    `initial_state` is where sentences start unless states are carried, None for zeros.
+    `initial_state` is where sentences start unless states are `carried`, None for zeros.
     """
     with torch.no_grad(), recording(), numerics(tokens.precision, tokens.device):
         mask = (ids > 0).flatten(2).any(2) if ids.dim() > 2 else ids > 0
@@ -73,5 +73,5 @@ def forward(tokens: TokenEncoder, stack: LstmStack, ids: torch.Tensor, boundarie
             ids, mask = add_boundaries(ids, mask, *(prepared.boundaries or tokens.source.boundary_ids()))
         vectors = tokens.source(ids.flatten(0, 1), tokens.backend).view(*mask.shape, -1)  # [B, T, P]
         token_layer = torch.where(mask[..., None], torch.cat([vectors, vectors], dim=2), 0)
-        layers = [token_layer, *stack.run_captured(vectors, mask.sum(1), initial_state, tokens.precision)]
+        layers = [token_layer, *stack.run_captured(vectors, mask.sum(1), carried, initial_state, tokens.precision)]
     return BiLmOutput([layer.to(stack.B_0_0.dtype) for layer in layers], mask)

@@ -1,5 +1,6 @@
 """The stack of two-direction LSTM layers, and the states it carries between calls."""
 
+import contextlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import torch
 
 from elmo_fast.choices import STATES, check_choice
 from elmo_fast.model import state_dict
+from elmo_fast.model.carried import CarriedStates
 from elmo_fast.model.options import Options
 from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import DIRECTIONS, LSTM_DATASETS, lstm_name
@@ -43,7 +45,7 @@ class LstmStack(AllenNlpStateDict):
         super().__init__({own: name for own, name in names.items() if name in weights}, weights, requires_grad)
         self.options = options.lstm
         self.state = state
-        self._carried: State | None = None
+        self.carried = CarriedStates()
         self._in_graph: list[State] = []  # states that captured graphs read and write
 
     @property
@@ -68,7 +70,7 @@ class LstmStack(AllenNlpStateDict):
     @property
     def _states(self) -> State | None:
         """Carried states, (h [L, rows, 2 P], c [L, rows, 2 D]) with the forward half first, or None."""
-        return self._carried
+        return self.carried.value
 
     @_states.setter
     def _states(self, carried: State | None) -> None:
@@ -80,7 +82,7 @@ class LstmStack(AllenNlpStateDict):
                 raise ValueError(f"_states: expected (h [{layers}, rows, {h_dim}], c [{layers}, rows, {c_dim}]), "
                                  f"got {tuple(h.shape)} and {tuple(c.shape)}")
             carried = h, c
-        self._carried = carried
+        self.carried.store(carried)
 
     @property
     def state_sizes(self) -> tuple[int, int, int]:
@@ -94,16 +96,21 @@ class LstmStack(AllenNlpStateDict):
 
     def reset_states(self, mask: torch.Tensor | None = None) -> None:
         """Forget the carried states of all rows, or of the rows where `mask` [rows] is not zero."""
-        carried, left = self._carried, None
-        if mask is not None and carried is not None:
-            if mask.shape != carried[0].shape[1:2]:
-                raise ValueError(f"mask: expected shape ({carried[0].shape[1]},), one for each carried row, "
-                                 f"got {tuple(mask.shape)}")
-            unchanged = (mask == 0).view(1, -1, 1)
-            left = tuple(torch.where(unchanged.to(value.device), value, torch.zeros_like(value)) for value in carried)
-        elif self._is_in_graph():
-            left = tuple(map(torch.zeros_like, carried))
-        self._replace_carried(left)
+        with self.carried.lock:
+            carried, left = self._states, None
+            if mask is not None and carried is not None:
+                if mask.shape != carried[0].shape[1:2]:
+                    raise ValueError(f"mask: expected shape ({carried[0].shape[1]},), one for each carried row, "
+                                     f"got {tuple(mask.shape)}")
+                unchanged = (mask == 0).view(1, -1, 1)
+                left = tuple(torch.where(unchanged.to(old.device), old, torch.zeros_like(old)) for old in carried)
+            elif self._is_in_graph():
+                left = tuple(map(torch.zeros_like, carried))
+            self.replace_carried(left)
+
+    def exclusive(self, carried: bool) -> contextlib.AbstractContextManager:
+        """Where states are `carried`, no other thread reads or stores them in the body."""
+        return self.carried.lock if carried else contextlib.nullcontext()
 
     def run(self, vectors: torch.Tensor, rows: torch.Tensor | None, schedule: Schedule | torch.Tensor, initial: State,
             initial_state: State | None = None, backend: str = "auto", precision: str = "highest",
@@ -139,23 +146,23 @@ class LstmStack(AllenNlpStateDict):
             finals.append(final)
         return outputs, tuple(torch.stack(values) for values in zip(*finals))
 
-    def run_captured(self, vectors: torch.Tensor, lengths: torch.Tensor, initial_state: State | None,
+    def run_captured(self, vectors: torch.Tensor, lengths: torch.Tensor, carried: bool, initial_state: State | None,
                      precision: str) -> list[torch.Tensor]:
         """Outputs of every layer [B, T, 2 P] inside a capture: `vectors` [B, T, P], `lengths` int [B] on their GPU.
 
-        Carried states are updated in place: a replay starts from where the last one ended.
+        Where states are `carried` they are updated in place: a replay starts from where the last one ended.
         """
         count = self._carried_rows()
-        if self.stateful and count < len(lengths):
+        if carried and count < len(lengths):
             raise RuntimeError(f"_states: expected at least {len(lengths)} carried rows before a CUDA graph's capture "
                                f"(model.warmup(batch_size={len(lengths)}) adds them), got {count}")
-        initial, _ = self.begin(len(lengths), initial_state, vectors)
+        initial, _ = self.begin(len(lengths), vectors, carried, initial_state)
         outputs, final = self.run(vectors, None, lengths, initial, precision=precision)
-        if self.stateful:
-            for carried, new in zip(self._carried, final):
-                carried[:, : len(lengths)].copy_(new)
+        if carried:
+            for old, new in zip(self._states, final):
+                old[:, : len(lengths)].copy_(new)
             if not self._is_in_graph():
-                self._in_graph.append(self._carried)
+                self._in_graph.append(self._states)
         return outputs
 
     def prepare_capture(self, rows: int, precision: str) -> None:
@@ -167,12 +174,12 @@ class LstmStack(AllenNlpStateDict):
         lengths = torch.ones(1, dtype=torch.int64, device=like.device)
         self.run(like.new_zeros(1, 1, self.options.projection_dim), None, lengths, self.zero_state(1, like),
                  precision=precision)
-        if self.stateful and (count < rows or (count and self._carried[0].device != like.device)):
-            self._carried = self._first_carried(max(rows, count), like)
+        if self.stateful and (count < rows or (count and self._states[0].device != like.device)):
+            self.carried.store(self._first_carried(max(rows, count), like))
 
-    def begin(self, slots: int, initial_state: State | None, like: torch.Tensor) -> RunState:
+    def begin(self, slots: int, like: torch.Tensor, carried: bool, initial_state: State | None = None) -> RunState:
         """Where `slots` slots start: the carried states, or else `initial_state` (h [L, 2 P], c [L, 2 D]) or zeros."""
-        if self.stateful:
+        if carried:
             return RunState(self._first_carried(slots, like), None)
         zeros = self.zero_state(slots, like)
         if initial_state is None:
@@ -181,39 +188,39 @@ class LstmStack(AllenNlpStateDict):
                         initial_state)
 
     def store_state(self, final: State) -> None:
-        """Carry the state that a batch ended in to the next call, where states are carried.
+        """Carry the state that a batch ended in to the next call. Rows beyond the batch are unchanged. Detached."""
+        with self.carried.lock:
+            self.replace_carried(above(tuple(value.detach() for value in final), self._states))
 
-        Rows beyond the batch are unchanged. Detached.
-        """
-        if not self.stateful:
-            return
-        final = tuple(value.detach() for value in final)
-        if self._carried is not None:
-            final = tuple(torch.cat([new, old[:, new.shape[1] :].to(new)], dim=1)
-                          for new, old in zip(final, self._carried))
-        self._replace_carried(final)
+    def replace_carried(self, state: State | Callable[[], State] | None) -> None:
+        """Carry a state, or what gives it, in the memory that captured graphs use where it has the same shape."""
+        with self.carried.lock:
+            state = state() if callable(state) and self._in_graph else state
+            if self._is_in_graph() and self._states[0].shape == state[0].shape:
+                for old, new in zip(self._states, state):
+                    old.copy_(new)
+                state = self._states
+            self.carried.store(state)
 
     def _first_carried(self, rows: int, like: torch.Tensor) -> State:
         """The state of the first `rows` rows, with the type and device of `like`: zeros for rows that are new."""
-        zeros = self.zero_state(rows, like)
-        if self._carried is None:
+        zeros, carried = self.zero_state(rows, like), self._states
+        if carried is None:
             return zeros
         return tuple(torch.cat([old[:, :rows].to(like), zero[:, old.shape[1] :]], dim=1)
-                     for old, zero in zip(self._carried, zeros))
+                     for old, zero in zip(carried, zeros))
 
     def _carried_rows(self) -> int:
-        return 0 if self._carried is None else self._carried[0].shape[1]
+        return 0 if self._states is None else self._states[0].shape[1]
 
     def _is_in_graph(self) -> bool:
-        return any(state is self._carried for state in self._in_graph)
+        return any(state is self._states for state in self._in_graph)
 
-    def _replace_carried(self, state: State | None) -> None:
-        """Carry `state`, in the memory that captured graphs use where it has the same shape."""
-        if self._is_in_graph() and self._carried[0].shape == state[0].shape:
-            for old, new in zip(self._carried, state):
-                old.copy_(new)
-        else:
-            self._carried = state
+    def _replicate_for_data_parallel(self) -> "LstmStack":
+        """A replica, which begins from the states carried now; what it stores is its own."""
+        replica = super()._replicate_for_data_parallel()
+        replica.carried = CarriedStates(self._states)
+        return replica
 
     def layer_weights(self, layer: int) -> tuple[LstmWeights, LstmWeights]:
         """(W, B, W_P or None) of a layer, forward then backward."""
@@ -233,6 +240,14 @@ class LstmStack(AllenNlpStateDict):
             for direction, name in enumerate(("forward", "backward")):
                 yield from cell_conversions(self.datasets, self.options.projection_dim, f"_{direction}_{layer}",
                                             f"{name}_layer_{layer}.")
+
+
+def above(new: State, old: State | None) -> State:
+    """The rows of `new`, and below them the further rows of `old`."""
+    if old is None:
+        return new
+    return tuple(torch.cat([first, further[:, first.shape[1] :].to(first)], dim=1)
+                 for first, further in zip(new, old))
 
 
 def cell_conversions(own: Container[str], projection_dim: int, suffix: str = "",

@@ -241,10 +241,11 @@ class LastResult:
         self._last: tuple[Any, Any] | None = None
 
     def get(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """The result for `key`, computed unless it is the last one."""
-        if self._last is None or self._last[0] != key:
-            self._last = key, compute()
-        return self._last[1]
+        """The result for `key`, computed unless it is the last one. Threads may ask for different keys."""
+        last = self._last
+        if last is None or last[0] != key:
+            self._last = last = key, compute()
+        return last[1]
 
     def set_key(self, key: Any) -> None:
         """Declare the last result, where there is one, valid for `key`."""

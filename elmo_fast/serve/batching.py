@@ -5,7 +5,6 @@ runs. Requests take turns, so that a request of many texts holds up no request o
 slot, so that short ones pass them.
 """
 
-import contextlib
 import logging
 import math
 import threading
@@ -78,7 +77,8 @@ class Batching:
 
     def __init__(self, bilm: BiLm, *, slots: int = DEFAULT_BATCH_SIZE, queue_tokens: int = DEFAULT_QUEUE_TOKENS,
                  on_chunk: Callable[[int, int], None] = lambda texts, tokens: None):
-        if bilm.state == "carry":
+        self.state = bilm.state  # of all requests
+        if self.state == "carry":
             raise ValueError("state: expected zero or warm, for requests share the slots; got carry")
         if bilm.backend == "reference":
             raise ValueError("backend: expected auto, torch or native, got reference, which has no slots")
@@ -177,7 +177,7 @@ class Batching:
                 job.future.set_exception(Draining("the server has shut down", 1))
 
     def _begin_stream(self) -> None:
-        self._stream = SlotStream(self.bilm, self.slots)
+        self._stream = SlotStream(self.bilm, self.slots, state=self.state)
         self._running: dict[int, tuple[Job, int]] = {}  # the stream's number -> which text it is
         self._taken = self._long_running = 0
         self._has_dropped = False
@@ -299,17 +299,15 @@ class SharedElmo(LoadedElmo):
         self.bilm = batching.bilm
         self._embedder = _SharedStream(batching)
 
-    def _in_state(self, state: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
 
 class _SharedStream:
-    """In place of `ElmoEmbedder`: its `stream`, by way of the queue."""
+    """In place of `ElmoEmbedder`: its `stream`, by way of the queue, whose state is the server's."""
 
     def __init__(self, batching: Batching):
         self._batching = batching
 
-    def stream(self, sentences: Iterable[Sequence[str]], batch_size: int) -> Iterator[np.ndarray]:
+    def stream(self, sentences: Iterable[Sequence[str]], batch_size: int | None,
+               state: str | None = None) -> Iterator[np.ndarray]:
         job = self._batching.submit(list(sentences))
         try:
             yield from job.future.result()

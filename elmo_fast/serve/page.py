@@ -141,7 +141,7 @@ def _compare(elmo: LoadedElmo, first: list[str], second: list[str]) -> CompareAn
     for name, tokens in (("first", first), ("second", second)):
         if not 1 <= len(tokens) <= MOST_TOKENS:
             raise HTTPException(422, f"The {name} sentence has {len(tokens)} tokens; expected 1 to {MOST_TOKENS}.")
-    products = compare(elmo, first, second).products()
+    products = compare(elmo, first, second, elmo.bilm.state).products()
     if not all(np.isfinite(values).all() for values in products):
         raise HTTPException(500, "the model's vectors are not finite")
     cross, own_first, own_second = (_rounded(values) for values in products)

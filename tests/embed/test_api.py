@@ -70,8 +70,8 @@ def test_states_of_calls(directory, model):
     ("warm", [7, 5, 4, 3, 1]), ("zero", [7, 5, 4, 3, 1]), ("carry", [7, 3, 1, 5, 4])])
 def test_the_longest_run_first_where_texts_stand_alone(model, monkeypatch, state, lengths):
     stream, ran = model._embedder.stream, []
-    monkeypatch.setattr(model._embedder, "stream", lambda texts, batch_size: stream(
-        (ran.append(len(tokens)) or tokens for tokens in texts), batch_size))
+    monkeypatch.setattr(model._embedder, "stream", lambda texts, *settings: stream(
+        (ran.append(len(tokens)) or tokens for tokens in texts), *settings))
     found = model.embed(SENTENCES, state=state)
     assert ran == lengths and [values.shape[1] for values in found] == [*map(len, TOKENS)]
 

@@ -105,17 +105,6 @@ def test_a_long_run_of_empty_sentences_does_not_end_the_stream(monkeypatch):
     check([[["a"], *[[]] * 100, ["b"]]], 1)
 
 
-def test_an_abandoned_stream_leaves_the_states_alone():
-    embedder = ElmoEmbedder.from_bilm(bilm())
-    embedder.embed_sentence(["before"])
-    before = [each.clone() for each in embedder.elmo_bilm._elmo_lstm._states]
-    stream = embedder.embed_sentences(texts(400), 2)
-    next(stream)
-    stream.close()
-    for one, other in zip(before, embedder.elmo_bilm._elmo_lstm._states):
-        assert torch.equal(one, other)
-
-
 def test_reading_ahead_is_bounded(monkeypatch):
     bound(monkeypatch, 16, 50)
     taken = []

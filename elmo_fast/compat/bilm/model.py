@@ -82,9 +82,7 @@ class BidirectionalLanguageModel(OutsideGraphs):
             raise ValueError(f"ids: expected <S> and </S> in every sentence, got {int(lengths[row]) + 2} positions in "
                              f"row {row}; token_embeddings(ids) takes tokens without them")
         if len(ids):
-            self.bilm.lstm._states = self._streams.get(stream)
-            layers = self.bilm(ids, boundaries="present").activations
-            self._streams[stream] = self.bilm.lstm._states
+            layers = self._layers(ids, stream)
         else:
             layers = [self._zeros(*ids.shape[:2], self.bilm.get_output_dim())] * self.bilm.num_layers
         inner = [remove_boundaries(layer, mask)[0] for layer in layers]
@@ -92,6 +90,21 @@ class BidirectionalLanguageModel(OutsideGraphs):
                       token_embeddings=layers[0][..., : layers[0].shape[-1] // 2].contiguous())
         ops.variables = self.variables
         return ops
+
+    def _layers(self, ids: torch.Tensor, stream: Hashable) -> list[torch.Tensor]:
+        """Layers of a batch of a stream. Streams are the model's own, beside what `bilm` carries."""
+        state, lstm = self.bilm.state, self.bilm.lstm
+        with lstm.exclusive(state == "carry"):
+            if state == "carry":
+                before, lstm._states = lstm._states, self._streams.get(stream)
+            try:
+                layers = self.bilm(ids, boundaries="present", state=state).activations
+                if state == "carry":
+                    self._streams[stream] = lstm._states
+            finally:
+                if state == "carry":
+                    lstm._states = before
+        return layers
 
     @outside_graphs
     def token_embeddings(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:

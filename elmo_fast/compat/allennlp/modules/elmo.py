@@ -125,7 +125,8 @@ class _ElmoBiLm(BiLm):
         return stack
 
     @outside_graphs
-    def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
+    def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None, *,
+                state: str | None = None) -> dict[str, Any]:
         """Layers of sentences given as character ids int [B, T, C], zero past a sentence's end, without boundaries.
 
         `word_inputs` int [B, T] are numbers of cached words, and are not looked at when none are cached; a number
@@ -136,7 +137,7 @@ class _ElmoBiLm(BiLm):
             raise RuntimeError(f"{type(self).__name__}: expected _ElmoBiLm's constructor to be called with the two "
                                "files")
         words = None if self._word_embedding is None else word_inputs
-        output = super().forward(inputs, word_inputs=words)
+        output = super().forward(inputs, word_inputs=words, state=state)
         return {"activations": output.activations, "mask": output.mask.long()}
 
     def create_cached_cnn_embeddings(self, tokens: Sequence[str]) -> None:

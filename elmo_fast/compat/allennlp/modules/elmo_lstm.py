@@ -89,22 +89,26 @@ class ElmoLstm(LstmStack):
         present = mask > 0
         if (present[:, 1:] & ~present[:, :-1]).any():
             raise ValueError("mask: expected every sentence's tokens before its padding, got a 0 in front of a 1")
+        carried = self.stateful
         with numerics(self.precision, inputs.device):
             if self.training and self.recurrent_dropout_probability:
-                return self._run_dropping(inputs, present)
+                with self.exclusive(carried):
+                    return self._run_dropping(inputs, present, carried)
             schedule = make_schedule(present.sum(1).cpu().numpy())
             order = torch.from_numpy(schedule.tokens)  # [2, N]
-            state = self.begin(schedule.slots.size, None, inputs)
-            layers, final = self.run(inputs[present], order, schedule, *state, self.backend, self.precision)
-            self.store_state(final)
+            with self.exclusive(carried):
+                state = self.begin(schedule.slots.size, inputs, carried)
+                layers, final = self.run(inputs[present], order, schedule, *state, self.backend, self.precision)
+                if carried:
+                    self.store_state(final)
         order = order.to(inputs.device).long()
         padded = inputs.new_zeros(len(layers), *mask.shape, 2 * self.hidden_size)
         padded[:, present] = torch.stack([in_text_order(layer, order) for layer in layers]).to(padded)
         return padded
 
-    def _run_dropping(self, inputs: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+    def _run_dropping(self, inputs: torch.Tensor, present: torch.Tensor, carried: bool) -> torch.Tensor:
         """As `forward`, with recurrent dropout: every direction of every layer has its own mask."""
-        initial, _ = self.begin(len(inputs), None, inputs)
+        initial, _ = self.begin(len(inputs), inputs, carried)
         outputs, finals = [], []
         x = [inputs, inputs]
         for layer, cells in enumerate(zip(self.forward_layers, self.backward_layers)):
@@ -113,7 +117,8 @@ class ElmoLstm(LstmStack):
             x = [out + before if layer else out for (out, _), before in zip(runs, x)]
             outputs.append(torch.cat(x, dim=2))
             finals.append([torch.cat(pair, dim=1) for pair in zip(*(final for _, final in runs))])
-        self.store_state(tuple(torch.stack(values) for values in zip(*finals)))
+        if carried:
+            self.store_state(tuple(torch.stack(values) for values in zip(*finals)))
         return torch.stack(outputs) * present[..., None]
 
 

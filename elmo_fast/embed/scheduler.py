@@ -1,0 +1,174 @@
+"""Which sentences run in which slots: they are read in their order, and run in the pieces of chunks of steps."""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from elmo_fast.embed.carrying import Span
+
+
+@dataclass
+class Sentence:
+    """A sentence with BOS and EOS: rows of token vectors, steps scheduled, and the vectors so far [layers, T, 2 P].
+
+    `tokens` are kept where states are carried. A sentence that is `passed_over` does not run.
+    """
+
+    number: int
+    rows: np.ndarray
+    tokens: Sequence[str] = ()
+    passed_over: bool = False
+    done: int = 0
+    vectors: np.ndarray | None = None
+
+
+class Piece(NamedTuple):
+    """Steps `begin` to `end` of a sentence, run in a slot."""
+
+    sentence: Sentence
+    slot: int
+    begin: int
+    end: int
+
+    @property
+    def span(self) -> Span:
+        return Span(self.sentence.number, self.slot, self.begin, self.sentence.tokens)
+
+
+class Scheduler:
+    """The queues of `slots` slots, and what is read into them.
+
+    `rows_of` gives the rows of a sentence's tokens, `pass_over` takes a sentence that does not run. Where states are
+    `carried`, sentence i is for slot i mod slots, and an empty one alone in its batch runs only with `runs_empty`.
+    `read` counts sentences, `ahead` their tokens until the reader takes them off. An error in reading ends it, and is
+    kept as `error`.
+    """
+
+    def __init__(self, slots: int, rows_of: Callable[[Sequence[str]], np.ndarray],
+                 pass_over: Callable[[Sentence], None], carried: bool, runs_empty: bool):
+        self._rows_of, self._pass_over = rows_of, pass_over
+        self._carried, self._runs_empty = carried, runs_empty
+        self.queues: list[deque[Sentence]] = [deque() for _ in range(slots)]
+        self.unstored: deque[Sentence] = deque()  # where states are carried: of the batches that are not stored
+        self.read = self.ahead = 0
+        self.error: Exception | None = None
+        self._take: Callable[[], Sequence[str] | None] | None = None
+        self._following: Sequence[str] | None = None
+
+    def read_from(self, sentences: Iterable[Sequence[str]]) -> None:
+        """Read sentences from here on, and always one more than is scheduled."""
+        self._source = iter(sentences)
+        self._following = self._fetch()
+
+    def take_from(self, take: Callable[[], Sequence[str] | None]) -> None:
+        """Ask for a sentence when a slot is free; None is none at present."""
+        self._take = take
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all sentences were read."""
+        return self._following is None and not self.error
+
+    @property
+    def end(self) -> float:
+        """The number of results: with an error in reading, of the whole batches before it."""
+        return self.read // len(self.queues) * len(self.queues) if self.error else math.inf
+
+    def plan(self, steps: int, width: int, most_ahead: int) -> list[Piece]:
+        """The pieces of the next chunk, of so many steps at most in so many slots; `most_ahead` bounds `ahead`."""
+        pieces: list[Piece] = []
+        least = [(0, slot) for slot in range(len(self.queues))]  # a heap of planned steps and slots
+        running = 0
+        while least:
+            planned, slot = heapq.heappop(least)
+            if not planned and running == width:
+                continue
+            if not self.queues[slot] and not self._read_for(slot, most_ahead):
+                continue
+            running += not planned
+            sentence = self.queues[slot][0]
+            begin = sentence.done
+            sentence.done = min(len(sentence.rows), begin + steps - planned)
+            pieces.append(Piece(sentence, slot, begin, sentence.done))
+            planned += sentence.done - begin
+            if sentence.done == len(sentence.rows):
+                self.queues[slot].popleft()
+            if planned < steps:
+                heapq.heappush(least, (planned, slot))
+        return pieces
+
+    def undo(self, pieces: list[Piece]) -> None:
+        """Put pieces that did not run back into the queues, in front."""
+        for sentence, slot, begin, end in reversed(pieces):
+            if end == len(sentence.rows):
+                self.queues[slot].appendleft(sentence)
+            sentence.done = begin
+
+    def put(self, spans: list[Span]) -> None:
+        """Queue spans, which run to the ends of their sentences."""
+        for number, slot, begin, tokens in sorted(spans):
+            self.queues[slot].append(Sentence(number, self._rows_of(tokens), tokens, done=begin))
+
+    def waiting(self, end: int) -> list[Span]:
+        """What has not run of the sentences before number `end`."""
+        return [Span(sentence.number, slot, sentence.done, sentence.tokens)
+                for slot, queue in enumerate(self.queues) for sentence in queue if sentence.number < end]
+
+    def restart(self) -> None:
+        """Queue the sentences of the batches that are not stored again, and nothing else."""
+        for queue in self.queues:
+            queue.clear()
+        for number, sentence in enumerate(self.unstored):
+            rows = self._rows_of(sentence.tokens)
+            self.unstored[number] = Sentence(sentence.number, rows, sentence.tokens, sentence.passed_over)
+            self._queue(self.unstored[number])
+
+    def read_next(self, slot: int = 0) -> bool:
+        """Read a sentence, for `slot` where any would do; False at the end, and where reading fails."""
+        tokens = self._take() if self._take else self._following
+        if tokens is None:
+            return False
+        try:
+            rows = self._rows_of(tokens)
+        except Exception as error:
+            if self._take:
+                raise
+            self.error, self._following = error, None
+            return False
+        self._following = None if self._take else self._fetch()
+        sentence = Sentence(self.read, rows)
+        if self._carried:
+            is_alone = len(self.queues) == 1 or (self.read % len(self.queues) == 0 and self._following is None)
+            sentence.tokens = tuple(tokens)
+            sentence.passed_over = is_alone and not self._runs_empty and not len(tokens)
+            self.unstored.append(sentence)
+        self.read += 1
+        self.ahead += len(rows)
+        self._queue(sentence, slot)
+        return True
+
+    def _read_for(self, slot: int, most_ahead: int) -> bool:
+        """Read until the slot has a sentence; False when the stream ended or enough was read ahead."""
+        while not self.queues[slot]:
+            if self.ahead >= most_ahead or not self.read_next(slot):
+                return False
+        return True
+
+    def _fetch(self) -> Sequence[str] | None:
+        """The next sentence of the source; None at its end, and where it fails."""
+        try:
+            return next(self._source, None)
+        except Exception as error:
+            self.error = error
+            return None
+
+    def _queue(self, sentence: Sentence, slot: int = 0) -> None:
+        if sentence.passed_over:
+            self._pass_over(sentence)
+        else:
+            self.queues[sentence.number % len(self.queues) if self._carried else slot].append(sentence)

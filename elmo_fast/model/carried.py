@@ -1,0 +1,38 @@
+"""The states that a model carries from call to call, for all threads that call it."""
+
+import threading
+from collections.abc import Callable
+
+from elmo_fast.ops.reference import State
+
+
+class CarriedStates:
+    """`value` is (h [L, rows, 2 P], c [L, rows, 2 D]), forward half first, or None; `changes` counts what was stored.
+
+    A batch holds `lock` from reading the value to storing its own, so that batches of several threads run one after the
+    other. A function may be stored, which gives the value when it is first read. Copies and pickles have the value.
+    """
+
+    def __init__(self, value: State | None = None):
+        self.lock = threading.RLock()
+        self.changes = 0
+        self._value: State | Callable[[], State] | None = value
+
+    @property
+    def value(self) -> State | None:
+        with self.lock:
+            if callable(self._value):
+                self._value = self._value()
+            return self._value
+
+    def store(self, value: State | Callable[[], State] | None) -> None:
+        """Store a value, or what gives it."""
+        with self.lock:
+            self._value = value
+            self.changes += 1
+
+    def __getstate__(self) -> dict:
+        return {"value": self.value}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(state["value"])
