@@ -16,14 +16,15 @@ from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.state_dict import require_data
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import LastResult, check_shapes, expected_shapes, fingerprint, read_model
+from elmo_fast.model.weights import check_shapes, expected_shapes, fingerprint, read_model
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
-from elmo_fast.ops.weight_cache import version_key
+from elmo_fast.ops.weight_cache import LastResult
+from elmo_fast.ops.weight_snapshot import Tensors, check_in_full, one_call, snapshot_of
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
@@ -147,7 +148,8 @@ class BiLm(OutsideGraphs):
 
     def fingerprint(self) -> str:
         """32 hexadecimal digits of the network's options and all weights as they are now."""
-        return self._last_fingerprint.get(self._weights_key(), lambda: fingerprint(self.weights(), self.options))
+        check_in_full(self.parameters())
+        return self._last_fingerprint.get(None, self._layers(), lambda: fingerprint(self.weights(), self.options))
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
@@ -189,6 +191,7 @@ class BiLm(OutsideGraphs):
             self._prepared = cuda_graph.prepare(self.token_encoder, self._elmo_lstm, self._capture_key(), batch_size)
 
     @outside_graphs
+    @one_call()
     def forward(self, ids: torch.Tensor | None, boundaries: str = "add",
                 word_inputs: torch.Tensor | None = None) -> BiLmOutput:
         """Representations of a batch of sentences given as ids.
@@ -229,6 +232,7 @@ class BiLm(OutsideGraphs):
         return tokens.vectors[index]
 
     @outside_graphs
+    @one_call()
     def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
 
@@ -239,6 +243,7 @@ class BiLm(OutsideGraphs):
         unique, index, lengths = number_tokens((first, *sentence, last) for sentence in check_batch(batch))
         return self._run_batch(self.token_encoder.strings(unique), torch.from_numpy(index), lengths), lengths
 
+    @one_call()
     def run(self, tokens: TokenEmbeddings, rows: torch.Tensor, schedule: Schedule,
             state: RunState | None = None) -> tuple[list[torch.Tensor], RunState]:
         """Outputs of the LSTM layers at every packed row of the schedule, [S, 2 P] each, and the state after the last.
@@ -280,20 +285,19 @@ class BiLm(OutsideGraphs):
         dtype = self._elmo_lstm.B_0_0.dtype
         return self.precision if dtype in (torch.float32, torch.float64) else "medium"
 
-    def _weights_key(self) -> tuple:
-        modules = (self._token_embedder, self._elmo_lstm)
-        return tuple(version_key(value) for module in modules for value in module.parameters())
+    def _layers(self) -> list[Tensors]:
+        """All weights, by the layer that reads them."""
+        return [*self._token_embedder.layers(), *self._elmo_lstm.layers()]
 
     def _capture_key(self) -> tuple:
         text = tuple(map(tuple, self.warm_text)) if self.state == "warm" else None
-        return self._device, self._precision, self.backend, text, self._weights_key()
-
-    def _warm_key(self) -> tuple:
-        return self._weights_key(), *map(tuple, self.warm_text)
+        return self._device, self._precision, self.backend, text, *map(snapshot_of, self._layers())
 
     def _initial_state(self) -> State | None:
         """(h [L, 2 P], c [L, 2 D]) after the warm text where `state` is `warm`, else None."""
-        return self._warm_state.get(self._warm_key(), self._run_warm_text) if self.state == "warm" else None
+        if self.state != "warm":
+            return None
+        return self._warm_state.get([*map(tuple, self.warm_text)], self._layers(), self._run_warm_text)
 
     def _run_warm_text(self) -> State:
         """In `highest`, whatever the call around it computes in."""
@@ -319,5 +323,5 @@ class BiLm(OutsideGraphs):
         self.fingerprint()
         self._token_embedder.drop_fp32(self._precision)
         self._elmo_lstm.drop_fp32(self._precision)
-        self._last_fingerprint.set_key(self._weights_key())
-        self._warm_state.set_key(self._warm_key())
+        for result in (self._last_fingerprint, self._warm_state):
+            result.set_weights(self._layers())
