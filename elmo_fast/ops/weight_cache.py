@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from elmo_fast.ops.weight_snapshot import Snapshot, Tensors, forget, snapshot_of
+from elmo_fast.ops.weight_snapshot import Snapshot, Tensors, drop_values, snapshot_of
 
 
 def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep: bool = True):
@@ -17,14 +17,14 @@ def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep:
 
     Without `keep`, for weights in training, the new value is not cached and the cached ones are dropped.
     """
-    values = {}
-    if keep:  # before `make`: an edit while it runs is seen by the next call
-        values = snapshot_of(tensors).values
-    else:
-        forget(tensors)
-    if kind not in values:
-        values[kind] = make([None if tensor is None else tensor.detach() for tensor in tensors])
-    return values[kind]
+    if not keep:
+        drop_values(tensors)
+    # before `make`: an edit while it runs is seen by the next call
+    values = snapshot_of(tensors).values if keep else {}
+    value = values.get(kind)
+    if value is None:
+        value = values[kind] = make([None if tensor is None else tensor.detach() for tensor in tensors])
+    return value
 
 
 def emptied(tensors: Tensors) -> list[torch.Tensor | None]:
@@ -32,7 +32,7 @@ def emptied(tensors: Tensors) -> list[torch.Tensor | None]:
     without_data = [torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
                     if tensor is not None and tensor.dim() == 2 else tensor for tensor in tensors]
     snapshot_of(without_data).values.update(snapshot_of(tensors).values)
-    forget(tensors)
+    drop_values(tensors)
     return without_data
 
 

@@ -21,9 +21,9 @@ from elmo_fast.ops.device import is_capturing
 Tensors = Sequence[torch.Tensor | None]
 
 _SMALL = 1 << 13  # numbers in a matrix: those of at most as many are compared in full, as vectors are
-_LARGE = 1 << 20  # those of at least as many are sampled by cache lines, smaller ones by words
-_LINE = 64  # bytes
-_DENSEST, _SPARSEST, _MOST = 32, 256, 1 << 16  # one of so many words or lines is a sample; samples of a matrix
+_SAMPLE = 32  # bytes: half a cache line
+_DENSEST, _SPARSEST = 32, 256  # one of so many such pieces of a long row is a sample
+_FEWEST, _MOST = 1 << 12, 1 << 16  # samples of a large matrix
 _SERIAL = 1 << 14  # words of a copy that torch does not divide among threads, which may have to wait for a busy core
 _BLOCK = 512  # words in a checksum
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -50,9 +50,10 @@ def snapshot_of(tensors: Tensors) -> "Snapshot":
     return snapshot
 
 
-def forget(tensors: Tensors) -> None:
-    """Drop the snapshots whose first tensor is that of `tensors`, with what they hold."""
-    _current.pop(tensors[0], None)
+def drop_values(tensors: Tensors) -> None:
+    """Drop what was computed from tensors of which the first is that of `tensors`."""
+    for snapshot in list(_current.get(tensors[0], {}).values()):
+        snapshot.values.clear()
 
 
 @contextlib.contextmanager
@@ -76,16 +77,17 @@ def check_in_full(weights: Iterable[torch.Tensor]) -> None:
 class Snapshot:
     """What some tensors of one device hold, and `values` computed from it, by name.
 
-    Samples are every number of a vector and of a matrix of up to 8192 numbers. Of larger ones they are words of 8 bytes,
-    or from a million numbers on lines of 64 bytes: one of 32 to one of 256, or 65,536 of a very large table. They lie
-    evenly over rows and columns, with at least one in every row and in every column, tables of words excepted.
+    Samples are every number of a vector and of a matrix of up to 8192 numbers. Of a larger one they are pieces of 32
+    bytes, 8 numbers in fp32, of which the samples are one of 64 or so to one of 256, or 65,536 of a very large table.
+    They lie evenly over rows and columns: at least one is in every row, and one in every column, very large tables
+    excepted. Tensors with gaps in memory, and inference tensors, hold what they do for one call.
     """
 
     def __init__(self, tensors: Tensors, key: tuple):
         self.values: dict[str, Any] = {}
         held = _held(tensors)
-        is_followed = not (any(tensor.is_inference() or not _is_dense(tensor) or is_capturing(tensor.device)
-                               for tensor in held))
+        is_followed = not any(tensor.is_inference() or not _is_dense(tensor) or is_capturing(tensor.device)
+                              for tensor in held)
         self.key = key if is_followed else (None,)  # equal to no key
         self.is_doubtful, self._gradients = False, _gradients(tensors)
         self._samples = _samples(held if is_followed else [])  # views: no other weights take their address
@@ -117,7 +119,8 @@ def version_key(tensor: torch.Tensor) -> tuple:
     """
     if tensor.requires_grad:
         _count_fused_updates()
-    return tensor.data_ptr(), tensor.device, tensor.dtype, object() if tensor.is_inference() else tensor._version
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device, tensor.dtype,
+            object() if tensor.is_inference() else tensor._version)
 
 
 def _key(tensors: Tensors) -> tuple:
@@ -168,7 +171,7 @@ def _are_gradients(known: _Gradients, tensors: Tensors) -> bool:
 
 
 def _samples(held: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Views of the samples on a CPU: words [n] and lines [n, words], those of one type and width together."""
+    """Views of the samples on a CPU: words [n] and pieces [n, words], those of one type and width together."""
     alike: dict[tuple, list[torch.Tensor]] = {}
     for view in (_samples_of(tensor) for tensor in held if tensor.device.type == "cpu"):
         pieces = view.split(max(1, _SERIAL // view.shape[1:].numel()))
@@ -185,10 +188,9 @@ def _samples_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 2 or tensor.numel() <= _SMALL:
         return words
     rows = tensor.numel() // min(zip(tensor.stride(), tensor.size()))[1]  # in the order of memory
-    width = _LINE // words.itemsize if tensor.numel() >= _LARGE else 1
+    width = _SAMPLE // words.itemsize
     step = width * _step(rows, max(1, len(words) // rows // width))
-    count = (len(words) - width) // step + 1
-    return words.as_strided((count, width)[: 1 + (width > 1)], (step, 1)[: 1 + (width > 1)])
+    return words.as_strided(((len(words) - width) // step + 1, width), (step, 1))
 
 
 @functools.cache
@@ -198,9 +200,9 @@ def _step(rows: int, columns: int) -> int:
     A step has no divisor in common with `columns`, so that all columns come up, and from row to row the samples move by
     about the golden section of it, so that no large rectangle is without one.
     """
-    most = max(min(columns // 4, rows // 2), min(columns, _DENSEST))
+    most = max(min(columns // 4, rows // 2), min(columns, max(rows * columns // _FEWEST, _DENSEST)))
     most = max(min(most, _SPARSEST), rows * columns // _MOST)
-    coprime = [step for step in range(max(1, most // 2), most + 1) if math.gcd(step, columns) == 1]
+    coprime = [step for step in range(max(1, 3 * most // 4), most + 1) if math.gcd(step, columns) == 1]
     return min(coprime, key=lambda step: min(abs(columns % step / step - ratio) for ratio in (0.382, 0.618)))
 
 
