@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
@@ -21,9 +22,9 @@ from elmo_fast.ops.device import is_capturing
 Tensors = Sequence[torch.Tensor | None]
 
 _SMALL = 1 << 13  # numbers in a matrix: those of at most as many are compared in full, as vectors are
-_SAMPLE = 32  # bytes: half a cache line
-_DENSEST, _SPARSEST = 32, 256  # one of so many such pieces of a long row is a sample
-_FEWEST, _MOST = 1 << 12, 1 << 16  # samples of a large matrix
+_PIECE = 32  # bytes of a sample
+_SPARSEST = 256  # pieces from one sample to the next in a row of up to twice as many; in a longer row there are two
+_MOST = 1 << 16  # samples of a matrix
 _SERIAL = 1 << 14  # words of a copy that torch does not divide among threads, which may have to wait for a busy core
 _BLOCK = 512  # words in a checksum
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -78,9 +79,9 @@ class Snapshot:
     """What some tensors of one device hold, and `values` computed from it, by name.
 
     Samples are every number of a vector and of a matrix of up to 8192 numbers. Of a larger one they are pieces of 32
-    bytes, 8 numbers in fp32, of which the samples are one of 64 or so to one of 256, or 65,536 of a very large table.
-    They lie evenly over rows and columns: at least one is in every row, and one in every column, very large tables
-    excepted. Tensors with gaps in memory, and inference tensors, hold what they do for one call.
+    bytes, 8 numbers in fp32, evenly over rows and columns: at least one in every row, two in one of more than 4096
+    numbers, and at least one in every column. A matrix of more than 2^16 rows has 65,536 pieces. Tensors with gaps in
+    memory, and inference tensors, have a new snapshot for every call.
     """
 
     def __init__(self, tensors: Tensors, key: tuple):
@@ -98,7 +99,7 @@ class Snapshot:
         """Whether the tensors, which have its key, are unedited."""
         if (self.is_doubtful or not _are_gradients(self._gradients, tensors)) and not self._holds_in_full(tensors):
             return False
-        return _read(self._samples) == self._read
+        return all((found == before).all() for found, before in zip(_read(self._samples), self._read))
 
     def _holds_in_full(self, tensors: Tensors) -> bool:
         held, gradients = _held(tensors), _gradients(tensors)
@@ -171,39 +172,38 @@ def _are_gradients(known: _Gradients, tensors: Tensors) -> bool:
 
 
 def _samples(held: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Views of the samples on a CPU: words [n] and pieces [n, words], those of one type and width together."""
+    """Views of the samples on a CPU, words [n, words of a piece]; those of one type and width together."""
     alike: dict[tuple, list[torch.Tensor]] = {}
     for view in (_samples_of(tensor) for tensor in held if tensor.device.type == "cpu"):
-        pieces = view.split(max(1, _SERIAL // view.shape[1:].numel()))
-        alike.setdefault((view.dtype, *view.shape[1:]), []).extend(pieces)
+        alike.setdefault((view.dtype, view.shape[1]), []).extend(view.split(_SERIAL // view.shape[1]))
     return list(alike.values())
 
 
-def _read(samples: Sequence[Sequence[torch.Tensor]]) -> list[bytes]:
-    return [torch.cat(alike).numpy().tobytes() for alike in samples]
+def _read(samples: Sequence[Sequence[torch.Tensor]]) -> list[np.ndarray]:
+    return [torch.cat(alike).numpy() for alike in samples]
 
 
 def _samples_of(tensor: torch.Tensor) -> torch.Tensor:
     words = _words(tensor)
+    width = _PIECE // words.itemsize
     if tensor.dim() < 2 or tensor.numel() <= _SMALL:
-        return words
+        return words.view(-1, 1 if len(words) % width else width)
     rows = tensor.numel() // min(zip(tensor.stride(), tensor.size()))[1]  # in the order of memory
-    width = _SAMPLE // words.itemsize
     step = width * _step(rows, max(1, len(words) // rows // width))
     return words.as_strided(((len(words) - width) // step + 1, width), (step, 1))
 
 
 @functools.cache
 def _step(rows: int, columns: int) -> int:
-    """From one sample to the next of a matrix [rows, columns], counted along its rows.
+    """From one sample to the next of a matrix [rows, columns] of pieces, counted along its rows.
 
-    A step has no divisor in common with `columns`, so that all columns come up, and from row to row the samples move by
-    about the golden section of it, so that no large rectangle is without one.
+    It is at most the length of a row, and coprime to it and at most that of a column, so that all of both come up. From
+    row to row the samples move by about the golden section of it, so that no large rectangle is without one.
     """
-    most = max(min(columns // 4, rows // 2), min(columns, max(rows * columns // _FEWEST, _DENSEST)))
-    most = max(min(most, _SPARSEST), rows * columns // _MOST)
-    coprime = [step for step in range(max(1, 3 * most // 4), most + 1) if math.gcd(step, columns) == 1]
-    return min(coprime, key=lambda step: min(abs(columns % step / step - ratio) for ratio in (0.382, 0.618)))
+    most = max(min(rows, columns, max(columns // 2, _SPARSEST)), rows * columns // _MOST)
+    coprime = [step for step in range(1, most + 1) if math.gcd(step, columns) == 1]
+    long = [step for step in coprime if step > 7 * most // 8] or coprime[-1:]
+    return min(long, key=lambda step: min(abs(columns % step / step - ratio) for ratio in (0.382, 0.618)))
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

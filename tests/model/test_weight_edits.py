@@ -112,8 +112,7 @@ W, B, W_P, CARRY, FILTER = ("_elmo_lstm.W_0_1_0", "_elmo_lstm.B_1_1", "_elmo_lst
                             "_token_embedder.W_carry_0", "_token_embedder.W_cnn_2")
 PARTS = {  # W is [128, 4 * 256], W_P [256, 64]
     "a row of W": (W, lambda k: (k % 128,)), "a column of W": (W, lambda k: (slice(None), k % 1024)),
-    "a gate in a row of W": (W, lambda k: (k % 128, slice(256 * (k % 4), 256 * (k % 4 + 1)))),
-    "the inputs of a gate of a cell": (W, lambda k: (slice(64), k % 1024)),
+    "a gate of W": (W, lambda k: (slice(None), slice(256 * (k % 4), 256 * (k % 4 + 1)))),
     "a gate in the biases": (B, lambda k: (slice(256 * (k % 4), 256 * (k % 4 + 1)),)), "a bias": (B, lambda k: (k,)),
     "a row of W_P": (W_P, lambda k: (k % 256,)), "a column of W_P": (W_P, lambda k: (slice(None), k % 64)),
     "a row of a highway layer": (CARRY, lambda k: (k % 272,)),
