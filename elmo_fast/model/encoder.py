@@ -18,7 +18,7 @@ from elmo_fast.ops.cuda.encoder import fits_fp16
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.reference import with_zero_row
-from elmo_fast.ops.weight_snapshot import Tensors
+from elmo_fast.ops.weight_snapshot import Tensors, check_in_full
 from elmo_fast.outside_graphs import OutsideGraphs
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES, batch_to_ids, check_batch, number_tokens
@@ -173,6 +173,11 @@ class WordEmbedder(OutsideGraphs):
 
     def drop_fp32(self, precision: str) -> None:
         """The table stays: its rows are looked up."""
+
+    def train(self, mode: bool = True) -> "WordEmbedder":
+        if self.training and not mode:
+            check_in_full(self.parameters())
+        return super().train(mode)
 
     def layers(self) -> list[Tensors]:
         """Its weights, in a list of one layer."""

@@ -24,7 +24,7 @@ Tensors = Sequence[torch.Tensor | None]
 _SMALL = 1 << 13  # numbers in a matrix: those of at most as many are compared in full, as vectors are
 _PIECE = 32  # bytes of a sample
 _SPARSEST = 256  # pieces from one sample to the next in a row of up to twice as many; in a longer row there are two
-_MOST = 1 << 16  # samples of a matrix
+_MOST = 1 << 13  # samples of a matrix
 _SERIAL = 1 << 14  # words of a copy that torch does not divide among threads, which may have to wait for a busy core
 _BLOCK = 512  # words in a checksum
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -79,9 +79,9 @@ class Snapshot:
     """What some tensors of one device hold, and `values` computed from it, by name.
 
     Samples are every number of a vector and of a matrix of up to 8192 numbers. Of a larger one they are pieces of 32
-    bytes, 8 numbers in fp32, evenly over rows and columns: at least one in every row, two in one of more than 4096
-    numbers, and at least one in every column. A matrix of more than 2^16 rows has 65,536 pieces. Tensors with gaps in
-    memory, and inference tensors, have a new snapshot for every call.
+    bytes, 8 numbers in fp32 (of 8 bytes where a row is no multiple of 32), evenly over rows and columns: at least one in
+    every row, two in one of more than 4096 numbers, and at least one in every column. A matrix of more than 8192 rows
+    has 8192 pieces. Tensors with gaps in memory, and inference tensors, have a new snapshot for every call.
     """
 
     def __init__(self, tensors: Tensors, key: tuple):
@@ -189,7 +189,9 @@ def _samples_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dim() < 2 or tensor.numel() <= _SMALL:
         return words.view(-1, 1 if len(words) % width else width)
     rows = tensor.numel() // min(zip(tensor.stride(), tensor.size()))[1]  # in the order of memory
-    step = width * _step(rows, max(1, len(words) // rows // width))
+    columns = len(words) // rows
+    width = 1 if columns % width else width
+    step = width * _step(rows, max(1, columns // width))
     return words.as_strided(((len(words) - width) // step + 1, width), (step, 1))
 
 
