@@ -79,9 +79,9 @@ class Snapshot:
     """What some tensors of one device hold, and `values` computed from it, by name.
 
     Samples are every number of a vector and of a matrix of up to 8192 numbers. Of a larger one they are pieces of 32
-    bytes, 8 numbers in fp32 (of 8 bytes where a row is no multiple of 32), evenly over rows and columns: at least one in
-    every row, two in one of more than 4096 numbers, and at least one in every column. A matrix of more than 8192 rows
-    has 8192 pieces. Tensors with gaps in memory, and inference tensors, have a new snapshot for every call.
+    bytes, 8 numbers in fp32 (of 8 bytes where a row is no multiple of 32), evenly over rows and columns: at least one
+    in every row, two in one of more than 4096 numbers, and at least one in every column. A matrix of more than 8192
+    rows has 8192 pieces. Tensors with gaps in memory, and inference tensors, have a new snapshot for every call.
     """
 
     def __init__(self, tensors: Tensors, key: tuple):
