@@ -16,14 +16,15 @@ from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.state_dict import require_data
 from elmo_fast.model.token_table.lookup import TableLookup, TokenEmbeddings, TokenEncoder, WordCache
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import LastResult, check_shapes, expected_shapes, fingerprint, read_model
+from elmo_fast.model.weights import check_shapes, expected_shapes, fingerprint, read_model
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
 from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
-from elmo_fast.ops.weight_cache import version_key
+from elmo_fast.ops.weight_cache import LastResult
+from elmo_fast.ops.weight_snapshot import Tensors, check_in_full, one_call, snapshot_of
 from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
@@ -147,7 +148,8 @@ class BiLm(OutsideGraphs):
 
     def fingerprint(self) -> str:
         """32 hexadecimal digits of the network's options and all weights as they are now."""
-        return self._last_fingerprint.get(self._weights_key(), lambda: fingerprint(self.weights(), self.options))
+        check_in_full(self.parameters())
+        return self._last_fingerprint.get(None, self._layers(), lambda: fingerprint(self.weights(), self.options))
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights by dataset name, float32, in file order; `write_weights` gives a file that loads anywhere."""
@@ -190,6 +192,7 @@ class BiLm(OutsideGraphs):
                                                 batch_size)
 
     @outside_graphs
+    @one_call()
     def forward(self, ids: torch.Tensor | None, boundaries: str = "add",
                 word_inputs: torch.Tensor | None = None, *, state: str | None = None) -> BiLmOutput:
         """Representations of a batch of sentences given as ids.
@@ -231,6 +234,7 @@ class BiLm(OutsideGraphs):
         return tokens.vectors[index]
 
     @outside_graphs
+    @one_call()
     def embed_tokens(self, batch: Sequence[Sequence[str]],
                      state: str | None = None) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
@@ -247,6 +251,7 @@ class BiLm(OutsideGraphs):
         state, like = self._state_of_call(state), full_precision(self._elmo_lstm.B_0_0)
         return self._elmo_lstm.begin(slots, like, state == "carry", self._initial_state(state))
 
+    @one_call()
     def run(self, tokens: TokenEmbeddings, rows: torch.Tensor, schedule: Schedule,
             state: RunState | None = None) -> tuple[list[torch.Tensor], RunState]:
         """Outputs of the LSTM layers at every packed row of the schedule, [S, 2 P] each, and the state after the last.
@@ -291,9 +296,9 @@ class BiLm(OutsideGraphs):
         dtype = self._elmo_lstm.B_0_0.dtype
         return self.precision if dtype in (torch.float32, torch.float64) else "medium"
 
-    def _weights_key(self) -> tuple:
-        modules = (self._token_embedder, self._elmo_lstm)
-        return tuple(version_key(value) for module in modules for value in module.parameters())
+    def _layers(self) -> list[Tensors]:
+        """All weights, by the layer that reads them."""
+        return [*self._token_embedder.layers(), *self._elmo_lstm.layers()]
 
     def _state_of_call(self, state: str | None) -> str:
         """The state that a call names, or else the model's."""
@@ -301,14 +306,14 @@ class BiLm(OutsideGraphs):
 
     def _capture_key(self, state: str) -> tuple:
         text = tuple(map(tuple, self.warm_text)) if state == "warm" else None
-        return self._device, self._precision, self.backend, text, self._weights_key()
+        return self._device, self._precision, self.backend, text, *map(snapshot_of, self._layers())
 
     def _initial_state(self, state: str | None = None) -> State | None:
         """(h [L, 2 P], c [L, 2 D]) after the warm text where `state` is `warm`, else None."""
         if self._state_of_call(state) != "warm":
             return None
         text = tuple(map(tuple, self.warm_text))
-        return self._warm_state.get((self._weights_key(), *text), lambda: self._run_warm_text(text))
+        return self._warm_state.get(text, self._layers(), lambda: self._run_warm_text(text))
 
     def _run_warm_text(self, text: Sequence[Sequence[str]]) -> State:
         """In `highest`, whatever the call around it computes in."""
@@ -334,5 +339,5 @@ class BiLm(OutsideGraphs):
         self.fingerprint()
         self._token_embedder.drop_fp32(self._precision)
         self._elmo_lstm.drop_fp32(self._precision)
-        self._last_fingerprint.set_key(self._weights_key())
-        self._warm_state.set_key((self._weights_key(), *map(tuple, self.warm_text)))
+        for result in (self._last_fingerprint, self._warm_state):
+            result.set_weights(self._layers())

@@ -18,6 +18,7 @@ from elmo_fast.ops.cuda.encoder import fits_fp16
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision
 from elmo_fast.ops.reference import with_zero_row
+from elmo_fast.ops.weight_snapshot import Tensors, check_in_full
 from elmo_fast.outside_graphs import OutsideGraphs
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES, batch_to_ids, check_batch, number_tokens
@@ -61,8 +62,7 @@ class CharacterEncoder(AllenNlpStateDict):
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own = {name: getattr(self, name) for name in self.datasets}
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
-        highways = [[own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")]
-                    for k in range(self.options.n_highway)]
+        highways = [[own[name] for name in _highway_names(k)] for k in range(self.options.n_highway)]
         projection = (own["W_proj"], own["b_proj"]) if self.has_projection else None
         bounded = (active_precision() == "medium" and ids.device.type == "cuda"
                    and fits_fp16(own["char_embed"], filters, self.options.activation, highways, projection))
@@ -71,6 +71,13 @@ class CharacterEncoder(AllenNlpStateDict):
         for weights in highways:
             x = highway(x, *weights, **how)
         return full_precision(x) if projection is None else linear(x, *projection, **how)
+
+    def layers(self) -> list[Tensors]:
+        """Its weights, by the layer that reads them: the char-CNN, highway layers and the projection."""
+        numbers = range(len(self.options.filters))
+        names = [["char_embed", *(f"W_cnn_{i}" for i in numbers), *(f"b_cnn_{i}" for i in numbers)],
+                 *map(_highway_names, range(self.options.n_highway)), *[["W_proj", "b_proj"]] * self.has_projection]
+        return [[getattr(self, name) for name in of_layer] for of_layer in names]
 
     def digest(self) -> str:
         """A fingerprint of the weights as they are now, or as they were when they were dropped."""
@@ -89,7 +96,7 @@ class CharacterEncoder(AllenNlpStateDict):
         """Leave the large matrices in memory only as the native engine packs them for `precision`."""
         self._dropped_digest = self.digest()
         for k in range(self.options.n_highway):
-            names = [f"W_carry_{k}", f"b_carry_{k}", f"W_transform_{k}", f"b_transform_{k}"]
+            names = _highway_names(k)
             for name, value in zip(names, drop_product([getattr(self, name) for name in names], precision)):
                 setattr(self, name, value)
         if self.has_projection:
@@ -167,6 +174,15 @@ class WordEmbedder(OutsideGraphs):
     def drop_fp32(self, precision: str) -> None:
         """The table stays: its rows are looked up."""
 
+    def train(self, mode: bool = True) -> "WordEmbedder":
+        if self.training and not mode:
+            check_in_full(self.parameters())
+        return super().train(mode)
+
+    def layers(self) -> list[Tensors]:
+        """Its weights, in a list of one layer."""
+        return [[self.embedding]]
+
     def warmup(self, backend: str = "auto") -> None:
         """A table has nothing to compile."""
 
@@ -184,6 +200,11 @@ def padded_ids(source: TokenSource, batch: Sequence[Sequence[str]]) -> torch.Ten
     ids = torch.zeros(len(lengths), int(lengths.max(initial=0)), *source.row_shape, dtype=torch.int64)
     ids[torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]] = source.token_ids(unique)[running]
     return ids
+
+
+def _highway_names(number: int) -> list[str]:
+    """Parameters of a highway layer, in the order that the op takes them."""
+    return [f"{name}_{number}" for name in ("W_carry", "b_carry", "W_transform", "b_transform")]
 
 
 def _own_name(dataset: str) -> str:

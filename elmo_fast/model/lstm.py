@@ -19,6 +19,7 @@ from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule
+from elmo_fast.ops.weight_snapshot import Tensors
 
 
 class RunState(NamedTuple):
@@ -226,6 +227,11 @@ class LstmStack(AllenNlpStateDict):
         """(W, B, W_P or None) of a layer, forward then backward."""
         return tuple(tuple(getattr(self, f"{dataset}_{direction}_{layer}", None) for dataset in LSTM_DATASETS)
                      for direction in DIRECTIONS)
+
+    def layers(self) -> list[Tensors]:
+        """The weights of every layer, those of the forward direction first."""
+        pairs = map(self.layer_weights, range(self.options.n_layers))
+        return [[*forward, *backward] for forward, backward in pairs]
 
     def drop_fp32(self, precision: str) -> None:
         """Leave the matrices in memory only as the native engine packs them for `precision`."""

@@ -25,6 +25,7 @@ from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.torch.char_cnn import PADDING_ID
+from elmo_fast.ops.weight_snapshot import Tensors
 
 BOUNDARIES = ("<bos>", "<eos>")
 _CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(LEXICON_GROUPS, ("char_embed", "word_embed")))
@@ -96,6 +97,9 @@ class ManyLangsEncoder(CharacterEncoder):
         if self.words is not None:
             x = torch.cat([full_precision(own["word_embed"])[ids[:, -1] - 1], full_precision(x)], dim=1)
         return linear(x, own["W_proj"], own["b_proj"], backend=backend)
+
+    def layers(self) -> list[Tensors]:
+        return [*super().layers(), *([] if self.words is None else [[self.word_embed]])]
 
     def conversions(self) -> Iterator[Conversion]:
         yield from super().conversions()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.ops.weight_snapshot import check_in_full
 from elmo_fast.outside_graphs import OutsideGraphs
 
 Tensors = Mapping[str, torch.Tensor]
@@ -33,6 +34,11 @@ class AllenNlpStateDict(OutsideGraphs):
         self.datasets = datasets
         for own, name in datasets.items():
             self.register_parameter(own, nn.Parameter(torch.tensor(weights[name]), requires_grad=requires_grad))
+
+    def train(self, mode: bool = True) -> "AllenNlpStateDict":
+        if self.training and not mode:
+            check_in_full(self.parameters())
+        return super().train(mode)
 
     def conversions(self) -> Iterator[Conversion]:
         """How own parameters become AllenNLP's, in the order of its `state_dict`."""

@@ -6,8 +6,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import h5py
 import numpy as np
@@ -232,25 +231,3 @@ def fingerprint(weights: Weights, options: Options | None = None) -> str:
         digest.update(f"{name} {values.shape}\n".encode())
         digest.update(values.data)
     return digest.hexdigest()
-
-
-class LastResult:
-    """The last result of a computation, valid while its key is the same. Copies and pickles are empty."""
-
-    def __init__(self):
-        self._last: tuple[Any, Any] | None = None
-
-    def get(self, key: Any, compute: Callable[[], Any]) -> Any:
-        """The result for `key`, computed unless it is the last one. Threads may ask for different keys."""
-        last = self._last
-        if last is None or last[0] != key:
-            self._last = last = key, compute()
-        return last[1]
-
-    def set_key(self, key: Any) -> None:
-        """Declare the last result, where there is one, valid for `key`."""
-        if self._last is not None:
-            self._last = key, self._last[1]
-
-    def __getstate__(self) -> dict:
-        return {"_last": None}

@@ -1,18 +1,15 @@
-"""Values computed from weights once: cached while the weights exist, computed again after an edit in place.
+"""Values computed from weights once: cached while the weights exist, computed again after an edit.
 
-One cache serves the packed weights of the CPU and the operands of a GPU.
+One cache serves the packed weights of the CPU and the operands of a GPU. `weight_snapshot` finds the edits.
 """
 
-import functools
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
-Tensors = Sequence[torch.Tensor | None]
-
-_cache = WeakTensorKeyDictionary()  # first tensor -> kind -> (key, value)
+from elmo_fast.ops.weight_snapshot import Snapshot, Tensors, drop_values, snapshot_of
 
 
 def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep: bool = True):
@@ -20,15 +17,13 @@ def cached(tensors: Tensors, kind: str, make: Callable[[Tensors], object], keep:
 
     Without `keep`, for weights in training, the new value is not cached and the cached ones are dropped.
     """
-    key = _key(tensors)
-    of_first = _cache.setdefault(tensors[0], {})
-    if keep and kind in of_first and of_first[kind][0] == key:
-        return of_first[kind][1]
-    value = make([None if tensor is None else tensor.detach() for tensor in tensors])
-    if keep:
-        of_first[kind] = key, value
-    else:
-        of_first.clear()
+    if not keep:
+        drop_values(tensors)
+    # before `make`: an edit while it runs is seen by the next call
+    values = snapshot_of(tensors).values if keep else {}
+    value = values.get(kind)
+    if value is None:
+        value = values[kind] = make([None if tensor is None else tensor.detach() for tensor in tensors])
     return value
 
 
@@ -36,34 +31,36 @@ def emptied(tensors: Tensors) -> list[torch.Tensor | None]:
     """The tensors, matrices replaced by parameters on the meta device; cached values are transferred to them."""
     without_data = [torch.nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
                     if tensor is not None and tensor.dim() == 2 else tensor for tensor in tensors]
-    _cache[without_data[0]] = {kind: (_key(without_data), value)
-                               for kind, (key, value) in _cache.pop(tensors[0]).items() if len(key) == len(tensors)}
+    snapshot_of(without_data).values.update(snapshot_of(tensors).values)
+    drop_values(tensors)
     return without_data
 
 
-def version_key(tensor: torch.Tensor) -> tuple:
-    """Equal for an unchanged tensor; different after an edit in place, and for another tensor.
+class LastResult:
+    """The last result of a computation on the weights of some layers, valid while they and a key are the same.
 
-    Torch counts no edits of an inference tensor, so each of its keys is new. Nor does it count edits through `.data`.
-    Updates of torch's fused optimizers are counted from the first key on.
+    Copies and pickles are empty.
     """
-    if tensor.requires_grad:
-        _count_fused_updates()
-    return tensor.data_ptr(), tensor.device, tensor.dtype, object() if tensor.is_inference() else tensor._version
+
+    def __init__(self):
+        self._last: tuple[Any, list[weakref.ref[Snapshot]], Any] | None = None
+
+    def get(self, key: Any, layers: Sequence[Tensors], compute: Callable[[], Any]) -> Any:
+        """The result for `key`, computed unless it is the last one."""
+        snapshots, last = _references(layers), self._last
+        if last is None or last[:2] != (key, snapshots):
+            self._last = last = key, snapshots, compute()
+        return last[2]
+
+    def set_weights(self, layers: Sequence[Tensors]) -> None:
+        """Declare the last result, where there is one, that of these weights."""
+        if self._last is not None:
+            self._last = self._last[0], _references(layers), self._last[2]
+
+    def __getstate__(self) -> dict:
+        return {"_last": None}
 
 
-def _key(tensors: Tensors) -> tuple:
-    return tuple(None if tensor is None else version_key(tensor) for tensor in tensors)
-
-
-@functools.cache
-def _count_fused_updates() -> None:
-    """Count the updates of fused optimizers, which write weights without counting it (torch 2.11 to 2.13)."""
-    register_optimizer_step_post_hook(_count_updates)
-
-
-def _count_updates(optimizer: torch.optim.Optimizer, *_) -> None:
-    updated = [weight for group in optimizer.param_groups if group.get("fused") for weight in group["params"]
-               if weight.grad is not None]
-    if updated:
-        torch.autograd.graph.increment_version(updated)
+def _references(layers: Sequence[Tensors]) -> list[weakref.ref[Snapshot]]:
+    """To the snapshots, which keep weights in memory."""
+    return [weakref.ref(snapshot_of(tensors)) for tensors in layers]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
-from elmo_fast.ops import weight_cache
+from elmo_fast.ops import weight_snapshot
 from elmo_fast.ops.cpu import linear, projected_lstm
 from elmo_fast.ops.precision import PRECISIONS
 from tests.support.engines import HIGHEST, ISAS, NATIVE, TILES, altered, isa, native, needs_native
@@ -193,16 +193,16 @@ def test_an_edit_is_seen(name):
 
 
 def test_packed_weights_go_with_the_model():
-    count = len(weight_cache._cache)
+    count = len(weight_snapshot._current)
     model = bilm(backend="native")
     model(batch_to_ids(SENTENCES))
-    assert len(weight_cache._cache) > count
+    assert len(weight_snapshot._current) > count
     twin = copy.deepcopy(model)
     del model
-    assert len(weight_cache._cache) == count
+    assert len(weight_snapshot._current) == count
     twin(batch_to_ids(SENTENCES))
     del twin
-    assert len(weight_cache._cache) == count
+    assert len(weight_snapshot._current) == count
 
 
 @pytest.mark.parametrize("edit, counts", [
@@ -210,9 +210,9 @@ def test_packed_weights_go_with_the_model():
     (lambda w: w.view(-1), False)])
 def test_edits_in_place_change_the_key(edit, counts):
     w = torch.ones(4, 3)
-    before = weight_cache.version_key(w)
+    before = weight_snapshot.version_key(w)
     edit(w)
-    assert (weight_cache.version_key(w) != before) == counts
+    assert (weight_snapshot.version_key(w) != before) == counts
 
 
 def test_a_model_made_in_inference_mode_packs_its_weights_once(monkeypatch):
@@ -222,7 +222,7 @@ def test_a_model_made_in_inference_mode_packs_its_weights_once(monkeypatch):
         for module in (linear, projected_lstm):
             monkeypatch.setattr(module, "aligned_bytes", None)  # allocates packed weights
         assert torch.equal(torch.stack(model(ids).activations), first)
-    assert weight_cache.version_key(w) != weight_cache.version_key(w)
+    assert weight_snapshot.version_key(w) != weight_snapshot.version_key(w)
     with torch.no_grad():
         model.get_parameter("_elmo_lstm.W_0_0_0").mul_(2)
     with pytest.raises(TypeError, match="NoneType"):

@@ -14,13 +14,12 @@ from elmo_fast.model.batch_layout import add_boundaries, on_host, unique_rows
 from elmo_fast.model.encoder import TokenSource
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
-from elmo_fast.model.weights import LastResult
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.linear import computes_in
 from elmo_fast.ops.precision import full_precision, lowest, numerics
 from elmo_fast.ops.projected_lstm import accepts_input_projections, input_projections
 from elmo_fast.ops.reference import LstmWeights
-from elmo_fast.ops.weight_cache import version_key
+from elmo_fast.ops.weight_cache import LastResult
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES
 
@@ -113,8 +112,7 @@ class TableLookup:
             return None
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._size:
             return None  # tokens that were encoded, or joined later
-        key = backend, *(version_key(value) for w, b, _ in weights for value in (w, b))
-        return self._projections.get(key, lambda: input_projections(
+        return self._projections.get(backend, [[*weights[0], *weights[1]]], lambda: input_projections(
             self.table.vectors(np.arange(self._size)).to(bias.device), weights, backend=backend))
 
     def check_precision(self, precision: str) -> None:
@@ -135,7 +133,7 @@ class TableLookup:
                                      f"{self._digest}); build the table again")
 
     def _encoder_digest(self) -> str:
-        return self._current_digest.get(tuple(map(version_key, self._encoder.parameters())), self._encoder.digest)
+        return self._current_digest.get(None, self._encoder.layers(), self._encoder.digest)
 
 
 @dataclass(frozen=True)

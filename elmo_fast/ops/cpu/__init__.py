@@ -11,7 +11,7 @@ import torch
 from elmo_fast.ops import weight_cache
 from elmo_fast.ops.backend import log_once, native_module
 from elmo_fast.ops.precision import PRECISIONS
-from elmo_fast.ops.weight_cache import Tensors
+from elmo_fast.ops.weight_snapshot import Tensors
 
 
 def runs_precision(precision: str) -> bool:

@@ -6,7 +6,8 @@ from elmo_fast.ops.backend import native_module
 from elmo_fast.ops.cpu import aligned_bytes, on_cpu, packed_weights, pointer
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.schemas import library
-from elmo_fast.ops.weight_cache import Tensors, emptied
+from elmo_fast.ops.weight_cache import emptied
+from elmo_fast.ops.weight_snapshot import Tensors
 
 NO_EPILOGUE, HIGHWAY = 0, 2
 

@@ -11,7 +11,8 @@ from elmo_fast.ops.cpu import aligned_bytes, on_cpu, packed_weights, pointer
 from elmo_fast.ops.precision import PRECISIONS
 from elmo_fast.ops.reference import LstmWeights, restore
 from elmo_fast.ops.schemas import library, lstm_gradients
-from elmo_fast.ops.weight_cache import Tensors, emptied
+from elmo_fast.ops.weight_cache import emptied
+from elmo_fast.ops.weight_snapshot import Tensors
 
 
 def forward(inputs, rows, slots, batch_sizes, sequence_starts, h, c, weights, initial_h, initial_c, width, cell_clip,

@@ -1,0 +1,288 @@
+"""Whatever way weights changed between two calls, the next call gives what a new model of the same weights gives."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, batch_to_ids, build_token_table, load, write_weights
+from elmo_fast.compat.allennlp.modules.elmo_lstm import ElmoLstm
+from elmo_fast.embed.api import LoadedElmo
+from elmo_fast.ops import weight_snapshot
+from elmo_fast.ops.cpu import linear, projected_lstm
+from elmo_fast.testing import SAME_MODEL
+from tests.support.engines import needs_native
+from tests.support.files import paths, write_model
+from tests.support.models import bilm, options, weights
+
+pytestmark = needs_native
+# large enough for every kind of matrix to be sampled
+SIZES = options({"dim": 256, "projection_dim": 64},
+                {"embedding": {"dim": 16}, "filters": [[1, 32], [3, 112], [5, 128]], "n_highway": 1})
+SENTENCES = [["The", "play", "was", "long", "."], ["Hi"]]
+IDS = batch_to_ids(SENTENCES)
+
+
+def model(state="warm", **arguments):
+    return bilm(SIZES, state=state, backend="native", **arguments)
+
+
+@torch.no_grad()
+def layers(of):
+    return torch.stack(of(IDS).activations)
+
+
+def assert_current(of):
+    """The model gives the bits of a new one with its weights."""
+    fresh = BiLm(SIZES, of.weights(), state=of.state, backend="native").to(of.lstm.B_0_0.dtype)
+    assert torch.equal(layers(of), layers(fresh))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("model"), SIZES.to_dict())
+    write_weights(folder / "weights.hdf5", weights(SIZES))
+    return paths(folder)
+
+
+# ---- ways of editing -------------------------------------------------------------------------------------------------
+
+
+def _swap(p):
+    other = p.data.clone() * 0.5
+    p.data, other = other, p.data
+
+
+def _through(array):
+    array *= 0.5
+
+
+WAYS = {
+    "in place": lambda p: p.data.mul_(0.5),
+    "counted": lambda p: p.detach().mul_(0.5),
+    "NumPy view of data": lambda p: _through(p.data.numpy()),
+    "NumPy view of detach": lambda p: _through(p.detach().numpy()),
+    "foreach": lambda p: torch._foreach_mul_([p.data], 0.5),
+    "data replaced": lambda p: setattr(p, "data", p.data * 0.5),
+    "data swapped": _swap,
+    "set": lambda p: p.data.set_(p.data * 0.5) is p.set_((p.detach() * 0.5)),
+    "pruned": lambda p: p.data.mul_(torch.rand(p.shape) < 0.9),
+    "random baseline": lambda p: torch.nn.init.normal_(p.data, 0, 0.1),
+    "average": lambda p: p.data.copy_(0.999 * p.data + 0.001),
+    "flipped": lambda p: setattr(p, "data", p.data.flip(0)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("state", ["zero", "warm"])
+def test_a_way_of_editing(way, state):
+    edited = model(state)
+    before = layers(edited)
+    with torch.no_grad():
+        for p in edited.parameters():
+            WAYS[way](p)
+    assert not torch.equal(layers(edited), before)
+    assert_current(edited)
+    layers(edited)
+    edited.load_state_dict(model(state).state_dict())
+    torch.testing.assert_close(layers(edited), before, atol=SAME_MODEL, rtol=0)
+
+
+def test_a_matrix_that_is_transposed_in_its_memory():
+    edited = model()
+    layers(edited)
+    weight = edited.get_parameter("_token_embedder.W_carry_0")
+    weight.data = weight.data.t()
+    assert_current(edited)
+
+
+@pytest.mark.parametrize("name", [f"_elmo_lstm.{name}" for name in ("W_0_1_1", "B_0_0", "W_P_0_1_0")] + [
+    f"_token_embedder.{name}" for name in ("char_embed", "W_cnn_2", "b_cnn_0", "W_carry_0", "b_carry_0",
+                                           "W_transform_0", "b_transform_0", "W_proj", "b_proj")])
+def test_a_kind_of_weight(name):
+    for edited in (model(), model("zero"), model("zero").half()):
+        layers(edited)
+        edited.get_parameter(name).data.mul_(1.5).add_(0.125)
+        assert_current(edited)
+
+
+W, B, W_P, CARRY, FILTER = ("_elmo_lstm.W_0_1_0", "_elmo_lstm.B_1_1", "_elmo_lstm.W_P_0_0_1",
+                            "_token_embedder.W_carry_0", "_token_embedder.W_cnn_2")
+PARTS = {  # W is [128, 4 * 256], W_P [256, 64]
+    "a row of W": (W, lambda k: (k % 128,)), "a column of W": (W, lambda k: (slice(None), k % 1024)),
+    "a gate of W": (W, lambda k: (slice(None), slice(256 * (k % 4), 256 * (k % 4 + 1)))),
+    "a gate in the biases": (B, lambda k: (slice(256 * (k % 4), 256 * (k % 4 + 1)),)), "a bias": (B, lambda k: (k,)),
+    "a row of W_P": (W_P, lambda k: (k % 256,)), "a column of W_P": (W_P, lambda k: (slice(None), k % 64)),
+    "a row of a highway layer": (CARRY, lambda k: (k % 272,)),
+    "a column of a highway layer": (CARRY, lambda k: (slice(None), k % 272)),
+    "a filter": (FILTER, lambda k: (..., k % 128)), "a character": ("_token_embedder.char_embed", lambda k: (k % 261,)),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_edit_of_a_part(part):
+    edited, (name, where) = model(), PARTS[part]
+    key = [of for of in edited._layers() if any(edited.get_parameter(name) is weight for weight in of)][0]
+    for number in (0, 1, 255, 258, 515, 1022, 1023):
+        before = weight_snapshot.snapshot_of(key)
+        assert weight_snapshot.snapshot_of(key) is before
+        edited.get_parameter(name).data[where(number)] += 0.5
+        assert weight_snapshot.snapshot_of(key) is not before
+    assert_current(edited)
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def _steps(of):
+    """A step of an optimizer after every backward, each in another way of its time."""
+    averages = [p.data.clone() for p in of.parameters()]
+    for number in range(4):
+        of.zero_grad(set_to_none=number % 2 == 0)
+        of.train()(IDS)["elmo_representations"][0].square().mean().backward()
+        for p, average in zip(of.parameters(), averages):
+            if p.grad is None:
+                continue
+            if number == 1:  # sparse: the rows with the largest gradient, as dense_sparse_adam indexes them
+                rows = p.grad.flatten(1).norm(dim=1).topk(1).indices if p.dim() > 1 else p.grad.abs().topk(1).indices
+                p.data.index_add_(0, rows, p.grad[rows], alpha=-1.0)
+            elif number == 2:
+                p.data.addcdiv_(p.grad, p.grad.abs().sqrt().add_(1e-6), value=-1e-2)
+            else:
+                p.data.add_(p.grad, alpha=-0.05)
+            average.mul_(0.9).add_(p.data, alpha=0.1)
+        yield averages
+
+
+@pytest.mark.parametrize("state", ["zero", "warm"])
+def test_evaluation_between_training_steps(files, state):
+    trained = Elmo(*files, 1, requires_grad=True, dropout=0, state=state)
+
+    def assert_evaluates(of):
+        same = Elmo(*files, 1, dropout=0, state=state)
+        same.load_state_dict(of.state_dict())
+        with torch.no_grad():
+            found, expected = (each(IDS)["elmo_representations"][0] for each in (of, same.eval()))
+        torch.testing.assert_close(found, expected, atol=SAME_MODEL, rtol=0)
+
+    for averages in _steps(trained):
+        assert_evaluates(trained)  # still in training
+        assert_evaluates(trained.eval())
+        for _ in range(2):  # as AllenNLP's moving averages: in, evaluated, and out
+            for p, average in zip(trained.parameters(), averages):
+                p.data, average.data = average.data, p.data
+            assert_evaluates(trained)
+
+
+@pytest.mark.parametrize("seen_by", ["backward", "evaluation"])
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_single_number_is_seen_after(seen_by, samples, monkeypatch):
+    """Also without samples, as on a GPU."""
+    if not samples:
+        monkeypatch.setattr(weight_snapshot, "_samples", lambda held: [])
+    edited = model(requires_grad=seen_by == "backward")
+    layers(edited)
+    for number in (1, 2, 77_777):
+        if seen_by == "backward":
+            edited(IDS).activations[-1].sum().backward()
+            layers(edited)
+            edited.zero_grad(set_to_none=True)
+            edited(IDS).activations[-1].sum().backward()
+        edited.lstm.W_0_0_1.data.view(-1)[number] += 0.25
+        if seen_by == "evaluation":
+            edited.train()
+            edited.eval()
+        assert_current(edited)
+
+
+def test_unedited_weights_are_packed_once(monkeypatch):
+    once = model(requires_grad=True)
+    once.lstm.B_0_0.data[3] = torch.nan
+    first = layers(once)
+    for module in (linear, projected_lstm):
+        monkeypatch.setattr(module, "aligned_bytes", None)  # allocates packed weights
+    monkeypatch.setattr(once, "_run_warm_text", None)
+    for _ in range(2):
+        once.train()
+        once.eval()
+        for p in once.parameters():
+            p.grad = torch.zeros_like(p)
+        assert torch.equal(layers(once).nan_to_num(), first.nan_to_num())
+
+
+# ---- ways in ---------------------------------------------------------------------------------------------------------
+
+
+def test_embedders(files):
+    loaded, embedder = load(files[0].parent, device="cpu"), ElmoEmbedder(*files, state="zero")
+    for of, call in ((loaded.bilm, lambda: [*loaded.embed(SENTENCES), loaded.encode(["play"])]),
+                     (embedder.elmo_bilm, lambda: [*embedder.embed_batch(SENTENCES),
+                                                   *embedder.embed_sentences(SENTENCES)])):
+        before = call()
+        for p in of.parameters():
+            p.data.mul_(0.75)
+        found = call()
+        fresh = BiLm(SIZES, of.weights(), state=of.state)
+        again, anew = LoadedElmo(fresh), ElmoEmbedder.from_bilm(fresh)
+        expected = ([*again.embed(SENTENCES), again.encode(["play"])] if of is loaded.bilm else
+                    [*anew.embed_batch(SENTENCES), *anew.embed_sentences(SENTENCES)])
+        assert all(map(np.array_equal, found, expected)) and not any(map(np.array_equal, found, before))
+
+
+def test_a_model_with_a_token_table():
+    tabled = model()
+    tabled.token_table = build_token_table(model(), ["<S>", "</S>", *SENTENCES[0], "Hi"])
+    layers(tabled)
+    for p in tabled.lstm.parameters():
+        p.data.mul_(0.75)
+    assert_current(tabled)
+    fingerprint = tabled.fingerprint()
+    tabled.lstm.W_0_1_1.data[5, 7] += 1
+    assert tabled.fingerprint() != fingerprint
+    tabled.token_source.W_proj.data[3] += 1
+    with pytest.raises(ConfigurationError, match="expected one of this char encoder, whose weights were"):
+        layers(tabled)
+
+
+def test_layers_by_themselves():
+    torch.manual_seed(0)
+    stack, x, mask = ElmoLstm(64, 64, 256, 2), torch.randn(2, 5, 64), torch.ones(2, 5)
+    stack.stateful = False
+    with torch.no_grad():
+        stack(x, mask)
+        for p in stack.parameters():
+            p.data.mul_(0.75)
+        found, stack.backend = stack(x, mask), "reference"
+        torch.testing.assert_close(found, stack(x, mask), atol=1e-5, rtol=0)
+
+
+def test_dropped_weights_and_an_edited_bias():
+    dropped = model(keep_fp32=False)
+    layers(dropped)
+    dropped.lstm.B_0_1.data[0] += 1
+    with pytest.raises(RuntimeError, match="weights: expected fp32 weights to pack .*they were dropped"):
+        layers(dropped)
+
+
+def test_replaced_weights_are_not_kept_in_memory():
+    edited = model()
+    layers(edited)
+    old = [StorageWeakRef(p.untyped_storage()) for p in edited.parameters()]
+    for p in edited.parameters():
+        p.data = p.data * 0.5
+    layers(edited)
+    assert all(storage.expired() for storage in old)
+
+
+def test_threads_see_an_edit():
+    edited = model()
+    for _ in range(3):
+        layers(edited)
+        for p in edited.parameters():
+            p.data.mul_(0.9)
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(layers, [edited] * 4))
+        expected = layers(BiLm(SIZES, edited.weights(), state="warm", backend="native"))
+        assert all(torch.equal(each, expected) for each in found)
