@@ -183,7 +183,7 @@ def _target(output_file, layout, layers, pool, dtype, targets, forget_sentences,
     from elmo_fast.embed.corpus import Target
     from elmo_fast.embed.form import Form
 
-    words = targets and frozenset(Path(targets).read_text(encoding="utf-8").split())
+    words = targets and frozenset(Path(choices.local_path(targets)).read_text(encoding="utf-8-sig").split())
     form, layout = Form(layers, pool, dtype, words), layouts.layout_of(output_file, layout)
     layouts.check_output(layout, output_file, form, "output file")
     options = {"forget_sentences": forget_sentences, "use_sentence_keys": use_sentence_keys}
@@ -241,7 +241,9 @@ def _files(output: str, inputs: list[str | None], model, options_file, weight_fi
     """The model's files; refuses an output that is a file of the model or of the inputs."""
     model = DEFAULT_MODEL if model is options_file is weight_file is None else model
     files = find_model(model, options_file=options_file, weight_file=weight_file)
+    output = choices.local_path(output)
     for path in (*inputs, files.options_file, files.weight_file):
+        path = path and choices.local_path(path)
         if path and os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
             raise ConfigurationError(f"output file: expected a file other than the inputs, got {output}")
     return files

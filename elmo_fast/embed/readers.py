@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 from elmo_fast import stops
-from elmo_fast.choices import FORMATS, check_choice, shown
+from elmo_fast.choices import FORMATS, check_choice, local_path, shown
 from elmo_fast.embed import records
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.compressed import STDIN, find_zstd, open_text, split_suffix
@@ -248,7 +248,7 @@ def _position(file: IO[str]) -> str:
 def _find(given: str | os.PathLike) -> list[str]:
     if not isinstance(given, (str, os.PathLike)):
         raise ConfigurationError(f"input: expected paths, got {shown(given)}")
-    name = os.fspath(given)
+    name = local_path(given)
     if name == STDIN:
         return [name]
     if not os.path.exists(name) and glob.has_magic(name):

@@ -165,7 +165,7 @@ def read_config(directory: Path) -> tuple[dict[str, Any], str]:
 def _lexicon(path: Path, needed: Sequence[str]) -> dict[str, int]:
     """Numbers of tokens, a line each; a line with a number alone is that of the ideographic space."""
     try:
-        lines = [line.strip().split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        lines = [line.strip().split("\t") for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
         numbers = {line[0] if len(line) > 1 else "\u3000": int(line[-1]) for line in lines}
     except (ValueError, OSError) as error:
         raise ConfigurationError(f"{path}: expected a token, a tab and a number in each line ({error})") from error

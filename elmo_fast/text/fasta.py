@@ -34,7 +34,6 @@ def parse_fasta(lines: Iterable[str], name: str) -> Iterator[FastaRecord]:
     header: str | None = None
     pieces: list[str] = []
     for number, line in enumerate(lines, start=1):
-        line = line.removeprefix("\ufeff") if number == 1 else line
         if line.startswith(">"):
             if header is not None:
                 yield _record(header, pieces, name)

@@ -26,7 +26,7 @@ class Vocabulary:
         self._filename = filename = check_path("vocabulary", filename)
         opener = gzip.open if filename.endswith(".gz") else open
         try:
-            with opener(filename, "rt", encoding="utf-8") as lines:
+            with opener(filename, "rt", encoding="utf-8-sig") as lines:
                 words = [line.strip() for line in lines]
         except UnicodeDecodeError as error:
             raise ValueError(f"vocabulary {filename}: expected UTF-8 text, got undecodable bytes ({error})") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elmo_fast.choices import check_count
+from elmo_fast.choices import check_count, check_path
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.text.batching import Batcher, TokenBatcher
 from elmo_fast.text.vocabulary import UnicodeCharsVocabulary, Vocabulary
@@ -38,7 +38,7 @@ class LMDataset:
     def __init__(self, filepattern: str | os.PathLike, vocab: Vocabulary, reverse: bool = False, test: bool = False,
                  shuffle_on_load: bool = False):
         self.vocab = vocab
-        self._all_shards = glob.glob(os.fspath(filepattern))
+        self._all_shards = glob.glob(check_path("filepattern", filepattern))
         if not any(map(os.path.getsize, self._all_shards)):
             raise FileNotFoundError(f"filepattern: expected files of text, found none at {filepattern}")
         self._reverse, self._test, self._shuffle_on_load = reverse, test, shuffle_on_load
@@ -60,7 +60,7 @@ class LMDataset:
             self._shards = list(self._all_shards)
             random.shuffle(self._shards)
         name = (self._all_shards if self._test else self._shards).pop()
-        lines = Path(name).read_text(encoding="utf-8").split("\n")
+        lines = Path(name).read_text(encoding="utf-8-sig").split("\n")
         sentences = [line.split() for line in (lines if lines[-1] else lines[:-1])]
         if self._reverse:
             sentences = [sentence[::-1] for sentence in sentences]

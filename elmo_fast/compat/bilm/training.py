@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import check_count
+from elmo_fast.choices import check_count, check_path
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
@@ -58,7 +58,7 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
     """
     check_count("n_gpus", n_gpus)
     config = bilm_tf_config({**options, "accumulate": n_gpus}, "options")
-    training, folder = config.training, Path(tf_save_dir)
+    training, folder = config.training, Path(check_path("tf_save_dir", tf_save_dir))
     tokens = options.get("n_train_tokens", _N_TRAIN_TOKENS)
     epoch = int(tokens / (training.batch_size * training.unroll_steps * n_gpus))
     batches = int(training.n_epochs * epoch)
@@ -100,6 +100,7 @@ def load_options_latest_checkpoint(tf_save_dir: str | os.PathLike) -> tuple[dict
 
     TensorFlow's checkpoints are read by `elmo-fast import-tf`, which writes such a directory.
     """
+    tf_save_dir = check_path("tf_save_dir", tf_save_dir)
     found = checkpoint.in_order(tf_save_dir)
     if not found:
         raise FileNotFoundError(f"tf_save_dir: expected a directory that train wrote, found no checkpoint in "

@@ -13,9 +13,9 @@ from elmo_fast.compat.allennlp.modules.lstm_cell_with_projection import (
     random_cell,
 )
 from elmo_fast.model.batch_layout import in_text_order
+from elmo_fast.model.downloads import fetch
 from elmo_fast.model.lstm import LstmStack
 from elmo_fast.model.options import LstmOptions, Options
-from elmo_fast.model.sources import fetch
 from elmo_fast.model.weights import DIRECTIONS, lstm_name, read_datasets
 from elmo_fast.ops import reference
 from elmo_fast.ops.backend import check_backend
