@@ -88,18 +88,21 @@ def find_model(model: str | os.PathLike | None = None, *, options_file: str | os
 
 def _what_is(path: Path) -> str:
     """What a file is that is no model, and how it is given where it is a part of one."""
+    if _begins_as_hdf5(path):
+        return ("an HDF5 file: weights are given as --weight-file beside --options-file (train: --from-weights beside "
+                "--from-options; Python: weight_file, options_file)")
+    if path.suffix == ".json":
+        return ("a JSON file: options are given as --options-file beside --weight-file (train: --from-options beside "
+                "--from-weights; Python: options_file, weight_file)")
+    return "something else or an archive cut short"
+
+
+def _begins_as_hdf5(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
-            is_hdf5 = file.read(len(_HDF5)) == _HDF5
-    except OSError:
-        is_hdf5 = False
-    if is_hdf5:
-        return ("an HDF5 file: weights are given as --weight-file with --options-file (weight_file and options_file in "
-                "Python)")
-    if path.suffix == ".json":
-        return ("a JSON file: options are given as --options-file with --weight-file (options_file and weight_file in "
-                "Python)")
-    return "something else or an archive cut short"
+            return file.read(len(_HDF5)) == _HDF5
+    except OSError:  # the readers of the two files say more
+        return False
 
 
 def has_model(directory: Path) -> bool:
@@ -131,6 +134,9 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
             raise FileNotFoundError(f"{name}: expected a file, found {'a directory' if path.is_dir() else 'nothing'} "
                                     f"at {path}")
         found.append(path)
+    if _begins_as_hdf5(found[0]):
+        raise ConfigurationError(f"options_file {found[0]}: expected JSON, got HDF5: options_file is the first of the "
+                                 "two, weight_file the second")
     return ModelFiles(*found)
 
 
@@ -201,7 +207,7 @@ def _remedy(directory: Path) -> str:
     names = {path.name for path in directory.iterdir()}
     if any(name.endswith(".index") for name in names):
         return "; TensorFlow checkpoints become a training run by elmo-fast import-tf, and that a model by export"
-    if names & {"checkpoints", "run.json", "best.pt", _OPTIONS}:
+    if names & {"checkpoints", _OPTIONS} or any(name.endswith(".pt") for name in names):
         return "; of a training run, elmo-fast export makes a model"
     return ""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from elmo_fast.choices import check_path, shown
+from elmo_fast.choices import check_file, shown
 from elmo_fast.text import characters
 
 UNKNOWN_TOKEN = "<UNK>"
@@ -23,7 +23,7 @@ class Vocabulary:
     """
 
     def __init__(self, filename: str | os.PathLike, validate_file: bool = False):
-        self._filename = filename = check_path("vocabulary", filename)
+        self._filename = filename = check_file("vocabulary", filename)
         opener = gzip.open if filename.endswith(".gz") else open
         try:
             with opener(filename, "rt", encoding="utf-8-sig") as lines:

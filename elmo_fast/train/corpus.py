@@ -57,6 +57,9 @@ def find_files(patterns: Sequence[str] | str, name: str) -> list[str]:
         raise FileNotFoundError(f"{name}: expected at least one file of text, got none")
     for pattern in map(local_path, listed):
         paths = [pattern] if os.path.isfile(pattern) else filter(os.path.isfile, glob.glob(pattern, recursive=True))
+        if os.path.isdir(pattern):
+            raise IsADirectoryError(f"{name}: expected files or globs, got the directory {pattern}; "
+                                    f"{pattern.rstrip('/')}/* are its files")
         if not (matches := set(paths)):
             raise FileNotFoundError(f"{name}: expected files of text, found none at {pattern}")
         found |= matches

@@ -44,6 +44,8 @@ def start_or_resume(run_directory: str | os.PathLike, *, resume: bool = False,
     if device in (None, "cuda") and "LOCAL_RANK" in os.environ and torch.cuda.is_available():
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     available, folder = available_device(device), Path(check_path("run", run_directory))
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"run: expected a directory, got the file {folder}")
     if available.type == "cuda":
         torch.cuda.set_device(available)
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from elmo_fast import BiLm, ConfigurationError
-from elmo_fast.model import hdf5, sources
+from elmo_fast.model import downloads, hdf5, sources
 from elmo_fast.model.sources import ModelFiles, cache_path, fetch, find_model
 from tests.support.files import full_disk, names, paths, tiny, write_model
 from tests.support.sources import assert_is, contents, left, pack
@@ -220,7 +220,7 @@ def test_paths_in_the_cache(cache, url, path):
 
 @pytest.mark.parametrize("forbidden", ["", r'[<>:"|?*\\%]|[. ]$'], ids=["POSIX", "Windows"])
 def test_urls_that_differ_in_anything_have_different_places(cache, monkeypatch, forbidden):
-    monkeypatch.setattr(sources, "_FORBIDDEN", forbidden)
+    monkeypatch.setattr(downloads, "_FORBIDDEN", forbidden)
     routes = "/a/b", "/a//b", "/a/./b", "/b/../a/b", "//a/b", "/a/b."
     urls = [f"{scheme}://{user}h{path}{end}" for scheme in ("http", "https", "s3") for user in ("", "a@", "b@")
             for path in routes for end in ("", "?x", "#x", "?x#x", "/")] + ["http://h:80/%3A", "http://h:80/:"]

@@ -4,6 +4,7 @@ A directory that `train` writes is a run: `elmo-fast perplexity`, `export` and `
 """
 
 import itertools
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from elmo_fast import stops
-from elmo_fast.choices import check_count, check_path
+from elmo_fast.choices import check_count, check_path, shown
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
@@ -60,6 +61,10 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
     config = bilm_tf_config({**options, "accumulate": n_gpus}, "options")
     training, folder = config.training, Path(check_path("tf_save_dir", tf_save_dir))
     tokens = options.get("n_train_tokens", _N_TRAIN_TOKENS)
+    if type(tokens) not in (int, float) or not 0 <= tokens < math.inf:
+        raise ConfigurationError(f"options: n_train_tokens: expected a number of tokens, got {shown(tokens)}")
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"tf_save_dir: expected a directory, got the file {folder}")
     epoch = int(tokens / (training.batch_size * training.unroll_steps * n_gpus))
     batches = int(training.n_epochs * epoch)
     if batches < 1:

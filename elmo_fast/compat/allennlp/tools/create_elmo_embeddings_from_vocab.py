@@ -10,7 +10,7 @@ from typing import IO
 
 import torch
 
-from elmo_fast.choices import check_count, check_path
+from elmo_fast.choices import check_count, check_file, check_path
 from elmo_fast.compat.allennlp import registry
 from elmo_fast.embed.embedder import torch_device
 from elmo_fast.model.atomic_file import atomic_path
@@ -33,7 +33,7 @@ def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config
     a GPU. Both files are written atomically, after all words are encoded. NaN and infinities in the weights are
     refused unless `allow_nonfinite`. From AllenNLP's tool of that name.
     """
-    vocab_path = check_path("vocab_path", vocab_path)
+    vocab_path = check_file("vocab_path", vocab_path)
     words = _read_vocabulary(vocab_path, use_custom_oov_token)
     check_count("batch_size", batch_size, error=ConfigurationError)
     bilm = BiLm.from_files(elmo_config_path, elmo_weights_path, allow_nonfinite=allow_nonfinite)
