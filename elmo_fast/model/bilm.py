@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from elmo_fast.choices import check_path
-from elmo_fast.model import cuda_graph
+from elmo_fast.model import cuda_graph, hooked
 from elmo_fast.model.batch_layout import BiLmOutput, in_text_order
 from elmo_fast.model.encoder import CharacterEncoder, TokenSource, WordEmbedder
 from elmo_fast.model.lstm import LstmStack, RunState
@@ -49,6 +49,8 @@ class BiLm(nn.Module):
     `weights` are arrays by dataset name (`read_weights`); they are copied. With `keep_fp32=False` the large matrices
     stay in memory only as the native engine packs them: for inference on the CPU, not to be saved, moved or trained.
     """
+
+    words_come_second = False  # in a call, behind the ids, as in AllenNLP's class
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], *, state: str = "carry",
                  precision: str = "highest", backend: str = "auto", requires_grad: bool = False,
@@ -165,7 +167,7 @@ class BiLm(nn.Module):
         check_sentence(words, "words")
         with torch.no_grad(), numerics(self._precision, self._device):
             ids = self._token_embedder.token_ids([*self._token_embedder.boundaries, *words]).to(self._device)
-            vectors = torch.cat([self._token_embedder(some, self.backend) for some in ids.split(1024)])
+            vectors = torch.cat([self._token_embedder.forward(some, self.backend) for some in ids.split(1024)])
         trained = self._elmo_lstm.B_0_0.requires_grad
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
 
@@ -199,6 +201,9 @@ class BiLm(nn.Module):
         read off the characters, and without such numbers `ids` may be None. Raises `ValueError` for ids of another
         shape, type or range.
 
+        With hooks on the inner modules (`_token_embedder`, `_word_embedding`, `_elmo_lstm`) these are called as
+        modules, with AllenNLP's arguments and results (see `hooked.forward`), but for `"present"` and in a capture.
+
         Ids on a GPU are copied back once, and nothing else is waited for. While a CUDA graph is captured nothing is:
         then shapes are static, every position is computed, and ids are not checked (see `warmup`, `cuda_graph`).
         """
@@ -208,6 +213,8 @@ class BiLm(nn.Module):
                 raise ValueError("word_inputs: expected None while a CUDA graph is captured, got a tensor")
             cuda_graph.check(encoder, self._elmo_lstm, ids, boundaries, self._prepared, self._capture_key())
             return cuda_graph.forward(encoder, self._elmo_lstm, ids, boundaries, self._initial_state(), self._prepared)
+        if boundaries == "add" and hooked.is_hooked(encoder.source, self._word_embedding, self._elmo_lstm):
+            return hooked.forward(encoder, self._elmo_lstm, ids, word_inputs, self._initial_state())
         tokens, index, mask = (encoder.batch(ids, boundaries) if word_inputs is None
                                else encoder.numbered_batch(word_inputs, ids))
         layers = self._run_batch(tokens, index, mask.sum(1).numpy())
@@ -297,7 +304,7 @@ class BiLm(nn.Module):
         lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
         with torch.no_grad(), numerics("highest", self._device):
             ids = to_device(self._token_embedder.token_ids(tokens), self._device)
-            vectors = self._token_embedder(ids, self.backend)
+            vectors = self._token_embedder.forward(ids, self.backend)
             schedule = make_schedule(lengths, np.zeros_like(lengths))
             zeros = self._elmo_lstm.zero_state(1, vectors)
             _, (h, c) = self._elmo_lstm.run(vectors, torch.from_numpy(schedule.tokens), schedule, zeros,

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from elmo_fast.model import state_dict
+from elmo_fast.model.batch_layout import add_boundaries, checked_mask, unique_rows
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.state_dict import AllenNlpStateDict, Conversion
 from elmo_fast.model.weights import fingerprint
@@ -15,7 +16,7 @@ from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.cpu.linear import drop_product
 from elmo_fast.ops.cuda.encoder import fits_fp16
 from elmo_fast.ops.linear import highway, linear
-from elmo_fast.ops.precision import active_precision, full_precision
+from elmo_fast.ops.precision import active_precision, full_precision, numerics
 from elmo_fast.ops.reference import with_zero_row
 from elmo_fast.text import characters
 from elmo_fast.text.batching import BOUNDARIES, batch_to_ids
@@ -33,6 +34,7 @@ class CharacterEncoder(AllenNlpStateDict):
 
     largest = int(characters.to_model_ids(characters.PADDING))
     boundaries = BOUNDARIES
+    precision, backend = "highest", "auto"  # of sentences; a biLM's own replace them
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__({_own_name(name): name for name in weights if not name.startswith("RNN_")}, weights,
@@ -54,7 +56,28 @@ class CharacterEncoder(AllenNlpStateDict):
         """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T, *row_shape]."""
         return batch_to_ids(batch, *self.row_shape)
 
-    def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
+        """Vectors of single tokens, [N, *row_shape] -> [N, P], or of sentences given as ids int [B, T, *row_shape].
+
+        Of sentences `mask` int64 [B, T + 2], with `<S>` and `</S>`, and `token_embedding` [B, T + 2, P], zero past the
+        end: AllenNLP's result.
+        """
+        if not isinstance(ids, torch.Tensor):
+            raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(ids).__name__}")
+        if ids.dim() == 1 + len(self.row_shape):
+            return self._encode(ids, self.backend if backend is None else backend)
+        if ids.dim() < 2 or ids.shape[2:] != self.row_shape or ids.is_floating_point():
+            raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
+                             f"got {ids.dtype} of shape {tuple(ids.shape)}")
+        bounded, mask = add_boundaries(ids, checked_mask(ids, self, "inputs"), *self.boundary_ids())
+        rows, index = unique_rows(bounded[mask])
+        with numerics(self.precision, ids.device):
+            vectors = self._encode(rows, self.backend)[index].to(self.char_embed.dtype)  # [N, P]
+        padded = vectors.new_zeros(*mask.shape, self.dim)
+        padded[mask] = vectors
+        return {"mask": mask.long(), "token_embedding": padded}
+
+    def _encode(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
         own = {name: getattr(self, name) for name in self.datasets}
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
         highways = [[own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")]

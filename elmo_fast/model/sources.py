@@ -108,7 +108,8 @@ def _begins_as_hdf5(path: Path) -> bool:
 def has_model(directory: Path) -> bool:
     """Whether a directory has both files of a model, or several that `find_model` refuses."""
     names = _model_names(directory)
-    return MANYLANGS_WEIGHTS in names or (any(map(_is_options, names)) and any(map(_is_weights, names)))
+    is_manylangs = (directory / MANYLANGS_WEIGHTS).is_file()
+    return is_manylangs or (any(map(_is_options, names)) and any(map(_is_weights, names)))
 
 
 def repository_url(name: str) -> str:

@@ -27,7 +27,9 @@ def split_suffix(name: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def open_text(name: str, what: str = "input file") -> Iterator[IO[str]]:
-    """UTF-8 text of a file, without a byte order mark, decompressed if its suffix is that of a compression; `-` is stdin, which stays open.
+    """UTF-8 text of a file, decompressed if its suffix is that of a compression; `-` is stdin, which stays open.
+
+    A byte order mark is no part of it.
 
     `ValueError` for damaged or truncated compressed data, in the body too; every `OSError` has the file's name.
     """

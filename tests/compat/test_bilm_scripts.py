@@ -56,7 +56,8 @@ CASES = [
     ("train_elmo", {"--save_dir": "vocab"}, "tf_save_dir: expected a directory, got the file"),
     *((script, {"--vocab_file": name}, f"vocabulary{words}") for script in ("train_elmo", "restart", "run_test")
       for name, words in (("texts", ": expected a file, got the directory"),
-                          ("none", ": expected a file, found nothing"), ("options", ".*expected a line for each of <S>"), ("bytes", ".*expected UTF-8 text"),
+                          ("none", ": expected a file, found nothing"),
+                          ("options", ".*expected a line for each of <S>"), ("bytes", ".*expected UTF-8 text"),
                           ("empty", ".*expected a line for each of <S>"))),
     *((script, {flag: name}, f"filepattern: {words}") for script, flag in (
         ("train_elmo", "--train_prefix"), ("restart", "--train_prefix"), ("run_test", "--test_prefix"))

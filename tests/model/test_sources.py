@@ -54,8 +54,9 @@ def test_a_directory(tmp_path, options, weights, vocabulary):
     ([], "expected one file options.json, found none"),
     (["options.json"], r"expected one file \*.hdf5 or \*.h5, found none; of a training run, elmo-fast export makes a "
                        "model"),
-    (["model.ckpt-5.index", "options.json"], r"expected one file \*.hdf5 or \*.h5, found none; TensorFlow checkpoints "
-                                             "become a training run by elmo-fast import-tf, and that a model by export"),
+    (["model.ckpt-5.index", "options.json"],
+     r"expected one file \*.hdf5 or \*.h5, found none; TensorFlow checkpoints become a training run by elmo-fast "
+     "import-tf, and that a model by export"),
     (["options.json", "a.hdf5", "b.hdf5"], r"expected one file \*.hdf5 or \*.h5, found a.hdf5, b.hdf5"),
     (["options.json", "a.h5", "b.hdf5"], r"expected one file \*.hdf5 or \*.h5, found a.h5, b.hdf5"),
     (["options.json", "options_file", "x.h5"], "expected one file options.json, found options.json, options_file"),
@@ -130,8 +131,8 @@ def test_threads_may_fetch_at_once(memory, cache):
 def test_an_unknown_model_is_refused_with_what_there_is(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     usual = "bundled, small, medium, original, original_5.5b, seqvec, nlpl:NUMBER, manylangs:LANGUAGE"
-    with pytest.raises(FileNotFoundError, match=f"^model: expected one of {usual}, a directory, a ZIP or tar, or a URL; "
-                                                f"found nothing at {name}$"):
+    expected = f"^model: expected one of {usual}, a directory, a ZIP or tar, or a URL; found nothing at {name}$"
+    with pytest.raises(FileNotFoundError, match=expected):
         find_model(name)
 
 
@@ -181,8 +182,9 @@ def test_http(serve, model, cache):
     web = serve(model)
     assert_is(find_model(**{f"{kind}_file": f"{web}/{path.name}" for kind, path in zip(("options", "weight"),
                                                                                       paths(model))}), model)
-    with pytest.raises(FileNotFoundError, match=f"^{web}/no: the download failed [(]ClientResponseError: 404, .*; nothing was stored. "
-                                      f"Fetched by other means, it belongs at {cache}"):
+    expected = (f"^{web}/no: the download failed [(]ClientResponseError: 404, .*; nothing was stored. Fetched by other "
+                f"means, it belongs at {cache}")
+    with pytest.raises(FileNotFoundError, match=expected):
         fetch(f"{web}/no")
 
 
@@ -285,7 +287,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(model, tmp_path, cache, mon
 def test_a_member_unpacks_to_no_more_than_it_declares(model, tmp_path, cache):
     archive = pack(tmp_path / "m.zip", {**contents(model), "vocab.txt": bytes(1 << 20)})
     archive.write_bytes(declare(archive, 100))
-    with pytest.raises(ConfigurationError, match=f"^model {archive}: expected a complete ZIP or tar file without a password"):
+    with pytest.raises(ConfigurationError, match=f"^model {archive}: expected a complete ZIP or tar file"):
         find_model(archive)
 
 
