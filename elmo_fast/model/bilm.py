@@ -167,7 +167,7 @@ class BiLm(nn.Module):
         check_sentence(words, "words")
         with torch.no_grad(), numerics(self._precision, self._device):
             ids = self._token_embedder.token_ids([*self._token_embedder.boundaries, *words]).to(self._device)
-            vectors = torch.cat([self._token_embedder.forward(some, self.backend) for some in ids.split(1024)])
+            vectors = torch.cat([self._token_embedder.encode_rows(some, self.backend) for some in ids.split(1024)])
         trained = self._elmo_lstm.B_0_0.requires_grad
         self._word_embedding = WordCache(vectors[2:], vectors[:2], trained)
 
@@ -304,7 +304,7 @@ class BiLm(nn.Module):
         lengths = np.array([len(sentence) + 2 for sentence in self.warm_text])
         with torch.no_grad(), numerics("highest", self._device):
             ids = to_device(self._token_embedder.token_ids(tokens), self._device)
-            vectors = self._token_embedder.forward(ids, self.backend)
+            vectors = self._token_embedder.encode_rows(ids, self.backend)
             schedule = make_schedule(lengths, np.zeros_like(lengths))
             zeros = self._elmo_lstm.zero_state(1, vectors)
             _, (h, c) = self._elmo_lstm.run(vectors, torch.from_numpy(schedule.tokens), schedule, zeros,

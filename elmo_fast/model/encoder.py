@@ -65,19 +65,20 @@ class CharacterEncoder(AllenNlpStateDict):
         if not isinstance(ids, torch.Tensor):
             raise ValueError(f"inputs: expected a tensor of ids (batch_to_ids), got {type(ids).__name__}")
         if ids.dim() == 1 + len(self.row_shape):
-            return self._encode(ids, self.backend if backend is None else backend)
+            return self.encode_rows(ids, self.backend if backend is None else backend)
         if ids.dim() < 2 or ids.shape[2:] != self.row_shape or ids.is_floating_point():
             raise ValueError(f"inputs: expected integers of shape [batch, tokens, {self.row_shape[0]}], "
                              f"got {ids.dtype} of shape {tuple(ids.shape)}")
         bounded, mask = add_boundaries(ids, checked_mask(ids, self, "inputs"), *self.boundary_ids())
         rows, index = unique_rows(bounded[mask])
         with numerics(self.precision, ids.device):
-            vectors = self._encode(rows, self.backend)[index].to(self.char_embed.dtype)  # [N, P]
+            vectors = self.encode_rows(rows, self.backend)[index].to(self.char_embed.dtype)  # [N, P]
         padded = vectors.new_zeros(*mask.shape, self.dim)
         padded[mask] = vectors
         return {"mask": mask.long(), "token_embedding": padded}
 
-    def _encode(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
+    def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
+        """Vectors of single tokens, [N, *row_shape] -> [N, P]; no hook is called."""
         own = {name: getattr(self, name) for name in self.datasets}
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(self.options.filters))]
         highways = [[own[f"{name}_{k}"] for name in ("W_carry", "b_carry", "W_transform", "b_transform")]
@@ -160,6 +161,8 @@ class WordEmbedder(nn.Module):
     def forward(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         known = full_precision(self.embedding)[(ids - 1).clamp(min=0)]
         return known * (ids > 0)[..., None]
+
+    encode_rows = forward
 
 
 TokenSource = CharacterEncoder | WordEmbedder

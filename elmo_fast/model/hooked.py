@@ -51,13 +51,16 @@ def _token_layer(tokens: TokenEncoder, ids: torch.Tensor | None,
     if words is not None:
         ids = None if ids is not None and ids.shape == words.shape else ids  # AllenNLP's documentation: numbers, twice
         check_numbers(words, ids)
-    cache = None if words is None else tokens.cache
-    if cache is not None and not (words > cache.largest).any():
-        words = words.to(cache.weight.device)
-        vectors, mask = add_boundaries(cache(words), words > 0, *cache.boundaries)
+    reads, cache = isinstance(tokens.source, CharacterEncoder), None if words is None else tokens.cache
+    beyond = None if cache is None else words.to(cache.weight.device) > cache.largest
+    if cache is not None and (not beyond.any() or (reads and ids is not None)):
+        words = words.to(beyond.device)
+        embedded = cache(words.clamp(max=cache.largest))
+        if beyond.any():
+            embedded = torch.where(beyond[..., None], tokens.source(ids)["token_embedding"][:, 1:-1], embedded)
+        vectors, mask = add_boundaries(embedded, words > 0, *cache.boundaries)
         return vectors, mask.long()
-    reads = tokens.table is None and isinstance(tokens.source, CharacterEncoder)
-    if reads and (words is None or (cache is not None and ids is not None)):
+    if words is None and tokens.table is None and reads:
         found = tokens.source(ids)
         return found["token_embedding"], found["mask"]
     found, index, mask = tokens.batch(ids, "add") if words is None else tokens.numbered_batch(words, ids)

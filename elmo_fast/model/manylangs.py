@@ -89,7 +89,7 @@ class ManyLangsEncoder(CharacterEncoder):
         ids[torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]] = self.token_ids(unique)[running]
         return ids
 
-    def _encode(self, ids: torch.Tensor, backend: str) -> torch.Tensor:
+    def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own, options = dict(self.named_parameters()), self.options
         filters = [(own[f"W_cnn_{i}"], own[f"b_cnn_{i}"]) for i in range(len(options.filters))]
         characters = ids[:, : options.max_characters_per_token]

@@ -291,7 +291,7 @@ class TokenEncoder:
         return TokenEmbeddings(vectors, rows)
 
     def _encode(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.source.forward(to_device(ids, self.device), self.backend)  # hooks are for padded batches
+        return self.source.encode_rows(to_device(ids, self.device), self.backend)
 
     def _compare_sample(self, table: TokenTable) -> None:
         rows = np.unique(np.linspace(0, len(table) - 1, SAMPLE).round().astype(np.int64))

@@ -12,6 +12,7 @@ from elmo_fast import batch_to_ids
 from elmo_fast.compat import allennlp
 from elmo_fast.compat.allennlp import ElmoEmbedder
 from elmo_fast.testing import SAME_MODEL
+from tests.support.migrating import runs
 
 SENTENCES = [["The", "sea", "rose", "."], ["A"], [], ["dogs", "run"]]
 B, T, P, LAYERS = 4, 4, 11, 2
@@ -37,6 +38,7 @@ def watch(module):
     return seen
 
 
+@runs("`register_forward_hook`")
 @CLASSES
 @pytest.mark.parametrize("state", ["carry", "zero", "warm"])
 def test_what_hooks_see_and_that_seeing_changes_nothing(files, make, state):
@@ -100,8 +102,10 @@ def test_cached_words(files, make):
     found = layers(elmo, IDS, NUMBERS)
     assert torch.allclose(found[0, :, 1:3], -expected[0, :, 1:3] * (NUMBERS[:, :2, None] > 0)
                           + expected[0, :, 1:3] * (NUMBERS[:, :2, None] == 0), atol=SAME_MODEL)
-    layers(elmo, IDS, NUMBERS + 9 * (NUMBERS == 2))  # a number beyond them: all are read off the characters
-    assert torch.equal(tokens[0][0][0], IDS)
+    found, beyond = layers(elmo, IDS, NUMBERS + 9 * (NUMBERS == 2)), NUMBERS == 2
+    assert torch.equal(tokens[0][0][0], IDS)  # the words beyond them, and only those, are read off the characters
+    assert torch.allclose(found[0, :, 1:-1][beyond], layers(plain)[0, :, 1:-1][beyond], atol=SAME_MODEL)
+    assert torch.allclose(found[0, 0, 1], -expected[0, 0, 1], atol=SAME_MODEL)
     with pytest.raises(ValueError, match="none negative"):
         elmo(IDS, -NUMBERS)
 
