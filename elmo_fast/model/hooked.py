@@ -16,8 +16,11 @@ _KINDS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def is_hooked(*modules: nn.Module | None) -> bool:
-    """Whether a hook is registered on one of the modules, on one below them, or for every module of the process."""
-    own = (getattr(part, kind) for part in _parts(modules) for kind in _KINDS)
+    """Whether a hook is registered on one of the modules, on one below them, or for every module of the process.
+
+    A `forward` that was set on a module counts too.
+    """
+    own = ("forward" in vars(part) or any(getattr(part, kind) for kind in _KINDS) for part in _parts(modules))
     return any(own) or any(getattr(torch_module, f"_global{kind}") for kind in _KINDS)
 
 
