@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from elmo_fast import stops
 from elmo_fast.model.hdf5 import check_unpacked
 
 # RuntimeError for a password, OSError from bz2 and from seeks before the file's start.
@@ -22,6 +23,7 @@ _COMPRESSIONS: dict[bytes, Callable] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open
 _TAR, _TAR_AT, _BLOCK = b"ustar", 257, 512
 _LARGEST_HEADER = 1 << 20  # bytes; tarfile reads a header as a whole
 _MOST_MEMBERS = 100_000
+_MOST_UNPACKED = 1 << 30  # bytes of a tar of any size: a tar is decompressed to its end before a member is known
 
 
 class Member(NamedTuple):
@@ -78,12 +80,19 @@ class _Tar(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= _LARGEST_HEADER:
             raise ValueError(f"a header of {size:,} bytes")
-        check_unpacked(self._name, self._file.tell() + size, self._stored)
+        self._check(self._file.tell() + size)
         return self._file.read(size)
 
+    def _check(self, end: int) -> None:
+        check_unpacked(self._name, end, self._stored, _MOST_UNPACKED)
+
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        check_unpacked(self._name, offset, self._stored)
-        return self._file.seek(offset, whence)
+        self._check(offset)
+        if offset < self._file.tell():
+            self._file.seek(offset)
+        while (left := offset - self._file.tell()) and self._file.read(min(left, _LARGEST_HEADER)):
+            stops.check()
+        return self._file.tell()
 
     def tell(self) -> int:
         return self._file.tell()
@@ -102,4 +111,4 @@ class _Tar(io.RawIOBase):
         if self.read(_BLOCK).strip(b"\0"):
             raise tarfile.ReadError("a damaged header")
         while self.read(_LARGEST_HEADER):
-            pass
+            stops.check()

@@ -177,7 +177,7 @@ def zeros(path, size, name="big.txt"):
 @pytest.mark.parametrize("name", ["big.txt", "options.json"])
 def test_a_tar_bomb_is_refused_before_it_is_unpacked(tmp_path, cache, monkeypatch, name):
     archive = zeros(tmp_path / "m.tar.gz", 1 << 22, name)
-    monkeypatch.setattr("elmo_fast.model.hdf5.MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("elmo_fast.model.archives._MOST_UNPACKED", 1 << 20)
     with pytest.raises(ConfigurationError, match=f"^model {archive}: expected at most 0 GB, or 10 times the .* bytes "):
         find_model(archive)
     assert left(cache, "*.part") == []
