@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,7 +244,7 @@ def _unpack_members(archive: Path, part: Path) -> None:
         wanted: dict[str, Member] = {}
         many = any(member.path.rpartition("/")[2] == MANYLANGS_WEIGHTS for member in members)
         for member in members:
-            name = member.path.rpartition("/")[2]  # empty for a directory; no path leads out of `part`
+            name = re.split(r"[/\\]", member.path)[-1]  # empty for a directory; no path leads out of `part`
             of_model = name in _MANYLANGS_NAMES or name.endswith(".json") if many else _is_model_file(name)
             if of_model and wanted.setdefault(name, member) is not member:
                 raise ConfigurationError(f"model {archive}: expected one model inside, "

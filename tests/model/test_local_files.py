@@ -141,7 +141,7 @@ def pack_tar(path, members, mode="w:gz"):
 
 
 @pytest.mark.parametrize("mode", ["w:", "w:gz", "w:bz2", "w:xz"])
-@pytest.mark.parametrize("folder", ["", "clinical/elmo/", "../../", "/"])
+@pytest.mark.parametrize("folder", ["", "clinical/elmo/", "../../", "/", "..\\"])
 def test_a_tar(model, tmp_path, cache, mode, folder):
     archive = pack_tar(tmp_path / "model.tar.any", contents(model, folder, **{
         f"{folder}README": b"x", f"{folder}._options.json": b"x", f"{folder}vocab.txt": b"<S>\n"}), mode)
