@@ -1,6 +1,8 @@
 """`ElmoModel` with the calls of simple_elmo, written from its documentation (github.com/ltgoslo/simple_elmo)."""
 
+import collections
 import os
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,11 @@ import torch
 from elmo_fast.choices import LAYERS, check_choice, check_count, check_path, shown
 from elmo_fast.embed.embedder import ElmoEmbedder
 from elmo_fast.embed.form import mix_layers
+from elmo_fast.embed.stream import SlotStream
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.softmax_head import SoftmaxHead
 from elmo_fast.model.sources import SOFTMAX_FILE, ModelFiles, find_model
+from elmo_fast.ops.reference import State
 from elmo_fast.text.batching import BOUNDARIES, check_batch
 from elmo_fast.text.vocabulary import Vocabulary
 
@@ -21,9 +25,10 @@ from elmo_fast.text.vocabulary import Vocabulary
 class ElmoModel:
     """Contextual vectors of tokenized sentences, as padded arrays. The arguments are those of `ElmoEmbedder`.
 
-    As in simple_elmo, states are carried from batch to batch, and `warmup` runs every batch twice and keeps the second
-    result. With `state` `zero` or `warm` results depend on the sentence alone, and `warmup` does nothing. `session`, of
-    TensorFlow, is ignored.
+    As in simple_elmo, a call begins from zero states, `warmup` runs its first batch once more before all others, and
+    its batches carry their states on. A call with a `session`, any object, begins where the last call with that
+    session ended. With `state` `zero` or `warm` results depend on the sentence alone, and `warmup` and `session` do
+    nothing. Threads may share a model; their calls run one after the other.
     """
 
     def __init__(self, *, state: str = "carry", precision: str = "highest", backend: str = "auto",
@@ -31,8 +36,16 @@ class ElmoModel:
         self._arguments = {"state": state, "precision": precision, "backend": backend, "cuda_device": cuda_device}
         self._embedder: ElmoEmbedder | None = None
         self._head: SoftmaxHead | None = None
+        self._sessions: dict[int, tuple[Any, State | None]] = {}  # by identity: the session, states after its last call
         self.batch_size: int = 0
         self.vocab: Vocabulary | None = None
+        self._lock = threading.RLock()  # of the states that the model carries in a call
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sessions": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.RLock())
 
     def load(self, directory: str | os.PathLike, max_batch_size: int = 32, limit: int = 100,
              full: bool = False, *, allow_nonfinite: bool = False) -> None:
@@ -63,6 +76,7 @@ class ElmoModel:
         bilm = self._embedder.elmo_bilm
         self._head = SoftmaxHead.from_files(bilm, softmax, files.vocab_file, allow_nonfinite) if full else None
         self.vocab = None if files.vocab_file is None else Vocabulary(files.vocab_file)
+        self._sessions.clear()
         self.batch_size = max_batch_size
 
     @property
@@ -81,18 +95,18 @@ class ElmoModel:
 
         `layers` is `average` (the mean of the layers), `top`, or `all`: [sentences, layers, T, 2 P].
         """
-        arrays, texts, axes = self._run(texts, warmup, layers)
+        arrays, texts, axes = self._run(texts, warmup, layers, session)
         padded = np.zeros((*axes, max(map(len, texts), default=0), self.vector_size), np.float32)
-        for row, vectors in zip(padded, arrays):
+        for row, vectors in zip(padded, arrays, strict=True):
             row[..., : vectors.shape[-2], :] = vectors
         return padded
 
     def get_elmo_vector_average(self, texts: Sequence[Sequence[str]], warmup: bool = True, layers: str = "average",
                                 session=None) -> np.ndarray:
         """The mean of each sentence's tokens, scaled to length 1, zeros of none: float32 [sentences, (layers,) 2 P]."""
-        arrays, _, axes = self._run(texts, warmup, layers)
+        arrays, _, axes = self._run(texts, warmup, layers, session)
         averages = np.zeros((*axes, self.vector_size), np.float32)
-        for row, vectors in zip(averages, arrays):
+        for row, vectors in zip(averages, arrays, strict=True):
             total = vectors.sum(axis=-2)
             norm = np.linalg.norm(total, axis=-1, keepdims=True)
             row[...] = np.divide(total, norm, out=np.zeros_like(total), where=norm > 0)
@@ -102,8 +116,9 @@ class ElmoModel:
                              nodelimiters: bool = True) -> list[list[dict[str, Any]]]:
         """The `topn` likeliest words in place of each token of raw sentences, by the language model of each direction.
 
-        A dictionary a token: `word`, and under `forward` and `backward` `candidate_ids`, `candidate_words` and `logp`,
-        their logits, the highest first. `nodelimiters` leaves out `<S>` and `</S>`. Sentences are split at whitespace.
+        A dictionary a token: `word`, and under `forward` and `backward` `candidates`, their ids, `candidate_words` and
+        `logp`, their logits, the highest first. `nodelimiters` leaves out `<S>` and `</S>`. Sentences are split at
+        whitespace; each begins from zero states, or where `state` says.
         """
         if self._head is None:
             raise RuntimeError("get_elmo_substitutes: expected load(..., full=True) to be called first")
@@ -113,7 +128,10 @@ class ElmoModel:
         check_count("topn", topn)
         found = []
         for tokens in map(str.split, data):
-            best = [self._best(scores, topn, nodelimiters) for scores in self._head.logits(tokens)]
+            with self._lock:
+                self._loaded().elmo_bilm.reset_states()
+                logits = self._head.logits(tokens)
+            best = [self._best(scores, topn, nodelimiters) for scores in logits]
             found.append([{"word": word, "forward": forward, "backward": backward}
                           for word, forward, backward in zip(tokens, *best)])
         return found
@@ -122,22 +140,25 @@ class ElmoModel:
         left_out = BOUNDARIES if nodelimiters else ()
         scores[:, [self.vocab.word_to_id(word) for word in left_out]] = -torch.inf
         values, ids = scores.topk(min(topn, self.vocab.size - len(left_out)), dim=1)
-        return [{"candidate_ids": row, "candidate_words": [self.vocab.id_to_word(word) for word in row], "logp": logits}
+        return [{"candidates": row, "candidate_words": [self.vocab.id_to_word(word) for word in row], "logp": logits}
                 for row, logits in zip(ids.tolist(), values.tolist())]
 
-    def _run(self, texts: Sequence[Sequence[str]], warmup: bool,
-             layers: str) -> tuple[Iterator[np.ndarray], list[Sequence[str]], tuple[int, ...]]:
-        """Vectors of each sentence, [T, 2 P] or [layers, T, 2 P], batch by batch; the sentences; the axes before T."""
-        embedder = self._loaded()
+    def _run(self, texts: Sequence[Sequence[str]], warmup: bool, layers: str,
+             session: Any) -> tuple[Iterator[np.ndarray], list[Sequence[str]], tuple[int, ...]]:
+        """Vectors of each sentence, [T, 2 P] or [layers, T, 2 P], in order; the sentences; the axes before T."""
+        bilm = self._loaded().elmo_bilm
         check_choice("layers", layers, LAYERS)
         texts = check_batch(texts, "texts")
 
         def arrays() -> Iterator[np.ndarray]:
-            for start in range(0, len(texts), self.batch_size):
-                batch = texts[start : start + self.batch_size]
-                if warmup and embedder.elmo_bilm.state == "carry":
-                    embedder.embed_batch(batch)
-                yield from (mix_layers(vectors, layers) for vectors in embedder.embed_batch(batch))
+            stream = SlotStream(bilm, self.batch_size, runs_empty=True)
+            with self._lock:
+                _, bilm.lstm._states = self._sessions.get(id(session), (None, None))
+                if warmup and bilm.state == "carry":
+                    collections.deque(stream.run(texts[: self.batch_size]), maxlen=0)
+                yield from (mix_layers(vectors, layers) for vectors in stream.run(texts))
+                if session is not None:
+                    self._sessions[id(session)] = session, bilm.lstm._states
 
         return arrays(), texts, (len(texts), self.n_layers) if layers == "all" else (len(texts),)
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from elmo_fast.choices import DEFAULT_BATCH_SIZE, local_path
 from elmo_fast.embed.readers import Text
@@ -31,7 +32,7 @@ def load_head(model: str | os.PathLike, softmax_file: str | None, vocab_file: st
     if vocab_file is None:
         raise ConfigurationError(f"vocab: expected vocab.txt beside the weights of {model}, or a vocabulary file, "
                                  "got none")
-    bilm = BiLm.from_model(files, allow_nonfinite=allow_nonfinite, **arguments).eval()
+    bilm = BiLm.from_model(replace(files, vocab_file=vocab_file), allow_nonfinite=allow_nonfinite, **arguments).eval()
     return SoftmaxHead.from_files(bilm, softmax_file, vocab_file, allow_nonfinite)
 
 

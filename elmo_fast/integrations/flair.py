@@ -1,5 +1,6 @@
 """`ElmoEmbeddings`: ELMo vectors of tokens in flair. To be imported before a saved model that has them is loaded."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -54,17 +55,20 @@ class ElmoEmbeddings(TokenEmbeddings):
 
     def to_params(self) -> dict[str, Any]:
         """What `from_params` takes: all but the weights."""
-        return {"options": self.bilm.options.to_dict(), "has_projection": "CNN_proj/W_proj" in self.bilm.weights(),
+        options = self.bilm.options
+        return {"options": options.to_dict(), "vocabulary": options.vocabulary, "held": list(self.bilm.weights()),
                 "how": {"precision": self.bilm.precision, "backend": self.bilm.backend}, "name": self.name,
                 **self._settings}
 
     @classmethod
     def from_params(cls, params: dict[str, Any]) -> "ElmoEmbeddings":
         """Embeddings with weights of zero, for a `load_state_dict` that follows."""
-        options, has_projection, how = (params.pop(name) for name in ("options", "has_projection", "how"))
-        shapes = expected_shapes(Options.from_dict(options), has_projection)
+        options, how = params.pop("options"), params.pop("how")
+        held = ["CNN_proj/W_proj"] if params.pop("has_projection", False) else params.pop("held", ())  # 0.1's, or all
+        options = dataclasses.replace(Options.from_dict(options), vocabulary=params.pop("vocabulary", None))
+        shapes = expected_shapes(options, held)
         weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        return cls(BiLm(Options.from_dict(options), weights, **how), **params)
+        return cls(BiLm(options, weights, **how), **params)
 
     def extra_repr(self) -> str:
         return f"name={self.name}"

@@ -11,7 +11,6 @@ from elmo_fast.integrations import check_arguments, width
 from elmo_fast.model.batch_layout import remove_boundaries
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.sources import DEFAULT_MODEL
-from elmo_fast.text.batching import batch_to_ids
 from elmo_fast.train.export import export_module
 
 with extra("sentence-transformers"):
@@ -49,13 +48,15 @@ class ElmoModule(InputModule):
         self._width = width(elmo, layers)
 
     def preprocess(self, inputs: Sequence[str], prompt: str | None = None, **_: Any) -> dict[str, torch.Tensor]:
-        """Character ids of texts, int64 [texts, T, C] with T at least 1, and the mask of tokens, int64 [texts, T]."""
+        """Character ids of texts, int64 [texts, T, C] with T at least 1 (word ids [texts, T] where the model reads
+        words), and the mask of tokens, int64 [texts, T]."""
         for number, text in enumerate(inputs):
             if not isinstance(text, str):
                 raise ValueError(f"inputs[{number}]: expected a string, got {type(text).__name__}")
         tokens = [((prompt or "") + text).split()[: self.max_seq_length] for text in inputs]
-        ids = batch_to_ids([*tokens, ["."]], *self.bilm.token_source.row_shape)[:-1]
-        return {"input_ids": ids, "attention_mask": (ids > 0).any(dim=2).long()}
+        source = self.bilm.token_source
+        ids = source.batch_ids([*tokens, source.boundaries[:1]])[:-1]
+        return {"input_ids": ids, "attention_mask": ((ids > 0).any(dim=2) if source.row_shape else ids > 0).long()}
 
     tokenize = preprocess  # its name before sentence-transformers 6
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import nn
 
 from elmo_fast.choices import check_path
 from elmo_fast.model import cuda_graph, hooked
@@ -21,9 +20,11 @@ from elmo_fast.model.weights import LastResult, check_shapes, expected_shapes, f
 from elmo_fast.ops.backend import check_backend, resolve
 from elmo_fast.ops.device import is_capturing, to_device
 from elmo_fast.ops.precision import check_precision, full_precision, numerics
+from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.reference import State
 from elmo_fast.ops.schedule import Schedule, make_schedule
 from elmo_fast.ops.weight_cache import version_key
+from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_batch, check_sentence, number_tokens
 
 # The text whose final state, run from zeros, is the initial state of `warm`.
@@ -35,7 +36,7 @@ WARM_TEXT: tuple[tuple[str, ...], ...] = tuple(tuple(line.split()) for line in (
 ))
 
 
-class BiLm(nn.Module):
+class BiLm(OutsideGraphs):
     """A bidirectional language model (Peters et al. 2018) with bilm-tf's weights.
 
     `state` says where a sentence starts. `carry`: row k of a batch starts where row k of the last batch ended, as
@@ -92,7 +93,7 @@ class BiLm(nn.Module):
 
     def _make_token_source(self, weights: Mapping[str, np.ndarray], requires_grad: bool) -> TokenSource:
         """The source of token vectors, after the shapes of all weights were checked."""
-        check_shapes("weights", expected_shapes(self.options, "CNN_proj/W_proj" in weights), weights)
+        check_shapes("weights", expected_shapes(self.options, weights), weights)
         source = WordEmbedder if self.options.char_cnn is None else CharacterEncoder
         return source(self.options, weights, requires_grad)
 
@@ -189,6 +190,7 @@ class BiLm(nn.Module):
             self._initial_state()
             self._prepared = cuda_graph.prepare(self.token_encoder, self._elmo_lstm, self._capture_key(), batch_size)
 
+    @outside_graphs
     def forward(self, ids: torch.Tensor | None, boundaries: str = "add",
                 word_inputs: torch.Tensor | None = None) -> BiLmOutput:
         """Representations of a batch of sentences given as ids.
@@ -222,15 +224,18 @@ class BiLm(nn.Module):
         padded = [layer.new_zeros(mask.numel(), layer.shape[1]).index_copy(0, positions, layer) for layer in layers]
         return BiLmOutput([layer.view(*mask.shape, layer.shape[1]) for layer in padded], to_device(mask, self._device))
 
+    @outside_graphs
     def encode(self, tokens: Sequence[str]) -> torch.Tensor:
         """Vectors of tokens without context: [tokens, P]."""
         return self.token_encoder.strings(check_sentence(tokens, "tokens")).vectors
 
+    @outside_graphs
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Vectors without context of tokens given as ids, none of them zero: int [N, C], or word ids [N] -> [N, P]."""
         tokens, index, _ = self.token_encoder.batch(ids[None], "present")
         return tokens.vectors[index]
 
+    @outside_graphs
     def embed_tokens(self, batch: Sequence[Sequence[str]]) -> tuple[list[torch.Tensor], np.ndarray]:
         """Representations of tokenized sentences, laid end to end with their boundaries.
 
@@ -312,9 +317,11 @@ class BiLm(nn.Module):
         return h[:, 0], c[:, 0]
 
     def _drop_fp32(self) -> None:
-        if self.options.char_cnn is None or resolve("projected_lstm", self.backend, self._elmo_lstm.B_0_0) != "native":
+        stack = self._elmo_lstm
+        lacking = unsupported_weights(stack.layer_weights(0))
+        if resolve("projected_lstm", self.backend, stack.B_0_0, unsupported=lacking) != "native":
             raise ConfigurationError("keep_fp32: expected True, since fp32 weights can be dropped only where the "
-                                     "native engine runs a char-input model, got False")
+                                     "native engine runs the model, got False")
         self._initial_state()
         self.fingerprint()
         self._token_embedder.drop_fp32(self._precision)

@@ -14,6 +14,7 @@ from elmo_fast.ops.backend import why_not
 from elmo_fast.ops.cuda.graphs import recording
 from elmo_fast.ops.device import to_device
 from elmo_fast.ops.precision import numerics
+from elmo_fast.ops.projected_lstm import unsupported_weights
 from elmo_fast.ops.reference import State
 
 
@@ -21,7 +22,7 @@ from elmo_fast.ops.reference import State
 class Preparation:
     """What `BiLm.warmup` prepared for captures; `key` names the weights and settings at that time.
 
-    `boundaries` are the ids of `<S>` and `</S>` on the model's device, None for a model of word ids.
+    `boundaries` are the ids of `<S>` and `</S>` on the model's device, None for a model of words without a vocabulary.
     """
 
     key: tuple
@@ -30,7 +31,9 @@ class Preparation:
 
 def why_no_capture(tokens: TokenEncoder, stack: LstmStack) -> str | None:
     """None where a CUDA graph can capture a forward, else the reason it cannot."""
-    reason = why_not("projected_lstm", "native", [stack.B_0_0])
+    reason, lacking = why_not("projected_lstm", "native", [stack.B_0_0]), unsupported_weights(stack.layer_weights(0))
+    if lacking:
+        reason = reason or f"the native kernels do not support {lacking}"
     return reason or (None if tokens.backend in ("auto", "native") else "it runs in plain PyTorch")
 
 
@@ -39,7 +42,7 @@ def prepare(tokens: TokenEncoder, stack: LstmStack, key: tuple, rows: int) -> Pr
     source = tokens.source
     source.warmup(tokens.backend)
     stack.prepare_capture(rows, tokens.precision)
-    boundaries = source.boundary_ids() if source.row_shape else None
+    boundaries = source.boundary_ids() if source.reads_text else None
     return Preparation(key, boundaries and tuple(to_device(ids, tokens.device) for ids in boundaries))
 
 

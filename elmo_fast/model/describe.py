@@ -11,13 +11,14 @@ def describe(files: ModelFiles, allow_nonfinite: bool = False) -> dict[str, str]
     options, weights = (read_manylangs(files.weight_file.parent, allow_nonfinite)
                         if files.weight_file.name == MANYLANGS_WEIGHTS else read_model(files, allow_nonfinite))
     lstm, cnn = options.lstm, options.char_cnn
+    projects = any(name.endswith("/W_P_0") for name in weights)
     described = {
         "options file": str(files.options_file),
         "weight file": str(files.weight_file),
         "vocabulary": str(files.vocab_file or "none beside it"),
         "layers": f"{options.n_layers} (the token layer and {lstm.n_layers} LSTM layers, two directions each)",
         "vector of a token": f"{options.output_dim} values a layer",
-        "LSTM": f"dim {lstm.dim}, projection {lstm.projection_dim if lstm.is_projected else 'none'}, "
+        "LSTM": f"dim {lstm.dim}, projection {lstm.projection_dim if projects else 'none'}, "
                 f"skip connections {'on' if lstm.use_skip_connections else 'off'}",
         "clips": ", ".join(f"{name} none" if clip is None else f"{name} ±{clip:g}"
                            for name, clip in (("cell", lstm.cell_clip), ("projection", lstm.proj_clip))),

@@ -14,12 +14,13 @@ from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.scalar_mix import ScalarMix
 from elmo_fast.model.token_table.table import TokenTable
+from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import check_sentence
 
 logger = logging.getLogger(__name__)
 
 
-class Elmo(nn.Module):
+class Elmo(OutsideGraphs):
     """ELMo representations (Peters et al. 2018): `num_output_representations` mixtures of one run of the biLM.
 
     The call, results and parameter names are AllenNLP 0.9's. `options_file` and `weight_file` are paths or URLs.
@@ -67,13 +68,15 @@ class Elmo(nn.Module):
         """Values of one token in one representation: 2 P."""
         return self._elmo_lstm.get_output_dim()
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor | None, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
         """Representations of sentences given as character ids, int [batch, T, C] or [batch, ..., T, C].
 
-        `word_inputs` int [batch, ..., T] are numbers of cached words, or ids of the token table; a number beyond them
-        is read off the characters, and without such numbers `inputs` may be None. Returns `elmo_representations`, a
-        list of `num_output_representations` tensors [batch, ..., T, 2 P], and `mask`, int64 [batch, ..., T]; T grows by
-        two where the boundaries are kept.
+        A model of words reads word ids, int [batch, ..., T] (`BiLm.token_source.batch_ids`). `word_inputs` int
+        [batch, ..., T] are numbers of cached words, or ids of the token table; a number beyond them is read off the
+        characters, and without such numbers `inputs` may be None. Returns `elmo_representations`, a list of
+        `num_output_representations` tensors [batch, ..., T, 2 P], and `mask`, int64 [batch, ..., T]; T grows by two
+        where the boundaries are kept.
         """
         takes_words = self._has_cached_vocab or getattr(self._elmo_lstm, "token_table", None) is not None
         if word_inputs is not None and not takes_words:
@@ -82,10 +85,11 @@ class Elmo(nn.Module):
         for name, ids in (("inputs", inputs), ("word_inputs", words)):
             if not isinstance(ids, torch.Tensor) and not (ids is None and (name == "word_inputs" or words is not None)):
                 raise ValueError(f"{name}: expected a tensor of ids (batch_to_ids), got {type(ids).__name__}")
-        leading = inputs.shape[:-2] if words is None else words.shape[:-1]
+        dims = 2 if getattr(getattr(self._elmo_lstm, "options", None), "char_cnn", self) is None else 3  # of a batch
+        leading = inputs.shape[: 1 - dims] if words is None else words.shape[:-1]
         if words is not None and inputs is not None and inputs.shape == words.shape:
             inputs = None  # AllenNLP's documentation passes the numbers of cached words twice
-        inputs, words = _flat(inputs, 3), _flat(words, 2)
+        inputs, words = _flat(inputs, dims), _flat(words, 2)
         by_name = isinstance(self._elmo_lstm, BiLm) and not self._elmo_lstm.words_come_second
         output = self._elmo_lstm(inputs, word_inputs=words) if by_name else self._elmo_lstm(inputs, words)
         activations, mask = output["activations"], output["mask"]

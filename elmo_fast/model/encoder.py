@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.choices import shown
 from elmo_fast.model import state_dict
 from elmo_fast.model.batch_layout import add_boundaries, checked_mask, unique_rows
 from elmo_fast.model.options import ConfigurationError, Options
@@ -18,8 +19,10 @@ from elmo_fast.ops.cuda.encoder import fits_fp16
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import active_precision, full_precision, numerics
 from elmo_fast.ops.reference import with_zero_row
+from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text import characters
-from elmo_fast.text.batching import BOUNDARIES, batch_to_ids
+from elmo_fast.text.batching import BOUNDARIES, batch_to_ids, check_batch, number_tokens
+from elmo_fast.text.vocabulary import UNKNOWN_TOKEN
 
 _WARMUP_TOKENS = 4096
 
@@ -35,6 +38,7 @@ class CharacterEncoder(AllenNlpStateDict):
     largest = int(characters.to_model_ids(characters.PADDING))
     boundaries = BOUNDARIES
     precision, backend = "highest", "auto"  # of sentences; a biLM's own replace them
+    reads_text = True
 
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__({_own_name(name): name for name in weights if not name.startswith("RNN_")}, weights,
@@ -56,6 +60,7 @@ class CharacterEncoder(AllenNlpStateDict):
         """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T, *row_shape]."""
         return batch_to_ids(batch, *self.row_shape)
 
+    @outside_graphs
     def forward(self, ids: torch.Tensor, backend: str | None = None) -> dict[str, torch.Tensor] | torch.Tensor:
         """Vectors of single tokens, [N, *row_shape] -> [N, P], or of sentences given as ids int [B, T, *row_shape].
 
@@ -132,8 +137,12 @@ class CharacterEncoder(AllenNlpStateDict):
             yield Conversion(["b_proj"], ["_projection.bias"])
 
 
-class WordEmbedder(nn.Module):
-    """A table of word vectors, for models trained on word ids: ids [N], 1 to V, 0 for no token -> [N, P]."""
+class WordEmbedder(OutsideGraphs):
+    """A table of word vectors, for models of words: ids [N], 1 to V, 0 for no token -> [N, P].
+
+    Row k belongs to word k of the options' vocabulary, as in bilm-tf; words outside it are `<UNK>`. Without a
+    vocabulary the model reads ids alone.
+    """
 
     row_shape: tuple[int, ...] = ()
     boundaries = BOUNDARIES
@@ -143,17 +152,45 @@ class WordEmbedder(nn.Module):
     def __init__(self, options: Options, weights: Mapping[str, np.ndarray], requires_grad: bool = False):
         super().__init__()
         self.embedding = nn.Parameter(torch.tensor(weights["embedding"]), requires_grad=requires_grad)
-        self.largest = len(self.embedding)
+        self.largest, self.dim = self.embedding.shape
+        self._ids = options.vocabulary and {word: number for number, word in enumerate(options.vocabulary, 1)}
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it has a vocabulary."""
+        return self._ids is not None
 
     def boundary_ids(self) -> tuple[torch.Tensor, torch.Tensor]:
-        raise ConfigurationError("boundaries: expected 'present' for a model that reads word ids (their numbers of "
-                                 "<S> and </S> are the vocabulary's), got 'add'")
+        """Ids of `<S>` and of `</S>`."""
+        if self._ids is None:
+            raise ConfigurationError("boundaries: expected 'present' for word ids of a model without a vocabulary "
+                                     "(vocab.txt beside its weights), got 'add'")
+        return tuple(self.token_ids(self.boundaries))
 
-    def token_ids(self, tokens: Sequence) -> torch.Tensor:
-        raise ConfigurationError("tokens: expected word ids (this model reads no characters), got strings; "
-                                 "number them with TokenBatcher and the model's vocabulary")
+    def token_ids(self, tokens: Sequence[str]) -> torch.Tensor:
+        """Ids of words: int64 [len(tokens)]."""
+        if self._ids is None:
+            raise ConfigurationError("tokens: expected word ids (this model reads no characters), got strings; a "
+                                     "vocabulary beside its weights (vocab.txt), a word a line, numbers them")
+        unknown = self._ids.get(UNKNOWN_TOKEN)
+        for token in tokens:
+            if not isinstance(token, str):
+                raise ValueError(f"token: expected a string, got {type(token).__name__} ({shown(token)})")
+            if unknown is None and token not in self._ids:
+                raise ValueError(f"token: expected a word of the model's vocabulary, which has no {UNKNOWN_TOKEN} to "
+                                 f"stand for another, got {shown(token)}")
+        return torch.tensor([self._ids.get(token, unknown) for token in tokens], dtype=torch.int64)
 
-    batch_ids = token_ids
+    def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
+        """Ids of tokenized sentences, without boundaries, 0 past their ends: int64 [sentences, T]."""
+        return padded_ids(self, batch)
+
+    def digest(self) -> str:
+        """A fingerprint of the weights as they are now."""
+        return fingerprint({"embedding": self.embedding.detach().float().cpu().numpy()})
+
+    def drop_fp32(self, precision: str) -> None:
+        """The table stays: its rows are looked up."""
 
     def warmup(self, backend: str = "auto") -> None:
         """A table has nothing to compile."""
@@ -166,6 +203,14 @@ class WordEmbedder(nn.Module):
 
 
 TokenSource = CharacterEncoder | WordEmbedder
+
+
+def padded_ids(source: TokenSource, batch: Sequence[Sequence[str]]) -> torch.Tensor:
+    """Ids of tokenized sentences as a source numbers unique tokens: int64 [sentences, T, *row_shape], 0 past an end."""
+    unique, running, lengths = number_tokens(check_batch(batch))
+    ids = torch.zeros(len(lengths), int(lengths.max(initial=0)), *source.row_shape, dtype=torch.int64)
+    ids[torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]] = source.token_ids(unique)[running]
+    return ids
 
 
 def _own_name(dataset: str) -> str:

@@ -18,6 +18,7 @@ from elmo_fast.ops.precision import full_precision, numerics
 from elmo_fast.ops.projected_lstm import projected_lstm
 from elmo_fast.ops.reference import LstmWeights, State
 from elmo_fast.ops.schedule import Schedule, make_schedule
+from elmo_fast.outside_graphs import outside_graphs
 
 
 class RunState(NamedTuple):
@@ -142,6 +143,7 @@ class LstmStack(AllenNlpStateDict):
             finals.append(final)
         return outputs, tuple(torch.stack(values) for values in zip(*finals))
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor, initial_state: State | None = None) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, P], mask [B, T] -> [layers, B, T, 2 P], zero where the mask is zero.
 

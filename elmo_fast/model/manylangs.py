@@ -16,7 +16,7 @@ import torch
 from elmo_fast.choices import shown
 from elmo_fast.model import state_dict
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.encoder import CharacterEncoder, padded_ids
 from elmo_fast.model.options import CharCnnOptions, ConfigurationError, LstmOptions, Options, read_json
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.state_dict import Conversion
@@ -25,7 +25,6 @@ from elmo_fast.ops.char_cnn import char_cnn
 from elmo_fast.ops.linear import highway, linear
 from elmo_fast.ops.precision import full_precision
 from elmo_fast.ops.torch.char_cnn import PADDING_ID
-from elmo_fast.text.batching import check_batch, number_tokens
 
 BOUNDARIES = ("<bos>", "<eos>")
 _CHARACTERS, _WORDS = (f"{group}{name}" for group, name in zip(LEXICON_GROUPS, ("char_embed", "word_embed")))
@@ -84,10 +83,7 @@ class ManyLangsEncoder(CharacterEncoder):
         return torch.from_numpy(ids)
 
     def batch_ids(self, batch: Sequence[Sequence[str]]) -> torch.Tensor:
-        unique, running, lengths = number_tokens(check_batch(batch))
-        ids = torch.zeros(len(lengths), int(lengths.max(initial=0)), *self.row_shape, dtype=torch.int64)
-        ids[torch.arange(ids.shape[1]) < torch.from_numpy(lengths)[:, None]] = self.token_ids(unique)[running]
-        return ids
+        return padded_ids(self, batch)
 
     def encode_rows(self, ids: torch.Tensor, backend: str = "auto") -> torch.Tensor:
         own, options = dict(self.named_parameters()), self.options

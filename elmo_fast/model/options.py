@@ -5,7 +5,7 @@ import json
 import numbers
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,18 +55,22 @@ class LstmOptions:
 
     @property
     def is_projected(self) -> bool:
-        """Whether h is a projection of the cell's output; else the two have the same size and `proj_clip` is unused."""
+        """Whether h has fewer values than the cell; else it is the cell's output unless the weights have `W_P_0`."""
         return self.projection_dim != self.dim
 
 
 @dataclass(frozen=True)
 class Options:
-    """A checked `options.json`. `char_cnn` is None for a model that reads word ids; `raw` has every key given."""
+    """A checked `options.json`. `char_cnn` is None for a model that reads words; `raw` has every key given.
+
+    `vocabulary` has the words of such a model by id, from the file beside its weights; None where there is none.
+    """
 
     lstm: LstmOptions
     char_cnn: CharCnnOptions | None
     n_tokens_vocab: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    vocabulary: Sequence[str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def n_layers(self) -> int:

@@ -139,7 +139,7 @@ def _two_files(**given: str | os.PathLike | None) -> ModelFiles:
     if _begins_as_hdf5(found[0]):
         raise ConfigurationError(f"options_file {found[0]}: expected JSON, got HDF5: options_file is the first of the "
                                  "two, weight_file the second")
-    return ModelFiles(*found)
+    return ModelFiles(*found, vocabulary_in(found[1].parent))
 
 
 def _named(name: str) -> ModelFiles:
@@ -191,8 +191,12 @@ def _in_directory(directory: Path) -> ModelFiles:
     names = _model_names(directory)
     options = _only(directory, _OPTIONS, list(filter(_is_options, names)))
     weights = _only(directory, _WEIGHTS, list(filter(_is_weights, names)))
-    vocabulary = next((directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()), None)
-    return ModelFiles(options, weights, vocabulary)
+    return ModelFiles(options, weights, vocabulary_in(directory))
+
+
+def vocabulary_in(directory: Path) -> Path | None:
+    """The file of a vocabulary in a model's directory, where it has one."""
+    return next((directory / name for name in _VOCABULARY_NAMES if (directory / name).is_file()), None)
 
 
 def _only(directory: Path, wanted: str, found: list[str]) -> Path:

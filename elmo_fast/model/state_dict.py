@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from elmo_fast.outside_graphs import OutsideGraphs
+
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -22,7 +24,7 @@ class Conversion(NamedTuple):
     from_allennlp: Callable[..., tuple[torch.Tensor, ...]] = lambda *values: values
 
 
-class AllenNlpStateDict(nn.Module):
+class AllenNlpStateDict(OutsideGraphs):
     """Weights as parameters (`datasets`: parameter name -> dataset), under AllenNLP's names in its `state_dict`."""
 
     @torch.inference_mode(False)  # torch counts no edits of tensors made in that mode: packed weights would go stale

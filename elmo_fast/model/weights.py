@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import h5py
@@ -18,6 +18,8 @@ from elmo_fast.model.hdf5 import open_hdf5
 from elmo_fast.model.options import N_CHARACTERS, ConfigurationError, Options
 from elmo_fast.model.sources import MANYLANGS_WEIGHTS, ModelFiles
 from elmo_fast.model.system import memory_size
+from elmo_fast.text.batching import BOUNDARIES
+from elmo_fast.text.vocabulary import Vocabulary
 
 Weights = Mapping[str, np.ndarray]
 DIRECTIONS = (0, 1)
@@ -32,11 +34,11 @@ def lstm_name(direction: int, layer: int, dataset: str) -> str:
     return f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{dataset}"
 
 
-def expected_shapes(options: Options, has_projection: bool = False) -> dict[str, tuple[int, ...]]:
+def expected_shapes(options: Options, held: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """Shape of every dataset a model with these options needs, in file order.
 
-    The char embedding has 261 rows, without the row of "no token". Where the filters already have the projection's
-    size, a file may hold `CNN_proj` or not: `has_projection`.
+    The char embedding has 261 rows, without the row of "no token". Where the filters, or the cells, already have the
+    projection's size, `CNN_proj`, or every `W_P_0`, is there if `held`, the names that a file has, say so.
     """
     projection, cnn = options.lstm.projection_dim, options.char_cnn
     if cnn is None:
@@ -48,11 +50,12 @@ def expected_shapes(options: Options, has_projection: bool = False) -> dict[str,
             shapes |= {f"CNN/W_cnn_{index}": (1, width, cnn.embedding_dim, count), f"CNN/b_cnn_{index}": (count,)}
         for layer, gate in itertools.product(range(cnn.n_highway), ("carry", "transform")):
             shapes |= {f"CNN_high_{layer}/W_{gate}": (total, total), f"CNN_high_{layer}/b_{gate}": (total,)}
-        if total != projection or has_projection:
+        if total != projection or "CNN_proj/W_proj" in held:
             shapes |= {"CNN_proj/W_proj": (total, projection), "CNN_proj/b_proj": (projection,)}
     lstm_shapes = (2 * projection, 4 * options.lstm.dim), (4 * options.lstm.dim,), (options.lstm.dim, projection)
+    is_projected = options.lstm.is_projected or any(name.endswith("/W_P_0") for name in held)
     for direction, layer in itertools.product(DIRECTIONS, range(options.lstm.n_layers)):
-        for dataset, shape in zip(LSTM_DATASETS[: 2 + options.lstm.is_projected], lstm_shapes):
+        for dataset, shape in zip(LSTM_DATASETS[: 2 + is_projected], lstm_shapes):
             shapes[lstm_name(direction, layer, dataset)] = shape
     return shapes
 
@@ -66,10 +69,25 @@ def check_is_hdf5(files: ModelFiles) -> None:
 
 
 def read_model(files: ModelFiles, allow_nonfinite: bool = False) -> tuple[Options, dict[str, np.ndarray]]:
-    """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`."""
+    """Options and weights of a model's files; errors are those of `Options.from_file` and `read_weights`.
+
+    The options of a model of words have its vocabulary, which has `<S>`, `</S>` and as many words as the embedding.
+    """
     check_is_hdf5(files)
-    options = Options.from_file(files.options_file)
+    options = with_vocabulary(Options.from_file(files.options_file), files.vocab_file)
     return options, read_weights(files.weight_file, options, allow_nonfinite)
+
+
+def with_vocabulary(options: Options, vocab_file: str | os.PathLike | None) -> Options:
+    """The options of a model of words with the words of a file, others as they are; `ValueError` for another file."""
+    if options.char_cnn is not None or vocab_file is None:
+        return options
+    vocabulary = Vocabulary(vocab_file)
+    vocabulary.require(*BOUNDARIES)
+    if vocabulary.size != options.n_tokens_vocab:
+        raise ConfigurationError(f"vocabulary {os.fspath(vocab_file)}: expected the {options.n_tokens_vocab} words of "
+                                 f"the model, got {vocabulary.size}: give the one that it was trained with")
+    return dataclasses.replace(options, vocabulary=tuple(vocabulary.words))
 
 
 def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: bool = False) -> dict[str, np.ndarray]:
@@ -82,7 +100,7 @@ def read_weights(path: str | os.PathLike, options: Options, allow_nonfinite: boo
     """
     with open_hdf5(path, "weight_file") as file:
         found = _datasets(file)
-        weights = _take(found, expected_shapes(options, "CNN_proj" in file), path, allow_nonfinite)
+        weights = _take(found, expected_shapes(options, found), path, allow_nonfinite)
         # Datasets of the network that the options do not mention mean a file of another model.
         surplus = sorted(name for name in found if name.startswith(("CNN/", "CNN_high_", "CNN_proj/", "RNN_")))
         if surplus:
@@ -202,12 +220,13 @@ def _check_memory(size: int) -> None:
 def fingerprint(weights: Weights, options: Options | None = None) -> str:
     """32 hexadecimal digits of weights, whatever their order, and of the network's options where they are given.
 
-    Training settings in `options.json` do not count.
+    Training settings in `options.json` do not count; the vocabulary of a model of words does, where it has one.
     """
     digest = hashlib.blake2b(digest_size=16)
     if options is not None:
         network = [section and dataclasses.asdict(section) for section in (options.lstm, options.char_cnn)]
         digest.update(json.dumps(network, sort_keys=True).encode())
+        digest.update("\n".join(options.vocabulary or ()).encode(errors="surrogatepass"))
     for name in sorted(weights):
         values = np.ascontiguousarray(weights[name], dtype="<f4")
         digest.update(f"{name} {values.shape}\n".encode())

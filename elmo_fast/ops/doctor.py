@@ -50,12 +50,20 @@ def _processor() -> list[str]:
     threads = f"threads      {torch.get_num_threads()}"
     if module is None:
         return [threads, f"native       not there: {reason}"]
-    features = [name for name, there in module.cpu_features().items() if there]
-    return [threads, f"native       loaded; instruction set {module.cpu_isa()}",
-            f"features     {', '.join(features) or 'none that matter'}",
+    return [threads, f"native       loaded; instruction set {module.cpu_isa()}{_other_engines(module)}",
             "precision    " + "; ".join(
                 f"{name} runs as {name if runs_precision(name) else 'highest (16-bit products need AMX)'}"
                 for name in PRECISIONS)]
+
+
+def _other_engines(module) -> str:
+    """The engines of the build that do not run here, and what each would need of the processor."""
+    there = module.cpu_features()
+    lacking = {isa: [name for name, needed in features.items() if needed and not there[name]]
+               for isa, features in module.engines().items() if isa != "amx-emulated"}
+    if "amx" in lacking and not lacking["amx"] and not module.amx_permitted():
+        lacking["amx"] = ["the system's permission"]
+    return "".join(f"; {isa} needs {', '.join(names)}" for isa, names in lacking.items() if names)
 
 
 def _gpus() -> list[str]:

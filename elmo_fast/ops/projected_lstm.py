@@ -54,11 +54,18 @@ def projected_lstm(
 
 def _unsupported(call: LstmCall, save: bool) -> str | None:
     """What the native engines lack for a call, or None."""
-    if any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in call.weights):
-        return "a projection to as many values as there are cells"
+    if reason := unsupported_weights(call.weights):
+        return reason
     if call.precomputed and save:
         return "gradients of precomputed inputs"
     return "precomputed inputs on a GPU" if call.precomputed and call.inputs.device.type == "cuda" else None
+
+
+def unsupported_weights(weights: tuple[LstmWeights, LstmWeights]) -> str | None:
+    """What the native engines lack for weights, or None."""
+    if any(w_p is not None and w_p.shape[0] == w_p.shape[1] for _, _, w_p in weights):
+        return "a projection to as many values as there are cells"
+    return None
 
 
 def input_projections(x: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], *,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from elmo_fast.choices import shown
+from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text import characters
 from elmo_fast.text.vocabulary import UNKNOWN_TOKEN, UnicodeCharsVocabulary, Vocabulary
 
@@ -16,6 +17,7 @@ _Item = TypeVar("_Item")
 BOUNDARIES = (characters.BEGIN_SENTENCE_TOKEN, characters.END_SENTENCE_TOKEN)
 
 
+@outside_graphs
 def batch_to_ids(batch: Sequence[Sequence[str]],
                  max_characters_per_token: int = characters.MAX_CHARACTERS_PER_TOKEN) -> torch.Tensor:
     """Character ids of a batch of tokenized sentences: int64 [sentences, longest, max_characters_per_token].
@@ -100,6 +102,7 @@ class Batcher:
         self._lm_vocab = UnicodeCharsVocabulary(lm_vocab_file, max_token_length)
         self._max_token_length = max_token_length
 
+    @outside_graphs
     def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
         """int64 [sentences, longest + 2, max_token_length]; ids 1 to 261, zero past a sentence's end."""
         bounded = [(BOUNDARIES[0], *sentence, BOUNDARIES[1]) for sentence in _at_least_one(sentences)]
@@ -117,6 +120,7 @@ class TokenBatcher:
         self._lm_vocab = Vocabulary(lm_vocab_file)
         self._lm_vocab.require(*BOUNDARIES)
 
+    @outside_graphs
     def batch_sentences(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
         """int64 [sentences, longest + 2]; ids 1 to size, zero past a sentence's end."""
         sentences = _at_least_one(sentences)

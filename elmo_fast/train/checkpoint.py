@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,7 @@ def weights_of_run(run: str | os.PathLike, checkpoint: str | os.PathLike | None 
     config = TrainConfig.from_file(Path(run) / OPTIONS_FILE)
     weights = {name: value.numpy() for name, value in content["weights"].items()}
     source = f"checkpoint {path}: weights"
-    check_shapes(source, parameter_shapes(config, "CNN_proj/W_proj" in weights), weights)
+    check_shapes(source, parameter_shapes(config, weights), weights)
     for name, values in weights.items():
         check_finite(f"{source}: {name}", values, allow_nonfinite)
     return config, weights
@@ -275,7 +276,7 @@ def load_language_model(model: str | os.PathLike, checkpoint: str | os.PathLike 
         beside = Path(model) / VOCABULARY_FILE
     else:
         files = find_model(model)
-        options, weights = read_model(files, allow_nonfinite)
+        options, weights = read_model(replace(files, vocab_file=None), allow_nonfinite)
         softmax_file = local_path(softmax_file or files.weight_file.parent / SOFTMAX_FILE)
         if not os.path.isfile(softmax_file):
             raise FileNotFoundError(f"softmax: expected {SOFTMAX_FILE}, which export writes with --softmax, found "

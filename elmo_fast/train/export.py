@@ -13,12 +13,15 @@ from elmo_fast.model.atomic_file import atomic_directory
 from elmo_fast.model.bilm import BiLm
 from elmo_fast.model.options import ConfigurationError, Options
 from elmo_fast.model.softmax_head import SOFTMAX
-from elmo_fast.model.sources import SOFTMAX_FILE
-from elmo_fast.model.weights import check_finite, random_weights, write_weights
+from elmo_fast.model.sources import SOFTMAX_FILE, vocabulary_in
+from elmo_fast.model.weights import check_finite, expected_shapes, lstm_name, with_vocabulary, write_weights
 from elmo_fast.train import checkpoint as runs
 
 WEIGHTS_FILE = "weights.hdf5"
 _MARKERS = ("_token_embedder._char_embedding_weights", "_token_embedder.embedding")
+# AllenNLP's tensors of projections to as many values, which a model may lack, and their datasets.
+_OPTIONAL = {"_token_embedder._projection.weight": "CNN_proj/W_proj",
+             "_elmo_lstm.forward_layer_0.state_projection.weight": lstm_name(0, 0, "W_P_0")}
 _MODEL_KEYS = ("bidirectional", "lstm", "char_cnn", "n_tokens_vocab")
 _DTYPES = {False: np.float32, True: np.float16}  # by `float16`
 
@@ -50,19 +53,23 @@ def export_module(module: torch.nn.Module, output: str | os.PathLike, float16: b
         raise ConfigurationError(f"module: expected an Elmo or a BiLm, or a module around one, got {len(found)} of "
                                  f"them in {type(module).__name__}")
     with atomic_directory(output, last=runs.OPTIONS_FILE) as folder:
-        _write(folder, found[0].options.to_dict(), found[0].weights(), float16)
+        options = found[0].options
+        _write(folder, options.to_dict(), found[0].weights(), float16)
+        if options.vocabulary is not None:
+            text = "".join(f"{word}\n" for word in options.vocabulary)
+            (folder / runs.VOCABULARY_FILE).write_bytes(text.encode())
 
 
 def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike | None, output: str | os.PathLike,
                       float16: bool = False, allow_nonfinite: bool = False) -> None:
     """As `export_module`, from a file of a `state_dict` that holds an `Elmo` or a `BiLm` under any prefix.
 
-    `options_file` is that of the model that was fine-tuned. AllenNLP's checkpoints are accepted too. NaN and infinities
-    are refused unless `allow_nonfinite`.
+    `options_file` is that of the model that was fine-tuned, beside its vocabulary where it is one of words. AllenNLP's
+    checkpoints are accepted too. NaN and infinities are refused unless `allow_nonfinite`.
     """
     if options_file is None:
         raise ConfigurationError("--options-file: expected the options.json of the model that was fine-tuned, got none")
-    options = Options.from_file(options_file)
+    options = with_vocabulary(Options.from_file(options_file), vocabulary_in(Path(options_file).parent))
     content = runs.load_tensors(path, "--from-module", "what torch.save(module.state_dict(), ...) writes")
     if not isinstance(content, dict):
         raise ConfigurationError(f"--from-module {path}: expected a state_dict, got {type(content).__name__}")
@@ -73,11 +80,9 @@ def export_state_dict(path: str | os.PathLike, options_file: str | os.PathLike |
                                  f"found {len(found)} among {len(tensors)} tensors")
     parts = tuple(found[0] + part for part in ("_token_embedder.", "_elmo_lstm."))
     own = {name.removeprefix(found[0]): value for name, value in tensors.items() if name.startswith(parts)}
-    weights = random_weights(options)
-    if "_token_embedder._projection.weight" in own and "CNN_proj/W_proj" not in weights:
-        zeros = np.zeros((options.lstm.projection_dim,) * 2, np.float32)
-        weights.update({"CNN_proj/W_proj": zeros, "CNN_proj/b_proj": zeros[0]})
-    bilm = BiLm(options, weights)
+    held = [dataset for name, dataset in _OPTIONAL.items() if name in own]
+    shapes = expected_shapes(options, held)
+    bilm = BiLm(options, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     try:
         bilm.load_state_dict(own)
     except RuntimeError as error:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from elmo_fast.model.weights import check_finite, lstm_name
 from elmo_fast.stops import interruptible
 from elmo_fast.train import checkpoint
 from elmo_fast.train.checkpoint import OPTIONS_FILE, RUN_FILE, VOCABULARY_FILE, copy_vocabulary
-from elmo_fast.train.config import TrainConfig
+from elmo_fast.train.config import OptimizerConfig, TrainConfig
 from elmo_fast.train.loop import Trainer
 from elmo_fast.train.model import LanguageModel, parameter_shapes
 from elmo_fast.train.optimizer import Replicas, Updater
@@ -115,24 +116,28 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
     """Write a bilm-tf checkpoint as the run directory `output`, for `train --resume`, `perplexity` and `export`.
 
     `source` is bilm-tf's directory, whose last checkpoint is used, or a checkpoint's prefix; `options.json` and
-    `vocab.txt` are expected beside it unless given. With `fresh_accumulators` missing accumulators begin at 1.
-    bilm-tf's checkpoints hold no LSTM states and no position in the text: both begin anew. `ConfigurationError` for
-    variables that do not fit the options, and for NaN and infinities unless `allow_nonfinite`; nothing is left at
-    `output` then.
+    `vocab.txt` are expected beside it unless given. With `fresh_accumulators` missing accumulators begin at 1. Where
+    the options lack the key `bidirectional`, the variables decide. bilm-tf's checkpoints hold no LSTM states and no
+    position in the text: both begin anew. `ConfigurationError` for variables that do not fit the options, and for NaN
+    and infinities unless `allow_nonfinite`; nothing is left at `output` then.
     """
     with atomic_directory(output) as folder:
         prefix = find_checkpoint(source)
         options_file = local_path(options_file or prefix.parent / OPTIONS_FILE)
         if not os.path.isfile(options_file):
             raise FileNotFoundError(f"options_file: expected bilm-tf's {OPTIONS_FILE}, found none at {options_file}")
-        config = bilm_tf_config(read_json(options_file), f"options_file {options_file}")
+        options = read_json(options_file)
+        config = bilm_tf_config(options, f"options_file {options_file}")
         vocab_file = local_path(vocab_file or prefix.parent / VOCABULARY_FILE)
         if not os.path.isfile(vocab_file):
             raise FileNotFoundError(f"--vocab: expected the vocabulary that the model was trained with, which bilm-tf "
                                     f"keeps apart from its checkpoints, found none at {vocab_file}")
         vocabulary = checkpoint.read_vocabulary(vocab_file, config.model.n_tokens_vocab)
-        names = tf_names(config)
         with open_checkpoint(prefix) as variables:
+            if "bidirectional" not in options:
+                config = replace(config, bidirectional=any(name.startswith(f"{_SCOPE}/RNN_1/") for name in
+                                                           variables.arrays))
+            names = tf_names(config)
             without = _check_variables(variables, config, fresh_accumulators)
             weights = {name: variables.read(tf_name) for name, tf_name in names.items()}
             for name, values in weights.items():
@@ -152,7 +157,14 @@ def import_checkpoint(source: str | os.PathLike, output: str | os.PathLike, *,
 
 
 def bilm_tf_config(content: Mapping[str, Any], source: str) -> TrainConfig:
-    """The configuration that bilm-tf's trainer reads in `content`, where absent keys have its defaults."""
+    """The configuration that bilm-tf's trainer reads in `content`, where absent keys have its defaults.
+
+    A null, which bilm-tf takes for false or stops at, is refused.
+    """
+    nulls = [field.name for field in fields(OptimizerConfig)
+             if field.default is not None and content.get(field.name, field.default) is None]
+    if nulls:
+        raise ConfigurationError(f"{source}: {nulls[0]}: expected a value, or no such key, got null")
     if content.get("n_tokens_vocab") is None:
         raise ConfigurationError(f"{source}: n_tokens_vocab: expected the number of words of the softmax, found none")
     if isinstance(content.get("lstm"), dict):

@@ -1,6 +1,6 @@
 """The language model that is trained: token vectors, LSTM layers with dropout, and the loss of both directions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -136,9 +136,9 @@ class LanguageModel(nn.Module):
                         np.zeros(count, dtype=bool)), rows
 
 
-def parameter_shapes(config: TrainConfig, has_projection: bool = False) -> dict[str, tuple[int, ...]]:
-    """Shape of every dataset of a model, softmax included; `has_projection` as in `expected_shapes`."""
-    shapes = {name: shape for name, shape in expected_shapes(config.model, has_projection).items()
+def parameter_shapes(config: TrainConfig, held: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Shape of every dataset of a model, softmax included; `held` as in `expected_shapes`."""
+    shapes = {name: shape for name, shape in expected_shapes(config.model, held).items()
               if config.bidirectional or not name.startswith("RNN_1")}
     words = config.model.n_tokens_vocab
     return {**shapes, **dict(zip(SOFTMAX, ((words, config.model.lstm.projection_dim), (words,))))}

@@ -223,7 +223,7 @@ def test_an_interrupted_dump_leaves_the_old_file(tmp_path, inputs, monkeypatch):
 
 @pytest.mark.parametrize("change, named", [
     ({0: "bare.txt"}, "vocabulary .*missing <S>, </S>"),
-    ({2: "words/options.json", 3: "words/weights.hdf5"}, "options_file: expected the section char_cnn"),
+    ({2: "words/options.json", 3: "words/weights.hdf5"}, "vocabulary .*: expected the 9 words of the model, got 10"),
     ({4: "none/out.hdf5"}, "out(put )?file: expected an existing directory"),
     ({1: "empty.txt"}, ".*got an empty file"),
     *(({"batch_size": size}, "batch_size: expected an integer of at least 1") for size in (0, True, 1.5)),

@@ -97,7 +97,7 @@ def test_a_wrong_call_is_refused_in_one_line(capsys, monkeypatch, world, script,
     counts = {} if script in ("run_test", "dump_weights") else dict(zip(COUNTS[::2], COUNTS[1::2]))
     if message is None:  # of the options' own number of tokens
         counts.pop("--n_train_tokens")
-        message = "n_train_tokens: expected a number of tokens, got 'many'"
+        message = "n_train_tokens: expected a number, got 'many'"
     arguments = [part for flag, value in {**counts, **given}.items() for part in (flag, value)]
     status, error = call(capsys, monkeypatch, script, arguments)
     assert status == 2 and error.count("\n") == 1 and error.startswith("bilm: error: ")

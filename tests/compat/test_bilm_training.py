@@ -151,6 +151,49 @@ def test_scripts(tmp_path, corpus, monkeypatch, capsys):
     assert (tmp_path / "weights.hdf5").is_file()
 
 
+def without(options, *keys):
+    return {name: value for name, value in options.items() if name not in keys}
+
+
+def test_options_of_published_models_train_two_directions(tmp_path, corpus, monkeypatch, caplog):
+    """They have no key `bidirectional`. The weights are those of options that have it."""
+    named = options_of("characters")
+    published = write_options(tmp_path / "published.json", without(named, "bidirectional", "n_tokens_vocab"))
+    both = write_options(tmp_path / "both.json", without(named, "n_tokens_vocab"))
+    random_state = random.getstate()
+    for number, (file, warned) in enumerate([(published, True), (both, False)]):
+        caplog.clear()
+        random.seed(0)
+        monkeypatch.setattr(sys, "argv", ["bilm", "train_elmo", "--save_dir", str(tmp_path / f"run{number}"),
+                                          "--vocab_file", str(corpus[1]), "--train_prefix", str(corpus[0]),
+                                          "--options_file", str(file)])
+        scripts.main()
+        assert ("no key bidirectional" in caplog.text) == warned
+    random.setstate(random_state)
+    weights = [checkpoint.weights_of_run(tmp_path / f"run{number}")[1] for number in range(2)]
+    assert weights[0].keys() == weights[1].keys() and any(name.startswith("RNN_1") for name in weights[0])
+    for name, values in weights[0].items():
+        np.testing.assert_array_equal(values, weights[1][name])
+    training.dump_weights(tmp_path / "run0", tmp_path / "weights.hdf5")
+    assert read_weights(tmp_path / "weights.hdf5", Options.from_dict(named)).keys() < weights[0].keys()
+
+
+@pytest.mark.parametrize("kind, directions", [("characters", "two-direction"), ("one direction", "forward")])
+def test_without_the_key_the_data_and_the_checkpoint_decide(tmp_path, corpus, caplog, kind, directions):
+    options = options_of(kind)
+    silent = without(options, "bidirectional")
+    training.train(silent, data_of(options, corpus), 1, tmp_path / "silent")
+    assert f"no key bidirectional: a {directions} model is trained" in caplog.text
+    training.train(options, data_of(options, corpus), 1, tmp_path / "named")
+    saved, last = training.load_options_latest_checkpoint(tmp_path / "silent")
+    assert saved["bidirectional"] == options["bidirectional"]
+    named = checkpoint.read(training.load_options_latest_checkpoint(tmp_path / "named")[1])["weights"]
+    for name, values in checkpoint.read(last)["weights"].items():
+        np.testing.assert_array_equal(values, named[name])
+    found = [training.test(given, last, data_of(options, corpus, test=True), 4) for given in (silent, saved)]
+    assert found[0] == found[1]
+
+
 @runs("`bin/restart.py` of a TensorFlow checkpoint", "`bin/run_test.py`, `bin/dump_weights.py` of a TensorFlow")
 def test_a_checkpoint_of_tensorflow(tmp_path, capsys):
     """Its variables are made up: only TensorFlow reads the file itself."""
@@ -170,6 +213,9 @@ def test_refuses(tmp_path, corpus):
     wrong = [
         ({**options, "share_embedding_softmax": True}, data, "share_embedding_softmax: expected false for a model"),
         ({**options, "n_tokens_vocab": 9}, data, f"n_tokens_vocab: expected the {VOCABULARY} words of the data's"),
+        ({**options, "n_train_tokens": "36"}, data, "n_train_tokens: expected a number, got '36'"),
+        ({**options, "sample_softmax": None}, data, "sample_softmax: expected a value, or no such key, got null"),
+        ({**options, "optimizer": "adamw"}, data, "optimizer: expected adagrad, which is bilm-tf's, got 'adamw'"),
         ({**options, "n_train_tokens": 3}, data, "n_train_tokens: expected enough for a batch of 3 x 4 x 1 tokens"),
         (options, data_of(options_of("words"), corpus),
          r"data: expected tokens_characters and tokens_characters_reverse of shape \[rows, steps, 12\]"),

@@ -1,11 +1,13 @@
 import gzip
+import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
 import pytest
 
-from elmo_fast import BiLm, ElmoEmbedder
+from elmo_fast import BiLm, ElmoEmbedder, batch_to_ids
 from elmo_fast.compat import bilm
 from elmo_fast.compat.simple_elmo import ElmoModel
 from tests.support.files import paths, tiny, write_model
@@ -28,28 +30,78 @@ def full(folder):
     return write_softmax_model(folder, tiny(lstm__dim=12), "<S> </S> <UNK> the cat sat on mat".split())
 
 
-@runs("`from simple_elmo import ElmoModel`", "`ElmoModel().load(", "`get_elmo_vectors(", "`get_elmo_vector_average(")
-@pytest.mark.parametrize("state, warmup", [("carry", True), ("carry", False), ("warm", True)])
-@pytest.mark.parametrize("layers", ["average", "top", "all"])
-def test_vectors_and_sentence_vectors(folder, state, warmup, layers):
-    """Batches of 2, each run twice when warmed up, padded with zeros; means over the tokens of a sentence alone."""
-    embedder, arrays = ElmoEmbedder(*paths(folder), state=state), []
-    for start in range(0, len(TEXTS), 2):
-        for _ in range(2 if warmup else 1):
-            found = embedder.embed_batch(TEXTS[start : start + 2])
-        arrays += found
-    given = () if warmup and layers == "average" else (warmup, layers, object())  # the last is the session
-    vectors = loaded(folder, state=state).get_elmo_vectors(TEXTS, *given)
-    averages = loaded(folder, state=state).get_elmo_vector_average(TEXTS, *given)
-    axes = (5, 3) if layers == "all" else (5,)
-    assert vectors.shape == (*axes, 9, 8) and averages.shape == (*axes, 8) and vectors.dtype == np.float32
-    for row, average, text, values in zip(vectors, averages, TEXTS, arrays):
+def by_batches(bilm, texts, size, warmup):
+    """Layers of each text, [layers, T, 2 P], in batches of `size` from the states that the biLM carries."""
+    batches = [texts[start : start + size] for start in range(0, len(texts), size)]
+    found = []
+    for number, batch in enumerate([*batches[:1], *batches] if warmup else batches):
+        activations = np.stack(bilm(batch_to_ids(batch)).activations, axis=1)
+        if number >= warmup:
+            found += [layers[:, 1 : len(text) + 1] for layers, text in zip(activations, batch)]
+    return found
+
+
+def check(vectors, averages, layers, texts, arrays):
+    for row, average, text, values in zip(vectors, averages, texts, arrays, strict=True):
         wanted = {"all": values, "top": values[2], "average": (values[0] + values[1] + values[2]) / 3}[layers]
         np.testing.assert_allclose(row[..., : len(text), :], wanted, rtol=0, atol=1e-6)
         assert not row[..., len(text) :, :].any()
         mean = wanted.mean(-2) if text else np.zeros_like(average)
         norm = np.sqrt((mean**2).sum(-1, keepdims=True)) if text else 1
         np.testing.assert_allclose(average, mean / norm, rtol=0, atol=1e-5)
+
+
+@runs("`from simple_elmo import ElmoModel`", "`ElmoModel().load(", "`get_elmo_vectors(", "`get_elmo_vector_average(")
+@pytest.mark.parametrize("layers, warmup, size", [("average", True, 2), ("top", True, 1), ("top", False, 2),
+                                                  ("all", True, 32), ("all", False, 3)])
+def test_a_call_begins_from_zeros_and_runs_its_first_batch_twice(folder, layers, warmup, size):
+    """Every call has the same result; an empty sentence runs as `<S> </S>`, also alone in its batch."""
+    model = loaded(folder, size)
+    for texts in (TEXTS, TEXTS[3:], TEXTS):
+        arrays = by_batches(BiLm.from_model(folder), texts, size, warmup)
+        given = () if warmup and layers == "average" else (warmup, layers)
+        check(model.get_elmo_vectors(texts, *given), model.get_elmo_vector_average(texts, *given), layers, texts,
+              arrays)
+    vectors, averages = model.get_elmo_vectors(TEXTS, *given), model.get_elmo_vector_average(TEXTS, *given)
+    axes = (5, 3) if layers == "all" else (5,)
+    assert vectors.shape == (*axes, 9, 8) and averages.shape == (*axes, 8) and vectors.dtype == np.float32
+
+
+def test_calls_of_a_session_carry_their_states_on(folder):
+    """Each session has states of its own, and a call without one neither reads nor changes them."""
+    model, sessions = loaded(folder), [object(), []]
+    expected = {id(session): BiLm.from_model(folder) for session in sessions}
+    for texts, number in ((TEXTS, 0), (TEXTS[:1], 1), (TEXTS[:3], 0), (TEXTS[1:], 0), (TEXTS, 1)):
+        session = sessions[number]
+        arrays = by_batches(expected[id(session)], texts, 2, True)
+        call = model.get_elmo_vectors if number else model.get_elmo_vector_average
+        found = call(texts, layers="top", session=session)
+        wanted = [values[2] if number else values[2].sum(0) / (np.linalg.norm(values[2].sum(0)) or 1)
+                  for values in arrays]
+        for row, values, text in zip(found, wanted, texts, strict=True):
+            np.testing.assert_allclose(row[: len(text)] if number else row, values, rtol=0, atol=1e-5)
+        model.get_elmo_vectors(TEXTS)
+
+
+def test_threads_share_a_model(full):
+    model = loaded(full, full=True)
+    alone = model.get_elmo_vectors(TEXTS), model.get_elmo_substitutes(["the cat sat"])
+    with ThreadPoolExecutor(4) as pool:
+        calls = [(pool.submit(model.get_elmo_vectors, TEXTS), pool.submit(model.get_elmo_substitutes, ["the cat sat"]))
+                 for _ in range(8)]
+    for vectors, substitutes in calls:
+        np.testing.assert_array_equal(vectors.result(), alone[0])
+        assert substitutes.result() == alone[1]
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).get_elmo_vectors(TEXTS), alone[0])
+
+
+@pytest.mark.parametrize("state", ["zero", "warm"])
+def test_sentences_that_depend_on_nothing_but_themselves(folder, state):
+    arrays = ElmoEmbedder(*paths(folder), state=state).embed_batch(TEXTS)
+    model = loaded(folder, state=state)
+    for given in ({}, {"session": object()}, {"warmup": False}):
+        check(model.get_elmo_vectors(TEXTS, layers="all", **given),
+              model.get_elmo_vector_average(TEXTS, layers="all", **given), "all", TEXTS, arrays)
 
 
 @runs("`vector_size`, `n_layers`, `batch_size`, `vocab`", "`ElmoModel.warmup(session, texts)`")
@@ -98,9 +150,18 @@ def test_substitutes_of_each_direction(full, topn, nodelimiters):
         for way, state in (("forward", states[at, :4]), ("backward", states[at + 2, 4:])):
             scores = w @ state + b
             ids = sorted(range(2 if nodelimiters else 0, 8), key=lambda word: -scores[word])[:topn]
-            assert token[way]["candidate_ids"] == ids
+            assert token[way]["candidates"] == ids
             assert token[way]["candidate_words"] == [model.vocab.id_to_word(word) for word in ids]
             np.testing.assert_allclose(token[way]["logp"], scores[ids], atol=1e-4)
+
+
+def test_substitutes_of_every_sentence_begin_from_zeros(full):
+    model, zero = loaded(full, full=True), loaded(full, full=True, state="zero")
+    sentences = ["the cat sat", "on the mat", "the cat sat"]
+    model.get_elmo_vectors(TEXTS)
+    found = model.get_elmo_substitutes(sentences)
+    assert found[0] == found[2] == zero.get_elmo_substitutes(sentences[:1])[0]
+    assert set(found[0][0]["forward"]) == {"candidates", "candidate_words", "logp"}
 
 
 @pytest.mark.parametrize("call, error, words", [

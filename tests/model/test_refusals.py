@@ -58,9 +58,8 @@ def test_value_error(call, message):
     (lambda: Elmo("nowhere.json", None, 1), "weight_file: expected a path or URL, got None"),
     (lambda: elmo(token_table="t.hdf5"), "token_table: expected None beside module"),
     (lambda: table(1, 5, words=["a"], unknown="unk"), "unknown: expected a token table with the word <UNK>"),
-    (lambda: word_bilm(token_table=table(3, 4, words=["a", "b", "c"])),
-     "token_table: expected None for a model that reads word ids"),
-    (lambda: build_token_table(word_bilm(), ["a"]), "token table: expected a model that reads characters"),
+    (lambda: build_token_table(word_bilm(), ["a"]), "tokens: expected word ids .this model reads no characters.,"),
+    (lambda: word_bilm()(torch.ones(1, 2, dtype=torch.long)), "boundaries: expected 'present' for word ids of a model"),
 ])
 def test_configuration_error(call, message):
     with pytest.raises(ConfigurationError, match=f"^{message}"):

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from elmo_fast import ConfigurationError, Options, random_weights, read_weights, write_weights
+from elmo_fast.model.weights import expected_shapes
 from tests.support.files import names, tiny, write_model
 
 OPTIONS = Options.from_dict(tiny())
@@ -120,6 +121,24 @@ def test_a_projection_between_equal_sizes_may_be_there_or_not(tmp_path):
         file["CNN_proj/b_proj"] = np.ones(4, dtype=np.float32)
     weights = read_weights(path, options)
     assert weights["CNN_proj/W_proj"].tolist() == np.eye(4).tolist() and weights["CNN_proj/b_proj"].tolist() == [1] * 4
+
+
+def test_a_projection_of_cells_to_as_many_values_may_be_there_or_not(tmp_path):
+    """In every cell or in none."""
+    content = tiny(lstm__dim=4)
+    path, options = write_model(tmp_path, content) / "weights.hdf5", Options.from_dict(content)
+    plain = read_weights(path, options)
+    assert not any(name.endswith("W_P_0") for name in plain)
+    cells = [name.removesuffix("W_0") for name in plain if name.endswith("W_0")]
+    with h5py.File(path, "r+") as file:
+        for cell in cells:
+            file[f"{cell}W_P_0"] = np.full((4, 4), 0.5, dtype=np.float32)
+    weights = read_weights(path, options)
+    assert len(weights) == len(plain) + 4 and weights[f"{cells[3]}W_P_0"].tolist() == [[0.5] * 4] * 4
+    assert_same(weights, {name: weights[name] for name in expected_shapes(options, weights)})
+    with h5py.File(path, "r+") as file:
+        del file[f"{cells[0]}W_P_0"]
+    assert refusal(path, options) == f"dataset {cells[0]}W_P_0: expected shape (4, 4), found none"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", ">f4"])

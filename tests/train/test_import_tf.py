@@ -111,6 +111,15 @@ KERNEL = "lm/RNN_0/rnn/multi_rnn_cell/cell_1/lstm_cell/kernel"
 NO_ACCUMULATORS = {name: None for name in made_up() if name.endswith("/Adagrad")}
 
 
+def test_without_the_key_bidirectional_the_variables_decide(tmp_path):
+    """As options.json of a published model has it."""
+    values = made_up()
+    content = {name: value for name, value in OPTIONS.items() if name != "bidirectional"}
+    config, weights = weights_of_run(imported(tmp_path, values, content)[0])
+    assert config.bidirectional and np.array_equal(weights["RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/W_0"],
+                                                    values[KERNEL.replace("RNN_0", "RNN_1")])
+
+
 @pytest.mark.parametrize("changes, message", [
     ({KERNEL: None}, f"expected the variable {KERNEL}, which the options require, found global_step and"),
     ({KERNEL: np.zeros((10, 44), np.float32)}, rf"variable {KERNEL}: expected shape \(10, 48\), found \(10, 44\)"),

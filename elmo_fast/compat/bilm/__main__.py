@@ -1,5 +1,6 @@
 """bilm-tf's scripts: `python -m elmo_fast.compat.bilm train_elmo ...` for `python bin/train_elmo.py ...`."""
 
+import logging
 import sys
 
 from elmo_fast.cli import Parser, run_command
@@ -9,6 +10,7 @@ from elmo_fast.model.options import read_json
 from elmo_fast.train.config import published_size
 from elmo_fast.train.import_tf import bilm_tf_config
 
+logger = logging.getLogger(__name__)
 _CHANGES = ("n_train_tokens", "n_epochs", "batch_size")
 
 
@@ -45,7 +47,10 @@ def main() -> int:
 def train_elmo(save_dir, vocab_file, train_prefix, options_file, **given) -> None:
     """train a new model"""
     options = read_json(options_file) if options_file else {**published_size("original"), "bidirectional": True}
-    _train(options, save_dir, vocab_file, train_prefix, None, **given)
+    if "bidirectional" not in options:
+        logger.warning("options_file %s: no key bidirectional: a model of two directions is trained, as the files of "
+                       "published models mean it; \"bidirectional\": false trains a forward model", options_file)
+    _train({"bidirectional": True, **options}, save_dir, vocab_file, train_prefix, None, **given)
 
 
 def restart(save_dir, vocab_file, train_prefix, **given) -> None:
@@ -73,7 +78,7 @@ def _train(options, save_dir, vocab_file, train_prefix, last, n_gpus, **changes)
 
 
 def _data(options, vocab_file, pattern, **how) -> LMDataset | BidirectionalLMDataset:
-    config = bilm_tf_config({"n_tokens_vocab": 1, **options}, "options")  # the vocabulary's size comes later
+    config = bilm_tf_config({"n_tokens_vocab": 1, "bidirectional": True, **options}, "options")  # the vocabulary's size comes later
     char_cnn = config.model.char_cnn
     vocab = load_vocab(vocab_file, char_cnn and char_cnn.max_characters_per_token)
     return (BidirectionalLMDataset if config.bidirectional else LMDataset)(pattern, vocab, **how)

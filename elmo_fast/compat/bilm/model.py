@@ -25,6 +25,7 @@ from elmo_fast.model.token_table.file import read_table, table_writer
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import check_finite, read_model
 from elmo_fast.ops.reference import State
+from elmo_fast.outside_graphs import OutsideGraphs, outside_graphs
 from elmo_fast.text.batching import BOUNDARIES
 from elmo_fast.text.vocabulary import Vocabulary
 
@@ -38,7 +39,7 @@ class BilmOps(dict):
     variables: Variables
 
 
-class BidirectionalLanguageModel(nn.Module):
+class BidirectionalLanguageModel(OutsideGraphs):
     """A pretrained biLM with bilm-tf's call: ids in, layers out, states carried from call to call, no weight trained.
 
     Files are paths or URLs. With `use_character_inputs=False` it reads word ids (`TokenBatcher`), whose vectors are in
@@ -63,6 +64,7 @@ class BidirectionalLanguageModel(nn.Module):
         self.variables = Variables()
         self._streams: dict[Hashable, State | None] = {}
 
+    @outside_graphs
     def forward(self, ids: np.ndarray | torch.Tensor, stream: Hashable = "") -> BilmOps:
         """Run a batch: ids int [n, T + 2, C], or word ids [n, T + 2], as the batchers give them.
 
@@ -91,6 +93,7 @@ class BidirectionalLanguageModel(nn.Module):
         ops.variables = self.variables
         return ops
 
+    @outside_graphs
     def token_embeddings(self, ids: np.ndarray | torch.Tensor) -> torch.Tensor:
         """Vectors without context, [n, T, P] for ids [n, T, ...] with boundaries or not; states do not change."""
         ids, mask = self._checked(ids)
@@ -188,7 +191,8 @@ def _read(options_file: _Path, weight_file: _Path, embedding_weight_file: _Path 
         return BiLm(options, weights, token_table=TokenTable.open(embedding_weight_file), **arguments)
     vectors = read_table(embedding_weight_file, torch.device("cpu")).vectors.float().numpy()
     check_finite(f"embedding_weight_file {os.fspath(embedding_weight_file)}", vectors, allow_nonfinite)
-    options = dataclasses.replace(options, n_tokens_vocab=len(vectors))
+    own = options.vocabulary if len(vectors) == options.n_tokens_vocab else None
+    options = dataclasses.replace(options, n_tokens_vocab=len(vectors), vocabulary=own)
     return BiLm(options, {**weights, "embedding": vectors}, **arguments)
 
 
@@ -196,8 +200,7 @@ def _vocabulary_and_model(vocab_file: _Path, options_file: _Path, weight_file: _
                           **arguments: Any) -> tuple[Sequence[str], BiLm]:
     vocabulary = Vocabulary(vocab_file)
     vocabulary.require(*BOUNDARIES)  # without them bilm-tf gives its last word the vector of `</S>`
-    bilm = BiLm.from_files(options_file, weight_file, **arguments)
-    if bilm.options.char_cnn is None:
-        raise ConfigurationError("options_file: expected the section char_cnn, since text is read as characters, "
-                                 "found a model that reads word ids")
+    files = find_model(options_file=options_file, weight_file=weight_file)
+    own = files.vocab_file or vocab_file  # numbers the words of a model of words
+    bilm = BiLm.from_model(dataclasses.replace(files, vocab_file=own), **arguments)
     return vocabulary.words, bilm.to(device)

@@ -4,7 +4,9 @@ A directory that `train` writes is a run: `elmo-fast perplexity`, `export` and `
 """
 
 import itertools
+import logging
 import math
+import numbers
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ import torch
 
 from elmo_fast import stops
 from elmo_fast.choices import check_count, check_path, shown
+from elmo_fast.compat.bilm.data import BidirectionalLMDataset
 from elmo_fast.model.atomic_file import locked
 from elmo_fast.model.options import ConfigurationError, read_json
 from elmo_fast.model.softmax_head import SOFTMAX
@@ -34,6 +37,7 @@ from elmo_fast.train.optimizer import Replicas
 
 __all__ = ["dump_weights", "load_options_latest_checkpoint", "load_vocab", "test", "train"]
 
+logger = logging.getLogger(__name__)
 _N_TRAIN_TOKENS = 768648884  # bilm-tf's default: the 1B Word Benchmark
 
 Arrays = Mapping[str, np.ndarray]
@@ -53,16 +57,25 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
     """Train for `n_epochs * int(n_train_tokens / (batch_size * unroll_steps * n_gpus))` batches of `data`.
 
     The gradient of a step is the mean over `n_gpus` parts of `batch_size` rows, which carry states of their own; all
-    run on one device, the first GPU where there is one. Options, vocabulary, log, and a checkpoint every 1250 batches
-    are written into `tf_save_dir`; `tf_log_dir` is not used. `restart_ckpt_file` continues with that checkpoint's
-    weights and accumulators, from zero states, for as many batches again. From bilm-tf's `train`.
+    run on one device, the first GPU where there is one. Options without the key `bidirectional` train the directions
+    that `data` reads, two for a `BidirectionalLMDataset`, and a warning says so. Options, vocabulary, log, and a
+    checkpoint every 1250 batches are written into `tf_save_dir`; `tf_log_dir` is not used. `restart_ckpt_file`
+    continues with that checkpoint's weights and accumulators, from zero states, for as many batches again. From
+    bilm-tf's `train`.
     """
     check_count("n_gpus", n_gpus)
+    if options.get("optimizer", "adagrad") != "adagrad":
+        raise ConfigurationError(f"options: optimizer: expected adagrad, which is bilm-tf's, got "
+                                 f"{shown(options['optimizer'])}; elmo-fast train has others")
+    tokens = options.get("n_train_tokens", _N_TRAIN_TOKENS)
+    if isinstance(tokens, bool) or not isinstance(tokens, numbers.Real) or not 0 <= tokens < math.inf:
+        raise ConfigurationError(f"options: n_train_tokens: expected a number, got {shown(tokens)}")
+    if "bidirectional" not in options:
+        options = {**options, "bidirectional": isinstance(data, BidirectionalLMDataset)}
+        logger.warning("options: no key bidirectional: a %s model is trained, as the data is",
+                       "two-direction" if options["bidirectional"] else "forward")
     config = bilm_tf_config({**options, "accumulate": n_gpus}, "options")
     training, folder = config.training, Path(check_path("tf_save_dir", tf_save_dir))
-    tokens = options.get("n_train_tokens", _N_TRAIN_TOKENS)
-    if type(tokens) not in (int, float) or not 0 <= tokens < math.inf:
-        raise ConfigurationError(f"options: n_train_tokens: expected a number of tokens, got {shown(tokens)}")
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"tf_save_dir: expected a directory, got the file {folder}")
     epoch = int(tokens / (training.batch_size * training.unroll_steps * n_gpus))
@@ -87,10 +100,14 @@ def train(options: Mapping[str, Any], data: Dataset, n_gpus: int, tf_save_dir: s
 
 def test(options: Mapping[str, Any], ckpt_file: str | os.PathLike, data: Dataset,
          batch_size: int = 256) -> float:  # noqa: PT028 (bilm-tf's name, and no test)
-    """Perplexity of a checkpoint on all batches of a single step of `data`. From bilm-tf's `test`."""
-    config = bilm_tf_config(options, "options")
+    """Perplexity of a checkpoint on all batches of a single step of `data`. From bilm-tf's `test`.
+
+    Without the key `bidirectional` in the options the checkpoint decides.
+    """
+    weights = {name: value.numpy() for name, value in checkpoint.read(ckpt_file)["weights"].items()}
+    config = bilm_tf_config({"bidirectional": any(name.startswith("RNN_1/") for name in weights), **options}, "options")
     model = networks.LanguageModel(config, initial_weights(config, 0)).to(available_device(None))
-    model.load_weights({name: value.numpy() for name, value in checkpoint.read(ckpt_file)["weights"].items()})
+    model.load_weights(weights)
     groups = groups_of(data.iter_batches(batch_size, 1), STEPS)
     batches = (_batch(config, {name: None if value is None else np.concatenate([one[name] for one in group], axis=1)
                                for name, value in group[0].items()}) for group in groups)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from elmo_fast import stops
 from elmo_fast.choices import STORAGES, check_choice, shown
 from elmo_fast.model.bilm import BiLm
-from elmo_fast.model.encoder import CharacterEncoder
+from elmo_fast.model.encoder import TokenSource
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.file import table_writer, words_of
 from elmo_fast.model.token_table.table import TokenTable
@@ -79,10 +79,7 @@ def corpus_words(sentences: Iterable[Sequence[str]]) -> list[str]:
     return [*BOUNDARIES, *(word for word, _ in counts.most_common() if word not in BOUNDARIES)]
 
 
-def _encoder(bilm: BiLm) -> CharacterEncoder:
-    if not isinstance(bilm.token_source, CharacterEncoder):
-        raise ConfigurationError("token table: expected a model that reads characters, got one that reads word ids "
-                                 "and has a table of its own")
+def _encoder(bilm: BiLm) -> TokenSource:
     if bilm.token_source.boundaries != BOUNDARIES:
         raise ConfigurationError("token table: expected a model whose sentences run from <S> to </S>, got one of "
                                  "ELMoForManyLangs, which encodes words itself")
@@ -92,7 +89,7 @@ def _encoder(bilm: BiLm) -> CharacterEncoder:
 def encoded(bilm: BiLm, words: Sequence[str], first: int, progress: bool) -> Iterator[np.ndarray]:
     """Vectors of the words from `first` on, in blocks [N, P]; `progress` shows a bar on a terminal."""
     encoder, precision = _encoder(bilm), bilm.computes_in
-    device = encoder.char_embed.device
+    device = next(encoder.parameters()).device
     with tqdm(total=len(words), initial=first, unit=" words", disable=None if progress else True) as bar:
         for begin in range(first, len(words), _WORDS_A_BLOCK):
             ids = encoder.token_ids(words[begin : begin + _WORDS_A_BLOCK]).to(device)

@@ -11,7 +11,7 @@ from torch import nn
 
 from elmo_fast.choices import check_choice
 from elmo_fast.model.batch_layout import add_boundaries, checked_mask, on_host, unique_rows
-from elmo_fast.model.encoder import CharacterEncoder, TokenSource
+from elmo_fast.model.encoder import TokenSource
 from elmo_fast.model.options import ConfigurationError
 from elmo_fast.model.token_table.table import TokenTable
 from elmo_fast.model.weights import LastResult
@@ -80,7 +80,7 @@ class TableLookup:
 
     row_shape: tuple[int, ...] = ()
 
-    def __init__(self, table: TokenTable, encoder: CharacterEncoder):
+    def __init__(self, table: TokenTable, encoder: TokenSource):
         self.table, self._encoder, self._size = table, encoder, len(table)
         self._current_digest, self._projections = LastResult(), LastResult()
         self._digest = self._encoder_digest()
@@ -103,7 +103,7 @@ class TableLookup:
 
     def vectors(self, rows: np.ndarray | torch.Tensor) -> TokenEmbeddings:
         """Vectors of rows of the table, with the type and device of the encoder's."""
-        return TokenEmbeddings(self.table.vectors(rows).to(full_precision(self._encoder.char_embed)), rows)
+        return TokenEmbeddings(self.table.vectors(rows).to(full_precision(next(self._encoder.parameters()))), rows)
 
     def input_projections(self, rows: torch.Tensor, weights: tuple[LstmWeights, LstmWeights], backend: str,
                           precision: str) -> torch.Tensor | None:
@@ -236,9 +236,6 @@ class TokenEncoder:
         A table without a fingerprint, as bilm-tf writes it, is compared word by word for a sample of its words; without
         a vocabulary only its shape can be checked.
         """
-        if not isinstance(self.source, CharacterEncoder):
-            raise ConfigurationError("token_table: expected None for a model that reads word ids and has a table of "
-                                     "its own, got a token table")
         if self.source.boundaries != BOUNDARIES:
             raise ConfigurationError("token_table: expected None for a model whose sentences do not run from <S> to "
                                      "</S>, got a token table")

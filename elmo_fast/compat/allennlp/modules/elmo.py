@@ -22,6 +22,7 @@ from elmo_fast.model.sources import ModelFiles, find_model
 from elmo_fast.model.weights import read_model
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision
+from elmo_fast.outside_graphs import outside_graphs
 from elmo_fast.text.batching import batch_to_ids
 
 __all__ = ["ConfigurationError", "ELMoCharacterMapper", "ELMoTokenCharactersIndexer", "Elmo", "ElmoLstm", "Highway",
@@ -101,6 +102,7 @@ class _ElmoBiLm(BiLm):
         stack._build(self.options, weights, requires_grad, state, self.precision, self.backend)
         return stack
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor, word_inputs: torch.Tensor | None = None) -> dict[str, Any]:
         """Layers of sentences given as character ids int [B, T, C], zero past a sentence's end, without boundaries.
 

@@ -20,6 +20,7 @@ from elmo_fast.model.weights import DIRECTIONS, lstm_name, read_datasets
 from elmo_fast.ops.backend import check_backend
 from elmo_fast.ops.precision import check_precision
 from elmo_fast.ops.reference import State, half
+from elmo_fast.outside_graphs import outside_graphs
 
 
 class ElmoLstm(LstmStack):
@@ -82,6 +83,7 @@ class ElmoLstm(LstmStack):
                 parameter.copy_(torch.from_numpy(values[name]))
             parameter.requires_grad_(self.requires_grad)
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor, mask: torch.Tensor, initial_state: State | None = None) -> torch.Tensor:
         """Outputs of every layer: vectors [B, T, input_size], mask [B, T] -> [layers, B, T, 2 hidden_size].
 

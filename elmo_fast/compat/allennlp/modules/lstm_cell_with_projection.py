@@ -15,6 +15,7 @@ from elmo_fast.model.weights import LSTM_DATASETS
 from elmo_fast.ops import reference
 from elmo_fast.ops.precision import numerics
 from elmo_fast.ops.reference import State
+from elmo_fast.outside_graphs import outside_graphs
 
 
 class LstmCellWithProjection(AllenNlpStateDict):
@@ -57,6 +58,7 @@ class LstmCellWithProjection(AllenNlpStateDict):
             if "hook" not in name:
                 self.__dict__[name] = value
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor, batch_lengths: Sequence[int],
                 initial_state: State | None = None) -> tuple[torch.Tensor, State]:
         """Outputs of sentences of `batch_lengths` tokens, in any order: [B, T, I] -> [B, T, P], zero past their ends.

@@ -38,8 +38,6 @@ def create_elmo_embeddings_from_vocab(vocab_path: str | os.PathLike, elmo_config
     check_count("batch_size", batch_size, error=ConfigurationError)
     bilm = BiLm.from_files(elmo_config_path, elmo_weights_path, allow_nonfinite=allow_nonfinite)
     bilm = bilm.to(torch_device(device, "device"))
-    if bilm.options.char_cnn is None:
-        raise ConfigurationError("elmo_config: expected a model with the section char_cnn, got one that reads word ids")
     folder = Path(check_path("output_dir", output_dir))
     vocabulary = folder / Path(vocab_path).name
     if vocabulary.exists() and vocabulary.samefile(vocab_path):

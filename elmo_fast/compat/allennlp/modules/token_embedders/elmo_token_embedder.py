@@ -12,6 +12,7 @@ from elmo_fast.compat.allennlp import registry
 from elmo_fast.compat.allennlp.modules.elmo import Elmo
 from elmo_fast.embed.embedder import DEFAULT_OPTIONS_FILE, DEFAULT_WEIGHT_FILE
 from elmo_fast.model.options import ConfigurationError
+from elmo_fast.outside_graphs import outside_graphs
 
 _TokenEmbedder = registry.base_class("allennlp.modules.token_embedders.token_embedder", "TokenEmbedder", nn.Module)
 
@@ -41,6 +42,7 @@ class ElmoTokenEmbedder(_TokenEmbedder):
         """Values of one token."""
         return self.output_dim
 
+    @outside_graphs
     def forward(self, inputs: torch.Tensor | None = None, word_inputs: torch.Tensor | None = None, *,
                 elmo_tokens: torch.Tensor | None = None) -> torch.Tensor:
         """Ids as in `Elmo`, int [B, ..., T, C] -> [B, ..., T, output_dim]; AllenNLP 1.0 calls them `elmo_tokens`."""

@@ -1,0 +1,54 @@
+"""Calls that stay outside the graphs of torch.compile, and that exporters and tracers refuse."""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+_is_exporting = getattr(torch.compiler, "is_exporting", bool)  # torch 2.6 has none
+
+
+def outside_graphs(function: Callable) -> Callable:
+    """The function, which torch.compile runs as it is between two graphs: what it does follows from each batch's text.
+
+    A method of a module raises `RuntimeError` in torch.export, torch.jit.trace and ONNX export, whose graphs would hold
+    the tokens and lengths of one batch.
+    """
+
+    @functools.wraps(function)
+    def called(*arguments, **named):
+        if torch.compiler.is_dynamo_compiling() and not _is_exporting():
+            from elmo_fast import uncompiled  # imports torch's compiler, which is there by then
+
+            return uncompiled.call(function, *arguments, **named)
+        if (torch.jit.is_tracing() or _is_exporting()) and _are_traced(arguments, named):
+            raise refusal(arguments[0])
+        return function(*arguments, **named)
+
+    return called
+
+
+class OutsideGraphs(nn.Module):
+    """A module that torch.jit.script refuses, also inside another one. Its `forward` is to be `outside_graphs`."""
+
+    def __prepare_scriptable__(self):
+        raise refusal(self)
+
+
+def refusal(module: nn.Module) -> RuntimeError:
+    """What exporters and tracers get."""
+    return RuntimeError(f"{type(module).__name__}: expected a call in Python, got torch.export, torch.jit or ONNX "
+                        "export, whose graphs cannot hold a run over each batch's own tokens and lengths; export the "
+                        "part of the model that reads its vectors, and give it those (torch.compile takes the whole)")
+
+
+def _are_traced(arguments: tuple, named: dict) -> bool:
+    """Whether a module is called, by this thread's exporter or tracer and not while another thread exports."""
+    if not arguments or not isinstance(arguments[0], nn.Module):
+        return False
+    if torch.jit.is_tracing() or torch.compiler.is_dynamo_compiling():
+        return True
+    from torch._subclasses import FakeTensor
+
+    return any(isinstance(value, FakeTensor) for value in (*arguments, *named.values()))

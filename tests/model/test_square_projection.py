@@ -1,0 +1,91 @@
+"""Cells whose file has a projection to as many values as they have: the file decides, as in AllenNLP."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from elmo_fast import BiLm, ConfigurationError, Elmo, ElmoEmbedder, batch_to_ids, write_weights
+from elmo_fast.model.weights import expected_shapes, lstm_name, read_weights
+from elmo_fast.ops import backend as backends
+from elmo_fast.train.export import export_module, export_state_dict
+from tests.support import plain
+from tests.support.files import run
+from tests.support.models import SENTENCES, options, weights
+
+OPTIONS = options({"dim": 11, "cell_clip": 0.3, "proj_clip": 0.05})
+LAYERS = [lstm_name(direction, layer, "W_P_0") for direction in (0, 1) for layer in range(OPTIONS.lstm.n_layers)]
+
+
+def projecting(seed=0):
+    """Weights with a projection of 11 cells to 11 values in every cell."""
+    generator, drawn = np.random.default_rng(seed), weights(OPTIONS, seed)
+    for name in LAYERS:
+        drawn[name] = generator.normal(0, 0.3, (11, 11)).astype(np.float32)
+    return {name: drawn[name] for name in expected_shapes(OPTIONS, drawn)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "options.json").write_text(json.dumps(OPTIONS.to_dict()))
+    write_weights(folder / "weights.hdf5", projecting())
+    return folder
+
+
+def expected(tokens):
+    """Layers of a sentence from zeros in float64, with both clips firing."""
+    counts = plain.Counts()
+    ids = BiLm(OPTIONS, projecting()).token_source.token_ids(["<S>", *tokens, "</S>"]).numpy()
+    layers, _ = plain.layers(ids, projecting(), OPTIONS, counts=counts)
+    assert counts.cell > 0 and counts.projection > 0
+    return layers[:, 1:-1]
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch", "reference"])
+def test_the_projection_is_used(folder, backend):
+    embedder = ElmoEmbedder(folder / "options.json", folder / "weights.hdf5", state="zero", backend=backend)
+    for found, tokens in zip(embedder.embed_sentences(SENTENCES[:3]), SENTENCES):
+        np.testing.assert_allclose(found, expected(tokens), rtol=0, atol=2e-6)
+
+
+def test_auto_says_that_the_native_engine_is_passed_over(folder, caplog, capsys):
+    backends.log_once.cache_clear()
+    with caplog.at_level(logging.INFO):
+        BiLm.from_model(folder, state="zero").embed_tokens(SENTENCES[:1])
+    if "ELMO_FAST_NO_NATIVE" not in caplog.text:
+        assert "'native' is passed over: the native kernels do not support a projection to as many" in caplog.text
+    with pytest.raises(RuntimeError, match="'native' was asked for projected_lstm and is not available"):
+        BiLm.from_model(folder, state="zero", backend="native").embed_tokens(SENTENCES[:1])
+    with pytest.raises(ConfigurationError, match="keep_fp32: expected True"):
+        BiLm.from_model(folder, keep_fp32=False)
+    assert "projection 11" in run(capsys, "info", folder)[1]
+
+
+def test_it_comes_back_byte_for_byte_and_by_allennlps_names(folder, tmp_path):
+    elmo = Elmo(folder / "options.json", folder / "weights.hdf5", 1, dropout=0, state="zero")
+    ids, given = batch_to_ids(SENTENCES), projecting()
+    stored = elmo.state_dict()
+    key = "_elmo_lstm._elmo_lstm.backward_layer_1.state_projection.weight"
+    np.testing.assert_array_equal(stored[key].numpy(), given[lstm_name(1, 1, "W_P_0")].T)
+    other = Elmo(None, None, 1, dropout=0, module=BiLm(OPTIONS, projecting(5), state="zero"))
+    other.load_state_dict(stored)
+    torch.testing.assert_close(*(each(ids)["elmo_representations"][0] for each in (elmo, other)))
+    torch.save(stored, tmp_path / "state.th")
+    export_module(elmo, tmp_path / "module")
+    export_state_dict(tmp_path / "state.th", folder / "options.json", tmp_path / "state")
+    for made, limit in (("module", 0), ("state", 1e-6)):  # AllenNLP's biases have a 1 added
+        found = read_weights(tmp_path / made / "weights.hdf5", OPTIONS)
+        assert found.keys() == given.keys()
+        for name, values in found.items():
+            np.testing.assert_allclose(values, given[name], rtol=0, atol=limit)
+
+
+def test_gradients_reach_it(folder):
+    elmo = Elmo(folder / "options.json", folder / "weights.hdf5", 1, requires_grad=True, dropout=0)
+    elmo(batch_to_ids(SENTENCES))["elmo_representations"][0].sum().backward()
+    assert all(getattr(elmo._elmo_lstm._elmo_lstm, f"W_P_0_{direction}_{layer}").grad.abs().sum() > 0
+               for direction in (0, 1) for layer in range(OPTIONS.lstm.n_layers))
