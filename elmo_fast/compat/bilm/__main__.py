@@ -78,7 +78,8 @@ def _train(options, save_dir, vocab_file, train_prefix, last, n_gpus, **changes)
 
 
 def _data(options, vocab_file, pattern, **how) -> LMDataset | BidirectionalLMDataset:
-    config = bilm_tf_config({"n_tokens_vocab": 1, "bidirectional": True, **options}, "options")  # the vocabulary's size comes later
+    # Without the key two directions, as `train`; the vocabulary's size comes later.
+    config = bilm_tf_config({"n_tokens_vocab": 1, "bidirectional": True, **options}, "options")
     char_cnn = config.model.char_cnn
     vocab = load_vocab(vocab_file, char_cnn and char_cnn.max_characters_per_token)
     return (BidirectionalLMDataset if config.bidirectional else LMDataset)(pattern, vocab, **how)
